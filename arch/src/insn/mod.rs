@@ -1,0 +1,145 @@
+//! The instruction a breakpoint displaces, and how it takes effect nonetheless.
+//!
+//! Nothing here ever needs the original bytes back in place. [`classify`] decodes the instruction
+//! once, when a probe is registered, and decides how it will be carried out:
+//!
+//! ```text
+//!                 classify
+//!   code bytes ────────────▶ Displaced ─┬─ Emulate: emulate(regs, stack)
+//!             └──▶ Refusal              └─ Step:    relocate(slot) ─▶ SlotCode
+//!                                                   … one single-step at the slot …
+//!                                                   after_step(slot, regs, stack) ─▶ StepEnd
+//! ```
+//!
+//! Either way the registers and memory end up exactly as if the instruction had run at its own
+//! address. What is needed for that is worked out by `classify` and `relocate`; the calls made on
+//! every hit ([`Displaced::emulate`], [`Displaced::after_step`]) neither decode nor allocate.
+
+mod boundary;
+mod emulate;
+mod gate;
+mod policy;
+mod slot;
+#[cfg(test)]
+mod testing;
+mod text;
+
+pub use boundary::{BoundaryError, boundary, instruction_len};
+pub use emulate::Emulated;
+pub use gate::{GateError, GateHead};
+pub use policy::{Refusal, classify, is_endbr64};
+pub use slot::{RelocateError, SLOT_SIZE, SlotCode, StepEnd};
+pub use text::text;
+
+use crate::Gva;
+use crate::paging::WalkError;
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+use slot::{Flow, Relocation};
+
+/// The length in bytes of the longest instruction (SDM vol. 2, 2.3.11).
+pub const MAX_LEN: usize = 15;
+
+/// An instruction that a breakpoint displaces, with what is needed to carry it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Displaced {
+    at: Gva,
+    bytes: [u8; MAX_LEN],
+    len: u8,
+    plan: Plan,
+}
+
+/// How the instruction is carried out, with all that takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    Emulate(Emulated),
+    Step { relocation: Relocation, flow: Flow },
+}
+
+impl Displaced {
+    /// Where the instruction is.
+    #[must_use]
+    pub fn at(&self) -> Gva {
+        self.at
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The address just after it.
+    #[must_use]
+    pub fn next(&self) -> Gva {
+        self.at.wrapping_add(u64::from(self.len))
+    }
+
+    /// How it is carried out.
+    #[must_use]
+    pub fn action(&self) -> Action {
+        match self.plan {
+            Plan::Emulate(operation) => Action::Emulate(operation),
+            Plan::Step { .. } => Action::Step,
+        }
+    }
+}
+
+/// How a displaced instruction is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// By the host, on the saved registers, with [`Displaced::emulate`].
+    Emulate(Emulated),
+    /// By the guest: one single-step of a copy made by [`Displaced::relocate`], with interrupts
+    /// held off, and then [`Displaced::after_step`].
+    Step,
+}
+
+/// The guest's stack, as the kernel sees it at a hit.
+pub trait Stack {
+    /// The 64-bit word at `at`, which need not be aligned.
+    ///
+    /// # Errors
+    /// When the guest could not read there.
+    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault>;
+
+    /// Stores `value` at `at`, which need not be aligned.
+    ///
+    /// # Errors
+    /// When the guest could not write there; then nothing has changed.
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), StackFault>;
+}
+
+/// The stack cannot be accessed where the instruction does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot reach the stack word at {at}")]
+pub struct StackFault {
+    /// The word's address.
+    pub at: Gva,
+    /// Why.
+    #[source]
+    pub cause: WalkError,
+}
+
+/// Why bytes are no instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DecodeFailure {
+    /// No processor would take them for one.
+    Invalid,
+    /// The instruction goes on past the bytes given.
+    Truncated,
+}
+
+/// Decodes the first instruction of `code`, which is at `at`.
+fn decode(code: &[u8], at: Gva) -> Result<(Instruction, iced_x86::ConstantOffsets), DecodeFailure> {
+    let code = &code[..code.len().min(MAX_LEN)];
+    let mut decoder = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    match decoder.last_error() {
+        DecoderError::None if !instruction.is_invalid() => {
+            Ok((instruction, decoder.get_constant_offsets(&instruction)))
+        }
+        // With all the bytes an instruction may have, more would not help.
+        DecoderError::NoMoreBytes if code.len() < MAX_LEN => Err(DecodeFailure::Truncated),
+        _ => Err(DecodeFailure::Invalid),
+    }
+}

@@ -1,0 +1,59 @@
+//! What the tests of this module share.
+
+use super::{Displaced, Stack, StackFault, classify};
+use crate::Gva;
+use crate::paging::WalkError;
+use std::collections::BTreeMap;
+
+/// Where the tests put the instructions they displace.
+pub(super) const AT: Gva = Gva(0xffff_ffff_8123_4567);
+
+/// Where the tests put slots.
+pub(super) const SLOT: Gva = Gva(0xffff_ffff_8080_0040);
+
+/// A stack of a few words; everything else faults.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Words(BTreeMap<u64, u64>);
+
+impl Words {
+    /// Words from `top` on.
+    pub(super) fn new(top: u64, words: &[u64]) -> Self {
+        let addresses = (0..).map(|index| top + index * 8);
+        Self(addresses.zip(words.iter().copied()).collect())
+    }
+
+    pub(super) fn at(&self, at: u64) -> Option<u64> {
+        self.0.get(&at).copied()
+    }
+
+    fn word(&mut self, at: Gva) -> Result<&mut u64, StackFault> {
+        self.0.get_mut(&at.0).ok_or(StackFault {
+            at,
+            cause: WalkError::NotPresent { at, level: 1 },
+        })
+    }
+}
+
+impl Stack for Words {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault> {
+        self.word(at).copied()
+    }
+
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), StackFault> {
+        self.word(at).map(|word| *word = value)
+    }
+}
+
+/// Bytes from hexadecimal digits, with spaces wherever they help.
+pub(super) fn bytes(hex: &str) -> Vec<u8> {
+    let digits: Vec<char> = hex.chars().filter(|c| !c.is_whitespace()).collect();
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap())
+        .collect()
+}
+
+/// The instruction of these bytes, at [`AT`].
+pub(super) fn displaced(hex: &str) -> Displaced {
+    classify(&bytes(hex), AT).unwrap()
+}

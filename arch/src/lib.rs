@@ -1,0 +1,15 @@
+//! x86-64 as hvprobe needs it: addresses, registers, page tables, boot structures, and what is to
+//! be done with the instruction a breakpoint displaces.
+//!
+//! Everything here is pure: no KVM, no I/O, no global state. Guest memory is reached through
+//! [`mem::PhysMemory`], so all of it runs, and is tested, on a machine without `/dev/kvm`.
+
+pub mod addr;
+pub mod boot;
+pub mod insn;
+pub mod mem;
+pub mod paging;
+pub mod regs;
+
+pub use addr::{Gpa, Gva};
+pub use regs::Regs;

@@ -1,0 +1,90 @@
+//! Guest physical memory, as a capability.
+
+use crate::Gpa;
+
+/// An access to guest physical memory that leaves what the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no guest memory for {len} bytes at {at}")]
+pub struct OutOfRange {
+    /// Where the access began.
+    pub at: Gpa,
+    /// How many bytes it wanted.
+    pub len: usize,
+}
+
+/// Access to guest physical memory.
+///
+/// Writing takes `&self`: the guest's processors change the same bytes at any time, so exclusive
+/// access can never be promised by a borrow.
+pub trait PhysMemory {
+    /// Fills `into` from `at` on. Nothing is promised about `into` on error.
+    ///
+    /// # Errors
+    /// When any of the bytes lies outside guest memory.
+    fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange>;
+
+    /// Writes `bytes` at `at`.
+    ///
+    /// # Errors
+    /// When any of the bytes lies outside guest memory; then none is written.
+    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange>;
+
+    /// The little-endian 64-bit word at `at`.
+    ///
+    /// # Errors
+    /// As [`PhysMemory::read`].
+    fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+}
+
+/// Memory for this crate's tests.
+#[cfg(test)]
+pub(crate) mod flat {
+    use super::{OutOfRange, PhysMemory};
+    use crate::Gpa;
+    use std::cell::RefCell;
+
+    /// Guest memory from address 0 up to its size.
+    pub(crate) struct FlatMemory(RefCell<Vec<u8>>);
+
+    impl FlatMemory {
+        pub(crate) fn new(size: usize) -> Self {
+            Self(RefCell::new(vec![0; size]))
+        }
+
+        pub(crate) fn write_u64(&self, at: Gpa, value: u64) {
+            self.write(at, &value.to_le_bytes()).unwrap();
+        }
+
+        pub(crate) fn snapshot(&self) -> Vec<u8> {
+            self.0.borrow().clone()
+        }
+    }
+
+    impl PhysMemory for FlatMemory {
+        fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
+            let len = into.len();
+            let error = OutOfRange { at, len };
+            let start = usize::try_from(at.0).map_err(|_| error)?;
+            let end = start.checked_add(len).ok_or(error)?;
+            into.copy_from_slice(self.0.borrow().get(start..end).ok_or(error)?);
+            Ok(())
+        }
+
+        fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange> {
+            let len = bytes.len();
+            let error = OutOfRange { at, len };
+            let start = usize::try_from(at.0).map_err(|_| error)?;
+            let end = start.checked_add(len).ok_or(error)?;
+            self.0
+                .borrow_mut()
+                .get_mut(start..end)
+                .ok_or(error)?
+                .copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The guest's page tables, walked in software with the host's authority.
+//!
+//! A walk reads at most one entry per level and allocates nothing, so no table, however hostile,
+//! makes it loop or grow: a table that points to itself is simply read again at the next level.
+//! Formats are those of 4- and 5-level paging (SDM vol. 3, 4.5). Bits that a processor would
+//! report as reserved are ignored; permission bits are reported, never enforced.
+
+use crate::mem::{OutOfRange, PhysMemory};
+use crate::{Gpa, Gva};
+
+/// Bits of page table entries (SDM vol. 3, tables 4-15 to 4-20).
+pub mod entry {
+    /// The entry is in use.
+    pub const PRESENT: u64 = 1 << 0;
+    /// Writing is allowed.
+    pub const WRITABLE: u64 = 1 << 1;
+    /// User mode may access.
+    pub const USER: u64 = 1 << 2;
+    /// Set by the processor once the entry was used.
+    pub const ACCESSED: u64 = 1 << 5;
+    /// Set by the processor once the page was written (leaves only).
+    pub const DIRTY: u64 = 1 << 6;
+    /// At levels 2 and 3: the entry maps a page of 2 MiB or 1 GiB instead of pointing to a table.
+    pub const HUGE: u64 = 1 << 7;
+    /// The translation survives CR3 writes (leaves only).
+    pub const GLOBAL: u64 = 1 << 8;
+    /// Fetching instructions is forbidden.
+    pub const NO_EXECUTE: u64 = 1 << 63;
+    /// Where the physical address is: bits 12 to 51.
+    pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+}
+
+const PAGE_SHIFT: u32 = 12;
+const INDEX_BITS: u32 = 9;
+const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
+const ENTRY_SIZE: u64 = 8;
+
+/// How many levels of tables there are (CR4.LA57).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Levels {
+    /// 48-bit addresses.
+    Four,
+    /// 57-bit addresses.
+    Five,
+}
+
+impl Levels {
+    /// The level of the root table.
+    const fn top(self) -> u8 {
+        match self {
+            Self::Four => 4,
+            Self::Five => 5,
+        }
+    }
+
+    /// Whether all bits above the translated ones repeat the highest translated one.
+    const fn is_canonical(self, at: Gva) -> bool {
+        let highest = shift(self.top() + 1) - 1;
+        let above = at.0 >> highest;
+        above == 0 || above == u64::MAX >> highest
+    }
+}
+
+/// The number of address bits an entry of `level` leaves untranslated.
+const fn shift(level: u8) -> u32 {
+    PAGE_SHIFT + INDEX_BITS * (level as u32 - 1)
+}
+
+/// A set of page tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageTables {
+    /// Physical address of the root table; low and high bits that CR3 uses otherwise are ignored.
+    pub root: Gpa,
+    /// How many levels it has.
+    pub levels: Levels,
+}
+
+/// What a virtual address translates to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// The physical address of the very byte.
+    pub gpa: Gpa,
+    /// Size in bytes of the page around it: 4 KiB, 2 MiB or 1 GiB.
+    pub page_size: u64,
+    /// Every level allows writing.
+    pub writable: bool,
+    /// Every level allows user mode.
+    pub user: bool,
+    /// No level forbids fetching instructions.
+    pub executable: bool,
+}
+
+/// Why a virtual address does not translate, or cannot be accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WalkError {
+    /// The upper bits of the address are not copies of the highest translated one.
+    #[error("{at} is not a canonical address")]
+    NonCanonical {
+        /// The address.
+        at: Gva,
+    },
+    /// The walk met an entry without the present bit.
+    #[error("{at} is not mapped: its level {level} entry is not present")]
+    NotPresent {
+        /// The address.
+        at: Gva,
+        /// The level of the entry: 1 for a PTE, up to 5.
+        level: u8,
+    },
+    /// [`PageTables::entry_at`] was asked for a level that the address does not have: above the
+    /// root, zero, or below a large page.
+    #[error("{at} has no level {level} entry")]
+    NoSuchLevel {
+        /// The address.
+        at: Gva,
+        /// The level asked for.
+        level: u8,
+    },
+    /// The access ends past the last address.
+    #[error("{len} bytes at {at} pass the end of the address space")]
+    Wraps {
+        /// Where it begins.
+        at: Gva,
+        /// How many bytes it wants.
+        len: usize,
+    },
+    /// A table, or the page itself, lies outside guest memory.
+    #[error("{at} leads outside guest memory")]
+    Memory {
+        /// The virtual address.
+        at: Gva,
+        /// The physical access that failed.
+        #[source]
+        source: OutOfRange,
+    },
+}
+
+/// One entry met on a walk.
+#[derive(Clone, Copy)]
+struct Step {
+    level: u8,
+    location: Gpa,
+    value: u64,
+}
+
+impl Step {
+    fn is_present(self) -> bool {
+        self.value & entry::PRESENT != 0
+    }
+
+    /// Whether the entry maps a page rather than pointing to the next table.
+    fn is_leaf(self) -> bool {
+        match self.level {
+            1 => true,
+            2 | 3 => self.value & entry::HUGE != 0,
+            _ => false,
+        }
+    }
+}
+
+impl PageTables {
+    /// What `at` translates to. Hit path: one 8-byte read per level, no allocation.
+    ///
+    /// # Errors
+    /// When the address is not canonical or not mapped, or a table lies outside guest memory. The
+    /// page itself may lie outside guest memory (a device's registers do).
+    pub fn translate(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+    ) -> Result<Mapping, WalkError> {
+        let mut mapping = Mapping {
+            gpa: Gpa(0),
+            page_size: 0,
+            writable: true,
+            user: true,
+            executable: true,
+        };
+        let leaf = self.walk(mem, at, 1, |step| {
+            mapping.writable &= step.value & entry::WRITABLE != 0;
+            mapping.user &= step.value & entry::USER != 0;
+            mapping.executable &= step.value & entry::NO_EXECUTE == 0;
+        })?;
+        if !leaf.is_present() {
+            return Err(WalkError::NotPresent {
+                at,
+                level: leaf.level,
+            });
+        }
+        mapping.page_size = 1 << shift(leaf.level);
+        let within = mapping.page_size - 1;
+        // In a large page's entry the bits between the flags and the page's own alignment are not
+        // address bits (one is PAT).
+        mapping.gpa = Gpa((leaf.value & entry::ADDRESS & !within) | (at.0 & within));
+        Ok(mapping)
+    }
+
+    /// Fills `into` from `at` on; the bytes may lie in several pages.
+    ///
+    /// # Errors
+    /// As [`PageTables::translate`], and when a page lies outside guest memory. Nothing is then
+    /// promised about `into`.
+    pub fn read(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        into: &mut [u8],
+    ) -> Result<(), WalkError> {
+        check_extent(at, into.len())?;
+        let mut at = at;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let mapping = self.translate(mem, at)?;
+            let (here, further) = rest.split_at_mut(bytes_in_page(&mapping, rest.len()));
+            mem.read(mapping.gpa, here)
+                .map_err(|source| WalkError::Memory { at, source })?;
+            at = at.wrapping_add(u64::try_from(here.len()).unwrap_or(u64::MAX));
+            rest = further;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` from `at` on; they may lie in several pages. The write bit is ignored: the
+    /// host changes read-only text.
+    ///
+    /// # Errors
+    /// As [`PageTables::read`]. Every page is translated, and seen to be in memory, before the
+    /// first byte is written; so on error nothing has changed, unless the guest changed its
+    /// tables meanwhile.
+    pub fn write(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        bytes: &[u8],
+    ) -> Result<(), WalkError> {
+        check_extent(at, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let first = self.translate(mem, at)?;
+        if bytes_in_page(&first, bytes.len()) == bytes.len() {
+            // The common case walks once: memory is written all or not at all.
+            return mem
+                .write(first.gpa, bytes)
+                .map_err(|source| WalkError::Memory { at, source });
+        }
+        self.for_each_page(mem, at, bytes, |at, gpa, here| {
+            let probe = |offset: usize| {
+                let offset = u64::try_from(offset).unwrap_or(u64::MAX);
+                mem.read(gpa.wrapping_add(offset), &mut [0])
+                    .map_err(|source| WalkError::Memory { at, source })
+            };
+            probe(0)?;
+            probe(here.len() - 1)
+        })?;
+        self.for_each_page(mem, at, bytes, |at, gpa, here| {
+            mem.write(gpa, here)
+                .map_err(|source| WalkError::Memory { at, source })
+        })
+    }
+
+    /// The little-endian 64-bit word at `at`, which need not be aligned.
+    ///
+    /// # Errors
+    /// As [`PageTables::read`].
+    pub fn read_u64(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<u64, WalkError> {
+        let mut word = [0; 8];
+        self.read(mem, at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    /// Where the entry of `level` that translates `at` is, and its value, present or not. Level 1
+    /// is the PTE, 2 the PMD, 3 the PUD, then up to the root.
+    ///
+    /// # Errors
+    /// As [`PageTables::translate`] for the levels above, and when a large page or the root's
+    /// level leaves no such entry.
+    pub fn entry_at(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        level: u8,
+    ) -> Result<(Gpa, u64), WalkError> {
+        if level == 0 || level > self.levels.top() {
+            return Err(WalkError::NoSuchLevel { at, level });
+        }
+        let step = self.walk(mem, at, level, |_| ())?;
+        if step.level == level {
+            Ok((step.location, step.value))
+        } else if step.is_present() {
+            Err(WalkError::NoSuchLevel { at, level })
+        } else {
+            Err(WalkError::NotPresent {
+                at,
+                level: step.level,
+            })
+        }
+    }
+
+    /// Follows the tables down to the entry of level `until`, or to a large page or an entry that
+    /// is not present above it, and returns that last entry. `visit` sees every present one.
+    fn walk(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        until: u8,
+        mut visit: impl FnMut(Step),
+    ) -> Result<Step, WalkError> {
+        if !self.levels.is_canonical(at) {
+            return Err(WalkError::NonCanonical { at });
+        }
+        let mut table = self.root.0 & entry::ADDRESS;
+        let mut level = self.levels.top();
+        loop {
+            let index = (at.0 >> shift(level)) & INDEX_MASK;
+            let location = Gpa(table + index * ENTRY_SIZE);
+            let value = mem
+                .read_u64(location)
+                .map_err(|source| WalkError::Memory { at, source })?;
+            let step = Step {
+                level,
+                location,
+                value,
+            };
+            if step.is_present() {
+                visit(step);
+            }
+            if level <= until || !step.is_present() || step.is_leaf() {
+                return Ok(step);
+            }
+            table = value & entry::ADDRESS;
+            level -= 1;
+        }
+    }
+
+    /// Calls `each` with the virtual address, the physical address and the part of `bytes` that
+    /// lies in each page.
+    fn for_each_page(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        bytes: &[u8],
+        mut each: impl FnMut(Gva, Gpa, &[u8]) -> Result<(), WalkError>,
+    ) -> Result<(), WalkError> {
+        let mut at = at;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let mapping = self.translate(mem, at)?;
+            let (here, further) = rest.split_at(bytes_in_page(&mapping, rest.len()));
+            each(at, mapping.gpa, here)?;
+            at = at.wrapping_add(u64::try_from(here.len()).unwrap_or(u64::MAX));
+            rest = further;
+        }
+        Ok(())
+    }
+}
+
+/// How many of `wanted` bytes lie in the mapping's page, from its byte on. Never zero unless
+/// `wanted` is.
+fn bytes_in_page(mapping: &Mapping, wanted: usize) -> usize {
+    let left = mapping.page_size - (mapping.gpa.0 & (mapping.page_size - 1));
+    usize::try_from(left).map_or(wanted, |left| left.min(wanted))
+}
+
+fn check_extent(at: Gva, len: usize) -> Result<(), WalkError> {
+    let last = u64::try_from(len)
+        .ok()
+        .and_then(|len| at.checked_add(len.saturating_sub(1)));
+    match last {
+        Some(_) => Ok(()),
+        None => Err(WalkError::Wraps { at, len }),
+    }
+}
+
+#[cfg(test)]
+mod tests;
