@@ -1,0 +1,353 @@
+//! Probe definitions: the line in which a user says what to probe.
+//!
+//! The language is the part of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst)
+//! that names a probepoint:
+//!
+//! ```text
+//! definition = "p" [":" NAME] blanks target
+//! NAME       = identifier | identifier "/" identifier      (group and event)
+//! target     = SYMBOL ["+" OFFSET] | "0x" HEX
+//! OFFSET     = decimal | "0x" HEX
+//! ```
+//!
+//! Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
+//! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
+//! that language is refused by name, never read as something it is not.
+
+use std::fmt;
+
+use hvprobe_arch::Gva;
+
+/// The longest event or group name, as in the kernel (`MAX_EVENT_NAME_LEN` less the final NUL).
+const LONGEST_NAME: usize = 63;
+/// The longest symbol name, as in the kernel (`KSYM_NAME_LEN` less the final NUL).
+const LONGEST_SYMBOL: usize = 511;
+
+/// What to probe, and the name of its events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Definition {
+    /// `event` or `group/event`, when given.
+    pub name: Option<String>,
+    /// Where the probe goes.
+    pub target: Target,
+}
+
+/// Where a probe goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// So many bytes into a symbol.
+    Symbol {
+        /// The symbol's exact name.
+        name: String,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// An address in the guest kernel.
+    Address(Gva),
+}
+
+impl fmt::Display for Definition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "p:{name} {}", self.target),
+            None => write!(f, "p {}", self.target),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symbol { name, offset: 0 } => f.write_str(name),
+            Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
+            Self::Address(at) => write!(f, "{at}"),
+        }
+    }
+}
+
+/// Why a text is not a definition, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ParseError {
+    /// The column the message is about, in characters from 0; the length of the text if something
+    /// is missing at its end.
+    pub column: usize,
+    /// What is wrong there, and what to do.
+    pub message: String,
+}
+
+impl ParseError {
+    /// The text with a caret under the offending column, as two lines. Control characters other
+    /// than tabs are shown as `?`, so the result is safe to print.
+    #[must_use]
+    pub fn render(&self, text: &str) -> String {
+        let mut picture: String = text
+            .chars()
+            .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
+            .collect();
+        picture.push('\n');
+        // Tabs are repeated so that the caret lands under its column whatever their width.
+        picture.extend(
+            text.chars()
+                .chain(std::iter::repeat(' '))
+                .take(self.column.min(text.chars().count()))
+                .map(|c| if c == '\t' { '\t' } else { ' ' }),
+        );
+        picture.push('^');
+        picture
+    }
+}
+
+/// Reads one definition.
+///
+/// # Errors
+/// When the text is anything but a definition, with the column and the reason.
+pub fn parse(text: &str) -> Result<Definition, ParseError> {
+    // From here on a byte is a character, so that byte offsets are columns.
+    if let Some((column, c)) = text
+        .chars()
+        .enumerate()
+        .find(|(_, c)| !(matches!(c, ' '..='~') || *c == '\t'))
+    {
+        let what = match c {
+            '\n' | '\r' => "line break",
+            c if c.is_control() => "control character",
+            _ => "character outside ASCII",
+        };
+        return error(
+            column,
+            format!("{what} {:?}: a definition is one line of ASCII", c),
+        );
+    }
+    let words = words(text);
+    let Some(&(column, head)) = words.first() else {
+        return error(
+            text.len(),
+            "empty definition: write `p SYMBOL`, for example `p vfs_read`",
+        );
+    };
+    let name = head_name(text, column, head, words.len())?;
+    let Some(&(column, word)) = words.get(1) else {
+        return error(text.len(), "missing target: a symbol or address to probe");
+    };
+    let target = target(column, word)?;
+    if let Some(&(column, word)) = words.get(2) {
+        return error(column, trailing(&target, word));
+    }
+    Ok(Definition { name, target })
+}
+
+fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
+    Err(ParseError {
+        column,
+        message: message.into(),
+    })
+}
+
+/// The words of `text` with the column each begins at.
+fn words(text: &str) -> Vec<(usize, &str)> {
+    let mut words = Vec::new();
+    let mut start = None;
+    for (column, c) in text.char_indices().chain([(text.len(), ' ')]) {
+        match (start, c == ' ' || c == '\t') {
+            (None, false) => start = Some(column),
+            (Some(from), true) => {
+                words.push((from, &text[from..column]));
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    words
+}
+
+/// Checks the kind of probe and takes its name: `p`, `p:NAME`.
+fn head_name(
+    text: &str,
+    column: usize,
+    head: &str,
+    words: usize,
+) -> Result<Option<String>, ParseError> {
+    let (kind, name) = match head.split_once(':') {
+        Some((kind, name)) => (kind, Some(name)),
+        None => (head, None),
+    };
+    if kind != "p" {
+        return error(column, not_p(text.trim(), kind, words));
+    }
+    let Some(name) = name else {
+        return Ok(None);
+    };
+    let mut at = column + "p:".len();
+    let parts: Vec<&str> = name.split('/').collect();
+    if parts.len() > 2 {
+        return error(
+            at + parts[0].len() + 1 + parts[1].len(),
+            "a name is EVENT or GROUP/EVENT",
+        );
+    }
+    for part in parts {
+        identifier(at, part)?;
+        at += part.len() + 1;
+    }
+    Ok(Some(name.to_owned()))
+}
+
+/// An event or group name: `[A-Za-z_][A-Za-z0-9_]*`.
+fn identifier(column: usize, name: &str) -> Result<(), ParseError> {
+    if name.is_empty() {
+        return error(
+            column,
+            "missing name after `:`; leave out the `:` or name it",
+        );
+    }
+    if name.len() > LONGEST_NAME {
+        return error(
+            column + LONGEST_NAME,
+            format!("name longer than {LONGEST_NAME} characters"),
+        );
+    }
+    for (i, c) in name.char_indices() {
+        if !(c == '_' || c.is_ascii_alphabetic() || i > 0 && c.is_ascii_digit()) {
+            return error(
+                column + i,
+                format!(
+                    "`{c}` cannot be here: a name has letters, digits and `_`, and starts with no digit"
+                ),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The message for a first word that is not `p` or `p:NAME`.
+fn not_p(text: &str, kind: &str, words: usize) -> String {
+    let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
+    let what = match kind.split_at_checked(1) {
+        Some(("r", rest)) if digits(rest) => "return probes (`r`)",
+        Some(("p", rest)) if digits(rest) => "a number after `p`",
+        Some(("f", rest)) if digits(rest) => "function probes (`f`)",
+        Some(("t", rest)) if digits(rest) => "tracepoint probes (`t`)",
+        Some(("e", "")) => "event probes (`e`)",
+        Some(("s", "")) => "synthetic events (`s`)",
+        Some(("u", "")) => "user-space probes (`u`)",
+        Some(("w", "")) => "watchpoints (`w`)",
+        Some(("-", "")) => "removing events by definition (`-`)",
+        _ if words == 1 && target(0, text).is_ok() => {
+            return format!("a definition starts with `p`: write `p {text}`");
+        }
+        _ => return "a definition starts with `p` or `p:NAME`".to_owned(),
+    };
+    format!("not supported: {what}; write `p SYMBOL`")
+}
+
+/// How many characters of `word` make a symbol name: letters, digits, `_`, `.`, `$`, no digit
+/// first.
+fn symbol_length(word: &str) -> usize {
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return 0;
+    }
+    word.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$')))
+        .unwrap_or(word.len())
+}
+
+fn target(column: usize, word: &str) -> Result<Target, ParseError> {
+    if let Some(digits) = strip_hex(word) {
+        if let Some(sign) = digits.find(['+', '-']) {
+            return error(column + 2 + sign, "an address takes no offset: add it up");
+        }
+        let at = number(column, word, "address")?;
+        return Ok(Target::Address(Gva(at)));
+    }
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return error(column, "a symbol starts with no digit, an address with 0x");
+    }
+    if word.starts_with('@') || word.starts_with('$') || word.starts_with('%') {
+        return error(
+            column,
+            "not supported: fetch arguments; and a symbol or address to probe is missing before them",
+        );
+    }
+    let length = symbol_length(word);
+    if length == 0 {
+        return error(column, "a symbol or an address (0x...) belongs here");
+    }
+    if length > LONGEST_SYMBOL {
+        return error(
+            column + LONGEST_SYMBOL,
+            format!("symbol longer than {LONGEST_SYMBOL} characters"),
+        );
+    }
+    let (name, rest) = word.split_at(length);
+    let at = column + length;
+    let offset = match rest.split_at_checked(1) {
+        None => 0,
+        Some(("+", "")) => return error(at + 1, "missing offset after `+`"),
+        Some(("+", digits)) => number(at + 1, digits, "offset")?,
+        Some(("-", _)) => {
+            return error(
+                at,
+                "an offset counts from the symbol's start and cannot be negative",
+            );
+        }
+        Some(("%", _)) => return error(at, "not supported: return probes (`%return`)"),
+        Some((":", _)) => return error(at, "not supported: symbols of a module (`MODULE:SYMBOL`)"),
+        Some((other, _)) => return error(at, format!("`{other}` cannot be part of a symbol")),
+    };
+    Ok(Target::Symbol {
+        name: name.to_owned(),
+        offset,
+    })
+}
+
+fn strip_hex(word: &str) -> Option<&str> {
+    word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
+}
+
+/// A decimal or 0x number that fits 64 bits.
+fn number(column: usize, word: &str, what: &str) -> Result<u64, ParseError> {
+    let (prefix, digits, radix) = match strip_hex(word) {
+        Some(digits) => (2, digits, 16),
+        None => (0, word, 10),
+    };
+    if digits.is_empty() {
+        return error(column + prefix, format!("missing digits of the {what}"));
+    }
+    if let Some((i, c)) = digits.char_indices().find(|(_, c)| !c.is_digit(radix)) {
+        let message = if (prefix, i, c) == (0, 0, '-') {
+            "an offset counts from the symbol's start and cannot be negative".to_owned()
+        } else {
+            format!("`{c}` is no digit of the {what}")
+        };
+        return error(column + prefix + i, message);
+    }
+    if radix == 10 && digits.len() > 1 && digits.starts_with('0') {
+        // The kernel reads this as octal, most people as decimal.
+        return error(
+            column,
+            format!("leading zero in the {what}: write decimal, or hex after 0x"),
+        );
+    }
+    u64::from_str_radix(digits, radix)
+        .or_else(|_| error(column, format!("the {what} does not fit 64 bits")))
+}
+
+/// The message for a third word.
+fn trailing(target: &Target, word: &str) -> String {
+    match target {
+        Target::Symbol { .. } if strip_hex(word).is_some() => {
+            "both a symbol and an address given: give one of them".to_owned()
+        }
+        _ if word == "if" => "not supported: filters".to_owned(),
+        Target::Symbol { .. } if word.starts_with(['+', '-']) && !word.contains('(') => {
+            "an offset follows the symbol without a blank".to_owned()
+        }
+        Target::Address(_) if symbol_length(word) == word.len() && !word.starts_with('$') => {
+            "both an address and a symbol given: give one of them".to_owned()
+        }
+        _ => "not supported: fetch arguments".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,430 @@
+//! What is read, what is refused, and where the caret goes.
+
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::*;
+
+fn check(text: &str, expect: Expect) {
+    let found = match parse(text) {
+        Ok(definition) => format!("{definition}"),
+        Err(error) => format!("{}\n{error}", error.render(text)),
+    };
+    expect.assert_eq(&found);
+}
+
+#[test]
+fn symbols_offsets_addresses_and_names_are_read() {
+    assert_eq!(
+        parse("p:grp/ev_1 foo.isra.0+0x10"),
+        Ok(Definition {
+            name: Some("grp/ev_1".to_owned()),
+            target: Target::Symbol {
+                name: "foo.isra.0".to_owned(),
+                offset: 16,
+            },
+        })
+    );
+    assert_eq!(
+        parse("p 0xffffffff81000000"),
+        Ok(Definition {
+            name: None,
+            target: Target::Address(Gva(0xffff_ffff_8100_0000)),
+        })
+    );
+    check(" \t p   vfs_read \t", expect!["p vfs_read"]);
+    check("p:x vfs_read+0", expect!["p:x vfs_read"]);
+    check("p vfs_read+26", expect!["p vfs_read+0x1a"]);
+    check("p 0XFFFFFFFFFFFFFFFF", expect!["p 0xffffffffffffffff"]);
+    check("p if", expect!["p if"]);
+}
+
+#[test]
+fn missing_kind_is_suggested() {
+    check(
+        "vfs_read",
+        expect![[r#"
+        vfs_read
+        ^
+        a definition starts with `p`: write `p vfs_read`"#]],
+    );
+    check(
+        "  vfs_read+4",
+        expect![[r#"
+          vfs_read+4
+          ^
+        a definition starts with `p`: write `p vfs_read+4`"#]],
+    );
+    check(
+        "0xffffffff81000000",
+        expect![[r#"
+        0xffffffff81000000
+        ^
+        a definition starts with `p`: write `p 0xffffffff81000000`"#]],
+    );
+    check(
+        "probe vfs_read",
+        expect![[r#"
+        probe vfs_read
+        ^
+        a definition starts with `p` or `p:NAME`"#]],
+    );
+    check(
+        "",
+        expect![[r#"
+
+        ^
+        empty definition: write `p SYMBOL`, for example `p vfs_read`"#]],
+    );
+    check(
+        "p",
+        expect![[r#"
+        p
+         ^
+        missing target: a symbol or address to probe"#]],
+    );
+}
+
+#[test]
+fn what_is_missing_is_missing_at_the_end() {
+    assert_eq!(parse(" \t ").unwrap_err().column, 3);
+    assert_eq!(parse("p:x ").unwrap_err().column, 4);
+}
+
+#[test]
+fn names_are_as_long_as_in_the_kernel_at_most() {
+    let column = |text: String| parse(&text).map_err(|error| error.column);
+    assert!(column(format!("p:{} x", "a".repeat(63))).is_ok());
+    assert_eq!(column(format!("p:{} x", "a".repeat(64))), Err(65));
+    assert!(column(format!("p {}", "a".repeat(511))).is_ok());
+    assert_eq!(column(format!("p {}", "a".repeat(512))), Err(513));
+}
+
+#[test]
+fn names_are_checked() {
+    check(
+        "p: vfs_read",
+        expect![[r#"
+        p: vfs_read
+          ^
+        missing name after `:`; leave out the `:` or name it"#]],
+    );
+    check(
+        "p:1x vfs_read",
+        expect![[r#"
+        p:1x vfs_read
+          ^
+        `1` cannot be here: a name has letters, digits and `_`, and starts with no digit"#]],
+    );
+    check(
+        "p:a-b vfs_read",
+        expect![[r#"
+        p:a-b vfs_read
+           ^
+        `-` cannot be here: a name has letters, digits and `_`, and starts with no digit"#]],
+    );
+    check(
+        "p:a/ vfs_read",
+        expect![[r#"
+        p:a/ vfs_read
+            ^
+        missing name after `:`; leave out the `:` or name it"#]],
+    );
+    check(
+        "p:/b vfs_read",
+        expect![[r#"
+        p:/b vfs_read
+          ^
+        missing name after `:`; leave out the `:` or name it"#]],
+    );
+    check(
+        "p:a/b/c vfs_read",
+        expect![[r#"
+        p:a/b/c vfs_read
+             ^
+        a name is EVENT or GROUP/EVENT"#]],
+    );
+}
+
+#[test]
+fn targets_are_checked() {
+    check(
+        "p vfs_read+",
+        expect![[r#"
+        p vfs_read+
+                   ^
+        missing offset after `+`"#]],
+    );
+    check(
+        "p vfs_read-4",
+        expect![[r#"
+        p vfs_read-4
+                  ^
+        an offset counts from the symbol's start and cannot be negative"#]],
+    );
+    check(
+        "p vfs_read+-4",
+        expect![[r#"
+        p vfs_read+-4
+                   ^
+        an offset counts from the symbol's start and cannot be negative"#]],
+    );
+    check(
+        "p vfs_read+0x",
+        expect![[r#"
+        p vfs_read+0x
+                     ^
+        missing digits of the offset"#]],
+    );
+    check(
+        "p vfs_read+12q",
+        expect![[r#"
+            p vfs_read+12q
+                         ^
+            `q` is no digit of the offset"#]],
+    );
+    check(
+        "p vfs_read+010",
+        expect![[r#"
+        p vfs_read+010
+                   ^
+        leading zero in the offset: write decimal, or hex after 0x"#]],
+    );
+    check(
+        "p vfs_read+0x10000000000000000",
+        expect![[r#"
+        p vfs_read+0x10000000000000000
+                   ^
+        the offset does not fit 64 bits"#]],
+    );
+    check(
+        "p vfs_read+99999999999999999999",
+        expect![[r#"
+        p vfs_read+99999999999999999999
+                   ^
+        the offset does not fit 64 bits"#]],
+    );
+    check(
+        "p vfs_read +4",
+        expect![[r#"
+        p vfs_read +4
+                   ^
+        an offset follows the symbol without a blank"#]],
+    );
+    check(
+        "p vfs_read,",
+        expect![[r#"
+        p vfs_read,
+                  ^
+        `,` cannot be part of a symbol"#]],
+    );
+    check(
+        "p 0x",
+        expect![[r#"
+        p 0x
+            ^
+        missing digits of the address"#]],
+    );
+    check(
+        "p 0xfffg",
+        expect![[r#"
+            p 0xfffg
+                   ^
+            `g` is no digit of the address"#]],
+    );
+    check(
+        "p 0x1000+4",
+        expect![[r#"
+        p 0x1000+4
+                ^
+        an address takes no offset: add it up"#]],
+    );
+    check(
+        "p 4096",
+        expect![[r#"
+        p 4096
+          ^
+        a symbol starts with no digit, an address with 0x"#]],
+    );
+    check(
+        "p +4",
+        expect![[r#"
+        p +4
+          ^
+        a symbol or an address (0x...) belongs here"#]],
+    );
+    check(
+        "p vfs_read+0x0 0xffffffff81000000",
+        expect![[r#"
+        p vfs_read+0x0 0xffffffff81000000
+                       ^
+        both a symbol and an address given: give one of them"#]],
+    );
+    check(
+        "p 0xffffffff81000000 vfs_read",
+        expect![[r#"
+        p 0xffffffff81000000 vfs_read
+                             ^
+        both an address and a symbol given: give one of them"#]],
+    );
+}
+
+#[test]
+fn the_rest_of_the_kernels_language_is_refused_by_name() {
+    check(
+        "r vfs_read",
+        expect![[r#"
+        r vfs_read
+        ^
+        not supported: return probes (`r`); write `p SYMBOL`"#]],
+    );
+    check(
+        "r10:x vfs_read $retval",
+        expect![[r#"
+        r10:x vfs_read $retval
+        ^
+        not supported: return probes (`r`); write `p SYMBOL`"#]],
+    );
+    check(
+        "p:x vfs_read%return",
+        expect![[r#"
+            p:x vfs_read%return
+                        ^
+            not supported: return probes (`%return`)"#]],
+    );
+    check(
+        "p vfs_read $arg1",
+        expect![[r#"
+        p vfs_read $arg1
+                   ^
+        not supported: fetch arguments"#]],
+    );
+    check(
+        "p vfs_read file=%di",
+        expect![[r#"
+        p vfs_read file=%di
+                   ^
+        not supported: fetch arguments"#]],
+    );
+    check(
+        "p vfs_read +0(%di):u64",
+        expect![[r#"
+        p vfs_read +0(%di):u64
+                   ^
+        not supported: fetch arguments"#]],
+    );
+    check(
+        "p vfs_read if pid == 1",
+        expect![[r#"
+        p vfs_read if pid == 1
+                   ^
+        not supported: filters"#]],
+    );
+    check(
+        "p %di",
+        expect![[r#"
+        p %di
+          ^
+        not supported: fetch arguments; and a symbol or address to probe is missing before them"#]],
+    );
+    check(
+        "p kvm:kvm_read",
+        expect![[r#"
+        p kvm:kvm_read
+             ^
+        not supported: symbols of a module (`MODULE:SYMBOL`)"#]],
+    );
+    check(
+        "f vfs_read",
+        expect![[r#"
+        f vfs_read
+        ^
+        not supported: function probes (`f`); write `p SYMBOL`"#]],
+    );
+    check(
+        "t sched_switch",
+        expect![[r#"
+        t sched_switch
+        ^
+        not supported: tracepoint probes (`t`); write `p SYMBOL`"#]],
+    );
+    check(
+        "-:x",
+        expect![[r#"
+        -:x
+        ^
+        not supported: removing events by definition (`-`); write `p SYMBOL`"#]],
+    );
+}
+
+#[test]
+fn carets_stay_in_place_whatever_the_text_holds() {
+    check(
+        "p\tvfs_read\targ",
+        expect![[r#"
+        p	vfs_read	arg
+         	        	^
+        not supported: fetch arguments"#]],
+    );
+    check(
+        "p vfs_réad",
+        expect![[r#"
+        p vfs_réad
+               ^
+        character outside ASCII 'é': a definition is one line of ASCII"#]],
+    );
+    check(
+        "é p vfs_read",
+        expect![[r#"
+        é p vfs_read
+        ^
+        character outside ASCII 'é': a definition is one line of ASCII"#]],
+    );
+    check(
+        "p vfs_read\0",
+        expect![[r#"
+        p vfs_read?
+                  ^
+        control character '\0': a definition is one line of ASCII"#]],
+    );
+    check(
+        "p vfs_read\n",
+        expect![[r#"
+        p vfs_read?
+                  ^
+        line break '\n': a definition is one line of ASCII"#]],
+    );
+    check(
+        "p \u{1b}[2Jvfs_read",
+        expect![[r#"
+        p ?[2Jvfs_read
+          ^
+        control character '\u{1b}': a definition is one line of ASCII"#]],
+    );
+}
+
+proptest! {
+    #[test]
+    fn printed_definitions_parse_to_themselves(
+        name in proptest::option::of("[A-Za-z_][A-Za-z0-9_]{0,62}(/[A-Za-z_][A-Za-z0-9_]{0,62})?"),
+        target in prop_oneof![
+            ("[A-Za-z_.][A-Za-z0-9_.$]{0,60}", any::<u64>())
+                .prop_map(|(name, offset)| Target::Symbol { name, offset }),
+            any::<u64>().prop_map(|at| Target::Address(Gva(at))),
+        ],
+    ) {
+        let definition = Definition { name, target };
+        prop_assert_eq!(parse(&definition.to_string()), Ok(definition));
+    }
+
+    #[test]
+    fn errors_point_into_the_text(text in "\\PC{0,40}|[p:r/a_0x+ \t]{0,20}|(p |p:a |)[a0x+. \t]{0,20}") {
+        match parse(&text) {
+            Ok(definition) => prop_assert_eq!(parse(&definition.to_string()), Ok(definition)),
+            Err(error) => {
+                prop_assert!(error.column <= text.chars().count());
+                prop_assert_eq!(error.render(&text).lines().count(), 2);
+            }
+        }
+    }
+}

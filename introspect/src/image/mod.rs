@@ -1,0 +1,284 @@
+//! What the kernel image says about the guest.
+//!
+//! A [`KernelImage`] is built once from the ELF file the guest is booted from and never changes.
+//! What is kept true: it owns all it needs (the symbols, the text as linked, the lists of what
+//! must not be probed), so the file can be dropped, and no byte of the file is trusted: a hostile
+//! one gives an error or wrong names, never a panic or unbounded work.
+
+use std::fmt;
+use std::ops::Range;
+
+use hvprobe_arch::{Gpa, Gva};
+use memchr::memmem;
+
+use crate::symbols::Symbols;
+
+mod btf;
+mod elf;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod forbidden;
+mod kallsyms;
+#[cfg(test)]
+mod tests;
+
+pub use btf::BtfError;
+pub use forbidden::Forbidden;
+pub use kallsyms::KallsymsError;
+
+use elf::Elf;
+use forbidden::{Lists, between};
+use kallsyms::Kallsyms;
+
+/// Why an image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The bytes are no 64-bit little-endian ELF file, or a damaged one.
+    #[error("not a usable ELF file; expected an uncompressed x86-64 vmlinux")]
+    NotElf(#[source] object::Error),
+    /// An ELF file for another processor.
+    #[error("the kernel is for ELF machine {0}, not x86-64 (62)")]
+    Machine(u16),
+    /// Sections or segments that share bytes of the file, or thousands of them.
+    #[error("the ELF file's sections or segments overlap")]
+    Overlap,
+    /// Neither an ELF symbol table nor one of the kernel's own.
+    #[error("the kernel has no symbols")]
+    NoSymbols(#[source] KallsymsError),
+    /// No text where the symbols say it is.
+    #[error("the kernel has no text between `_stext` and `_etext`")]
+    NoText,
+}
+
+/// Where a task's identity is found from the per-CPU base on. Offsets in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskLayout {
+    /// What to add, modulo 2^64, to a CPU's per-CPU base (`GS_BASE` in kernel mode) for the
+    /// address of its pointer to the current `task_struct`.
+    pub current_task: u64,
+    /// The `i32` `pid` in `task_struct`: the thread's id.
+    pub pid: u64,
+    /// The `i32` `tgid`: the process's id.
+    pub tgid: u64,
+    /// The 16 bytes of `comm`, NUL-terminated.
+    pub comm: u64,
+}
+
+/// Text as linked.
+struct Text {
+    at: Range<u64>,
+    bytes: Box<[u8]>,
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.at.start, self.at.end)
+    }
+}
+
+/// A kernel image, taken apart.
+#[derive(Debug)]
+pub struct KernelImage {
+    symbols: Symbols,
+    release: Option<String>,
+    build_id: Option<Box<[u8]>>,
+    text: Text,
+    init_text: Option<Text>,
+    lists: Lists,
+    task_layout: Result<TaskLayout, BtfError>,
+    virt_to_phys_offset: u64,
+    init_top_pgt: Option<Gpa>,
+}
+
+impl KernelImage {
+    /// Takes an uncompressed ELF `vmlinux` apart, stripped or not.
+    ///
+    /// # Errors
+    /// When it is no x86-64 ELF kernel, or one without readable symbols or text.
+    pub fn parse(elf: &[u8]) -> Result<Self, ImageError> {
+        let elf = Elf::parse(elf)?;
+        let symbols = read_symbols(&elf)?;
+        let text = text(&elf, &symbols, "_stext", "_etext").ok_or(ImageError::NoText)?;
+        let virt_to_phys_offset = elf
+            .virt_to_phys_offset(Gva(text.at.start))
+            .ok_or(ImageError::NoText)?;
+        let lists = Lists::read(&elf, &symbols);
+        if !lists.missing().is_empty() {
+            tracing::warn!(
+                missing = ?lists.missing(),
+                "the kernel lacks symbols of lists that say what must not be probed"
+            );
+        }
+        Ok(Self {
+            release: release(&elf),
+            build_id: elf.build_id().map(Into::into),
+            init_text: self::text(&elf, &symbols, "_sinittext", "_einittext"),
+            init_top_pgt: symbols.address_of("init_top_pgt").and_then(|at| {
+                let offset = elf.virt_to_phys_offset(at)?;
+                Some(Gpa(at.0.wrapping_sub(offset)))
+            }),
+            task_layout: task_layout(&elf, &symbols),
+            symbols,
+            text,
+            lists,
+            virt_to_phys_offset,
+        })
+    }
+
+    /// The kernel's symbols.
+    #[must_use]
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    /// The release from the kernel's banner, such as `6.1.0-37-cloud-amd64`.
+    #[must_use]
+    pub fn release(&self) -> Option<&str> {
+        self.release.as_deref()
+    }
+
+    /// The GNU build id.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&[u8]> {
+        self.build_id.as_deref()
+    }
+
+    /// Whether `at` lies in text that stays, `_stext` to `_etext`.
+    #[must_use]
+    pub fn is_text(&self, at: Gva) -> bool {
+        self.text.at.contains(&at.0)
+    }
+
+    /// Whether `at` lies in text the kernel frees at the end of its boot, `_sinittext` to
+    /// `_einittext`.
+    #[must_use]
+    pub fn is_init_text(&self, at: Gva) -> bool {
+        self.init_text
+            .as_ref()
+            .is_some_and(|text| text.at.contains(&at.0))
+    }
+
+    /// Why `at` must not be probed, if it must not. Says nothing about whether it is text,
+    /// nor about instruction boundaries.
+    #[must_use]
+    pub fn forbidden(&self, at: Gva) -> Option<Forbidden> {
+        self.lists.find(at, &self.symbols)
+    }
+
+    /// The symbols that would lead to lists [`Self::forbidden`] goes by, but that the image lacks.
+    #[must_use]
+    pub fn missing_lists(&self) -> &[&'static str] {
+        self.lists.missing()
+    }
+
+    /// Where the current task and its fields are.
+    ///
+    /// # Errors
+    /// When the image's type information does not tell.
+    pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
+        self.task_layout.clone()
+    }
+
+    /// Virtual less physical address of the text, modulo 2^64.
+    #[must_use]
+    pub fn virt_to_phys_offset(&self) -> u64 {
+        self.virt_to_phys_offset
+    }
+
+    /// The physical address of the top-level page table the kernel maps itself with.
+    #[must_use]
+    pub fn init_top_pgt(&self) -> Option<Gpa> {
+        self.init_top_pgt
+    }
+
+    /// The `len` bytes at `at` as they are in the image, before the booting kernel rewrites them.
+    /// Only text, init text included, is kept.
+    #[must_use]
+    pub fn bytes_at(&self, at: Gva, len: usize) -> Option<&[u8]> {
+        [Some(&self.text), self.init_text.as_ref()]
+            .into_iter()
+            .flatten()
+            .find_map(|text| {
+                let start = usize::try_from(at.0.checked_sub(text.at.start)?).ok()?;
+                text.bytes.get(start..start.checked_add(len)?)
+            })
+    }
+
+    /// The kernel's entry for the breakpoint exception (`asm_exc_int3`; `int3` before 5.8).
+    #[must_use]
+    pub fn idt_bp_entry(&self) -> Option<Gva> {
+        ["asm_exc_int3", "int3"]
+            .iter()
+            .find_map(|name| self.symbols.address_of(name))
+            .filter(|at| self.is_text(*at))
+    }
+}
+
+/// Symbols from the ELF symbol table or, in a stripped file, from kallsyms.
+fn read_symbols(elf: &Elf<'_>) -> Result<Symbols, ImageError> {
+    let ranges: Vec<Range<u64>> = elf.parts().map(|part| part.at.clone()).collect();
+    let symbols = Symbols::new(elf.symbols(), &ranges);
+    if symbols.address_of("_stext").is_some() {
+        return Ok(symbols);
+    }
+    let parts: Vec<_> = elf.parts().collect();
+    let kallsyms = Kallsyms::find(&parts).map_err(ImageError::NoSymbols)?;
+    tracing::debug!(encoding = ?kallsyms.encoding, "decoded kallsyms");
+    Ok(Symbols::new(kallsyms.symbols(), &ranges))
+}
+
+fn text(elf: &Elf<'_>, symbols: &Symbols, start: &str, end: &str) -> Option<Text> {
+    let at = between(symbols, start, end)?;
+    let len = usize::try_from(at.end - at.start).ok()?;
+    Some(Text {
+        bytes: elf.read(Gva(at.start), len)?.into(),
+        at,
+    })
+}
+
+/// The release in `linux_banner`.
+fn release(elf: &Elf<'_>) -> Option<String> {
+    const BANNER: &[u8] = b"Linux version ";
+    /// As in `struct new_utsname`, less the NUL.
+    const LONGEST: usize = 64;
+    elf.parts().filter(|part| !part.exec).find_map(|part| {
+        memmem::find_iter(part.data, BANNER).find_map(|at| {
+            let rest = &part.data[at + BANNER.len()..];
+            let len = rest
+                .iter()
+                .take(LONGEST + 1)
+                .position(|byte| !byte.is_ascii_graphic())?;
+            // `linux_proc_banner` has a `%s` here.
+            rest[0].is_ascii_digit().then_some(())?;
+            String::from_utf8(rest[..len].to_vec()).ok()
+        })
+    })
+}
+
+fn task_layout(elf: &Elf<'_>, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
+    let section = elf.section(".BTF").ok_or(BtfError::Missing)?;
+    let btf = btf::Btf::parse(section.data)?;
+    // Its own variable up to 6.1 and from 6.15 on; in between in a structure.
+    let current_task = match symbols.address_of("current_task") {
+        Some(at) => at.0,
+        None => {
+            let at = symbols
+                .address_of("pcpu_hot")
+                .or_else(|| symbols.address_of("const_pcpu_hot"))
+                .ok_or(BtfError::NoCurrentTask)?;
+            at.0.wrapping_add(btf.field("pcpu_hot", "current_task", 8)?)
+        }
+    };
+    Ok(TaskLayout {
+        current_task,
+        pid: btf.field("task_struct", "pid", 4)?,
+        tgid: btf.field("task_struct", "tgid", 4)?,
+        comm: btf.field("task_struct", "comm", 16)?,
+    })
+}
+
+/// The little-endian word at `at`.
+fn u32_at(data: &[u8], at: usize) -> Option<u32> {
+    let word = data.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(word.try_into().ok()?))
+}

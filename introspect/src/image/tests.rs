@@ -1,0 +1,356 @@
+//! Tests of whole images, made up and, where one is at hand, real.
+
+use std::time::Instant;
+
+use hvprobe_arch::{Gpa, Gva};
+use proptest::prelude::*;
+
+use super::elf::Elf;
+use super::fixture::{self, Layout, OFFSET, TEXT};
+use super::{Forbidden, ImageError, KernelImage, u32_at};
+use crate::symbols::{LookupError, SymbolKind};
+
+fn image(layout: Layout) -> KernelImage {
+    KernelImage::parse(&fixture::vmlinux(layout)).unwrap()
+}
+
+#[test]
+fn every_kallsyms_layout_decodes_to_the_same_symbols() {
+    for layout in Layout::ALL {
+        let (mut expected, sections) = fixture::kernel(layout);
+        let image = KernelImage::parse(&fixture::elf(&sections, &[]))
+            .unwrap_or_else(|error| panic!("{layout:?}: {error:?}"));
+        expected.sort_by_key(|(_, _, addr)| *addr);
+        let found: Vec<_> = image
+            .symbols()
+            .iter()
+            .map(|symbol| (symbol.name.to_owned(), symbol.addr.0))
+            .collect();
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(_, name, addr)| (name, addr))
+            .collect();
+        assert_eq!(found, expected, "{layout:?}");
+    }
+}
+
+#[test]
+fn image_without_section_headers_is_read_by_its_segments() {
+    let mut bytes = fixture::vmlinux(Layout::Offsets61);
+    bytes[40..48].fill(0);
+    bytes[60..64].fill(0);
+    let image = KernelImage::parse(&bytes).unwrap();
+    assert_eq!(
+        image.symbols().lookup("vfs_read").unwrap().addr,
+        Gva(TEXT + 0x100)
+    );
+    assert_eq!(image.release(), Some("6.1.0-9-test"));
+    assert!(image.task_layout().is_err());
+}
+
+#[test]
+fn symbol_table_of_the_elf_file_goes_before_kallsyms() {
+    let (_, sections) = fixture::kernel(Layout::Offsets61);
+    let bytes = fixture::elf(
+        &sections,
+        &[
+            ("_stext", TEXT, 0, true),
+            ("only_here", TEXT + 0x10, 0x20, true),
+            ("table", TEXT + 0x40, 0x40, false),
+            ("_etext", TEXT + 0x100, 0, true),
+            ("per_cpu", 0x40, 8, false),
+        ],
+    );
+    let image = KernelImage::parse(&bytes).unwrap();
+    let symbol = image.symbols().lookup("only_here").unwrap();
+    assert_eq!((symbol.addr, symbol.size), (Gva(TEXT + 0x10), 0x20));
+    assert_eq!(
+        image.symbols().lookup("per_cpu").unwrap().kind,
+        SymbolKind::Absolute
+    );
+    assert!(image.symbols().lookup("vfs_read").is_err());
+    // Past the end of the function, before the next one.
+    assert_eq!(image.symbols().containing(Gva(TEXT + 0x30)), None);
+    assert!(!image.is_text(Gva(TEXT + 0x100)));
+    assert!(!image.missing_lists().is_empty());
+}
+
+#[test]
+fn facts_of_the_image_are_found() {
+    let image = image(Layout::Offsets62);
+    assert_eq!(image.release(), Some("6.1.0-9-test"));
+    assert_eq!(image.virt_to_phys_offset(), OFFSET);
+    assert_eq!(image.init_top_pgt(), Some(Gpa(0x2a0_0000)));
+    assert_eq!(image.idt_bp_entry(), Some(Gva(TEXT + 0x900)));
+    assert_eq!(image.missing_lists(), [""; 0]);
+    let layout = image.task_layout().unwrap();
+    assert_eq!(
+        (layout.current_task, layout.pid, layout.tgid, layout.comm),
+        (0x1fb80, 16, 20, 32)
+    );
+    assert!(image.is_text(Gva(TEXT)) && !image.is_init_text(Gva(TEXT)));
+    assert_eq!(
+        image.bytes_at(Gva(TEXT + 0x620), 2),
+        Some(&[0xeb, 0x10][..])
+    );
+    assert_eq!(image.bytes_at(Gva(TEXT + 0x3fff), 2), None);
+    assert_eq!(image.bytes_at(Gva(u64::MAX), 2), None);
+    let init = image.symbols().lookup("init_it").unwrap();
+    assert!(image.is_init_text(init.addr) && !image.is_text(init.addr));
+    assert_eq!(image.bytes_at(init.addr, 1), Some(&[0x90][..]));
+    assert_eq!(init.size, 0x80);
+}
+
+#[test]
+fn current_task_is_found_in_pcpu_hot() {
+    let image = image(Layout::Offsets64);
+    assert_eq!(image.task_layout().unwrap().current_task, 0x1fb80);
+    let image = self::image(Layout::Place70);
+    let hot = image.symbols().address_of("pcpu_hot").unwrap();
+    assert_eq!(image.task_layout().unwrap().current_task, hot.0 + 8);
+}
+
+#[test]
+fn addresses_are_forbidden_over_the_bytes_of_each_entry() {
+    let image = image(Layout::Offsets61);
+    let blacklisted = |function: &str| {
+        Some(Forbidden::Blacklisted {
+            function: function.to_owned(),
+        })
+    };
+    for (offset, expected) in [
+        (0x100, None),
+        (0x3ff, None),
+        (0x400, blacklisted("do_int3")),
+        (0x4ff, blacklisted("do_int3")),
+        (0x500, blacklisted("do_int3.cold")),
+        (0x600, None),
+        (0x60f, None),
+        (0x610, Some(Forbidden::JumpLabel)),
+        (0x614, Some(Forbidden::JumpLabel)),
+        (0x615, None),
+        (0x621, Some(Forbidden::JumpLabel)),
+        (0x622, None),
+        (0x630, Some(Forbidden::StaticCall)),
+        (0x634, Some(Forbidden::StaticCall)),
+        (0x635, None),
+        (0x640, Some(Forbidden::ExceptionTable)),
+        (0x641, None),
+        (0x707, Some(Forbidden::StaticCall)),
+        (0x708, None),
+        (0x800, Some(Forbidden::NoInstr)),
+        (0x900, Some(Forbidden::Entry)),
+        (0xa00, Some(Forbidden::Thunk)),
+        (0xb00, None),
+    ] {
+        assert_eq!(image.forbidden(Gva(TEXT + offset)), expected, "{offset:#x}");
+    }
+}
+
+#[test]
+fn other_processors_and_other_files_are_refused() {
+    let mut bytes = fixture::vmlinux(Layout::Offsets61);
+    bytes[18] = 0xb7;
+    assert!(matches!(
+        KernelImage::parse(&bytes),
+        Err(ImageError::Machine(0xb7))
+    ));
+    assert!(matches!(
+        KernelImage::parse(b"MZ"),
+        Err(ImageError::NotElf(_))
+    ));
+    assert!(matches!(
+        KernelImage::parse(&[]),
+        Err(ImageError::NotElf(_))
+    ));
+    let (_, mut sections) = fixture::kernel(Layout::Offsets61);
+    sections.retain(|section| section.name != ".rodata");
+    let error = KernelImage::parse(&fixture::elf(&sections, &[])).unwrap_err();
+    assert!(matches!(error, ImageError::NoSymbols(_)), "{error:?}");
+}
+
+#[test]
+fn sections_that_claim_the_same_bytes_are_refused() {
+    let (_, sections) = fixture::kernel(Layout::Offsets61);
+    let mut bytes = fixture::elf(&sections, &[]);
+    let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap());
+    let table = usize::try_from(table).unwrap();
+    for section in 1..=5 {
+        let header = table + 64 * section;
+        let len = bytes.len() as u64 - 64;
+        bytes[header + 24..][..8].copy_from_slice(&64_u64.to_le_bytes());
+        bytes[header + 32..][..8].copy_from_slice(&len.to_le_bytes());
+    }
+    assert!(matches!(
+        KernelImage::parse(&bytes),
+        Err(ImageError::Overlap)
+    ));
+}
+
+/// Looks up everything that could trip over what a damaged image says.
+fn poke(image: &KernelImage) {
+    for at in (TEXT..TEXT + 0x1000)
+        .step_by(7)
+        .chain([0, u64::MAX, 1 << 63])
+    {
+        let at = Gva(at);
+        let _ = (
+            image.forbidden(at),
+            image.bytes_at(at, 16),
+            image.symbols().containing(at),
+        );
+    }
+    let _ = (
+        image.symbols().lookup("vfs_raed"),
+        image.task_layout(),
+        image.idt_bp_entry(),
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn garbage_is_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+        let _ = KernelImage::parse(&bytes);
+    }
+
+    #[test]
+    fn truncated_images_are_never_a_panic(layout in 0..6_usize, keep in any::<prop::sample::Index>()) {
+        let bytes = fixture::vmlinux(Layout::ALL[layout]);
+        if let Ok(image) = KernelImage::parse(&bytes[..keep.index(bytes.len())]) {
+            poke(&image);
+        }
+    }
+
+    #[test]
+    fn damaged_images_are_never_a_panic(
+        layout in 0..6_usize,
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
+        in_headers in proptest::collection::vec((0..400_usize, any::<u8>()), 0..3),
+    ) {
+        let mut bytes = fixture::vmlinux(Layout::ALL[layout]);
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        for (at, value) in in_headers {
+            bytes[at] = value;
+        }
+        if let Ok(image) = KernelImage::parse(&bytes) {
+            poke(&image);
+        }
+    }
+
+    #[test]
+    fn damaged_btf_is_never_a_panic(
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..10),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut bytes = fixture::btf();
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(bytes.len() - cut.index(bytes.len() / 2));
+        if let Ok(btf) = super::btf::Btf::parse(&bytes) {
+            let _ = btf.field("task_struct", "comm", 16);
+            let _ = btf.field("pcpu_hot", "current_task", 8);
+        }
+    }
+}
+
+/// What a stock Debian 6.1 cloud kernel says. Runs only if `HVPROBE_TEST_VMLINUX` names an
+/// uncompressed x86-64 `vmlinux`; any kernel with kprobes, BTF and `KALLSYMS_ALL` should pass.
+#[test]
+fn real_kernel_is_understood_when_one_is_given() {
+    let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
+        eprintln!("skipped: HVPROBE_TEST_VMLINUX does not name a vmlinux");
+        return;
+    };
+    let bytes = std::fs::read(path).unwrap();
+    let start = Instant::now();
+    let image = KernelImage::parse(&bytes).unwrap();
+    eprintln!(
+        "{} symbols of {:?} in {:?}",
+        image.symbols().len(),
+        image.release(),
+        start.elapsed()
+    );
+    eprintln!("{:?}", image.lists);
+    let symbols = image.symbols();
+    assert!(symbols.len() > 20_000);
+    assert_eq!(image.missing_lists(), [""; 0]);
+    assert!(image.release().is_some() && image.init_top_pgt().is_some());
+    let layout = image.task_layout().unwrap();
+    assert_eq!(layout.tgid, layout.pid + 4);
+
+    for name in ["vfs_read", "vfs_write", "do_sys_openat2", "schedule"] {
+        let symbol = symbols.lookup(name).unwrap();
+        assert!(image.is_text(symbol.addr), "{name}");
+        assert_eq!(image.forbidden(symbol.addr), None, "{name}");
+        assert_eq!(
+            symbols.containing(symbol.addr.wrapping_add(5)),
+            Some((symbol, 5))
+        );
+    }
+    for name in ["do_int3", "exc_int3", "asm_exc_int3", "kprobe_int3_handler"] {
+        let symbol = symbols.lookup(name).unwrap();
+        assert!(image.forbidden(symbol.addr).is_some(), "{name}");
+    }
+    let error = symbols.lookup("vfs_raed").unwrap_err();
+    assert!(
+        matches!(&error, LookupError::Unknown { near, .. } if near[0] == "vfs_read"),
+        "{error}"
+    );
+    // Exported symbols are listed a second time: {s32 value, s32 name, s32 namespace}, relative to
+    // each field's own place.
+    let elf = Elf::parse(&bytes).unwrap();
+    let exports = elf.section("__ksymtab").unwrap();
+    let mut exported = 0;
+    for (entry, at) in exports
+        .data
+        .chunks_exact(12)
+        .zip((exports.at.start..).step_by(12))
+    {
+        let relative = |field: usize| {
+            let offset = u32_at(entry, field).unwrap().cast_signed();
+            Gva(at + field as u64)
+                .0
+                .wrapping_add_signed(i64::from(offset))
+        };
+        let name: Vec<u8> = (relative(4)..)
+            .map(|at| elf.read(Gva(at), 1).unwrap()[0])
+            .take_while(|byte| *byte != 0)
+            .collect();
+        let name = String::from_utf8(name).unwrap();
+        let found = symbols
+            .iter()
+            .any(|s| s.name == name && s.addr == Gva(relative(0)));
+        // Per-CPU variables and the like are exported by offset too.
+        assert!(found, "{name}");
+        exported += 1;
+        if exported == 500 {
+            break;
+        }
+    }
+    assert_eq!(exported, 500);
+
+    // Jump labels are `jmp` or a nop wherever the kernel rewrites them.
+    let mut labels = 0;
+    let (start, end) = (image.text.at.start, image.text.at.end);
+    let mut before = None;
+    for at in (start..end).map(Gva) {
+        let now = image.lists.find(at, symbols);
+        if now == Some(Forbidden::JumpLabel) && before != now {
+            labels += 1;
+            let code = image.bytes_at(at, 2).unwrap();
+            assert!(
+                matches!(code, [0xeb | 0xe9, _] | [0x66, 0x90] | [0x0f, 0x1f]),
+                "{at}: {code:x?}"
+            );
+        }
+        before = now;
+    }
+    assert!(labels > 500, "{labels}");
+}

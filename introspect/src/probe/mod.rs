@@ -1,0 +1,89 @@
+//! Probes: what users register, how it is planted, what it has counted.
+
+mod commit;
+pub mod hit;
+pub mod patch;
+mod plan;
+pub mod registry;
+pub mod table;
+
+use std::fmt;
+
+use hvprobe_arch::Gva;
+
+use crate::definition::Definition;
+pub use plan::Refused;
+use table::Counts;
+
+/// Names one registered probe of a machine; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProbeId(pub u32);
+
+impl fmt::Display for ProbeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// What a user asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeSpec {
+    /// Where and under which name.
+    pub definition: Definition,
+    /// Register it without arming it.
+    pub disabled: bool,
+}
+
+/// How the displaced instruction takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mechanism {
+    /// The host carries it out on the saved registers: one exit per hit.
+    Emulated,
+    /// A copy in a slot is single-stepped with interrupts blocked: two exits per hit.
+    Stepped,
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Emulated => "emulated",
+            Self::Stepped => "stepped",
+        })
+    }
+}
+
+/// Where a registered probe stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeState {
+    /// Waits for the kernel's text to be final.
+    Pending,
+    /// Has a probepoint; armed unless disabled.
+    Placed,
+    /// Was pending and turned out to be impossible when the text was final.
+    Refused(String),
+    /// The guest rewrote the patched byte; the probe no longer fires.
+    Gone,
+}
+
+/// One probe of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeInfo {
+    /// Its id.
+    pub id: ProbeId,
+    /// The event's name: as given, or made from the definition as ftrace does (`p_vfs_read_0`).
+    pub name: String,
+    /// The definition, in the syntax it is given in.
+    pub definition: String,
+    /// The probepoint, once known.
+    pub addr: Option<Gva>,
+    /// Symbol and offset of the probepoint.
+    pub symbol: Option<(String, u64)>,
+    /// Where it stands.
+    pub state: ProbeState,
+    /// Registered but not armed.
+    pub disabled: bool,
+    /// How the displaced instruction takes effect, once planned.
+    pub mechanism: Option<Mechanism>,
+    /// What it has counted.
+    pub counts: Counts,
+}

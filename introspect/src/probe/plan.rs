@@ -1,0 +1,240 @@
+//! From a definition to a probepoint: finding the address and deciding whether it is safe.
+//!
+//! Invariant: whatever is planned was an instruction boundary of kernel text, outside everything
+//! the kernel forbids or patches itself, with an instruction we know how to carry out. When in
+//! doubt the answer is no, with the reason.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{self, Displaced, Refusal};
+
+use crate::definition::Target;
+use crate::image::{Forbidden, KernelImage};
+use crate::symbols::LookupError;
+
+/// Why a probe was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The symbol is unknown or ambiguous.
+    #[error(transparent)]
+    Symbol(#[from] LookupError),
+    /// The offset leads out of the function.
+    #[error("offset {offset:#x} is outside {symbol}, which is {size:#x} bytes long")]
+    OffsetOutside {
+        /// The function.
+        symbol: String,
+        /// The offset asked for.
+        offset: u64,
+        /// The function's size.
+        size: u64,
+    },
+    /// Not kernel text.
+    #[error("{at} is not in the kernel's text")]
+    NotText {
+        /// The address.
+        at: Gva,
+    },
+    /// Init text, freed at the end of boot.
+    #[error("{at} is init text, which the kernel frees before probes can be planted")]
+    InitText {
+        /// The address.
+        at: Gva,
+    },
+    /// No function is known to contain the address, so boundaries cannot be checked.
+    #[error("no symbol contains {at}, so instruction boundaries cannot be checked")]
+    NoSymbol {
+        /// The address.
+        at: Gva,
+    },
+    /// The kernel forbids it or patches it itself.
+    #[error("{at}: {why}")]
+    Forbidden {
+        /// The address.
+        at: Gva,
+        /// The reason.
+        why: Forbidden,
+    },
+    /// Not the start of an instruction.
+    #[error(transparent)]
+    Boundary(#[from] insn::BoundaryError),
+    /// The instruction cannot be carried out elsewhere.
+    #[error("{at}: {why}")]
+    Instruction {
+        /// The address.
+        at: Gva,
+        /// The reason.
+        why: Refusal,
+    },
+    /// A breakpoint that is not ours.
+    #[error("{at} already holds an int3 that is not ours: the guest is probing or patching it")]
+    ForeignBreakpoint {
+        /// The address.
+        at: Gva,
+    },
+    /// The guest's ftrace has a call in the entry nop.
+    #[error("{at} is a function entry that the guest's ftrace is using")]
+    FtraceInUse {
+        /// The address.
+        at: Gva,
+    },
+    /// The text cannot be read.
+    #[error("the kernel's text at {at} is not mapped")]
+    Unmapped {
+        /// The address.
+        at: Gva,
+    },
+    /// The text changed between the check and the patch.
+    #[error("the text at {at} changed while the probe was being planted: try again")]
+    TextChanged {
+        /// The address.
+        at: Gva,
+    },
+    /// The slot for the out-of-line copy could not be had.
+    #[error("no out-of-line slot for {at}")]
+    Slot {
+        /// The address.
+        at: Gva,
+        /// Why.
+        #[source]
+        source: crate::hidden::HiddenError,
+    },
+    /// The copy cannot be made to work at its slot.
+    #[error("the instruction at {at} cannot be relocated")]
+    Relocate {
+        /// The address.
+        at: Gva,
+        /// Why.
+        #[source]
+        source: insn::RelocateError,
+    },
+}
+
+/// Kernel text as its author wrote it: current bytes, without our own patches.
+pub(super) trait PristineText {
+    /// Fills `into` from `at` on, as far as it can be read; returns how many bytes.
+    fn read(&self, at: Gva, into: &mut [u8]) -> usize;
+
+    /// Whether boot-time patching is over.
+    fn is_final(&self) -> bool;
+}
+
+/// The image's own bytes, for checks before the guest has final text.
+pub(super) struct ImageText<'a>(pub(super) &'a KernelImage);
+
+impl PristineText for ImageText<'_> {
+    fn read(&self, at: Gva, into: &mut [u8]) -> usize {
+        // The last function of a section may be shorter than what is asked for.
+        for len in (1..=into.len()).rev() {
+            if let Some(bytes) = self.0.bytes_at(at, len) {
+                into[..len].copy_from_slice(bytes);
+                return len;
+            }
+        }
+        0
+    }
+
+    fn is_final(&self) -> bool {
+        false
+    }
+}
+
+/// The functions of a stock kernel stay far below this; longer "functions" are a hole in the
+/// symbol table.
+const MAX_FUNCTION: u64 = 1 << 20;
+
+/// A probepoint that may be planted.
+#[derive(Clone, Debug)]
+pub(super) struct Probepoint {
+    pub(super) symbol: (String, u64),
+    pub(super) displaced: Displaced,
+}
+
+/// Finds and checks the probepoint of `target`.
+pub(super) fn plan(
+    target: &Target,
+    image: &KernelImage,
+    text: &dyn PristineText,
+) -> Result<Probepoint, Refused> {
+    let at = resolve(target, image, text)?;
+    if image.is_init_text(at) {
+        return Err(Refused::InitText { at });
+    }
+    if !image.is_text(at) {
+        return Err(Refused::NotText { at });
+    }
+    let (symbol, offset) = image
+        .symbols()
+        .containing(at)
+        .filter(|(_, offset)| *offset < MAX_FUNCTION)
+        .ok_or(Refused::NoSymbol { at })?;
+    if let Some(why) = image.forbidden(at) {
+        return Err(Refused::Forbidden { at, why });
+    }
+    let start = symbol.addr;
+    let wanted = usize::try_from(offset).unwrap_or(0) + insn::MAX_LEN;
+    let mut code = vec![0; wanted];
+    let got = text.read(start, &mut code);
+    code.truncate(got);
+    insn::boundary(&code, start, at)?;
+    let code = code
+        .get(wanted - insn::MAX_LEN..)
+        .filter(|code| !code.is_empty())
+        .ok_or(Refused::Unmapped { at })?;
+    if code[0] == 0xcc {
+        return Err(Refused::ForeignBreakpoint { at });
+    }
+    if text.is_final() && code[0] == CALL && is_ftrace_site(image, at) {
+        return Err(Refused::FtraceInUse { at });
+    }
+    let displaced =
+        insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
+    Ok(Probepoint {
+        symbol: (symbol.name.to_owned(), offset),
+        displaced,
+    })
+}
+
+fn resolve(
+    target: &Target,
+    image: &KernelImage,
+    text: &dyn PristineText,
+) -> Result<Gva, Refused> {
+    match target {
+        Target::Address(at) => Ok(*at),
+        Target::Symbol { name, offset } => {
+            let symbol = image.symbols().lookup(name)?;
+            if *offset >= symbol.size && *offset > 0 {
+                return Err(Refused::OffsetOutside {
+                    symbol: name.clone(),
+                    offset: *offset,
+                    size: symbol.size,
+                });
+            }
+            // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
+            let landing = if *offset == 0 { entry_skip(symbol.addr, text) } else { *offset };
+            Ok(symbol.addr.wrapping_add(landing))
+        }
+    }
+}
+
+/// Length of the ENDBR64 at `at`, or 0.
+fn entry_skip(at: Gva, text: &dyn PristineText) -> u64 {
+    let mut head = [0; 4];
+    if text.read(at, &mut head) == 4 && insn::is_endbr64(&head) { 4 } else { 0 }
+}
+
+/// The opcode of a near call.
+const CALL: u8 = 0xe8;
+
+/// Whether the compiler put a call to `__fentry__` here, which the kernel makes a nop at boot and
+/// a call again while it traces the function.
+fn is_ftrace_site(image: &KernelImage, at: Gva) -> bool {
+    match image.bytes_at(at, 5) {
+        Some(&[0x0f, 0x1f, 0x44, 0x00, 0x00]) => true,
+        Some(&[CALL, a, b, c, d]) => {
+            let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+            let target = at.wrapping_add(5).0.wrapping_add_signed(distance);
+            image.symbols().address_of("__fentry__") == Some(Gva(target))
+        }
+        _ => false,
+    }
+}

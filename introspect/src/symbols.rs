@@ -1,0 +1,591 @@
+//! The names of kernel addresses.
+//!
+//! What is kept true: entries are sorted by address, those at one address in the image's order
+//! (kallsyms puts the best name first), names live in one arena, and the index by name is sorted by
+//! the hash of the name, so every look-up is a binary search and no symbol owns an allocation. A table is built once from an image and never changes.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use globset::{GlobBuilder, GlobMatcher};
+use hvprobe_arch::Gva;
+
+/// How many names [`LookupError::Unknown`] offers at most.
+const NEAR_MATCHES: usize = 5;
+
+/// What a symbol names, from its `nm` letter or ELF type and the section it lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SymbolKind {
+    /// Code, weak functions included.
+    Text,
+    /// Variables, constants, and labels outside code.
+    Data,
+    /// A number rather than a place: on kernels that link per-CPU data at zero (before 6.15), the
+    /// offset of a per-CPU variable.
+    Absolute,
+}
+
+/// One symbol, borrowed from its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// The name as the kernel has it, suffixes such as `.isra.0` included.
+    pub name: &'a str,
+    /// Where it begins.
+    pub addr: Gva,
+    /// Its extent in bytes: what the ELF symbol says, or else up to the next symbol at another
+    /// address or the end of the range it lies in. 0 when none of these is known.
+    pub size: u64,
+    /// What it names.
+    pub kind: SymbolKind,
+}
+
+/// A symbol as an image lists it, before it is part of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawSymbol<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// Where it begins.
+    pub addr: Gva,
+    /// The size the image gives, if it gives one other than 0.
+    pub size: Option<u64>,
+    /// What it names.
+    pub kind: SymbolKind,
+}
+
+/// Why a name does not stand for one address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// No symbol has that name.
+    #[error("unknown symbol `{name}`{}", Offer(.near))]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// Up to five names that look like it, best first.
+        near: Vec<String>,
+    },
+    /// Several symbols at different addresses share the name, as static functions may.
+    #[error("symbol `{name}` is ambiguous, it is at {}; give the address instead", List(.at))]
+    Ambiguous {
+        /// The name asked for.
+        name: String,
+        /// All its addresses, ascending.
+        at: Vec<Gva>,
+    },
+}
+
+/// A pattern that cannot be used to list symbols.
+#[derive(Debug, thiserror::Error)]
+#[error("bad pattern")]
+pub struct PatternError(#[from] globset::Error);
+
+struct Offer<'a>(&'a [String]);
+
+impl fmt::Display for Offer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, name) in self.0.iter().enumerate() {
+            f.write_str(if i == 0 { "; did you mean " } else { ", " })?;
+            write!(f, "`{name}`")?;
+        }
+        f.write_str(if self.0.is_empty() { "" } else { "?" })
+    }
+}
+
+struct List<'a>(&'a [Gva]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// More than this many addresses help nobody in a message.
+        const SHOWN: usize = 8;
+        for (i, at) in self.0.iter().take(SHOWN).enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{at}")?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    addr: u64,
+    size: u64,
+    name: Name,
+    kind: SymbolKind,
+}
+
+/// Where a name lies in the arena.
+#[derive(Clone, Copy)]
+struct Name {
+    start: u32,
+    len: u32,
+}
+
+/// All symbols of an image.
+#[derive(Default)]
+pub struct Symbols {
+    /// Sorted by address.
+    entries: Vec<Entry>,
+    arena: String,
+    /// Hash of the name and index into `entries`, sorted.
+    by_name: Vec<(u32, u32)>,
+}
+
+impl fmt::Debug for Symbols {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Symbols")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Symbols {
+    /// Builds the table. `ranges` are the sections, or failing these the segments, of the image:
+    /// a symbol without a size of its own ends at the latest where its range does.
+    ///
+    /// Symbols without a name, and whatever would take the names past 4 GiB, are left out.
+    pub fn new<'a>(raw: impl IntoIterator<Item = RawSymbol<'a>>, ranges: &[Range<u64>]) -> Self {
+        let mut table = Self::default();
+        for symbol in raw {
+            let (Ok(start), Ok(len)) = (
+                u32::try_from(table.arena.len()),
+                u32::try_from(symbol.name.len()),
+            ) else {
+                continue;
+            };
+            if len == 0 || start.checked_add(len).is_none() {
+                continue;
+            }
+            table.arena.push_str(symbol.name);
+            table.entries.push(Entry {
+                addr: symbol.addr.0,
+                size: symbol.size.unwrap_or(0),
+                name: Name { start, len },
+                kind: symbol.kind,
+            });
+        }
+        table.entries.sort_by_key(|entry| entry.addr);
+        fill_sizes(&mut table.entries, ranges);
+        table.by_name = table
+            .entries
+            .iter()
+            .zip(0_u32..)
+            .map(|(entry, index)| (hash(text(&table.arena, entry)), index))
+            .collect();
+        table.by_name.sort_unstable();
+        table
+    }
+
+    /// How many symbols there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is no symbol at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// All symbols by address.
+    pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
+        self.entries.iter().map(|entry| self.view(entry))
+    }
+
+    /// The one symbol called `name`. A name of code and of something else means the code; two
+    /// symbols of one name at one address are one.
+    ///
+    /// # Errors
+    /// When there is none, with names that are near, or several, with their addresses.
+    pub fn lookup(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
+        let mut found: Vec<Symbol<'_>> = self.named(name).collect();
+        if found.iter().any(|symbol| symbol.kind == SymbolKind::Text) {
+            found.retain(|symbol| symbol.kind == SymbolKind::Text);
+        }
+        found.dedup_by_key(|symbol| symbol.addr);
+        match found.as_slice() {
+            [] => Err(LookupError::Unknown {
+                name: name.to_owned(),
+                near: self.near(name),
+            }),
+            [one] => Ok(*one),
+            several => Err(LookupError::Ambiguous {
+                name: name.to_owned(),
+                at: several.iter().map(|symbol| symbol.addr).collect(),
+            }),
+        }
+    }
+
+    /// The address of `name`, whatever it names; `None` unless there is exactly one.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> Option<Gva> {
+        let mut found = self.named(name);
+        let first = found.next()?.addr;
+        found.all(|other| other.addr == first).then_some(first)
+    }
+
+    /// The symbol `at` lies in and how far into it. Among names of one address, code goes before
+    /// data, and then the first in the image's order.
+    #[must_use]
+    pub fn containing(&self, at: Gva) -> Option<(Symbol<'_>, u64)> {
+        let after = self.entries.partition_point(|entry| entry.addr <= at.0);
+        let addr = self.entries[..after].last()?.addr;
+        let first = self.entries.partition_point(|entry| entry.addr < addr);
+        let offset = at.0 - addr;
+        self.entries[first..after]
+            .iter()
+            .filter(|entry| offset < entry.size || offset == 0)
+            .min_by_key(|entry| entry.kind)
+            .map(|entry| (self.view(entry), offset))
+    }
+
+    /// The symbols whose names match the shell-style `pattern` (`*`, `?`, `[a-z]`, `{a,b}`), by
+    /// address.
+    ///
+    /// # Errors
+    /// When the pattern is malformed.
+    pub fn glob(&self, pattern: &str) -> Result<impl Iterator<Item = Symbol<'_>>, PatternError> {
+        let matcher: GlobMatcher = GlobBuilder::new(pattern).build()?.compile_matcher();
+        Ok(self
+            .iter()
+            .filter(move |symbol| matcher.is_match(symbol.name)))
+    }
+
+    fn view(&self, entry: &Entry) -> Symbol<'_> {
+        Symbol {
+            name: text(&self.arena, entry),
+            addr: Gva(entry.addr),
+            size: entry.size,
+            kind: entry.kind,
+        }
+    }
+
+    /// All symbols of exactly that name, by address.
+    fn named<'a>(&'a self, name: &str) -> impl Iterator<Item = Symbol<'a>> {
+        let wanted = hash(name);
+        let first = self.by_name.partition_point(|(hash, _)| *hash < wanted);
+        self.by_name[first..]
+            .iter()
+            .take_while(move |(hash, _)| *hash == wanted)
+            .filter_map(|(_, index)| self.entries.get(usize::try_from(*index).ok()?))
+            .map(|entry| self.view(entry))
+            .filter(move |symbol| symbol.name == name)
+    }
+
+    /// Names of code like `name`, best first: few edits away, with a prefix as wrappers have (`sys_read`
+    /// finds `__x64_sys_read`), or containing it.
+    fn near(&self, name: &str) -> Vec<String> {
+        /// Longer names are not typed by hand, and the edit distance is quadratic.
+        const LONGEST: usize = 128;
+        /// Shorter texts occur in too many names to mean anything.
+        const SHORTEST_PART: usize = 4;
+
+        if name.is_empty() || name.len() > LONGEST {
+            return Vec::new();
+        }
+        let limit = (name.len() / 3).clamp(1, 4);
+        let letters = letters(name);
+        let mut best: Vec<(usize, usize, &str)> = Vec::new();
+        for entry in &self.entries {
+            let candidate = text(&self.arena, entry);
+            // Only code can be meant, and not the padding before a function.
+            if entry.kind != SymbolKind::Text
+                || ["__pfx_", "__cfi_"]
+                    .iter()
+                    .any(|mark| candidate.starts_with(mark))
+            {
+                continue;
+            }
+            // An edit changes at most two members of the set of letters and the length by one.
+            let close = candidate.len().abs_diff(name.len()) <= limit
+                && (letters ^ self::letters(candidate)).count_ones() as usize <= 2 * limit;
+            let distance = if close {
+                strsim::osa_distance(name, candidate)
+            } else {
+                usize::MAX
+            };
+            let score = if distance <= limit {
+                distance
+            } else if name.len() < SHORTEST_PART {
+                continue;
+            } else if candidate
+                .strip_suffix(name)
+                .is_some_and(|rest| rest.ends_with('_'))
+            {
+                1
+            } else if candidate.contains(name) {
+                limit
+            } else {
+                continue;
+            };
+            let ranked = (score, candidate.len(), candidate);
+            if let Err(place) = best.binary_search(&ranked)
+                && place < NEAR_MATCHES
+            {
+                best.insert(place, ranked);
+                best.truncate(NEAR_MATCHES);
+            }
+        }
+        best.into_iter()
+            .map(|(_, _, name)| name.to_owned())
+            .collect()
+    }
+}
+
+fn text<'a>(arena: &'a str, entry: &Entry) -> &'a str {
+    let start = entry.name.start as usize;
+    arena
+        .get(start..start + entry.name.len as usize)
+        .unwrap_or_default()
+}
+
+fn hash(name: &str) -> u32 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    u32::try_from(hasher.finish() >> 32).unwrap_or_default()
+}
+
+/// Gives entries without a size the distance to the next address in use, within their range.
+/// `entries` are sorted by address.
+fn fill_sizes(entries: &mut [Entry], ranges: &[Range<u64>]) {
+    let mut next = None;
+    let mut at = None;
+    for entry in entries.iter_mut().rev() {
+        if at != Some(entry.addr) {
+            next = at;
+            at = Some(entry.addr);
+        }
+        if entry.size != 0 {
+            continue;
+        }
+        let end = ranges
+            .iter()
+            .find(|range| range.contains(&entry.addr))
+            .map(|range| range.end);
+        let end = match (next, end) {
+            (Some(next), Some(end)) => next.min(end),
+            // Outside every range a distance says nothing: the next symbol may be anywhere.
+            (_, end) => end.unwrap_or(entry.addr),
+        };
+        entry.size = end - entry.addr;
+    }
+}
+
+/// The set of bytes in `name`, folded to 64 members.
+fn letters(name: &str) -> u64 {
+    name.bytes()
+        .fold(0, |set, byte| set | 1_u64 << (byte & 0x3f))
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table() -> Symbols {
+        let text = |name, addr| (name, addr, None, SymbolKind::Text);
+        let raw = [
+            ("current_task", 0x1fb80, None, SymbolKind::Absolute),
+            text("_stext", 0xffff_ffff_8100_0000),
+            text("startup_64", 0xffff_ffff_8100_0000),
+            text("twin", 0xffff_ffff_8100_0100),
+            text("vfs_read", 0xffff_ffff_8100_0200),
+            text("vfs_readv", 0xffff_ffff_8100_0280),
+            text("twin", 0xffff_ffff_8100_0300),
+            text("__x64_sys_read", 0xffff_ffff_8100_0400),
+            text("foo.isra.0", 0xffff_ffff_8100_0480),
+            text("alias_a", 0xffff_ffff_8100_0500),
+            text("alias_b", 0xffff_ffff_8100_0500),
+            text("sized", 0xffff_ffff_8100_0600),
+            text("last", 0xffff_ffff_8100_0f00),
+            ("vfs_read", 0xffff_ffff_8200_0000, Some(8), SymbolKind::Data),
+            ("state", 0xffff_ffff_8200_0008, None, SymbolKind::Data),
+            ("state", 0xffff_ffff_8200_0010, None, SymbolKind::Data),
+        ];
+        let raw = raw.map(|(name, addr, size, kind)| RawSymbol {
+            name,
+            addr: Gva(addr),
+            size: if name == "sized" { Some(0x20) } else { size },
+            kind,
+        });
+        // The table sorts: order of entry must not matter.
+        Symbols::new(
+            raw.into_iter().rev(),
+            &[
+                0..0x2_0000,
+                0xffff_ffff_8100_0000..0xffff_ffff_8100_1000,
+                0xffff_ffff_8200_0000..0xffff_ffff_8200_1000,
+            ],
+        )
+    }
+
+    fn check(name: &str, expect: Expect) {
+        let found = match table().lookup(name) {
+            Ok(symbol) => format!("{} {} {:?}", symbol.addr, symbol.size, symbol.kind),
+            Err(error) => error.to_string(),
+        };
+        expect.assert_eq(&found);
+    }
+
+    #[test]
+    fn code_goes_before_data_of_the_same_name() {
+        check("vfs_read", expect!["0xffffffff81000200 128 Text"]);
+    }
+
+    #[test]
+    fn size_is_what_the_image_says_or_up_to_the_next_address() {
+        check("alias_a", expect!["0xffffffff81000500 256 Text"]);
+        check("alias_b", expect!["0xffffffff81000500 256 Text"]);
+        check("sized", expect!["0xffffffff81000600 32 Text"]);
+        check("last", expect!["0xffffffff81000f00 256 Text"]);
+        check("current_task", expect!["0x1fb80 1152 Absolute"]);
+    }
+
+    #[test]
+    fn same_name_at_several_addresses_is_ambiguous() {
+        check(
+            "twin",
+            expect![
+                "symbol `twin` is ambiguous, it is at 0xffffffff81000100, 0xffffffff81000300; give the address instead"
+            ],
+        );
+        check(
+            "state",
+            expect![
+                "symbol `state` is ambiguous, it is at 0xffffffff82000008, 0xffffffff82000010; give the address instead"
+            ],
+        );
+    }
+
+    #[test]
+    fn unknown_name_offers_near_ones() {
+        check(
+            "vfs_raed",
+            expect!["unknown symbol `vfs_raed`; did you mean `vfs_read`, `vfs_readv`?"],
+        );
+        check(
+            "sys_read",
+            expect!["unknown symbol `sys_read`; did you mean `__x64_sys_read`, `vfs_read`?"],
+        );
+        check("foo", expect!["unknown symbol `foo`"]);
+        check(
+            "foo.isra",
+            expect!["unknown symbol `foo.isra`; did you mean `foo.isra.0`?"],
+        );
+        check("no_such_thing", expect!["unknown symbol `no_such_thing`"]);
+        check("", expect!["unknown symbol ``"]);
+        let endless = "x".repeat(1 << 20);
+        assert!(table().lookup(&endless).is_err());
+    }
+
+    #[test]
+    fn long_lists_of_addresses_are_cut_in_the_message() {
+        let error = LookupError::Ambiguous {
+            name: "init".to_owned(),
+            at: (0..11).map(Gva).collect(),
+        };
+        expect!["symbol `init` is ambiguous, it is at 0x0, 0x1, 0x2, 0x3, 0x4, 0x5, 0x6, 0x7 and 3 more; give the address instead"]
+            .assert_eq(&error.to_string());
+    }
+
+    #[test]
+    fn address_is_found_for_names_of_any_kind_but_only_if_unique() {
+        let table = table();
+        assert_eq!(table.address_of("current_task"), Some(Gva(0x1fb80)));
+        assert_eq!(table.address_of("vfs_read"), None);
+        assert_eq!(table.address_of("twin"), None);
+        assert_eq!(table.address_of("nothing"), None);
+    }
+
+    #[test]
+    fn containing_symbol_is_the_nearest_before_and_ends_with_its_size() {
+        let table = table();
+        let at = |at: u64| {
+            table
+                .containing(Gva(at))
+                .map(|(symbol, offset)| (symbol.name, offset))
+        };
+        assert_eq!(at(0xffff_ffff_8100_0200), Some(("vfs_read", 0)));
+        assert_eq!(at(0xffff_ffff_8100_027f), Some(("vfs_read", 0x7f)));
+        assert_eq!(at(0xffff_ffff_8100_0280), Some(("vfs_readv", 0)));
+        assert_eq!(at(0xffff_ffff_8100_061f), Some(("sized", 0x1f)));
+        assert_eq!(at(0xffff_ffff_8100_0620), None);
+        assert_eq!(at(0xffff_ffff_8100_1000), None);
+        assert_eq!(at(0), None);
+        assert_eq!(at(u64::MAX), None);
+    }
+
+    #[test]
+    fn among_names_of_one_address_the_first_in_the_image_is_meant() {
+        // The table was given in reverse.
+        let (symbol, _) = table()
+            .containing(Gva(0xffff_ffff_8100_0510))
+            .map(|(s, o)| (s.name.to_owned(), o))
+            .unwrap();
+        assert_eq!(symbol, "alias_b");
+    }
+
+    #[test]
+    fn patterns_list_by_address() {
+        let table = table();
+        let list = |pattern: &str| -> Vec<String> {
+            table
+                .glob(pattern)
+                .unwrap()
+                .map(|symbol| symbol.name.to_owned())
+                .collect()
+        };
+        assert_eq!(list("vfs_*"), ["vfs_read", "vfs_readv", "vfs_read"]);
+        assert_eq!(list("alias_[b-z]"), ["alias_b"]);
+        assert_eq!(list("foo.*"), ["foo.isra.0"]);
+        assert_eq!(list("?win"), ["twin", "twin"]);
+        assert_eq!(list("*").len(), table.len());
+        assert!(table.glob("[").is_err());
+    }
+
+    #[test]
+    fn empty_table_answers() {
+        let table = Symbols::default();
+        assert!(table.is_empty());
+        assert!(table.lookup("x").is_err());
+        assert_eq!(table.containing(Gva(1)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn every_symbol_is_found_by_name_and_address(
+            raw in proptest::collection::vec(("[a-c_.]{0,3}", any::<u64>(), any::<Option<u64>>()), 0..60),
+            ranges in proptest::collection::vec((any::<u64>(), any::<u64>()), 0..4),
+            probe in any::<u64>(),
+        ) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(a, b)| a..b).collect();
+            let table = Symbols::new(
+                raw.iter().map(|(name, addr, size)| RawSymbol {
+                    name,
+                    addr: Gva(*addr),
+                    size: *size,
+                    kind: SymbolKind::Text,
+                }),
+                &ranges,
+            );
+            let _ = table.containing(Gva(probe));
+            for (name, addr, _) in raw.iter().filter(|(name, ..)| !name.is_empty()) {
+                prop_assert!(table.iter().any(|s| s.name == name && s.addr.0 == *addr));
+                match table.lookup(name) {
+                    Ok(symbol) => prop_assert_eq!(symbol.addr.0, *addr),
+                    Err(LookupError::Ambiguous { at, .. }) => prop_assert!(at.contains(&Gva(*addr))),
+                    Err(error) => prop_assert!(false, "{}", error),
+                }
+                let (found, offset) = table.containing(Gva(*addr)).unwrap();
+                prop_assert_eq!((found.addr.0, offset), (*addr, 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What the engine needs from the machine it probes.
+//!
+//! Invariant: guest text and the probe table change only inside [`World::stopped`], while no
+//! virtual CPU executes guest code and none of them stands in an out-of-line slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hvprobe_arch::mem::PhysMemory;
+
+use crate::probe::table::ProbeTable;
+
+/// Why the virtual CPUs could not be stopped. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StopError {
+    /// A virtual CPU did not acknowledge in time.
+    #[error("virtual CPU {vcpu} did not stop within {waited:?}")]
+    Unresponsive {
+        /// Its index.
+        vcpu: usize,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The machine has ended.
+    #[error("the machine has ended")]
+    Ended,
+}
+
+/// What is done to a stopped guest: takes its memory, returns the table the virtual CPUs hold from
+/// then on, or `None` to leave them the one they have.
+pub type Change<'a> = dyn FnMut(&dyn PhysMemory) -> Option<Arc<ProbeTable>> + 'a;
+
+/// The machine, as the engine's control side sees it.
+pub trait World {
+    /// Guest memory, which the guest may be changing at the same time.
+    fn memory(&self) -> &dyn PhysMemory;
+
+    /// Stops every virtual CPU outside the slots, runs `change` once, hands the table it returns to
+    /// every virtual CPU, and lets them go on.
+    ///
+    /// # Errors
+    /// When a virtual CPU cannot be stopped; then `change` has not run.
+    fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError>;
+}
+
+/// The clocks read at a hit.
+pub trait Clock {
+    /// Nanoseconds of the host's `CLOCK_MONOTONIC`.
+    fn host_ns(&self) -> u64;
+
+    /// The guest's time-stamp counter, as its RDTSC would read it now.
+    fn guest_tsc(&self) -> u64;
+}
