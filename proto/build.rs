@@ -1,0 +1,23 @@
+//! Compiles the `.proto` files with protox, so that no `protoc` is needed.
+
+use std::{env, error::Error, fs, path::PathBuf};
+
+use prost::Message as _;
+
+const FILES: [&str; 6] = [
+    "hvprobe/v1/error.proto",
+    "hvprobe/v1/events.proto",
+    "hvprobe/v1/host.proto",
+    "hvprobe/v1/machines.proto",
+    "hvprobe/v1/probes.proto",
+    "hvprobe/v1/symbols.proto",
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=hvprobe");
+    let descriptors = protox::compile(FILES, ["."])?;
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    fs::write(out.join("hvprobe.v1.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
+//!
+//! Nothing else lives here. The `.proto` files are the reference; their comments are the
+//! documentation of what is below.
+
+/// Version 1 of the interface.
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    rustdoc::all,
+    clippy::all,
+    reason = "generated code: documented where its .proto file is, formed as the generator forms it"
+)]
+pub mod v1 {
+    tonic::include_proto!("hvprobe.v1");
+}
+
+/// The encoded `google.protobuf.FileDescriptorSet` of the interface, for gRPC reflection and for
+/// tools that speak it without generated code.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/hvprobe.v1.bin"));

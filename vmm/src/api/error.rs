@@ -1,0 +1,173 @@
+//! Errors on the wire: a gRPC status for people, with an [`ErrorDetail`] for programs.
+
+use std::error::Error;
+use std::fmt;
+
+use hvprobe_introspect::probe::Refused;
+use hvprobe_introspect::symbols::LookupError;
+use hvprobe_proto::v1::{ErrorDetail, ErrorKind};
+use prost::Message as _;
+use tonic::{Code, Status};
+
+/// The name under which a detail is packed (`google.protobuf.Any.type_url`).
+const DETAIL: &str = "type.googleapis.com/hvprobe.v1.ErrorDetail";
+
+/// An error on its way out.
+#[derive(Debug)]
+pub(super) struct Failure {
+    code: Code,
+    message: String,
+    detail: ErrorDetail,
+}
+
+impl Failure {
+    pub(super) fn new(code: Code, kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            detail: ErrorDetail {
+                kind: kind.into(),
+                ..Default::default()
+            },
+        }
+    }
+
+    /// Tells which entry of the batch is to blame.
+    pub(super) fn at_index(mut self, index: usize) -> Self {
+        self.detail.index = u32::try_from(index).ok();
+        self
+    }
+
+    /// Tells which character of the definition is to blame.
+    pub(super) fn at_column(mut self, column: usize) -> Self {
+        self.detail.column = u32::try_from(column).ok();
+        self
+    }
+
+    /// Offers what could have been meant.
+    fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
+        self.detail.candidates = candidates.into_iter().collect();
+        self
+    }
+}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        let Failure {
+            code,
+            message,
+            detail,
+        } = failure;
+        let packed = tonic_types::Status {
+            code: code.into(),
+            message: message.clone(),
+            details: vec![prost_types::Any {
+                type_url: DETAIL.into(),
+                value: detail.encode_to_vec(),
+            }],
+        };
+        Self::with_details(code, message, packed.encode_to_vec().into())
+    }
+}
+
+/// `error` and what caused it, in one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// The status for a place that cannot be probed; `message` says of which probe and why.
+pub(super) fn refused(message: String, why: &Refused) -> Failure {
+    match why {
+        Refused::Symbol(LookupError::Unknown { near, .. }) => {
+            Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, message)
+                .offering(near.iter().cloned())
+        }
+        Refused::Symbol(LookupError::Ambiguous { at, .. }) => {
+            Failure::new(Code::InvalidArgument, ErrorKind::AmbiguousSymbol, message)
+                .offering(at.iter().map(ToString::to_string))
+        }
+        _ => Failure::new(Code::InvalidArgument, ErrorKind::Refused, message),
+    }
+}
+
+/// Nobody is called `name`.
+pub(super) fn no_such_machine(name: &str) -> Status {
+    // A name that cannot be one is not worth repeating.
+    let message = match super::limits::machine_name(name) {
+        Ok(()) => format!("there is no machine `{name}`"),
+        Err(bad) => return bad,
+    };
+    Failure::new(Code::NotFound, ErrorKind::NoSuchMachine, message).into()
+}
+
+/// The machine `name` has ended.
+pub(super) fn ended(name: &str) -> Status {
+    Failure::new(
+        Code::FailedPrecondition,
+        ErrorKind::MachineEnded,
+        format!("machine `{name}` has ended"),
+    )
+    .into()
+}
+
+/// A part of the server has panicked; the panic has been printed.
+pub(super) fn broken(part: impl fmt::Display) -> Status {
+    Status::internal(format!("hvprobe is broken: {part} panicked"))
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_arch::Gva;
+
+    use super::*;
+
+    /// What a client sees of `failure`.
+    fn seen(failure: Failure) -> (Code, ErrorDetail) {
+        let status = Status::from(failure);
+        let packed = tonic_types::Status::decode(status.details()).unwrap();
+        assert_eq!(packed.message, status.message());
+        assert_eq!(packed.code, i32::from(status.code()));
+        let detail = ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap();
+        (status.code(), detail)
+    }
+
+    #[test]
+    fn detail_says_where_and_what_could_have_been_meant() {
+        let why = Refused::Symbol(LookupError::Unknown {
+            name: "vfs_raed".into(),
+            near: vec!["vfs_read".into()],
+        });
+        let (code, detail) = seen(refused(chain(&why), &why).at_index(3).at_column(2));
+        assert_eq!(code, Code::NotFound);
+        assert_eq!(detail.kind(), ErrorKind::UnknownSymbol);
+        assert_eq!((detail.index, detail.column), (Some(3), Some(2)));
+        assert_eq!(detail.candidates, ["vfs_read"]);
+    }
+
+    #[test]
+    fn ambiguous_symbol_offers_its_addresses() {
+        let why = Refused::Symbol(LookupError::Ambiguous {
+            name: "t_next".into(),
+            at: vec![Gva(0x10), Gva(0x20)],
+        });
+        let (code, detail) = seen(refused(chain(&why), &why));
+        assert_eq!(code, Code::InvalidArgument);
+        assert_eq!(detail.candidates, ["0x10", "0x20"]);
+    }
+
+    #[test]
+    fn chain_names_every_cause_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] std::io::Error);
+        let error = Outer(std::io::Error::other("inner"));
+        assert_eq!(chain(&error), "outer: inner");
+    }
+}

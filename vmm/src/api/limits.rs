@@ -1,0 +1,91 @@
+//! What a request may hold. Everything here is checked before any of it is worked on.
+
+use std::path::{Path, PathBuf};
+
+use hvprobe_proto::v1::ErrorKind;
+use tonic::{Code, Status};
+
+use super::error::Failure;
+
+/// Bytes of one message.
+pub(super) const MESSAGE: usize = 8 << 20;
+/// Entries of one batch.
+pub(super) const BATCH: usize = 16_384;
+/// Bytes of one definition, and of a pattern.
+pub(super) const DEFINITION: usize = 1024;
+/// Bytes typed on a console at once.
+pub(super) const CONSOLE_WRITE: usize = 64 << 10;
+/// Bytes of a path (`PATH_MAX`, its zero not counted).
+const PATH: usize = 4095;
+/// Bytes of a machine's name.
+const NAME: usize = 63;
+
+/// That `length` is not beyond `limit`.
+pub(super) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {
+    if length <= limit {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Code::InvalidArgument,
+        ErrorKind::TooLarge,
+        format!("{what} is too large: {length}, at most {limit}"),
+    )
+    .into())
+}
+
+/// That `name` can be a machine's.
+pub(super) fn machine_name(name: &str) -> Result<(), Status> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.len() <= NAME
+        && name.bytes().all(allowed)
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+    {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Code::InvalidArgument,
+        ErrorKind::BadName,
+        format!(
+            "bad machine name: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
+             digit first"
+        ),
+    )
+    .into())
+}
+
+/// `path`, which has to be absolute: a server's working directory is not its clients'.
+pub(super) fn path(what: &str, path: String) -> Result<PathBuf, Status> {
+    at_most(what, path.len(), PATH)?;
+    if Path::new(&path).is_absolute() && !path.contains('\0') {
+        return Ok(path.into());
+    }
+    Err(Failure::new(
+        Code::InvalidArgument,
+        ErrorKind::BadMachine,
+        format!("{what} has to be an absolute path"),
+    )
+    .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for good in ["a", "vm0", "7", "web-1.test_x", &"x".repeat(63)] {
+            assert!(machine_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-a", ".", "a b", "a/b", "ä", "a\n", &"x".repeat(64)] {
+            assert!(machine_name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn paths_are_absolute() {
+        assert!(path("kernel", "/boot/vmlinuz".into()).is_ok());
+        for bad in ["", "vmlinuz", "/a\0b", &format!("/{}", "x".repeat(5000))] {
+            assert!(path("kernel", bad.into()).is_err(), "{bad:?}");
+        }
+    }
+}

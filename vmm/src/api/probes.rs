@@ -1,0 +1,183 @@
+//! `hvprobe.v1.Probes`.
+
+use hvprobe_introspect::definition;
+use hvprobe_introspect::probe::registry::{ChangeError, RegisterError};
+use hvprobe_introspect::probe::{ProbeId, ProbeSpec};
+use hvprobe_introspect::world::StopError;
+use hvprobe_proto::v1::{
+    self, DisableRequest, DisableResponse, EnableRequest, EnableResponse, ErrorKind,
+    ListProbesRequest, ListProbesResponse, RegisterRequest, RegisterResponse, UnregisterRequest,
+    UnregisterResponse, probes_server,
+};
+use tonic::{Code, Request, Response, Status};
+
+use super::error::{self, Failure, chain};
+use super::fleet::{Fleet, Handle};
+use super::limits;
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct Service {
+    fleet: Fleet,
+}
+
+impl Service {
+    pub(super) fn new(fleet: Fleet) -> Self {
+        Self { fleet }
+    }
+
+    /// The machine, and the ids as the engine has them.
+    fn change(&self, machine: &str, ids: Vec<u32>) -> Result<(Handle, Vec<ProbeId>), Status> {
+        limits::at_most("the number of probes", ids.len(), limits::BATCH)?;
+        let ids = ids.into_iter().map(ProbeId).collect();
+        Ok((self.fleet.get(machine)?, ids))
+    }
+}
+
+#[tonic::async_trait]
+impl probes_server::Probes for Service {
+    async fn register(
+        &self,
+        request: Request<RegisterRequest>,
+    ) -> Result<Response<RegisterResponse>, Status> {
+        let RegisterRequest { machine, probes } = request.into_inner();
+        let specs = specs(probes)?;
+        let handle = self.fleet.get(&machine)?;
+        let ids = handle
+            .blocking(move |machine| machine.register(&specs))
+            .await?
+            .map_err(|error| register_error(&machine, &error))?;
+        let ids = ids.into_iter().map(|id| id.0).collect();
+        Ok(Response::new(RegisterResponse { ids }))
+    }
+
+    async fn unregister(
+        &self,
+        request: Request<UnregisterRequest>,
+    ) -> Result<Response<UnregisterResponse>, Status> {
+        let UnregisterRequest { machine, ids } = request.into_inner();
+        let (handle, ids) = self.change(&machine, ids)?;
+        handle
+            .blocking(move |machine| machine.unregister(&ids))
+            .await?
+            .map_err(|error| change_error(&machine, &error))?;
+        Ok(Response::new(UnregisterResponse {}))
+    }
+
+    async fn enable(
+        &self,
+        request: Request<EnableRequest>,
+    ) -> Result<Response<EnableResponse>, Status> {
+        let EnableRequest { machine, ids } = request.into_inner();
+        let (handle, ids) = self.change(&machine, ids)?;
+        handle
+            .blocking(move |machine| machine.enable(&ids))
+            .await?
+            .map_err(|error| change_error(&machine, &error))?;
+        Ok(Response::new(EnableResponse {}))
+    }
+
+    async fn disable(
+        &self,
+        request: Request<DisableRequest>,
+    ) -> Result<Response<DisableResponse>, Status> {
+        let DisableRequest { machine, ids } = request.into_inner();
+        let (handle, ids) = self.change(&machine, ids)?;
+        handle
+            .blocking(move |machine| machine.disable(&ids))
+            .await?
+            .map_err(|error| change_error(&machine, &error))?;
+        Ok(Response::new(DisableResponse {}))
+    }
+
+    async fn list_probes(
+        &self,
+        request: Request<ListProbesRequest>,
+    ) -> Result<Response<ListProbesResponse>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let probes = handle.probes().await?;
+        Ok(Response::new(ListProbesResponse { probes }))
+    }
+}
+
+/// The probes asked for, if all of them can be read.
+pub(super) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status> {
+    limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+    let mut specs = Vec::with_capacity(probes.len());
+    for (index, probe) in probes.into_iter().enumerate() {
+        limits::at_most("a definition", probe.definition.len(), limits::DEFINITION)?;
+        let definition = definition::parse(&probe.definition).map_err(|error| {
+            let message = format!("probe {index}, column {}: {error}", error.column);
+            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+                .at_index(index)
+                .at_column(error.column)
+        })?;
+        specs.push(ProbeSpec {
+            definition,
+            disabled: probe.disabled,
+        });
+    }
+    Ok(specs)
+}
+
+/// Why a batch was not registered, for clients.
+pub(super) fn register_error(machine: &str, error: &RegisterError) -> Status {
+    match error {
+        RegisterError::Refused { index, source, .. } => {
+            error::refused(chain(error), source).at_index(*index).into()
+        }
+        RegisterError::Stop(stop) => stop_error(machine, stop),
+    }
+}
+
+fn change_error(machine: &str, error: &ChangeError) -> Status {
+    match error {
+        ChangeError::NoSuchProbe { index, .. } => {
+            Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, chain(error))
+                .at_index(*index)
+                .into()
+        }
+        ChangeError::Refused { source, .. } => error::refused(chain(error), source).into(),
+        ChangeError::Stop(stop) => stop_error(machine, stop),
+    }
+}
+
+/// Why the virtual CPUs of a machine could not be stopped, for clients.
+pub(super) fn stop_error(machine: &str, error: &StopError) -> Status {
+    match error {
+        StopError::Ended => error::ended(machine),
+        StopError::Unresponsive { .. } => {
+            Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(definitions: &[&str]) -> Result<Vec<ProbeSpec>, Status> {
+        let probes = definitions.iter().map(|definition| v1::ProbeSpec {
+            definition: (*definition).to_owned(),
+            disabled: true,
+        });
+        specs(probes.collect())
+    }
+
+    #[test]
+    fn definitions_keep_their_order_and_flags() {
+        let specs = read(&["p vfs_read", "p:w vfs_write+4"]).unwrap();
+        let texts: Vec<_> = specs.iter().map(|spec| spec.definition.to_string()).collect();
+        assert_eq!(texts, ["p vfs_read", "p:w vfs_write+0x4"]);
+        assert!(specs.iter().all(|spec| spec.disabled));
+    }
+
+    #[test]
+    fn bad_definition_and_oversized_batch_are_refused() {
+        assert_eq!(read(&["p a", "p"]).unwrap_err().code(), Code::InvalidArgument);
+        let many = vec!["p a"; limits::BATCH + 1];
+        assert_eq!(read(&many).unwrap_err().code(), Code::InvalidArgument);
+        let long = format!("p {}", "a".repeat(limits::DEFINITION));
+        assert_eq!(read(&[&long]).unwrap_err().code(), Code::InvalidArgument);
+    }
+}

@@ -1,0 +1,327 @@
+//! The unix socket the server listens on.
+//!
+//! What is kept true, from before the path exists until after it is gone:
+//!
+//! - One server per path. A lock file beside the socket is held while the socket exists, so two
+//!   servers that start at the same time cannot both find it stale.
+//! - Only the owner reaches it. The socket is given mode 0600 before it is bound, so there is no
+//!   moment at which the path has another; who connects is asked for his credentials besides.
+//! - Only a dead socket is replaced, never a live one and never a file that is not a socket.
+//! - The socket is removed when the listener goes, unless the path has become something else.
+
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
+
+/// Longest path a unix socket can have, in bytes, its closing zero not counted (`unix(7)`).
+const LONGEST_PATH: usize = 107;
+/// Connections the kernel keeps for us until we accept them.
+const BACKLOG: u32 = 128;
+
+/// Why a socket cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another server is there.
+    #[error("a server already listens on {}", .0.display())]
+    InUse(PathBuf),
+    /// The path is taken by something that must not be replaced.
+    #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    /// The kernel takes no such path.
+    #[error("{} is too long for a socket: at most {LONGEST_PATH} bytes", .0.display())]
+    TooLong(PathBuf),
+    /// The file system or the network layer refused.
+    #[error("cannot {what} {}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl ListenError {
+    fn io<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {
+        move |source| Self::Io {
+            what,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// A socket in the file system that accepts connections of its owner and of root.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket, to recognise it when it is to be removed.
+    identity: (u64, u64),
+    lock: PathLock,
+}
+
+impl Listener {
+    /// Listens on `path`, replacing a socket that no server listens on any more.
+    ///
+    /// Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// When a server listens there, when the path is something else, or when the system refuses.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        if path.as_os_str().as_bytes().len() > LONGEST_PATH {
+            return Err(ListenError::TooLong(path.to_owned()));
+        }
+        let lock = PathLock::take(path)?;
+        remove_stale(path)?;
+
+        let socket = UnixSocket::new_stream().map_err(ListenError::io("create", path))?;
+        // The kernel gives the path the mode of the unbound socket's inode, less the umask.
+        socket
+            .as_fd()
+            .try_clone_to_owned()
+            .map(File::from)
+            .and_then(|inode| inode.set_permissions(Permissions::from_mode(0o600)))
+            .map_err(ListenError::io("protect", path))?;
+        socket
+            .bind(path)
+            .map_err(ListenError::io("create", path))?;
+        let metadata = fs::symlink_metadata(path).map_err(ListenError::io("inspect", path))?;
+        let socket = socket
+            .listen(BACKLOG)
+            .map_err(ListenError::io("listen on", path))?;
+        Ok(Self {
+            socket,
+            path: path.to_owned(),
+            identity: (metadata.dev(), metadata.ino()),
+            lock,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next connection of someone who may have one. Others are hung up on.
+    ///
+    /// # Errors
+    /// When the process has run out of what a connection needs.
+    pub async fn accept(&self) -> io::Result<UnixStream> {
+        loop {
+            let (stream, _) = self.socket.accept().await?;
+            match stream.peer_cred() {
+                Ok(peer) if admitted(peer.uid()) => return Ok(stream),
+                Ok(peer) => {
+                    tracing::warn!(uid = peer.uid(), "refused a connection of another user");
+                }
+                Err(error) => tracing::warn!(%error, "refused a connection without credentials"),
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+        // The lock goes last: whoever gets it next finds the path free.
+        self.lock.release();
+    }
+}
+
+/// Whether the user `uid` may talk to this server.
+fn admitted(uid: u32) -> bool {
+    uid == rustix::process::geteuid().as_raw() || uid == 0
+}
+
+/// Removes the socket at `path` if nobody listens on it.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(ListenError::io("inspect", path)(error)),
+    };
+    if !found.file_type().is_socket() {
+        return Err(ListenError::NotASocket(path.to_owned()));
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err(ListenError::InUse(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(path = %path.display(), "replacing a stale socket");
+            fs::remove_file(path).map_err(ListenError::io("remove the stale socket", path))
+        }
+        Err(error) => Err(ListenError::io("test the socket", path)(error)),
+    }
+}
+
+/// The right to create and remove the socket of one path: a locked file beside it.
+#[derive(Debug)]
+struct PathLock {
+    path: PathBuf,
+    /// Locked while open.
+    file: File,
+}
+
+impl PathLock {
+    fn take(socket: &Path) -> Result<Self, ListenError> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        loop {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)
+                .map_err(ListenError::io("create", &path))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(ListenError::InUse(socket.to_owned()));
+                }
+                Err(TryLockError::Error(error)) => {
+                    return Err(ListenError::io("lock", &path)(error));
+                }
+            }
+            // Its last holder may have removed the file between the opening and the locking; then
+            // the lock is on a file that no one else will find.
+            let locked = file.metadata().map_err(ListenError::io("inspect", &path))?;
+            if fs::symlink_metadata(&path)
+                .is_ok_and(|found| (found.dev(), found.ino()) == (locked.dev(), locked.ino()))
+            {
+                return Ok(Self { path, file });
+            }
+        }
+    }
+
+    /// Removes the file while it is locked, then unlocks it.
+    fn release(&self) {
+        let removed = fs::remove_file(&self.path);
+        let unlocked = self.file.unlock();
+        if let Err(error) = removed.and(unlocked) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the lock file");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hvprobe.sock");
+        (folder, path)
+    }
+
+    fn is_empty(folder: &tempfile::TempDir) -> bool {
+        fs::read_dir(folder.path()).unwrap().next().is_none()
+    }
+
+    #[tokio::test]
+    async fn socket_has_mode_0600_and_is_gone_with_its_lock_after_drop() {
+        let (folder, path) = place();
+        let listener = Listener::bind(&path).unwrap();
+        let mode = fs::symlink_metadata(&path).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(listener);
+        assert!(is_empty(&folder));
+    }
+
+    #[tokio::test]
+    async fn own_connection_is_accepted() {
+        let (_folder, path) = place();
+        let listener = Listener::bind(&path).unwrap();
+        let (served, _client) = tokio::join!(listener.accept(), UnixStream::connect(&path));
+        served.unwrap();
+    }
+
+    #[tokio::test]
+    async fn second_server_is_refused_and_the_first_goes_on() {
+        let (_folder, path) = place();
+        let first = Listener::bind(&path).unwrap();
+        let error = Listener::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::InUse(_)), "{error:?}");
+        let (served, _client) = tokio::join!(first.accept(), UnixStream::connect(&path));
+        served.unwrap();
+    }
+
+    #[tokio::test]
+    async fn server_that_holds_no_lock_is_found_alive() {
+        let (_folder, path) = place();
+        let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let error = Listener::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::InUse(_)), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn stale_socket_and_stale_lock_are_replaced() {
+        let (_folder, path) = place();
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        fs::write(path.with_extension("sock.lock"), "").unwrap();
+        let listener = Listener::bind(&path).unwrap();
+        let (served, _client) = tokio::join!(listener.accept(), UnixStream::connect(&path));
+        served.unwrap();
+    }
+
+    #[tokio::test]
+    async fn other_file_is_not_replaced() {
+        let (_folder, path) = place();
+        fs::write(&path, "precious").unwrap();
+        let error = Listener::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::NotASocket(_)), "{error:?}");
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[tokio::test]
+    async fn link_is_not_followed() {
+        let (folder, path) = place();
+        let target = folder.path().join("target");
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        let error = Listener::bind(&path).unwrap_err();
+        assert!(matches!(error, ListenError::NotASocket(_)), "{error:?}");
+        assert!(!target.exists());
+    }
+
+    #[tokio::test]
+    async fn path_that_became_another_server_is_left_alone() {
+        let (_folder, path) = place();
+        let listener = Listener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn too_long_and_missing_folders_are_told() {
+        let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        assert!(matches!(
+            Listener::bind(&long).unwrap_err(),
+            ListenError::TooLong(_)
+        ));
+        let (folder, _) = place();
+        let error = Listener::bind(&folder.path().join("no/such/folder.sock")).unwrap_err();
+        assert!(matches!(error, ListenError::Io { what: "create", .. }), "{error:?}");
+    }
+
+    #[test]
+    fn only_root_and_the_owner_are_admitted() {
+        let own = rustix::process::geteuid().as_raw();
+        assert!(admitted(own) && admitted(0));
+        assert!(!admitted(own.wrapping_add(1).max(1000)));
+    }
+}

@@ -1,0 +1,160 @@
+//! The serial console: a 16550A from `vm-superio`, its interrupt, and a queue for input.
+//!
+//! What holds: input is delivered in order and none is lost once accepted. Bytes wait in a bounded
+//! queue and move on when the UART's FIFO has room and the guest has switched receive interrupts on,
+//! in the UART and on the way out of it: what arrives earlier, drivers throw away while they probe
+//! the UART and set it up. So a guest that polls gets no input.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvm_ioctls::VmFd;
+use vm_superio::serial::NoEvents;
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::COM1_GSI;
+
+/// How much input waits for a guest that does not read, in bytes.
+const MAX_PENDING: usize = 64 << 10;
+
+/// Registers of the UART, by offset (National Semiconductor PC16550D).
+const DATA: u16 = 0;
+const INTERRUPT_ENABLE: u16 = 1;
+const LINE_CONTROL: u16 = 3;
+const MODEM_CONTROL: u16 = 4;
+
+/// Interrupt enable: data has been received.
+const RECEIVED: u8 = 1;
+/// Modem control: the output that connects the interrupt line in a PC.
+const OUT2: u8 = 1 << 3;
+/// Line control: the first two registers are the baud rate's divisor.
+const DIVISOR_LATCH: u8 = 1 << 7;
+
+/// The console of one machine.
+#[derive(Debug)]
+pub(super) struct Console(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    uart: Serial<Interrupt, NoEvents, Sink>,
+    pending: VecDeque<u8>,
+    /// The guest sees the divisor in the first two registers.
+    divisor: bool,
+    /// The interrupt enable register.
+    enabled: u8,
+    /// The modem control register.
+    modem: u8,
+}
+
+impl Console {
+    pub(super) fn new(vm: &VmFd, sink: Box<dyn FnMut(&[u8]) + Send>) -> io::Result<Self> {
+        let interrupt = EventFd::new(EFD_NONBLOCK)?;
+        vm.register_irqfd(&interrupt, COM1_GSI)
+            .map_err(io::Error::from)?;
+        Ok(Self::with_interrupt(interrupt, sink))
+    }
+
+    pub(super) fn with_interrupt(interrupt: EventFd, sink: Box<dyn FnMut(&[u8]) + Send>) -> Self {
+        Self(Mutex::new(State {
+            uart: Serial::new(Interrupt(interrupt), Sink(sink)),
+            pending: VecDeque::new(),
+            divisor: false,
+            enabled: 0,
+            modem: 0,
+        }))
+    }
+
+    /// A panic of the sink leaves the UART's registers as they were, so a poisoned lock is usable.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn write(&self, offset: u16, data: &[u8]) {
+        let mut state = self.lock();
+        for byte in data {
+            // Neither the interrupt's counter nor the sink can fail in a way the guest should see.
+            if let Err(error) = state.uart.write(offset.to_le_bytes()[0], *byte) {
+                tracing::debug!(%error, "console output");
+            }
+            match offset {
+                INTERRUPT_ENABLE if !state.divisor => state.enabled = *byte,
+                MODEM_CONTROL => state.modem = *byte,
+                LINE_CONTROL => state.divisor = byte & DIVISOR_LATCH != 0,
+                _ => {}
+            }
+        }
+        state.feed();
+    }
+
+    pub(super) fn read(&self, offset: u16, data: &mut [u8]) {
+        let mut state = self.lock();
+        for byte in data {
+            *byte = state.uart.read(offset.to_le_bytes()[0]);
+        }
+        if offset == DATA {
+            state.feed();
+        }
+    }
+
+    pub(super) fn input(&self, bytes: &[u8]) -> usize {
+        let mut state = self.lock();
+        let accepted = bytes.len().min(MAX_PENDING - state.pending.len());
+        state.pending.extend(&bytes[..accepted]);
+        state.feed();
+        accepted
+    }
+}
+
+impl State {
+    /// Moves input into the UART as far as it has room.
+    fn feed(&mut self) {
+        let receiving = self.enabled & RECEIVED != 0 && self.modem & OUT2 != 0;
+        while receiving && self.uart.fifo_capacity() > 0 && !self.pending.is_empty() {
+            let (bytes, _) = self.pending.as_slices();
+            match self.uart.enqueue_raw_bytes(bytes) {
+                // Loopback mode takes nothing from outside.
+                Ok(0) => return,
+                Ok(taken) => drop(self.pending.drain(..taken)),
+                Err(error) => {
+                    tracing::debug!(%error, "console input");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The console's interrupt line: a write raises the edge KVM delivers.
+#[derive(Debug)]
+struct Interrupt(EventFd);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Where the guest's output goes.
+struct Sink(Box<dyn FnMut(&[u8]) + Send>);
+
+impl fmt::Debug for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sink")
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (self.0)(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

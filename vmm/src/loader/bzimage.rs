@@ -1,0 +1,102 @@
+//! The setup header of a `bzImage` (boot.rst, "The Real-Mode Kernel Header"): where the packed
+//! kernel lies in the file, and what the boot parameters take over.
+
+use super::LoadError;
+
+/// Where the header begins, in the file as in the boot parameters.
+pub(super) const START: usize = 0x1f1;
+
+/// The end of what the boot parameters have room for.
+const LIMIT: usize = 0x290;
+
+const SECTOR: usize = 512;
+const MAGIC: &[u8; 4] = b"HdrS";
+
+/// Boot protocol 2.08 brought `payload_offset` and `payload_length`.
+const OLDEST: u16 = 0x0208;
+
+/// The header as the file has it, from [`START`] on.
+#[derive(Debug)]
+pub(super) struct SetupHeader {
+    bytes: Vec<u8>,
+    payload_start: usize,
+    payload_len: usize,
+}
+
+impl SetupHeader {
+    /// The header of `image`, or `None` if it has none.
+    pub(super) fn find(image: &[u8]) -> Result<Option<Self>, LoadError> {
+        if image.get(0x202..0x206) != Some(MAGIC) {
+            return Ok(None);
+        }
+        let damaged = |what: &str| LoadError::Damaged {
+            what: what.to_owned(),
+        };
+        let truncated = || damaged("it ends inside the setup header");
+        let version = u16::from_le_bytes(field(image, 0x206).ok_or_else(truncated)?);
+        if version < OLDEST {
+            return Err(LoadError::OldProtocol(version));
+        }
+        // The jump at 0x200 leads past the header, and so tells its end.
+        let [jump] = field(image, 0x201).ok_or_else(truncated)?;
+        let end = (0x202 + usize::from(jump)).min(LIMIT);
+        let bytes = image.get(START..end).ok_or_else(truncated)?.to_vec();
+        if end < 0x250 {
+            return Err(damaged("its setup header is too short"));
+        }
+
+        // Zero means four, for historical reasons.
+        let [sectors] = field(image, START).ok_or_else(truncated)?;
+        let sectors = if sectors == 0 { 4 } else { usize::from(sectors) };
+        let protected = (sectors + 1) * SECTOR;
+        let word = |at| -> Result<usize, LoadError> {
+            let word = u32::from_le_bytes(field(image, at).ok_or_else(truncated)?);
+            usize::try_from(word).map_err(|_| truncated())
+        };
+        let payload_len = word(0x24c)?;
+        let payload_start = protected
+            .checked_add(word(0x248)?)
+            .ok_or_else(|| damaged("its payload lies beyond any file"))?;
+        Ok(Some(Self {
+            bytes,
+            payload_start,
+            payload_len,
+        }))
+    }
+
+    /// The header's bytes, which belong at [`START`] of the boot parameters.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The highest address the initramfs may have a byte at.
+    pub(super) fn initrd_max(&self) -> u64 {
+        let word = field(&self.bytes, 0x22c - START).map_or(0, u32::from_le_bytes);
+        // Nothing below what the earliest kernels had is believable.
+        u64::from(word).max(0x37ff_ffff)
+    }
+
+    /// The longest command line the kernel takes, in bytes without the closing zero.
+    pub(super) fn cmdline_max(&self) -> usize {
+        let word = field(&self.bytes, 0x238 - START).map_or(0, u32::from_le_bytes);
+        usize::try_from(word).unwrap_or(usize::MAX)
+    }
+
+    /// The packed kernel within `image`, the file this header is from.
+    pub(super) fn payload<'a>(&self, image: &'a [u8]) -> Result<&'a [u8], LoadError> {
+        let end = self.payload_start.checked_add(self.payload_len);
+        end.and_then(|end| image.get(self.payload_start..end))
+            .ok_or_else(|| LoadError::Damaged {
+                what: format!(
+                    "its payload of {} bytes begins at {:#x}, but the file has {} bytes",
+                    self.payload_len,
+                    self.payload_start,
+                    image.len()
+                ),
+            })
+    }
+}
+
+fn field<const N: usize>(image: &[u8], at: usize) -> Option<[u8; N]> {
+    image.get(at..)?.first_chunk().copied()
+}

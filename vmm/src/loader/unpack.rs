@@ -1,0 +1,125 @@
+//! Unpacking the payload of a `bzImage`, never to more than [`MAX_KERNEL`] bytes.
+//!
+//! The payload is one stream in the format its first bytes tell, followed by the unpacked size as a
+//! little-endian 32-bit word (for gzip, the stream's own). That word only sizes the buffer: the
+//! stream decides.
+
+use std::error::Error;
+use std::io::{self, Read};
+
+use flate2::read::GzDecoder;
+use lzma_rust2::XzReader;
+use ruzstd::decoding::StreamingDecoder;
+
+use super::{LoadError, elf};
+
+/// The largest kernel that is unpacked, in bytes.
+pub(super) const MAX_KERNEL: u64 = 512 << 20;
+
+/// The largest window a zstd stream may ask for; Linux packs with at most 128 MiB.
+const MAX_ZSTD_WINDOW: u64 = 128 << 20;
+
+/// What a legacy lz4 stream cuts its input into (lz4_Frame_format.md, "Legacy frame").
+const LZ4_BLOCK: usize = 8 << 20;
+const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+
+/// Formats a kernel can be packed with that are not unpacked here, by their first bytes.
+const UNSUPPORTED: [(&[u8], &str); 3] = [
+    (b"BZh", "bzip2"),
+    (&[0x5d, 0, 0], "lzma"),
+    (&[0x89, b'L', b'Z', b'O', 0], "lzo"),
+];
+
+/// The kernel packed in `payload`.
+pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
+    if payload.starts_with(elf::MAGIC) {
+        return Ok(payload.to_vec());
+    }
+    if payload.starts_with(&[0x1f, 0x8b]) {
+        read("gzip", GzDecoder::new(payload), buffer(payload, 1))
+    } else if payload.starts_with(&[0xfd, b'7', b'z', b'X', b'Z', 0]) {
+        read("xz", XzReader::new(payload, false), buffer(payload, 1))
+    } else if payload.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        let stream = StreamingDecoder::new_with_max_window_size(payload, MAX_ZSTD_WINDOW)
+            .map_err(|source| failed("zstd", source))?;
+        read("zstd", stream, buffer(payload, 1))
+    } else if let Some(blocks) = payload.strip_prefix(&LZ4_MAGIC) {
+        lz4(blocks, buffer(payload, LZ4_BLOCK))
+    } else {
+        let known = UNSUPPORTED
+            .iter()
+            .find(|(magic, _)| payload.starts_with(magic));
+        Err(LoadError::Compression(
+            known.map_or("an unknown format", |(_, name)| name),
+        ))
+    }
+}
+
+/// A buffer of about the right capacity, plus `spare` bytes which a reader needs to see the end
+/// without growing it.
+fn buffer(payload: &[u8], spare: usize) -> Vec<u8> {
+    // Packed kernels are a third to a sixth of the unpacked one. A size that claims much more is
+    // not believed before the stream has shown it.
+    let believable = (payload.len() as u64).saturating_mul(16).min(MAX_KERNEL);
+    let promised = payload
+        .last_chunk()
+        .map_or(0, |word| u64::from(u32::from_le_bytes(*word)));
+    let capacity = usize::try_from(promised.min(believable)).unwrap_or(0);
+    Vec::with_capacity(capacity + spare)
+}
+
+fn read(
+    format: &'static str,
+    stream: impl Read,
+    mut kernel: Vec<u8>,
+) -> Result<Vec<u8>, LoadError> {
+    stream
+        .take(MAX_KERNEL + 1)
+        .read_to_end(&mut kernel)
+        .map_err(|source| failed(format, source))?;
+    if kernel.len() as u64 > MAX_KERNEL {
+        return Err(LoadError::UnpackedTooLarge);
+    }
+    Ok(kernel)
+}
+
+/// Blocks, each after its packed size, until the payload or what can be a size ends: the closing
+/// size word is not marked as such.
+fn lz4(mut blocks: &[u8], mut kernel: Vec<u8>) -> Result<Vec<u8>, LoadError> {
+    while let Some((size, rest)) = blocks.split_first_chunk() {
+        // Streams may be strung together.
+        if *size == LZ4_MAGIC {
+            blocks = rest;
+            continue;
+        }
+        if rest.is_empty() {
+            // Not a block but the closing word.
+            blocks = rest;
+            break;
+        }
+        let size = usize::try_from(u32::from_le_bytes(*size)).unwrap_or(usize::MAX);
+        let (block, rest) = rest
+            .split_at_checked(size)
+            .ok_or_else(|| failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof)))?;
+        let start = kernel.len();
+        kernel.resize(start + LZ4_BLOCK, 0);
+        let unpacked = lz4_flex::block::decompress_into(block, &mut kernel[start..])
+            .map_err(|source| failed("lz4", source))?;
+        kernel.truncate(start + unpacked);
+        if kernel.len() as u64 > MAX_KERNEL {
+            return Err(LoadError::UnpackedTooLarge);
+        }
+        blocks = rest;
+    }
+    if !blocks.is_empty() {
+        return Err(failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof)));
+    }
+    Ok(kernel)
+}
+
+fn failed(format: &'static str, source: impl Error + Send + Sync + 'static) -> LoadError {
+    LoadError::Unpack {
+        format,
+        source: source.into(),
+    }
+}

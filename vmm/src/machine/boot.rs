@@ -1,0 +1,288 @@
+//! From a configuration to a running machine.
+//!
+//! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
+//! behind.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+
+use hvprobe_introspect::event::{Collector, EventProducer};
+use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
+use hvprobe_introspect::image::{ImageError, KernelImage};
+use hvprobe_introspect::probe::hit::HitHandler;
+use hvprobe_introspect::probe::registry::{RegisterError, Registry};
+use kvm_ioctls::{Kvm, VmFd};
+
+use super::catch::Catcher;
+use super::config::{DEFAULT_CMDLINE, MachineConfig};
+use super::console::ConsoleOutput;
+use super::control::Control;
+use super::cpu_fd::CpuFd;
+use super::subscription::Hub;
+use super::tripwire::Tripwire;
+use super::vcpu::{Shared, Vcpu};
+use super::{Guest, Life, Machine};
+use crate::acpi::{self, AcpiError};
+use crate::cpu::{self, CpuError};
+use crate::devices::{DeviceError, Ports};
+use crate::loader::{self, Entry, Kernel, LoadError};
+use crate::memory::{GuestRam, MemoryError};
+use crate::selfcheck::{self, SelfCheckError};
+use crate::CatchMode;
+
+/// Events that may wait in the ring of one virtual CPU.
+const RING: usize = 8192;
+
+/// Why a machine was not booted. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The kernel, command line or initramfs cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The initramfs file cannot be read.
+    #[error("cannot read the initrd {path}")]
+    Initrd {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The kernel's symbols cannot be found.
+    #[error("the kernel image cannot be probed")]
+    Image(#[from] ImageError),
+    /// The image has no place from which boot can report that text is final.
+    #[error("the kernel image has no function that tells when its text is final")]
+    NoTripwire,
+    /// A probe of the configuration was refused.
+    #[error(transparent)]
+    Probe(#[from] RegisterError),
+    /// The memory cannot be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The host cannot run it.
+    #[error(transparent)]
+    Host(#[from] SelfCheckError),
+    /// The host runs guests but its breakpoints cannot be caught.
+    #[error("breakpoints cannot be caught on this host: `hvprobe doctor` tells more")]
+    NoCatchMode,
+    /// KVM refused.
+    #[error("KVM cannot {what}")]
+    Kvm {
+        /// What was asked for.
+        what: &'static str,
+        /// Its answer.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// The virtual CPUs cannot be set up.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// The devices cannot be set up.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The firmware tables cannot be built.
+    #[error(transparent)]
+    Acpi(#[from] AcpiError),
+    /// A thread cannot be started.
+    #[error("a thread cannot be started")]
+    Thread(#[source] std::io::Error),
+}
+
+fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> BootError {
+    move |source| BootError::Kvm { what, source }
+}
+
+/// How int3s are caught here: found out once per process.
+fn catch_mode() -> Result<CatchMode, BootError> {
+    static FOUND: OnceLock<Option<CatchMode>> = OnceLock::new();
+    let found = match FOUND.get() {
+        Some(found) => *found,
+        None => *FOUND.get_or_init({
+            let found = selfcheck::run()?.catch_mode;
+            move || found
+        }),
+    };
+    found.ok_or(BootError::NoCatchMode)
+}
+
+pub(super) fn boot(config: MachineConfig) -> Result<Arc<Machine>, BootError> {
+    // The self-check runs a guest of its own; meanwhile the kernel is unpacked and read.
+    let (mode, prepared) = thread::scope(|scope| {
+        let mode = scope.spawn(catch_mode);
+        let prepared = Prepared::new(&config);
+        (mode.join(), prepared)
+    });
+    let prepared = prepared?;
+    let mode = mode.unwrap_or(Err(BootError::NoCatchMode))?;
+    start(config, mode, prepared)
+}
+
+/// What is read from files, before any resource of the host is taken.
+struct Prepared {
+    kernel: Kernel,
+    image: Arc<KernelImage>,
+    initrd: Vec<Vec<u8>>,
+    ram: GuestRam,
+}
+
+impl Prepared {
+    fn new(config: &MachineConfig) -> Result<Self, BootError> {
+        let ram = GuestRam::new(config.memory)?;
+        let kernel = Kernel::open(&config.kernel)?;
+        let mut initrd = Vec::new();
+        if let Some(path) = &config.initrd {
+            let source = |source| BootError::Initrd {
+                path: path.clone(),
+                source,
+            };
+            initrd.push(std::fs::read(path).map_err(source)?);
+        }
+        if !config.command.is_empty() {
+            initrd.push(loader::command_archive(&config.command)?);
+        }
+        let image = Arc::new(KernelImage::parse(kernel.elf())?);
+        Ok(Self {
+            kernel,
+            image,
+            initrd,
+            ram,
+        })
+    }
+}
+
+fn start(
+    config: MachineConfig,
+    mode: CatchMode,
+    prepared: Prepared,
+) -> Result<Arc<Machine>, BootError> {
+    let Prepared {
+        kernel,
+        image,
+        initrd,
+        ram,
+    } = prepared;
+    let host = Kvm::new().map_err(kvm("be opened"))?;
+    cpu::check_count(&host, config.cpus)?;
+    let vm = cpu::create_vm(&host)?;
+    ram.register(&vm)?;
+    let rsdp = acpi::write(&ram, config.cpus)?;
+    let cmdline = match config.cmdline.trim() {
+        "" => DEFAULT_CMDLINE,
+        given => given,
+    };
+    let pieces: Vec<&[u8]> = initrd.iter().map(Vec::as_slice).collect();
+    let entry = loader::load(&kernel, &ram, &pieces, cmdline, rsdp)?;
+    drop((kernel, initrd));
+    let tripwire = Tripwire::set(&image, &ram).ok_or(BootError::NoTripwire)?;
+
+    let console = Arc::new(ConsoleOutput::default());
+    let sink = Arc::clone(&console);
+    let ports = Ports::new(&vm, move |bytes| sink.print(bytes))?;
+    let cpus: Vec<CpuFd> = (0..config.cpus)
+        .map(|index| create_cpu(&host, &vm, index, &config, &entry, mode))
+        .collect::<Result<_, _>>()?;
+
+    let (hidden_at, hidden_size) = ram.hidden();
+    let hidden = HiddenRegion::new(hidden_at, hidden_size, KERNEL_WINDOW);
+    let shared = Arc::new(Shared {
+        control: Control::new(cpus.len()),
+        ram: Arc::new(ram),
+        ports,
+        tripwire: Some(tripwire),
+        gate: OnceLock::new(),
+        first_entry_ns: AtomicU64::new(0),
+    });
+    let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden);
+    registry.register(&config.probes, &Guest(&shared))?;
+
+    let hub = Arc::new(Hub::open());
+    let sink = Arc::clone(&hub);
+    let (collector, producers) = Collector::start(
+        cpus.len(),
+        RING,
+        Box::new(move |events, dropped| sink.deliver(events, dropped)),
+    )
+    .map_err(BootError::Thread)?;
+    let ioctls = cpus.iter().map(|_| Arc::default()).collect();
+    let machine = Arc::new(Machine {
+        config,
+        mode,
+        image,
+        shared,
+        registry: Mutex::new(registry),
+        console,
+        hub,
+        ioctls,
+        life: Mutex::new(Life {
+            live: false,
+            paused: false,
+            ending: None,
+        }),
+        changed: Condvar::new(),
+    });
+    run(&machine, vm, cpus, producers, collector)?;
+    Ok(machine)
+}
+
+fn create_cpu(
+    host: &Kvm,
+    vm: &VmFd,
+    index: u32,
+    config: &MachineConfig,
+    entry: &Entry,
+    mode: CatchMode,
+) -> Result<CpuFd, BootError> {
+    let fd = vm
+        .create_vcpu(u64::from(index))
+        .map_err(kvm("create a virtual CPU"))?;
+    cpu::configure(&fd, host, index, config.cpus, entry)?;
+    CpuFd::new(fd, mode).map_err(kvm("prepare a virtual CPU for debugging"))
+}
+
+/// Starts the threads.
+fn run(
+    machine: &Arc<Machine>,
+    vm: VmFd,
+    cpus: Vec<CpuFd>,
+    producers: Vec<EventProducer>,
+    collector: Collector,
+) -> Result<(), BootError> {
+    let (notices, inbox) = channel();
+    let mut threads = Vec::with_capacity(cpus.len());
+    for ((index, cpu), events) in cpus.into_iter().enumerate().zip(producers) {
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let vcpu = Vcpu {
+            index,
+            cpu,
+            catcher: Catcher::new(machine.mode, HitHandler::new(number, events)),
+            shared: Arc::clone(&machine.shared),
+            notices: notices.clone(),
+            ioctls: Arc::clone(&machine.ioctls[index]),
+        };
+        let thread = thread::Builder::new()
+            .name(format!("vcpu{index}"))
+            .spawn(move || vcpu.run())
+            .map_err(|error| {
+                machine.shared.control.end();
+                BootError::Thread(error)
+            })?;
+        threads.push(thread);
+    }
+    let supervised = Arc::clone(machine);
+    thread::Builder::new()
+        .name("supervisor".to_owned())
+        .spawn(move || {
+            supervised.supervise(&inbox, threads, collector);
+            // The VM goes after its virtual CPUs.
+            drop(vm);
+        })
+        .map_err(|error| {
+            machine.shared.control.end();
+            BootError::Thread(error)
+        })?;
+    Ok(())
+}

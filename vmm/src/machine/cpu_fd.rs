@@ -1,0 +1,296 @@
+//! One virtual CPU's file descriptor, with every ioctl counted.
+//!
+//! General and system registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API
+//! 8.x "sync_regs"), so reading them after an exit and changing them before the next entry cost no
+//! ioctl. Invariant: a register change is either marked dirty in that page or written by
+//! `KVM_SET_REGS`, never both.
+
+use hvprobe_arch::Regs;
+use kvm_bindings::{
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_SW_BP,
+    Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
+};
+use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+
+use crate::CatchMode;
+use crate::devices::{DeviceEvent, Ports};
+
+/// IA32_TIME_STAMP_COUNTER (SDM vol. 4, table 2-2).
+const MSR_TSC: u32 = 0x10;
+/// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
+const SUBERROR_EMULATION: u32 = 1;
+/// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
+const FLAG_INSTRUCTION_BYTES: u64 = 1;
+
+/// How often the kernel was called for one virtual CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ioctls {
+    /// `KVM_RUN`.
+    pub run: u64,
+    /// Every other.
+    pub other: u64,
+}
+
+/// Why the guest stopped, as far as the loop cares.
+#[derive(Debug)]
+pub(super) enum Exit {
+    /// A device was accessed, or nothing needs doing; go on.
+    Handled,
+    /// A device ended the machine.
+    Device(DeviceEvent),
+    /// A byte was written to the port of our patches; RIP tells whether by one of them.
+    Gate,
+    /// `KVM_EXIT_DEBUG` with this exception number.
+    Debug { exception: u32 },
+    /// KVM could not go on; for a failed emulation the bytes at RIP.
+    InternalError {
+        suberror: u32,
+        bytes: Option<([u8; 15], u8)>,
+    },
+    /// A triple fault.
+    Shutdown,
+    /// The entry failed, with the processor's reason.
+    FailEntry(u64),
+    /// A signal.
+    Interrupted,
+    /// Nothing we know.
+    Unknown(String),
+}
+
+/// A virtual CPU of KVM.
+#[derive(Debug)]
+pub(super) struct CpuFd {
+    fd: VcpuFd,
+    ioctls: Ioctls,
+    debug_base: u32,
+}
+
+impl CpuFd {
+    /// Takes over a configured virtual CPU whose int3s are to be caught in `mode`.
+    pub(super) fn new(mut fd: VcpuFd, mode: CatchMode) -> Result<Self, kvm_ioctls::Error> {
+        fd.set_sync_valid_reg(SyncReg::Register);
+        fd.set_sync_valid_reg(SyncReg::SystemRegister);
+        let debug_base = match mode {
+            // On `emulation-exit` hosts the request changes nothing, but tells KVM what we do.
+            CatchMode::DebugExit | CatchMode::EmulationExit => {
+                KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP
+            }
+            CatchMode::IdtGate => 0,
+        };
+        let mut cpu = Self {
+            fd,
+            ioctls: Ioctls::default(),
+            debug_base,
+        };
+        cpu.set_debug(debug_base)?;
+        Ok(cpu)
+    }
+
+    pub(super) fn fd_mut(&mut self) -> &mut VcpuFd {
+        &mut self.fd
+    }
+
+    pub(super) fn ioctls(&self) -> Ioctls {
+        self.ioctls
+    }
+
+    /// Runs the guest until it exits. Accesses to devices are carried out here.
+    pub(super) fn run(&mut self, devices: &Ports, gate_port: u16) -> Exit {
+        self.ioctls.run += 1;
+        match self.fd.run() {
+            Ok(VcpuExit::IoOut(port, [_])) if port == gate_port => Exit::Gate,
+            Ok(VcpuExit::IoOut(port, data)) => match devices.write(port, data) {
+                Some(event) => Exit::Device(event),
+                None => Exit::Handled,
+            },
+            Ok(VcpuExit::IoIn(port, data)) => {
+                devices.read(port, data);
+                Exit::Handled
+            }
+            // No device has memory of its own; the bus answers with all ones.
+            Ok(VcpuExit::MmioRead(_, data)) => {
+                data.fill(0xff);
+                Exit::Handled
+            }
+            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Exit::Handled,
+            Ok(VcpuExit::Debug(debug)) => Exit::Debug {
+                exception: debug.exception,
+            },
+            Ok(VcpuExit::InternalError) => self.internal_error(),
+            Ok(VcpuExit::Shutdown | VcpuExit::SystemEvent(..)) => Exit::Shutdown,
+            Ok(VcpuExit::FailEntry(reason, _)) => Exit::FailEntry(reason),
+            Ok(other) => Exit::Unknown(format!("{other:?}")),
+            Err(error) if error.errno() == libc::EINTR || error.errno() == libc::EAGAIN => {
+                Exit::Interrupted
+            }
+            Err(error) => Exit::Unknown(format!("KVM_RUN failed: {error}")),
+        }
+    }
+
+    fn internal_error(&mut self) -> Exit {
+        let run = self.fd.get_kvm_run();
+        // SAFETY: the exit reason is KVM_EXIT_INTERNAL_ERROR, for which `internal` is the member
+        // that KVM filled; all its bytes are plain integers.
+        let internal = unsafe { run.__bindgen_anon_1.internal };
+        let data = internal.data;
+        let known = internal.suberror == SUBERROR_EMULATION
+            && internal.ndata >= 4
+            && data[0] & FLAG_INSTRUCTION_BYTES != 0;
+        // Layout of `emulation_failure` (KVM API, KVM_EXIT_INTERNAL_ERROR): flags, then one byte
+        // of size and fifteen bytes of instruction.
+        let bytes = known.then(|| {
+            let mut raw = [0; 16];
+            raw[..8].copy_from_slice(&data[1].to_le_bytes());
+            raw[8..].copy_from_slice(&data[2].to_le_bytes());
+            let mut code = [0; 15];
+            code.copy_from_slice(&raw[1..]);
+            (code, raw[0].min(15))
+        });
+        Exit::InternalError {
+            suberror: internal.suberror,
+            bytes,
+        }
+    }
+
+    /// The general registers at the last exit.
+    pub(super) fn regs(&mut self) -> Regs {
+        from_kvm(&self.fd.sync_regs_mut().regs)
+    }
+
+    /// The system registers at the last exit.
+    pub(super) fn sregs(&mut self) -> &kvm_sregs {
+        &self.fd.sync_regs_mut().sregs
+    }
+
+    /// Whether the last exit was from kernel mode.
+    pub(super) fn in_kernel(&mut self) -> bool {
+        // CPL is the DPL of SS (SDM vol. 3, 5.5).
+        self.sregs().ss.dpl == 0
+    }
+
+    /// Gives the guest these registers at its next entry. No ioctl.
+    pub(super) fn set_regs(&mut self, regs: &Regs) {
+        self.fd.sync_regs_mut().regs = to_kvm(regs);
+        self.fd.set_sync_dirty_reg(SyncReg::Register);
+    }
+
+    /// Gives the guest these registers now, for ioctls that look at them.
+    pub(super) fn set_regs_now(&mut self, regs: &Regs) -> Result<(), kvm_ioctls::Error> {
+        self.ioctls.other += 1;
+        self.fd.clear_sync_dirty_reg(SyncReg::Register);
+        let regs = to_kvm(regs);
+        self.fd.sync_regs_mut().regs = regs;
+        self.fd.set_regs(&regs)
+    }
+
+    /// Makes the guest stop after the instruction at its RIP, with interrupts held off; registers
+    /// first, by [`CpuFd::set_regs_now`].
+    pub(super) fn start_step(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.set_debug(
+            self.debug_base | KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP | KVM_GUESTDBG_BLOCKIRQ,
+        )
+    }
+
+    /// Ends single-stepping.
+    pub(super) fn end_step(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.set_debug(self.debug_base)
+    }
+
+    fn set_debug(&mut self, control: u32) -> Result<(), kvm_ioctls::Error> {
+        self.ioctls.other += 1;
+        self.fd.set_guest_debug(&kvm_guest_debug {
+            control,
+            ..Default::default()
+        })
+    }
+
+    /// Raises exception `vector` at the next entry, as if by the instruction at RIP.
+    pub(super) fn inject(
+        &mut self,
+        vector: u8,
+        error_code: Option<u32>,
+    ) -> Result<(), kvm_ioctls::Error> {
+        self.ioctls.other += 2;
+        let mut events = self.fd.get_vcpu_events()?;
+        events.exception.injected = 1;
+        events.exception.nr = vector;
+        events.exception.has_error_code = u8::from(error_code.is_some());
+        events.exception.error_code = error_code.unwrap_or(0);
+        self.fd.set_vcpu_events(&events)
+    }
+
+    /// Sets CR2, the address of the last page fault.
+    pub(super) fn set_cr2(&mut self, address: u64) -> Result<(), kvm_ioctls::Error> {
+        self.ioctls.other += 1;
+        self.fd.sync_regs_mut().sregs.cr2 = address;
+        let sregs = *self.sregs();
+        self.fd.set_sregs(&sregs)
+    }
+
+    /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is
+    /// after the instruction on every host.
+    pub(super) fn complete_io(&mut self) {
+        self.fd.set_kvm_immediate_exit(1);
+        self.ioctls.run += 1;
+        // With immediate_exit set, KVM_RUN returns EINTR before it enters the guest.
+        let _ = self.fd.run();
+        self.fd.set_kvm_immediate_exit(0);
+    }
+
+    /// The guest's time-stamp counter.
+    pub(super) fn guest_tsc(&mut self) -> Option<u64> {
+        self.ioctls.other += 1;
+        let mut msrs = Msrs::from_entries(&[kvm_msr_entry {
+            index: MSR_TSC,
+            ..Default::default()
+        }])
+        .ok()?;
+        (self.fd.get_msrs(&mut msrs).ok()? == 1).then(|| msrs.as_slice()[0].data)
+    }
+}
+
+fn from_kvm(regs: &kvm_regs) -> Regs {
+    Regs {
+        rax: regs.rax,
+        rbx: regs.rbx,
+        rcx: regs.rcx,
+        rdx: regs.rdx,
+        rsi: regs.rsi,
+        rdi: regs.rdi,
+        rsp: regs.rsp,
+        rbp: regs.rbp,
+        r8: regs.r8,
+        r9: regs.r9,
+        r10: regs.r10,
+        r11: regs.r11,
+        r12: regs.r12,
+        r13: regs.r13,
+        r14: regs.r14,
+        r15: regs.r15,
+        rip: regs.rip,
+        rflags: regs.rflags,
+    }
+}
+
+fn to_kvm(regs: &Regs) -> kvm_regs {
+    kvm_regs {
+        rax: regs.rax,
+        rbx: regs.rbx,
+        rcx: regs.rcx,
+        rdx: regs.rdx,
+        rsi: regs.rsi,
+        rdi: regs.rdi,
+        rsp: regs.rsp,
+        rbp: regs.rbp,
+        r8: regs.r8,
+        r9: regs.r9,
+        r10: regs.r10,
+        r11: regs.r11,
+        r12: regs.r12,
+        r13: regs.r13,
+        r14: regs.r14,
+        r15: regs.r15,
+        rip: regs.rip,
+        rflags: regs.rflags,
+    }
+}

@@ -1,0 +1,82 @@
+//! The moment the kernel's text is final: how to read the kernel from now on, and, for `idt-gate`,
+//! what its #BP entry looks like.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{GateError, GateHead};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::{PageTables, WalkError};
+use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::probe::hit::KernelView;
+use kvm_bindings::kvm_sregs;
+use tracing::warn;
+
+use super::catch::Gate;
+use super::crash::tables;
+use super::tripwire::Tripwire;
+
+/// Number of the breakpoint exception, and the size of a gate in the IDT (SDM vol. 3, 6.14.1).
+const BP: u64 = 3;
+const IDT_GATE: u64 = 16;
+
+/// Why the guest's #BP entry cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum GateMissing {
+    #[error("the guest's interrupt descriptor table cannot be read")]
+    Idt(#[source] WalkError),
+    #[error("the guest's #BP entry at {at} cannot be read")]
+    Entry {
+        at: Gva,
+        #[source]
+        source: WalkError,
+    },
+    #[error("the guest's #BP entry cannot be patched")]
+    Head(#[from] GateError),
+}
+
+/// How to read the kernel: through its own page tables if the image tells where they are and they
+/// map the tripwire where it was set, else through those of the virtual CPU that reported.
+pub(super) fn view(
+    image: &KernelImage,
+    tripwire: &Tripwire,
+    sregs: &kvm_sregs,
+    mem: &dyn PhysMemory,
+) -> KernelView {
+    let current = tables(sregs.cr3, sregs.cr4);
+    let own = image
+        .init_top_pgt()
+        .map(|root| PageTables { root, ..current });
+    let right = |tables: &PageTables| {
+        tables
+            .translate(mem, tripwire.at())
+            .is_ok_and(|mapping| mapping.gpa == tripwire.gpa())
+    };
+    let task = image.task_layout();
+    if let Err(error) = &task {
+        warn!(%error, "events will not name the task");
+    }
+    KernelView {
+        tables: own.filter(right).unwrap_or(current),
+        task: task.ok(),
+    }
+}
+
+/// The guest's #BP entry, found through its IDT.
+pub(super) fn gate(
+    tables: PageTables,
+    sregs: &kvm_sregs,
+    mem: &dyn PhysMemory,
+) -> Result<Gate, GateMissing> {
+    let mut raw = [0; 16];
+    let descriptor = Gva(sregs.idt.base.wrapping_add(BP * IDT_GATE));
+    tables
+        .read(mem, descriptor, &mut raw)
+        .map_err(GateMissing::Idt)?;
+    let [o0, o1, _, _, _, _, o2, o3, o4, o5, o6, o7, ..] = raw;
+    let at = Gva(u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]));
+    let mut code = [0; 16];
+    tables
+        .read(mem, at, &mut code)
+        .map_err(|source| GateMissing::Entry { at, source })?;
+    let head = GateHead::analyse(&code, at)?;
+    Ok(Gate { head, tables })
+}

@@ -1,0 +1,394 @@
+//! A machine: one guest, its virtual CPUs and its probes.
+//!
+//! ```text
+//!   boot ──► booting ──(text final)──► running ◄──► paused
+//!               └──────────┬──────────────┴───────────┘
+//!                          ▼ guest ends, fails, or stop
+//!                       stopped
+//! ```
+//! One thread per virtual CPU, one that collects events, and a supervisor that takes notices from
+//! the virtual CPUs. Lock order: `registry`, then what `Control` holds; `life` is taken alone.
+//! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
+//! ended.
+
+mod boot;
+mod catch;
+mod clock;
+mod config;
+mod console;
+mod control;
+mod cpu_fd;
+mod crash;
+mod kick;
+mod live;
+mod subscription;
+mod tripwire;
+mod vcpu;
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::WalkError;
+use hvprobe_introspect::event::Collector;
+use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
+use hvprobe_introspect::probe::table::ProbeTable;
+pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
+use hvprobe_introspect::world::{Change, StopError, World};
+use kvm_bindings::kvm_sregs;
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+pub use boot::BootError;
+pub use hvprobe_introspect::event::Event;
+pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
+pub use cpu_fd::Ioctls;
+pub use subscription::{Delivery, Subscription};
+
+use crate::CatchMode;
+use crate::devices::DeviceEvent;
+use console::ConsoleOutput;
+use subscription::Hub;
+use vcpu::{IoctlTotals, Notice, Shared, Why};
+
+/// Why a running machine could not be paused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the machine cannot be paused")]
+pub struct PauseError(#[from] StopError);
+
+/// Why guest memory could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The kernel's page tables are not known before its text is final.
+    #[error("the guest is still booting")]
+    Booting,
+    /// Not mapped.
+    #[error("guest memory cannot be read")]
+    Walk(#[from] WalkError),
+}
+
+#[derive(Debug)]
+struct Life {
+    live: bool,
+    paused: bool,
+    ending: Option<Ending>,
+}
+
+/// One guest with its probes. All methods may be called from any thread; they block.
+#[derive(Debug)]
+pub struct Machine {
+    config: MachineConfig,
+    mode: CatchMode,
+    image: Arc<KernelImage>,
+    shared: Arc<Shared>,
+    registry: Mutex<Registry>,
+    console: Arc<ConsoleOutput>,
+    hub: Arc<Hub>,
+    ioctls: Vec<Arc<IoctlTotals>>,
+    life: Mutex<Life>,
+    changed: Condvar,
+}
+
+/// The machine as the probe engine sees it.
+struct Guest<'a>(&'a Shared);
+
+impl World for Guest<'_> {
+    fn memory(&self) -> &dyn PhysMemory {
+        &*self.0.ram
+    }
+
+    fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError> {
+        let ram = &*self.0.ram;
+        self.0
+            .control
+            .transact(|| -> Option<Arc<ProbeTable>> { change(ram) })
+    }
+}
+
+impl Machine {
+    /// Boots a machine. It runs when this returns; probes of the configuration are pending until
+    /// the kernel's text is final.
+    ///
+    /// # Errors
+    /// When anything about the configuration, its files, its probes or the host does not allow it.
+    pub fn boot(config: MachineConfig) -> Result<Arc<Self>, BootError> {
+        boot::boot(config)
+    }
+
+    /// What it was booted from.
+    #[must_use]
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// What the kernel image says: symbols and where probes may go.
+    #[must_use]
+    pub fn image(&self) -> &KernelImage {
+        &self.image
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let life = self.life();
+        let state = match &life.ending {
+            Some(ending) => State::Stopped(ending.clone()),
+            None if life.paused => State::Paused,
+            None if life.live => State::Running,
+            None => State::Booting,
+        };
+        Status {
+            state,
+            catch_mode: self.mode,
+        }
+    }
+
+    /// Blocks until the kernel's text is final and its pending probes are planted, or the machine
+    /// has ended; tells which by its status.
+    #[must_use]
+    pub fn wait_live(&self) -> Status {
+        let mut life = self.life();
+        while !life.live && life.ending.is_none() {
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(life);
+        self.status()
+    }
+
+    /// Blocks until the machine has ended.
+    #[must_use]
+    pub fn wait(&self) -> Ending {
+        let mut life = self.life();
+        loop {
+            if let Some(ending) = &life.ending {
+                return ending.clone();
+            }
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Stops all virtual CPUs until [`Machine::resume`]; they have stopped when this returns.
+    /// Pausing a paused machine changes nothing.
+    ///
+    /// # Errors
+    /// When the machine has ended or a virtual CPU does not stop.
+    pub fn pause(&self) -> Result<(), PauseError> {
+        self.shared.control.pause()?;
+        self.life().paused = true;
+        Ok(())
+    }
+
+    /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
+    ///
+    /// # Errors
+    /// When the machine has ended.
+    pub fn resume(&self) -> Result<(), PauseError> {
+        let mut life = self.life();
+        if life.ending.is_some() {
+            return Err(StopError::Ended.into());
+        }
+        life.paused = false;
+        drop(life);
+        self.shared.control.resume();
+        Ok(())
+    }
+
+    /// Takes every probe out of the guest, ends the guest, and returns when it has ended.
+    pub fn stop(&self) -> Ending {
+        match self.registry().unregister_all(&Guest(&self.shared)) {
+            Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}
+            Err(error) => warn!(%error, "the guest is ended with its probes in place"),
+        }
+        self.shared.control.end();
+        self.wait()
+    }
+
+    /// What is kept of the console's output, and a stream of what follows.
+    #[must_use]
+    pub fn console_subscribe(&self) -> (Vec<u8>, mpsc::Receiver<Vec<u8>>) {
+        self.console.subscribe()
+    }
+
+    /// Types `bytes` on the console; returns how many there was room for.
+    pub fn console_input(&self, bytes: &[u8]) -> usize {
+        self.shared.ports.console_input(bytes)
+    }
+
+    /// Registers a batch of probes, all or none, in one stop of the virtual CPUs.
+    ///
+    /// # Errors
+    /// Names the first probe that was refused, and why.
+    pub fn register(&self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
+        self.registry().register(specs, &Guest(&self.shared))
+    }
+
+    /// Unregisters probes, all or none.
+    ///
+    /// # Errors
+    /// When one of them does not exist or the virtual CPUs do not stop.
+    pub fn unregister(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry().unregister(ids, &Guest(&self.shared))
+    }
+
+    /// Enables probes, all or none.
+    ///
+    /// # Errors
+    /// As [`Machine::unregister`], or when one cannot be armed.
+    pub fn enable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry().set_enabled(ids, true, &Guest(&self.shared))
+    }
+
+    /// Disables probes, all or none; they stay registered.
+    ///
+    /// # Errors
+    /// As [`Machine::unregister`].
+    pub fn disable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry()
+            .set_enabled(ids, false, &Guest(&self.shared))
+    }
+
+    /// Every registered probe.
+    #[must_use]
+    pub fn probes(&self) -> Vec<ProbeInfo> {
+        self.registry().list(&*self.shared.ram)
+    }
+
+    /// A stream of the events of `filter`'s probes, or of all when it is empty, from now on. At
+    /// most `capacity` batches wait; then events are dropped and counted.
+    #[must_use]
+    pub fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
+        self.hub.subscribe(filter, capacity)
+    }
+
+    /// Reads kernel memory as the guest has it now, our patches included.
+    ///
+    /// # Errors
+    /// While booting, or when it is not mapped.
+    pub fn read_kernel(&self, at: Gva, into: &mut [u8]) -> Result<(), ReadError> {
+        let view = self.shared.control.view().ok_or(ReadError::Booting)?;
+        Ok(view.tables.read(&*self.shared.ram, at, into)?)
+    }
+
+    /// How often KVM was called for each virtual CPU. Up to date while paused or stopped.
+    #[must_use]
+    pub fn ioctls(&self) -> Vec<Ioctls> {
+        self.ioctls.iter().map(|totals| totals.get()).collect()
+    }
+
+    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, at which the guest executed its first
+    /// instruction.
+    #[must_use]
+    pub fn first_entry_ns(&self) -> Option<u64> {
+        match self.shared.first_entry_ns.load(Ordering::Relaxed) {
+            0 => None,
+            ns => Some(ns),
+        }
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        // A panic inside a transaction leaves the registry at a step it can go on from: its
+        // fields are updated only after the text was.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The supervisor: takes notices until every virtual CPU has ended, then winds up.
+    fn supervise(
+        &self,
+        notices: &Receiver<Notice>,
+        vcpus: Vec<JoinHandle<()>>,
+        collector: Collector,
+    ) {
+        let mut left = vcpus.len();
+        let mut first = None;
+        while left > 0 {
+            match notices.recv() {
+                Ok(Notice::TextFinal(sregs)) => {
+                    if let Err(report) = self.text_final(&sregs) {
+                        first.get_or_insert(Why::Crash(report));
+                        self.shared.control.end();
+                    }
+                }
+                Ok(Notice::Ended(why)) => {
+                    left -= 1;
+                    if !matches!(why, Why::Told) {
+                        first.get_or_insert(why);
+                    }
+                    self.shared.control.end();
+                }
+                // All senders are gone: the threads ended without a word, so they panicked.
+                Err(_) => break,
+            }
+        }
+        let mut panicked = false;
+        for thread in vcpus {
+            panicked |= thread.join().is_err();
+        }
+        collector.finish();
+        self.console.close();
+        self.hub.close();
+        let reason = match first {
+            _ if panicked => EndReason::Crash("a virtual CPU's thread panicked".to_owned()),
+            Some(Why::Device(DeviceEvent::Shutdown)) => EndReason::Shutdown,
+            Some(Why::Device(DeviceEvent::Reset)) => EndReason::Reset,
+            Some(Why::TripleFault(report)) => EndReason::TripleFault(report),
+            Some(Why::Crash(report)) => EndReason::Crash(report),
+            Some(Why::Told) | None => EndReason::Stopped,
+        };
+        let ending = Ending {
+            reason,
+            guest_status: self.shared.ports.guest_status(),
+        };
+        info!(machine = self.config.name, reason = %ending.reason, "machine ended");
+        self.life().ending = Some(ending);
+        self.changed.notify_all();
+    }
+
+    /// Plants the pending probes and lets the held virtual CPU go on.
+    fn text_final(&self, sregs: &kvm_sregs) -> Result<(), String> {
+        let Some(tripwire) = &self.shared.tripwire else {
+            return Ok(());
+        };
+        let ram = &*self.shared.ram;
+        let view = live::view(&self.image, tripwire, sregs, ram);
+        let mut head = None;
+        if self.mode == CatchMode::IdtGate {
+            let gate = live::gate(view.tables, sregs, ram)
+                .map_err(|error| format!("breakpoints cannot be caught on this host: {error}"))?;
+            head = Some(gate.head);
+            // Set once: the tripwire fires once.
+            let _ = self.shared.gate.set(gate);
+        }
+        self.shared.control.set_view(view);
+        let planted = self
+            .registry()
+            .go_live(view, head, &Guest(&self.shared));
+        match planted {
+            Ok(refused) => {
+                for (id, why) in refused {
+                    error!(machine = self.config.name, probe = %id, %why, "probe refused");
+                }
+            }
+            Err(StopError::Ended) => return Ok(()),
+            Err(error) => return Err(format!("probes cannot be planted: {error}")),
+        }
+        info!(machine = self.config.name, "kernel text is final");
+        self.life().live = true;
+        self.changed.notify_all();
+        self.shared.control.release();
+        Ok(())
+    }
+}

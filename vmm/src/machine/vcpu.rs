@@ -1,0 +1,236 @@
+//! The thread of one virtual CPU: run the guest, take up its exit, again.
+//!
+//! Invariants: only this thread touches its `VcpuFd`; it parks, or ends, only outside of a step, so
+//! whoever has stopped the world finds no instruction half carried out; every exit is taken up
+//! completely before the next look at [`Control`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+
+use hvprobe_arch::Gva;
+use hvprobe_introspect::probe::hit::HitHandler;
+use hvprobe_introspect::probe::patch::GATE_PORT;
+use kvm_bindings::kvm_sregs;
+use tracing::debug;
+
+use super::catch::{Catcher, Gate};
+use super::clock::HostClock;
+use super::control::{Control, Order};
+use super::cpu_fd::{CpuFd, Exit, Ioctls};
+use super::crash;
+use super::kick::Guard;
+use super::tripwire::Tripwire;
+use crate::devices::{DeviceEvent, Ports};
+use crate::memory::GuestRam;
+
+/// What a virtual CPU tells the supervisor.
+#[derive(Debug)]
+pub(super) enum Notice {
+    /// Boot has come to where the kernel's text is final; the virtual CPU is held.
+    TextFinal(Box<kvm_sregs>),
+    /// The virtual CPU has left its loop, and why.
+    Ended(Why),
+}
+
+/// Why a virtual CPU left its loop.
+#[derive(Debug)]
+pub(super) enum Why {
+    /// It was told to.
+    Told,
+    /// The guest ended the machine.
+    Device(DeviceEvent),
+    /// The guest or the host failed; a report.
+    TripleFault(String),
+    /// Likewise.
+    Crash(String),
+}
+
+/// What all virtual CPUs of a machine share. Nothing here is locked on the hit path.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) control: Control,
+    pub(super) ram: Arc<GuestRam>,
+    pub(super) ports: Ports,
+    pub(super) tripwire: Option<Tripwire>,
+    pub(super) gate: std::sync::OnceLock<Gate>,
+    /// Host time of the first entry into the guest; 0 before.
+    pub(super) first_entry_ns: AtomicU64,
+}
+
+/// One virtual CPU, ready to run.
+#[derive(Debug)]
+pub(super) struct Vcpu {
+    pub(super) index: usize,
+    pub(super) cpu: CpuFd,
+    pub(super) catcher: Catcher,
+    pub(super) shared: Arc<Shared>,
+    pub(super) notices: Sender<Notice>,
+    /// Published whenever the virtual CPU parks.
+    pub(super) ioctls: Arc<IoctlTotals>,
+}
+
+/// Ioctl counts of one virtual CPU, up to date whenever it is parked.
+#[derive(Debug, Default)]
+pub(super) struct IoctlTotals {
+    run: AtomicU64,
+    other: AtomicU64,
+}
+
+impl IoctlTotals {
+    pub(super) fn get(&self) -> Ioctls {
+        Ioctls {
+            run: self.run.load(Ordering::Relaxed),
+            other: self.other.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Catcher {
+    pub(super) fn new(mode: crate::CatchMode, handler: HitHandler) -> Self {
+        Self {
+            mode,
+            handler,
+            clock: HostClock::synchronised(0),
+        }
+    }
+}
+
+impl Vcpu {
+    /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's.
+    pub(super) fn run(mut self) {
+        let guard = Guard::new(self.cpu.fd_mut());
+        let why = self.run_until_end(&guard);
+        debug!(vcpu = self.index, ?why, "virtual CPU ended");
+        self.publish();
+        self.shared.control.leave(self.index);
+        // The supervisor outlives the virtual CPUs unless it panicked, which it has then reported.
+        let _ = self.notices.send(Notice::Ended(why));
+    }
+
+    fn run_until_end(&mut self, guard: &Guard) -> Why {
+        if let Order::End = self.park(guard) {
+            return Why::Told;
+        }
+        if self.index == 0 {
+            use hvprobe_introspect::world::Clock as _;
+            self.shared
+                .first_entry_ns
+                .store(self.catcher.clock.host_ns(), Ordering::Relaxed);
+        }
+        loop {
+            guard.clear();
+            if self.shared.control.wants_attention()
+                && !self.catcher.handler.is_stepping()
+                && let Order::End = self.park(guard)
+            {
+                return Why::Told;
+            }
+            match self.once() {
+                Ok(None) => {}
+                Ok(Some(why)) => return why,
+                Err(error) => {
+                    let report = crash::report(
+                        &format!("KVM refused a request: {error}"),
+                        self.index,
+                        &mut self.cpu,
+                        &self.shared.ram,
+                    );
+                    return Why::Crash(report);
+                }
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let ioctls = self.cpu.ioctls();
+        self.ioctls.run.store(ioctls.run, Ordering::Relaxed);
+        self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
+    }
+
+    fn park(&mut self, guard: &Guard) -> Order {
+        if let Some(gate) = self.shared.gate.get() {
+            Catcher::rewind(&mut self.cpu, &self.shared.ram, gate);
+        }
+        self.publish();
+        let order = self.shared.control.park(self.index, &guard.kickable());
+        if let Order::Run(outfit) = &order {
+            self.catcher
+                .handler
+                .adopt(Arc::clone(&outfit.table), outfit.view);
+            if let Some(tsc) = self.cpu.guest_tsc() {
+                self.catcher.clock = HostClock::synchronised(tsc);
+            }
+        }
+        order
+    }
+
+    /// Runs the guest to its next exit and takes that up.
+    fn once(&mut self) -> Result<Option<Why>, kvm_ioctls::Error> {
+        let shared = Arc::clone(&self.shared);
+        let exit = self.cpu.run(&shared.ports, u16::from(GATE_PORT));
+        match exit {
+            Exit::Gate => self.patched_out(&shared)?,
+            Exit::Debug { exception: 3 } => self.catcher.int3(&mut self.cpu, &shared.ram)?,
+            Exit::Debug { .. } => self.catcher.trap(&mut self.cpu, &shared.ram)?,
+            Exit::InternalError {
+                bytes: Some((code, 1..)),
+                ..
+            } if self.catcher.mode == crate::CatchMode::EmulationExit && code[0] == 0xcc => {
+                self.catcher.int3(&mut self.cpu, &shared.ram)?;
+            }
+            Exit::Handled | Exit::Interrupted => self.catcher.check_step(&mut self.cpu)?,
+            Exit::Device(event) => return Ok(Some(Why::Device(event))),
+            Exit::Shutdown => {
+                return Ok(Some(Why::TripleFault(self.report("the guest triple-faulted"))));
+            }
+            Exit::InternalError { suberror, bytes } => {
+                let what = match bytes {
+                    Some((code, len)) => format!(
+                        "KVM could not emulate an instruction (bytes {})",
+                        crash::hex(&code[..usize::from(len)])
+                    ),
+                    None => format!("KVM internal error, suberror {suberror}"),
+                };
+                return Ok(Some(Why::Crash(self.report(&what))));
+            }
+            Exit::FailEntry(reason) => {
+                let what = format!("the processor refused to enter the guest, reason {reason:#x}");
+                return Ok(Some(Why::Crash(self.report(&what))));
+            }
+            Exit::Unknown(what) => {
+                let what = format!("unknown exit: {what}");
+                return Ok(Some(Why::Crash(self.report(&what))));
+            }
+        }
+        Ok(None)
+    }
+
+    fn report(&mut self, what: &str) -> String {
+        crash::report(what, self.index, &mut self.cpu, &self.shared.ram)
+    }
+
+    /// One of our `out` instructions, or the guest writing to a port where nobody is.
+    fn patched_out(&mut self, shared: &Shared) -> Result<(), kvm_ioctls::Error> {
+        if let Some(gate) = shared.gate.get()
+            && self.catcher.gate(&mut self.cpu, &shared.ram, gate)?
+        {
+            return Ok(());
+        }
+        let rip = Gva(self.cpu.regs().rip);
+        if let Some(tripwire) = &shared.tripwire
+            && tripwire.is_at(rip)
+            && self.cpu.in_kernel()
+            && tripwire.lift(&shared.ram)
+        {
+            self.cpu.complete_io();
+            let mut regs = self.cpu.regs();
+            regs.rip = tripwire.at().0;
+            self.cpu.set_regs_now(&regs)?;
+            shared.control.hold(self.index);
+            let sregs = Box::new(*self.cpu.sregs());
+            let _ = self.notices.send(Notice::TextFinal(sregs));
+        }
+        self.catcher.check_step(&mut self.cpu)
+    }
+}

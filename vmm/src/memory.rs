@@ -1,0 +1,455 @@
+//! Guest memory: RAM as the guest's memory map shows it, and the hidden region beside it.
+//!
+//! What holds: RAM fills [0, 3 GiB) and continues at 4 GiB, leaving the last GiB below 4 GiB to the
+//! interrupt controllers. The hidden region lies above all RAM, at 4 GiB or higher, on a 1 GiB
+//! boundary, and appears in no memory map the guest is given. A host mapping goes away only after
+//! KVM has been told to forget it, so a virtual CPU that outlives this value finds no memory, never
+//! somebody else's.
+//!
+//! Reads and writes take no lock and allocate nothing; they are on the hit path.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::Gpa;
+use kvm_bindings::{KVMIO, kvm_userspace_memory_region};
+use kvm_ioctls::VmFd;
+use vm_memory::{MmapRegion, VolatileMemory};
+use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr, ioctl_with_ref};
+
+/// The least RAM a machine can have.
+pub const MIN_RAM: u64 = 16 << 20;
+
+/// The size of the hidden region in bytes.
+pub const HIDDEN_SIZE: u64 = 4 << 20;
+
+/// Where RAM stops below 4 GiB: what follows belongs to the I/O APIC and the local APICs.
+pub const HOLE_START: u64 = 3 << 30;
+
+/// Where RAM continues.
+pub const HOLE_END: u64 = 4 << 30;
+
+const GIB: u64 = 1 << 30;
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// The number of the request in the KVM API.
+const KVM_SET_USER_MEMORY_REGION: u32 = 0x46;
+
+/// Why a machine's memory could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// Less than any guest can use.
+    #[error("{mib} MiB of memory is too little: a machine needs at least {} MiB", MIN_RAM >> 20)]
+    TooSmall {
+        /// The size asked for, in MiB.
+        mib: u64,
+    },
+    /// More than the host has, or than its processor can address.
+    #[error("{mib} MiB of memory is too much: {limit}")]
+    TooLarge {
+        /// The size asked for, in MiB.
+        mib: u64,
+        /// The limit it breaks, in words.
+        limit: String,
+    },
+    /// The host would not give the address space.
+    #[error("the host refused to map {mib} MiB of memory for the guest")]
+    Map {
+        /// The size of the mapping, in MiB.
+        mib: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// KVM refused a memory slot.
+    #[error("kvm refused the memory slot at {at}")]
+    Slot {
+        /// Where the slot begins.
+        at: Gpa,
+        /// Why.
+        source: io::Error,
+    },
+    /// [`GuestRam::register`] came twice.
+    #[error("this memory already belongs to a virtual machine")]
+    Registered,
+}
+
+/// A mapping of the host that backs guest memory: 2 MiB aligned, so that the host can back it with
+/// huge pages and KVM can map them as such.
+#[derive(Debug)]
+struct Slot {
+    start: u64,
+    map: MmapRegion<()>,
+}
+
+impl Slot {
+    fn new(start: u64, len: u64) -> Result<Self, MemoryError> {
+        let refused = |source| MemoryError::Map {
+            mib: len >> 20,
+            source,
+        };
+        let overflow = |_| refused(io::ErrorKind::OutOfMemory.into());
+        let size = usize::try_from(len).map_err(overflow)?;
+        let slack = usize::try_from(HUGE_PAGE).map_err(overflow)?;
+        let whole = size
+            .checked_add(slack)
+            .ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that
+        // exists.
+        let base = unsafe { libc::mmap(ptr::null_mut(), whole, prot, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(refused(io::Error::last_os_error()));
+        }
+        let base: *mut u8 = base.cast();
+        let head = base.align_offset(slack);
+        let tail = slack - head;
+        // SAFETY: `head < slack`, so `head + size + tail = whole` and all three pieces lie in the
+        // mapping made above. Nobody else knows of it; the outer two pieces are given back and
+        // never used again.
+        let aligned = unsafe {
+            let aligned = base.add(head);
+            if head > 0 {
+                libc::munmap(base.cast(), head);
+            }
+            if tail > 0 {
+                libc::munmap(aligned.add(size).cast(), tail);
+            }
+            // Only advice: without huge pages the guest is slower, not wrong.
+            libc::madvise(aligned.cast(), size, libc::MADV_HUGEPAGE);
+            aligned
+        };
+        // SAFETY: `aligned` begins a private mapping of `size` bytes which lives until `drop`
+        // below unmaps it, after the last use of the region.
+        let map = unsafe { MmapRegion::build_raw(aligned, size, prot, flags) }
+            .map_err(|e| refused(io::Error::other(e)))?;
+        Ok(Self { start, map })
+    }
+
+    fn len(&self) -> u64 {
+        self.map.size() as u64
+    }
+
+    /// The offset of an access, if all of it lies in this slot.
+    #[inline]
+    fn offset(&self, at: Gpa, len: usize) -> Option<usize> {
+        let offset = usize::try_from(at.0.checked_sub(self.start)?).ok()?;
+        (offset.checked_add(len)? <= self.map.size()).then_some(offset)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` for this value alone, no slice of it outlives the
+        // borrow it was taken with, and `GuestRam` has made KVM forget it before its slots drop.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map.size()) };
+    }
+}
+
+/// The memory of one machine.
+#[derive(Debug)]
+pub struct GuestRam {
+    /// In ascending order; the last one is the hidden region.
+    slots: Vec<Slot>,
+    /// The machine whose memory this is.
+    vm: OnceLock<OwnedFd>,
+}
+
+impl GuestRam {
+    /// Reserves `bytes` of RAM, rounded up to 2 MiB, and the hidden region. Nothing is committed:
+    /// the host gives pages as the guest touches them.
+    ///
+    /// # Errors
+    /// When the size is below [`MIN_RAM`], beyond what the host has or its processor can address,
+    /// or the host refuses the mapping.
+    pub fn new(bytes: u64) -> Result<Self, MemoryError> {
+        Self::with_limits(bytes, host_memory(), host_address_bits())
+    }
+
+    fn with_limits(
+        bytes: u64,
+        host_memory: u64,
+        host_address_bits: u32,
+    ) -> Result<Self, MemoryError> {
+        let mib = bytes.div_ceil(1 << 20);
+        if bytes < MIN_RAM {
+            return Err(MemoryError::TooSmall { mib: bytes >> 20 });
+        }
+        if bytes > host_memory {
+            let limit = format!("this host has {} MiB", host_memory >> 20);
+            return Err(MemoryError::TooLarge { mib, limit });
+        }
+        let addressable = || MemoryError::TooLarge {
+            mib,
+            limit: format!("this host's processor addresses {host_address_bits} bits"),
+        };
+        let bytes = bytes
+            .checked_next_multiple_of(HUGE_PAGE)
+            .ok_or_else(addressable)?;
+        let low = bytes.min(HOLE_START);
+        let high = bytes - low;
+        // At least 1 GiB of nothing before the hidden region: whatever rounding a guest does to its
+        // memory map does not reach it.
+        let hidden = HOLE_END
+            .checked_add(high)
+            .and_then(|end| end.checked_add(GIB))
+            .and_then(|end| end.checked_next_multiple_of(GIB))
+            .ok_or_else(addressable)?;
+        let end = hidden.checked_add(HIDDEN_SIZE).ok_or_else(addressable)?;
+        if host_address_bits < u64::BITS && end > 1 << host_address_bits {
+            return Err(addressable());
+        }
+
+        let mut slots = vec![Slot::new(0, low)?];
+        if high > 0 {
+            slots.push(Slot::new(HOLE_END, high)?);
+        }
+        slots.push(Slot::new(hidden, HIDDEN_SIZE)?);
+        Ok(Self {
+            slots,
+            vm: OnceLock::new(),
+        })
+    }
+
+    /// The amount of RAM in bytes, without the hidden region.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.regions().map(|(_, len)| len).sum()
+    }
+
+    /// The address after the last byte of RAM.
+    #[must_use]
+    pub fn ram_end(&self) -> Gpa {
+        let end = self.regions().map(|(start, len)| start.0 + len).max();
+        Gpa(end.unwrap_or_default())
+    }
+
+    /// The address after the last byte of RAM below 4 GiB.
+    #[must_use]
+    pub fn low_end(&self) -> Gpa {
+        Gpa(self.ram_end().0.min(HOLE_START))
+    }
+
+    /// The ranges of RAM, in ascending order: where each begins and its length in bytes. The hidden
+    /// region is not among them.
+    pub fn regions(&self) -> impl Iterator<Item = (Gpa, u64)> {
+        let (_, ram) = self.slots.split_last().unwrap_or_else(|| unreachable!());
+        ram.iter().map(|slot| (Gpa(slot.start), slot.len()))
+    }
+
+    /// Where the hidden region begins, and its size in bytes.
+    #[must_use]
+    pub fn hidden(&self) -> (Gpa, u64) {
+        let (hidden, _) = self.slots.split_last().unwrap_or_else(|| unreachable!());
+        (Gpa(hidden.start), hidden.len())
+    }
+
+    /// Gives this memory to `vm`, as its slots 0, 1, ...
+    ///
+    /// # Errors
+    /// When KVM refuses a slot, or the memory was given to a machine before.
+    pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
+        // SAFETY: the descriptor is open for as long as `vm` is borrowed, and is only duplicated.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(vm.as_raw_fd()) };
+        let fd = fd
+            .try_clone_to_owned()
+            .map_err(|source| MemoryError::Slot { at: Gpa(0), source })?;
+        self.vm.set(fd).map_err(|_| MemoryError::Registered)?;
+        for (number, slot) in (0u32..).zip(&self.slots) {
+            self.set_slot(number, slot, slot.len())
+                .map_err(|source| MemoryError::Slot {
+                    at: Gpa(slot.start),
+                    source,
+                })?;
+        }
+        Ok(())
+    }
+
+    fn set_slot(&self, number: u32, slot: &Slot, len: u64) -> io::Result<()> {
+        let Some(vm) = self.vm.get() else {
+            return Ok(());
+        };
+        let request = ioctl_expr(
+            _IOC_WRITE,
+            KVMIO,
+            KVM_SET_USER_MEMORY_REGION,
+            size_of::<kvm_userspace_memory_region>() as u32,
+        );
+        let region = kvm_userspace_memory_region {
+            slot: number,
+            flags: 0,
+            guest_phys_addr: slot.start,
+            memory_size: len,
+            userspace_addr: slot.map.as_ptr() as u64,
+        };
+        // SAFETY: the request takes exactly this structure and only reads it. The memory it names
+        // is `slot`'s mapping, which is unmapped only after `drop` has taken the slot back.
+        let ret = unsafe { ioctl_with_ref(&vm.as_fd(), request, &region) };
+        if ret == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    #[inline]
+    fn find(&self, at: Gpa, len: usize) -> Result<(&Slot, usize), OutOfRange> {
+        self.slots
+            .iter()
+            .find_map(|slot| Some((slot, slot.offset(at, len)?)))
+            .ok_or(OutOfRange { at, len })
+    }
+}
+
+impl Drop for GuestRam {
+    fn drop(&mut self) {
+        for (number, slot) in (0u32..).zip(&self.slots) {
+            if let Err(error) = self.set_slot(number, slot, 0) {
+                // A machine that still runs would go on using this memory, so it must stay.
+                tracing::error!(%error, slot = number, "kvm keeps guest memory, so it is leaked");
+                std::mem::take(&mut self.slots)
+                    .into_iter()
+                    .for_each(std::mem::forget);
+                return;
+            }
+        }
+    }
+}
+
+impl PhysMemory for GuestRam {
+    #[inline]
+    fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
+        let len = into.len();
+        let (slot, offset) = self.find(at, len)?;
+        let bytes = slot
+            .map
+            .get_slice(offset, len)
+            .map_err(|_| OutOfRange { at, len })?;
+        bytes.copy_to(into);
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange> {
+        let len = bytes.len();
+        let (slot, offset) = self.find(at, len)?;
+        let into = slot
+            .map
+            .get_slice(offset, len)
+            .map_err(|_| OutOfRange { at, len })?;
+        into.copy_from(bytes);
+        Ok(())
+    }
+
+    /// One load, never torn, when `at` is a multiple of 8.
+    #[inline]
+    fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
+        let (slot, offset) = self.find(at, 8)?;
+        if let Ok(word) = slot.map.get_atomic_ref::<AtomicU64>(offset) {
+            return Ok(u64::from_le(word.load(Ordering::Relaxed)));
+        }
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+}
+
+/// All memory of the host in bytes.
+fn host_memory() -> u64 {
+    // SAFETY: `sysconf` reads no memory of ours.
+    let (pages, page) = unsafe {
+        (
+            libc::sysconf(libc::_SC_PHYS_PAGES),
+            libc::sysconf(libc::_SC_PAGESIZE),
+        )
+    };
+    // An unknown amount is no limit.
+    match (u64::try_from(pages), u64::try_from(page)) {
+        (Ok(pages), Ok(page)) => pages.saturating_mul(page),
+        _ => u64::MAX,
+    }
+}
+
+/// The width of a physical address, by CPUID 0x8000_0008 EAX[7:0] (SDM vol. 2, CPUID).
+fn host_address_bits() -> u32 {
+    use std::arch::x86_64::__cpuid;
+    if __cpuid(0x8000_0000).eax >= 0x8000_0008 {
+        __cpuid(0x8000_0008).eax & 0xff
+    } else {
+        36
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn layout(bytes: u64) -> Result<GuestRam, MemoryError> {
+        GuestRam::with_limits(bytes, 1 << 36, 40)
+    }
+
+    fn check(bytes: u64, expected: Expect) {
+        let text = match layout(bytes) {
+            Ok(ram) => {
+                let regions: Vec<_> = ram.regions().collect();
+                format!("{regions:x?} end {} hidden {:x?}", ram.ram_end(), ram.hidden())
+            }
+            Err(error) => error.to_string(),
+        };
+        expected.assert_eq(&text);
+    }
+
+    #[test]
+    fn ram_leaves_the_hole_free_and_hides_the_region_above() {
+        check(256 << 20, expect![[]]);
+        check(3 << 30, expect![[]]);
+        check((3 << 30) + 1, expect![[]]);
+        check(8 << 30, expect![[]]);
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_with_the_limit() {
+        check(0, expect![[]]);
+        check(MIN_RAM - 1, expect![[]]);
+        check(1 << 40, expect![[]]);
+        check(u64::MAX, expect![[]]);
+        let error = GuestRam::with_limits(u64::MAX, u64::MAX, 64).map(|_| ());
+        assert!(matches!(error, Err(MemoryError::TooLarge { .. })));
+        let error = GuestRam::with_limits(32 << 30, u64::MAX, 35).map(|_| ());
+        expect![[]].assert_eq(&error.unwrap_err().to_string());
+    }
+
+    #[test]
+    fn accesses_across_an_edge_are_refused_and_write_nothing() {
+        let ram = layout(MIN_RAM).unwrap();
+        let edge = ram.ram_end();
+        assert!(ram.write(edge.wrapping_sub(4), &[0xff; 8]).is_err());
+        assert_eq!(ram.read_u64(edge.wrapping_sub(8)), Ok(0));
+        assert!(ram.read_u64(edge.wrapping_sub(7)).is_err());
+        assert!(ram.read_u64(Gpa(u64::MAX)).is_err());
+        let (hidden, size) = ram.hidden();
+        assert!(ram.write(hidden, &[1; 16]).is_ok());
+        assert!(ram.read_u64(hidden.wrapping_sub(1)).is_err());
+        assert!(ram.read_u64(hidden.wrapping_add(size - 8)).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read_back(at in 0..MIN_RAM - 64, bytes in prop::collection::vec(any::<u8>(), 8..64)) {
+            let ram = layout(MIN_RAM).unwrap();
+            ram.write(Gpa(at), &bytes).unwrap();
+            let mut back = vec![0; bytes.len()];
+            ram.read(Gpa(at), &mut back).unwrap();
+            prop_assert_eq!(&back, &bytes);
+            let word = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            prop_assert_eq!(ram.read_u64(Gpa(at)).unwrap(), word);
+        }
+    }
+}

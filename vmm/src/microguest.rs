@@ -1,0 +1,321 @@
+//! Bare 64-bit programs in a virtual machine of their own, to learn what the host's KVM does.
+//!
+//! What holds: the first 4 GiB are mapped onto themselves, readable, writable and executable by
+//! every privilege level; [`MicroGuest::RAM`] bytes of them are memory. There are no interrupt
+//! controllers, so `hlt` ends a run, and an exception without a handler is a triple fault. A run
+//! always ends: a watchdog takes the vCPU out after the time it is given.
+//!
+//! | from | what |
+//! |---|---|
+//! | 0x1000 | GDT |
+//! | 0x1100 | TSS, for the stack of exceptions taken at privilege level 3 |
+//! | 0x2000 | IDT |
+//! | 0x3000 | handlers made by [`MicroGuest::report_exception`] |
+//! | 0x8ff0 | top of the stack at privilege level 0 |
+//! | 0x9000 | page tables |
+//! | 0x10000 and up | the program's |
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use kvm_bindings::{CpuId, kvm_segment};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+use crate::cpu::{self, CpuError, pte};
+use crate::loader::layout;
+use crate::memory::{GuestRam, MIN_RAM, MemoryError};
+
+/// Selector of the code segment at privilege level 3, for `iretq` and SYSRET.
+pub const USER_CODE: u16 = 0x28 | 3;
+/// Selector of the data segment at privilege level 3.
+pub const USER_DATA: u16 = 0x20 | 3;
+
+const TASK: u16 = 0x30;
+const TSS: Gpa = Gpa(0x1100);
+const TSS_SIZE: u16 = 104;
+const IDT: Gpa = Gpa(0x2000);
+const HANDLERS: Gpa = Gpa(0x3000);
+
+/// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
+const SUBERROR_EMULATION: u32 = 1;
+/// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
+const INSTRUCTION_BYTES: u64 = 1;
+
+/// Why a micro-guest could not be made or run.
+#[derive(Debug, thiserror::Error)]
+pub enum MicroGuestError {
+    /// The vCPU could not be set up.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// The memory could not be set up.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The program does not fit the memory.
+    #[error("the micro-guest's program does not fit its memory")]
+    Program(#[from] OutOfRange),
+    /// KVM refused a step of the set-up.
+    #[error("kvm failed to {what} of a micro-guest")]
+    Kvm {
+        /// The step.
+        what: &'static str,
+        /// Why.
+        source: kvm_ioctls::Error,
+    },
+}
+
+fn kvm_error(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> MicroGuestError {
+    move |source| MicroGuestError::Kvm { what, source }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The program wrote to a port.
+    Out {
+        /// The port.
+        port: u16,
+        /// The value, or values of a string instruction.
+        data: Vec<u8>,
+    },
+    /// `KVM_EXIT_DEBUG`.
+    Debug {
+        /// The exception's number: 1 or 3.
+        exception: u32,
+        /// The address KVM reports.
+        pc: u64,
+        /// The debug status register KVM reports.
+        dr6: u64,
+    },
+    /// KVM could not emulate an instruction.
+    EmulationFailed {
+        /// The instruction's first bytes, if KVM tells them.
+        bytes: Vec<u8>,
+    },
+    /// The program executed `hlt`.
+    Halted,
+    /// An exception found no handler.
+    TripleFault,
+    /// The program went on for longer than it was given.
+    TimedOut,
+    /// Anything else, in KVM's words.
+    Other(String),
+}
+
+/// A virtual machine with one vCPU about to execute a program.
+#[derive(Debug)]
+pub struct MicroGuest {
+    /// The handle to KVM.
+    pub kvm: Kvm,
+    /// The virtual machine.
+    pub vm: VmFd,
+    /// Its vCPU.
+    pub vcpu: VcpuFd,
+    /// Its memory.
+    pub ram: GuestRam,
+}
+
+impl MicroGuest {
+    /// How much memory there is, in bytes.
+    pub const RAM: u64 = MIN_RAM;
+
+    /// A guest about to execute `code`, placed at `code_at`, at privilege level 0 with interrupts
+    /// off.
+    ///
+    /// # Errors
+    /// When KVM is missing or refuses a step, or the code does not fit.
+    pub fn new(code_at: Gpa, code: &[u8]) -> Result<Self, MicroGuestError> {
+        let kvm = Kvm::new().map_err(kvm_error("open /dev/kvm"))?;
+        let vm = kvm
+            .create_vm()
+            .map_err(kvm_error("create the virtual machine"))?;
+        let ram = GuestRam::new(Self::RAM)?;
+        ram.register(&vm)?;
+        ram.write(code_at, code)?;
+        write_tables(&ram)?;
+
+        let vcpu = vm.create_vcpu(0).map_err(kvm_error("create the vCPU"))?;
+        let cpuid: CpuId = cpu::cpuid(&kvm, 0, 1)?;
+        vcpu.set_cpuid2(&cpuid).map_err(kvm_error("set CPUID"))?;
+        cpu::set_entry(&vcpu, code_at, Gpa(0))?;
+        let mut sregs = vcpu
+            .get_sregs()
+            .map_err(kvm_error("read the system registers"))?;
+        sregs.gdt.limit = GDT_BYTES - 1;
+        sregs.idt.base = IDT.0;
+        sregs.idt.limit = 0xfff;
+        sregs.tr = kvm_segment {
+            base: TSS.0,
+            limit: (TSS_SIZE - 1).into(),
+            selector: TASK,
+            // A busy 64-bit TSS.
+            type_: 0xb,
+            present: 1,
+            ..Default::default()
+        };
+        vcpu.set_sregs(&sregs)
+            .map_err(kvm_error("set the system registers"))?;
+        Ok(Self {
+            kvm,
+            vm,
+            vcpu,
+            ram,
+        })
+    }
+
+    /// Lets exceptions of `vector` continue at `handler`, at privilege level 0.
+    ///
+    /// # Errors
+    /// Never, for memory the guest was made with.
+    pub fn set_handler(&self, vector: u8, handler: Gpa) -> Result<(), MicroGuestError> {
+        // An interrupt gate that privilege level 3 may use too (SDM vol. 3, 6.14.1).
+        const GATE: u64 = 0xee << 40;
+        let low = handler.0 & 0xffff
+            | u64::from(cpu::CODE) << 16
+            | GATE
+            | (handler.0 >> 16 & 0xffff) << 48;
+        let at = IDT.wrapping_add(u64::from(vector) * 16);
+        let gate = [low, handler.0 >> 32].map(u64::to_le_bytes);
+        Ok(self.ram.write(at, gate.as_flattened())?)
+    }
+
+    /// Makes exceptions of `vector` write to `port` and then halt. RIP, and the exception frame at
+    /// RSP, are as the processor left them when the run ends.
+    ///
+    /// # Errors
+    /// Never, for memory the guest was made with.
+    pub fn report_exception(&self, vector: u8, port: u8) -> Result<(), MicroGuestError> {
+        let handler = HANDLERS.wrapping_add(u64::from(vector) * 16);
+        // out port, al ; hlt
+        self.ram.write(handler, &[0xe6, port, 0xf4])?;
+        self.set_handler(vector, handler)
+    }
+
+    /// Sets model-specific registers, by number, to values.
+    ///
+    /// # Errors
+    /// When KVM refuses one.
+    pub fn set_msrs(&self, values: &[(u32, u64)]) -> Result<(), MicroGuestError> {
+        Ok(cpu::write_msrs(&self.vcpu, values)?)
+    }
+
+    /// Lets the guest run until it exits, or for `limit`.
+    pub fn run(&mut self, limit: Duration) -> Stop {
+        install_wake_signal();
+        let expired = AtomicBool::new(false);
+        let (done, waiting) = mpsc::channel();
+        // SAFETY: has no preconditions.
+        let runner = Runner(unsafe { libc::pthread_self() });
+        thread::scope(|scope| {
+            let expired = &expired;
+            scope.spawn(move || watch(&waiting, limit, &runner, expired));
+            let stop = loop {
+                match self.vcpu.run() {
+                    Ok(VcpuExit::InternalError) => break self.internal_error(),
+                    Ok(exit) => break stop(exit),
+                    Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                        if expired.load(Ordering::Relaxed) {
+                            break Stop::TimedOut;
+                        }
+                    }
+                    Err(error) => break Stop::Other(error.to_string()),
+                }
+            };
+            drop::<Sender<()>>(done);
+            stop
+        })
+    }
+
+    fn internal_error(&mut self) -> Stop {
+        // SAFETY: the last exit was an internal error, for which KVM fills this member of the
+        // union. Its fields are integers, so any bytes are valid.
+        let failure = unsafe { self.vcpu.get_kvm_run().__bindgen_anon_1.emulation_failure };
+        if failure.suberror != SUBERROR_EMULATION {
+            return Stop::Other(format!("internal error {}", failure.suberror));
+        }
+        // KVM counts the 64-bit words it has filled in: the flags are the first.
+        let flags = if failure.ndata > 0 { failure.flags } else { 0 };
+        let mut bytes = Vec::new();
+        if flags & INSTRUCTION_BYTES != 0 {
+            // SAFETY: as above; the flag says that these words are filled.
+            let instruction = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
+            let len = usize::from(instruction.insn_size).min(instruction.insn_bytes.len());
+            bytes.extend_from_slice(&instruction.insn_bytes[..len]);
+        }
+        Stop::EmulationFailed { bytes }
+    }
+}
+
+fn stop(exit: VcpuExit<'_>) -> Stop {
+    match exit {
+        VcpuExit::IoOut(port, data) => Stop::Out {
+            port,
+            data: data.to_vec(),
+        },
+        VcpuExit::Debug(debug) => Stop::Debug {
+            exception: debug.exception,
+            pc: debug.pc,
+            dr6: debug.dr6,
+        },
+        VcpuExit::Hlt => Stop::Halted,
+        VcpuExit::Shutdown => Stop::TripleFault,
+        other => Stop::Other(format!("{other:?}")),
+    }
+}
+
+/// The thread in `KVM_RUN`.
+struct Runner(libc::pthread_t);
+
+/// Waits until the run is over; after `limit`, wakes the runner until it is.
+fn watch(over: &Receiver<()>, limit: Duration, runner: &Runner, expired: &AtomicBool) {
+    /// A signal that lands just before `KVM_RUN` has no effect, so it is repeated.
+    const AGAIN: Duration = Duration::from_millis(10);
+    let mut wait = limit;
+    while over.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+        expired.store(true, Ordering::Relaxed);
+        // SAFETY: the runner joins this thread before it leaves `run`, so it is alive. The signal
+        // has a handler.
+        unsafe { libc::pthread_kill(runner.0, wake_signal()) };
+        wait = AGAIN;
+    }
+}
+
+/// Not the signal that machines wake their vCPUs with, whose handler does more.
+fn wake_signal() -> libc::c_int {
+    SIGRTMIN() + 1
+}
+
+fn install_wake_signal() {
+    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Err(error) = register_signal_handler(wake_signal(), nothing) {
+            tracing::error!(%error, "micro-guests cannot be timed out");
+        }
+    });
+}
+
+/// After the two of entry: data and code of privilege level 3, then the TSS in two halves.
+const GDT: [u64; 8] = [
+    0,
+    0,
+    0x00af_9b00_0000_ffff,
+    0x00cf_9300_0000_ffff,
+    0x00cf_f300_0000_ffff,
+    0x00af_fb00_0000_ffff,
+    0x0000_8900_0000_0000 | TSS.0 << 16 | (TSS_SIZE as u64 - 1),
+    0,
+];
+const GDT_BYTES: u16 = 8 * 8;
+
+fn write_tables(ram: &GuestRam) -> Result<(), OutOfRange> {
+    ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
+    // RSP0 is the only field that is used (SDM vol. 3, 7.7).
+    ram.write(TSS.wrapping_add(4), &layout::STACK.0.to_le_bytes())?;
+    cpu::write_page_tables(ram, pte::USER)
+}
