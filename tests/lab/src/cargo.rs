@@ -1,0 +1,166 @@
+//! Building the workspace's programs and tests, and finding what was built.
+
+use std::env;
+use std::io::{BufRead, BufReader, IsTerminal, stderr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::process;
+
+/// The workspace this lab belongs to.
+#[derive(Clone, Debug)]
+pub(crate) struct Workspace {
+    pub(crate) root: PathBuf,
+    pub(crate) target: PathBuf,
+}
+
+/// One program that cargo built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Executable {
+    /// The target's name: the program's or the test file's.
+    pub(crate) name: String,
+    /// Whether it is a libtest binary.
+    pub(crate) test: bool,
+    /// The folder of the package it belongs to.
+    pub(crate) package: PathBuf,
+    pub(crate) path: PathBuf,
+}
+
+/// The workspace's programs that are useful in a rig.
+pub(crate) const PACKED: [&str; 2] = ["hvprobe", "workload"];
+
+/// cargo itself, as the one that started the lab.
+pub(crate) fn cargo(workspace: &Workspace) -> Command {
+    let mut command = Command::new(program());
+    command.current_dir(&workspace.root);
+    process::end_with_us(&mut command);
+    command
+}
+
+pub(crate) fn program() -> std::ffi::OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+impl Workspace {
+    /// Asks cargo where the workspace is, starting from the lab's own package.
+    pub(crate) fn locate() -> Result<Self> {
+        let output = Command::new(program())
+            .args(["metadata", "--no-deps", "--format-version=1"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .stderr(Stdio::inherit())
+            .output()
+            .context("cannot run cargo metadata")?;
+        let value: Value = serde_json::from_slice(&output.stdout)
+            .context("cargo metadata did not describe the workspace")?;
+        let path = |key: &str| {
+            value[key]
+                .as_str()
+                .map(PathBuf::from)
+                .with_context(|| format!("cargo metadata names no {key}"))
+        };
+        Ok(Self {
+            root: path("workspace_root")?,
+            target: path("target_directory")?,
+        })
+    }
+
+    /// The programs that earlier builds left in the target folder.
+    pub(crate) fn built(&self, release: bool) -> Vec<Executable> {
+        let folder = self.target.join(if release { "release" } else { "debug" });
+        PACKED
+            .iter()
+            .map(|name| Executable {
+                name: (*name).to_owned(),
+                test: false,
+                package: self.root.clone(),
+                path: folder.join(name),
+            })
+            .filter(|executable| executable.path.is_file())
+            .collect()
+    }
+
+    /// Runs `cargo build` with `arguments` and lists the programs built or found fresh.
+    pub(crate) fn build(&self, arguments: &[&str]) -> Result<Vec<Executable>> {
+        let mut command = cargo(self);
+        command
+            .args(["build", "--message-format=json-render-diagnostics"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        if !stderr().is_terminal() {
+            command.arg("--quiet");
+        }
+        let mut child = command.spawn().context("cannot run cargo build")?;
+        let messages = child.stdout.take().context("cargo build has no output")?;
+        let mut executables = Vec::new();
+        for line in BufReader::new(messages).lines() {
+            executables.extend(executable(&line?));
+        }
+        if !child.wait()?.success() {
+            bail!("cargo build {} failed", arguments.join(" "));
+        }
+        Ok(executables)
+    }
+}
+
+/// The program called `name` among those built.
+pub(crate) fn program_named(built: &[Executable], name: &str) -> Result<PathBuf> {
+    built
+        .iter()
+        .find(|executable| executable.name == name && !executable.test)
+        .map(|executable| executable.path.clone())
+        .with_context(|| format!("cargo build made no program {name}"))
+}
+
+/// The program that a line of cargo's messages announces, if it is about one.
+fn executable(message: &str) -> Option<Executable> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    Some(Executable {
+        name: message["target"]["name"].as_str()?.to_owned(),
+        test: message["profile"]["test"].as_bool()?,
+        package: Path::new(message["manifest_path"].as_str()?)
+            .parent()?
+            .to_path_buf(),
+        path: message["executable"].as_str()?.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn artifact_with_executable_is_read() {
+        let message = r#"{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml",
+            "target":{"kind":["test"],"name":"rig_boot"},"profile":{"test":true},
+            "executable":"/w/target/debug/deps/rig_boot-1"}"#;
+        assert_eq!(
+            executable(message),
+            Some(Executable {
+                name: "rig_boot".into(),
+                test: true,
+                package: "/w/tests".into(),
+                path: "/w/target/debug/deps/rig_boot-1".into(),
+            })
+        );
+    }
+
+    #[test]
+    fn library_and_other_messages_are_passed_over() {
+        assert_eq!(
+            executable(r#"{"reason":"build-finished","success":true}"#),
+            None
+        );
+        assert_eq!(
+            executable(
+                r#"{"manifest_path":"/w/Cargo.toml","target":{"name":"x"},
+                "profile":{"test":false},"executable":null}"#
+            ),
+            None
+        );
+        assert_eq!(executable("not json"), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! The choice between this machine and an emulated one, by what `hvprobe doctor` finds out.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::process::{self, Apart, Audience, End, Group, Streams};
+use crate::progress;
+use crate::rig::Kind;
+use crate::signals::Signals;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The rig that `asked` names; without one, this machine if its KVM can run Linux guests, and lab
+/// A otherwise. Says which and why. Needs the `hvprobe` program.
+pub(crate) fn choose(asked: Option<Kind>, hvprobe: &Path) -> Result<Kind> {
+    if let Some(kind) = asked {
+        return Ok(kind);
+    }
+    let (kind, reason) = if !Path::new("/dev/kvm").exists() {
+        (Kind::Tcg, "this machine has no /dev/kvm")
+    } else {
+        match doctor(hvprobe)? {
+            End::Exited(status) if status.success() => (
+                Kind::Direct,
+                "hvprobe doctor finds that this machine's KVM can run Linux guests",
+            ),
+            End::TimedOut => (Kind::Tcg, "hvprobe doctor did not finish in 60 s here"),
+            _ => (
+                Kind::Tcg,
+                "hvprobe doctor finds that this machine's KVM cannot run Linux guests",
+            ),
+        }
+    };
+    progress::note(&format!("rig {}: {reason}", kind.name()));
+    Ok(kind)
+}
+
+fn doctor(hvprobe: &Path) -> Result<End> {
+    let signals = Signals::take()?;
+    let mut command = Command::new(hvprobe);
+    command
+        .arg("doctor")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut group = Group::start(&mut command, Apart::Group)?;
+    let mut streams = Streams {
+        output: None,
+        discard: None,
+        keyboard: None,
+    };
+    let deadline = Instant::now() + PATIENCE;
+    process::watch(&mut group, &mut streams, deadline, &signals, &mut Nobody)
+}
+
+struct Nobody;
+
+impl Audience for Nobody {
+    fn output(&mut self, _bytes: &[u8]) -> Result<ControlFlow<()>> {
+        Ok(ControlFlow::Continue(()))
+    }
+}

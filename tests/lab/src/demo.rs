@@ -1,0 +1,74 @@
+//! `cargo lab demo`: a stock Debian kernel boots under hvprobe with three probes in it.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::cargo::{self, Workspace};
+use crate::choose::choose;
+use crate::job::{Job, Step, Stdio};
+use crate::progress;
+use crate::rig::Kind;
+use crate::run::{self, MachineOptions};
+use crate::setup::Ready;
+
+/// Where to show it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    #[arg(long, value_enum)]
+    rig: Option<Kind>,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// What a new user would type.
+const ARGUMENTS: [&str; 13] = [
+    "run",
+    "-p",
+    "p vfs_read",
+    "-p",
+    "p:open do_sys_openat2",
+    "-p",
+    "p __x64_sys_getpgid",
+    "--hits",
+    "20",
+    "--",
+    "sh",
+    "-c",
+    "cat /proc/version; workload calls getpgid 5",
+];
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let workspace = Workspace::locate()?;
+    let built = workspace.build(&run::PROGRAMS)?;
+    let hvprobe = cargo::program_named(&built, "hvprobe")?;
+    let rig = choose(options.rig, &hvprobe)?;
+    let ready = Ready::make(rig, false, true)?;
+    let mut job = Job::new(&built, options.machine.timeout(600));
+    options.machine.apply(&mut job);
+    job.stdio = Stdio::of_stdout();
+    job.environment = run::environment(rig);
+    job.steps.push(Step {
+        program: "hvprobe".to_owned(),
+        arguments: ARGUMENTS.map(Into::into).to_vec(),
+        package: None,
+    });
+    progress::note(&format!("$ {}", typed()));
+    run::run_job(rig, &ready, &job)
+}
+
+/// The command as a user types it, words with blanks in quotes.
+fn typed() -> String {
+    let mut line = "hvprobe".to_owned();
+    for word in ARGUMENTS {
+        line.push(' ');
+        if word.contains(' ') {
+            line.push_str(&format!("'{word}'"));
+        } else {
+            line.push_str(word);
+        }
+    }
+    line
+}

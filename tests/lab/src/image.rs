@@ -1,0 +1,199 @@
+//! What is inside the two initramfs images: the guest's and the rig's.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::archive::Archive;
+use crate::job::{Job, Stdio as JobStdio};
+use crate::needed;
+use crate::setup::Ready;
+use crate::shell;
+use crate::terminal;
+
+/// Where the package busybox-static puts it.
+pub(crate) const BUSYBOX: &str = "/bin/busybox";
+
+const GUEST_INIT: &[u8] = include_bytes!("../../guest/init");
+const RIG_INIT: &[u8] = include_bytes!("../../guest/rig-init");
+
+/// Mount points and folders that programs expect.
+const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin"];
+
+/// The initramfs of the guests that hvprobe boots.
+pub(crate) fn guest(workload: &Path) -> Result<Vec<u8>> {
+    let mut archive = Archive::with_console()?;
+    archive.file("init", 0o755, GUEST_INIT)?;
+    programs(&mut archive, [("workload", workload)])?;
+    userland(&mut archive)?;
+    archive.finish()
+}
+
+/// The initramfs of the rig that runs `job`, loading `modules` in their order first. `nonce` goes
+/// into the marks on the console.
+pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Result<Vec<u8>> {
+    let mut archive = Archive::with_console()?;
+    archive.file("init", 0o755, RIG_INIT)?;
+    programs(
+        &mut archive,
+        job.programs
+            .iter()
+            .map(|(name, path)| (name.as_str(), path.as_path())),
+    )?;
+    userland(&mut archive)?;
+    for (name, source) in &job.files {
+        if !archive.contains(name) {
+            archive.copy(name, source)?;
+        }
+    }
+    archive.copy("guest/kernel", &ready.cache.guest_kernel())?;
+    archive.copy("guest/initrd.cpio", &ready.cache.guest_initrd())?;
+
+    let mut names = String::new();
+    for module in modules {
+        let source = ready.kernel.module(module);
+        let name = file_name(&source)?;
+        archive.copy(&format!("lab/{name}"), &source)?;
+        names.push_str(name);
+        names.push('\n');
+    }
+    archive.file("lab/modules", 0o644, names.as_bytes())?;
+    archive.file("lab/environment", 0o644, &environment(job, nonce))?;
+    archive.file("lab/steps", 0o644, &steps(job))?;
+    archive.finish()
+}
+
+/// The applets of this machine's busybox, which is also the rig's and the guest's.
+pub(crate) fn applets() -> Result<Vec<String>> {
+    let output = Command::new(BUSYBOX)
+        .arg("--list")
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {BUSYBOX}"))?;
+    if !output.status.success() {
+        bail!("{BUSYBOX} --list failed");
+    }
+    Ok(String::from_utf8(output.stdout)?
+        .lines()
+        .map(str::to_owned)
+        .collect())
+}
+
+/// Busybox with a link for each applet whose name is free, and the usual folders.
+fn userland(archive: &mut Archive) -> Result<()> {
+    for folder in FOLDERS {
+        archive.folder(folder)?;
+    }
+    archive.copy("bin/busybox", Path::new(BUSYBOX))?;
+    for applet in applets()? {
+        let name = format!("bin/{applet}");
+        if !archive.contains(&name) {
+            archive.link(&name, "busybox")?;
+        }
+    }
+    archive.link("sbin", "bin")?;
+    Ok(())
+}
+
+/// Programs under `/bin` and the shared libraries they need.
+fn programs<'a>(
+    archive: &mut Archive,
+    programs: impl IntoIterator<Item = (&'a str, &'a Path)>,
+) -> Result<()> {
+    let mut paths = Vec::new();
+    for (name, path) in programs {
+        let lean = Lean::of(path)?;
+        let contents = std::fs::read(lean.path())
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        archive.file(&format!("bin/{name}"), 0o755, &contents)?;
+        paths.push(path);
+    }
+    for (name, source) in needed::closure(paths)? {
+        let name = name.trim_start_matches('/');
+        if !archive.contains(name) {
+            archive.copy(name, &source)?;
+        }
+    }
+    Ok(())
+}
+
+/// A program without its debug information, which is most of its size and which an emulated
+/// machine would have to load.
+enum Lean {
+    Stripped(tempfile::NamedTempFile),
+    AsIs(PathBuf),
+}
+
+impl Lean {
+    fn of(program: &Path) -> Result<Self> {
+        let file = tempfile::NamedTempFile::new()?;
+        let stripped = Command::new("strip")
+            .args(["--strip-debug", "-o"])
+            .arg(file.path())
+            .arg(program)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        Ok(if stripped {
+            Self::Stripped(file)
+        } else {
+            // No binutils, or a script: heavier, but it runs.
+            Self::AsIs(program.to_path_buf())
+        })
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Stripped(file) => file.path(),
+            Self::AsIs(path) => path,
+        }
+    }
+}
+
+/// The rig's `/lab/environment`: what its init and the steps find in their environment.
+fn environment(job: &Job, nonce: &str) -> Vec<u8> {
+    let mut script = Vec::new();
+    let stdio = match job.stdio {
+        JobStdio::Plain => "plain",
+        JobStdio::Terminal => "terminal",
+        JobStdio::Interactive => "interactive",
+    };
+    for (name, value) in [("LAB_NONCE", nonce), ("LAB_STDIO", stdio)] {
+        shell::export_into(&mut script, name, value.as_bytes());
+    }
+    for (name, value) in &job.environment {
+        shell::export_into(&mut script, name, value.as_bytes());
+    }
+    // Defaults of hvprobe: /guest/kernel and /guest/initrd.cpio.
+    shell::export_into(&mut script, crate::place::CACHE_VARIABLE, b"/");
+    if job.stdio != JobStdio::Plain
+        && let Some((rows, columns)) = terminal::size()
+    {
+        script.extend_from_slice(format!("stty rows {rows} cols {columns}\n").as_bytes());
+    }
+    script
+}
+
+/// The rig's `/lab/steps`: one call of its init's `step` function each.
+fn steps(job: &Job) -> Vec<u8> {
+    let mut script = Vec::new();
+    for (number, step) in job.steps.iter().enumerate() {
+        let number = number.to_string();
+        let program = format!("/bin/{}", step.program);
+        let words = [number.as_bytes(), program.as_bytes()]
+            .into_iter()
+            .chain(step.arguments.iter().map(|word| word.as_bytes()));
+        shell::line_into(&mut script, "step", words);
+    }
+    script
+}
+
+fn file_name(path: &Path) -> Result<&str> {
+    path.file_name()
+        .and_then(OsStr::to_str)
+        .with_context(|| format!("{} has no usable file name", path.display()))
+}

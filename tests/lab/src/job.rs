@@ -1,0 +1,124 @@
+//! What a rig is asked to do: programs, files, and the steps that run them.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, stdout};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cargo::{Executable, PACKED};
+use crate::image;
+
+/// How a step's standard streams look to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stdio {
+    /// No input; output into a pipe.
+    Plain,
+    /// No input; output to a terminal.
+    Terminal,
+    /// A terminal with someone, or something, typing.
+    Interactive,
+}
+
+impl Stdio {
+    /// What suits a program whose output goes to the lab's stdout.
+    pub(crate) fn of_stdout() -> Self {
+        if stdout().is_terminal() {
+            Self::Terminal
+        } else {
+            Self::Plain
+        }
+    }
+}
+
+/// One program to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// The program's name in the rig's `/bin`.
+    pub(crate) program: String,
+    pub(crate) arguments: Vec<OsString>,
+    /// The folder of the package it is a test of: its working folder on this machine.
+    pub(crate) package: Option<PathBuf>,
+}
+
+/// Everything one start of a rig does.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    /// Programs to have beside busybox, by their name in `/bin`.
+    pub(crate) programs: Vec<(String, PathBuf)>,
+    /// Other files, by their name in the rig, without the leading slash.
+    pub(crate) files: Vec<(String, PathBuf)>,
+    /// Run one after another, whatever their exit statuses.
+    pub(crate) steps: Vec<Step>,
+    pub(crate) environment: Vec<(String, OsString)>,
+    pub(crate) stdio: Stdio,
+    /// Whether the lab reads the output; otherwise a program on this machine gets the lab's own
+    /// stdout and stderr.
+    pub(crate) captured: bool,
+    /// CPUs of the rig; its own default if none.
+    pub(crate) cpus: Option<u32>,
+    /// Memory of the rig in MiB; its own default if none.
+    pub(crate) memory: Option<u32>,
+    /// For the whole run, the boot of the rig included.
+    pub(crate) timeout: Duration,
+    /// Whether to keep log and images even if all goes well.
+    pub(crate) keep: bool,
+}
+
+impl Job {
+    /// A job without steps whose programs are those of `built` that are no tests.
+    pub(crate) fn new(built: &[Executable], timeout: Duration) -> Self {
+        Self {
+            programs: built
+                .iter()
+                .filter(|executable| !executable.test)
+                .filter(|executable| PACKED.contains(&executable.name.as_str()))
+                .map(|executable| (executable.name.clone(), executable.path.clone()))
+                .collect(),
+            files: Vec::new(),
+            steps: Vec::new(),
+            environment: Vec::new(),
+            stdio: Stdio::Plain,
+            captured: false,
+            cpus: None,
+            memory: None,
+            timeout,
+            keep: false,
+        }
+    }
+
+    /// Finds what the user means by `program`: one of this workspace's, a file of this machine
+    /// (if there is a slash in it), or a busybox applet. Returns its name in the rig.
+    pub(crate) fn resolve(&mut self, program: &str) -> Result<String> {
+        if program.contains('/') {
+            let path = Path::new(program);
+            if !path.is_file() {
+                bail!("there is no program {program}");
+            }
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .with_context(|| format!("{program} has no usable file name"))?;
+            if self.programs.iter().all(|(packed, _)| packed != name) {
+                self.programs.push((name.to_owned(), path.canonicalize()?));
+            }
+            return Ok(name.to_owned());
+        }
+        let applets = image::applets()?;
+        if self.programs.iter().any(|(name, _)| name == program)
+            || applets.iter().any(|applet| applet == program)
+        {
+            return Ok(program.to_owned());
+        }
+        let ours: Vec<&str> = self
+            .programs
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        bail!(
+            "no program `{program}`: give one of {}, a busybox applet, or a path with a slash in it",
+            ours.join(", ")
+        );
+    }
+}

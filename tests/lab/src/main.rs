@@ -1,0 +1,93 @@
+//! `cargo lab`: the machines hvprobe is developed and tested on, where KVM is missing or not.
+//!
+//! Every command starts from [`setup`], describes what is to run as a [`job`], and hands it to a
+//! [`rig`], which runs its steps on an emulated machine or on this one. No process and no
+//! temporary file outlives a command, however it ends.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+mod archive;
+mod cargo;
+mod image;
+mod job;
+mod kernel;
+mod needed;
+mod packages;
+mod place;
+mod process;
+mod progress;
+mod rig;
+mod run;
+mod serial;
+mod setup;
+mod shell;
+mod signals;
+mod size;
+mod terminal;
+
+use rig::Kind;
+use setup::Ready;
+
+/// Machines to run hvprobe on, and everything they need.
+///
+/// hvprobe needs KVM that can run Linux guests. Where there is none, the lab emulates a whole PC
+/// in software, boots a stock Debian kernel with its own KVM in it, and runs hvprobe there. It
+/// installs a few Debian packages (as root) and keeps a kernel in ~/.cache/hvprobe (HVPROBE_CACHE
+/// overrides that).
+#[derive(Debug, Parser)]
+#[command(name = "cargo lab", bin_name = "cargo lab")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install the packages, fetch the guest kernel, build the guest image
+    ///
+    /// Does only what is missing; the other commands start with it.
+    Setup(SetupOptions),
+    /// Run one program in a rig and exit with its status
+    ///
+    /// Builds hvprobe, boots the machine, streams the program's output to stdout and ends the
+    /// machine. Exits with the program's status; 124 if the time was over; 125 if the lab itself
+    /// failed. The serial log is kept unless the status is 0.
+    ///
+    /// Example: cargo lab run -- hvprobe doctor
+    Run(run::Options),
+}
+
+#[derive(Args, Debug)]
+struct SetupOptions {
+    /// The rig to prepare for
+    #[arg(long, value_enum, default_value = "tcg")]
+    rig: Kind,
+    /// Look for a newer kernel even if there is one in the cache
+    #[arg(long)]
+    update: bool,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Setup(options) => setup(&options),
+        Command::Run(options) => run::run(&options),
+    };
+    result.unwrap_or_else(|error| {
+        progress::note(&format!("{error:#}"));
+        ExitCode::from(run::LAB_FAILED)
+    })
+}
+
+fn setup(options: &SetupOptions) -> Result<ExitCode> {
+    let ready = Ready::make(options.rig, options.update, true)?;
+    progress::note(&format!(
+        "ready for rig {}: kernel {}, cache {}",
+        options.rig.name(),
+        ready.kernel.release(),
+        ready.cache.root().display()
+    ));
+    Ok(ExitCode::SUCCESS)
+}

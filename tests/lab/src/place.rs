@@ -1,0 +1,107 @@
+//! Where the lab keeps things: the cache, shared by all checkouts of a user, and the workspace's
+//! target folder.
+//!
+//! Whoever changes the cache holds its lock; whoever reads a file of it sees a whole one, because
+//! files are renamed into place.
+
+use std::env;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// Overrides the cache folder, for the lab and for `hvprobe run`.
+pub(crate) const CACHE_VARIABLE: &str = "HVPROBE_CACHE";
+
+/// The cache folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// `$HVPROBE_CACHE`, else `$XDG_CACHE_HOME/hvprobe`, else `~/.cache/hvprobe`.
+    pub(crate) fn locate() -> Result<Self> {
+        let set = |name| env::var_os(name).filter(|value| !value.is_empty());
+        let root = if let Some(path) = set(CACHE_VARIABLE) {
+            PathBuf::from(path)
+        } else if let Some(path) = set("XDG_CACHE_HOME") {
+            Path::new(&path).join("hvprobe")
+        } else if let Some(path) = set("HOME") {
+            Path::new(&path).join(".cache/hvprobe")
+        } else {
+            bail!("no cache folder: set HVPROBE_CACHE, XDG_CACHE_HOME or HOME");
+        };
+        Ok(Self {
+            root: std::path::absolute(root)?,
+        })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Unpacked kernel packages, one folder each.
+    pub(crate) fn kernels(&self) -> PathBuf {
+        self.root.join("kernel")
+    }
+
+    /// The stock kernel that rigs and guests boot.
+    pub(crate) fn guest_kernel(&self) -> PathBuf {
+        self.root.join("guest/kernel")
+    }
+
+    /// The guest's initramfs.
+    pub(crate) fn guest_initrd(&self) -> PathBuf {
+        self.root.join("guest/initrd.cpio")
+    }
+
+    /// Creates the cache and takes its lock, waiting for another lab that holds it. The lock goes
+    /// with the returned file.
+    pub(crate) fn lock(&self) -> Result<File> {
+        let describe = || format!("cannot use the cache folder {}", self.root.display());
+        fs::create_dir_all(&self.root).with_context(describe)?;
+        let lock = File::create(self.root.join("lock")).with_context(describe)?;
+        lock.lock().with_context(describe)?;
+        Ok(lock)
+    }
+}
+
+/// Puts `contents` at `path` unless they are there already; returns whether it wrote.
+pub(crate) fn replace_if_different(path: &Path, contents: &[u8]) -> Result<bool> {
+    match fs::read(path) {
+        Ok(present) if present == contents => return Ok(false),
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read {}", path.display()));
+        }
+    }
+    let describe = || format!("cannot write {}", path.display());
+    let folder = path.parent().with_context(describe)?;
+    fs::create_dir_all(folder).with_context(describe)?;
+    let mut file = tempfile::Builder::new()
+        .permissions(fs::Permissions::from_mode(0o644))
+        .tempfile_in(folder)
+        .with_context(describe)?;
+    std::io::Write::write_all(&mut file, contents).with_context(describe)?;
+    file.persist(path).with_context(describe)?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_is_written_once_and_again_when_it_differs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        assert!(replace_if_different(&path, b"one").unwrap());
+        assert!(!replace_if_different(&path, b"one").unwrap());
+        assert!(replace_if_different(&path, b"two").unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+    }
+}

@@ -1,0 +1,394 @@
+//! Child processes that never outlive the lab.
+//!
+//! A [`Group`] is a child in a process group of its own. However the lab ends, the group goes:
+//! dropping it kills the group, SIGINT, SIGTERM and SIGHUP are taken as events while one is
+//! watched, and if the lab itself is killed the kernel kills the child. The kernel ties that last
+//! promise to the thread that started the child, so groups are started on the main thread only.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::signals::{self, Signals};
+use crate::terminal::Keyboard;
+
+/// How long a program that was asked to end may take.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Makes the kernel end `command`'s process if this one dies.
+pub(crate) fn end_with_us(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl and getppid, and
+    // an error made from a constant.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // The parent may have died before the call above.
+            if u32::try_from(libc::getppid()) != Ok(parent) {
+                return Err(ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+}
+
+/// How a child is set apart from the lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Apart {
+    /// A process group of its own.
+    Group,
+    /// A session of its own, with the child's stdin as its controlling terminal.
+    Session,
+    /// The lab's own group, so that the child may use the lab's terminal. Only the child itself
+    /// is then ended with the lab.
+    No,
+}
+
+/// A child and the processes it started.
+#[derive(Debug)]
+pub(crate) struct Group {
+    child: Child,
+    apart: Apart,
+    reaped: bool,
+}
+
+impl Group {
+    pub(crate) fn start(command: &mut Command, apart: Apart) -> Result<Self> {
+        end_with_us(command);
+        // SAFETY: sigemptyset and sigprocmask are async-signal-safe and touch a local set.
+        unsafe {
+            command.pre_exec(|| signals::unblock_all());
+        }
+        match apart {
+            Apart::Group => {
+                command.process_group(0);
+            }
+            Apart::Session => {
+                // SAFETY: setsid and ioctl are async-signal-safe; the argument is an integer.
+                unsafe {
+                    command.pre_exec(|| {
+                        if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+                            return Err(io::Error::last_os_error());
+                        }
+                        Ok(())
+                    });
+                }
+            }
+            Apart::No => {}
+        }
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
+        Ok(Self {
+            child,
+            apart,
+            reaped: false,
+        })
+    }
+
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Sends `signal` to the group.
+    fn signal(&self, signal: i32) {
+        let Ok(process) = i32::try_from(self.child.id()) else {
+            return;
+        };
+        let target = match self.apart {
+            Apart::No => process,
+            Apart::Group | Apart::Session => -process,
+        };
+        // SAFETY: kill touches no memory, and the number is the child's as long as it is not
+        // reaped, which callers see to.
+        unsafe { libc::kill(target, signal) };
+    }
+
+    /// Kills what is left of the group and collects the child's status.
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        if !self.reaped && self.apart != Apart::No {
+            self.signal(libc::SIGKILL);
+        }
+        self.reaped = true;
+        self.child.wait()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.signal(libc::SIGKILL);
+            let _ = self.end();
+        }
+    }
+}
+
+/// How watching a group ended. The group may still run unless it exited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The child exited.
+    Exited(ExitStatus),
+    /// The audience has heard enough.
+    Stopped,
+    /// The deadline passed.
+    TimedOut,
+    /// The lab received this signal.
+    Interrupted(i32),
+}
+
+/// Who gets what a group prints.
+pub(crate) trait Audience {
+    /// Takes bytes of the output; `Break` ends the watch.
+    fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>>;
+
+    /// Whether input would reach its reader now.
+    fn wants_input(&self) -> bool {
+        true
+    }
+}
+
+/// What is watched of a group.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    /// Goes to the audience.
+    pub(crate) output: Option<File>,
+    /// Is read so that its writer does not block, and dropped.
+    pub(crate) discard: Option<File>,
+    /// Goes to the child's stdin.
+    pub(crate) keyboard: Option<Keyboard>,
+}
+
+/// Passes output and input on until the child exits, the audience stops it, `deadline` passes or
+/// a signal arrives.
+pub(crate) fn watch(
+    group: &mut Group,
+    streams: &mut Streams,
+    deadline: Instant,
+    signals: &Signals,
+    audience: &mut dyn Audience,
+) -> Result<End> {
+    let exit = exit_event(&group.child)?;
+    let mut stdin = group.child.stdin.take();
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(End::TimedOut);
+        }
+        let keyboard = streams
+            .keyboard
+            .as_ref()
+            .filter(|_| audience.wants_input())
+            .map(|keyboard| keyboard.as_fd().as_raw_fd());
+        let [
+            output_ready,
+            discard_ready,
+            exit_ready,
+            signal_ready,
+            keyboard_ready,
+        ] = poll(
+            [
+                streams.output.as_ref().map(AsRawFd::as_raw_fd),
+                streams.discard.as_ref().map(AsRawFd::as_raw_fd),
+                Some(exit.as_raw_fd()),
+                Some(signals.as_fd().as_raw_fd()),
+                keyboard,
+            ],
+            left,
+        )?;
+        if signal_ready {
+            return Ok(End::Interrupted(signals.next()?));
+        }
+        if discard_ready && take(&mut streams.discard, &mut buffer)? == 0 {
+            streams.discard = None;
+        }
+        if output_ready {
+            let length = take(&mut streams.output, &mut buffer)?;
+            if length == 0 {
+                streams.output = None;
+            } else if audience.output(&buffer[..length])?.is_break() {
+                return Ok(End::Stopped);
+            }
+        }
+        if keyboard_ready && let Some(keyboard) = &mut streams.keyboard {
+            match keyboard.read(&mut buffer)? {
+                Some(bytes) => {
+                    if let Some(stdin) = &mut stdin {
+                        stdin.write_all(bytes)?;
+                    }
+                    if keyboard.ended() {
+                        streams.keyboard = None;
+                    }
+                }
+                None => return Ok(End::Interrupted(libc::SIGINT)),
+            }
+        }
+        // Output that was written before the exit comes first.
+        if exit_ready && !output_ready {
+            return Ok(End::Exited(group.end()?));
+        }
+    }
+}
+
+/// Asks the group to end by `signal` and waits for a while, passing its last words on. Another
+/// signal ends the wait at once.
+pub(crate) fn wind_down(
+    group: &mut Group,
+    signal: i32,
+    streams: &mut Streams,
+    signals: &Signals,
+    audience: &mut dyn Audience,
+) -> Result<End> {
+    group.signal(signal);
+    watch(group, streams, Instant::now() + GRACE, signals, audience)
+}
+
+/// Reads what there is; a stream whose writers are gone reads as ended.
+fn take(stream: &mut Option<File>, buffer: &mut [u8]) -> io::Result<usize> {
+    let Some(stream) = stream else {
+        return Ok(0);
+    };
+    loop {
+        match stream.read(buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // What reading a pseudo-terminal gives once its other side is closed.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(0),
+            result => return result,
+        }
+    }
+}
+
+/// A descriptor that becomes readable when the child exits.
+fn exit_event(child: &Child) -> Result<OwnedFd> {
+    let process = libc::c_long::from(child.id());
+    // SAFETY: pidfd_open takes two integers and touches no memory.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error()).context("cannot watch a child process");
+    }
+    let descriptor = i32::try_from(descriptor).context("descriptor out of range")?;
+    // SAFETY: the descriptor is new and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Waits until one of the descriptors has something to read or its other side is gone.
+fn poll<const N: usize>(descriptors: [Option<i32>; N], limit: Duration) -> Result<[bool; N]> {
+    // poll passes over negative descriptors.
+    let mut entries = descriptors.map(|descriptor| libc::pollfd {
+        fd: descriptor.unwrap_or(-1),
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    // Rounded up, so that the deadline has passed when the wait ends.
+    let milliseconds = i32::try_from(limit.as_millis() + 1).unwrap_or(i32::MAX);
+    let count = libc::nfds_t::try_from(N)?;
+    // SAFETY: the pointer and the count describe `entries`.
+    let result = unsafe { libc::poll(entries.as_mut_ptr(), count, milliseconds) };
+    if result < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != ErrorKind::Interrupted {
+            return Err(error).context("cannot wait for a child process");
+        }
+        return Ok([false; N]);
+    }
+    Ok(entries.map(|entry| entry.revents != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::process::Stdio;
+
+    /// Collects output and stops at a NUL.
+    #[derive(Default)]
+    struct Collect(Vec<u8>);
+
+    impl Audience for Collect {
+        fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>> {
+            self.0.extend_from_slice(bytes);
+            Ok(if bytes.contains(&0) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            })
+        }
+    }
+
+    fn run(script: &str, limit: Duration) -> (End, String, Group) {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null());
+        command.stdout(Stdio::piped());
+        let mut group = Group::start(&mut command, Apart::Group).unwrap();
+        let mut streams = Streams {
+            output: Some(File::from(OwnedFd::from(
+                group.child().stdout.take().unwrap(),
+            ))),
+            discard: None,
+            keyboard: None,
+        };
+        let mut collect = Collect::default();
+        let signals = Signals::take().unwrap();
+        let deadline = Instant::now() + limit;
+        let end = watch(&mut group, &mut streams, deadline, &signals, &mut collect).unwrap();
+        (end, String::from_utf8(collect.0).unwrap(), group)
+    }
+
+    fn alive(process: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{}/stat", process.trim()))
+            .is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn exit_status_comes_after_all_output() {
+        let (end, output, _group) = run("seq 100000; exit 7", LONG);
+        let End::Exited(status) = end else {
+            panic!("{end:?}");
+        };
+        assert_eq!(status.code(), Some(7));
+        assert!(output.ends_with("\n99999\n100000\n"));
+    }
+
+    #[test]
+    fn deadline_ends_the_watch_and_dropping_kills_grandchildren() {
+        let (end, output, group) = run("sleep 1000 & echo $!; wait", Duration::from_millis(500));
+        assert_eq!(end, End::TimedOut);
+        assert!(alive(&output));
+        drop(group);
+        // The kernel has sent the signal; the process may take a moment to go.
+        let limit = Instant::now() + Duration::from_secs(10);
+        while alive(&output) && Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        assert!(!alive(&output));
+    }
+
+    #[test]
+    fn audience_can_stop_the_watch() {
+        let (end, output, _group) = run(r"printf 'a\000'; sleep 1000", LONG);
+        assert_eq!((end, output.as_str()), (End::Stopped, "a\0"));
+    }
+
+    #[test]
+    fn child_starts_with_no_signal_blocked() {
+        let _signals = Signals::take().unwrap();
+        let (_, output, _group) = run("grep SigBlk /proc/self/status", LONG);
+        assert_eq!(output, "SigBlk:\t0000000000000000\n");
+    }
+
+    #[test]
+    fn missing_program_is_named() {
+        let error = Group::start(&mut Command::new("no-such-program"), Apart::Group).unwrap_err();
+        assert_eq!(error.to_string(), "cannot start no-such-program");
+    }
+}

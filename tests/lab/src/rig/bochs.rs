@@ -1,0 +1,132 @@
+//! Bochs with VMX: the slow rig, whose guests' int3s exit as on real hardware.
+//!
+//! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. It wants a
+//! terminal, starts in its debugger and does not end by itself.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::Kind;
+use super::emulated::{CMDLINE, Emulator, Plan, write_config};
+use crate::process::{self, Apart, Group, Streams};
+use crate::{progress, terminal};
+
+pub(super) struct Bochs;
+
+impl Emulator for Bochs {
+    fn kind(&self) -> Kind {
+        Kind::Bochs
+    }
+
+    fn default_cpus(&self) -> u32 {
+        1
+    }
+
+    fn default_memory(&self) -> u32 {
+        2048
+    }
+
+    fn modules(&self) -> &'static [&'static str] {
+        &[
+            "virt/lib/irqbypass.ko",
+            "arch/x86/kvm/kvm.ko",
+            "arch/x86/kvm/kvm-intel.ko",
+        ]
+    }
+
+    fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
+        if plan.input {
+            bail!("rig bochs has no input: its serial port only writes; use tcg");
+        }
+        progress::step("making the boot CD", || make_cd(plan))?;
+        let serial = make_fifo(&plan.folder.join("serial"))?;
+        write_config(plan, "bochsrc", &configuration(plan))?;
+        write_config(plan, "bochs.rc", "c\n")?;
+
+        let (screen, tty) = terminal::pseudo_terminal()?;
+        let mut command = Command::new("bochs");
+        command
+            .args(["-q", "-f", "bochsrc", "-rc", "bochs.rc"])
+            .current_dir(plan.folder)
+            .env("TERM", "linux")
+            .stdin(tty.try_clone()?)
+            .stdout(tty)
+            .stderr(plan.complaints()?);
+        let group = Group::start(&mut command, Apart::Session)?;
+        let streams = Streams {
+            output: Some(serial),
+            discard: Some(screen),
+            keyboard: None,
+        };
+        Ok((group, streams))
+    }
+}
+
+fn configuration(plan: &Plan<'_>) -> String {
+    let Plan { cpus, memory, .. } = plan;
+    format!(
+        "display_library: term\n\
+         cpu: model=corei7_skylake_x, count={cpus}, ips=50000000, reset_on_triple_fault=0, \
+         ignore_bad_msrs=1\n\
+         memory: guest={memory}, host={memory}\n\
+         romimage: file=/usr/share/bochs/BIOS-bochs-latest\n\
+         vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest\n\
+         ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14\n\
+         ata0-master: type=cdrom, path=cd.iso, status=inserted\n\
+         boot: cdrom\n\
+         com1: enabled=1, mode=file, dev=serial\n\
+         log: bochs.log\n\
+         panic: action=fatal\n\
+         clock: sync=none, time0=local\n"
+    )
+}
+
+/// Makes `cd.iso` from the plan's kernel and initramfs.
+fn make_cd(plan: &Plan<'_>) -> Result<()> {
+    let boot = plan.folder.join("cd/boot");
+    fs::create_dir_all(boot.join("grub"))?;
+    fs::copy(plan.kernel, boot.join("vmlinuz")).context("cannot copy the kernel")?;
+    fs::hard_link(plan.initrd, boot.join("initrd"))?;
+    let menu = format!(
+        "set timeout=0\n\
+         menuentry lab {{\n\
+         linux /boot/vmlinuz {CMDLINE} nokaslr\n\
+         initrd /boot/initrd\n\
+         }}\n"
+    );
+    fs::write(boot.join("grub/grub.cfg"), menu)?;
+
+    let mut command = Command::new("grub-mkrescue");
+    process::end_with_us(&mut command);
+    let output = command
+        .arg("-o")
+        .arg(plan.folder.join("cd.iso"))
+        .arg(plan.folder.join("cd"))
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start grub-mkrescue")?;
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr);
+        let last = words.lines().next_back().unwrap_or("no word why");
+        bail!("grub-mkrescue failed: {last}");
+    }
+    Ok(())
+}
+
+/// A pipe by name, through which Bochs' serial "file" arrives without delay. It is opened for
+/// both directions, so that opening waits for nobody and the pipe does not end.
+fn make_fifo(path: &Path) -> Result<File> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the pointer is to a string that ends with NUL.
+    if unsafe { libc::mkfifo(name.as_ptr(), 0o600) } != 0 {
+        return Err(io::Error::last_os_error())
+            .with_context(|| format!("cannot make the pipe {}", path.display()));
+    }
+    Ok(OpenOptions::new().read(true).write(true).open(path)?)
+}

@@ -1,0 +1,197 @@
+//! What both emulated rigs have in common: pack, boot, listen, end.
+//!
+//! A run owns a work folder under the target folder and a log beside it. The folder goes with the
+//! run; the log stays if anything failed. The emulator is ended as soon as the last mark is read.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result};
+
+use super::console::Console;
+use super::{Finish, Kind, Listener, Outcome};
+use crate::image;
+use crate::job::{Job, Stdio};
+use crate::process::{self, End, Group, Streams};
+use crate::progress;
+use crate::setup::Ready;
+use crate::signals::Signals;
+use crate::terminal::Keyboard;
+
+/// An emulator that can boot the rig's kernel and initramfs.
+pub(super) trait Emulator {
+    fn kind(&self) -> Kind;
+
+    fn default_cpus(&self) -> u32;
+
+    /// In MiB.
+    fn default_memory(&self) -> u32;
+
+    /// KVM's modules, in the order of their dependencies, below the release's `kernel` folder.
+    fn modules(&self) -> &'static [&'static str];
+
+    /// Starts the emulator.
+    fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)>;
+}
+
+/// What an emulator is to boot.
+pub(super) struct Plan<'a> {
+    pub(super) kernel: &'a Path,
+    pub(super) initrd: &'a Path,
+    pub(super) cpus: u32,
+    /// In MiB.
+    pub(super) memory: u32,
+    /// For the emulator's own files.
+    pub(super) folder: &'a Path,
+    /// Whether the serial port has an input.
+    pub(super) input: bool,
+}
+
+impl Plan<'_> {
+    /// The file that receives what the emulator itself complains about.
+    pub(super) fn complaints(&self) -> Result<File> {
+        Ok(File::create(self.folder.join(COMPLAINTS))?)
+    }
+}
+
+const COMPLAINTS: &str = "stderr";
+
+/// The console's rate matters to Bochs, which takes as long as a real line would.
+pub(super) const CMDLINE: &str = "console=ttyS0,115200 panic=-1 mitigations=off quiet";
+
+pub(super) fn run(
+    emulator: &dyn Emulator,
+    ready: &Ready,
+    job: &Job,
+    listener: &mut dyn Listener,
+) -> Result<Outcome> {
+    let deadline = Instant::now() + job.timeout;
+    let kind = emulator.kind().name();
+    // Before the spinner's thread starts, which inherits the mask.
+    let signals = Signals::take()?;
+
+    let labs = ready.workspace.target.join("lab");
+    fs::create_dir_all(&labs).with_context(|| format!("cannot create {}", labs.display()))?;
+    let folder = tempfile::Builder::new()
+        .prefix(&format!("{kind}-"))
+        .disable_cleanup(job.keep)
+        .tempdir_in(&labs)?;
+    let log_path = labs.join(format!("{kind}-{}.log", std::process::id()));
+    let log =
+        File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
+
+    let nonce = nonce();
+    let initrd = folder.path().join("initrd.cpio");
+    let bytes = image::rig(ready, job, emulator.modules(), &nonce)?;
+    fs::write(&initrd, bytes).with_context(|| format!("cannot write {}", initrd.display()))?;
+
+    let plan = Plan {
+        kernel: &ready.kernel.image(),
+        initrd: &initrd,
+        cpus: job.cpus.unwrap_or(emulator.default_cpus()),
+        memory: job.memory.unwrap_or(emulator.default_memory()),
+        folder: folder.path(),
+        input: job.stdio == Stdio::Interactive,
+    };
+    let booting = format!(
+        "booting rig {kind}: {} {}, {} MiB",
+        plan.cpus,
+        if plan.cpus == 1 { "CPU" } else { "CPUs" },
+        plan.memory
+    );
+    let spinner = progress::spinner(&booting);
+    let mut console = Console::new(&nonce, job.steps.len(), log, listener, spinner.clone());
+    let (mut group, mut streams) = emulator.start(&plan)?;
+    if plan.input {
+        streams.keyboard = Some(Keyboard::open()?);
+    }
+    let end = process::watch(&mut group, &mut streams, deadline, &signals, &mut console);
+    spinner.finish_and_clear();
+    // The terminal is usable again and the emulator is gone before anything is said about it.
+    drop(streams);
+    drop(group);
+
+    let finish = match end? {
+        End::Stopped => console.finish.take().unwrap_or(Finish::Complete),
+        End::TimedOut => Finish::TimedOut,
+        End::Interrupted(signal) => Finish::Interrupted(signal),
+        End::Exited(status) => Finish::Broken(post_mortem(
+            &format!("the emulator ended early ({status})"),
+            &log_path,
+            &folder.path().join(COMPLAINTS),
+        )),
+    };
+    let statuses = std::mem::take(&mut console.statuses);
+    let good = finish == Finish::Complete && statuses.iter().all(|status| *status == Some(0));
+    if good && !job.keep {
+        fs::remove_file(&log_path)?;
+    }
+    if job.keep {
+        progress::note(&format!("images kept in {}", folder.path().display()));
+    }
+    Ok(Outcome {
+        statuses,
+        finish,
+        log: (!good || job.keep).then_some(log_path),
+    })
+}
+
+/// Distinguishes this run's marks from those of any other.
+fn nonce() -> String {
+    let time = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos());
+    format!("{:x}-{time:x}", std::process::id())
+}
+
+/// Why the emulator ended: a kernel panic if the log has one, else the emulator's last words.
+fn post_mortem(default: &str, log: &Path, complaints: &Path) -> String {
+    let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
+    let log = read(log);
+    if let Some(line) = log.lines().rfind(|line| line.contains("Kernel panic")) {
+        return format!("the rig's kernel panicked: {}", line.trim());
+    }
+    match read(complaints)
+        .lines()
+        .rfind(|line| !line.trim().is_empty())
+    {
+        Some(line) => format!("{default}: {}", line.trim()),
+        None => default.to_owned(),
+    }
+}
+
+/// Writes a file of the emulator's configuration into the plan's folder.
+pub(super) fn write_config(plan: &Plan<'_>, name: &str, text: &str) -> Result<()> {
+    let path = plan.folder.join(name);
+    File::create(&path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn post_mortem_prefers_the_panic_to_the_emulators_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, complaints) = (folder.path().join("log"), folder.path().join("stderr"));
+        assert_eq!(post_mortem("ended", &log, &complaints), "ended");
+        fs::write(&complaints, "qemu: no memory\n\n").unwrap();
+        assert_eq!(
+            post_mortem("ended", &log, &complaints),
+            "ended: qemu: no memory"
+        );
+        fs::write(
+            &log,
+            "[ 1.0] Kernel panic - not syncing: x\r\nrebooting\r\n",
+        )
+        .unwrap();
+        assert_eq!(
+            post_mortem("ended", &log, &complaints),
+            "the rig's kernel panicked: [ 1.0] Kernel panic - not syncing: x"
+        );
+    }
+}

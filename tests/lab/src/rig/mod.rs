@@ -1,0 +1,103 @@
+//! The machines hvprobe runs on: two emulated ones, and this one.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::job::Job;
+use crate::setup::Ready;
+
+mod bochs;
+mod console;
+mod direct;
+mod emulated;
+mod tcg;
+
+/// A kind of rig.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// QEMU's software emulation of an AMD machine with SVM (kvm_amd); boots in 3 s
+    Tcg,
+    /// Bochs' software emulation of an Intel machine with VMX (kvm_intel); boots in 1-2 minutes
+    Bochs,
+    /// No emulation: this machine and its /dev/kvm
+    Direct,
+}
+
+impl Kind {
+    /// The Debian packages it needs; every kind needs busybox for the guest image.
+    pub(crate) fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Tcg => &["busybox-static", "qemu-system-x86"],
+            Self::Bochs => &[
+                "busybox-static",
+                "bochs",
+                "bochs-term",
+                "bochsbios",
+                "vgabios",
+                "grub-pc-bin",
+                "grub-common",
+                "xorriso",
+                "mtools",
+            ],
+            Self::Direct => &["busybox-static"],
+        }
+    }
+
+    /// Its name on the command line and in `HVPROBE_RIG`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tcg => "tcg",
+            Self::Bochs => "bochs",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// Boots the rig if it is an emulated one, runs the job's steps and ends it.
+    pub(crate) fn run(
+        self,
+        ready: &Ready,
+        job: &Job,
+        listener: &mut dyn Listener,
+    ) -> Result<Outcome> {
+        match self {
+            Self::Tcg => emulated::run(&tcg::Tcg, ready, job, listener),
+            Self::Bochs => emulated::run(&bochs::Bochs, ready, job, listener),
+            Self::Direct => direct::run(ready, job, listener),
+        }
+    }
+}
+
+/// Hears of the steps as they run.
+pub(crate) trait Listener {
+    /// Step number `step` starts.
+    fn begin(&mut self, _step: usize) {}
+    /// The running step printed this.
+    fn output(&mut self, bytes: &[u8]) -> Result<()>;
+    /// The step ended. A program ended by signal N has status 128 + N.
+    fn end(&mut self, _step: usize, _status: u8) {}
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The exit status of each step; none if it did not come to its end.
+    pub(crate) statuses: Vec<Option<u8>>,
+    pub(crate) finish: Finish,
+    /// The serial log, if it was kept.
+    pub(crate) log: Option<PathBuf>,
+}
+
+/// Whether a job came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// All steps ran.
+    Complete,
+    /// The job's time was over.
+    TimedOut,
+    /// The lab received this signal, or the user left.
+    Interrupted(i32),
+    /// The rig ended before its steps, for this reason.
+    Broken(String),
+}

@@ -1,0 +1,174 @@
+//! `cargo lab run`: one program in a rig, its output on stdout, its exit status as ours.
+
+use std::ffi::OsString;
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::job::{Job, Stdio, Step};
+use crate::progress;
+use crate::rig::{Finish, Kind, Listener, Outcome};
+use crate::setup::Ready;
+use crate::size;
+
+/// The arguments that make cargo build the programs a rig has.
+pub(crate) const PROGRAMS: [&str; 3] = [
+    "--package=hvprobe-cli",
+    "--package=hvprobe-workload",
+    "--bins",
+];
+/// As timeout(1) has it.
+const TIMED_OUT: u8 = 124;
+/// The lab itself failed, so there is no status of PROGRAM.
+pub(crate) const LAB_FAILED: u8 = 125;
+
+/// What is to run, and where.
+#[derive(Args, Clone, Debug)]
+#[command(override_usage = "cargo lab run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
+pub(crate) struct Options {
+    /// The machine to run on
+    #[arg(long, value_enum, default_value = "tcg")]
+    rig: Kind,
+    #[command(flatten)]
+    machine: MachineOptions,
+    /// Pass stdin on to PROGRAM, on a terminal of its own; Ctrl-] leaves (not with bochs)
+    #[arg(long, short)]
+    interactive: bool,
+    /// Build hvprobe in release mode
+    #[arg(long)]
+    release: bool,
+    /// Build nothing: take hvprobe as it was last built, if at all
+    #[arg(long)]
+    no_build: bool,
+    /// A program of this workspace (hvprobe, workload), a path with a slash in it, or a busybox
+    /// applet; then its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGUMENTS"])]
+    words: Vec<OsString>,
+}
+
+/// Options of the machine, the same wherever one is started.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MachineOptions {
+    /// CPUs of an emulated machine [default: tcg 2, bochs 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: Option<u32>,
+    /// Memory of an emulated machine, such as 1536M or 3G [default: tcg 3G, bochs 2G]
+    #[arg(long, value_name = "SIZE", value_parser = size::mebibytes)]
+    memory: Option<u32>,
+    /// End the machine after so many seconds, its boot included
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    timeout: Option<u64>,
+    /// Keep the serial log and the images even if all goes well
+    #[arg(long)]
+    keep: bool,
+}
+
+impl MachineOptions {
+    /// The time limit, `default` seconds if none was given.
+    pub(crate) fn timeout(&self, default: u64) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(default))
+    }
+
+    /// Copies the options into `job`.
+    pub(crate) fn apply(&self, job: &mut Job) {
+        job.cpus = self.cpus;
+        job.memory = self.memory;
+        job.keep = self.keep;
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let ready = Ready::make(options.rig, false, !options.no_build)?;
+    let job = job(&ready, options)?;
+    run_job(options.rig, &ready, &job)
+}
+
+/// Runs a job of one step with its output on stdout.
+pub(crate) fn run_job(rig: Kind, ready: &Ready, job: &Job) -> Result<ExitCode> {
+    let outcome = rig.run(ready, job, &mut Passthrough)?;
+    Ok(ExitCode::from(report(&outcome)))
+}
+
+fn job(ready: &Ready, options: &Options) -> Result<Job> {
+    let mut arguments = PROGRAMS.to_vec();
+    if options.release {
+        arguments.push("--release");
+    }
+    let built = if options.no_build {
+        ready.workspace.built(options.release)
+    } else {
+        ready.workspace.build(&arguments)?
+    };
+    let mut job = Job::new(&built, options.machine.timeout(600));
+    options.machine.apply(&mut job);
+    let (program, arguments) = options.words.split_first().context("no program given")?;
+    let program = program
+        .to_str()
+        .context("the program's name is not UTF-8")?;
+    job.stdio = if options.interactive {
+        Stdio::Interactive
+    } else {
+        Stdio::of_stdout()
+    };
+    job.environment = environment(options.rig);
+    let step = Step {
+        program: job.resolve(program)?,
+        arguments: arguments.to_vec(),
+        package: None,
+    };
+    job.steps.push(step);
+    Ok(job)
+}
+
+/// The environment of programs in a rig: where they are, and the variables of this process that
+/// change what programs print.
+pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
+    ["TERM", "NO_COLOR", "RUST_LOG", "RUST_BACKTRACE"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)))
+        .chain([("HVPROBE_RIG".to_owned(), rig.name().into())])
+        .collect()
+}
+
+/// Tells the user about an end that PROGRAM did not choose; returns the status to exit with.
+pub(crate) fn report(outcome: &Outcome) -> u8 {
+    let status = match &outcome.finish {
+        Finish::Complete => outcome
+            .statuses
+            .iter()
+            .find_map(|status| status.filter(|status| *status != 0))
+            .unwrap_or(0),
+        Finish::TimedOut => {
+            progress::note("the time was over; the machine was ended");
+            TIMED_OUT
+        }
+        Finish::Interrupted(signal) => {
+            progress::note("interrupted; the machine was ended");
+            u8::try_from(128 + signal).unwrap_or(LAB_FAILED)
+        }
+        Finish::Broken(reason) => {
+            progress::note(reason);
+            LAB_FAILED
+        }
+    };
+    if let Some(log) = &outcome.log {
+        progress::note(&format!("serial log: {}", log.display()));
+    }
+    status
+}
+
+/// Writes output to stdout as it comes.
+struct Passthrough;
+
+impl Listener for Passthrough {
+    fn output(&mut self, bytes: &[u8]) -> Result<()> {
+        let mut stdout = stdout().lock();
+        stdout
+            .write_all(bytes)
+            .and_then(|()| stdout.flush())
+            .context("cannot write to stdout")
+    }
+}

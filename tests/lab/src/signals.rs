@@ -1,0 +1,115 @@
+//! SIGINT, SIGTERM and SIGHUP as events instead of a sudden end.
+//!
+//! While a [`Signals`] lives, the three are blocked in this thread and read from a descriptor;
+//! dropping it restores the mask. Threads and children inherit the mask, so take the signals before
+//! starting threads and unblock them in children.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd};
+
+use anyhow::{Context, Result};
+
+/// The signals that ask a program to end.
+const ENDING: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// Receives the signals that ask the lab to end.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    descriptor: File,
+    previous: libc::sigset_t,
+}
+
+impl Signals {
+    pub(crate) fn take() -> Result<Self> {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigemptyset initialises the set, which sigaddset then changes.
+        let set = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in ENDING {
+                libc::sigaddset(set.as_mut_ptr(), signal);
+            }
+            set.assume_init()
+        };
+        let mut previous = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both pointers are to sets of ours; on success the old mask is written.
+        let result = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, previous.as_mut_ptr())
+        };
+        if result != 0 {
+            return Err(io::Error::from_raw_os_error(result)).context("cannot block signals");
+        }
+        // SAFETY: the call above succeeded and wrote it.
+        let previous = unsafe { previous.assume_init() };
+        // SAFETY: the set is initialised; the call makes a new descriptor.
+        let descriptor =
+            unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error()).context("cannot receive signals");
+        }
+        Ok(Self {
+            // SAFETY: the descriptor is new and nothing else owns it.
+            descriptor: unsafe { File::from_raw_fd(descriptor) },
+            previous,
+        })
+    }
+
+    /// The number of the signal that arrived.
+    pub(crate) fn next(&self) -> Result<i32> {
+        // A signalfd gives whole records that begin with the signal's number.
+        let mut record = [0; size_of::<libc::signalfd_siginfo>()];
+        (&self.descriptor)
+            .read_exact(&mut record)
+            .context("cannot read a signal")?;
+        let mut number = [0; 4];
+        number.copy_from_slice(&record[..4]);
+        Ok(i32::from_ne_bytes(number))
+    }
+}
+
+/// Clears the mask of a child that is about to execute a program. Async-signal-safe.
+pub(crate) fn unblock_all() -> io::Result<()> {
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set before it is used; no old mask is asked for.
+    let result = unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut())
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        // SAFETY: `previous` is the mask that was in force; no old mask is asked for.
+        unsafe {
+            libc::pthread_sigmask(
+                libc::SIG_SETMASK,
+                &raw const self.previous,
+                std::ptr::null_mut(),
+            )
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_is_received_instead_of_ending_the_process() {
+        let signals = Signals::take().unwrap();
+        // SAFETY: raise has no preconditions.
+        unsafe { libc::raise(libc::SIGHUP) };
+        assert_eq!(signals.next().unwrap(), libc::SIGHUP);
+    }
+}

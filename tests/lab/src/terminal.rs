@@ -1,0 +1,130 @@
+//! The lab's own terminal: raw input for a rig, and pseudo-terminals for programs that want one.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, stdin};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use anyhow::{Context, Result};
+
+/// Ctrl-], which leaves an interactive rig.
+const LEAVE: u8 = 0x1d;
+/// Ctrl-D, the end of input on a terminal.
+const END_OF_INPUT: u8 = 0x04;
+
+/// The lab's stdin, on its way to a rig. A terminal is raw while this lives.
+#[derive(Debug)]
+pub(crate) struct Keyboard {
+    input: File,
+    cooked: Option<libc::termios>,
+    ended: bool,
+}
+
+impl Keyboard {
+    pub(crate) fn open() -> Result<Self> {
+        let input = File::from(stdin().as_fd().try_clone_to_owned()?);
+        let cooked = if input.is_terminal() {
+            Some(make_raw(&input).context("cannot make the terminal raw")?)
+        } else {
+            None
+        };
+        Ok(Self {
+            input,
+            cooked,
+            ended: false,
+        })
+    }
+
+    /// The next bytes for the rig; none if the user wants to leave. The end of a file or pipe
+    /// becomes Ctrl-D.
+    pub(crate) fn read<'a>(&mut self, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>> {
+        let length = self.input.read(buffer)?;
+        if length == 0 {
+            self.ended = true;
+            // The first only ends an unfinished line, if there is one.
+            buffer[..2].fill(END_OF_INPUT);
+            return Ok(Some(&buffer[..2]));
+        }
+        let bytes = &buffer[..length];
+        Ok((self.cooked.is_none() || !bytes.contains(&LEAVE)).then_some(bytes))
+    }
+
+    /// Whether there is nothing more to read.
+    pub(crate) fn ended(&self) -> bool {
+        self.ended
+    }
+}
+
+impl AsFd for Keyboard {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.input.as_fd()
+    }
+}
+
+impl Drop for Keyboard {
+    fn drop(&mut self) {
+        if let Some(cooked) = &self.cooked {
+            // SAFETY: the descriptor is ours and the pointer is to a whole termios.
+            unsafe { libc::tcsetattr(self.input.as_raw_fd(), libc::TCSANOW, cooked) };
+        }
+    }
+}
+
+/// Makes a terminal raw and returns its previous settings.
+fn make_raw(terminal: &File) -> io::Result<libc::termios> {
+    let mut cooked = MaybeUninit::<libc::termios>::uninit();
+    // SAFETY: the pointer is to room for a termios.
+    if unsafe { libc::tcgetattr(terminal.as_raw_fd(), cooked.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above succeeded and wrote it.
+    let cooked = unsafe { cooked.assume_init() };
+    let mut raw = cooked;
+    // SAFETY: cfmakeraw changes the termios it is given.
+    unsafe { libc::cfmakeraw(&raw mut raw) };
+    // SAFETY: the descriptor is open and the pointer is to a whole termios.
+    if unsafe { libc::tcsetattr(terminal.as_raw_fd(), libc::TCSANOW, &raw const raw) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(cooked)
+}
+
+/// A new pseudo-terminal: the side to read from, and the side for a child's standard streams.
+pub(crate) fn pseudo_terminal() -> Result<(File, OwnedFd)> {
+    let (mut ours, mut theirs) = (-1, -1);
+    // SAFETY: the first two pointers are to integers that receive descriptors; the others may be
+    // null.
+    let result = unsafe {
+        libc::openpty(
+            &raw mut ours,
+            &raw mut theirs,
+            std::ptr::null_mut(),
+            std::ptr::null(),
+            std::ptr::null(),
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error()).context("cannot open a pseudo-terminal");
+    }
+    // SAFETY: openpty made both descriptors and nothing else owns them.
+    let (ours, theirs) = unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
+    for descriptor in [ours.as_raw_fd(), theirs.as_raw_fd()] {
+        // SAFETY: the descriptor is open; the flag is an integer.
+        if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+            return Err(io::Error::last_os_error()).context("cannot set up a pseudo-terminal");
+        }
+    }
+    Ok((ours, theirs))
+}
+
+/// Rows and columns of the terminal that stdout is, if it is one.
+pub(crate) fn size() -> Option<(u16, u16)> {
+    let mut size = MaybeUninit::<libc::winsize>::uninit();
+    // SAFETY: TIOCGWINSZ writes a winsize to the pointer.
+    if unsafe { libc::ioctl(1, libc::TIOCGWINSZ, size.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: the call above succeeded and wrote it.
+    let size = unsafe { size.assume_init() };
+    (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+}

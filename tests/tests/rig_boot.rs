@@ -1,0 +1,50 @@
+//! A stock kernel boots under our VMM, and its probes count exactly.
+
+use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
+
+fn boots_with(cpus: u32, test: &str) {
+    if rig(test).is_none() {
+        return;
+    }
+    let running = Running::boot(guest(cpus, &["sh", "-c", "nproc; exit 7"]));
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 7);
+    assert!(
+        printed.lines().any(|line| line.trim() == cpus.to_string()),
+        "the guest does not see {cpus} CPUs:\n{printed}"
+    );
+}
+
+#[test]
+fn a_stock_kernel_boots_with_one_vcpu_and_passes_its_status_on() {
+    boots_with(1, "boot with 1 vCPU");
+}
+
+#[test]
+fn a_stock_kernel_boots_with_two_vcpus_and_passes_its_status_on() {
+    boots_with(2, "boot with 2 vCPUs");
+}
+
+#[test]
+fn a_probe_on_a_system_call_counts_exactly_the_calls_of_the_workload() {
+    const CALLS: usize = 1000;
+    if rig("exact count").is_none() {
+        return;
+    }
+    let mut config = guest(1, &["workload", "calls", "getpgid", "1000"]);
+    config.probes = vec![probe("p:entry __x64_sys_getpgid")];
+    let (ending, events, printed) = Running::boot(config).finish();
+    assert_clean(&ending, &printed, 0);
+    let ours: Vec<_> = events
+        .iter()
+        .filter(|event| event.task.is_some_and(|task| task.comm() == "workload"))
+        .collect();
+    assert_eq!(ours.len(), CALLS, "{printed}");
+    assert_eq!(events.len(), CALLS, "somebody else calls getpgid");
+    let first = ours[0];
+    let task = first.task.expect("filtered by it");
+    assert!(task.pid > 1 && task.pid == task.tgid, "{task:?}");
+    assert!(ours.iter().all(|event| event.regs.rip == first.regs.rip));
+    assert!(ours.windows(2).all(|pair| pair[0].guest_tsc < pair[1].guest_tsc));
+    assert!(ours.windows(2).all(|pair| pair[0].host_ns < pair[1].host_ns));
+}

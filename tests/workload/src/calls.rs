@@ -1,0 +1,58 @@
+//! System calls made an exact number of times.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, Read};
+
+/// A cheap system call that no other program in the test guest makes on its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call {
+    Getpgid,
+    Getsid,
+    SchedGetPriorityMax,
+}
+
+impl Call {
+    pub(crate) fn named(name: &str) -> Result<Self, Box<dyn Error>> {
+        match name {
+            "getpgid" => Ok(Self::Getpgid),
+            "getsid" => Ok(Self::Getsid),
+            "sched_get_priority_max" => Ok(Self::SchedGetPriorityMax),
+            _ => Err(format!("no system call `{name}` here; see `workload help`").into()),
+        }
+    }
+
+    /// Enters the kernel once.
+    pub(crate) fn make(self) -> io::Result<()> {
+        let (number, argument) = match self {
+            Self::Getpgid => (libc::SYS_getpgid, 0),
+            Self::Getsid => (libc::SYS_getsid, 0),
+            Self::SchedGetPriorityMax => (libc::SYS_sched_get_priority_max, libc::SCHED_OTHER),
+        };
+        // SAFETY: these calls take one integer and touch no memory of ours.
+        if unsafe { libc::syscall(number, argument) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+/// Makes `count` calls and prints the number made.
+pub(crate) fn repeat(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
+    for _ in 0..count {
+        call.make()?;
+    }
+    println!("calls: {count}");
+    Ok(())
+}
+
+/// Makes `count` one-byte reads of `/dev/zero` and prints the number made.
+pub(crate) fn read_zeros(count: u64) -> Result<(), Box<dyn Error>> {
+    let mut zeros = File::open("/dev/zero")?;
+    let mut byte = [0xff];
+    for _ in 0..count {
+        zeros.read_exact(&mut byte)?;
+    }
+    println!("reads: {count}");
+    Ok(())
+}
