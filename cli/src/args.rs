@@ -1,0 +1,389 @@
+//! The command line: what can be typed, and the help that explains it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use clap_complete::Shell;
+
+use crate::size::Size;
+
+/// Kprobes from outside: boots Linux guests under KVM and watches any instruction of their kernels.
+#[derive(Debug, Parser)]
+#[command(
+    name = "hvprobe",
+    version,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "\
+Start here:
+  hvprobe doctor                          what this machine can do
+  hvprobe run -p 'p vfs_read' -- ls /     boot a guest, probe it, print the hits
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted; `hvprobe run` passes on the exit
+status of the guest's command."
+)]
+pub(crate) struct Cli {
+    /// Tell more about what is done on standard error; twice for still more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Boot a guest, plant probes, print their hits: everything in one process
+    Run(Run),
+    /// Keep machines for clients that connect to a unix socket
+    Serve(ServerAt),
+    /// Machines of a server
+    #[command(subcommand)]
+    Vm(Vm),
+    /// Probes of a server's machine
+    #[command(subcommand)]
+    Probe(Probe),
+    /// Print the hits of probes of a server's machines as they come
+    Trace(Trace),
+    /// List symbols of a machine's kernel
+    Syms(Syms),
+    /// Tell whether this machine can run guests, and how probes will work on it
+    Doctor(Doctor),
+    /// Print a completion script for a shell
+    #[command(after_help = "\
+Example:
+  hvprobe completions bash > ~/.local/share/bash-completion/completions/hvprobe")]
+    Completions {
+        /// The shell to complete for
+        shell: Shell,
+    },
+}
+
+/// Which guest to boot; shared by `run` and `vm boot`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Guest")]
+pub(crate) struct Guest {
+    /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// Initial ramdisk [default: the one `cargo lab setup` built, if there is one]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) initrd: Option<PathBuf>,
+
+    /// Kernel command line [default: one that puts the console on the serial port]
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) cmdline: String,
+
+    /// Number of virtual CPUs
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) cpus: u32,
+
+    /// Guest memory; K, M, G and T are powers of 1024, a bare number is MiB
+    #[arg(short, long, value_name = "SIZE", default_value = "256M")]
+    pub(crate) memory: Size,
+
+    /// Probe to plant as soon as the kernel's text is final: `p[:NAME] SYM[+OFF]|0xADDR`; repeatable
+    #[arg(short, long = "probe", value_name = "DEFINITION")]
+    pub(crate) probes: Vec<String>,
+
+    /// Program to run in the guest, with its arguments [default: a shell on the console]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  Who reads files while `ls` runs?
+    hvprobe run -p 'p vfs_read' -- ls /
+  The first ten page faults of the boot, as JSON for jq:
+    hvprobe run -p 'p handle_mm_fault' --hits 10 --json | jq .comm
+  A name of your own, an instruction inside the function, two CPUs:
+    hvprobe run --cpus 2 -p 'p:readers vfs_read' -p 'p vfs_read+0x1b' -- sh -c 'cat /proc/*/stat'
+  A shell in the guest, with the hits in a file:
+    hvprobe run --console -p 'p do_sys_openat2' 2>hits
+
+Hits are printed as `comm-pid [cpu] seconds: event: (symbol+offset) registers`, the time being this
+machine's monotonic clock, and a table per probe on standard error closes the run. With --json each
+line is an object: `type` is `event`, `dropped`, `ended` or `summary`; registers, addresses and the
+guest's time stamp are hexadecimal strings, counts and times are numbers.
+
+Ctrl-C takes the probes out and ends the guest; a second one leaves at once.")]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) guest: Guest,
+
+    /// Stop after so many hits
+    #[arg(short = 'n', long, value_name = "N", help_heading = "Output",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) hits: Option<u64>,
+
+    /// Print JSON, one object per line
+    #[arg(long, help_heading = "Output", conflicts_with = "console")]
+    pub(crate) json: bool,
+
+    /// Connect this terminal to the guest's console, and print hits on standard error; Ctrl-] ends
+    #[arg(long, help_heading = "Output")]
+    pub(crate) console: bool,
+
+    /// Tell at the end what took how long
+    #[arg(long, help_heading = "Output")]
+    pub(crate) timings: bool,
+}
+
+/// Where the server is.
+#[derive(Debug, Args)]
+pub(crate) struct ServerAt {
+    /// Socket of the server [default: $XDG_RUNTIME_DIR/hvprobe.sock, or /run/hvprobe.sock]
+    #[arg(long, value_name = "PATH", env = "HVPROBE_SOCKET", hide_env_values = true,
+          value_hint = ValueHint::FilePath)]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+/// Which machine of the server.
+#[derive(Debug, Args)]
+pub(crate) struct OnMachine {
+    #[command(flatten)]
+    pub(crate) server: ServerAt,
+
+    /// Machine [default: the only one that runs]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+}
+
+/// The machine a `vm` command is about.
+#[derive(Debug, Args)]
+pub(crate) struct NamedMachine {
+    #[command(flatten)]
+    pub(crate) server: ServerAt,
+
+    /// Machine [default: the only one that runs]
+    #[arg(value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Vm {
+    /// Create a machine and start its guest
+    #[command(after_help = "\
+Examples:
+  hvprobe vm boot --name web --cpus 2 --memory 1G --kernel ./vmlinuz --initrd ./initrd.cpio
+  hvprobe vm boot -p 'p vfs_read' -- sh -c 'while :; do ls -R /; done'")]
+    Boot {
+        #[command(flatten)]
+        server: ServerAt,
+        /// Name of the machine [default: one that is free]
+        #[arg(long, value_name = "NAME")]
+        name: Option<String>,
+        #[command(flatten)]
+        guest: Guest,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List machines, ended ones too
+    #[command(visible_alias = "ls")]
+    List {
+        #[command(flatten)]
+        server: ServerAt,
+        /// Print JSON, one object per line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Stop all virtual CPUs of a machine until it is resumed
+    Pause(NamedMachine),
+    /// Let a paused machine run again
+    Resume(NamedMachine),
+    /// Take the probes out of a machine's guest and end it
+    Stop(NamedMachine),
+    /// Connect this terminal to a machine's console; Ctrl-] disconnects
+    Console(NamedMachine),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Probe {
+    /// Plant probes, all or none
+    #[command(after_help = "\
+Examples:
+  hvprobe probe add 'p vfs_read' 'p:opens do_sys_openat2'
+  hvprobe probe add --disabled 'p tcp_sendmsg+0x20'
+
+The probes stay until they are removed or the machine ends.")]
+    Add {
+        #[command(flatten)]
+        on: OnMachine,
+        /// Register them without planting them
+        #[arg(long)]
+        disabled: bool,
+        /// `p[:NAME] SYM[+OFF]|0xADDR`
+        #[arg(required = true, value_name = "DEFINITION")]
+        definitions: Vec<String>,
+        /// Print JSON, one object per line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take probes out
+    #[command(visible_alias = "rm")]
+    Remove(ChosenProbes),
+    /// Plant disabled probes again
+    Enable(ChosenProbes),
+    /// Restore the guest's bytes but keep the probes
+    Disable(ChosenProbes),
+    /// List probes with their counters
+    #[command(visible_alias = "ls")]
+    List {
+        #[command(flatten)]
+        on: OnMachine,
+        /// Print JSON, one object per line
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Probes by number or name.
+#[derive(Debug, Args)]
+pub(crate) struct ChosenProbes {
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
+
+    /// Numbers or names of probes, as `probe list` shows them
+    #[arg(
+        required_unless_present = "all",
+        conflicts_with = "all",
+        value_name = "PROBE"
+    )]
+    pub(crate) probes: Vec<String>,
+
+    /// All probes of the machine
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hvprobe trace                              every hit of every probe
+  hvprobe trace --probe opens --hits 100     a hundred hits of one
+  hvprobe trace --json | jq .registers.rdi   for programs; see `hvprobe run --help`")]
+pub(crate) struct Trace {
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
+
+    /// Only this probe, by number or name; repeatable
+    #[arg(short, long = "probe", value_name = "PROBE")]
+    pub(crate) probes: Vec<String>,
+
+    /// Stop after so many hits
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) hits: Option<u64>,
+
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hvprobe syms 'vfs_*'
+  hvprobe syms '*_sys_open*' --limit 20 --json")]
+pub(crate) struct Syms {
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
+
+    /// Pattern over the whole name: `*`, `?`, `[…]`
+    #[arg(value_name = "GLOB")]
+    pub(crate) pattern: String,
+
+    /// At most so many
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Runs a tiny guest that tries what probes need and shows what happened. The exit status is 1 when
+Linux guests cannot run on this machine.")]
+pub(crate) struct Doctor {
+    /// Ask the server at this socket about its machine
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(std::iter::once(&"hvprobe").chain(words)).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_probes_and_a_guest_command() {
+        let words = [
+            "run",
+            "-p",
+            "p vfs_read",
+            "--probe",
+            "p:w vfs_write",
+            "--cpus",
+            "2",
+            "-m",
+            "1G",
+            "--hits",
+            "3",
+            "--",
+            "ls",
+            "-l",
+        ];
+        let Command::Run(run) = parse(&words).unwrap() else {
+            panic!("not a run");
+        };
+        assert_eq!(run.guest.probes, ["p vfs_read", "p:w vfs_write"]);
+        assert_eq!(run.guest.command, ["ls", "-l"]);
+        assert_eq!((run.guest.cpus, run.guest.memory), (2, Size(1 << 30)));
+        assert_eq!(run.hits, Some(3));
+    }
+
+    #[test]
+    fn contradictions_and_impossible_numbers_are_refused() {
+        for words in [
+            &["run", "--json", "--console"][..],
+            &["run", "--cpus", "0"],
+            &["run", "--cpus", "99999999999"],
+            &["run", "--memory", "12Q"],
+            &["run", "--memory", "99999999T"],
+            &["run", "--hits", "0"],
+            &["probe", "remove"],
+            &["probe", "remove", "--all", "3"],
+            &["probe", "add"],
+            &["syms"],
+            &["vm"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+    }
+}

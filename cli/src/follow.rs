@@ -1,0 +1,205 @@
+//! Printing a stream of events.
+
+use std::fmt::Write as _;
+use std::io;
+
+use hvprobe_proto::v1::{Ending, SubscribeRequest, SubscribeResponse};
+
+use crate::client::Client;
+use crate::failure::Refused;
+use crate::output::events::{self, Labels};
+use crate::output::json;
+use crate::output::summary::Tally;
+
+/// How and where events are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Columns on standard output.
+    Text,
+    /// JSON on standard output.
+    Json,
+    /// Columns on standard error, because standard output shows the console.
+    Aside,
+}
+
+/// What came of a batch.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Batch {
+    /// There is more to come.
+    More,
+    /// As many hits were printed as were asked for.
+    Enough,
+    /// The machine has ended.
+    Ended(Ending),
+}
+
+/// Prints events and counts them.
+#[derive(Debug)]
+pub(crate) struct Printer {
+    format: Format,
+    /// Hits still to be printed; `None` for all.
+    left: Option<u64>,
+    headed: bool,
+    labels: Labels,
+    pub(crate) tally: Tally,
+}
+
+impl Printer {
+    pub(crate) fn new(format: Format, hits: Option<u64>) -> Self {
+        Self {
+            format,
+            left: hits,
+            headed: false,
+            labels: Labels::default(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Prints `batch`. On an error nothing reads the output any more.
+    pub(crate) fn show(&mut self, batch: SubscribeResponse) -> anyhow::Result<Batch> {
+        let text = self.render(&batch)?;
+        if !text.is_empty() {
+            match self.format {
+                Format::Text | Format::Json => emit(&mut io::stdout().lock(), &text)?,
+                Format::Aside => emit(&mut io::stderr().lock(), &text)?,
+            }
+        }
+        Ok(match (self.left, batch.ended) {
+            (Some(0), _) => Batch::Enough,
+            (_, Some(ending)) => Batch::Ended(ending),
+            (_, None) => Batch::More,
+        })
+    }
+
+    fn render(&mut self, batch: &SubscribeResponse) -> anyhow::Result<String> {
+        let mut text = String::new();
+        let machine = &batch.machine;
+        self.labels.learn(&batch.probes);
+        if batch.dropped > 0 {
+            self.tally.dropped = self.tally.dropped.saturating_add(batch.dropped);
+            let line = match self.format {
+                Format::Json => serde_json::to_string(&json::Line::Dropped {
+                    machine: machine.clone(),
+                    count: batch.dropped,
+                })?,
+                Format::Text | Format::Aside => events::dropped(batch.dropped),
+            };
+            writeln!(text, "{line}")?;
+        }
+        for event in &batch.events {
+            match &mut self.left {
+                Some(0) => return Ok(text),
+                Some(left) => *left -= 1,
+                None => {}
+            }
+            let label = self.labels.of(event.probe);
+            self.tally.count(event, &label);
+            if self.format == Format::Json {
+                let line = json::Line::event(machine, event.clone(), label);
+                writeln!(text, "{}", serde_json::to_string(&line)?)?;
+            } else {
+                if !std::mem::replace(&mut self.headed, true) {
+                    writeln!(text, "{}", events::HEADER)?;
+                }
+                writeln!(text, "{}", events::line(event, &label))?;
+            }
+        }
+        if let (Some(ending), Format::Json) = (&batch.ended, self.format) {
+            let line = json::Line::Ended {
+                machine: machine.clone(),
+                ending: ending.into(),
+            };
+            writeln!(text, "{}", serde_json::to_string(&line)?)?;
+        }
+        Ok(text)
+    }
+}
+
+fn emit(out: &mut impl io::Write, text: &str) -> io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Subscribes to the events of `probes`, or of all if there are none, on `machine`.
+pub(crate) async fn subscribe(
+    client: &mut Client,
+    machine: &str,
+    probes: Vec<u32>,
+) -> Result<tonic::Streaming<SubscribeResponse>, Refused> {
+    let request = SubscribeRequest {
+        machine: machine.to_owned(),
+        probes,
+    };
+    Ok(client.events.subscribe(request).await?.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+    use crate::output::events::tests::hit;
+
+    fn batch(events: usize, dropped: u64) -> SubscribeResponse {
+        SubscribeResponse {
+            machine: "vm0".into(),
+            events: vec![hit(); events],
+            dropped,
+            ..Default::default()
+        }
+    }
+
+    fn check(printer: &mut Printer, batch: &SubscribeResponse, expected: Expect) {
+        expected.assert_eq(&printer.render(batch).unwrap());
+    }
+
+    #[test]
+    fn header_comes_once_and_drops_come_before_what_follows_them() {
+        let mut printer = Printer::new(Format::Text, None);
+        check(&mut printer, &batch(0, 0), expect![[""]]);
+        check(
+            &mut printer,
+            &batch(1, 0),
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: probe_1: (0xffffffff81234560) rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+        check(
+            &mut printer,
+            &batch(1, 5),
+            expect![[r#"
+            # 5 events dropped
+                          dd-123     [000]  1234.567890: probe_1: (0xffffffff81234560) rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+        assert_eq!((printer.tally.events, printer.tally.dropped), (2, 5));
+    }
+
+    #[test]
+    fn no_more_hits_are_printed_than_asked_for() {
+        let mut printer = Printer::new(Format::Json, Some(3));
+        let lines = |text: String| text.lines().count();
+        assert_eq!(lines(printer.render(&batch(2, 0)).unwrap()), 2);
+        assert_eq!(lines(printer.render(&batch(2, 0)).unwrap()), 1);
+        assert_eq!(printer.left, Some(0));
+        assert_eq!(printer.tally.events, 3);
+    }
+
+    #[test]
+    fn end_is_a_line_in_json_only() {
+        let ended = SubscribeResponse {
+            ended: Some(Ending::default()),
+            ..batch(0, 0)
+        };
+        check(&mut Printer::new(Format::Text, None), &ended, expect![[""]]);
+        check(
+            &mut Printer::new(Format::Json, None),
+            &ended,
+            expect![[r#"
+            {"type":"ended","machine":"vm0","reason":"unknown","guest_status":null,"report":null}
+        "#]],
+        );
+    }
+}

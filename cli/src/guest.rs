@@ -1,0 +1,56 @@
+//! From the options that describe a guest to the request that boots it.
+
+use std::env;
+use std::path::{self, Path, PathBuf};
+
+use anyhow::Context as _;
+use hvprobe_proto::v1::BootRequest;
+
+use crate::args::Guest;
+use crate::definition;
+
+/// The request for `guest`. Paths are made absolute and definitions are checked.
+pub(crate) fn request(name: Option<String>, guest: Guest) -> anyhow::Result<BootRequest> {
+    let probes = definition::specs(&guest.probes, false)?;
+    let kernel = match guest.kernel {
+        Some(kernel) => kernel,
+        None => cached("kernel").context(
+            "there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel",
+        )?,
+    };
+    let initrd = guest.initrd.or_else(|| cached("initrd.cpio"));
+    Ok(BootRequest {
+        name: name.unwrap_or_default(),
+        kernel: absolute(&kernel)?,
+        initrd: initrd
+            .as_deref()
+            .map(absolute)
+            .transpose()?
+            .unwrap_or_default(),
+        cmdline: guest.cmdline,
+        cpus: guest.cpus,
+        memory: guest.memory.0,
+        command: guest.command,
+        probes,
+    })
+}
+
+/// The file `name` of the guest that `cargo lab setup` made, if it is there.
+fn cached(name: &str) -> Option<PathBuf> {
+    let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+    let cache = variable("HVPROBE_CACHE").map(PathBuf::from).or_else(|| {
+        variable("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| Some(Path::new(&variable("HOME")?).join(".cache")))
+            .map(|caches| caches.join("hvprobe"))
+    })?;
+    Some(cache.join("guest").join(name)).filter(|file| file.exists())
+}
+
+fn absolute(file: &Path) -> anyhow::Result<String> {
+    let file = path::absolute(file).with_context(|| format!("cannot find {}", file.display()))?;
+    file.into_os_string()
+        .into_string()
+        .ok()
+        .context("paths have to be UTF-8")
+}

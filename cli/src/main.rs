@@ -1,0 +1,86 @@
+//! `hvprobe`: boots Linux guests and probes their kernels from outside.
+//!
+//! The program is a client of the gRPC interface and of nothing else: `serve` puts that interface on
+//! a socket, `run` and `doctor` start it in the same process.
+
+mod args;
+mod client;
+mod console;
+mod definition;
+mod doctor;
+mod failure;
+mod follow;
+mod guest;
+mod in_process;
+mod output;
+mod probe;
+mod progress;
+mod run;
+mod serve;
+mod signals;
+mod size;
+mod syms;
+mod terminal;
+mod trace;
+mod vm;
+
+use std::io;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{CommandFactory as _, Parser as _};
+use tracing_subscriber::filter::LevelFilter;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let cli = Cli::parse();
+    log(cli.verbose);
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return failure::report(&anyhow::Error::from(error)),
+    };
+    let outcome = runtime.block_on(dispatch(cli.command, started));
+    // Whatever has to end in order has ended; a thread that reads the terminal never would.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| failure::report(&error))
+}
+
+async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(args) => run::run(args, started).await,
+        Command::Serve(at) => serve::serve(&at).await,
+        Command::Vm(command) => vm::vm(command).await,
+        Command::Probe(command) => probe::probe(command).await,
+        Command::Trace(args) => trace::trace(args).await,
+        Command::Syms(args) => syms::syms(args).await,
+        Command::Doctor(args) => doctor::doctor(args).await,
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "hvprobe", &mut script);
+            output::print(String::from_utf8(script)?.trim_end())?;
+            Ok(failure::DONE)
+        }
+    }
+}
+
+/// Log messages go to standard error: warnings, or more when asked for.
+fn log(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .without_time()
+        .init();
+}

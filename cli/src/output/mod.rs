@@ -1,0 +1,56 @@
+//! What the program prints, and how.
+//!
+//! Results go to standard output, everything else to standard error. Nothing here panics when a
+//! reader goes away: a closed standard output is an error the caller ends on, a closed standard
+//! error is nobody to tell.
+
+pub(crate) mod events;
+pub(crate) mod json;
+pub(crate) mod summary;
+pub(crate) mod table;
+
+use std::fmt;
+use std::io::{self, Write as _};
+
+/// Prints one message on standard error.
+pub(crate) fn tell(message: fmt::Arguments<'_>) {
+    note(format_args!("hvprobe: {message}"));
+}
+
+/// Prints text on standard error as it is.
+pub(crate) fn note(text: fmt::Arguments<'_>) {
+    // There is nobody left to tell that standard error is closed.
+    let _closed = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Prints `text` and a line feed on standard output, now.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+/// `raw` as text that cannot steer a terminal: what is not a printable character becomes `?`.
+pub(crate) fn harmless(raw: &[u8]) -> String {
+    String::from_utf8_lossy(raw)
+        .chars()
+        .map(|c| match c {
+            char::REPLACEMENT_CHARACTER => '?',
+            c if c.is_control() => '?',
+            c => c,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_and_broken_text_become_question_marks() {
+        assert_eq!(harmless(b"ls"), "ls");
+        assert_eq!(harmless(b"\x1b[2Jx\n"), "?[2Jx?");
+        assert_eq!(harmless(b"a\xffb"), "a?b");
+        assert_eq!(harmless("\u{9b}31m".as_bytes()), "?31m");
+    }
+}

@@ -1,0 +1,325 @@
+//! Results as tables: a line of headings, a line per row, columns aligned, nothing else, so that
+//! they read well and `awk` can read them too.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hvprobe_proto::v1;
+
+use super::harmless;
+use crate::size;
+
+/// A column: its heading, and whether numbers stand in it.
+pub(crate) type Column = (&'static str, bool);
+
+/// `rows` under `columns`.
+pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(columns.iter().map(|(heading, _)| *heading))
+        .add_rows(rows);
+    for (column, (_, numbers)) in table.column_iter_mut().zip(columns) {
+        column.set_padding((0, 2));
+        if *numbers {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Machines.
+pub(crate) fn machines(machines: &[v1::Machine]) -> String {
+    let columns = [
+        ("NAME", false),
+        ("STATE", false),
+        ("CPUS", true),
+        ("MEMORY", true),
+        ("CATCH", false),
+        ("KERNEL", false),
+    ];
+    table(
+        &columns,
+        machines.iter().map(|machine| {
+            let state = machine_state(machine.state());
+            vec![
+                machine.name.clone(),
+                match &machine.ending {
+                    Some(ending) => format!("{state}: {}", ending_text(ending)),
+                    None => state.to_owned(),
+                },
+                machine.cpus.to_string(),
+                size::text(machine.memory),
+                catch_mode(machine.catch_mode()).unwrap_or("-").to_owned(),
+                harmless(machine.kernel.as_bytes()),
+            ]
+        }),
+    )
+}
+
+/// Probes.
+pub(crate) fn probes(probes: &[v1::Probe]) -> String {
+    let columns = [
+        ("ID", true),
+        ("NAME", false),
+        ("ADDRESS", false),
+        ("SYMBOL", false),
+        ("STATE", false),
+        ("MECHANISM", false),
+        ("HITS", true),
+        ("MISSED", true),
+        ("FAULTS", true),
+    ];
+    table(
+        &columns,
+        probes.iter().map(|probe| {
+            vec![
+                probe.id.to_string(),
+                probe.name.clone(),
+                probe
+                    .address
+                    .map_or_else(|| "-".into(), |at| format!("{at:#x}")),
+                place(probe).unwrap_or_else(|| probe.definition.clone()),
+                state(probe),
+                mechanism(probe.mechanism()).unwrap_or("-").to_owned(),
+                probe.hits.to_string(),
+                probe.missed.to_string(),
+                probe.faults.to_string(),
+            ]
+        }),
+    )
+}
+
+/// Symbols, without headings, in the form of /proc/kallsyms with sizes.
+pub(crate) fn symbol(symbol: &v1::Symbol) -> String {
+    let letter = match symbol.kind() {
+        v1::SymbolKind::Text => 't',
+        v1::SymbolKind::Data => 'd',
+        v1::SymbolKind::Absolute => 'a',
+        v1::SymbolKind::Unspecified => '?',
+    };
+    let mut line = format!(
+        "{:016x} {letter} {:#8x} {}",
+        symbol.address,
+        symbol.size,
+        harmless(symbol.name.as_bytes())
+    );
+    if !symbol.forbidden.is_empty() {
+        line.push_str("  # ");
+        line.push_str(&harmless(symbol.forbidden.as_bytes()));
+    }
+    line
+}
+
+/// The host report.
+pub(crate) fn findings(findings: &[v1::Finding]) -> String {
+    let columns = [
+        ("CHECK", false),
+        ("RESULT", false),
+        ("SEEN", false),
+        ("WHAT IT MEANS", false),
+    ];
+    table(
+        &columns,
+        findings.iter().map(|finding| {
+            vec![
+                finding.what.clone(),
+                verdict(finding.verdict()).to_owned(),
+                finding.seen.clone(),
+                finding.meaning.clone(),
+            ]
+        }),
+    )
+}
+
+/// Symbol and offset of a probepoint.
+pub(crate) fn place(probe: &v1::Probe) -> Option<String> {
+    let symbol = probe.symbol.as_ref()?;
+    let name = harmless(symbol.name.as_bytes());
+    Some(match symbol.offset {
+        0 => name,
+        offset => format!("{name}+{offset:#x}"),
+    })
+}
+
+/// Where a probe stands, in words.
+pub(crate) fn state(probe: &v1::Probe) -> String {
+    let mut text = probe_state(probe.state()).to_owned();
+    if probe.disabled {
+        text.push_str(", disabled");
+    }
+    if !probe.refusal.is_empty() {
+        text.push_str(": ");
+        text.push_str(&harmless(probe.refusal.as_bytes()));
+    }
+    text
+}
+
+/// How a guest ended, in words.
+pub(crate) fn ending_text(ending: &v1::Ending) -> String {
+    let reason = reason(ending.reason());
+    match ending.guest_status {
+        Some(status) => format!("{reason}, status {status}"),
+        None => reason.to_owned(),
+    }
+}
+
+pub(crate) fn machine_state(state: v1::MachineState) -> &'static str {
+    match state {
+        v1::MachineState::Unspecified => "unknown",
+        v1::MachineState::Booting => "booting",
+        v1::MachineState::Running => "running",
+        v1::MachineState::Paused => "paused",
+        v1::MachineState::Stopped => "ended",
+    }
+}
+
+pub(crate) fn catch_mode(mode: v1::CatchMode) -> Option<&'static str> {
+    match mode {
+        v1::CatchMode::Unspecified => None,
+        v1::CatchMode::DebugExit => Some("debug-exit"),
+        v1::CatchMode::EmulationExit => Some("emulation-exit"),
+        v1::CatchMode::IdtGate => Some("idt-gate"),
+    }
+}
+
+pub(crate) fn reason(reason: v1::EndReason) -> &'static str {
+    match reason {
+        v1::EndReason::Unspecified => "unknown",
+        v1::EndReason::Shutdown => "shutdown",
+        v1::EndReason::Reset => "reset",
+        v1::EndReason::Stopped => "stopped",
+        v1::EndReason::TripleFault => "triple fault",
+        v1::EndReason::Crash => "crash",
+    }
+}
+
+pub(crate) fn probe_state(state: v1::ProbeState) -> &'static str {
+    match state {
+        v1::ProbeState::Unspecified => "unknown",
+        v1::ProbeState::Pending => "pending",
+        v1::ProbeState::Placed => "placed",
+        v1::ProbeState::Refused => "refused",
+        v1::ProbeState::Gone => "gone",
+    }
+}
+
+pub(crate) fn mechanism(mechanism: v1::Mechanism) -> Option<&'static str> {
+    match mechanism {
+        v1::Mechanism::Unspecified => None,
+        v1::Mechanism::Emulated => Some("emulated"),
+        v1::Mechanism::Stepped => Some("stepped"),
+    }
+}
+
+pub(crate) fn symbol_kind(kind: v1::SymbolKind) -> Option<&'static str> {
+    match kind {
+        v1::SymbolKind::Unspecified => None,
+        v1::SymbolKind::Text => Some("text"),
+        v1::SymbolKind::Data => Some("data"),
+        v1::SymbolKind::Absolute => Some("absolute"),
+    }
+}
+
+pub(crate) fn verdict(verdict: v1::Verdict) -> &'static str {
+    match verdict {
+        v1::Verdict::Unspecified => "?",
+        v1::Verdict::Good => "ok",
+        v1::Verdict::Limited => "limited",
+        v1::Verdict::Bad => "bad",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    fn check(text: &str, expected: Expect) {
+        expected.assert_eq(text);
+    }
+
+    #[test]
+    fn probes_are_listed_with_where_they_stand() {
+        let placed = v1::Probe {
+            id: 1,
+            name: "p_vfs_read_0".into(),
+            definition: "p vfs_read".into(),
+            address: Some(0xffff_ffff_8123_4560),
+            symbol: Some(v1::SymbolOffset {
+                name: "vfs_read".into(),
+                offset: 0x1b,
+            }),
+            state: v1::ProbeState::Placed.into(),
+            disabled: true,
+            mechanism: v1::Mechanism::Emulated.into(),
+            hits: 12_345,
+            ..Default::default()
+        };
+        let pending = v1::Probe {
+            id: 10,
+            name: "w".into(),
+            definition: "p:w vfs_write".into(),
+            state: v1::ProbeState::Pending.into(),
+            ..Default::default()
+        };
+        check(
+            &probes(&[placed, pending]),
+            expect![[r#"
+            ID  NAME          ADDRESS             SYMBOL         STATE             MECHANISM   HITS  MISSED  FAULTS
+             1  p_vfs_read_0  0xffffffff81234560  vfs_read+0x1b  placed, disabled  emulated   12345       0       0
+            10  w             -                   p:w vfs_write  pending           -              0       0       0"#]],
+        );
+    }
+
+    #[test]
+    fn machines_are_listed_with_how_they_ended() {
+        let running = v1::Machine {
+            name: "vm0".into(),
+            state: v1::MachineState::Running.into(),
+            catch_mode: v1::CatchMode::DebugExit.into(),
+            kernel: "/boot/vmlinuz".into(),
+            cpus: 2,
+            memory: 256 << 20,
+            ending: None,
+            first_entry_ns: None,
+        };
+        let ended = v1::Machine {
+            name: "web".into(),
+            state: v1::MachineState::Stopped.into(),
+            ending: Some(v1::Ending {
+                reason: v1::EndReason::Shutdown.into(),
+                guest_status: Some(3),
+                report: String::new(),
+            }),
+            ..running.clone()
+        };
+        check(
+            &machines(&[running, ended]),
+            expect![[r#"
+            NAME  STATE                      CPUS   MEMORY  CATCH       KERNEL
+            vm0   running                       2  256 MiB  debug-exit  /boot/vmlinuz
+            web   ended: shutdown, status 3     2  256 MiB  debug-exit  /boot/vmlinuz"#]],
+        );
+    }
+
+    #[test]
+    fn symbols_look_like_kallsyms() {
+        let mut text = v1::Symbol {
+            name: "vfs_read".into(),
+            address: 0xffff_ffff_8123_4560,
+            size: 0x2a0,
+            kind: v1::SymbolKind::Text.into(),
+            forbidden: String::new(),
+        };
+        let allowed = symbol(&text);
+        text.forbidden = "in .noinstr.text".into();
+        check(
+            &format!("{allowed}\n{}\n", symbol(&text)),
+            expect![[r#"
+            ffffffff81234560 t    0x2a0 vfs_read
+            ffffffff81234560 t    0x2a0 vfs_read  # in .noinstr.text
+        "#]],
+        );
+    }
+}

@@ -1,0 +1,79 @@
+//! `hvprobe probe`: probes of a server's machine.
+
+use std::process::ExitCode;
+
+use hvprobe_proto::v1::{self, DisableRequest, EnableRequest, RegisterRequest, UnregisterRequest};
+
+use crate::args::{ChosenProbes, Probe};
+use crate::client::{self, Client};
+use crate::definition;
+use crate::failure::{DONE, Refused};
+use crate::output::{self, json, table};
+
+pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
+    match command {
+        Probe::Add {
+            on,
+            disabled,
+            definitions,
+            json,
+        } => {
+            let probes = definition::specs(&definitions, disabled)?;
+            let (mut client, machine) = Client::on_machine(&on).await?;
+            let request = RegisterRequest {
+                machine: machine.clone(),
+                probes,
+            };
+            let answer = client.probes.register(request).await;
+            let ids = answer.map_err(Refused::from)?.into_inner().ids;
+            let mut probes = client.list_probes(&machine).await?;
+            probes.retain(|probe| ids.contains(&probe.id));
+            list(&probes, json)
+        }
+        Probe::Remove(chosen) => {
+            let (mut client, machine, ids) = choose(&chosen).await?;
+            let request = UnregisterRequest { machine, ids };
+            let answer = client.probes.unregister(request).await;
+            answer.map_err(Refused::from)?;
+            Ok(DONE)
+        }
+        Probe::Enable(chosen) => {
+            let (mut client, machine, ids) = choose(&chosen).await?;
+            let answer = client.probes.enable(EnableRequest { machine, ids }).await;
+            answer.map_err(Refused::from)?;
+            Ok(DONE)
+        }
+        Probe::Disable(chosen) => {
+            let (mut client, machine, ids) = choose(&chosen).await?;
+            let answer = client.probes.disable(DisableRequest { machine, ids }).await;
+            answer.map_err(Refused::from)?;
+            Ok(DONE)
+        }
+        Probe::List { on, json } => {
+            let (mut client, machine) = Client::on_machine(&on).await?;
+            list(&client.list_probes(&machine).await?, json)
+        }
+    }
+}
+
+async fn choose(chosen: &ChosenProbes) -> anyhow::Result<(Client, String, Vec<u32>)> {
+    let (mut client, machine) = Client::on_machine(&chosen.on).await?;
+    let probes = client.list_probes(&machine).await?;
+    let ids = if chosen.all {
+        probes.iter().map(|probe| probe.id).collect()
+    } else {
+        client::choose(&probes, &chosen.probes)?
+    };
+    Ok((client, machine, ids))
+}
+
+fn list(probes: &[v1::Probe], json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        for probe in probes {
+            json::print(&json::Probe::from(probe))?;
+        }
+    } else {
+        output::print(&table::probes(probes))?;
+    }
+    Ok(DONE)
+}

@@ -1,0 +1,354 @@
+//! `hvprobe run`: boot, plant, stream and end, all in one process.
+//!
+//! Whatever ends the run, be it the guest, enough hits, Ctrl-C, a closed pipe or an error, the same
+//! things follow in order: probes are taken out, their counters read, the guest ended, and the table
+//! printed.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use hvprobe_proto::v1::{
+    BootRequest, DisableRequest, EndReason, Ending, GetMachineRequest, Machine, MachineState,
+    Probe, ProbeState, SubscribeResponse, WatchRequest,
+};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::task::JoinHandle;
+
+use crate::args::Run;
+use crate::client::Client;
+use crate::console::{Console, Step, Tail};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
+use crate::follow::{self, Batch, Format, Printer};
+use crate::in_process::InProcess;
+use crate::output::table;
+use crate::progress::Progress;
+use crate::signals::Interrupt;
+use crate::{guest, output, size, trace};
+
+/// How much of the console is shown when the guest did not end well.
+const TAIL_LINES: usize = 20;
+
+pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode> {
+    let interrupt = Interrupt::install()?;
+    let options = Options {
+        format: match (args.json, args.console) {
+            (true, _) => Format::Json,
+            (false, true) => Format::Aside,
+            (false, false) => Format::Text,
+        },
+        hits: args.hits,
+        with_command: !args.guest.command.is_empty(),
+    };
+    let request = guest::request(None, args.guest)?;
+    let mut timings = Timings::new(started);
+    let (server, client) = InProcess::start().await?;
+    let outcome = boot_and_follow(client, request, options, interrupt, &mut timings).await;
+    let stopped = server.stop().await;
+    if args.timings {
+        timings.tell();
+    }
+    let status = outcome?;
+    stopped?;
+    Ok(status)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    format: Format,
+    hits: Option<u64>,
+    /// Whether the guest was given something to run, and owes us its status.
+    with_command: bool,
+}
+
+/// Why a run is over.
+#[derive(Debug)]
+enum Over {
+    /// As many hits as were asked for.
+    Enough,
+    /// The guest ended.
+    Ended(Ending),
+    /// Ctrl-C, or Ctrl-] on the console.
+    Interrupted,
+}
+
+async fn boot_and_follow(
+    mut client: Client,
+    request: BootRequest,
+    options: Options,
+    mut interrupt: Interrupt,
+    timings: &mut Timings,
+) -> anyhow::Result<ExitCode> {
+    let plain = options.format == Format::Aside;
+    let progress = Progress::begin(what_boots(&request), plain);
+    let booted = tokio::select! {
+        booted = client.machines.boot(request) => booted.map_err(Refused::from)?,
+        () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+    };
+    timings.mark("machine booted");
+    let machine = booted.into_inner().name;
+
+    let mut printer = Printer::new(options.format, options.hits);
+    let mut session = Session::open(client, &machine, plain, progress).await?;
+    let over = session.follow(&mut printer, &mut interrupt, timings).await;
+    session.progress = None;
+    timings.mark("run over");
+    if let Some(ns) = session.first_entry_ns().await {
+        timings.mark_at("first instruction of the guest", ns);
+    }
+
+    let probes = session.finish(&over).await;
+    drop(session.console);
+    let probes = match probes {
+        Ok(probes) => probes,
+        Err(error) => return Err(over.err().unwrap_or(error)),
+    };
+    let over = over?;
+    trace::close(&printer, &probes, options.format)?;
+    match over {
+        Over::Enough => Ok(DONE),
+        Over::Interrupted => Ok(ExitCode::from(INTERRUPTED)),
+        Over::Ended(ending) => Ok(verdict(&ending, session.tail, options).await),
+    }
+}
+
+/// A machine that is being followed.
+#[derive(Debug)]
+struct Session {
+    client: Client,
+    machine: String,
+    events: tonic::Streaming<SubscribeResponse>,
+    states: tonic::Streaming<Machine>,
+    console: Option<Console>,
+    /// Collects the console's end where nobody looks at it.
+    tail: Option<JoinHandle<Tail>>,
+    /// Of the boot, until the guest is up.
+    progress: Option<Progress>,
+}
+
+impl Session {
+    async fn open(
+        mut client: Client,
+        machine: &str,
+        with_console: bool,
+        progress: Progress,
+    ) -> anyhow::Result<Self> {
+        let events = follow::subscribe(&mut client, machine, Vec::new()).await?;
+        let request = WatchRequest {
+            machine: machine.to_owned(),
+        };
+        let states = client.machines.watch(request).await;
+        let states = states.map_err(Refused::from)?.into_inner();
+        let (console, tail) = if with_console {
+            (Some(Console::connect(client.clone(), machine).await?), None)
+        } else {
+            let keep = Tail::keep(client.clone(), machine.to_owned());
+            (None, Some(tokio::spawn(keep)))
+        };
+        Ok(Self {
+            client,
+            machine: machine.to_owned(),
+            events,
+            states,
+            console,
+            tail,
+            progress: Some(progress),
+        })
+    }
+
+    async fn follow(
+        &mut self,
+        printer: &mut Printer,
+        interrupt: &mut Interrupt,
+        timings: &mut Timings,
+    ) -> anyhow::Result<Over> {
+        loop {
+            tokio::select! {
+                () = interrupt.asked() => return Ok(Over::Interrupted),
+                batch = self.events.message() => {
+                    let batch = batch.map_err(Refused::from)?;
+                    let batch = batch.ok_or_else(|| anyhow!("the server went away"))?;
+                    if !batch.events.is_empty() {
+                        self.is_up(timings).await?;
+                        timings.mark("first hit");
+                    }
+                    match printer.show(batch)? {
+                        Batch::More => {}
+                        Batch::Enough => return Ok(Over::Enough),
+                        Batch::Ended(ending) => return Ok(Over::Ended(ending)),
+                    }
+                }
+                Ok(Some(machine)) = self.states.message(), if self.progress.is_some() => {
+                    if machine.state() == MachineState::Running {
+                        self.is_up(timings).await?;
+                    }
+                }
+                step = step(&mut self.console) => match step? {
+                    Step::More => {}
+                    Step::Leave => return Ok(Over::Interrupted),
+                    // The events say how.
+                    Step::Ended => self.console = None,
+                },
+            }
+        }
+    }
+
+    /// Ends the progress of the boot, and says what became of the probes.
+    async fn is_up(&mut self, timings: &mut Timings) -> anyhow::Result<()> {
+        let Some(progress) = self.progress.take() else {
+            return Ok(());
+        };
+        timings.mark("probes planted");
+        let after = timings.seconds();
+        let probes = self.client.list_probes(&self.machine).await?;
+        let placed = probes
+            .iter()
+            .filter(|probe| probe.state() == ProbeState::Placed)
+            .count();
+        progress.done(&format!(
+            "the kernel is up after {after:.2} s, {placed} of {} probes planted",
+            probes.len()
+        ));
+        for probe in &probes {
+            if probe.state() == ProbeState::Refused {
+                let (definition, why) = (&probe.definition, &probe.refusal);
+                output::tell(format_args!("`{definition}` cannot be planted: {why}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// When the guest executed its first instruction, if it has.
+    async fn first_entry_ns(&mut self) -> Option<u64> {
+        let request = GetMachineRequest {
+            machine: self.machine.clone(),
+        };
+        let answer = self.client.machines.get_machine(request).await;
+        answer.ok()?.into_inner().first_entry_ns
+    }
+
+    /// Takes out the probes of a machine that still runs, and reads their last counters.
+    async fn finish(&mut self, over: &anyhow::Result<Over>) -> anyhow::Result<Vec<Probe>> {
+        let probes = self.client.list_probes(&self.machine).await?;
+        if matches!(over, Ok(Over::Ended(_))) {
+            return Ok(probes);
+        }
+        let request = DisableRequest {
+            machine: self.machine.clone(),
+            ids: probes.iter().map(|probe| probe.id).collect(),
+        };
+        match self.client.probes.disable(request).await {
+            Ok(_) => self.client.list_probes(&self.machine).await,
+            // The guest has just ended by itself.
+            Err(_) => Ok(probes),
+        }
+    }
+}
+
+/// A step of the console; never, if there is none.
+async fn step(console: &mut Option<Console>) -> anyhow::Result<Step> {
+    match console {
+        Some(console) => console.step().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn what_boots(request: &BootRequest) -> String {
+    let kernel = Path::new(&request.kernel).file_name().unwrap_or_default();
+    format!(
+        "booting {} ({} {}, {})",
+        kernel.display(),
+        request.cpus,
+        if request.cpus == 1 { "CPU" } else { "CPUs" },
+        size::text(request.memory),
+    )
+}
+
+/// The exit status that a guest's end amounts to, explained where it is no success of the guest.
+async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: Options) -> ExitCode {
+    let crashed = matches!(ending.reason(), EndReason::Crash | EndReason::TripleFault);
+    if let Some(status) = ending.guest_status {
+        // The kernel's own panic or reset after that is the guest's way to end.
+        return ExitCode::from(u8::try_from(status).unwrap_or(FAILED));
+    }
+    if !crashed && !options.with_command {
+        return DONE;
+    }
+    output::tell(format_args!(
+        "the guest ended ({}) without an exit status",
+        table::reason(ending.reason())
+    ));
+    if !ending.report.is_empty() {
+        output::note(format_args!("{}", ending.report.trim_end()));
+    }
+    if let Some(tail) = tail
+        && let Ok(tail) = tail.await
+    {
+        let lines = tail.lines(TAIL_LINES);
+        if !lines.is_empty() {
+            output::note(format_args!(
+                "its console ended with:\n{}",
+                lines.join("\n")
+            ));
+        }
+    }
+    ExitCode::from(FAILED)
+}
+
+/// When things happened.
+#[derive(Debug)]
+struct Timings {
+    /// When the program started, in nanoseconds of `CLOCK_MONOTONIC`.
+    started: u64,
+    marks: Vec<(&'static str, u64)>,
+}
+
+impl Timings {
+    fn new(started: Instant) -> Self {
+        let ago = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Self {
+            started: now().saturating_sub(ago),
+            marks: Vec::new(),
+        }
+    }
+
+    /// Notes that `what` happened now, unless it has happened before.
+    fn mark(&mut self, what: &'static str) {
+        self.mark_at(what, now());
+    }
+
+    /// Notes that `what` happened at `ns`, unless it has happened before.
+    fn mark_at(&mut self, what: &'static str, ns: u64) {
+        if self.marks.iter().all(|(marked, _)| *marked != what) {
+            self.marks.push((what, ns));
+        }
+    }
+
+    /// Seconds since the start.
+    fn seconds(&self) -> f64 {
+        Duration::from_nanos(now().saturating_sub(self.started)).as_secs_f64()
+    }
+
+    fn tell(&mut self) {
+        self.marks.sort_by_key(|(_, ns)| *ns);
+        for (what, ns) in &self.marks {
+            let after = Duration::from_nanos(ns.saturating_sub(self.started));
+            output::note(format_args!(
+                "{:10.3} ms  {what}",
+                after.as_secs_f64() * 1e3
+            ));
+        }
+    }
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // The clock starts at zero and its nanoseconds stay below a second.
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(nanoseconds)
+}

@@ -1,0 +1,69 @@
+//! `hvprobe trace`: hits of a server's machine as they come.
+
+use std::process::ExitCode;
+
+use crate::args::Trace;
+use crate::client::{self, Client};
+use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::follow::{self, Batch, Format, Printer};
+use crate::output::{self, json, summary, table};
+use crate::signals::Interrupt;
+
+pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
+    let mut interrupt = Interrupt::install()?;
+    let (mut client, machine) = Client::on_machine(&args.on).await?;
+    let chosen = if args.probes.is_empty() {
+        Vec::new()
+    } else {
+        client::choose(&client.list_probes(&machine).await?, &args.probes)?
+    };
+    let mut stream = follow::subscribe(&mut client, &machine, chosen.clone()).await?;
+    let format = if args.json {
+        Format::Json
+    } else {
+        Format::Text
+    };
+    let mut printer = Printer::new(format, args.hits);
+
+    let status = loop {
+        let batch = tokio::select! {
+            batch = stream.message() => batch.map_err(Refused::from)?,
+            () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
+        };
+        match batch.map(|batch| printer.show(batch)).transpose()? {
+            Some(Batch::More) => {}
+            Some(Batch::Ended(ending)) => {
+                let how = table::ending_text(&ending);
+                output::tell(format_args!("{machine} ended: {how}"));
+                break DONE;
+            }
+            Some(Batch::Enough) | None => break DONE,
+        }
+    };
+
+    // What is left of the machine, if the server is still there.
+    let mut probes = client.list_probes(&machine).await.unwrap_or_default();
+    probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
+    close(&printer, &probes, format)?;
+    Ok(status)
+}
+
+/// Prints what a trace amounted to.
+pub(crate) fn close(
+    printer: &Printer,
+    probes: &[hvprobe_proto::v1::Probe],
+    format: Format,
+) -> anyhow::Result<()> {
+    let rows = printer.tally.rows(probes);
+    if format == Format::Json {
+        for row in &rows {
+            json::print(&json::Line::Summary(row.into()))?;
+        }
+    } else if !rows.is_empty() {
+        output::note(format_args!(
+            "\n{}",
+            summary::text(&rows, printer.tally.dropped)
+        ));
+    }
+    Ok(())
+}

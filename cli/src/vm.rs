@@ -1,0 +1,99 @@
+//! `hvprobe vm`: machines of a server.
+
+use std::process::ExitCode;
+
+use hvprobe_proto::v1::{ListMachinesRequest, Machine, PauseRequest, ResumeRequest, StopRequest};
+
+use crate::args::{NamedMachine, Vm};
+use crate::client::Client;
+use crate::console::{Console, Step};
+use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::guest;
+use crate::output::{self, json, table};
+use crate::signals::Interrupt;
+
+pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
+    match command {
+        Vm::Boot {
+            server,
+            name,
+            guest,
+            json,
+        } => {
+            let request = guest::request(name, guest)?;
+            let mut client = Client::connect(&server).await?;
+            let answer = client.machines.boot(request).await.map_err(Refused::from)?;
+            let machine = answer.into_inner();
+            if json {
+                json::print(&json::Machine::from(&machine))?;
+            } else {
+                output::print(&machine.name)?;
+            }
+            Ok(DONE)
+        }
+        Vm::List { server, json } => {
+            let mut client = Client::connect(&server).await?;
+            let request = ListMachinesRequest {};
+            let answer = client.machines.list_machines(request).await;
+            let machines = answer.map_err(Refused::from)?.into_inner().machines;
+            if json {
+                for machine in &machines {
+                    json::print(&json::Machine::from(machine))?;
+                }
+            } else {
+                output::print(&table::machines(&machines))?;
+            }
+            Ok(DONE)
+        }
+        Vm::Pause(on) => {
+            let (mut client, machine) = find(&on).await?;
+            let answer = client.machines.pause(PauseRequest { machine }).await;
+            told(&answer.map_err(Refused::from)?.into_inner())
+        }
+        Vm::Resume(on) => {
+            let (mut client, machine) = find(&on).await?;
+            let answer = client.machines.resume(ResumeRequest { machine }).await;
+            told(&answer.map_err(Refused::from)?.into_inner())
+        }
+        Vm::Stop(on) => {
+            let (mut client, machine) = find(&on).await?;
+            let answer = client.machines.stop(StopRequest { machine }).await;
+            told(&answer.map_err(Refused::from)?.into_inner())
+        }
+        Vm::Console(on) => {
+            let mut interrupt = Interrupt::install()?;
+            let (client, machine) = find(&on).await?;
+            let mut console = Console::connect(client, &machine).await?;
+            loop {
+                let step = tokio::select! {
+                    step = console.step() => step?,
+                    () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+                };
+                match step {
+                    Step::More => {}
+                    Step::Leave | Step::Ended => return Ok(DONE),
+                }
+            }
+        }
+    }
+}
+
+async fn find(on: &NamedMachine) -> anyhow::Result<(Client, String)> {
+    let mut client = Client::connect(&on.server).await?;
+    let machine = client.machine(on.vm.as_deref()).await?;
+    Ok((client, machine))
+}
+
+/// Says what has become of `machine`.
+fn told(machine: &Machine) -> anyhow::Result<ExitCode> {
+    let state = table::machine_state(machine.state());
+    match &machine.ending {
+        Some(ending) => output::tell(format_args!(
+            "{} {state}: {}",
+            machine.name,
+            table::ending_text(ending)
+        )),
+        None => output::tell(format_args!("{} {state}", machine.name)),
+    }
+    Ok(DONE)
+}
