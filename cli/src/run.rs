@@ -206,10 +206,11 @@ impl Session {
             .iter()
             .filter(|probe| probe.state() == ProbeState::Placed)
             .count();
-        progress.done(&format!(
-            "the kernel is up after {after:.2} s, {placed} of {} probes planted",
-            probes.len()
-        ));
+        let planted = match probes.len() {
+            0 => String::new(),
+            all => format!(", {placed} of {all} probes planted"),
+        };
+        progress.done(&format!("the kernel is up after {after:.2} s{planted}"));
         for probe in &probes {
             if probe.state() == ProbeState::Refused {
                 let (definition, why) = (&probe.definition, &probe.refusal);
@@ -267,17 +268,24 @@ fn what_boots(request: &BootRequest) -> String {
 
 /// The exit status that a guest's end amounts to, explained where it is no success of the guest.
 async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: Options) -> ExitCode {
-    let crashed = matches!(ending.reason(), EndReason::Crash | EndReason::TripleFault);
-    if let Some(status) = ending.guest_status {
-        // The kernel's own panic or reset after that is the guest's way to end.
-        return ExitCode::from(u8::try_from(status).unwrap_or(FAILED));
-    }
-    if !crashed && !options.with_command {
-        return DONE;
+    let reason = ending.reason();
+    let ended_well = match reason {
+        EndReason::Shutdown | EndReason::Stopped => !options.with_command,
+        // A panic resets the guest; so does a user at its console.
+        EndReason::Reset => !options.with_command && options.format == Format::Aside,
+        EndReason::TripleFault | EndReason::Crash | EndReason::Unspecified => false,
+    };
+    match ending.guest_status {
+        // However the guest ends after that is its own way to end, unless we could not go on.
+        Some(status) if reason != EndReason::Crash => {
+            return ExitCode::from(u8::try_from(status).unwrap_or(FAILED));
+        }
+        None if ended_well => return DONE,
+        _ => {}
     }
     output::tell(format_args!(
-        "the guest ended ({}) without an exit status",
-        table::reason(ending.reason())
+        "the guest did not end well: {}",
+        table::ending_text(ending)
     ));
     if !ending.report.is_empty() {
         output::note(format_args!("{}", ending.report.trim_end()));

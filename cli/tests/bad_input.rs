@@ -1,6 +1,11 @@
 //! What users get wrong: each mistake ends with one clear message and an exit status that is not
 //! zero, never with a panic or a hang. Needs no KVM.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileTypeExt as _;
@@ -145,11 +150,14 @@ fn kernels_that_are_none_are_refused() {
     );
     fs::create_dir(place.path("folder")).unwrap();
     let folder = place.path("folder");
-    place.check(&["run", "-k", folder.to_str().unwrap()], expect![[r#"
+    place.check(
+        &["run", "-k", folder.to_str().unwrap()],
+        expect![[r#"
         hvprobe: booting folder (1 CPU, 256 MiB)
         hvprobe: cannot read the kernel image $PLACE/folder: Is a directory (os error 21)
         status 1
-    "#]]);
+    "#]],
+    );
 
     let mut elf = vec![0; 4096];
     elf[..20].copy_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xb7\0");

@@ -271,8 +271,16 @@ mod tests {
         let seen = seen.lock().expect("no panic");
         assert_eq!(seen.0.len() as u64 + seen.1, 40_000);
         for vcpu in 0..4 {
-            let times: Vec<_> = seen.0.iter().filter(|e| e.vcpu == vcpu).map(|e| e.host_ns).collect();
-            assert!(times.is_sorted(), "events of vCPU {vcpu} changed their order");
+            let times: Vec<_> = seen
+                .0
+                .iter()
+                .filter(|e| e.vcpu == vcpu)
+                .map(|e| e.host_ns)
+                .collect();
+            assert!(
+                times.is_sorted(),
+                "events of vCPU {vcpu} changed their order"
+            );
         }
         assert!(seen.0.iter().map(|e| e.seq).eq(0..seen.0.len() as u64));
     }

@@ -15,6 +15,7 @@ use hvprobe_arch::paging::{PageTables, WalkError, entry};
 use hvprobe_arch::{Gpa, Gva};
 
 const PAGE: u64 = 4096;
+const PAGE_OF_INT3: [u8; 4096] = [INT3; 4096];
 const TABLE_SPAN: u64 = 2 << 20;
 const INT3: u8 = 0xcc;
 const SLOT: u64 = SLOT_SIZE as u64;
@@ -105,12 +106,11 @@ impl HiddenRegion {
             return Ok(());
         }
         let (start, entry_at) = self.empty_entry(mem, tables)?;
-        let page = [INT3; PAGE as usize];
         for n in 0..PAGE / 8 {
             let frame = self.at.wrapping_add(n * PAGE);
             let used = n > 0 && n * PAGE <= self.slots * SLOT;
             let value = if used {
-                mem.write(frame, &page)?;
+                mem.write(frame, &PAGE_OF_INT3)?;
                 frame.0 | entry::PRESENT | entry::ACCESSED
             } else {
                 0
@@ -206,8 +206,7 @@ impl HiddenRegion {
     pub fn release(&mut self, mem: &dyn PhysMemory, slot: Gva) -> Result<(), HiddenError> {
         let at = self.slot_gpa(slot)?;
         mem.write(at, &[INT3; SLOT_SIZE])?;
-        self.free
-            .push((at.0 - self.at.0 - PAGE) / SLOT);
+        self.free.push((at.0 - self.at.0 - PAGE) / SLOT);
         Ok(())
     }
 

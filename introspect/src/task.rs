@@ -3,9 +3,9 @@
 //! Invariant: every read is bounds-checked and a failed one yields "no task", never an error: a
 //! hit is an event even when the guest's own structures are nonsense.
 
+use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
-use hvprobe_arch::Gva;
 
 use crate::image::TaskLayout;
 

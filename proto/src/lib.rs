@@ -18,5 +18,4 @@ pub mod v1 {
 
 /// The encoded `google.protobuf.FileDescriptorSet` of the interface, for gRPC reflection and for
 /// tools that speak it without generated code.
-pub const FILE_DESCRIPTOR_SET: &[u8] =
-    include_bytes!(concat!(env!("OUT_DIR"), "/hvprobe.v1.bin"));
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hvprobe.v1.bin"));

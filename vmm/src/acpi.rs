@@ -179,3 +179,57 @@ fn device(name: &str, properties: &[Name], sink: &mut dyn AmlSink) {
     let device = aml::Device::new(Path::new(name), properties);
     Scope::new("_SB_".into(), vec![&device]).to_aml_bytes(sink);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::MAX_CPUS;
+    use crate::memory::{GuestRam, MIN_RAM};
+
+    fn read(ram: &GuestRam, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        ram.read(Gpa(at), &mut bytes).unwrap();
+        bytes
+    }
+
+    fn sum(bytes: &[u8]) -> u8 {
+        bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
+    }
+
+    /// The table at `at`, its signature and checksum verified.
+    fn table(ram: &GuestRam, at: u64, signature: &[u8; 4]) -> Vec<u8> {
+        let header = read(ram, at, 36);
+        assert_eq!(&header[..4], signature);
+        let len = u32::from_le_bytes(header[4..8].try_into().unwrap());
+        let table = read(ram, at, usize::try_from(len).unwrap());
+        assert_eq!(sum(&table), 0, "checksum of {signature:?}");
+        table
+    }
+
+    fn word(bytes: &[u8], at: usize) -> u64 {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+    }
+
+    #[test]
+    fn every_table_is_found_from_the_rsdp() {
+        for cpus in [1, 2, MAX_CPUS] {
+            let ram = GuestRam::new(MIN_RAM).unwrap();
+            let rsdp = write(&ram, cpus).unwrap();
+            let rsdp = read(&ram, rsdp.0, 36);
+            assert_eq!(&rsdp[..8], b"RSD PTR ");
+            assert_eq!((sum(&rsdp[..20]), sum(&rsdp)), (0, 0));
+            let xsdt = table(&ram, word(&rsdp, 24), b"XSDT");
+            let fadt = table(&ram, word(&xsdt, 36), b"FACP");
+            let madt = table(&ram, word(&xsdt, 44), b"APIC");
+            table(&ram, word(&fadt, 140), b"DSDT");
+            let processors = usize::try_from(cpus).unwrap() * 8;
+            assert_eq!(madt.len(), 44 + processors + 12);
+        }
+    }
+
+    #[test]
+    fn more_processors_than_apic_ids_are_refused() {
+        let ram = GuestRam::new(MIN_RAM).unwrap();
+        assert!(write(&ram, 257).is_err());
+    }
+}

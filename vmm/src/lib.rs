@@ -1,12 +1,17 @@
-//! The KVM machine that hvprobe boots guests in.
+//! The machine that hvprobe boots guests in: KVM, memory, virtual CPUs, devices and loader, the
+//! probe engine's traits implemented on them, and the gRPC service that offers it all.
+//!
+//! Only this crate names KVM, and within it only [`api`] names the wire format.
+
 pub mod acpi;
 pub mod api;
 pub mod cpu;
 pub mod devices;
 pub mod loader;
-pub mod memory;
 pub mod machine;
-pub mod selfcheck;
-pub use selfcheck::CatchMode;
+pub mod memory;
 pub mod microguest;
+pub mod selfcheck;
+
 pub use hvprobe_introspect::definition;
+pub use selfcheck::CatchMode;

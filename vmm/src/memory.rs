@@ -14,8 +14,8 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use kvm_bindings::{KVMIO, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use vm_memory::{MmapRegion, VolatileMemory};
@@ -38,6 +38,9 @@ const HUGE_PAGE: u64 = 2 << 20;
 
 /// The number of the request in the KVM API.
 const KVM_SET_USER_MEMORY_REGION: u32 = 0x46;
+/// The size of its argument, which is part of the request.
+const REGION_SIZE: u32 = 32;
+const _: () = assert!(size_of::<kvm_userspace_memory_region>() == 32);
 
 /// Why a machine's memory could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +173,8 @@ impl GuestRam {
         Self::with_limits(bytes, host_memory(), host_address_bits())
     }
 
-    fn with_limits(
+    /// [`GuestRam::new`] on a host with this much memory and such addresses.
+    pub(crate) fn with_limits(
         bytes: u64,
         host_memory: u64,
         host_address_bits: u32,
@@ -273,12 +277,7 @@ impl GuestRam {
         let Some(vm) = self.vm.get() else {
             return Ok(());
         };
-        let request = ioctl_expr(
-            _IOC_WRITE,
-            KVMIO,
-            KVM_SET_USER_MEMORY_REGION,
-            size_of::<kvm_userspace_memory_region>() as u32,
-        );
+        let request = ioctl_expr(_IOC_WRITE, KVMIO, KVM_SET_USER_MEMORY_REGION, REGION_SIZE);
         let region = kvm_userspace_memory_region {
             slot: number,
             flags: 0,
@@ -399,7 +398,11 @@ mod tests {
         let text = match layout(bytes) {
             Ok(ram) => {
                 let regions: Vec<_> = ram.regions().collect();
-                format!("{regions:x?} end {} hidden {:x?}", ram.ram_end(), ram.hidden())
+                format!(
+                    "{regions:x?} end {} hidden {:x?}",
+                    ram.ram_end(),
+                    ram.hidden()
+                )
             }
             Err(error) => error.to_string(),
         };
@@ -408,22 +411,51 @@ mod tests {
 
     #[test]
     fn ram_leaves_the_hole_free_and_hides_the_region_above() {
-        check(256 << 20, expect![[]]);
-        check(3 << 30, expect![[]]);
-        check((3 << 30) + 1, expect![[]]);
-        check(8 << 30, expect![[]]);
+        check(
+            256 << 20,
+            expect!["[(Gpa(0x0), 10000000)] end 0x10000000 hidden (Gpa(0x140000000), 400000)"],
+        );
+        check(
+            3 << 30,
+            expect!["[(Gpa(0x0), c0000000)] end 0xc0000000 hidden (Gpa(0x140000000), 400000)"],
+        );
+        check(
+            (3 << 30) + 1,
+            expect![
+                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 200000)] end 0x100200000 hidden (Gpa(0x180000000), 400000)"
+            ],
+        );
+        check(
+            8 << 30,
+            expect![
+                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 140000000)] end 0x240000000 hidden (Gpa(0x280000000), 400000)"
+            ],
+        );
     }
 
     #[test]
     fn absurd_sizes_are_refused_with_the_limit() {
-        check(0, expect![[]]);
-        check(MIN_RAM - 1, expect![[]]);
-        check(1 << 40, expect![[]]);
-        check(u64::MAX, expect![[]]);
+        check(
+            0,
+            expect!["0 MiB of memory is too little: a machine needs at least 16 MiB"],
+        );
+        check(
+            MIN_RAM - 1,
+            expect!["15 MiB of memory is too little: a machine needs at least 16 MiB"],
+        );
+        check(
+            1 << 40,
+            expect!["1048576 MiB of memory is too much: this host has 65536 MiB"],
+        );
+        check(
+            u64::MAX,
+            expect!["17592186044416 MiB of memory is too much: this host has 65536 MiB"],
+        );
         let error = GuestRam::with_limits(u64::MAX, u64::MAX, 64).map(|_| ());
         assert!(matches!(error, Err(MemoryError::TooLarge { .. })));
         let error = GuestRam::with_limits(32 << 30, u64::MAX, 35).map(|_| ());
-        expect![[]].assert_eq(&error.unwrap_err().to_string());
+        expect!["32768 MiB of memory is too much: this host's processor addresses 35 bits"]
+            .assert_eq(&error.unwrap_err().to_string());
     }
 
     #[test]

@@ -160,12 +160,7 @@ impl MicroGuest {
         };
         vcpu.set_sregs(&sregs)
             .map_err(kvm_error("set the system registers"))?;
-        Ok(Self {
-            kvm,
-            vm,
-            vcpu,
-            ram,
-        })
+        Ok(Self { kvm, vm, vcpu, ram })
     }
 
     /// Lets exceptions of `vector` continue at `handler`, at privilege level 0.
@@ -318,4 +313,84 @@ fn write_tables(ram: &GuestRam) -> Result<(), OutOfRange> {
     // RSP0 is the only field that is used (SDM vol. 3, 7.7).
     ram.write(TSS.wrapping_add(4), &layout::STACK.0.to_le_bytes())?;
     cpu::write_page_tables(ram, pte::USER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODE: Gpa = Gpa(0x1_0000);
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// A guest with this program, or `None` on hosts without KVM.
+    fn guest(code: &[u8]) -> Option<MicroGuest> {
+        match MicroGuest::new(CODE, code) {
+            Ok(guest) => Some(guest),
+            Err(MicroGuestError::Kvm { what, source }) if what.contains("/dev/kvm") => {
+                println!("skipped: cannot {what}: {source}");
+                None
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    #[test]
+    fn a_program_writes_to_a_port_and_halts() {
+        // mov al, 7 ; out 0x10, al ; hlt
+        let Some(mut guest) = guest(&[0xb0, 7, 0xe6, 0x10, 0xf4]) else {
+            return;
+        };
+        let out = Stop::Out {
+            port: 0x10,
+            data: vec![7],
+        };
+        assert_eq!(guest.run(LIMIT), out);
+        assert_eq!(guest.run(LIMIT), Stop::Halted);
+    }
+
+    #[test]
+    fn an_endless_loop_is_taken_out() {
+        // jmp to itself
+        let Some(mut guest) = guest(&[0xeb, 0xfe]) else {
+            return;
+        };
+        assert_eq!(guest.run(Duration::from_millis(50)), Stop::TimedOut);
+        assert_eq!(guest.vcpu.get_regs().unwrap().rip, CODE.0);
+    }
+
+    #[test]
+    fn an_exception_without_a_handler_is_a_triple_fault() {
+        // ud2
+        let Some(mut guest) = guest(&[0x0f, 0x0b]) else {
+            return;
+        };
+        assert_eq!(guest.run(LIMIT), Stop::TripleFault);
+    }
+
+    #[test]
+    fn an_exception_with_a_handler_is_reported_with_its_frame() {
+        // nop ; ud2
+        let Some(mut guest) = guest(&[0x90, 0x0f, 0x0b]) else {
+            return;
+        };
+        guest.report_exception(6, 0x46).unwrap();
+        assert!(matches!(guest.run(LIMIT), Stop::Out { port: 0x46, .. }));
+        let rsp = guest.vcpu.get_regs().unwrap().rsp;
+        assert_eq!(guest.ram.read_u64(Gpa(rsp)).unwrap(), CODE.0 + 1);
+    }
+
+    #[test]
+    fn memory_outlives_its_owner_no_longer_than_kvm_knows_it() {
+        // jmp to itself
+        let Some(mut guest) = guest(&[0xeb, 0xfe]) else {
+            return;
+        };
+        guest.run(Duration::from_millis(1));
+        let MicroGuest { vcpu, ram, .. } = guest;
+        let mut vcpu = vcpu;
+        drop(ram);
+        // Code it can no longer fetch: any exit but a crash of ours.
+        vcpu.set_kvm_immediate_exit(1);
+        assert!(vcpu.run().is_err());
+    }
 }

@@ -10,12 +10,28 @@ use crate::size;
 /// A column: its heading, and whether numbers stand in it.
 pub(crate) type Column = (&'static str, bool);
 
-/// `rows` under `columns`.
+/// Columns of a terminal on which sentences can be wrapped.
+const WIDE_ENOUGH: u16 = 80;
+
+/// `rows` under `columns`, each on one line.
 pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    arranged(ContentArrangement::Disabled, columns, rows)
+}
+
+fn arranged(
+    arrangement: ContentArrangement,
+    columns: &[Column],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
     let mut table = Table::new();
+    // A terminal that does not know its size says it has none.
+    if table.width().is_some_and(|width| width >= WIDE_ENOUGH) {
+        table.set_content_arrangement(arrangement);
+    } else {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
     table
         .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(columns.iter().map(|(heading, _)| *heading))
         .add_rows(rows);
     for (column, (_, numbers)) in table.column_iter_mut().zip(columns) {
@@ -118,7 +134,9 @@ pub(crate) fn findings(findings: &[v1::Finding]) -> String {
         ("SEEN", false),
         ("WHAT IT MEANS", false),
     ];
-    table(
+    // These are sentences: a terminal is no place for lines that long.
+    arranged(
+        ContentArrangement::Dynamic,
         &columns,
         findings.iter().map(|finding| {
             vec![

@@ -89,7 +89,11 @@ impl Registry {
             if !gate_before {
                 remove_gate(live, mem);
             }
-            release(&mut self.hidden, mem, slots.into_iter().map(|(_, code)| code));
+            release(
+                &mut self.hidden,
+                mem,
+                slots.into_iter().map(|(_, code)| code),
+            );
             return Err(error);
         }
 
@@ -144,7 +148,9 @@ impl Registry {
             }
         }
         for (at, faulted) in empty {
-            let Some(site) = self.sites.remove(&at) else { continue };
+            let Some(site) = self.sites.remove(&at) else {
+                continue;
+            };
             match site.slot {
                 // A task may have been left inside the slot and come back to it any time.
                 Some(code) if faulted => self.ghosts.push((site.displaced, code)),
@@ -160,8 +166,8 @@ impl Registry {
             .values()
             .filter(|site| site.armed)
             .map(|site| Site {
-                displaced: site.displaced.clone(),
-                slot: site.slot.clone(),
+                displaced: site.displaced,
+                slot: site.slot,
                 members: site
                     .members
                     .iter()
@@ -186,8 +192,8 @@ impl Registry {
             .map(|(displaced, code)| (displaced, code))
             .chain(disarmed)
             .map(|(displaced, code)| Site {
-                displaced: displaced.clone(),
-                slot: Some(code.clone()),
+                displaced: *displaced,
+                slot: Some(*code),
                 members: Box::default(),
             })
             .collect();
@@ -219,22 +225,24 @@ fn take_slots(
         let slot = hidden
             .map(text.mem, text.tables)
             .and_then(|()| hidden.take());
-        let code = slot.map_err(|source| Refused::Slot { at, source }).and_then(|slot| {
-            let code = site
-                .displaced
-                .relocate(slot)
-                .map_err(|source| Refused::Relocate { at, source })
-                .and_then(|code| {
-                    hidden
-                        .fill(text.mem, &code)
-                        .map_err(|source| Refused::Slot { at, source })?;
-                    Ok(code)
-                });
-            if code.is_err() {
-                put_back(hidden.release(text.mem, slot));
-            }
-            code
-        });
+        let code = slot
+            .map_err(|source| Refused::Slot { at, source })
+            .and_then(|slot| {
+                let code = site
+                    .displaced
+                    .relocate(slot)
+                    .map_err(|source| Refused::Relocate { at, source })
+                    .and_then(|code| {
+                        hidden
+                            .fill(text.mem, &code)
+                            .map_err(|source| Refused::Slot { at, source })?;
+                        Ok(code)
+                    });
+                if code.is_err() {
+                    put_back(hidden.release(text.mem, slot));
+                }
+                code
+            });
         match code {
             Ok(code) => taken.push((at, code)),
             Err(why) => {

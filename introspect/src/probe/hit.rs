@@ -267,7 +267,11 @@ impl HitHandler {
         regs: &mut Regs,
         around: &Surroundings<'_, M, C>,
     ) -> Stepped {
-        let Some(flight) = self.depth.checked_sub(1).and_then(|top| self.in_flight[top]) else {
+        let Some(flight) = self
+            .depth
+            .checked_sub(1)
+            .and_then(|top| self.in_flight[top])
+        else {
             return Stepped::NotStepping;
         };
         let (Some(view), Some(site)) = (self.view, self.table.site(flight.site)) else {

@@ -185,19 +185,14 @@ pub(super) fn plan(
     if text.is_final() && code[0] == CALL && is_ftrace_site(image, at) {
         return Err(Refused::FtraceInUse { at });
     }
-    let displaced =
-        insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
+    let displaced = insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
     Ok(Probepoint {
         symbol: (symbol.name.to_owned(), offset),
         displaced,
     })
 }
 
-fn resolve(
-    target: &Target,
-    image: &KernelImage,
-    text: &dyn PristineText,
-) -> Result<Gva, Refused> {
+fn resolve(target: &Target, image: &KernelImage, text: &dyn PristineText) -> Result<Gva, Refused> {
     match target {
         Target::Address(at) => Ok(*at),
         Target::Symbol { name, offset } => {
@@ -210,7 +205,11 @@ fn resolve(
                 });
             }
             // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
-            let landing = if *offset == 0 { entry_skip(symbol.addr, text) } else { *offset };
+            let landing = if *offset == 0 {
+                entry_skip(symbol.addr, text)
+            } else {
+                *offset
+            };
             Ok(symbol.addr.wrapping_add(landing))
         }
     }
@@ -219,7 +218,11 @@ fn resolve(
 /// Length of the ENDBR64 at `at`, or 0.
 fn entry_skip(at: Gva, text: &dyn PristineText) -> u64 {
     let mut head = [0; 4];
-    if text.read(at, &mut head) == 4 && insn::is_endbr64(&head) { 4 } else { 0 }
+    if text.read(at, &mut head) == 4 && insn::is_endbr64(&head) {
+        4
+    } else {
+        0
+    }
 }
 
 /// The opcode of a near call.

@@ -19,10 +19,10 @@ use hvprobe_arch::insn::{Action, Displaced, GateHead, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
 
+use super::commit::CommitError;
 use super::hit::KernelView;
 use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Probepoint, Refused, plan};
-use super::commit::CommitError;
 use super::table::Counters;
 use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
 use crate::definition::{Definition, Target};
@@ -174,7 +174,11 @@ impl Registry {
                 Ok(()) => break,
                 Err(CommitError::Stop(error)) => return Err(error),
                 Err(CommitError::Site { at, why }) => {
-                    for id in self.sites.get(&at).map_or(Vec::new(), |s| s.members.clone()) {
+                    for id in self
+                        .sites
+                        .get(&at)
+                        .map_or(Vec::new(), |s| s.members.clone())
+                    {
                         self.unplace(id);
                         refused.push((id, why.clone()));
                     }

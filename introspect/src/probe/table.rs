@@ -3,8 +3,8 @@
 //! Invariant: a table never changes once built. The control side builds a new one for every
 //! change and hands it over while the virtual CPUs are stopped, so looking up takes no lock.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Displaced, SlotCode};

@@ -208,7 +208,9 @@ impl Fleet {
         let mut slots = self.slots();
         match machine {
             Some(handle) => {
-                slots.named.insert(name.to_owned(), Slot::Taken(handle.clone()));
+                slots
+                    .named
+                    .insert(name.to_owned(), Slot::Taken(handle.clone()));
             }
             None => {
                 slots.named.remove(name);
@@ -330,9 +332,7 @@ impl Handle {
     /// The machine as it is now, or as it ended.
     pub(super) async fn describe(&self) -> Result<v1::Machine, Status> {
         match self.life() {
-            Life::Live(_) => {
-                self.blocking(convert::machine).await
-            }
+            Life::Live(_) => self.blocking(convert::machine).await,
             Life::Ended(remains) => Ok(remains.machine.clone()),
         }
     }

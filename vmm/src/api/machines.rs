@@ -5,8 +5,8 @@ use std::pin::Pin;
 
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
-    ErrorKind, GetMachineRequest, ListMachinesRequest, ListMachinesResponse, MachineState, PauseRequest,
-    ResumeRequest, StopRequest, WaitRequest, WatchRequest, machines_server,
+    ErrorKind, GetMachineRequest, ListMachinesRequest, ListMachinesResponse, MachineState,
+    PauseRequest, ResumeRequest, StopRequest, WaitRequest, WatchRequest, machines_server,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

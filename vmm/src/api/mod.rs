@@ -82,17 +82,18 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
         let listener = Arc::new(listener);
-        let connections = tokio_stream::iter(std::iter::repeat(listener)).then(|listener| async move {
-            loop {
-                match listener.accept().await {
-                    Ok(stream) => return Ok::<_, io::Error>(stream),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
-                        tokio::time::sleep(EXHAUSTED).await;
+        let connections =
+            tokio_stream::iter(std::iter::repeat(listener)).then(|listener| async move {
+                loop {
+                    match listener.accept().await {
+                        Ok(stream) => return Ok::<_, io::Error>(stream),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot accept a connection");
+                            tokio::time::sleep(EXHAUSTED).await;
+                        }
                     }
                 }
-            }
-        });
+            });
         self.serve_all(connections, stop).await
     }
 
@@ -171,9 +172,7 @@ impl Server {
                 SymbolsServer::new(symbols::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
-            .add_service(
-                HostServer::new(host::Service).max_decoding_message_size(limits::MESSAGE),
-            )
+            .add_service(HostServer::new(host::Service).max_decoding_message_size(limits::MESSAGE))
             .serve_with_incoming_shutdown(connections, closing);
         let served = tokio::select! {
             served = server => served,

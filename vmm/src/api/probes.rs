@@ -167,14 +167,20 @@ mod tests {
     #[test]
     fn definitions_keep_their_order_and_flags() {
         let specs = read(&["p vfs_read", "p:w vfs_write+4"]).unwrap();
-        let texts: Vec<_> = specs.iter().map(|spec| spec.definition.to_string()).collect();
+        let texts: Vec<_> = specs
+            .iter()
+            .map(|spec| spec.definition.to_string())
+            .collect();
         assert_eq!(texts, ["p vfs_read", "p:w vfs_write+0x4"]);
         assert!(specs.iter().all(|spec| spec.disabled));
     }
 
     #[test]
     fn bad_definition_and_oversized_batch_are_refused() {
-        assert_eq!(read(&["p a", "p"]).unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(
+            read(&["p a", "p"]).unwrap_err().code(),
+            Code::InvalidArgument
+        );
         let many = vec!["p a"; limits::BATCH + 1];
         assert_eq!(read(&many).unwrap_err().code(), Code::InvalidArgument);
         let long = format!("p {}", "a".repeat(limits::DEFINITION));

@@ -13,7 +13,9 @@ use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
@@ -89,9 +91,7 @@ impl Listener {
             .map(File::from)
             .and_then(|inode| inode.set_permissions(Permissions::from_mode(0o600)))
             .map_err(ListenError::io("protect", path))?;
-        socket
-            .bind(path)
-            .map_err(ListenError::io("create", path))?;
+        socket.bind(path).map_err(ListenError::io("create", path))?;
         let metadata = fs::symlink_metadata(path).map_err(ListenError::io("inspect", path))?;
         let socket = socket
             .listen(BACKLOG)
@@ -315,7 +315,10 @@ mod tests {
         ));
         let (folder, _) = place();
         let error = Listener::bind(&folder.path().join("no/such/folder.sock")).unwrap_err();
-        assert!(matches!(error, ListenError::Io { what: "create", .. }), "{error:?}");
+        assert!(
+            matches!(error, ListenError::Io { what: "create", .. }),
+            "{error:?}"
+        );
     }
 
     #[test]

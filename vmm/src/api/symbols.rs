@@ -3,9 +3,7 @@
 use std::pin::Pin;
 
 use hvprobe_introspect::symbols::SymbolKind;
-use hvprobe_proto::v1::{
-    ErrorKind, ListSymbolsRequest, ListSymbolsResponse, symbols_server,
-};
+use hvprobe_proto::v1::{ErrorKind, ListSymbolsRequest, ListSymbolsResponse, symbols_server};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};

@@ -98,7 +98,11 @@ impl Ports {
     pub fn read(&self, port: u16, data: &mut [u8]) {
         match port {
             COM1..=COM1_LAST => self.console.read(port - COM1, data),
-            KEYBOARD_DATA | acpi::RESET | CMOS_INDEX | CMOS_DATA | acpi::SLEEP_CONTROL
+            KEYBOARD_DATA
+            | acpi::RESET
+            | CMOS_INDEX
+            | CMOS_DATA
+            | acpi::SLEEP_CONTROL
             | acpi::SLEEP_STATUS => data.fill(0),
             _ => data.fill(0xff),
         }

@@ -33,6 +33,9 @@ const OUT2: u8 = 1 << 3;
 /// Line control: the first two registers are the baud rate's divisor.
 const DIVISOR_LATCH: u8 = 1 << 7;
 
+/// What takes the guest's output.
+type Output = Box<dyn FnMut(&[u8]) + Send>;
+
 /// The console of one machine.
 #[derive(Debug)]
 pub(super) struct Console(Mutex<State>);
@@ -50,14 +53,14 @@ struct State {
 }
 
 impl Console {
-    pub(super) fn new(vm: &VmFd, sink: Box<dyn FnMut(&[u8]) + Send>) -> io::Result<Self> {
+    pub(super) fn new(vm: &VmFd, sink: Output) -> io::Result<Self> {
         let interrupt = EventFd::new(EFD_NONBLOCK)?;
         vm.register_irqfd(&interrupt, COM1_GSI)
             .map_err(io::Error::from)?;
         Ok(Self::with_interrupt(interrupt, sink))
     }
 
-    pub(super) fn with_interrupt(interrupt: EventFd, sink: Box<dyn FnMut(&[u8]) + Send>) -> Self {
+    pub(super) fn with_interrupt(interrupt: EventFd, sink: Output) -> Self {
         Self(Mutex::new(State {
             uart: Serial::new(Interrupt(interrupt), Sink(sink)),
             pending: VecDeque::new(),
@@ -140,7 +143,7 @@ impl Trigger for Interrupt {
 }
 
 /// Where the guest's output goes.
-struct Sink(Box<dyn FnMut(&[u8]) + Send>);
+struct Sink(Output);
 
 impl fmt::Debug for Sink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,1 +1,171 @@
-//! x
+//! The ports without a virtual machine: the console's interrupt is an eventfd nobody listens to.
+
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Offsets of the UART's registers.
+const DATA: u16 = COM1;
+const INTERRUPT_ENABLE: u16 = COM1 + 1;
+const LINE_CONTROL: u16 = COM1 + 3;
+const MODEM_CONTROL: u16 = COM1 + 4;
+const LINE_STATUS: u16 = COM1 + 5;
+
+struct Machine {
+    ports: Ports,
+    interrupt: EventFd,
+    output: Arc<Mutex<Vec<u8>>>,
+}
+
+fn machine() -> Machine {
+    let interrupt = EventFd::new(EFD_NONBLOCK).unwrap();
+    let output = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&output);
+    let console = Console::with_interrupt(
+        interrupt.try_clone().unwrap(),
+        Box::new(move |bytes| sink.lock().unwrap().extend_from_slice(bytes)),
+    );
+    Machine {
+        ports: Ports {
+            console,
+            status: AtomicU16::new(Ports::NO_STATUS),
+        },
+        interrupt,
+        output,
+    }
+}
+
+impl Machine {
+    fn out(&self, port: u16, value: u8) {
+        assert_eq!(self.ports.write(port, &[value]), None);
+    }
+
+    fn inb(&self, port: u16) -> u8 {
+        let mut byte = [0];
+        self.ports.read(port, &mut byte);
+        byte[0]
+    }
+
+    /// As a driver does when the console is opened.
+    fn open(&self) {
+        self.out(MODEM_CONTROL, 0x0b);
+        self.out(INTERRUPT_ENABLE, 0x05);
+    }
+
+    /// Everything the guest can read now.
+    fn drain(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while self.inb(LINE_STATUS) & 1 != 0 {
+            bytes.push(self.inb(DATA));
+        }
+        bytes
+    }
+}
+
+#[test]
+fn what_the_guest_writes_comes_out_in_order() {
+    let machine = machine();
+    for byte in b"hello" {
+        machine.out(DATA, *byte);
+    }
+    machine.ports.write(DATA, b" world");
+    assert_eq!(*machine.output.lock().unwrap(), b"hello world");
+}
+
+#[test]
+fn a_writing_driver_gets_its_interrupt() {
+    let machine = machine();
+    machine.out(INTERRUPT_ENABLE, 0x02);
+    assert_eq!(machine.interrupt.read().unwrap(), 1);
+    // Reading the cause acknowledges it; the next byte raises it again.
+    assert_eq!(machine.inb(COM1 + 2) & 0x0f, 0x02);
+    machine.out(DATA, b'x');
+    assert_eq!(machine.interrupt.read().unwrap(), 1);
+}
+
+#[test]
+fn input_typed_before_the_driver_is_ready_waits_for_it() {
+    let machine = machine();
+    assert_eq!(machine.ports.console_input(b"early"), 5);
+    // A driver probing for the UART's type switches every interrupt on, and off again.
+    machine.out(INTERRUPT_ENABLE, 0x0f);
+    machine.out(INTERRUPT_ENABLE, 0x00);
+    assert_eq!(machine.drain(), b"");
+    // With the divisor latch set, the same port is not the interrupt enable register.
+    machine.out(MODEM_CONTROL, 0x0b);
+    machine.out(LINE_CONTROL, 0x83);
+    machine.out(INTERRUPT_ENABLE, 0x01);
+    machine.out(LINE_CONTROL, 0x03);
+    assert_eq!(machine.drain(), b"");
+    machine.open();
+    assert_eq!(machine.drain(), b"early");
+}
+
+#[test]
+fn more_input_than_the_fifo_holds_arrives_whole_and_in_order() {
+    let machine = machine();
+    machine.open();
+    let typed: Vec<u8> = (0..1000u32).map(|n| n.to_le_bytes()[0]).collect();
+    assert_eq!(machine.ports.console_input(&typed), 1000);
+    assert_eq!(machine.drain(), typed);
+    assert!(machine.interrupt.read().unwrap() > 0);
+}
+
+#[test]
+fn input_beyond_the_queue_is_refused_not_lost() {
+    let machine = machine();
+    let flood = vec![b'x'; 1 << 20];
+    let accepted = machine.ports.console_input(&flood);
+    assert!(accepted > 0 && accepted < flood.len());
+    assert_eq!(machine.ports.console_input(b"y"), 0);
+    machine.open();
+    assert_eq!(machine.drain().len(), accepted);
+}
+
+#[test]
+fn a_guest_that_never_leaves_loopback_mode_does_not_hang_us() {
+    let machine = machine();
+    machine.out(MODEM_CONTROL, 0x1b);
+    machine.out(INTERRUPT_ENABLE, 0x05);
+    assert_eq!(machine.ports.console_input(b"typed"), 5);
+    for _ in 0..200 {
+        machine.out(DATA, b'l');
+    }
+    assert_eq!(machine.drain(), [b'l'; 64]);
+    machine.out(MODEM_CONTROL, 0x0b);
+    assert_eq!(machine.drain(), b"typed");
+}
+
+#[test]
+fn resets_and_shutdowns_are_events() {
+    let ports = machine().ports;
+    assert_eq!(ports.write(0x64, &[0xfe]), Some(DeviceEvent::Reset));
+    assert_eq!(ports.write(0x64, &[0xd1]), None);
+    // Sleep type S5 with and without the enable bit, and another sleep type.
+    assert_eq!(ports.write(0x600, &[0x34]), Some(DeviceEvent::Shutdown));
+    assert_eq!(ports.write(0x600, &[0x14]), None);
+    assert_eq!(ports.write(0x600, &[0x24]), None);
+}
+
+#[test]
+fn the_last_exit_status_counts() {
+    let ports = machine().ports;
+    assert_eq!(ports.guest_status(), None);
+    ports.write(EXIT_STATUS_PORT, &[3]);
+    assert_eq!(ports.guest_status(), Some(3));
+    ports.write(EXIT_STATUS_PORT, &[255]);
+    assert_eq!(ports.guest_status(), Some(255));
+}
+
+#[test]
+fn empty_ports_read_as_ones() {
+    let machine = machine();
+    let mut data = [0; 4];
+    machine.ports.read(0xcfc, &mut data);
+    assert_eq!(data, [0xff; 4]);
+    assert_eq!(machine.ports.write(0xcf8, &[0, 0, 0, 0x80]), None);
+    // The clock is never about to update, the keyboard controller always ready.
+    assert_eq!(machine.inb(0x71), 0);
+    assert_eq!(machine.inb(0x64), 0);
+}

@@ -7,8 +7,8 @@ use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::{Kernel, LoadError, bzimage, elf, layout};
-use crate::{acpi, cpu};
 use crate::memory::{GuestRam, HOLE_END};
+use crate::{acpi, cpu};
 
 /// The longest kernel command line, in bytes (`COMMAND_LINE_SIZE` less its closing zero).
 pub const MAX_CMDLINE: usize = 2047;
@@ -40,8 +40,8 @@ const RESET: [u8; 7] = [
     0xb0,
     acpi::RESET_VALUE, // mov al, RESET_VALUE
     0xe6,
-    acpi::RESET as u8, // out RESET, al
-    0xf4,              // hlt
+    acpi::RESET.to_le_bytes()[0], // out RESET, al
+    0xf4,                         // hlt
     0xeb,
     0xfd, // jmp to the hlt
 ];
@@ -144,7 +144,11 @@ fn put_cmdline(ram: &GuestRam, cmdline: &str, max: usize) -> Result<(), LoadErro
 fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
     let segments = elf::segments(&kernel.elf)?;
     let start = segments.iter().map(|s| s.start).min().unwrap_or_default();
-    let end = segments.iter().map(elf::Segment::end).max().unwrap_or_default();
+    let end = segments
+        .iter()
+        .map(elf::Segment::end)
+        .max()
+        .unwrap_or_default();
     if start < layout::HIGH {
         return Err(LoadError::Damaged {
             what: format!("it wants to be loaded at {start}, below 1 MiB"),

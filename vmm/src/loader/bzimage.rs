@@ -47,7 +47,11 @@ impl SetupHeader {
 
         // Zero means four, for historical reasons.
         let [sectors] = field(image, START).ok_or_else(truncated)?;
-        let sectors = if sectors == 0 { 4 } else { usize::from(sectors) };
+        let sectors = if sectors == 0 {
+            4
+        } else {
+            usize::from(sectors)
+        };
         let protected = (sectors + 1) * SECTOR;
         let word = |at| -> Result<usize, LoadError> {
             let word = u32::from_le_bytes(field(image, at).ok_or_else(truncated)?);

@@ -3,7 +3,8 @@
 use hvprobe_arch::Gpa;
 use object::LittleEndian as Le;
 use object::elf::{
-    ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_EXEC, FileClass, DataEncoding, FileHeader64, Machine, PT_LOAD,
+    DataEncoding, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_EXEC, FileClass, FileHeader64, Machine,
+    PT_LOAD,
 };
 use object::read::elf::{FileHeader, ProgramHeader};
 
@@ -33,11 +34,18 @@ impl Segment<'_> {
 /// Refuses what is no executable for x86-64.
 pub(super) fn check(elf: &[u8]) -> Result<(), LoadError> {
     // The identification and machine have the same place in every ELF file.
-    let (class, data) = elf.get(4..6).and_then(|id| id.first_chunk()).map(|[class, data]| (FileClass(*class), DataEncoding(*data))).ok_or_else(|| damaged("it ends inside the ELF header"))?;
+    let (class, data) = elf
+        .get(4..6)
+        .and_then(|id| id.first_chunk())
+        .map(|[class, data]| (FileClass(*class), DataEncoding(*data)))
+        .ok_or_else(|| damaged("it ends inside the ELF header"))?;
     if !elf.starts_with(MAGIC) {
         return Err(damaged("its payload is no ELF file"));
     }
-    let machine = elf.get(18..20).and_then(|id| id.first_chunk()).ok_or_else(|| damaged("it ends inside the ELF header"))?;
+    let machine = elf
+        .get(18..20)
+        .and_then(|id| id.first_chunk())
+        .ok_or_else(|| damaged("it ends inside the ELF header"))?;
     let machine = Machine(if data == ELFDATA2LSB {
         u16::from_le_bytes(*machine)
     } else {
@@ -91,11 +99,15 @@ pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, LoadError> {
             .map_err(|()| damaged(&format!("segment {index} lies outside the file")))?;
         let size = program.p_memsz(Le);
         if bytes.len() as u64 > size {
-            return Err(damaged(&format!("segment {index} is larger in the file than in memory")));
+            return Err(damaged(&format!(
+                "segment {index} is larger in the file than in memory"
+            )));
         }
         let start = Gpa(program.p_paddr(Le));
         let Some(end) = start.checked_add(size) else {
-            return Err(damaged(&format!("segment {index} ends beyond all addresses")));
+            return Err(damaged(&format!(
+                "segment {index} ends beyond all addresses"
+            )));
         };
         if segments
             .iter()
@@ -104,7 +116,9 @@ pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, LoadError> {
             return Err(damaged(&format!("segment {index} overlaps another one")));
         }
         if segments.len() == MAX_SEGMENTS {
-            return Err(damaged(&format!("it has more than {MAX_SEGMENTS} segments")));
+            return Err(damaged(&format!(
+                "it has more than {MAX_SEGMENTS} segments"
+            )));
         }
         segments.push(Segment { start, bytes, size });
     }

@@ -85,8 +85,25 @@ mod tests {
 
     #[test]
     fn words_are_quoted_for_the_shell() {
-        check(&["ls", "-l", "/a b", "it's", "$HOME", ""], expect![[]]);
-        check(&["a\nb"], expect![[]]);
+        check(
+            &["ls", "-l", "/a b", "it's", "$HOME", ""],
+            expect![[r#"
+            hvprobe 40755
+            hvprobe/command 100755
+            #!/bin/sh
+            exec 'ls' '-l' '/a b' 'it'\''s' '$HOME' ''
+        "#]],
+        );
+        check(
+            &["a\nb"],
+            expect![[r#"
+            hvprobe 40755
+            hvprobe/command 100755
+            #!/bin/sh
+            exec 'a
+            b'
+        "#]],
+        );
     }
 
     #[test]

@@ -101,7 +101,9 @@ pub enum LoadError {
         u16,
     ),
     /// A payload in a format this program does not unpack.
-    #[error("the bzImage is compressed with {0}, which is not supported; gzip, lz4, xz and zstd are")]
+    #[error(
+        "the bzImage is compressed with {0}, which is not supported; gzip, lz4, xz and zstd are"
+    )]
     Compression(
         /// The format, or that it is unknown.
         &'static str,
@@ -118,7 +120,9 @@ pub enum LoadError {
     #[error("the kernel's payload unpacks to more than {} MiB", unpack::MAX_KERNEL >> 20)]
     UnpackedTooLarge,
     /// The kernel does not fit.
-    #[error("the kernel needs memory up to {needed:#x}, but the machine's {memory_mib} MiB end at {end:#x}; give it more memory")]
+    #[error(
+        "the kernel needs memory up to {needed:#x}, but the machine's {memory_mib} MiB end at {end:#x}; give it more memory"
+    )]
     KernelTooLarge {
         /// The address after the kernel's last byte.
         needed: u64,

@@ -35,16 +35,17 @@ pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     if payload.starts_with(elf::MAGIC) {
         return Ok(payload.to_vec());
     }
+    let size = expected_size(payload);
     if payload.starts_with(&[0x1f, 0x8b]) {
-        read("gzip", GzDecoder::new(payload), buffer(payload, 1))
+        read("gzip", GzDecoder::new(payload), size)
     } else if payload.starts_with(&[0xfd, b'7', b'z', b'X', b'Z', 0]) {
-        read("xz", XzReader::new(payload, false), buffer(payload, 1))
+        read("xz", XzReader::new(payload, false), size)
     } else if payload.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
         let stream = StreamingDecoder::new_with_max_window_size(payload, MAX_ZSTD_WINDOW)
             .map_err(|source| failed("zstd", source))?;
-        read("zstd", stream, buffer(payload, 1))
+        read("zstd", stream, size)
     } else if let Some(blocks) = payload.strip_prefix(&LZ4_MAGIC) {
-        lz4(blocks, buffer(payload, LZ4_BLOCK))
+        lz4(blocks, size)
     } else {
         let known = UNSUPPORTED
             .iter()
@@ -55,24 +56,20 @@ pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     }
 }
 
-/// A buffer of about the right capacity, plus `spare` bytes which a reader needs to see the end
-/// without growing it.
-fn buffer(payload: &[u8], spare: usize) -> Vec<u8> {
+/// About the size of the kernel in `payload`, in bytes.
+fn expected_size(payload: &[u8]) -> usize {
     // Packed kernels are a third to a sixth of the unpacked one. A size that claims much more is
     // not believed before the stream has shown it.
     let believable = (payload.len() as u64).saturating_mul(16).min(MAX_KERNEL);
     let promised = payload
         .last_chunk()
         .map_or(0, |word| u64::from(u32::from_le_bytes(*word)));
-    let capacity = usize::try_from(promised.min(believable)).unwrap_or(0);
-    Vec::with_capacity(capacity + spare)
+    usize::try_from(promised.min(believable)).unwrap_or(0)
 }
 
-fn read(
-    format: &'static str,
-    stream: impl Read,
-    mut kernel: Vec<u8>,
-) -> Result<Vec<u8>, LoadError> {
+fn read(format: &'static str, stream: impl Read, size: usize) -> Result<Vec<u8>, LoadError> {
+    // The spare byte lets the reader see the end without growing.
+    let mut kernel = Vec::with_capacity(size + 1);
     stream
         .take(MAX_KERNEL + 1)
         .read_to_end(&mut kernel)
@@ -85,10 +82,14 @@ fn read(
 
 /// Blocks, each after its packed size, until the payload or what can be a size ends: the closing
 /// size word is not marked as such.
-fn lz4(mut blocks: &[u8], mut kernel: Vec<u8>) -> Result<Vec<u8>, LoadError> {
-    while let Some((size, rest)) = blocks.split_first_chunk() {
+fn lz4(mut blocks: &[u8], size: usize) -> Result<Vec<u8>, LoadError> {
+    let cut_short = || failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof));
+    // Zeroed at once, which costs nothing for fresh memory; `len` bytes of it are the kernel.
+    let mut kernel = vec![0; size + LZ4_BLOCK];
+    let mut len = 0;
+    while let Some((head, rest)) = blocks.split_first_chunk() {
         // Streams may be strung together.
-        if *size == LZ4_MAGIC {
+        if *head == LZ4_MAGIC {
             blocks = rest;
             continue;
         }
@@ -97,23 +98,22 @@ fn lz4(mut blocks: &[u8], mut kernel: Vec<u8>) -> Result<Vec<u8>, LoadError> {
             blocks = rest;
             break;
         }
-        let size = usize::try_from(u32::from_le_bytes(*size)).unwrap_or(usize::MAX);
-        let (block, rest) = rest
-            .split_at_checked(size)
-            .ok_or_else(|| failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof)))?;
-        let start = kernel.len();
-        kernel.resize(start + LZ4_BLOCK, 0);
-        let unpacked = lz4_flex::block::decompress_into(block, &mut kernel[start..])
+        let packed = usize::try_from(u32::from_le_bytes(*head)).unwrap_or(usize::MAX);
+        let (block, rest) = rest.split_at_checked(packed).ok_or_else(cut_short)?;
+        if kernel.len() - len < LZ4_BLOCK {
+            kernel.resize(len + LZ4_BLOCK, 0);
+        }
+        len += lz4_flex::block::decompress_into(block, &mut kernel[len..][..LZ4_BLOCK])
             .map_err(|source| failed("lz4", source))?;
-        kernel.truncate(start + unpacked);
-        if kernel.len() as u64 > MAX_KERNEL {
+        if len as u64 > MAX_KERNEL {
             return Err(LoadError::UnpackedTooLarge);
         }
         blocks = rest;
     }
     if !blocks.is_empty() {
-        return Err(failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof)));
+        return Err(cut_short());
     }
+    kernel.truncate(len);
     Ok(kernel)
 }
 

@@ -25,13 +25,13 @@ use super::subscription::Hub;
 use super::tripwire::Tripwire;
 use super::vcpu::{Shared, Vcpu};
 use super::{Guest, Life, Machine};
+use crate::CatchMode;
 use crate::acpi::{self, AcpiError};
 use crate::cpu::{self, CpuError};
 use crate::devices::{DeviceError, Ports};
 use crate::loader::{self, Entry, Kernel, LoadError};
 use crate::memory::{GuestRam, MemoryError};
 use crate::selfcheck::{self, SelfCheckError};
-use crate::CatchMode;
 
 /// Events that may wait in the ring of one virtual CPU.
 const RING: usize = 8192;
@@ -102,7 +102,7 @@ fn catch_mode() -> Result<CatchMode, BootError> {
     let found = match FOUND.get() {
         Some(found) => *found,
         None => *FOUND.get_or_init({
-            let found = selfcheck::run()?.catch_mode;
+            let found = selfcheck::catch_mode()?;
             move || found
         }),
     };

@@ -82,11 +82,16 @@ pub(super) struct Catcher {
 
 impl Catcher {
     /// An int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
-    pub(super) fn int3(&mut self, cpu: &mut CpuFd, ram: &GuestRam) -> Result<(), kvm_ioctls::Error> {
+    pub(super) fn int3(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<(), kvm_ioctls::Error> {
         let mut regs = cpu.regs();
         let at = Gva(regs.rip);
         let outcome = if cpu.in_kernel() {
-            self.handler.hit(at, &mut regs, &surroundings(cpu, ram, &self.clock))
+            self.handler
+                .hit(at, &mut regs, &surroundings(cpu, ram, &self.clock))
         } else {
             Outcome::Foreign
         };
@@ -121,9 +126,9 @@ impl Catcher {
         }
         if let Some(mut before) = gate.before(ram, &regs) {
             let int3 = Gva(before.rip);
-            let outcome =
-                self.handler
-                    .hit(int3, &mut before, &surroundings(cpu, ram, &self.clock));
+            let outcome = self
+                .handler
+                .hit(int3, &mut before, &surroundings(cpu, ram, &self.clock));
             if outcome != Outcome::Foreign {
                 carry_out(cpu, outcome, &before)?;
                 return Ok(true);
@@ -150,7 +155,11 @@ impl Catcher {
     }
 
     /// A single-step exit.
-    pub(super) fn trap(&mut self, cpu: &mut CpuFd, ram: &GuestRam) -> Result<(), kvm_ioctls::Error> {
+    pub(super) fn trap(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<(), kvm_ioctls::Error> {
         let mut regs = cpu.regs();
         let stepped = self
             .handler

@@ -7,10 +7,9 @@ use hvprobe_introspect::probe::ProbeSpec;
 
 use crate::CatchMode;
 
-/// The kernel command line of a machine that is not given one: console on the serial port, reboot
-/// and panic end the machine (through the keyboard controller, which is what it has).
-pub const DEFAULT_CMDLINE: &str =
-    "console=ttyS0 reboot=k panic=-1 i8042.noaux i8042.nomux i8042.dumbkbd quiet";
+/// The kernel command line of a machine that is not given one: console on the serial port, no
+/// search for a PCI bus, which is not there; reboot and panic end the machine.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off";
 
 /// A machine to boot.
 #[derive(Clone, Debug)]

@@ -34,9 +34,9 @@ impl ConsoleOutput {
         let excess = state.backlog.len().saturating_sub(BACKLOG);
         state.backlog.drain(..excess);
         // A full queue loses this piece; a closed one is forgotten.
-        state.listeners.retain(|listener| {
-            listener.try_send(bytes.to_vec()).is_ok() || !listener.is_closed()
-        });
+        state
+            .listeners
+            .retain(|listener| listener.try_send(bytes.to_vec()).is_ok() || !listener.is_closed());
     }
 
     /// What is kept of the output so far, and a stream of what follows.

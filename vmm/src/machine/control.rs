@@ -326,7 +326,9 @@ mod tests {
         with_vcpus(2, |control, steps| {
             control.pause().expect("the vCPUs park");
             let before = total(steps);
-            control.transact(|| None).expect("paused vCPUs count as stopped");
+            control
+                .transact(|| None)
+                .expect("paused vCPUs count as stopped");
             assert_eq!(total(steps), before);
             control.resume();
             while total(steps) == before {
@@ -339,9 +341,13 @@ mod tests {
     fn a_held_vcpu_does_not_run_until_released() {
         with_vcpus(1, |control, steps| {
             control.hold(0);
-            control.transact(|| None).expect("held vCPUs count as stopped");
+            control
+                .transact(|| None)
+                .expect("held vCPUs count as stopped");
             let before = total(steps);
-            control.transact(|| None).expect("held vCPUs count as stopped");
+            control
+                .transact(|| None)
+                .expect("held vCPUs count as stopped");
             assert_eq!(total(steps), before);
             control.release();
             while total(steps) == before {

@@ -11,6 +11,9 @@ use crate::memory::GuestRam;
 
 /// CR4.LA57 (SDM vol. 3, 2.5).
 const CR4_LA57: u64 = 1 << 12;
+/// Where a processor begins after a reset (SDM vol. 3, 10.1.4).
+const RESET_RIP: u64 = 0xfff0;
+const RESET_CS: u16 = 0xf000;
 /// The address bits of CR3 (SDM vol. 3, table 4-12).
 const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
@@ -31,22 +34,56 @@ pub(super) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) 
     let regs = cpu.regs();
     let sregs = *cpu.sregs();
     let mut text = format!("{what}\nvCPU {index}\n");
+    if regs.rip == RESET_RIP && sregs.cs.selector == RESET_CS {
+        // kvm_amd does so after a triple fault, when the processor leaves its state undefined.
+        text.push_str("KVM has reset the processor: its registers are lost on this host");
+        return text;
+    }
     let line = |text: &mut String, values: &[(&str, u64)]| {
         for (name, value) in values {
             let _ = write!(text, "{name:>6} {value:016x}");
         }
         text.push('\n');
     };
-    line(&mut text, &[("rip", regs.rip), ("rflags", regs.rflags), ("rsp", regs.rsp)]);
-    line(&mut text, &[("rax", regs.rax), ("rbx", regs.rbx), ("rcx", regs.rcx)]);
-    line(&mut text, &[("rdx", regs.rdx), ("rsi", regs.rsi), ("rdi", regs.rdi)]);
-    line(&mut text, &[("rbp", regs.rbp), ("r8", regs.r8), ("r9", regs.r9)]);
-    line(&mut text, &[("r10", regs.r10), ("r11", regs.r11), ("r12", regs.r12)]);
-    line(&mut text, &[("r13", regs.r13), ("r14", regs.r14), ("r15", regs.r15)]);
-    line(&mut text, &[("cr0", sregs.cr0), ("cr2", sregs.cr2), ("cr3", sregs.cr3)]);
     line(
         &mut text,
-        &[("cr4", sregs.cr4), ("efer", sregs.efer), ("cs", u64::from(sregs.cs.selector))],
+        &[
+            ("rip", regs.rip),
+            ("rflags", regs.rflags),
+            ("rsp", regs.rsp),
+        ],
+    );
+    line(
+        &mut text,
+        &[("rax", regs.rax), ("rbx", regs.rbx), ("rcx", regs.rcx)],
+    );
+    line(
+        &mut text,
+        &[("rdx", regs.rdx), ("rsi", regs.rsi), ("rdi", regs.rdi)],
+    );
+    line(
+        &mut text,
+        &[("rbp", regs.rbp), ("r8", regs.r8), ("r9", regs.r9)],
+    );
+    line(
+        &mut text,
+        &[("r10", regs.r10), ("r11", regs.r11), ("r12", regs.r12)],
+    );
+    line(
+        &mut text,
+        &[("r13", regs.r13), ("r14", regs.r14), ("r15", regs.r15)],
+    );
+    line(
+        &mut text,
+        &[("cr0", sregs.cr0), ("cr2", sregs.cr2), ("cr3", sregs.cr3)],
+    );
+    line(
+        &mut text,
+        &[
+            ("cr4", sregs.cr4),
+            ("efer", sregs.efer),
+            ("cs", u64::from(sregs.cs.selector)),
+        ],
     );
     text.push_str(&code_at(Gva(regs.rip), &sregs, ram));
     text

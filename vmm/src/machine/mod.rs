@@ -44,9 +44,9 @@ use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
 pub use boot::BootError;
-pub use hvprobe_introspect::event::Event;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub use cpu_fd::Ioctls;
+pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
 
 use crate::CatchMode;
@@ -373,9 +373,7 @@ impl Machine {
             let _ = self.shared.gate.set(gate);
         }
         self.shared.control.set_view(view);
-        let planted = self
-            .registry()
-            .go_live(view, head, &Guest(&self.shared));
+        let planted = self.registry().go_live(view, head, &Guest(&self.shared));
         match planted {
             Ok(refused) => {
                 for (id, why) in refused {

@@ -172,11 +172,20 @@ mod tests {
             hub.deliver(&[event(n), event(n)], 0);
         }
         hub.close();
-        assert_eq!(slow.blocking_next().map(|d| (d.events.len(), d.dropped)), Some((2, 0)));
-        assert_eq!(slow.blocking_next().map(|d| (d.events.len(), d.dropped)), Some((0, 4)));
+        assert_eq!(
+            slow.blocking_next().map(|d| (d.events.len(), d.dropped)),
+            Some((2, 0))
+        );
+        assert_eq!(
+            slow.blocking_next().map(|d| (d.events.len(), d.dropped)),
+            Some((0, 4))
+        );
         assert_eq!(slow.blocking_next(), None);
         for _ in 0..3 {
-            assert_eq!(quick.blocking_next().map(|d| (d.events.len(), d.dropped)), Some((2, 0)));
+            assert_eq!(
+                quick.blocking_next().map(|d| (d.events.len(), d.dropped)),
+                Some((2, 0))
+            );
         }
         assert_eq!(quick.blocking_next(), None);
     }
@@ -190,7 +199,10 @@ mod tests {
         hub.close();
         assert_eq!(
             filtered.blocking_next(),
-            Some(Delivery { events: vec![event(2)], dropped: 0 })
+            Some(Delivery {
+                events: vec![event(2)],
+                dropped: 0
+            })
         );
         assert_eq!(filtered.blocking_next(), None);
     }

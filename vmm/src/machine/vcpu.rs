@@ -182,7 +182,9 @@ impl Vcpu {
             Exit::Handled | Exit::Interrupted => self.catcher.check_step(&mut self.cpu)?,
             Exit::Device(event) => return Ok(Some(Why::Device(event))),
             Exit::Shutdown => {
-                return Ok(Some(Why::TripleFault(self.report("the guest triple-faulted"))));
+                return Ok(Some(Why::TripleFault(
+                    self.report("the guest triple-faulted"),
+                )));
             }
             Exit::InternalError { suberror, bytes } => {
                 let what = match bytes {

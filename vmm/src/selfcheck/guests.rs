@@ -39,7 +39,7 @@ pub(super) fn int3() -> Seen<CatchMode> {
     let code = [
         0x90, // nop
         0xcc, // int3
-        0xe6, END, // out END, al
+        0xe6, END,  // out END, al
         0xf4, // hlt
     ];
     let int3 = CODE.0 + 1;
@@ -66,7 +66,7 @@ pub(super) fn single_step(flags: u32) -> Seen<()> {
     let code = [
         0x48, 0xff, 0xc0, // inc rax
         0x48, 0xff, 0xc0, // inc rax
-        0xe6, END, // out END, al
+        0xe6, END,  // out END, al
         0xf4, // hlt
     ];
     let mut guest = guest(&code)?;
@@ -87,7 +87,7 @@ pub(super) fn hw_breakpoint() -> Seen<()> {
     let code = [
         0x48, 0xff, 0xc0, // inc rax
         0x48, 0xff, 0xc0, // inc rax
-        0xe6, END, // out END, al
+        0xe6, END,  // out END, al
         0xf4, // hlt
     ];
     let at = CODE.0 + 3;
@@ -112,7 +112,7 @@ pub(super) fn hw_breakpoint() -> Seen<()> {
 pub(super) fn out() -> Seen<OutRip> {
     let code = [
         0xb0, 0x5a, // mov al, 0x5a
-        0xe6, END, // out END, al
+        0xe6, END,  // out END, al
         0xf4, // hlt
     ];
     let mut guest = guest(&code)?;
@@ -139,11 +139,22 @@ pub(super) fn syscall() -> Seen<()> {
     let user = (CODE.0 + u64::from(USER)).to_le_bytes();
     let mut code = [0xf4; 0x40];
     code[..0x11].copy_from_slice(&[
-        0x6a, USER_DATA.to_le_bytes()[0], // push USER_DATA
-        0x68, stack[0], stack[1], stack[2], stack[3], // push STACK
-        0x6a, 0x02, // push 2 (RFLAGS)
-        0x6a, USER_CODE.to_le_bytes()[0], // push USER_CODE
-        0x68, user[0], user[1], user[2], user[3], // push CODE + USER
+        0x6a,
+        USER_DATA.to_le_bytes()[0], // push USER_DATA
+        0x68,
+        stack[0],
+        stack[1],
+        stack[2],
+        stack[3], // push STACK
+        0x6a,
+        0x02, // push 2 (RFLAGS)
+        0x6a,
+        USER_CODE.to_le_bytes()[0], // push USER_CODE
+        0x68,
+        user[0],
+        user[1],
+        user[2],
+        user[3], // push CODE + USER
         0x48,
     ]);
     code[0x11] = 0xcf; // iretq, with the 0x48 above
@@ -153,7 +164,7 @@ pub(super) fn syscall() -> Seen<()> {
     ]);
     code[usize::from(KERNEL)..][..5].copy_from_slice(&[
         0x8c, 0xc8, // mov eax, cs
-        0xe6, END, // out END, al
+        0xe6, END,  // out END, al
         0xf4, // hlt
     ]);
     let mut guest = guest(&code)?;

@@ -89,10 +89,14 @@ pub struct HostReport {
 #[derive(Debug, thiserror::Error)]
 pub enum SelfCheckError {
     /// There is no KVM.
-    #[error("/dev/kvm does not exist: load the kvm_intel or kvm_amd module, enable virtualisation in the firmware, or give this machine nested virtualisation")]
+    #[error(
+        "/dev/kvm does not exist: load the kvm_intel or kvm_amd module, enable virtualisation in the firmware, or give this machine nested virtualisation"
+    )]
     Missing,
     /// There is, but not for this user.
-    #[error("no permission to use /dev/kvm: add your user to the group that owns it (usually kvm) and log in again")]
+    #[error(
+        "no permission to use /dev/kvm: add your user to the group that owns it (usually kvm) and log in again"
+    )]
     Forbidden,
     /// Opening it failed otherwise.
     #[error("cannot open /dev/kvm")]
@@ -196,8 +200,12 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
             },
             meaning: match mode {
                 CatchMode::DebugExit => "probes are caught by KVM itself",
-                CatchMode::EmulationExit => "probes are caught when KVM fails to emulate them; slow",
-                CatchMode::IdtGate => "KVM lets int3 through: probes are caught at the guest's own breakpoint entry",
+                CatchMode::EmulationExit => {
+                    "probes are caught when KVM fails to emulate them; slow"
+                }
+                CatchMode::IdtGate => {
+                    "KVM lets int3 through: probes are caught at the guest's own breakpoint entry"
+                }
             },
         },
         Err(seen) => Finding {
@@ -265,6 +273,15 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
         out_rip,
         can_run_linux: syscall.is_ok() && out.is_ok(),
     })
+}
+
+/// How this host catches int3s, without looking at anything else; `None` where nothing does.
+///
+/// # Errors
+/// As [`run`].
+pub fn catch_mode() -> Result<Option<CatchMode>, SelfCheckError> {
+    open_kvm()?;
+    Ok(guests::int3()?.ok())
 }
 
 /// A finding that is either "works" or what was seen instead, without being fatal.
