@@ -152,8 +152,18 @@ pub fn assert_clean(ending: &Ending, printed: &str, status: u8) {
         (&EndReason::Shutdown, Some(status)),
         "the guest printed:\n{printed}"
     );
-    for complaint in ["WARNING:", "BUG:", "Oops", "rcu_sched", "soft lockup", "Call Trace"] {
-        assert!(!printed.contains(complaint), "the guest printed:\n{printed}");
+    for complaint in [
+        "WARNING:",
+        "BUG:",
+        "Oops",
+        "rcu_sched",
+        "soft lockup",
+        "Call Trace",
+    ] {
+        assert!(
+            !printed.contains(complaint),
+            "the guest printed:\n{printed}"
+        );
     }
 }
 

@@ -98,10 +98,16 @@ fn an_emulated_hit_costs_one_kvm_run_and_no_other_ioctl() {
     let (after, hits_after) = (machine.ioctls()[0], hits());
     let hits = hits_after - hits_before;
     // Parking reads the guest's TSC; that is all that may not be KVM_RUN.
-    assert!(after.other - before.other <= 2, "{before:?} {after:?} {hits} hits");
+    assert!(
+        after.other - before.other <= 2,
+        "{before:?} {after:?} {hits} hits"
+    );
     // Timer ticks and the like add exits of their own, but not one a hit.
     let runs = after.run - before.run;
-    assert!(runs >= hits && runs < hits + hits / 2 + 100, "{runs} runs for {hits} hits");
+    assert!(
+        runs >= hits && runs < hits + hits / 2 + 100,
+        "{runs} runs for {hits} hits"
+    );
     machine.resume().expect("paused");
     machine.unregister(&ids).expect("registered");
     machine.console_input(b"\n");
@@ -233,10 +239,18 @@ fn stopping_a_busy_guest_ends_it_without_probes() {
     let at = address(&running);
     let original = text_of(&running, at);
     let ids = machine
-        .register(&[probe(&format!("p {FUNCTION}+5")), probe(&format!("p {FUNCTION}"))])
+        .register(&[
+            probe(&format!("p {FUNCTION}+5")),
+            probe(&format!("p {FUNCTION}")),
+        ])
         .or_else(|_| machine.register(&[probe(&format!("p {FUNCTION}"))]))
         .expect("the function can be probed");
-    assert!(machine.probes().iter().all(|p| p.state == ProbeState::Placed));
+    assert!(
+        machine
+            .probes()
+            .iter()
+            .all(|p| p.state == ProbeState::Placed)
+    );
     assert!(!ids.is_empty());
     machine.stop();
     assert_eq!(text_of(&running, at), original);

@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::cargo::{self, Workspace};
 use crate::choose::choose;
-use crate::job::{Job, Step, Stdio};
+use crate::job::{Job, Stdio, Step};
 use crate::progress;
 use crate::rig::Kind;
 use crate::run::{self, MachineOptions};
@@ -33,11 +33,11 @@ const ARGUMENTS: [&str; 13] = [
     "-p",
     "p __x64_sys_getpgid",
     "--hits",
-    "20",
+    "30",
     "--",
     "sh",
     "-c",
-    "cat /proc/version; workload calls getpgid 5",
+    "workload calls getpgid 5; cat /proc/version",
 ];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {

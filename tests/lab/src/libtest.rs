@@ -44,6 +44,7 @@ pub(crate) struct Parser {
     counts: Counts,
     place: Place,
     skips: u64,
+    failures: Vec<String>,
 }
 
 /// Where in a binary's output the parser is.
@@ -69,9 +70,12 @@ impl Parser {
         }
     }
 
-    /// What was counted since the last call.
-    pub(crate) fn take(&mut self) -> Counts {
-        std::mem::take(self).counts
+    /// What was counted since the last call, and the names of the tests that failed.
+    pub(crate) fn take(&mut self) -> (Counts, Vec<String>) {
+        let Self {
+            counts, failures, ..
+        } = std::mem::take(self);
+        (counts, failures)
     }
 
     fn read_line(&mut self, line: &str) {
@@ -84,6 +88,8 @@ impl Parser {
             self.counts += counts;
             self.skips = 0;
             self.place = Place::Elsewhere;
+        } else if let Some(name) = failed_test(line) {
+            self.failures.push(name.to_owned());
         } else if line == "successes:" {
             self.place = Place::Successes;
         } else if line == "failures:" {
@@ -95,6 +101,11 @@ impl Parser {
             self.place = Place::Successes;
         }
     }
+}
+
+/// The name in `test NAME ... FAILED`.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
 /// Reads `ok. 5 passed; 0 failed; 1 ignored; …`.
@@ -128,7 +139,8 @@ mod tests {
             for piece in output.as_bytes().chunks(size) {
                 parser.read(piece);
             }
-            expect.assert_eq(&parser.take().to_string());
+            let (counts, failures) = parser.take();
+            expect.assert_eq(&[counts.to_string(), failures.concat()].join(";"));
         }
     }
 
@@ -140,7 +152,7 @@ mod tests {
              finished in 0.01s\n\
              test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; \
              finished in 0.00s\n",
-            expect!["6 passed, 1 failed, 2 skipped"],
+            expect!["6 passed, 1 failed, 2 skipped;b"],
         );
     }
 
@@ -150,7 +162,7 @@ mod tests {
             "successes:\n\n---- a stdout ----\nskipped: no KVM\nskipped: really\n\n\
              ---- b stdout ----\nhello\n\nsuccesses:\n    a\n    b\n\n\
              test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n",
-            expect!["1 passed, 0 failed, 1 skipped"],
+            expect!["1 passed, 0 failed, 1 skipped;"],
         );
     }
 
@@ -159,12 +171,15 @@ mod tests {
         check(
             "skipped: a\nfailures:\n\n---- a stdout ----\nskipped: but failed\n\n\
              test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
-            expect!["1 passed, 1 failed, 0 skipped"],
+            expect!["1 passed, 1 failed, 0 skipped;"],
         );
     }
 
     #[test]
     fn output_without_result_counts_nothing() {
-        check("thread panicked\n", expect!["0 passed, 0 failed, 0 skipped"]);
+        check(
+            "thread panicked\n",
+            expect!["0 passed, 0 failed, 0 skipped;"],
+        );
     }
 }

@@ -10,10 +10,14 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 mod archive;
+mod bench;
 mod cargo;
+mod choose;
+mod demo;
 mod image;
 mod job;
 mod kernel;
+mod libtest;
 mod needed;
 mod packages;
 mod place;
@@ -27,6 +31,7 @@ mod shell;
 mod signals;
 mod size;
 mod terminal;
+mod test;
 
 use rig::Kind;
 use setup::Ready;
@@ -58,6 +63,17 @@ enum Command {
     ///
     /// Example: cargo lab run -- hvprobe doctor
     Run(run::Options),
+    /// Show hvprobe at work: a stock Debian kernel boots with probes in it
+    Demo(demo::Options),
+    /// Run all tests, on this machine and in a rig
+    ///
+    /// Builds every test once. Unit tests run on this machine; end-to-end tests (tests/tests) run
+    /// in the rig, one program after another in one boot. Tests that cannot run where they are
+    /// print a line that starts with `skipped:`. The last line adds everything up; the exit status
+    /// is 0 only if nothing failed.
+    Test(test::Options),
+    /// Measure hvprobe against its references, in one rig and one run
+    Bench(bench::Options),
 }
 
 #[derive(Args, Debug)]
@@ -74,6 +90,9 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(options) => setup(&options),
         Command::Run(options) => run::run(&options),
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Bench(options) => bench::run(&options),
     };
     result.unwrap_or_else(|error| {
         progress::note(&format!("{error:#}"));

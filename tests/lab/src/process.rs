@@ -63,9 +63,9 @@ pub(crate) struct Group {
 impl Group {
     pub(crate) fn start(command: &mut Command, apart: Apart) -> Result<Self> {
         end_with_us(command);
-        // SAFETY: sigemptyset and sigprocmask are async-signal-safe and touch a local set.
+        // SAFETY: signal, sigemptyset and sigprocmask are async-signal-safe and touch a local set.
         unsafe {
-            command.pre_exec(|| signals::unblock_all());
+            command.pre_exec(signals::reset);
         }
         match apart {
             Apart::Group => {

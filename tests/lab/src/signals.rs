@@ -2,7 +2,7 @@
 //!
 //! While a [`Signals`] lives, the three are blocked in this thread and read from a descriptor;
 //! dropping it restores the mask. Threads and children inherit the mask, so take the signals before
-//! starting threads and unblock them in children.
+//! starting threads and reset them in children.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -68,8 +68,15 @@ impl Signals {
     }
 }
 
-/// Clears the mask of a child that is about to execute a program. Async-signal-safe.
-pub(crate) fn unblock_all() -> io::Result<()> {
+/// Gives a child that is about to execute a program the usual signals: none blocked, and those
+/// that end a program not ignored, as they are in a shell's background job. Async-signal-safe.
+pub(crate) fn reset() -> io::Result<()> {
+    for signal in ENDING {
+        // SAFETY: the default action needs no handler.
+        if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: sigemptyset initialises the set before it is used; no old mask is asked for.
     let result = unsafe {

@@ -12,7 +12,11 @@ const PORT: u16 = 0xf4;
 pub(crate) fn report(status: u8) -> Result<(), Box<dyn Error>> {
     // SAFETY: grants this process access to one port, of a device made for it.
     if unsafe { libc::ioperm(libc::c_ulong::from(PORT), 1, 1) } != 0 {
-        return Err(format!("no access to port {PORT:#x}: {}", io::Error::last_os_error()).into());
+        return Err(format!(
+            "no access to port {PORT:#x}: {}",
+            io::Error::last_os_error()
+        )
+        .into());
     }
     // SAFETY: the port was granted above, and a byte written to it touches no memory.
     unsafe {

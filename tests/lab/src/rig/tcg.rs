@@ -37,7 +37,7 @@ impl Emulator for Tcg {
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
         let mut command = Command::new("qemu-system-x86_64");
         command
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max,+svm"])
+            .args(["-accel", "tcg,thread=multi", "-cpu", "max,+svm,-xsave"])
             .args(["-m", &plan.memory.to_string()])
             .args(["-smp", &plan.cpus.to_string()])
             .args([

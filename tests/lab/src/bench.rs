@@ -1,0 +1,95 @@
+//! `cargo lab bench`: how fast and how lean hvprobe starts a guest, beside QEMU in the same rig.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use crate::cargo::{self, Workspace};
+use crate::choose::choose;
+use crate::job::{Job, Stdio, Step};
+use crate::packages;
+use crate::rig::Kind;
+use crate::run::{self, MachineOptions};
+use crate::setup::Ready;
+
+/// What to measure, and where.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// What to measure
+    #[arg(value_enum, default_value = "boot")]
+    what: What,
+    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    #[arg(long, value_enum)]
+    rig: Option<Kind>,
+    /// How often each is measured; the table shows medians
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    runs: u32,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+/// The measurements there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// The stock kernel boots under hvprobe and under QEMU (microvm, q35): time from the start of
+    /// the process to the first guest instruction and to /init, memory beyond the guest's RAM
+    Boot,
+}
+
+/// Debian's QEMU, its program and the folders of its firmware.
+const QEMU: &str = "qemu-system-x86_64";
+const FIRMWARE: [&str; 6] = [
+    "/usr/share/qemu/bios-microvm.bin",
+    "/usr/share/qemu/qboot.rom",
+    "/usr/share/qemu/kvmvapic.bin",
+    "/usr/share/qemu/linuxboot_dma.bin",
+    "/usr/share/qemu/pvh.bin",
+    "/usr/share/seabios/bios-256k.bin",
+];
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    match options.what {
+        What::Boot => boot(options),
+    }
+}
+
+fn boot(options: &Options) -> Result<ExitCode> {
+    let workspace = Workspace::locate()?;
+    let mut arguments = run::PROGRAMS.to_vec();
+    arguments.extend(["--package=hvprobe-lab", "--release"]);
+    let built = workspace.build(&arguments)?;
+    let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
+    let ready = Ready::make(rig, false, true)?;
+    packages::ensure(&["qemu-system-x86"])?;
+
+    let mut job = Job::new(&built, options.machine.timeout(1800));
+    options.machine.apply(&mut job);
+    let bench = cargo::program_named(&built, "boot-bench")?;
+    job.programs.push(("boot-bench".to_owned(), bench));
+    let guest = if rig == Kind::Direct {
+        ready.cache.root().join("guest")
+    } else {
+        job.programs
+            .push((QEMU.to_owned(), Path::new("/usr/bin").join(QEMU)));
+        job.files = FIRMWARE
+            .iter()
+            .map(|path| (path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
+            .collect();
+        PathBuf::from("/guest")
+    };
+    job.stdio = Stdio::of_stdout();
+    job.environment = run::environment(rig);
+    job.steps.push(Step {
+        program: "boot-bench".to_owned(),
+        arguments: vec![
+            "--runs".into(),
+            options.runs.to_string().into(),
+            "--guest".into(),
+            guest.into(),
+        ],
+        package: None,
+    });
+    run::run_job(rig, &ready, &job)
+}

@@ -1,0 +1,186 @@
+//! One boot of the guest, measured.
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::smaps;
+use crate::trace::FirstEntry;
+use crate::vmm::{Guest, Vmm};
+
+/// What the guest's `/init` prints first.
+const MARKER: &str = "hvprobe-guest: init";
+/// How hvprobe calls the moment it first enters the guest.
+const FIRST_INSTRUCTION: &str = "first instruction of the guest";
+/// For one boot, on the slowest rig.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// For a program that was asked to end.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Results of one boot; times count from the start of the VMM's process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Boot {
+    /// Until the guest was entered for the first time, if that could be seen.
+    pub(crate) first_instruction: Option<Duration>,
+    /// Until `/init` printed its first line.
+    pub(crate) init: Duration,
+    /// Resident KiB beyond the guest's RAM, at that moment.
+    pub(crate) overhead: u64,
+}
+
+impl Boot {
+    pub(crate) fn measure(vmm: Vmm, guest: &Guest, tracer: Option<&FirstEntry>) -> Result<Self> {
+        if let Some(tracer) = tracer {
+            tracer.arm()?;
+        }
+        let started = monotonic()?;
+        let clock = Instant::now();
+        let child = vmm
+            .command(guest)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {vmm}"))?;
+        let mut running = Running(child);
+        let output = lines(running.0.stdout.take().context("no stdout")?);
+        let words = lines(running.0.stderr.take().context("no stderr")?);
+
+        if wait_for(&output, MARKER, PATIENCE).is_none() {
+            let last = words.try_iter().last().unwrap_or_default();
+            bail!("{vmm} did not come to /init; its last word: {last:?}");
+        }
+        let init = clock.elapsed();
+        let overhead = smaps::resident_beyond(running.0.id(), guest.memory)?;
+
+        let first_instruction = match vmm {
+            // Its self-check runs guests of its own before, so it has to tell itself.
+            Vmm::Hvprobe => {
+                running.interrupt()?;
+                wait_for(&words, FIRST_INSTRUCTION, GRACE)
+                    .as_deref()
+                    .and_then(milliseconds)
+            }
+            Vmm::Microvm | Vmm::Q35 => match tracer {
+                Some(tracer) => tracer.seen()?.and_then(|seen| seen.checked_sub(started)),
+                None => None,
+            },
+        };
+        Ok(Self {
+            first_instruction,
+            init,
+            overhead,
+        })
+    }
+}
+
+impl fmt::Display for Boot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(time) = self.first_instruction {
+            write!(f, "entered after {:.1} ms, ", time.as_secs_f64() * 1e3)?;
+        }
+        write!(
+            f,
+            "/init after {:.2} s, {} KiB beyond RAM",
+            self.init.as_secs_f64(),
+            self.overhead
+        )
+    }
+}
+
+/// A VMM's process, ended on every way out.
+struct Running(Child);
+
+impl Running {
+    fn interrupt(&self) -> Result<()> {
+        let pid = i32::try_from(self.0.id())?;
+        // SAFETY: the child is not reaped yet, so the number is its own; kill touches no memory.
+        unsafe { libc::kill(pid, libc::SIGINT) };
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The lines of a stream, read by a thread so that the stream's writer never waits.
+fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|length| length > 0)
+        {
+            // Whether anybody still listens does not matter: the stream is to be drained.
+            let _ = sender.send(String::from_utf8_lossy(&line).trim().to_owned());
+            line.clear();
+        }
+    });
+    receiver
+}
+
+/// The first line with `text` in it; none if the stream ends or the time is over before.
+fn wait_for(lines: &Receiver<String>, text: &str, limit: Duration) -> Option<String> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let line = lines.recv_timeout(left).ok()?;
+        if line.contains(text) {
+            return Some(line);
+        }
+    }
+}
+
+/// The time in hvprobe's `  12.345 ms  first instruction of the guest`.
+fn milliseconds(line: &str) -> Option<Duration> {
+    let (before, _) = line.split_once(" ms ")?;
+    let number: f64 = before.split_whitespace().next_back()?.parse().ok()?;
+    Duration::try_from_secs_f64(number / 1e3).ok()
+}
+
+/// `CLOCK_MONOTONIC`, which traces can be stamped with as well.
+fn monotonic() -> Result<Duration> {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a timespec of ours.
+    if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) } != 0 {
+        bail!("cannot read the clock");
+    }
+    Ok(Duration::new(
+        u64::try_from(now.tv_sec)?,
+        u32::try_from(now.tv_nsec)?,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hvprobes_timing_line_is_read() {
+        let line = "hvprobe:     12.500 ms  first instruction of the guest";
+        assert_eq!(milliseconds(line), Some(Duration::from_micros(12_500)));
+        assert_eq!(milliseconds("first instruction of the guest"), None);
+    }
+
+    #[test]
+    fn line_is_found_and_the_end_of_a_stream_is_not_waited_at() {
+        let stream = lines(&b"one\nsay marker now\nthree"[..]);
+        let found = wait_for(&stream, "marker", GRACE);
+        assert_eq!(found.as_deref(), Some("say marker now"));
+        assert_eq!(wait_for(&stream, "marker", GRACE), None);
+    }
+}

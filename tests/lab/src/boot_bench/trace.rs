@@ -1,0 +1,98 @@
+//! The moment a VMM first enters its guest, seen by the kernel: KVM's `kvm_entry` trace event.
+//!
+//! The event carries a trigger that stops tracing at its first occurrence, so that what follows
+//! is not slowed down.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+const TRIGGER: &str = "events/kvm/kvm_entry/trigger";
+
+/// Watches for the first entry into a guest. The trace event stays on while this lives.
+#[derive(Debug)]
+pub(crate) struct FirstEntry(());
+
+impl FirstEntry {
+    /// Mounts tracefs if need be and sets the event up.
+    pub(crate) fn new() -> Result<Self> {
+        if !Path::new(TRACEFS).join("trace").exists() {
+            let mounted = Command::new("mount")
+                .args(["-t", "tracefs", "tracefs", TRACEFS])
+                .status();
+            if !mounted.is_ok_and(|status| status.success()) {
+                bail!("cannot mount tracefs");
+            }
+        }
+        set("tracing_on", "0")?;
+        // The clock that programs measure with, too.
+        set("trace_clock", "mono")?;
+        set(TRIGGER, "traceoff:1")?;
+        let tracer = Self(());
+        set("events/kvm/kvm_entry/enable", "1")?;
+        Ok(tracer)
+    }
+
+    /// Forgets earlier entries and waits for the next.
+    pub(crate) fn arm(&self) -> Result<()> {
+        set("tracing_on", "0")?;
+        set("trace", "")?;
+        // A trigger with a count is used up.
+        set(TRIGGER, "!traceoff:1")?;
+        set(TRIGGER, "traceoff:1")?;
+        set("tracing_on", "1")
+    }
+
+    /// When the first entry since [`Self::arm`] was, on `CLOCK_MONOTONIC`.
+    pub(crate) fn seen(&self) -> Result<Option<Duration>> {
+        let path = format!("{TRACEFS}/trace");
+        let trace = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        Ok(trace.lines().find_map(time_of_entry))
+    }
+}
+
+impl Drop for FirstEntry {
+    fn drop(&mut self) {
+        // The machine is a rig; nobody else depends on its tracing.
+        let _ = set("events/kvm/kvm_entry/enable", "0");
+        let _ = set(TRIGGER, "!traceoff:1");
+    }
+}
+
+fn set(file: &str, value: &str) -> Result<()> {
+    let path = Path::new(TRACEFS).join(file);
+    OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The time in a line such as `  qemu-123  [000] .....  12.345678: kvm_entry: vcpu 0, rip 0xfff0`.
+fn time_of_entry(line: &str) -> Option<Duration> {
+    let (before, _) = line.split_once(": kvm_entry:")?;
+    let seconds: f64 = before.split_whitespace().next_back()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_read_from_an_entry_and_from_nothing_else() {
+        let line = " qemu-system-x86-123  [001] ..... 12.500000: kvm_entry: vcpu 0, rip 0xfff0";
+        assert_eq!(time_of_entry(line), Some(Duration::from_millis(12_500)));
+        assert_eq!(
+            time_of_entry("# entries-in-buffer/entries-written: 1/1"),
+            None
+        );
+        assert_eq!(time_of_entry("x: kvm_entry: vcpu 0"), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! The programs compared, and how each is asked to boot the guest.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The guest that all of them boot, with one vCPU.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(crate) kernel: PathBuf,
+    pub(crate) initrd: PathBuf,
+    /// In MiB.
+    pub(crate) memory: u32,
+}
+
+/// One of the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vmm {
+    Hvprobe,
+    Microvm,
+    Q35,
+}
+
+/// The same words for all; without a shell command in the initrd, `/init` waits at a shell.
+const CMDLINE: &str = "console=ttyS0 reboot=t panic=-1 mitigations=off quiet";
+
+impl Vmm {
+    pub(crate) const ALL: [Self; 3] = [Self::Hvprobe, Self::Microvm, Self::Q35];
+
+    /// The command that boots `guest` with its console on stdin and stdout.
+    pub(crate) fn command(self, guest: &Guest) -> Command {
+        let mut command = match self {
+            Self::Hvprobe => {
+                let mut command = Command::new("hvprobe");
+                command.args(["run", "--console", "--timings", "--cpus", "1"]);
+                command
+                    .arg("--memory")
+                    .arg(format!("{}M", guest.memory))
+                    .args(["--cmdline", CMDLINE])
+                    .arg("--kernel")
+                    .arg(&guest.kernel)
+                    .arg("--initrd")
+                    .arg(&guest.initrd);
+                return command;
+            }
+            Self::Microvm => qemu("microvm"),
+            Self::Q35 => qemu("q35"),
+        };
+        command
+            .args(["-m", &guest.memory.to_string()])
+            .args(["-append", CMDLINE])
+            .arg("-kernel")
+            .arg(&guest.kernel)
+            .arg("-initrd")
+            .arg(&guest.initrd);
+        command
+    }
+}
+
+fn qemu(machine: &str) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-M", machine, "-accel", "kvm", "-cpu", "host", "-smp", "1"]);
+    command.args(["-nodefaults", "-no-user-config", "-nographic"]);
+    command.args(["-serial", "stdio", "-no-reboot"]);
+    command
+}
+
+impl fmt::Display for Vmm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Hvprobe => "hvprobe",
+            Self::Microvm => "qemu microvm",
+            Self::Q35 => "qemu q35",
+        })
+    }
+}

@@ -1,0 +1,263 @@
+//! A kernel of a few pages, for tests that must run on any KVM, even one that cannot run Linux.
+//!
+//! It is booted like Linux and laid out like Linux: linked 16 MiB above `__START_KERNEL_map`, with
+//! page tables, an IDT whose #BP entry begins as `asm_exc_int3` does, the function whose end means
+//! that text is final, and ELF symbols. A test adds functions of its own, assembled with iced.
+//!
+//! ```text
+//!   0xffffffff81000000  page tables: PML4, PUD and PMD of the kernel, PUD and PMD of the identity map
+//!              …05000   IDT
+//!              …06000   data: 4 KiB for the test's results, 4 KiB of stack
+//!              …08000   text
+//! ```
+
+mod elf;
+
+use std::fmt;
+use std::io::Write;
+use std::path::Path;
+
+use elf::Symbol;
+use hvprobe_vmm::machine::MachineConfig;
+use iced_x86::code_asm::{CodeAssembler, CodeLabel, ptr, qword_ptr, registers::*};
+
+/// Where the micro-kernel is linked.
+const VIRT: u64 = 0xffff_ffff_8100_0000;
+/// Where it is loaded.
+const PHYS: u64 = 0x100_0000;
+const IDT: u64 = 0x5000;
+const DATA: u64 = 0x6000;
+const STACK_TOP: u64 = 0x8000;
+const TEXT: u64 = 0x8000;
+
+/// Address of 4 KiB of zeroed memory in which the test's code leaves its results.
+pub const RESULTS: u64 = VIRT + DATA;
+/// Offset in [`RESULTS`] of the number of #BP the micro-kernel itself has handled.
+pub const OWN_BREAKPOINTS: u64 = 0xff0;
+/// Offset in [`RESULTS`] of the address after the last int3 that it handled.
+pub const LAST_BREAKPOINT: u64 = 0xff8;
+
+/// Status the guest reports when an exception it has no use for was raised.
+pub const UNEXPECTED_EXCEPTION: u8 = 0xee;
+
+/// A micro-kernel being written.
+pub struct MicroKernel {
+    asm: CodeAssembler,
+    functions: Vec<(String, CodeLabel)>,
+}
+
+const ENTRY: &str = "startup_64";
+const BREAKPOINT: &str = "asm_exc_int3";
+const UNEXPECTED: &str = "unexpected_exception";
+
+impl fmt::Debug for MicroKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.functions.iter().map(|(name, _)| name).collect();
+        f.debug_struct("MicroKernel")
+            .field("functions", &names)
+            .finish_non_exhaustive()
+    }
+}
+
+type Asm<T> = Result<T, iced_x86::IcedError>;
+
+impl MicroKernel {
+    /// A micro-kernel whose `main` is what `body` assembles. `body` may define functions with
+    /// [`MicroKernel::function`] after a final jump or return. `main` ends by returning the status
+    /// the guest is to report in AL.
+    ///
+    /// # Errors
+    /// When the code cannot be assembled.
+    pub fn assemble(body: impl FnOnce(&mut Self) -> Asm<()>) -> Asm<Self> {
+        let mut kernel = Self {
+            asm: CodeAssembler::new(64)?,
+            functions: Vec::new(),
+        };
+        let main = kernel.asm.create_label();
+        kernel.prologue(main)?;
+        kernel.define("main", main)?;
+        body(&mut kernel)?;
+        Ok(kernel)
+    }
+
+    /// The assembler, for the test's own code.
+    pub fn asm(&mut self) -> &mut CodeAssembler {
+        &mut self.asm
+    }
+
+    /// Begins a function with a symbol of its own at `label`. It starts with the five-byte entry
+    /// nop.
+    ///
+    /// # Errors
+    /// When the assembler refuses.
+    pub fn function(&mut self, name: &str, label: CodeLabel) -> Asm<()> {
+        self.define(name, label)?;
+        self.asm.db(&[0x0f, 0x1f, 0x44, 0x00, 0x00])
+    }
+
+    fn define(&mut self, name: &str, mut label: CodeLabel) -> Asm<()> {
+        self.asm.set_label(&mut label)?;
+        self.functions.push((name.to_owned(), label));
+        Ok(())
+    }
+
+    fn prologue(&mut self, main: CodeLabel) -> Asm<()> {
+        // Started here, in the identity map of the loader, with its GDT.
+        let entry = self.asm.create_label();
+        self.define(ENTRY, entry)?;
+        let (mut high, mut idtr) = (self.asm.create_label(), self.asm.create_label());
+        self.asm.mov(rax, PHYS)?;
+        self.asm.mov(cr3, rax)?;
+        self.asm.lea(rax, ptr(high))?;
+        self.asm.mov(rcx, VIRT - PHYS)?;
+        self.asm.add(rax, rcx)?;
+        self.asm.jmp(rax)?;
+        self.asm.set_label(&mut high)?;
+        self.asm.mov(rsp, VIRT + STACK_TOP)?;
+        self.asm.lidt(ptr(idtr))?;
+        let final_text = self.asm.create_label();
+        self.asm.call(final_text)?;
+        self.asm.call(main)?;
+        self.asm.out(0xf4, al)?;
+        self.asm.mov(al, 0xfe)?;
+        self.asm.out(0x64, al)?;
+        self.asm.hlt()?;
+        self.asm.set_label(&mut idtr)?;
+        self.asm.dw(&[0xfff])?;
+        self.asm.dq(&[VIRT + IDT])?;
+
+        self.define("rcu_end_inkernel_boot", final_text)?;
+        self.asm.db(&[0x0f, 0x1f, 0x44, 0x00, 0x00])?;
+        self.asm.push(rbx)?;
+        self.asm.pop(rbx)?;
+        self.asm.ret()?;
+
+        let breakpoint = self.asm.create_label();
+        self.define(BREAKPOINT, breakpoint)?;
+        self.asm.db(&[0x0f, 0x1f, 0x00])?;
+        self.asm.cld()?;
+        self.asm.push(rax)?;
+        self.asm.mov(rax, qword_ptr(rsp + 8))?;
+        self.asm.push(rbx)?;
+        self.asm.mov(rbx, RESULTS)?;
+        self.asm.mov(
+            qword_ptr(rbx + i32::try_from(LAST_BREAKPOINT).unwrap_or(0)),
+            rax,
+        )?;
+        self.asm
+            .inc(qword_ptr(rbx + i32::try_from(OWN_BREAKPOINTS).unwrap_or(0)))?;
+        self.asm.pop(rbx)?;
+        self.asm.pop(rax)?;
+        self.asm.iretq()?;
+
+        let unexpected = self.asm.create_label();
+        self.define(UNEXPECTED, unexpected)?;
+        self.asm.mov(eax, u32::from(UNEXPECTED_EXCEPTION))?;
+        self.asm.out(0xf4, al)?;
+        self.asm.mov(al, 0xfe)?;
+        self.asm.out(0x64, al)?;
+        self.asm.hlt()?;
+        Ok(())
+    }
+
+    /// Writes the ELF file into `folder` and returns what boots it.
+    ///
+    /// # Errors
+    /// When the code cannot be assembled or the file not be written.
+    pub fn build(mut self, folder: &Path) -> Result<MachineConfig, Box<dyn std::error::Error>> {
+        let mut end = self.asm.create_label();
+        self.asm.set_label(&mut end)?;
+        self.asm.ret()?;
+        let text = VIRT + TEXT;
+        let options = iced_x86::BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let assembled = self.asm.assemble_options(text, options)?;
+        let address = |label: &CodeLabel| assembled.label_ip(label);
+        let mut starts = Vec::new();
+        for (name, label) in &self.functions {
+            starts.push((name.clone(), address(label)?));
+        }
+        let last = address(&end)?;
+        let mut symbols = Vec::new();
+        for (n, (name, addr)) in starts.iter().enumerate() {
+            let next = starts.get(n + 1).map_or(last, |(_, addr)| *addr);
+            symbols.push(Symbol {
+                name: name.clone(),
+                addr: *addr,
+                size: next - addr,
+                code: true,
+            });
+        }
+        let start = |name: &str| {
+            let found = starts.iter().find(|(known, _)| known == name);
+            found.map_or(0, |(_, addr)| *addr)
+        };
+        let mark = |name: &str, addr, code| Symbol {
+            name: name.to_owned(),
+            addr,
+            size: 0,
+            code,
+        };
+        symbols.push(mark("_text", VIRT, true));
+        symbols.push(mark("_stext", text, true));
+        symbols.push(mark("_etext", last + 1, true));
+        symbols.push(mark("init_top_pgt", VIRT, false));
+
+        let mut content = page_tables();
+        content.extend(idt(start(BREAKPOINT), start(UNEXPECTED)));
+        content.resize(usize::try_from(TEXT)?, 0);
+        content.extend(&assembled.inner.code_buffer);
+        let entry = start(ENTRY) - VIRT + PHYS;
+        let file = elf::write(&content, VIRT, PHYS, entry, &symbols);
+        let path = folder.join("micro-kernel");
+        std::fs::File::create(&path)?.write_all(&file)?;
+        Ok(MachineConfig {
+            name: "micro".to_owned(),
+            kernel: path,
+            initrd: None,
+            cmdline: "none".to_owned(),
+            cpus: 1,
+            memory: 64 << 20,
+            command: Vec::new(),
+            probes: Vec::new(),
+        })
+    }
+}
+
+/// PML4, kernel PUD and PMD, identity PUD and PMD, in this order, a page each.
+fn page_tables() -> Vec<u8> {
+    const TABLE: u64 = 0x3;
+    const LARGE: u64 = 0x83;
+    let mut pages = vec![[0_u64; 512]; 5];
+    let at = |page: u64| (PHYS + page * 0x1000) | TABLE;
+    pages[0][511] = at(1);
+    pages[1][510] = at(2);
+    // 16 MiB above __START_KERNEL_map on, as Linux: what is below stays empty.
+    for (n, entry) in (0_u64..).zip(&mut pages[2]).skip(8).take(8) {
+        *entry = (n << 21) | LARGE;
+    }
+    pages[0][0] = at(3);
+    pages[3][0] = at(4);
+    for (n, entry) in (0_u64..).zip(&mut pages[4]) {
+        *entry = (n << 21) | LARGE;
+    }
+    pages
+        .iter()
+        .flatten()
+        .flat_map(|entry| entry.to_le_bytes())
+        .collect()
+}
+
+/// Interrupt gates for the exceptions (SDM vol. 3, 6.14.1), with selector 0x10 of the loader's GDT.
+fn idt(breakpoint: u64, unexpected: u64) -> Vec<u8> {
+    let mut table = vec![0; 0x1000];
+    for vector in 0..32 {
+        let handler = if vector == 3 { breakpoint } else { unexpected };
+        let bytes = handler.to_le_bytes();
+        let gate = &mut table[vector * 16..vector * 16 + 16];
+        gate[..2].copy_from_slice(&bytes[..2]);
+        gate[2] = 0x10;
+        gate[5] = 0x8e;
+        gate[6..12].copy_from_slice(&bytes[2..]);
+    }
+    table
+}

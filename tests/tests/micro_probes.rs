@@ -1,0 +1,353 @@
+//! Probes on a micro-kernel, on whatever KVM there is: an instruction does the same in place and
+//! displaced by a probe; int3s that are not ours reach the guest.
+
+use hvprobe_arch::Gva;
+use hvprobe_tests::micro::{LAST_BREAKPOINT, MicroKernel, OWN_BREAKPOINTS, RESULTS};
+use hvprobe_tests::rig::{Running, probe};
+use hvprobe_vmm::machine::{EndReason, Event, Machine, MachineConfig, Mechanism};
+use hvprobe_vmm::{CatchMode, selfcheck};
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, asm_traits::CodeAsmMov, ptr, qword_ptr, registers::*,
+};
+
+type Asm = Result<(), iced_x86::IcedError>;
+
+/// How int3s are caught here; `None`, and a line that says so, where there is no KVM.
+fn kvm(test: &str) -> Option<CatchMode> {
+    match selfcheck::run() {
+        Ok(report) if report.catch_mode.is_some() => report.catch_mode,
+        Ok(_) => {
+            eprintln!("skipped: {test} needs a KVM that lets int3 be caught");
+            None
+        }
+        Err(error) => {
+            eprintln!("skipped: {test} needs KVM: {error}");
+            None
+        }
+    }
+}
+
+fn build(body: impl FnOnce(&mut MicroKernel) -> Asm) -> (tempfile::TempDir, MachineConfig) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = MicroKernel::assemble(body)
+        .expect("the code assembles")
+        .build(folder.path())
+        .expect("the micro-kernel can be written");
+    (folder, config)
+}
+
+fn word(machine: &Machine, offset: u64) -> u64 {
+    let mut raw = [0; 8];
+    machine
+        .read_kernel(Gva(RESULTS + offset), &mut raw)
+        .expect("results are mapped");
+    u64::from_le_bytes(raw)
+}
+
+/// Registers that are set before and compared after an instruction; RAX goes by itself and RSP
+/// holds the stack.
+const COMPARED: [AsmRegister64; 13] = [
+    rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14,
+];
+/// RAX, RSP and RFLAGS follow the others.
+const WORDS: u64 = COMPARED.len() as u64 + 3;
+
+/// One instruction to compare; what follows it may show where it led, in R14.
+type Sample = (&'static str, Mechanism, fn(&mut CodeAssembler) -> Asm);
+
+const SAMPLES: &[Sample] = &[
+    ("nop", Mechanism::Emulated, |a| a.nop()),
+    ("push rbx", Mechanism::Emulated, |a| a.push(rbx)),
+    ("push rsp", Mechanism::Emulated, |a| a.push(rsp)),
+    ("pop rdx", Mechanism::Emulated, |a| {
+        // What is popped is where R10 leads, which differs between the two by design.
+        a.pop(rdx)?;
+        a.sub(rdx, r10)
+    }),
+    ("mov rcx, rbx", Mechanism::Emulated, |a| a.mov(rcx, rbx)),
+    ("mov ecx, ebx", Mechanism::Emulated, |a| a.mov(ecx, ebx)),
+    ("sub rsp, 0x28", Mechanism::Emulated, |a| a.sub(rsp, 0x28)),
+    ("add rsp, 8", Mechanism::Emulated, |a| a.add(rsp, 8)),
+    ("pushfq", Mechanism::Emulated, |a| a.pushfq()),
+    ("lea rax, [rip+x]", Mechanism::Stepped, |a| {
+        a.lea(rax, ptr(RESULTS + 0x100))
+    }),
+    ("mov rax, [rip+x]", Mechanism::Stepped, |a| {
+        a.mov(rax, qword_ptr(RESULTS + 0xfe0))
+    }),
+    ("mov [rip+x], rbx", Mechanism::Stepped, |a| {
+        a.mov(qword_ptr(RESULTS + 0xfe8), rbx)
+    }),
+    ("add rax, rbx", Mechanism::Stepped, |a| a.add(rax, rbx)),
+    ("adc rcx, 5", Mechanism::Stepped, |a| a.adc(rcx, 5)),
+    ("imul rdx, rbx", Mechanism::Stepped, |a| a.imul_2(rdx, rbx)),
+    ("shl rbx, 7", Mechanism::Stepped, |a| a.shl(rbx, 7)),
+    ("xchg rax, rbx", Mechanism::Stepped, |a| a.xchg(rax, rbx)),
+    ("movzx ecx, bl", Mechanism::Stepped, |a| a.movzx(ecx, bl)),
+    ("bswap rdx", Mechanism::Stepped, |a| a.bswap(rdx)),
+    ("cmove rdi, rsi", Mechanism::Stepped, |a| a.cmove(rdi, rsi)),
+    ("lock xadd [rip+x], rcx", Mechanism::Stepped, |a| {
+        a.lock().xadd(qword_ptr(RESULTS + 0xfd8), rcx)
+    }),
+    ("mov [rsp-8], rbp", Mechanism::Stepped, |a| {
+        a.mov(qword_ptr(rsp - 8), rbp)
+    }),
+    ("je, taken or not", Mechanism::Stepped, |a| {
+        leads(a, |a, to| a.je(to))
+    }),
+    ("jne, taken or not", Mechanism::Stepped, |a| {
+        leads(a, |a, to| a.jne(to))
+    }),
+    ("jc, taken or not", Mechanism::Stepped, |a| {
+        leads(a, |a, to| a.jc(to))
+    }),
+    ("jmp", Mechanism::Emulated, |a| leads(a, |a, to| a.jmp(to))),
+    ("call", Mechanism::Emulated, called),
+    ("call r10", Mechanism::Stepped, called_indirectly),
+    ("ret", Mechanism::Stepped, returned),
+    ("jmp r10", Mechanism::Stepped, |a| {
+        let mut to = a.create_label();
+        a.jmp(r10)?;
+        a.mov(r14d, 1)?;
+        a.set_label(&mut to)?;
+        a.nop()
+    }),
+];
+
+/// Leaves 1 in R14 if the jump is not taken.
+fn leads(
+    a: &mut CodeAssembler,
+    jump: fn(&mut CodeAssembler, iced_x86::code_asm::CodeLabel) -> Asm,
+) -> Asm {
+    let mut to = a.create_label();
+    jump(a, to)?;
+    a.mov(r14d, 1)?;
+    a.set_label(&mut to)?;
+    a.nop()
+}
+
+/// Leaves the distance from the return address to the code after the call in R14.
+fn called(a: &mut CodeAssembler) -> Asm {
+    let (mut callee, mut after) = (a.create_label(), a.create_label());
+    a.call(callee)?;
+    a.set_label(&mut after)?;
+    a.nop()?;
+    a.set_label(&mut callee)?;
+    a.pop(r14)?;
+    a.lea(r13, ptr(after))?;
+    a.sub(r14, r13)?;
+    a.mov(r13d, 0)
+}
+
+/// R10 leads to the NOP after the call; the address the call pushed goes to R14.
+fn called_indirectly(a: &mut CodeAssembler) -> Asm {
+    let mut after = a.create_label();
+    a.call(r10)?;
+    a.set_label(&mut after)?;
+    a.mov(r14d, 1)?;
+    a.nop()?;
+    a.pop(r14)?;
+    a.lea(r13, ptr(after))?;
+    a.sub(r14, r13)?;
+    a.mov(r13d, 0)
+}
+
+/// The word on the stack leads past the marker.
+fn returned(a: &mut CodeAssembler) -> Asm {
+    a.ret()?;
+    a.mov(r14d, 1)?;
+    a.nop()
+}
+
+/// `main` runs every sample twice, as `plain_N` and as `probed_N`, from the same state, and stores
+/// what it left.
+fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u64) -> Asm {
+    let mut results = RESULTS;
+    for (n, (_, _, instruction)) in samples.iter().enumerate() {
+        for kind in ["plain", "probed"] {
+            let mut landing = kernel.asm().create_label();
+            let a = kernel.asm();
+            a.mov(r15, rsp)?;
+            for (value, register) in (1_u64..).zip(COMPARED) {
+                CodeAsmMov::mov(a, register, value.wrapping_mul(0x9e37_79b9_7f4a_7c15))?;
+            }
+            // What memory operands find there, and where RET and R10 lead: three bytes or, for
+            // a marker of six, to what follows it.
+            a.mov(rax, 0x1122_3344_5566_7788_u64)?;
+            a.mov(qword_ptr(RESULTS + 0xfe0), rax)?;
+            a.mov(qword_ptr(RESULTS + 0xfd8), rax)?;
+            a.lea(r10, ptr(landing))?;
+            a.push(r10)?;
+            a.mov(rax, flags)?;
+            a.push(rax)?;
+            a.popfq()?;
+            a.mov(rax, 0x0123_4567_89ab_cdef_u64)?;
+            let function = kernel.asm().create_label();
+            kernel.asm().jmp(function)?;
+            kernel.function(&format!("{kind}_{}", first + n), function)?;
+            instruction(kernel.asm())?;
+            let a = kernel.asm();
+            a.set_label(&mut landing)?;
+            a.nop()?;
+            a.mov(qword_ptr(results + 8 * (WORDS - 3)), rax)?;
+            for (word, register) in (0_u64..).zip(COMPARED) {
+                // R10 holds an address that differs between the two by design.
+                if register != r10 {
+                    a.mov(qword_ptr(results + 8 * word), register)?;
+                }
+            }
+            a.pushfq()?;
+            a.pop(rax)?;
+            a.mov(qword_ptr(results + 8 * (WORDS - 1)), rax)?;
+            a.mov(rax, r15)?;
+            a.sub(rax, rsp)?;
+            a.mov(qword_ptr(results + 8 * (WORDS - 2)), rax)?;
+            a.mov(rsp, r15)?;
+            results += 8 * WORDS;
+        }
+    }
+    kernel.asm().mov(al, 42)?;
+    kernel.asm().ret()
+}
+
+fn same_in_place_and_displaced(flags: u64) {
+    if kvm("in place = out of line").is_none() {
+        return;
+    }
+    // Results of one run fit the page of results.
+    for (batch, samples) in SAMPLES.chunks(12).enumerate() {
+        let first = batch * 12;
+        let (_folder, mut config) = build(|kernel| sampled(kernel, first, samples, flags));
+        config.probes = (0..samples.len())
+            .map(|n| probe(&format!("p probed_{}+5", first + n)))
+            .collect();
+        let running = Running::boot(config);
+        let machine = running.machine.clone();
+        let (ending, events, _) = running.finish();
+        assert_eq!(
+            (ending.reason, ending.guest_status),
+            (EndReason::Reset, Some(42))
+        );
+        let probes = machine.probes();
+        for (n, (name, mechanism, _)) in samples.iter().enumerate() {
+            let at = 16 * n as u64 * WORDS;
+            let left = |start: u64| -> Vec<u64> {
+                (0..WORDS).map(|w| word(&machine, start + 8 * w)).collect()
+            };
+            assert_eq!(
+                left(at),
+                left(at + 8 * WORDS),
+                "{name} with flags {flags:#x}"
+            );
+            assert_eq!(probes[n].mechanism, Some(*mechanism), "{name}");
+            assert_eq!(probes[n].counts.hits, 1, "{name}");
+            let hits: Vec<&Event> = events.iter().filter(|e| e.probe == probes[n].id).collect();
+            let [hit] = hits[..] else {
+                panic!("{name}: {} events", hits.len())
+            };
+            assert_eq!(Some(Gva(hit.regs.rip)), probes[n].addr, "{name}");
+            assert_eq!(hit.regs.rax, 0x0123_4567_89ab_cdef, "{name}");
+            assert_eq!(hit.regs.rflags & 0xcd5, flags & 0xcd5, "{name}");
+        }
+    }
+}
+
+#[test]
+fn displaced_instructions_do_the_same_as_in_place_with_flags_clear() {
+    same_in_place_and_displaced(0x2);
+}
+
+#[test]
+fn displaced_instructions_do_the_same_as_in_place_with_flags_set() {
+    same_in_place_and_displaced(0x8d7);
+}
+
+#[test]
+fn an_int3_of_the_guests_own_reaches_its_handler_unchanged() {
+    let Some(mode) = kvm("foreign int3") else {
+        return;
+    };
+    let (_folder, mut config) = build(|kernel| {
+        let own = kernel.asm().create_label();
+        let ours = kernel.asm().create_label();
+        let a = kernel.asm();
+        a.call(ours)?;
+        a.call(own)?;
+        a.call(ours)?;
+        a.call(own)?;
+        a.mov(al, 42)?;
+        a.ret()?;
+        for (name, label, breaks) in [("own", own, true), ("ours", ours, false)] {
+            kernel.function(name, label)?;
+            if breaks {
+                kernel.asm().int3()?;
+            }
+            kernel.asm().push(rbx)?;
+            kernel.asm().pop(rbx)?;
+            kernel.asm().ret()?;
+        }
+        Ok(())
+    });
+    config.probes = vec![probe("p ours"), probe("p ours+5"), probe("p ours+6")];
+    let running = Running::boot(config);
+    let machine = running.machine.clone();
+    let (ending, events, _) = running.finish();
+    assert_eq!(
+        (ending.reason, ending.guest_status),
+        (EndReason::Reset, Some(42)),
+        "{mode:?}"
+    );
+    assert_eq!(word(&machine, OWN_BREAKPOINTS), 2, "{mode:?}");
+    let own = machine
+        .image()
+        .symbols()
+        .lookup("own")
+        .expect("defined")
+        .addr;
+    assert_eq!(word(&machine, LAST_BREAKPOINT), own.0 + 6, "{mode:?}");
+    assert_eq!(events.len(), 6);
+}
+
+#[test]
+fn a_guest_without_probes_keeps_its_text_and_its_int3s() {
+    let Some(mode) = kvm("no probes") else { return };
+    let (_folder, config) = build(|kernel| {
+        kernel.asm().int3()?;
+        kernel.asm().mov(al, 42)?;
+        kernel.asm().ret()
+    });
+    let running = Running::boot(config);
+    let machine = running.machine.clone();
+    let (ending, _, _) = running.finish();
+    assert_eq!(
+        ending.guest_status,
+        Some(42),
+        "{mode:?} {:?}",
+        ending.reason
+    );
+    assert_eq!(word(&machine, OWN_BREAKPOINTS), 1, "{mode:?}");
+}
+
+#[test]
+fn a_triple_fault_is_reported_with_registers_and_code() {
+    if kvm("triple fault").is_none() {
+        return;
+    }
+    let (_folder, config) = build(|kernel| {
+        let a = kernel.asm();
+        a.mov(rbx, 0x1234_5678_u64)?;
+        a.xor(eax, eax)?;
+        a.push(rax)?;
+        a.push(rax)?;
+        a.lidt(ptr(rsp))?;
+        a.ud2()?;
+        a.ret()
+    });
+    let (ending, _, _) = Running::boot(config).finish();
+    let EndReason::TripleFault(report) = &ending.reason else {
+        panic!("{ending:?}");
+    };
+    // kvm_amd loses the registers and the report says so.
+    let shown = report.contains("0000000012345678") && report.contains("code");
+    assert!(shown || report.contains("registers are lost"), "{report}");
+}

@@ -1,0 +1,436 @@
+//! The gRPC interface, driven by a generated client over a real socket.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::path::PathBuf;
+
+use hvprobe_proto::v1::events_client::EventsClient;
+use hvprobe_proto::v1::machines_client::MachinesClient;
+use hvprobe_proto::v1::probes_client::ProbesClient;
+use hvprobe_proto::v1::symbols_client::SymbolsClient;
+use hvprobe_proto::v1::{
+    BootRequest, ConsoleRequest, ConsoleWriteRequest, DisableRequest, EnableRequest, EndReason,
+    ErrorDetail, ErrorKind, Event, GetMachineRequest, ListMachinesRequest, ListProbesRequest,
+    ListSymbolsRequest, Machine, MachineState, PauseRequest, Probe, ProbeSpec, ProbeState,
+    RegisterRequest, ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest, WaitRequest,
+    WatchRequest,
+};
+use hvprobe_tests::rig::{guest, rig};
+use hvprobe_vmm::api::{Listener, ServeError, Server};
+use prost::Message as _;
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+/// Says that it is ready, then ends with the status it is told.
+const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
+
+/// A server on a socket of its own.
+struct Running {
+    folder: TempDir,
+    stop: oneshot::Sender<()>,
+    served: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(&folder.path().join("socket")).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let served = tokio::spawn(Server::new().serve(listener, async {
+            stopped.await.unwrap();
+        }));
+        Self {
+            folder,
+            stop,
+            served,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    async fn client(&self) -> Client {
+        let endpoint = Endpoint::try_from(format!("unix:{}", self.socket().display()));
+        let channel = endpoint.unwrap().connect().await.unwrap();
+        Client {
+            machines: MachinesClient::new(channel.clone()),
+            probes: ProbesClient::new(channel.clone()),
+            events: EventsClient::new(channel.clone()),
+            symbols: SymbolsClient::new(channel.clone()),
+            channel,
+        }
+    }
+
+    async fn stop(self) {
+        let socket = self.socket();
+        self.stop.send(()).unwrap();
+        self.served.await.unwrap().unwrap();
+        assert!(!socket.exists());
+    }
+}
+
+struct Client {
+    machines: MachinesClient<Channel>,
+    probes: ProbesClient<Channel>,
+    events: EventsClient<Channel>,
+    symbols: SymbolsClient<Channel>,
+    channel: Channel,
+}
+
+impl Client {
+    async fn boot(&mut self, command: &[&str], probes: &[&str]) -> Machine {
+        let request = request(command, probes);
+        self.machines.boot(request).await.unwrap().into_inner()
+    }
+
+    /// Follows the machine until its kernel is up.
+    async fn wait_running(&mut self, machine: &str) -> Vec<MachineState> {
+        let request = WatchRequest {
+            machine: machine.into(),
+        };
+        let mut states = self.machines.watch(request).await.unwrap().into_inner();
+        let mut seen = Vec::new();
+        while let Some(machine) = states.message().await.unwrap() {
+            seen.push(machine.state());
+            if machine.state() != MachineState::Booting {
+                break;
+            }
+        }
+        assert_eq!(seen.last(), Some(&MachineState::Running), "{seen:?}");
+        seen
+    }
+
+    async fn wait_printed(&mut self, machine: &str, text: &str) {
+        let request = ConsoleRequest {
+            machine: machine.into(),
+        };
+        let mut output = self.machines.console(request).await.unwrap().into_inner();
+        let mut printed = Vec::new();
+        while !String::from_utf8_lossy(&printed).contains(text) {
+            match output.message().await.unwrap() {
+                Some(piece) => printed.extend(piece.data),
+                None => panic!("never printed: {}", String::from_utf8_lossy(&printed)),
+            }
+        }
+    }
+
+    async fn register(&mut self, machine: &str, definitions: &[&str]) -> Result<Vec<u32>, Status> {
+        let request = RegisterRequest {
+            machine: machine.into(),
+            probes: specs(definitions),
+        };
+        Ok(self.probes.register(request).await?.into_inner().ids)
+    }
+
+    async fn list(&mut self, machine: &str) -> Vec<Probe> {
+        let request = ListProbesRequest {
+            machine: machine.into(),
+        };
+        let answer = self.probes.list_probes(request).await.unwrap();
+        answer.into_inner().probes
+    }
+}
+
+fn request(command: &[&str], probes: &[&str]) -> BootRequest {
+    let guest = guest(1, command);
+    let text = |path: PathBuf| path.into_os_string().into_string().unwrap();
+    BootRequest {
+        name: String::new(),
+        kernel: text(guest.kernel),
+        initrd: guest.initrd.map(text).unwrap_or_default(),
+        cmdline: guest.cmdline,
+        cpus: guest.cpus,
+        memory: guest.memory,
+        command: guest.command,
+        probes: specs(probes),
+    }
+}
+
+fn specs(definitions: &[&str]) -> Vec<ProbeSpec> {
+    let spec = |definition: &&str| ProbeSpec {
+        definition: (*definition).into(),
+        disabled: false,
+    };
+    definitions.iter().map(spec).collect()
+}
+
+/// What programs are told of an error.
+fn detail(status: &Status) -> ErrorDetail {
+    let packed = tonic_types::Status::decode(status.details()).unwrap();
+    ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pending_probe_counts_a_workload_and_the_stream_ends_with_the_machine() {
+    const CALLS: usize = 1000;
+    if rig("api: a workload").is_none() {
+        return;
+    }
+    let server = Running::start();
+    let mut client = server.client().await;
+    let command = &["workload", "calls", "getpgid", "1000"];
+    let machine = client.boot(command, &["p:entry __x64_sys_getpgid"]).await;
+    assert_eq!(machine.state(), MachineState::Booting);
+
+    let subscription = SubscribeRequest {
+        machine: machine.name.clone(),
+        probes: Vec::new(),
+    };
+    let mut stream = client
+        .events
+        .subscribe(subscription)
+        .await
+        .unwrap()
+        .into_inner();
+    let seen = client.wait_running(&machine.name).await;
+    assert_eq!(seen.first(), Some(&MachineState::Booting));
+
+    let (mut probes, mut events, mut ending) = (Vec::new(), Vec::<Event>::new(), None);
+    while let Some(batch) = stream.message().await.unwrap() {
+        assert_eq!((batch.machine, batch.dropped), (machine.name.clone(), 0));
+        assert!(ending.is_none(), "something came after the end");
+        probes.extend(batch.probes);
+        events.extend(batch.events);
+        ending = batch.ended;
+    }
+    let ending = ending.unwrap();
+    assert_eq!(ending.reason(), EndReason::Shutdown);
+    assert_eq!(ending.guest_status, Some(0));
+    assert_eq!(events.len(), CALLS);
+    assert_eq!(probes.len(), 1, "described once");
+    assert_eq!(probes[0].name, "entry");
+    for event in &events {
+        assert_eq!(event.probe, probes[0].id);
+        assert_eq!(Some(event.registers.unwrap().rip), probes[0].address);
+        assert_eq!(event.task.as_ref().unwrap().comm, b"workload");
+    }
+
+    let list = client.list(&machine.name).await;
+    assert_eq!(list[0].hits, CALLS as u64);
+    let request = WaitRequest {
+        machine: machine.name.clone(),
+    };
+    let waited = client.machines.wait(request).await.unwrap().into_inner();
+    assert_eq!(waited.ending, Some(ending));
+    let error = client
+        .register(&machine.name, &["p vfs_read"])
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert_eq!(detail(&error).kind(), ErrorKind::MachineEnded);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_change_nothing_and_say_what_was_wrong() {
+    if rig("api: mistakes").is_none() {
+        return;
+    }
+    let server = Running::start();
+    let mut client = server.client().await;
+
+    let mut absurd = request(OBEDIENT, &[]);
+    absurd.cpus = 100_000;
+    let error = client.machines.boot(absurd).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(detail(&error).kind(), ErrorKind::BadMachine);
+    let unknown = request(OBEDIENT, &["p vfs_read", "p vfs_raed"]);
+    let error = client.machines.boot(unknown).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert_eq!(detail(&error).index, Some(1));
+    let list = client.machines.list_machines(ListMachinesRequest {}).await;
+    assert_eq!(list.unwrap().into_inner().machines, []);
+
+    let machine = client.boot(OBEDIENT, &[]).await.name;
+    let mut taken = request(OBEDIENT, &[]);
+    taken.name.clone_from(&machine);
+    let error = client.machines.boot(taken).await.unwrap_err();
+    assert_eq!(error.code(), Code::AlreadyExists);
+    client.wait_printed(&machine, "ready").await;
+
+    let batch = ["p vfs_write", "p vfs_raed"];
+    let error = client.register(&machine, &batch).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    let told = detail(&error);
+    assert_eq!(told.kind(), ErrorKind::UnknownSymbol);
+    assert_eq!(told.index, Some(1));
+    assert!(told.candidates.contains(&"vfs_read".into()), "{told:?}");
+
+    let error = client
+        .register(&machine, &["p vfs_read", "p vfs_read+"])
+        .await
+        .unwrap_err();
+    let told = detail(&error);
+    assert_eq!(told.kind(), ErrorKind::Definition);
+    assert_eq!((told.index, told.column), (Some(1), Some(11)));
+
+    for (definition, kind) in [
+        ("p jiffies_64", ErrorKind::Refused),
+        ("p vfs_read+1", ErrorKind::Refused),
+        ("p asm_exc_int3", ErrorKind::Refused),
+    ] {
+        let error = client.register(&machine, &[definition]).await.unwrap_err();
+        assert_eq!(detail(&error).kind(), kind, "{definition}: {error:?}");
+        assert_eq!(detail(&error).index, Some(0), "{definition}");
+    }
+    let request = UnregisterRequest {
+        machine: machine.clone(),
+        ids: vec![4711],
+    };
+    let error = client.probes.unregister(request).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert_eq!(detail(&error).kind(), ErrorKind::NoSuchProbe);
+    assert_eq!(client.list(&machine).await, []);
+
+    let request = ListSymbolsRequest {
+        machine: machine.clone(),
+        pattern: "vfs_[".into(),
+        limit: 0,
+    };
+    let mut symbols = client
+        .symbols
+        .list_symbols(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let error = symbols.message().await.unwrap_err();
+    assert_eq!(detail(&error).kind(), ErrorKind::BadPattern);
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machine_and_probes_outlive_the_client_but_not_the_server() {
+    if rig("api: clients that come and go").is_none() {
+        return;
+    }
+    let server = Running::start();
+    let machine = {
+        let mut gone = server.client().await;
+        let machine = gone.boot(OBEDIENT, &[]).await.name;
+        gone.wait_printed(&machine, "ready").await;
+        gone.register(&machine, &["p:r vfs_read"]).await.unwrap();
+        let subscription = SubscribeRequest {
+            machine: machine.clone(),
+            probes: Vec::new(),
+        };
+        let _unread = gone.events.subscribe(subscription).await.unwrap();
+        machine
+    };
+
+    let mut client = server.client().await;
+    let list = client.list(&machine).await;
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0].state(), ProbeState::Placed);
+    assert_eq!(list[0].symbol.as_ref().unwrap().name, "vfs_read");
+    let ids = vec![list[0].id];
+    let request = DisableRequest {
+        machine: machine.clone(),
+        ids: ids.clone(),
+    };
+    client.probes.disable(request).await.unwrap();
+    assert!(client.list(&machine).await[0].disabled);
+    let request = EnableRequest {
+        machine: machine.clone(),
+        ids: ids.clone(),
+    };
+    client.probes.enable(request).await.unwrap();
+    assert!(!client.list(&machine).await[0].disabled);
+    let request = UnregisterRequest {
+        machine: machine.clone(),
+        ids,
+    };
+    client.probes.unregister(request).await.unwrap();
+    assert_eq!(client.list(&machine).await, []);
+
+    let request = PauseRequest {
+        machine: machine.clone(),
+    };
+    let paused = client.machines.pause(request).await.unwrap().into_inner();
+    assert_eq!(paused.state(), MachineState::Paused);
+    let request = ResumeRequest {
+        machine: machine.clone(),
+    };
+    let resumed = client.machines.resume(request).await.unwrap().into_inner();
+    assert_eq!(resumed.state(), MachineState::Running);
+
+    let request = ListSymbolsRequest {
+        machine: machine.clone(),
+        pattern: "vfs_rea?".into(),
+        limit: 0,
+    };
+    let mut pieces = client
+        .symbols
+        .list_symbols(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let mut names = Vec::new();
+    while let Some(piece) = pieces.message().await.unwrap() {
+        names.extend(piece.symbols.into_iter().map(|symbol| symbol.name));
+    }
+    assert_eq!(names, ["vfs_read"]);
+
+    let health = HealthCheckRequest {
+        service: "hvprobe.v1.Machines".into(),
+    };
+    let health = HealthClient::new(client.channel.clone())
+        .check(health)
+        .await;
+    let health = health.unwrap().into_inner();
+    assert_eq!(health.status(), ServingStatus::Serving);
+
+    let request = ConsoleWriteRequest {
+        machine: machine.clone(),
+        data: b"7\n".to_vec(),
+    };
+    let written = client.machines.console_write(request).await.unwrap();
+    assert_eq!(written.into_inner().accepted, 2);
+    let request = WaitRequest {
+        machine: machine.clone(),
+    };
+    let ended = client.machines.wait(request).await.unwrap().into_inner();
+    assert_eq!(ended.ending.unwrap().guest_status, Some(7));
+
+    let again = client.boot(OBEDIENT, &["p vfs_read"]).await.name;
+    assert_ne!(again, machine, "an ended machine keeps its name");
+    client.wait_running(&again).await;
+    let mut waiting = client.machines.clone();
+    let request = WaitRequest {
+        machine: again.clone(),
+    };
+    let waiting = tokio::spawn(async move { waiting.wait(request).await });
+    let request = GetMachineRequest { machine: again };
+    client.machines.get_machine(request).await.unwrap();
+    server.stop().await;
+    let ended = waiting.await.unwrap().unwrap().into_inner();
+    assert_eq!(ended.ending.unwrap().reason(), EndReason::Stopped);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_machine_still_tells_what_its_probes_counted() {
+    if rig("api: stop").is_none() {
+        return;
+    }
+    let server = Running::start();
+    let mut client = server.client().await;
+    let machine = client.boot(OBEDIENT, &["p vfs_read"]).await.name;
+    client.wait_printed(&machine, "ready").await;
+    let request = StopRequest {
+        machine: machine.clone(),
+    };
+    let stopped = client.machines.stop(request).await.unwrap().into_inner();
+    assert_eq!(stopped.ending.unwrap().reason(), EndReason::Stopped);
+    let list = client.list(&machine).await;
+    assert!(list[0].hits > 0, "{list:?}");
+    server.stop().await;
+}
