@@ -1,13 +1,16 @@
 //! The hidden region: memory we add to the guest, outside its memory map, for slots.
 //!
 //! Layout: the first page is a page table (level 1); the pages after it are slots, read and
-//! execute only. It becomes visible to the guest's kernel when that page table is entered into an
+//! execute only, each entered into that table when its first slot is taken. The region becomes visible to the guest's kernel when that page table is entered into an
 //! empty entry of the kernel's own level-2 table below the kernel image, where every process and
 //! every ±2 GiB displacement from kernel text reaches it.
 //!
 //! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
 //! and cleared only when it still holds what we wrote; nothing is both writable and executable for
-//! the guest; every byte of a free slot is an int3.
+//! the guest; every byte of a free slot that the guest can reach is an int3.
+
+#[cfg(test)]
+mod tests;
 
 use hvprobe_arch::insn::{SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
@@ -15,10 +18,12 @@ use hvprobe_arch::paging::{PageTables, WalkError, entry};
 use hvprobe_arch::{Gpa, Gva};
 
 const PAGE: u64 = 4096;
+const EMPTY_TABLE: [u8; 4096] = [0; 4096];
 const PAGE_OF_INT3: [u8; 4096] = [INT3; 4096];
 const TABLE_SPAN: u64 = 2 << 20;
 const INT3: u8 = 0xcc;
 const SLOT: u64 = SLOT_SIZE as u64;
+const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
 
 /// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
 /// place the image may lie, 16 MiB on): the kernel clears its page-table entries at boot
@@ -82,14 +87,14 @@ pub struct HiddenRegion {
 
 impl HiddenRegion {
     /// A region over `size` bytes of guest physical memory at `at` (page-aligned), to be mapped
-    /// somewhere in `window`. Nothing is touched until [`HiddenRegion::map`]. At most 2 MiB are
-    /// used: what one page table maps.
+    /// somewhere in `window`. Nothing is touched until [`HiddenRegion::map`]. Whole pages are used,
+    /// and at most 2 MiB: what one page table maps.
     #[must_use]
     pub fn new(at: Gpa, size: u64, window: Window) -> Self {
-        let code = size.min(TABLE_SPAN).saturating_sub(PAGE);
+        let code_pages = (size.min(TABLE_SPAN) / PAGE).saturating_sub(1);
         Self {
             at,
-            slots: code / SLOT,
+            slots: code_pages * SLOTS_PER_PAGE,
             window,
             mapped: None,
             fresh: 0,
@@ -106,17 +111,7 @@ impl HiddenRegion {
             return Ok(());
         }
         let (start, entry_at) = self.empty_entry(mem, tables)?;
-        for n in 0..PAGE / 8 {
-            let frame = self.at.wrapping_add(n * PAGE);
-            let used = n > 0 && n * PAGE <= self.slots * SLOT;
-            let value = if used {
-                mem.write(frame, &PAGE_OF_INT3)?;
-                frame.0 | entry::PRESENT | entry::ACCESSED
-            } else {
-                0
-            };
-            mem.write(self.at.wrapping_add(n * 8), &value.to_le_bytes())?;
-        }
+        mem.write(self.at, &EMPTY_TABLE)?;
         let value = self.at.0 | entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
         mem.write(entry_at, &value.to_le_bytes())?;
         self.mapped = Some(Mapped {
@@ -174,19 +169,32 @@ impl HiddenRegion {
     ///
     /// # Errors
     /// When all are in use, or the region is not mapped.
-    pub fn take(&mut self) -> Result<Gva, HiddenError> {
+    pub fn take(&mut self, mem: &dyn PhysMemory) -> Result<Gva, HiddenError> {
         let Some(mapped) = &self.mapped else {
             return Err(HiddenError::OutOfSlots(0));
         };
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.fresh < self.slots => {
+                if self.fresh.is_multiple_of(SLOTS_PER_PAGE) {
+                    self.add_page(mem, 1 + self.fresh / SLOTS_PER_PAGE)?;
+                }
                 self.fresh += 1;
                 self.fresh - 1
             }
             None => return Err(HiddenError::OutOfSlots(self.slots)),
         };
         Ok(mapped.base.wrapping_add(index * SLOT))
+    }
+
+    /// Lets the guest see page `n` of the region, full of int3s. An entry that was not present is
+    /// in no TLB, so nothing needs to be flushed (SDM vol. 3, 4.10.2.3).
+    fn add_page(&self, mem: &dyn PhysMemory, n: u64) -> Result<(), HiddenError> {
+        let frame = self.at.wrapping_add(n * PAGE);
+        mem.write(frame, &PAGE_OF_INT3)?;
+        let value = frame.0 | entry::PRESENT | entry::ACCESSED;
+        mem.write(self.at.wrapping_add(n * 8), &value.to_le_bytes())?;
+        Ok(())
     }
 
     /// Writes `code` into its slot; the rest of the slot stays int3.

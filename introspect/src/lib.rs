@@ -9,4 +9,6 @@ pub mod image;
 pub mod probe;
 pub mod symbols;
 pub mod task;
+#[cfg(test)]
+mod testing;
 pub mod world;

@@ -61,3 +61,90 @@ impl TaskLayout {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_arch::Gpa;
+    use hvprobe_arch::mem::PhysMemory;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{Mapper, Memory, tables};
+
+    const PAGE: Gva = Gva(0xffff_ffff_82a0_0000);
+    const FRAME: Gpa = Gpa(0x3_0000);
+    const LAYOUT: TaskLayout = TaskLayout {
+        current_task: 0x20,
+        pid: 0x10,
+        tgid: 0x14,
+        comm: 0x18,
+    };
+
+    /// One mapped page, in which the current task is at `task`.
+    fn memory(task: u64) -> Memory {
+        let mem = Memory::new(0);
+        Mapper::new(&mem).map(PAGE, FRAME);
+        mem.write(FRAME.wrapping_add(0x20), &task.to_le_bytes())
+            .unwrap();
+        mem
+    }
+
+    fn current(mem: &Memory) -> Option<Task> {
+        LAYOUT.current(&tables(), mem, PAGE.0)
+    }
+
+    #[test]
+    fn task_is_found_through_the_per_cpu_pointer() {
+        let mem = memory(PAGE.0 + 0x100);
+        mem.write(FRAME.wrapping_add(0x110), &(-1_i32).to_le_bytes())
+            .unwrap();
+        mem.write(FRAME.wrapping_add(0x114), &7_i32.to_le_bytes())
+            .unwrap();
+        mem.write(FRAME.wrapping_add(0x118), b"sixteen letters!")
+            .unwrap();
+        let task = current(&mem).unwrap();
+        assert_eq!((task.pid, task.tgid), (-1, 7));
+        assert_eq!(task.comm(), "sixteen letters!");
+    }
+
+    #[test]
+    fn offset_from_the_base_wraps_as_the_processor_adds() {
+        let mem = memory(PAGE.0);
+        let layout = TaskLayout {
+            current_task: 0x20_u64.wrapping_sub(5),
+            ..LAYOUT
+        };
+        assert!(layout.current(&tables(), &mem, PAGE.0 + 5).is_some());
+    }
+
+    #[test]
+    fn task_that_is_not_wholly_mapped_is_none() {
+        for task in [0, 1, PAGE.0 - 0x18, PAGE.0 + 0x1000 - 0x20, u64::MAX - 0x14] {
+            assert_eq!(current(&memory(task)), None, "{task:#x}");
+        }
+    }
+
+    #[test]
+    fn name_ends_at_its_first_nul_and_need_not_be_text() {
+        let named = |comm: &[u8; COMM_LEN]| {
+            let comm = *comm;
+            let (pid, tgid) = (1, 1);
+            Task { pid, tgid, comm }.comm()
+        };
+        assert_eq!(named(b"sh\0garbage after"), "sh");
+        assert_eq!(named(&[0; COMM_LEN]), "");
+        assert_eq!(named(&[0xff; COMM_LEN]), "\u{fffd}".repeat(COMM_LEN));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(
+            task: u64, gs_base: u64, current_task: u64, pid: u64, tgid: u64, comm: u64
+        ) {
+            let layout = TaskLayout { current_task, pid, tgid, comm };
+            let mem = memory(task);
+            let _ = layout.current(&tables(), &mem, gs_base);
+            let _ = layout.current(&tables(), &mem, PAGE.0.wrapping_sub(current_task).wrapping_add(0x20));
+        }
+    }
+}

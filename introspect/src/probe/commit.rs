@@ -1,6 +1,6 @@
 //! Makes guest text agree with the registry: one stop of the virtual CPUs, whole or not at all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::ProbeId;
 use super::patch::Text;
-use super::plan::Refused;
+use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Registry, SiteState};
 use super::table::{Member, ProbeTable, Site};
 use crate::hidden::{HiddenError, HiddenRegion};
@@ -20,12 +20,12 @@ use crate::world::{StopError, World};
 #[derive(Debug)]
 pub(super) enum CommitError {
     Stop(StopError),
-    Site { at: Gva, why: Refused },
+    Site(Obstacle),
 }
 
 impl Registry {
-    /// Arms every site with an enabled probe, disarms every other, forgets the `leaving` probes at
-    /// their sites and frees what nobody needs any more.
+    /// Makes the [`change`](Self::change) in one stop of the virtual CPUs, if there is text to be
+    /// changed yet.
     pub(super) fn commit(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
@@ -38,73 +38,45 @@ impl Registry {
         world
             .stopped(&mut |mem| {
                 self.change(leaving, mem)
-                    .map_err(|error| result = Err(error))
+                    .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
                     .ok()
             })
             .map_err(CommitError::Stop)?;
         result
     }
 
-    fn change(
+    /// Arms every site with an enabled probe, disarms every other, forgets the `leaving` probes at
+    /// their sites and frees what nobody needs any more. Returns the table that matches the text.
+    ///
+    /// # Errors
+    /// The site that could not be armed; then nothing has changed.
+    pub(super) fn change(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
-    ) -> Result<Arc<ProbeTable>, CommitError> {
+    ) -> Result<Arc<ProbeTable>, Obstacle> {
         let probes = &self.probes;
         let wanted = |site: &SiteState| {
             site.members
                 .iter()
                 .any(|id| !leaving.contains(id) && probes.get(id).is_some_and(|p| !p.spec.disabled))
         };
-        let arming: Vec<Gva> = self
-            .sites
-            .iter()
-            .filter(|(_, site)| !site.armed && !site.gone && wanted(site))
-            .map(|(at, _)| *at)
-            .collect();
-        let disarming: Vec<Gva> = self
-            .sites
-            .iter()
-            .filter(|(_, site)| site.armed && !wanted(site))
-            .map(|(at, _)| *at)
-            .collect();
-        let Some(live) = &mut self.live else {
-            return Ok(Arc::default());
+        let sites_where = |condition: &dyn Fn(&SiteState) -> bool| -> Vec<Gva> {
+            let sites = self.sites.iter().filter(|(_, site)| condition(site));
+            sites.map(|(at, _)| *at).collect()
         };
-        let tables = live.view.tables;
-        let text = Text {
-            tables: &tables,
-            mem,
-        };
+        let arming = sites_where(&|site| !site.armed && !site.gone && wanted(site));
+        let disarming = sites_where(&|site| site.armed && !wanted(site));
 
-        let slots = take_slots(&self.sites, &arming, &mut self.hidden, &text)?;
-        let gate_before = live.gate_planted;
-        let armed = plant_gate(live, &text, arming.first().copied()).and_then(|()| {
-            let sites = arming
-                .iter()
-                .filter_map(|at| Some((*at, self.sites.get(at)?.displaced.bytes())));
-            text.arm(sites).map_err(site_error)
-        });
-        if let Err(error) = armed {
-            if !gate_before {
-                remove_gate(live, mem);
+        let slots = match self.arm(&arming, mem) {
+            Ok(slots) => slots,
+            Err(obstacle) => {
+                self.tidy(mem);
+                return Err(obstacle);
             }
-            release(
-                &mut self.hidden,
-                mem,
-                slots.into_iter().map(|(_, code)| code),
-            );
-            return Err(error);
-        }
-
+        };
         // Nothing below can fail.
-        for at in disarming {
-            if let Some(site) = self.sites.get_mut(&at) {
-                site.armed = false;
-                let original = site.displaced.bytes().first().copied().unwrap_or(0x90);
-                site.gone = !text.disarm(at, original);
-            }
-        }
+        self.disarm(&disarming, mem);
         for (at, code) in slots {
             if let Some(site) = self.sites.get_mut(&at) {
                 site.slot = Some(code);
@@ -120,43 +92,87 @@ impl Registry {
             }
         }
         self.forget(leaving, mem);
-        if !self.sites.values().any(|site| site.armed) {
-            if let Some(live) = &mut self.live {
-                remove_gate(live, mem);
-            }
-            if self.hidden.is_idle()
-                && let Err(error) = self.hidden.unmap(mem)
+        self.tidy(mem);
+        Ok(Arc::new(self.table(leaving)))
+    }
+
+    /// Takes slots for the sites of `arming` and plants the gate and their int3s; returns the
+    /// slots. On error the sites' text is as it was and no slot is taken.
+    fn arm(
+        &mut self,
+        arming: &[Gva],
+        mem: &dyn PhysMemory,
+    ) -> Result<Vec<(Gva, SlotCode)>, Obstacle> {
+        let (Some(live), Some(first)) = (&mut self.live, arming.first()) else {
+            return Ok(Vec::new());
+        };
+        let tables = live.view.tables;
+        let text = Text {
+            tables: &tables,
+            mem,
+        };
+        let slots = take_slots(&self.sites, arming, &mut self.hidden, &text)?;
+        let sites = arming
+            .iter()
+            .filter_map(|at| Some((*at, self.sites.get(at)?.displaced.bytes())));
+        let armed = plant_gate(live, &text)
+            .map_err(|why| Obstacle { at: *first, why })
+            .and_then(|()| text.arm(sites));
+        if let Err(obstacle) = armed {
+            let codes = slots.into_iter().map(|(_, code)| code);
+            release(&mut self.hidden, mem, codes);
+            return Err(obstacle);
+        }
+        Ok(slots)
+    }
+
+    fn disarm(&mut self, disarming: &[Gva], mem: &dyn PhysMemory) {
+        let Some(live) = &self.live else { return };
+        let tables = &live.view.tables;
+        for at in disarming {
+            if let Some(site) = self.sites.get_mut(at)
+                && let Some(original) = site.displaced.bytes().first()
             {
-                warn!(%error, "the slots stay mapped");
+                site.armed = false;
+                site.gone = !Text { tables, mem }.disarm(*at, *original);
             }
         }
-        Ok(Arc::new(self.table(leaving)))
     }
 
     /// Drops the `leaving` members, and sites nobody is left at.
     fn forget(&mut self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
-        let faulted = |site: &SiteState| {
-            let probes = site.members.iter().filter_map(|id| self.probes.get(id));
-            probes.map(|p| p.counters.sum().faults).sum::<u64>() > 0
-        };
-        let mut empty = Vec::new();
-        for (at, site) in &mut self.sites {
-            let faulted = faulted(site);
-            site.members.retain(|id| !leaving.contains(id));
-            if site.members.is_empty() {
-                empty.push((*at, faulted));
-            }
+        for site in self.sites.values_mut() {
+            site.members.retain(|id| {
+                let leaves = leaving.contains(id);
+                site.faulted |= leaves
+                    && self
+                        .probes
+                        .get(id)
+                        .is_some_and(|probe| probe.counters.sum().faults > 0);
+                !leaves
+            });
         }
-        for (at, faulted) in empty {
-            let Some(site) = self.sites.remove(&at) else {
-                continue;
-            };
+        for (_, site) in self.sites.extract_if(.., |_, site| site.members.is_empty()) {
             match site.slot {
                 // A task may have been left inside the slot and come back to it any time.
-                Some(code) if faulted => self.ghosts.push((site.displaced, code)),
+                Some(code) if site.faulted => self.ghosts.push((site.displaced, code)),
                 Some(code) => release(&mut self.hidden, mem, [code]),
                 None => {}
             }
+        }
+    }
+
+    /// Takes the gate away while no site is armed, and the hidden region while no slot is in use.
+    fn tidy(&mut self, mem: &dyn PhysMemory) {
+        if let Some(live) = &mut self.live
+            && !self.sites.values().any(|site| site.armed)
+        {
+            remove_gate(live, mem);
+        }
+        if self.hidden.is_idle()
+            && let Err(error) = self.hidden.unmap(mem)
+        {
+            warn!(%error, "the slots stay mapped");
         }
     }
 
@@ -201,21 +217,13 @@ impl Registry {
     }
 }
 
-fn site_error(why: Refused) -> CommitError {
-    let at = match &why {
-        Refused::TextChanged { at } | Refused::Unmapped { at } => *at,
-        _ => Gva(0),
-    };
-    CommitError::Site { at, why }
-}
-
 /// Takes and fills a slot for every site of `arming` that is stepped and has none.
 fn take_slots(
-    sites: &std::collections::BTreeMap<Gva, SiteState>,
+    sites: &BTreeMap<Gva, SiteState>,
     arming: &[Gva],
     hidden: &mut HiddenRegion,
     text: &Text<'_>,
-) -> Result<Vec<(Gva, SlotCode)>, CommitError> {
+) -> Result<Vec<(Gva, SlotCode)>, Obstacle> {
     let mut taken = Vec::new();
     for &at in arming {
         let Some(site) = sites.get(&at) else { continue };
@@ -224,7 +232,7 @@ fn take_slots(
         }
         let slot = hidden
             .map(text.mem, text.tables)
-            .and_then(|()| hidden.take());
+            .and_then(|()| hidden.take(text.mem));
         let code = slot
             .map_err(|source| Refused::Slot { at, source })
             .and_then(|slot| {
@@ -247,7 +255,7 @@ fn take_slots(
             Ok(code) => taken.push((at, code)),
             Err(why) => {
                 release(hidden, text.mem, taken.into_iter().map(|(_, code)| code));
-                return Err(CommitError::Site { at, why });
+                return Err(Obstacle { at, why });
             }
         }
     }
@@ -270,14 +278,12 @@ fn put_back(result: Result<(), HiddenError>) {
     }
 }
 
-/// Patches the #BP entry, if this machine needs it and anything is to be armed.
-fn plant_gate(live: &mut Live, text: &Text<'_>, first: Option<Gva>) -> Result<(), CommitError> {
-    let (Some(at), Some(gate), false) = (first, &live.gate, live.gate_planted) else {
-        return Ok(());
-    };
-    text.plant_gate(gate)
-        .map_err(|why| CommitError::Site { at, why })?;
-    live.gate_planted = true;
+/// Patches the #BP entry, if this machine needs it and it is not patched yet.
+fn plant_gate(live: &mut Live, text: &Text<'_>) -> Result<(), Refused> {
+    if let Some(gate) = live.gate.as_ref().filter(|_| !live.gate_planted) {
+        text.plant_gate(gate)?;
+        live.gate_planted = true;
+    }
     Ok(())
 }
 

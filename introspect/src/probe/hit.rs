@@ -297,19 +297,11 @@ impl HitHandler {
                     more: self.depth > 0,
                 }
             }
-            Ok(StepEnd::Diverted) => {
-                // The copy faulted. The guest handles that; should it come back to the slot, the
-                // int3 after the copy leads it on.
-                self.abandon();
-                Stepped::Done { more: false }
-            }
-            Err(_) => {
-                // The pushed return address could be neither read nor mended a moment after the
-                // processor wrote it: the guest took its own stack away. Nothing more can be done
-                // for it than to say so.
-                for member in &site.members {
-                    member.counters.fault(self.vcpu);
-                }
+            // The copy faulted: the guest handles that, and should it come back to the slot, the
+            // int3 after the copy leads it on. Or the pushed return address could be neither read
+            // nor mended a moment after the processor wrote it: the guest took its own stack away,
+            // and nothing more can be done for it than to count it.
+            Ok(StepEnd::Diverted) | Err(_) => {
                 self.abandon();
                 Stepped::Done { more: false }
             }

@@ -6,6 +6,8 @@ pub mod patch;
 mod plan;
 pub mod registry;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 

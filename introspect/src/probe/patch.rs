@@ -9,7 +9,7 @@ use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 
-use super::plan::{PristineText, Refused};
+use super::plan::{Obstacle, PristineText, Refused};
 
 /// The breakpoint instruction.
 pub(super) const INT3: u8 = 0xcc;
@@ -51,10 +51,11 @@ impl Text<'_> {
     pub(super) fn arm<'s>(
         &self,
         sites: impl Iterator<Item = (Gva, &'s [u8])> + Clone,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Obstacle> {
         for (at, expected) in sites.clone() {
             if !self.holds(at, expected) {
-                return Err(Refused::TextChanged { at });
+                let why = Refused::TextChanged { at };
+                return Err(Obstacle { at, why });
             }
         }
         for (done, (at, _)) in sites.clone().enumerate() {
@@ -62,7 +63,8 @@ impl Text<'_> {
                 for (back, expected) in sites.take(done) {
                     let _ = self.tables.write(self.mem, back, &expected[..1]);
                 }
-                return Err(Refused::Unmapped { at });
+                let why = Refused::Unmapped { at };
+                return Err(Obstacle { at, why });
             }
         }
         Ok(())

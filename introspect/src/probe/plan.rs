@@ -88,6 +88,12 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
+    /// Another probe is there, and the guest rewrote the text under it.
+    #[error("the guest rewrote the text at {at} under another probe: unregister that one first")]
+    Rewritten {
+        /// The address.
+        at: Gva,
+    },
     /// The slot for the out-of-line copy could not be had.
     #[error("no out-of-line slot for {at}")]
     Slot {
@@ -106,6 +112,13 @@ pub enum Refused {
         #[source]
         source: insn::RelocateError,
     },
+}
+
+/// A site that cannot be armed, and why.
+#[derive(Debug)]
+pub(super) struct Obstacle {
+    pub(super) at: Gva,
+    pub(super) why: Refused,
 }
 
 /// Kernel text as its author wrote it: current bytes, without our own patches.

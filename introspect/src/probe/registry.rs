@@ -22,7 +22,7 @@ use rustc_hash::FxHashSet;
 use super::commit::CommitError;
 use super::hit::KernelView;
 use super::patch::{LiveText, Text};
-use super::plan::{ImageText, Probepoint, Refused, plan};
+use super::plan::{ImageText, Obstacle, Probepoint, Refused, plan};
 use super::table::Counters;
 use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
 use crate::definition::{Definition, Target};
@@ -97,6 +97,9 @@ pub(super) struct SiteState {
     pub(super) armed: bool,
     /// The guest rewrote our byte.
     pub(super) gone: bool,
+    /// A probe that has left counted a fault here, so the guest may still return to the slot, which
+    /// is never given back.
+    pub(super) faulted: bool,
 }
 
 /// What a live kernel offers.
@@ -116,7 +119,7 @@ pub struct Registry {
     next_id: u32,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) sites: BTreeMap<Gva, SiteState>,
-    /// Sites that are gone but whose slot the guest may still return to.
+    /// Sites without probes whose slot the guest may still return to.
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) hidden: HiddenRegion,
@@ -144,7 +147,7 @@ impl Registry {
     /// impossible is marked as refused and returned; the rest is planted.
     ///
     /// # Errors
-    /// When the virtual CPUs cannot be stopped.
+    /// When the virtual CPUs cannot be stopped; then everything is pending as before.
     pub fn go_live(
         &mut self,
         view: KernelView,
@@ -169,21 +172,24 @@ impl Registry {
                 Err(why) => refused.push((id, why)),
             }
         }
-        loop {
-            match self.commit(&BTreeSet::new(), world) {
-                Ok(()) => break,
-                Err(CommitError::Stop(error)) => return Err(error),
-                Err(CommitError::Site { at, why }) => {
-                    for id in self
-                        .sites
-                        .get(&at)
-                        .map_or(Vec::new(), |s| s.members.clone())
-                    {
-                        self.unplace(id);
-                        refused.push((id, why.clone()));
+        let stopped = world.stopped(&mut |mem| {
+            loop {
+                match self.change(&BTreeSet::new(), mem) {
+                    Ok(table) => return Some(table),
+                    Err(Obstacle { at, why }) => {
+                        // Every round has one site less.
+                        let site = self.sites.remove(&at)?;
+                        refused.extend(site.members.into_iter().map(|id| (id, why.clone())));
                     }
                 }
             }
+        });
+        if let Err(error) = stopped {
+            for id in self.probes.keys().copied().collect::<Vec<_>>() {
+                self.unplace(id);
+            }
+            self.live = None;
+            return Err(error);
         }
         for (id, why) in &refused {
             if let Some(probe) = self.probes.get_mut(id) {
@@ -241,8 +247,12 @@ impl Registry {
             }
             match error {
                 CommitError::Stop(error) => error.into(),
-                CommitError::Site { at, why } => {
-                    refused(addresses.iter().position(|a| *a == at).unwrap_or(0), why)
+                CommitError::Site(Obstacle { at, why }) => {
+                    let index = specs
+                        .iter()
+                        .zip(&addresses)
+                        .position(|(spec, address)| !spec.disabled && *address == at);
+                    refused(index.unwrap_or(0), why)
                 }
             }
         })?;
@@ -262,7 +272,7 @@ impl Registry {
             }
         }
         self.commit(&leaving, world)
-            .map_err(|error| self.change_error(error))?;
+            .map_err(|error| self.change_error(error, ids))?;
         for id in &leaving {
             self.probes.remove(id);
         }
@@ -306,7 +316,7 @@ impl Registry {
                     probe.spec.disabled = disabled;
                 }
             }
-            self.change_error(error)
+            self.change_error(error, ids)
         })
     }
 
@@ -324,13 +334,7 @@ impl Registry {
             Place::At(at) => self.sites.get(&at),
             _ => None,
         };
-        let rewritten = site.is_some_and(|site| {
-            let unpatched = self.live.as_ref().is_some_and(|live| {
-                let tables = &live.view.tables;
-                site.armed && !Text { tables, mem }.is_patched(site.displaced.at())
-            });
-            site.gone || unpatched
-        });
+        let rewritten = site.is_some_and(|site| self.is_rewritten(site, mem));
         ProbeInfo {
             id,
             name: event_name(&probe.spec.definition),
@@ -349,6 +353,20 @@ impl Registry {
         }
     }
 
+    /// Whether the guest has put something else where `site`'s instruction was.
+    fn is_rewritten(&self, site: &SiteState, mem: &dyn PhysMemory) -> bool {
+        let Some(live) = &self.live else { return false };
+        let tables = &live.view.tables;
+        let text = Text { tables, mem };
+        let at = site.displaced.at();
+        let as_left = if site.armed {
+            text.is_patched(at)
+        } else {
+            text.holds(at, site.displaced.bytes())
+        };
+        site.gone || !as_left
+    }
+
     fn plan(&self, target: &Target, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
         match &self.live {
             None => plan(target, &self.image, &ImageText(&self.image)),
@@ -361,7 +379,12 @@ impl Registry {
                         site.displaced.bytes().first().copied()
                     },
                 };
-                plan(target, &self.image, &text)
+                let point = plan(target, &self.image, &text)?;
+                let at = point.displaced.at();
+                match self.sites.get(&at) {
+                    Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
+                    _ => Ok(point),
+                }
             }
         }
     }
@@ -370,13 +393,18 @@ impl Registry {
         let at = point.displaced.at();
         self.sites
             .entry(at)
-            .or_insert_with(|| SiteState {
-                symbol: point.symbol,
-                displaced: point.displaced,
-                slot: None,
-                members: Vec::new(),
-                armed: false,
-                gone: false,
+            .or_insert_with(|| {
+                let ghost = self.ghosts.iter().position(|(d, _)| *d == point.displaced);
+                let slot = ghost.map(|n| self.ghosts.swap_remove(n).1);
+                SiteState {
+                    symbol: point.symbol,
+                    displaced: point.displaced,
+                    slot,
+                    members: Vec::new(),
+                    armed: false,
+                    gone: false,
+                    faulted: slot.is_some(),
+                }
             })
             .members
             .push(id);
@@ -392,20 +420,28 @@ impl Registry {
         };
         if let Some(site) = self.sites.get_mut(&at) {
             site.members.retain(|member| *member != id);
-            if site.members.is_empty() && !site.armed {
+            if site.members.is_empty() {
+                // Before it was committed, it can have no other slot than a ghost's.
+                let ghost = site.slot.map(|code| (site.displaced, code));
+                self.ghosts.extend(ghost);
                 self.sites.remove(&at);
             }
         }
+        if let Some(probe) = self.probes.get_mut(&id) {
+            probe.place = Place::Pending;
+        }
     }
 
-    fn change_error(&self, error: CommitError) -> ChangeError {
+    /// Lays `error` to the charge of the one of `ids` that is at the site concerned.
+    fn change_error(&self, error: CommitError, ids: &[ProbeId]) -> ChangeError {
         match error {
             CommitError::Stop(error) => error.into(),
-            CommitError::Site { at, why } => ChangeError::Refused {
+            CommitError::Site(Obstacle { at, why }) => ChangeError::Refused {
                 id: self
                     .sites
                     .get(&at)
-                    .and_then(|site| site.members.first().copied())
+                    .and_then(|site| site.members.iter().find(|id| ids.contains(id)))
+                    .copied()
                     .unwrap_or(ProbeId(0)),
                 source: why,
             },
@@ -429,5 +465,25 @@ fn event_name(definition: &Definition) -> String {
     match &definition.target {
         Target::Symbol { name, offset } => format!("p_{}_{offset}", name.replace('.', "_")),
         Target::Address(at) => format!("p_{at:#x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::parse;
+
+    #[test]
+    fn probes_without_a_name_are_named_as_ftrace_would() {
+        for (definition, name) in [
+            ("p vfs_read", "p_vfs_read_0"),
+            ("p vfs_read+0x11", "p_vfs_read_17"),
+            ("p foo.isra.0.cold+16", "p_foo_isra_0_cold_16"),
+            ("p 0xffffffff81000109", "p_0xffffffff81000109"),
+            ("p:mine vfs_read", "mine"),
+            ("p:group/mine vfs_read", "group/mine"),
+        ] {
+            assert_eq!(event_name(&parse(definition).unwrap()), name);
+        }
     }
 }

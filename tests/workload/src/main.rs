@@ -10,6 +10,7 @@ use std::process::ExitCode;
 mod calls;
 mod exit_status;
 mod hammer;
+mod hold_kvm;
 mod kprobe_event;
 
 use calls::Call;
@@ -25,6 +26,7 @@ usage: workload COMMAND
   kprobe-event SYM N     set the guest's own kprobe event on SYM[+OFF], call getpgid N times,
                          print `kprobe_profile: HITS MISSES`, remove the event
   exit-status N          tell the host that the guest's command ended with status N
+  hold-kvm               keep KVM's static keys steady, from the background (for rigs)
 Commands that call print `calls: N`, the exact number of calls made, at the end.";
 
 fn main() -> ExitCode {
@@ -48,6 +50,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
         ["stdin-hold", threads] => hammer::until_input(number(threads)?),
         ["kprobe-event", symbol, count] => kprobe_event::run(symbol, number(count)?),
         ["exit-status", status] => exit_status::report(number(status)?),
+        ["hold-kvm"] => hold_kvm::hold(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())

@@ -62,6 +62,8 @@ fn qemu(machine: &str) -> Command {
     command.args(["-M", machine, "-accel", "kvm", "-cpu", "host", "-smp", "1"]);
     command.args(["-nodefaults", "-no-user-config", "-nographic"]);
     command.args(["-serial", "stdio", "-no-reboot"]);
+    // QEMU looks for its firmware relative to its own folder, which is another in a rig.
+    command.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
     command
 }
 

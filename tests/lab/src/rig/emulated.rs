@@ -126,7 +126,8 @@ pub(super) fn run(
     let statuses = std::mem::take(&mut console.statuses);
     let good = finish == Finish::Complete && statuses.iter().all(|status| *status == Some(0));
     if good && !job.keep {
-        fs::remove_file(&log_path)?;
+        // Somebody may have cleaned up meanwhile, which is no failure of the job.
+        let _ = fs::remove_file(&log_path);
     }
     if job.keep {
         progress::note(&format!("images kept in {}", folder.path().display()));

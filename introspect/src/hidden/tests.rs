@@ -1,0 +1,187 @@
+//! The region in page tables of its own.
+
+use hvprobe_arch::insn::classify;
+
+use super::*;
+use crate::testing::{HIDDEN, Mapper, Memory, tables};
+
+const AT: Gva = Gva(0xffff_ffff_8100_0000);
+
+/// Memory with page tables that map something above the window, so that its tables exist.
+fn memory(region: u64) -> Memory {
+    let mem = Memory::new(region);
+    Mapper::new(&mem).map(AT, Gpa(0));
+    mem
+}
+
+fn region(size: u64) -> (Memory, HiddenRegion) {
+    (memory(size), HiddenRegion::new(HIDDEN, size, KERNEL_WINDOW))
+}
+
+fn code(at: Gva) -> SlotCode {
+    classify(&[0x48, 0x8b, 0x47, 0x08], AT)
+        .unwrap()
+        .relocate(at)
+        .unwrap()
+}
+
+fn entry_at(mem: &Memory, at: Gva) -> (Gpa, u64) {
+    tables().entry_at(mem, at, 2).unwrap()
+}
+
+#[test]
+fn pages_in_use_are_executable_and_never_writable_and_nothing_else_is_mapped() {
+    let (mem, mut region) = region(4 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    for _ in 0..2 * SLOTS_PER_PAGE {
+        region.take(&mem).unwrap();
+    }
+    let start = KERNEL_WINDOW.start;
+    for page in 0..512 {
+        let mapping = tables().translate(&mem, start.wrapping_add(page * PAGE));
+        if !(1..3).contains(&page) {
+            assert!(mapping.is_err(), "page {page} is mapped");
+            continue;
+        }
+        let mapping = mapping.unwrap();
+        assert_eq!(mapping.gpa, HIDDEN.wrapping_add(page * PAGE));
+        assert!(mapping.executable && !mapping.writable && !mapping.user);
+    }
+}
+
+#[test]
+fn every_slot_lies_in_a_mapped_page_whatever_the_size() {
+    for size in [
+        0,
+        1,
+        PAGE,
+        PAGE + 32,
+        2 * PAGE,
+        2 * PAGE + 100,
+        3 * PAGE - 1,
+    ] {
+        let (mem, mut region) = region(size);
+        if region.map(&mem, &tables()).is_err() {
+            assert!(size < PAGE, "{size}");
+            continue;
+        }
+        let mut slots = 0;
+        while let Ok(slot) = region.take(&mem) {
+            let mut bytes = [0; SLOT_SIZE];
+            tables().read(&mem, slot, &mut bytes).unwrap();
+            assert_eq!(bytes, [INT3; SLOT_SIZE]);
+            slots += 1;
+        }
+        assert_eq!(slots, (size / PAGE).saturating_sub(1) * 128, "{size}");
+    }
+}
+
+#[test]
+fn one_page_table_is_the_most_that_is_used() {
+    let (mem, mut region) = region(3 << 20);
+    region.map(&mem, &tables()).unwrap();
+    let slots = std::iter::from_fn(|| region.take(&mem).ok());
+    assert_eq!(slots.count(), 511 * 128);
+}
+
+#[test]
+fn first_empty_entry_is_taken_and_taken_ones_are_not_touched() {
+    let (mem, mut region) = region(2 * PAGE);
+    let (first, _) = entry_at(&mem, KERNEL_WINDOW.start);
+    mem.write(first, &2_u64.to_le_bytes()).unwrap();
+    region.map(&mem, &tables()).unwrap();
+    let second = KERNEL_WINDOW.start.wrapping_add(TABLE_SPAN);
+    assert_eq!(region.take(&mem), Ok(second.wrapping_add(PAGE)));
+    assert_eq!(mem.read_u64(first), Ok(2));
+}
+
+#[test]
+fn full_window_changes_nothing() {
+    let (mem, _) = region(2 * PAGE);
+    let window = Window {
+        start: AT,
+        end: AT.wrapping_add(TABLE_SPAN),
+    };
+    let mut region = HiddenRegion::new(HIDDEN, 2 * PAGE, window);
+    let before = mem.snapshot();
+    let result = region.map(&mem, &tables());
+    assert_eq!(result, Err(HiddenError::WindowFull(window)));
+    assert!(mem.snapshot() == before);
+}
+
+#[test]
+fn mapping_twice_is_mapping_once() {
+    let (mem, mut region) = region(2 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    let slot = region.take(&mem).unwrap();
+    region.fill(&mem, &code(slot)).unwrap();
+    let before = mem.snapshot();
+    region.map(&mem, &tables()).unwrap();
+    assert!(mem.snapshot() == before);
+}
+
+#[test]
+fn unmapping_clears_the_entry_even_after_the_processor_marked_it() {
+    let (mem, mut region) = region(2 * PAGE);
+    let before = mem.visible();
+    region.map(&mem, &tables()).unwrap();
+    let (at, value) = entry_at(&mem, KERNEL_WINDOW.start);
+    mem.write(at, &(value | entry::DIRTY).to_le_bytes())
+        .unwrap();
+    region.unmap(&mem).unwrap();
+    assert!(mem.visible() == before);
+    assert!(region.take(&mem).is_err());
+    region.unmap(&mem).unwrap();
+}
+
+#[test]
+fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
+    let (mem, mut region) = region(2 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    let slot = region.take(&mem).unwrap();
+    region.release(&mem, slot).unwrap();
+    let (at, _) = entry_at(&mem, KERNEL_WINDOW.start);
+    mem.write(at, &0x5000_u64.to_le_bytes()).unwrap();
+    let result = region.unmap(&mem);
+    assert_eq!(result, Err(HiddenError::EntryChanged { at }));
+    assert_eq!(mem.read_u64(at), Ok(0x5000));
+    region.map(&mem, &tables()).unwrap();
+    let again = region.take(&mem).unwrap();
+    assert_eq!(again, slot.wrapping_add(TABLE_SPAN));
+}
+
+#[test]
+fn released_slot_is_taken_again_and_holds_int3_meanwhile() {
+    let (mem, mut region) = region(2 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    let (a, b) = (region.take(&mem).unwrap(), region.take(&mem).unwrap());
+    assert_ne!(a, b);
+    region.fill(&mem, &code(a)).unwrap();
+    assert!(!region.is_idle());
+    region.release(&mem, a).unwrap();
+    let mut bytes = [0; SLOT_SIZE];
+    tables().read(&mem, a, &mut bytes).unwrap();
+    assert_eq!(bytes, [INT3; SLOT_SIZE]);
+    assert_eq!(region.take(&mem), Ok(a));
+    region.release(&mem, a).unwrap();
+    region.release(&mem, b).unwrap();
+    assert!(region.is_idle());
+}
+
+#[test]
+fn what_is_no_slot_is_neither_filled_nor_released() {
+    let (mem, mut region) = region(2 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    let slot = region.take(&mem).unwrap();
+    let before = mem.snapshot();
+    for wrong in [
+        slot.wrapping_add(1),
+        slot.wrapping_add(SLOT),
+        slot.wrapping_sub(SLOT),
+        AT,
+    ] {
+        assert!(region.fill(&mem, &code(wrong)).is_err());
+        assert!(region.release(&mem, wrong).is_err());
+    }
+    assert!(mem.snapshot() == before);
+}

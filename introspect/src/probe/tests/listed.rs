@@ -1,0 +1,50 @@
+//! What the list says of registered probes.
+
+use super::super::Mechanism;
+use super::super::table::{Counters, Counts};
+use super::*;
+
+#[test]
+fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
+    let mut rig = Rig::live();
+    let last = rig.register(&[spec("p filler_003"), disabled("p 0xffffffff81000109")])[1];
+    let list = rig.list();
+    assert!(list.is_sorted_by_key(|info| info.id));
+    let info = ProbeInfo {
+        id: last,
+        name: "p_0xffffffff81000109".to_owned(),
+        definition: "p 0xffffffff81000109".to_owned(),
+        addr: Some(rig.at("vfs_read", 9)),
+        symbol: Some(("vfs_read".to_owned(), 9)),
+        state: ProbeState::Placed,
+        disabled: true,
+        mechanism: Some(Mechanism::Emulated),
+        counts: Counts::default(),
+    };
+    assert_eq!(list[1], info);
+}
+
+#[test]
+fn counts_of_all_virtual_cpus_are_summed_and_none_is_lost() {
+    let counters = Counters::new(4);
+    std::thread::scope(|scope| {
+        // Two threads for each virtual CPU, and one that does not exist.
+        for vcpu in (0..5).chain(0..5) {
+            let counters = &counters;
+            scope.spawn(move || {
+                for _ in 0..1000 {
+                    counters.hit(vcpu);
+                    counters.hit(vcpu);
+                    counters.miss(vcpu);
+                }
+                counters.fault(vcpu);
+            });
+        }
+    });
+    let sum = Counts {
+        hits: 16_000,
+        missed: 8000,
+        faults: 8,
+    };
+    assert_eq!(counters.sum(), sum);
+}

@@ -1,0 +1,171 @@
+//! The engine on a guest without processors, from a definition to bytes of text, and from a hit to
+//! an event.
+
+mod batch;
+mod enable;
+mod hit;
+mod listed;
+mod model;
+mod pending;
+mod refused;
+mod rewritten;
+mod slots;
+
+use std::sync::OnceLock;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::GateHead;
+
+use super::registry::{ChangeError, RegisterError, Registry};
+use super::{ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refused};
+use crate::definition::parse;
+use crate::image::fixture;
+use crate::testing::{Guest, hidden};
+
+const INT3: u8 = 0xcc;
+/// Function entries of the fixture whose first instruction is emulated and stepped, respectively.
+const EMULATED: &str = "p filler_000";
+const STEPPED: &str = "p filler_001";
+
+fn spec(definition: &str) -> ProbeSpec {
+    ProbeSpec {
+        definition: parse(definition).expect("a definition"),
+        disabled: false,
+    }
+}
+
+fn disabled(definition: &str) -> ProbeSpec {
+    ProbeSpec {
+        disabled: true,
+        ..spec(definition)
+    }
+}
+
+fn specs<'a>(definitions: impl IntoIterator<Item = &'a str>) -> Vec<ProbeSpec> {
+    definitions.into_iter().map(spec).collect()
+}
+
+/// A guest and its probes.
+struct Rig {
+    guest: Guest,
+    registry: Registry,
+}
+
+impl Rig {
+    /// The guest still boots.
+    fn booting() -> Self {
+        static ELF: OnceLock<Vec<u8>> = OnceLock::new();
+        let guest = Guest::boot(ELF.get_or_init(fixture::probed));
+        let registry = Registry::new(guest.image.clone(), 2, hidden());
+        Self { guest, registry }
+    }
+
+    /// The kernel's text is final.
+    fn live() -> Self {
+        let mut rig = Self::booting();
+        rig.go_live(None);
+        rig
+    }
+
+    /// As [`Rig::live`], where the #BP entry must be patched to catch int3s.
+    fn with_gate() -> Self {
+        let mut rig = Self::booting();
+        let head = rig.gate();
+        rig.go_live(Some(head));
+        rig
+    }
+
+    fn gate(&self) -> GateHead {
+        let at = self.guest.image.idt_bp_entry().expect("in the fixture");
+        GateHead::analyse(&self.guest.read::<16>(at), at).expect("nops")
+    }
+
+    fn go_live(&mut self, gate: Option<GateHead>) -> Vec<(ProbeId, Refused)> {
+        let view = self.guest.view();
+        self.registry
+            .go_live(view, gate, &self.guest)
+            .expect("the guest stops")
+    }
+
+    fn try_register(&mut self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
+        self.registry.register(specs, &self.guest)
+    }
+
+    fn register(&mut self, specs: &[ProbeSpec]) -> Vec<ProbeId> {
+        self.try_register(specs).expect("legal probes")
+    }
+
+    fn one(&mut self, definition: &str) -> ProbeId {
+        self.register(&[spec(definition)])[0]
+    }
+
+    fn unregister(&mut self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry.unregister(ids, &self.guest)
+    }
+
+    fn enable(&mut self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry.set_enabled(ids, true, &self.guest)
+    }
+
+    fn disable(&mut self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry.set_enabled(ids, false, &self.guest)
+    }
+
+    fn list(&self) -> Vec<ProbeInfo> {
+        self.registry.list(&self.guest.mem)
+    }
+
+    fn info(&self, id: ProbeId) -> ProbeInfo {
+        let found = self.list().into_iter().find(|info| info.id == id);
+        found.expect("registered")
+    }
+
+    fn state(&self, id: ProbeId) -> ProbeState {
+        self.info(id).state
+    }
+
+    fn addr(&self, id: ProbeId) -> Gva {
+        self.info(id).addr.expect("placed")
+    }
+
+    fn byte(&self, at: Gva) -> u8 {
+        self.guest.read::<1>(at)[0]
+    }
+
+    /// The address of `offset` bytes into `symbol`.
+    fn at(&self, symbol: &str, offset: u64) -> Gva {
+        let start = self.guest.image.symbols().address_of(symbol);
+        start.expect("in the fixture").wrapping_add(offset)
+    }
+
+    /// Stops of the virtual CPUs that `act` costs.
+    fn stops_of<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> u64 {
+        let before = self.guest.stops();
+        act(self);
+        self.guest.stops() - before
+    }
+
+    /// Runs `act`, which must leave no trace in the guest.
+    fn changes_nothing_in_memory<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.guest.mem.visible();
+        let result = act(self);
+        assert!(self.guest.mem.visible() == before, "memory has changed");
+        result
+    }
+
+    /// Runs `act`, which must leave no trace in the guest nor in the list.
+    fn changes_nothing<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.list();
+        let result = self.changes_nothing_in_memory(act);
+        assert_eq!(self.list(), before);
+        result
+    }
+}
+
+/// Index and reason of a refused batch.
+fn refusal(result: Result<Vec<ProbeId>, RegisterError>) -> (usize, Refused) {
+    match result {
+        Err(RegisterError::Refused { index, source, .. }) => (index, source),
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}

@@ -1,0 +1,196 @@
+//! What a live guest's probes are refused for, and what they are not.
+
+use expect_test::{Expect, expect};
+
+use super::super::Mechanism;
+use super::*;
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    if let Some(source) = error.source() {
+        text = format!("{text}: {}", chain(source));
+    }
+    text
+}
+
+fn check(rig: &mut Rig, definition: &str, expected: Expect) {
+    let found = match rig.try_register(&[spec(definition)]) {
+        Ok(ids) => {
+            let info = rig.info(ids[0]);
+            rig.unregister(&ids).unwrap();
+            let (symbol, offset) = info.symbol.unwrap();
+            format!("{symbol}+{offset:#x} {}", info.mechanism.unwrap())
+        }
+        Err(error) => chain(&error),
+    };
+    expected.assert_eq(&found);
+}
+
+#[test]
+fn every_refusal_says_why() {
+    let rig = &mut Rig::live();
+    check(
+        rig,
+        "p vfs_raed",
+        expect!["probe 0 (p vfs_raed): unknown symbol `vfs_raed`; did you mean `vfs_read`?"],
+    );
+    check(
+        rig,
+        "p twin",
+        expect![
+            "probe 0 (p twin): symbol `twin` is ambiguous, it is at 0xffffffff81000200, 0xffffffff81000300; give the address instead"
+        ],
+    );
+    check(
+        rig,
+        "p vfs_read+0x100",
+        expect![
+            "probe 0 (p vfs_read+0x100): offset 0x100 is outside vfs_read, which is 0x100 bytes long"
+        ],
+    );
+    check(
+        rig,
+        "p init_top_pgt",
+        expect!["probe 0 (p init_top_pgt): 0xffffffff82a00000 is not in the kernel's text"],
+    );
+    check(
+        rig,
+        "p 0x1000",
+        expect!["probe 0 (p 0x1000): 0x1000 is not in the kernel's text"],
+    );
+    check(
+        rig,
+        "p init_it",
+        expect![
+            "probe 0 (p init_it): 0xffffffff8304e000 is init text, which the kernel frees before probes can be planted"
+        ],
+    );
+    check(
+        rig,
+        "p do_int3+4",
+        expect![
+            "probe 0 (p do_int3+0x4): 0xffffffff81000404: `do_int3` is on the kernel's own kprobe blacklist (NOKPROBE_SYMBOL)"
+        ],
+    );
+    check(
+        rig,
+        "p exc_int3",
+        expect![
+            "probe 0 (p exc_int3): 0xffffffff81000800: it is noinstr code, which runs where an exception cannot be taken"
+        ],
+    );
+    check(
+        rig,
+        "p asm_exc_int3",
+        expect![
+            "probe 0 (p asm_exc_int3): 0xffffffff81000900: it is entry code, which runs before the kernel's own state is set up"
+        ],
+    );
+    check(
+        rig,
+        "p sites+0x12",
+        expect![
+            "probe 0 (p sites+0x12): 0xffffffff81000612: it is a jump label, which the kernel rewrites as features turn on and off"
+        ],
+    );
+    check(
+        rig,
+        "p sites+0x40",
+        expect![
+            "probe 0 (p sites+0x40): 0xffffffff81000640: the instruction may fault and has an exception table entry, which a copy of it lacks"
+        ],
+    );
+    check(
+        rig,
+        "p vfs_read+1",
+        expect![
+            "probe 0 (p vfs_read+0x1): 0xffffffff81000101 is inside the instruction `endbr64` at 0xffffffff81000100, 4 bytes long"
+        ],
+    );
+    check(
+        rig,
+        "p vfs_read+0xf",
+        expect![
+            "probe 0 (p vfs_read+0xf): 0xffffffff8100010f is inside the instruction `mov rax, [rdi+8]` at 0xffffffff8100010d, 4 bytes long"
+        ],
+    );
+    check(
+        rig,
+        "p vfs_read+0x13",
+        expect![
+            "probe 0 (p vfs_read+0x13): 0xffffffff81000113: it marks a BUG or WARN, which the kernel looks up by the address of the trap"
+        ],
+    );
+    check(
+        rig,
+        "p vfs_read+0x15",
+        expect![
+            "probe 0 (p vfs_read+0x15): 0xffffffff81000115 already holds an int3 that is not ours: the guest is probing or patching it"
+        ],
+    );
+}
+
+#[test]
+fn legal_places_have_the_cheapest_mechanism() {
+    let rig = &mut Rig::live();
+    check(rig, "p vfs_read", expect!["vfs_read+0x4 emulated"]);
+    check(rig, "p vfs_read+9", expect!["vfs_read+0x9 emulated"]);
+    check(rig, "p vfs_read+0xd", expect!["vfs_read+0xd stepped"]);
+    check(rig, "p vfs_read+0x11", expect!["vfs_read+0x11 stepped"]);
+    check(rig, "p vfs_read+0x16", expect!["vfs_read+0x16 emulated"]);
+    check(
+        rig,
+        "p 0xffffffff81000100",
+        expect!["vfs_read+0x0 emulated"],
+    );
+}
+
+#[test]
+fn breakpoint_of_the_guest_is_left_to_it() {
+    let mut rig = Rig::live();
+    let at = rig.at("filler_000", 0);
+    rig.guest.write(at, &[INT3]);
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(EMULATED)]));
+    assert_eq!(refusal(result), (0, Refused::ForeignBreakpoint { at }));
+}
+
+#[test]
+fn function_entry_with_a_call_of_ftrace_is_left_to_it() {
+    let mut rig = Rig::live();
+    let at = rig.at("vfs_read", 4);
+    rig.guest.write(at, &[0xe8, 1, 2, 3, 4]);
+    for definition in ["p vfs_read", "p vfs_read+4"] {
+        let result = rig.changes_nothing(|rig| rig.try_register(&[spec(definition)]));
+        assert_eq!(refusal(result), (0, Refused::FtraceInUse { at }));
+    }
+}
+
+#[test]
+fn boundaries_are_found_through_the_int3s_of_other_probes() {
+    let mut rig = Rig::live();
+    // From the last to the first and back: each is checked through all that are armed before it.
+    let offsets = [0x11, 0xd, 0xa, 9, 4, 0];
+    for offset in offsets.into_iter().chain(offsets.into_iter().rev()) {
+        let target = rig.at("vfs_read", offset);
+        rig.one(&format!("p {target}"));
+    }
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec("p vfs_read+0xb")]));
+    let (_, why) = refusal(result);
+    expect!["0xffffffff8100010b is inside the instruction `mov rbp, rsp` at 0xffffffff8100010a, 3 bytes long"]
+        .assert_eq(&why.to_string());
+    let mechanisms = rig.list().into_iter().map(|info| info.mechanism);
+    let stepped = mechanisms.filter(|it| *it == Some(Mechanism::Stepped));
+    assert_eq!(stepped.count(), 4);
+}
+
+#[test]
+fn text_that_is_not_mapped_is_refused() {
+    let mut rig = Rig::live();
+    // The page tables lose the page of `filler_400`.
+    let tables = rig.guest.view().tables;
+    let at = rig.at("filler_400", 0);
+    let (entry, _) = tables.entry_at(&rig.guest.mem, at, 1).unwrap();
+    hvprobe_arch::mem::PhysMemory::write(&rig.guest.mem, entry, &[0; 8]).unwrap();
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec("p filler_400")]));
+    assert_eq!(refusal(result), (0, Refused::Unmapped { at }));
+}

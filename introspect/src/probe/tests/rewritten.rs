@@ -1,0 +1,71 @@
+//! The guest changes text under a probe.
+
+use super::*;
+
+#[test]
+fn probe_whose_int3_the_guest_replaced_is_gone_and_its_text_never_written_again() {
+    let mut rig = Rig::live();
+    let id = rig.one(STEPPED);
+    let at = rig.addr(id);
+    rig.guest.write(at, &[0x90]);
+    assert_eq!(rig.state(id), ProbeState::Gone);
+    for step in [
+        Rig::disable as fn(&mut Rig, &[ProbeId]) -> _,
+        Rig::enable,
+        Rig::unregister,
+    ] {
+        step(&mut rig, &[id]).unwrap();
+        assert_eq!(rig.byte(at), 0x90);
+        assert!(rig.list().iter().all(|info| info.state == ProbeState::Gone));
+    }
+}
+
+#[test]
+fn place_the_guest_rewrote_takes_no_further_probe_until_it_is_free() {
+    let mut rig = Rig::live();
+    let id = rig.one(STEPPED);
+    let at = rig.addr(id);
+    rig.guest.write(at, &[0x90]);
+    let rewritten = (0, Refused::Rewritten { at });
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(STEPPED)]));
+    assert_eq!(refusal(result), rewritten);
+    rig.disable(&[id]).unwrap();
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(STEPPED)]));
+    assert_eq!(refusal(result), rewritten);
+    rig.unregister(&[id]).unwrap();
+    // Now it is what the guest made of it.
+    let id = rig.one(STEPPED);
+    assert_eq!(rig.byte(at), INT3);
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(rig.byte(at), 0x90);
+}
+
+#[test]
+fn disabled_probe_is_gone_while_its_text_is_not_what_it_was() {
+    let mut rig = Rig::live();
+    let id = rig.register(&[disabled("p vfs_read")])[0];
+    let at = rig.addr(id);
+    let nop = rig.guest.read::<5>(at);
+    rig.guest.write(at, &[0xe8, 1, 2, 3, 4]);
+    assert_eq!(rig.state(id), ProbeState::Gone);
+    let source = Refused::TextChanged { at };
+    let result = rig.changes_nothing(|rig| rig.enable(&[id]));
+    assert_eq!(result, Err(ChangeError::Refused { id, source }));
+    rig.guest.write(at, &nop);
+    assert_eq!(rig.state(id), ProbeState::Placed);
+    rig.enable(&[id]).unwrap();
+    assert_eq!(rig.byte(at), INT3);
+}
+
+#[test]
+fn other_probes_are_not_affected() {
+    let mut rig = Rig::live();
+    let before = rig.guest.mem.visible();
+    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    let at = rig.addr(ids[0]);
+    rig.guest.write(at, &[0x90]);
+    assert_eq!(rig.state(ids[1]), ProbeState::Placed);
+    rig.registry.unregister_all(&rig.guest).unwrap();
+    rig.guest.write(at, &[0x55]);
+    assert!(rig.guest.mem.visible() == before);
+}

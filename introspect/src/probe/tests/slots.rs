@@ -1,0 +1,132 @@
+//! What is planted beside the int3s, only while it is needed: slots, their mapping, the gate.
+
+use hvprobe_arch::mem::PhysMemory;
+
+use super::super::patch::GATE_PORT;
+use super::*;
+use crate::testing::{HIDDEN, Memory, SLOTS};
+
+/// Whether the slots are mapped: the first entry of the window leads somewhere.
+fn is_mapped(rig: &Rig) -> bool {
+    let start = crate::hidden::KERNEL_WINDOW.start;
+    let tables = rig.guest.view().tables;
+    let (_, entry) = tables.entry_at(&rig.guest.mem, start, 2).unwrap();
+    entry != 0
+}
+
+fn slot_bytes(mem: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; SLOTS * 32];
+    mem.read(HIDDEN.wrapping_add(0x1000), &mut bytes).unwrap();
+    bytes
+}
+
+/// Definitions of `count` stepped probes at different addresses.
+fn stepped(count: usize) -> Vec<ProbeSpec> {
+    (0..count)
+        .map(|n| spec(&format!("p filler_{:03}", 2 * n + 1)))
+        .collect()
+}
+
+#[test]
+fn slots_are_mapped_while_a_stepped_probe_has_one() {
+    let mut rig = Rig::live();
+    let emulated = rig.one(EMULATED);
+    assert!(!is_mapped(&rig));
+    let ids = rig.register(&stepped(2));
+    assert!(is_mapped(&rig));
+    rig.unregister(&ids[..1]).unwrap();
+    assert!(is_mapped(&rig));
+    rig.unregister(&ids[1..]).unwrap();
+    assert!(!is_mapped(&rig));
+    assert_eq!(rig.byte(rig.addr(emulated)), INT3);
+}
+
+#[test]
+fn disabled_probe_keeps_its_slot_for_those_who_may_still_be_in_it() {
+    let mut rig = Rig::live();
+    let id = rig.one(STEPPED);
+    let planted = slot_bytes(&rig.guest.mem);
+    rig.disable(&[id]).unwrap();
+    assert!(is_mapped(&rig));
+    assert_eq!(slot_bytes(&rig.guest.mem), planted);
+    rig.enable(&[id]).unwrap();
+    assert_eq!(slot_bytes(&rig.guest.mem), planted);
+}
+
+#[test]
+fn slot_given_back_is_filled_with_int3() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&stepped(2));
+    let filled = |rig: &Rig| {
+        let bytes = slot_bytes(&rig.guest.mem);
+        bytes.iter().filter(|byte| **byte != INT3).count()
+    };
+    assert_eq!(filled(&rig), 8);
+    rig.unregister(&ids[..1]).unwrap();
+    assert_eq!(filled(&rig), 4);
+}
+
+#[test]
+fn batch_that_wants_more_slots_than_there_are_names_the_first_too_many() {
+    let mut rig = Rig::with_gate();
+    let batch = stepped(SLOTS + 1);
+    let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch)));
+    assert_eq!(index, SLOTS);
+    assert!(matches!(why, Refused::Slot { .. }), "{why}");
+    assert!(slot_bytes(&rig.guest.mem).iter().all(|byte| *byte == INT3));
+    let ids = rig.register(&batch[..SLOTS]);
+    let (index, _) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch[SLOTS..])));
+    assert_eq!(index, 0);
+    rig.unregister(&ids[5..6]).unwrap();
+    rig.register(&batch[SLOTS..]);
+}
+
+#[test]
+fn window_without_an_empty_entry_refuses_stepped_probes_only() {
+    let mut rig = Rig::live();
+    let window = crate::hidden::KERNEL_WINDOW;
+    let tables = rig.guest.view().tables;
+    let mut at = window.start;
+    while at < window.end {
+        let (entry, _) = tables.entry_at(&rig.guest.mem, at, 2).unwrap();
+        // Not present, but the kernel keeps something there.
+        rig.guest.mem.write(entry, &2_u64.to_le_bytes()).unwrap();
+        at = at.wrapping_add(2 << 20);
+    }
+    let batch = specs([EMULATED, STEPPED]);
+    let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch)));
+    assert_eq!(index, 1);
+    assert!(matches!(why, Refused::Slot { .. }), "{why}");
+    rig.register(&batch[..1]);
+}
+
+#[test]
+fn gate_is_planted_while_a_probe_is_armed() {
+    let mut rig = Rig::with_gate();
+    let gate = rig.gate().at();
+    let (original, patch) = (rig.guest.read::<2>(gate), GateHead::patch(GATE_PORT));
+    let idle = rig.register(&[disabled(EMULATED)])[0];
+    assert_eq!(rig.guest.read(gate), original);
+    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    assert_eq!(rig.guest.read(gate), patch);
+    rig.unregister(&ids[..1]).unwrap();
+    assert_eq!(rig.guest.read(gate), patch);
+    rig.disable(&ids[1..]).unwrap();
+    assert_eq!(rig.guest.read(gate), original);
+    rig.enable(&[idle]).unwrap();
+    assert_eq!(rig.guest.read(gate), patch);
+    rig.registry.unregister_all(&rig.guest).unwrap();
+    assert_eq!(rig.guest.read(gate), original);
+}
+
+#[test]
+fn gate_the_guest_rewrote_is_left_alone_and_nothing_is_armed_without_it() {
+    let mut rig = Rig::with_gate();
+    let gate = rig.gate().at();
+    let id = rig.one(EMULATED);
+    rig.guest.write(gate, &[0xfc]);
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(rig.guest.read(gate), [0xfc, GATE_PORT]);
+    let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&[spec(EMULATED)])));
+    assert_eq!(why, Refused::TextChanged { at: gate });
+}

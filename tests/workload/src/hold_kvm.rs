@@ -1,0 +1,51 @@
+//! Keeps KVM's static keys where they are while other machines come and go.
+//!
+//! KVM patches its own text when the first or last virtual machine, the first or last virtual CPU
+//! without a local APIC, or the first or last one with its APIC disabled comes or goes. QEMU's TCG
+//! with several host threads sometimes goes on executing the int3 of such a patch after it is gone
+//! (seen with 7.2), and the emulated machine hangs. One machine of each kind that stays until the
+//! end keeps all those counts above zero.
+
+use std::error::Error;
+use std::ffi::{CStr, c_int, c_ulong};
+use std::io;
+
+const KVM_CREATE_VM: c_ulong = 0xae01;
+const KVM_CREATE_VCPU: c_ulong = 0xae41;
+const KVM_CREATE_IRQCHIP: c_ulong = 0xae60;
+const DEVICE: &CStr = c"/dev/kvm";
+
+/// Creates the machines and leaves them with a process in the background.
+pub(crate) fn hold() -> Result<(), Box<dyn Error>> {
+    // SAFETY: a constant path with its NUL; the descriptor is meant to stay open.
+    let kvm = unsafe { libc::open(DEVICE.as_ptr(), libc::O_RDWR) };
+    checked(kvm)?;
+    for irqchip in [false, true] {
+        let vm = ask(kvm, KVM_CREATE_VM)?;
+        if irqchip {
+            ask(vm, KVM_CREATE_IRQCHIP)?;
+        }
+        ask(vm, KVM_CREATE_VCPU)?;
+    }
+    // SAFETY: this process has one thread, and the child only waits.
+    match checked(unsafe { libc::fork() })? {
+        0 => loop {
+            // SAFETY: has no preconditions.
+            unsafe { libc::pause() };
+        },
+        _ => Ok(()),
+    }
+}
+
+/// A request whose argument is zero; returns its result, here a new descriptor.
+fn ask(fd: c_int, request: c_ulong) -> io::Result<c_int> {
+    // SAFETY: the requests used here take an integer and touch no memory of ours.
+    checked(unsafe { libc::ioctl(fd, request, 0) })
+}
+
+fn checked(result: c_int) -> io::Result<c_int> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
