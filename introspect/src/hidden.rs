@@ -1,9 +1,10 @@
 //! The hidden region: memory we add to the guest, outside its memory map, for slots.
 //!
 //! Layout: the first page is a page table (level 1); the pages after it are slots, read and
-//! execute only, each entered into that table when its first slot is taken. The region becomes visible to the guest's kernel when that page table is entered into an
-//! empty entry of the kernel's own level-2 table below the kernel image, where every process and
-//! every ±2 GiB displacement from kernel text reaches it.
+//! execute only, each entered into that table when its first slot is taken. The region becomes
+//! visible to the guest's kernel when that page table is entered into an empty entry of the kernel's
+//! own level-2 table below the kernel image, where every process and every ±2 GiB displacement from
+//! kernel text reaches it.
 //!
 //! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
 //! and cleared only when it still holds what we wrote; nothing is both writable and executable for
@@ -146,6 +147,8 @@ impl HiddenRegion {
         let Some(mapped) = self.mapped.take() else {
             return Ok(());
         };
+        self.fresh = 0;
+        self.free.clear();
         let now = mem.read_u64(mapped.entry_at)?;
         // The processor may have set the dirty bit of an entry we wrote.
         if now & !entry::DIRTY != mapped.entry {
@@ -154,8 +157,6 @@ impl HiddenRegion {
             });
         }
         mem.write(mapped.entry_at, &0_u64.to_le_bytes())?;
-        self.fresh = 0;
-        self.free.clear();
         Ok(())
     }
 

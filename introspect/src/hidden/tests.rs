@@ -148,6 +148,10 @@ fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
     region.map(&mem, &tables()).unwrap();
     let again = region.take(&mem).unwrap();
     assert_eq!(again, slot.wrapping_add(TABLE_SPAN));
+    region.fill(&mem, &code(again)).unwrap();
+    let mut bytes = [0; SLOT_SIZE];
+    tables().read(&mem, again, &mut bytes).unwrap();
+    assert_eq!(&bytes, code(again).bytes());
 }
 
 #[test]

@@ -96,9 +96,13 @@ fn guest_that_does_not_stop_leaves_everything_pending() {
             .go_live(view, None, &rig.guest)
             .expect_err("it does not stop")
     });
+    let late = rig.one("p vfs_read");
+    assert_eq!(rig.state(late), ProbeState::Pending);
     rig.guest.refuse_stops(false);
     assert_eq!(rig.go_live(None), []);
-    assert_eq!(rig.byte(rig.addr(ids[0])), INT3);
+    for id in [ids[0], ids[1], late] {
+        assert_eq!(rig.byte(rig.addr(id)), INT3);
+    }
 }
 
 #[test]
