@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory as _, Parser as _};
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 use args::{Cli, Command};
 
@@ -68,7 +68,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
     }
 }
 
-/// Log messages go to standard error: warnings, or more when asked for.
+/// Log messages go to standard error: warnings, or more of our own when asked for.
 fn log(verbose: u8) {
     let level = match verbose {
         0 => LevelFilter::WARN,
@@ -77,10 +77,10 @@ fn log(verbose: u8) {
         _ => LevelFilter::TRACE,
     };
     tracing_subscriber::fmt()
-        .with_max_level(level)
+        .with_env_filter(EnvFilter::new(format!("warn,hvprobe={level}")))
         .with_writer(io::stderr)
         .log_internal_errors(false)
         .with_target(false)
-        .without_time()
+        .with_timer(tracing_subscriber::fmt::time::uptime())
         .init();
 }

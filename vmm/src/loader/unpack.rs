@@ -6,6 +6,10 @@
 
 use std::error::Error;
 use std::io::{self, Read};
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use flate2::read::GzDecoder;
 use lzma_rust2::XzReader;
@@ -45,7 +49,7 @@ pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
             .map_err(|source| failed("zstd", source))?;
         read("zstd", stream, size)
     } else if let Some(blocks) = payload.strip_prefix(&LZ4_MAGIC) {
-        lz4(blocks, size)
+        lz4(blocks)
     } else {
         let known = UNSUPPORTED
             .iter()
@@ -80,41 +84,80 @@ fn read(format: &'static str, stream: impl Read, size: usize) -> Result<Vec<u8>,
     Ok(kernel)
 }
 
+fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
+    let blocks = lz4_blocks(payload)?;
+    if (blocks.len() * LZ4_BLOCK) as u64 > MAX_KERNEL {
+        return Err(LoadError::UnpackedTooLarge);
+    }
+    // Zeroed at once, which costs nothing for fresh memory.
+    let mut kernel = vec![0; blocks.len() * LZ4_BLOCK];
+    let lengths: Vec<OnceLock<usize>> = blocks.iter().map(|_| OnceLock::new()).collect();
+    let work = Mutex::new(
+        blocks
+            .into_iter()
+            .zip(kernel.chunks_mut(LZ4_BLOCK))
+            .zip(&lengths),
+    );
+    // Blocks stand for themselves, so every processor can have one.
+    let unpack_some = || {
+        loop {
+            let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(((block, place), length)) = next else {
+                return Ok(());
+            };
+            let unpacked = lz4_flex::block::decompress_into(block, place)
+                .map_err(|source| failed("lz4", source))?;
+            let _ = length.set(unpacked);
+        }
+    };
+    let helpers = thread::available_parallelism().map_or(1, NonZero::get) - 1;
+    thread::scope(|scope| {
+        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(unpack_some)).collect();
+        let own = unpack_some();
+        let theirs = helpers
+            .into_iter()
+            .try_for_each(|helper| helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        own.and(theirs)
+    })?;
+    // All blocks but the last of a stream are full, so this moves bytes only between streams.
+    let mut len = 0;
+    for (n, unpacked) in lengths.iter().enumerate() {
+        let unpacked = unpacked.get().copied().unwrap_or(0);
+        let start = n * LZ4_BLOCK;
+        if start != len {
+            kernel.copy_within(start..start + unpacked, len);
+        }
+        len += unpacked;
+    }
+    kernel.truncate(len);
+    Ok(kernel)
+}
+
 /// Blocks, each after its packed size, until the payload or what can be a size ends: the closing
 /// size word is not marked as such.
-fn lz4(mut blocks: &[u8], size: usize) -> Result<Vec<u8>, LoadError> {
+fn lz4_blocks(mut payload: &[u8]) -> Result<Vec<&[u8]>, LoadError> {
     let cut_short = || failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof));
-    // Zeroed at once, which costs nothing for fresh memory; `len` bytes of it are the kernel.
-    let mut kernel = vec![0; size + LZ4_BLOCK];
-    let mut len = 0;
-    while let Some((head, rest)) = blocks.split_first_chunk() {
+    let mut blocks = Vec::new();
+    while let Some((head, rest)) = payload.split_first_chunk() {
         // Streams may be strung together.
         if *head == LZ4_MAGIC {
-            blocks = rest;
+            payload = rest;
             continue;
         }
         if rest.is_empty() {
             // Not a block but the closing word.
-            blocks = rest;
+            payload = rest;
             break;
         }
         let packed = usize::try_from(u32::from_le_bytes(*head)).unwrap_or(usize::MAX);
         let (block, rest) = rest.split_at_checked(packed).ok_or_else(cut_short)?;
-        if kernel.len() - len < LZ4_BLOCK {
-            kernel.resize(len + LZ4_BLOCK, 0);
-        }
-        len += lz4_flex::block::decompress_into(block, &mut kernel[len..][..LZ4_BLOCK])
-            .map_err(|source| failed("lz4", source))?;
-        if len as u64 > MAX_KERNEL {
-            return Err(LoadError::UnpackedTooLarge);
-        }
-        blocks = rest;
+        blocks.push(block);
+        payload = rest;
     }
-    if !blocks.is_empty() {
+    if !payload.is_empty() {
         return Err(cut_short());
     }
-    kernel.truncate(len);
-    Ok(kernel)
+    Ok(blocks)
 }
 
 fn failed(format: &'static str, source: impl Error + Send + Sync + 'static) -> LoadError {

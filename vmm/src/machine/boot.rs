@@ -3,6 +3,7 @@
 //! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
 //! behind.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
@@ -15,6 +16,7 @@ use hvprobe_introspect::image::{ImageError, KernelImage};
 use hvprobe_introspect::probe::hit::HitHandler;
 use hvprobe_introspect::probe::registry::{RegisterError, Registry};
 use kvm_ioctls::{Kvm, VmFd};
+use tracing::debug;
 
 use super::catch::Catcher;
 use super::config::{DEFAULT_CMDLINE, MachineConfig};
@@ -110,29 +112,36 @@ fn catch_mode() -> Result<CatchMode, BootError> {
 }
 
 pub(super) fn boot(config: MachineConfig) -> Result<Arc<Machine>, BootError> {
-    // The self-check runs a guest of its own; meanwhile the kernel is unpacked and read.
-    let (mode, prepared) = thread::scope(|scope| {
+    // The self-check runs a guest of its own; meanwhile the files are read and unpacked, and then
+    // the kernel is loaded while its symbols are.
+    thread::scope(|scope| {
         let mode = scope.spawn(catch_mode);
-        let prepared = Prepared::new(&config);
-        (mode.join(), prepared)
-    });
-    let prepared = prepared?;
-    let mode = mode.unwrap_or(Err(BootError::NoCatchMode))?;
-    start(config, mode, prepared)
+        let files = Files::read(&config)?;
+        debug!("files read");
+        let image = scope.spawn({
+            let kernel = Arc::clone(&files.kernel);
+            move || KernelImage::parse(kernel.elf())
+        });
+        let loaded = Loaded::new(&config, files)?;
+        debug!("kernel loaded");
+        let image = image.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        let mode = mode.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        debug!("symbols read, host checked");
+        start(config, mode, Arc::new(image), loaded)
+    })
 }
 
 /// What is read from files, before any resource of the host is taken.
-struct Prepared {
-    kernel: Kernel,
-    image: Arc<KernelImage>,
+struct Files {
+    kernel: Arc<Kernel>,
     initrd: Vec<Vec<u8>>,
     ram: GuestRam,
 }
 
-impl Prepared {
-    fn new(config: &MachineConfig) -> Result<Self, BootError> {
+impl Files {
+    fn read(config: &MachineConfig) -> Result<Self, BootError> {
         let ram = GuestRam::new(config.memory)?;
-        let kernel = Kernel::open(&config.kernel)?;
+        let kernel = Arc::new(Kernel::open(&config.kernel)?);
         let mut initrd = Vec::new();
         if let Some(path) = &config.initrd {
             let source = |source| BootError::Initrd {
@@ -144,12 +153,45 @@ impl Prepared {
         if !config.command.is_empty() {
             initrd.push(loader::command_archive(&config.command)?);
         }
-        let image = Arc::new(KernelImage::parse(kernel.elf())?);
         Ok(Self {
             kernel,
-            image,
             initrd,
             ram,
+        })
+    }
+}
+
+/// A virtual machine with everything in its memory, but no virtual CPUs yet.
+struct Loaded {
+    host: Kvm,
+    vm: VmFd,
+    ram: GuestRam,
+    entry: Entry,
+}
+
+impl Loaded {
+    fn new(config: &MachineConfig, files: Files) -> Result<Self, BootError> {
+        let host = selfcheck::open_kvm()?;
+        cpu::check_count(&host, config.cpus)?;
+        let vm = cpu::create_vm(&host)?;
+        let Files {
+            kernel,
+            initrd,
+            ram,
+        } = files;
+        ram.register(&vm)?;
+        let rsdp = acpi::write(&ram, config.cpus)?;
+        let cmdline = match config.cmdline.trim() {
+            "" => DEFAULT_CMDLINE,
+            given => given,
+        };
+        let pieces: Vec<&[u8]> = initrd.iter().map(Vec::as_slice).collect();
+        let entry = loader::load(&kernel, &ram, &pieces, cmdline, rsdp)?;
+        Ok(Self {
+            host,
+            vm,
+            ram,
+            entry,
         })
     }
 }
@@ -157,26 +199,15 @@ impl Prepared {
 fn start(
     config: MachineConfig,
     mode: CatchMode,
-    prepared: Prepared,
+    image: Arc<KernelImage>,
+    loaded: Loaded,
 ) -> Result<Arc<Machine>, BootError> {
-    let Prepared {
-        kernel,
-        image,
-        initrd,
+    let Loaded {
+        host,
+        vm,
         ram,
-    } = prepared;
-    let host = Kvm::new().map_err(kvm("be opened"))?;
-    cpu::check_count(&host, config.cpus)?;
-    let vm = cpu::create_vm(&host)?;
-    ram.register(&vm)?;
-    let rsdp = acpi::write(&ram, config.cpus)?;
-    let cmdline = match config.cmdline.trim() {
-        "" => DEFAULT_CMDLINE,
-        given => given,
-    };
-    let pieces: Vec<&[u8]> = initrd.iter().map(Vec::as_slice).collect();
-    let entry = loader::load(&kernel, &ram, &pieces, cmdline, rsdp)?;
-    drop((kernel, initrd));
+        entry,
+    } = loaded;
     let tripwire = Tripwire::set(&image, &ram).ok_or(BootError::NoTripwire)?;
 
     let console = Arc::new(ConsoleOutput::default());
@@ -272,6 +303,7 @@ fn run(
             })?;
         threads.push(thread);
     }
+    debug!("virtual CPUs started");
     let supervised = Arc::clone(machine);
     thread::Builder::new()
         .name("supervisor".to_owned())
