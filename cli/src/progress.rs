@@ -31,6 +31,15 @@ impl Progress {
         }
     }
 
+    /// Prints a message while it goes on.
+    pub(crate) fn tell(&self, message: &str) {
+        let tell = || output::tell(format_args!("{message}"));
+        match &self.spinner {
+            Some(spinner) => spinner.suspend(tell),
+            None => tell(),
+        }
+    }
+
     /// Says that it is done, in other words.
     pub(crate) fn done(self, how: &str) {
         drop(self);

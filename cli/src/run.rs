@@ -25,10 +25,12 @@ use crate::in_process::InProcess;
 use crate::output::table;
 use crate::progress::Progress;
 use crate::signals::Interrupt;
-use crate::{guest, output, size, trace};
+use crate::{doctor, guest, output, size, trace};
 
 /// How much of the console is shown when the guest did not end well.
 const TAIL_LINES: usize = 20;
+/// What comes before the reason for a panic (Linux, kernel/panic.c).
+const PANIC: &str = "Kernel panic - not syncing: ";
 
 pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::install()?;
@@ -83,11 +85,20 @@ async fn boot_and_follow(
     let plain = options.format == Format::Aside;
     let progress = Progress::begin(what_boots(&request), plain);
     let booted = tokio::select! {
-        booted = client.machines.boot(request) => booted.map_err(Refused::from)?,
+        booted = client.machines.boot(request) => booted.map_err(Refused::from)?.into_inner(),
         () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
     };
     timings.mark("machine booted");
-    let machine = booted.into_inner().name;
+    tokio::select! {
+        doubt = doctor::doubt(&mut client, &booted) => {
+            if let Some(doubt) = doubt {
+                progress.tell(&doubt);
+            }
+        }
+        // Asked again below, where a machine is ended in order.
+        () = interrupt.asked() => {}
+    }
+    let machine = booted.name;
 
     let mut printer = Printer::new(options.format, options.hits);
     let mut session = Session::open(client, &machine, plain, progress).await?;
@@ -293,15 +304,23 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: Optio
     if let Some(tail) = tail
         && let Ok(tail) = tail.await
     {
-        let lines = tail.lines(TAIL_LINES);
-        if !lines.is_empty() {
-            output::note(format_args!(
-                "its console ended with:\n{}",
-                lines.join("\n")
-            ));
+        let lines = tail.lines();
+        // The registers and the call trace that follow it push the reason out of sight.
+        if let Some(why) = panic_reason(&lines) {
+            output::note(format_args!("its kernel panicked: {why}"));
+        }
+        let end = &lines[lines.len().saturating_sub(TAIL_LINES)..];
+        if !end.is_empty() {
+            output::note(format_args!("its console ended with:\n{}", end.join("\n")));
         }
     }
     ExitCode::from(FAILED)
+}
+
+/// Why the guest's kernel panicked, if its console says so.
+fn panic_reason(console: &[String]) -> Option<&str> {
+    let (_, why) = console.iter().find_map(|line| line.split_once(PANIC))?;
+    Some(why)
 }
 
 /// When things happened.
@@ -359,4 +378,25 @@ fn now() -> u64 {
     seconds
         .saturating_mul(1_000_000_000)
         .saturating_add(nanoseconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_for_a_panic_is_found_above_what_the_kernel_prints_after_it() {
+        let console = [
+            "sh: not found",
+            "[    1.97] Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000b00",
+            "[    1.98] Call Trace:",
+            "[    1.99] ---[ end Kernel panic - not syncing: Attempted to kill init! ]---",
+        ]
+        .map(str::to_owned);
+        assert_eq!(
+            panic_reason(&console),
+            Some("Attempted to kill init! exitcode=0x00000b00")
+        );
+        assert_eq!(panic_reason(&console[..1]), None);
+    }
 }

@@ -8,9 +8,9 @@ use crate::args::{NamedMachine, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
 use crate::failure::{DONE, INTERRUPTED, Refused};
-use crate::guest;
 use crate::output::{self, json, table};
 use crate::signals::Interrupt;
+use crate::{doctor, guest};
 
 pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
     match command {
@@ -28,6 +28,9 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 json::print(&json::Machine::from(&machine))?;
             } else {
                 output::print(&machine.name)?;
+            }
+            if let Some(doubt) = doctor::doubt(&mut client, &machine).await {
+                output::tell(format_args!("{doubt}"));
             }
             Ok(DONE)
         }

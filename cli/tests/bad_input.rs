@@ -34,11 +34,18 @@ impl Place {
         path.into_os_string().into_string().unwrap()
     }
 
-    /// The program, which `timeout` ends should it hang; that would show as status 124.
+    /// The program, which `timeout` ends should it hang; that would show as status 124. In the
+    /// foreground it passes a signal on once, not to its child and then to its group again: to us,
+    /// two are more than one.
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command
-            .args(["--kill-after=5", "60", env!("CARGO_BIN_EXE_hvprobe")])
+            .args([
+                "--foreground",
+                "--kill-after=5",
+                "60",
+                env!("CARGO_BIN_EXE_hvprobe"),
+            ])
             .args(args)
             .env("HVPROBE_CACHE", self.path("cache"))
             .env("XDG_RUNTIME_DIR", self.0.path())

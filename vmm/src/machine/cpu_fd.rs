@@ -249,48 +249,36 @@ impl CpuFd {
     }
 }
 
+/// A register set of one kind from one of another, field by field.
+macro_rules! same_registers {
+    ($from:expr => $into:ident) => {
+        $into {
+            rax: $from.rax,
+            rbx: $from.rbx,
+            rcx: $from.rcx,
+            rdx: $from.rdx,
+            rsi: $from.rsi,
+            rdi: $from.rdi,
+            rsp: $from.rsp,
+            rbp: $from.rbp,
+            r8: $from.r8,
+            r9: $from.r9,
+            r10: $from.r10,
+            r11: $from.r11,
+            r12: $from.r12,
+            r13: $from.r13,
+            r14: $from.r14,
+            r15: $from.r15,
+            rip: $from.rip,
+            rflags: $from.rflags,
+        }
+    };
+}
+
 fn from_kvm(regs: &kvm_regs) -> Regs {
-    Regs {
-        rax: regs.rax,
-        rbx: regs.rbx,
-        rcx: regs.rcx,
-        rdx: regs.rdx,
-        rsi: regs.rsi,
-        rdi: regs.rdi,
-        rsp: regs.rsp,
-        rbp: regs.rbp,
-        r8: regs.r8,
-        r9: regs.r9,
-        r10: regs.r10,
-        r11: regs.r11,
-        r12: regs.r12,
-        r13: regs.r13,
-        r14: regs.r14,
-        r15: regs.r15,
-        rip: regs.rip,
-        rflags: regs.rflags,
-    }
+    same_registers!(regs => Regs)
 }
 
 fn to_kvm(regs: &Regs) -> kvm_regs {
-    kvm_regs {
-        rax: regs.rax,
-        rbx: regs.rbx,
-        rcx: regs.rcx,
-        rdx: regs.rdx,
-        rsi: regs.rsi,
-        rdi: regs.rdi,
-        rsp: regs.rsp,
-        rbp: regs.rbp,
-        r8: regs.r8,
-        r9: regs.r9,
-        r10: regs.r10,
-        r11: regs.r11,
-        r12: regs.r12,
-        r13: regs.r13,
-        r14: regs.r14,
-        r15: regs.r15,
-        rip: regs.rip,
-        rflags: regs.rflags,
-    }
+    same_registers!(regs => kvm_regs)
 }

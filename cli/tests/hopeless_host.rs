@@ -1,0 +1,62 @@
+//! A host whose KVM cannot run Linux says so before the user has waited for a boot in vain.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::env;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+/// The program, ended by `timeout` should it hang; in the foreground that passes a signal on once.
+fn hvprobe() -> Command {
+    let mut command = Command::new("timeout");
+    command
+        .args([
+            "--foreground",
+            "--kill-after=5",
+            "60",
+            env!("CARGO_BIN_EXE_hvprobe"),
+        ])
+        .stdin(Stdio::null());
+    command
+}
+
+/// Whether this is such a host, as far as `run` looks for it.
+fn hopeless() -> bool {
+    let doctor = hvprobe().args(["doctor", "--json"]).output().unwrap();
+    let report = String::from_utf8(doctor.stdout).unwrap();
+    doctor.status.code() == Some(1) && report.contains("\"emulation-exit\"")
+}
+
+#[test]
+fn run_warns_where_linux_guests_cannot_run() {
+    let Some(kernel) = env::var_os("HVPROBE_TEST_VMLINUZ").filter(|_| hopeless()) else {
+        eprintln!("skipped: needs a kernel (cargo lab test) and a KVM that cannot run it");
+        return;
+    };
+    let mut run = hvprobe()
+        .args(["run", "-p", "p vfs_read", "-k"])
+        .arg(kernel)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut told = BufReader::new(run.stderr.take().unwrap()).lines();
+    let warning = told
+        .by_ref()
+        .map_while(Result::ok)
+        .find(|line| line.contains("warning"));
+    let warning = warning.expect("it warns before it ends");
+    assert!(
+        warning.starts_with("hvprobe: warning: this host cannot run Linux guests (")
+            && warning.ends_with("; `hvprobe doctor` tells more"),
+        "{warning}"
+    );
+    let interrupt = Command::new("kill")
+        .args(["-INT", &run.id().to_string()])
+        .status();
+    assert!(interrupt.unwrap().success());
+    let rest: Vec<_> = told.map_while(Result::ok).collect();
+    assert_eq!(run.wait().unwrap().code(), Some(130), "{rest:#?}");
+}

@@ -1,0 +1,437 @@
+//! The program `hvprobe` as a user has it: what it prints, how it ends, and that nothing stays
+//! behind.
+//!
+//! Every wait is for a line or for the end of a program, and is bounded: a [`Program`] that takes
+//! too long is killed, which ends its lines.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::env;
+use std::io::{BufRead as _, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use hvprobe_tests::rig::rig;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, test_kill_process_group, waitid,
+};
+use serde_json::Value;
+
+/// Calls getpgid without end, and nothing else does.
+const BUSY: [&str; 4] = ["--", "workload", "stdin-hold", "1"];
+
+/// What one program may take; Bochs needs most of it for a boot.
+fn patience() -> Duration {
+    Duration::from_secs(match env::var("HVPROBE_RIG").as_deref() {
+        Ok("bochs") => 600,
+        _ => 90,
+    })
+}
+
+/// A running `hvprobe`, the leader of a process group of its own.
+struct Program {
+    words: String,
+    child: Child,
+    out: Receiver<String>,
+    err: Receiver<String>,
+    /// Kills the program after a while, unless the sender is dropped first; returns whether it did.
+    watchdog: Option<(Sender<()>, JoinHandle<bool>)>,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+struct Finished {
+    status: Option<i32>,
+    /// Lines that were not taken before.
+    out: Vec<String>,
+    err: Vec<String>,
+}
+
+impl Program {
+    fn start(words: &[&str]) -> Self {
+        let mut child = Command::new("hvprobe")
+            .args(words)
+            .env_remove("HVPROBE_SOCKET")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        let (stop, stopped) = mpsc::channel::<()>();
+        let watchdog = thread::spawn(move || {
+            let expired = stopped.recv_timeout(patience()) == Err(RecvTimeoutError::Timeout);
+            if expired {
+                kill_process(pid, Signal::KILL).unwrap();
+            }
+            expired
+        });
+        Self {
+            words: words.join(" "),
+            out: lines(child.stdout.take().unwrap()),
+            err: lines(child.stderr.take().unwrap()),
+            child,
+            watchdog: Some((stop, watchdog)),
+        }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Waits for a line on standard output that has `text` in it.
+    fn wait_out(&self, text: &str) -> String {
+        let line = self.out.iter().find(|line| line.contains(text));
+        line.unwrap_or_else(|| {
+            let told: Vec<_> = self.err.iter().collect();
+            panic!("`{}` never printed {text:?}: {told:#?}", self.words)
+        })
+    }
+
+    /// Waits for a line on standard error that has `text` in it.
+    fn wait_err(&self, text: &str) -> String {
+        let line = self.err.iter().find(|line| line.contains(text));
+        line.unwrap_or_else(|| panic!("`{}` never told {text:?}", self.words))
+    }
+
+    /// Waits for its end.
+    fn finish(mut self) -> Finished {
+        let (out, err) = (self.out.iter().collect(), self.err.iter().collect());
+        // Until it is reaped, the number that the watchdog knows is no other program's.
+        let ended = waitid(
+            WaitId::Pid(self.pid()),
+            WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        );
+        ended.unwrap();
+        let expired = self.stop_watchdog();
+        let finished = Finished {
+            status: self.child.wait().unwrap().code(),
+            out,
+            err,
+        };
+        assert!(!expired, "`{}` took too long: {finished:#?}", self.words);
+        finished
+    }
+
+    fn stop_watchdog(&mut self) -> bool {
+        self.watchdog.take().is_some_and(|(stop, watchdog)| {
+            drop(stop);
+            watchdog.join().unwrap()
+        })
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.stop_watchdog();
+        // Both do nothing to a program that has been reaped.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// The lines of `pipe`, which is emptied whether they are looked at or not.
+fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).lines() {
+            // Whoever looked may be gone.
+            let _unread = sender.send(line.unwrap());
+        }
+    });
+    receiver
+}
+
+/// Runs `hvprobe` to its end.
+fn hvprobe(words: &[&str]) -> Finished {
+    Program::start(words).finish()
+}
+
+/// Runs `hvprobe`, which has to succeed, and returns its standard output.
+fn ok(words: &[&str]) -> Vec<String> {
+    let finished = hvprobe(words);
+    assert_eq!(finished.status, Some(0), "{words:?}: {finished:#?}");
+    finished.out
+}
+
+fn json(lines: &[String]) -> Vec<Value> {
+    let parse = |line: &String| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+    lines.iter().map(parse).collect()
+}
+
+/// A hit as it is printed.
+#[derive(Debug)]
+struct Hit<'a> {
+    comm: &'a str,
+    pid: u32,
+    seconds: f64,
+    event: &'a str,
+    place: &'a str,
+}
+
+/// Reads a line of hits: `comm-pid [cpu] seconds: event: (symbol+offset) registers`.
+fn hit(line: &str) -> Option<Hit<'_>> {
+    let (task, rest) = line.trim_start().split_once(char::is_whitespace)?;
+    let (comm, pid) = task.rsplit_once('-')?;
+    let mut words = rest.split_whitespace();
+    let cpu = words.next()?.strip_prefix('[')?.strip_suffix(']')?;
+    assert_eq!(cpu, "000", "{line}");
+    let seconds = words.next()?.strip_suffix(':')?;
+    assert_eq!(seconds.split_once('.')?.1.len(), 6, "{line}");
+    let event = words.next()?.strip_suffix(':')?;
+    let place = words.next()?.strip_prefix('(')?.strip_suffix(')')?;
+    for register in ["rdi=", "rsi=", "rdx="] {
+        hexadecimal(words.next()?.strip_prefix(register)?)?;
+    }
+    words.next().is_none().then_some(Hit {
+        comm,
+        pid: pid.parse().ok()?,
+        seconds: seconds.parse().ok()?,
+        event,
+        place,
+    })
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
+/// Place, hits, missed and events of the probe called `name` in the table that closes a trace.
+fn row<'a>(told: &'a [String], name: &str) -> (&'a str, u64, u64, u64) {
+    let row = told.iter().find_map(|line| {
+        let mut cells = line.split_whitespace();
+        if cells.next()? != name {
+            return None;
+        }
+        let place = cells.next()?;
+        let mut number = || cells.next()?.parse().ok();
+        Some((place, number()?, number()?, number()?))
+    });
+    row.unwrap_or_else(|| panic!("no row of {name}: {told:#?}"))
+}
+
+fn told(finished: &Finished, text: &str) -> bool {
+    finished.err.iter().any(|line| line.contains(text))
+}
+
+#[test]
+fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
+    if rig("cli: every hit").is_none() {
+        return;
+    }
+    let run = hvprobe(&[
+        "run",
+        "-p",
+        "p:entry __x64_sys_getpgid",
+        "-p",
+        "p:inside __x64_sys_getpgid+0x5",
+        "--timings",
+        "--",
+        "workload",
+        "calls",
+        "getpgid",
+        "50",
+    ]);
+    assert_eq!(run.status, Some(0), "{run:#?}");
+    assert!(told(&run, "hvprobe: booting kernel (1 CPU, 256 MiB)"));
+    assert!(told(&run, ", 2 of 2 probes planted"), "{run:#?}");
+
+    let (header, hits) = run.out.split_at(2);
+    assert!(header.iter().all(|line| line.starts_with('#')), "{run:#?}");
+    assert!(header[0].contains("TASK-PID"), "{run:#?}");
+    let parse = |line: &'_ String| -> (String, String, f64) {
+        let hit = hit(line).unwrap_or_else(|| panic!("no hit: {line}"));
+        assert_eq!(hit.comm, "workload");
+        assert!(hit.pid > 1, "{hit:?}");
+        (hit.event.to_owned(), hit.place.to_owned(), hit.seconds)
+    };
+    let hits: Vec<_> = hits.iter().map(parse).collect();
+    assert!(hits.is_sorted_by_key(|(_, _, seconds)| *seconds));
+    // Each call is seen at the entry and then inside.
+    assert_eq!(hits.len(), 100);
+    for call in hits.chunks(2) {
+        let seen = [&call[0], &call[1]].map(|(event, place, _)| (event.as_str(), place.as_str()));
+        assert_eq!(
+            seen,
+            [
+                ("entry", "__x64_sys_getpgid+0x0"),
+                ("inside", "__x64_sys_getpgid+0x5")
+            ]
+        );
+    }
+    let place = "__x64_sys_getpgid";
+    assert_eq!(row(&run.err, "entry"), (place, 50, 0, 50));
+    assert_eq!(
+        row(&run.err, "inside"),
+        (&*format!("{place}+0x5"), 50, 0, 50)
+    );
+    for line in run.err.iter().filter(|line| line.contains(" ms  ")) {
+        eprintln!("{line}");
+    }
+}
+
+#[test]
+fn run_stops_after_as_many_hits_as_asked_for_and_prints_them_as_json() {
+    if rig("cli: hits as JSON").is_none() {
+        return;
+    }
+    let probe = ["-p", "p:calls __x64_sys_getpgid"];
+    let run = hvprobe(&[&["run", "--json", "--hits", "3"], &probe[..], &BUSY].concat());
+    assert_eq!(run.status, Some(0), "{run:#?}");
+    let (summaries, events): (Vec<_>, Vec<_>) = json(&run.out)
+        .into_iter()
+        .partition(|line| line["type"] == "summary");
+    assert_eq!(events.len(), 3, "{run:#?}");
+    for event in &events {
+        assert_eq!(event["type"], "event");
+        assert_eq!(event["event"], "calls");
+        assert_eq!(event["symbol"], "__x64_sys_getpgid");
+        assert_eq!(event["comm"], "workload");
+        let registers = event["registers"].as_object().unwrap();
+        for name in [
+            "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rsp", "rbp", "r8", "r9", "r10", "r11",
+            "r12", "r13", "r14", "r15", "rip", "rflags",
+        ] {
+            let value = registers[name].as_str().and_then(hexadecimal);
+            assert!(value.is_some(), "{name}: {event}");
+        }
+        assert_eq!(registers.len(), 18, "{event}");
+        let rip = registers["rip"].as_str().and_then(hexadecimal).unwrap();
+        assert!(rip >= 0xffff_ffff_8000_0000, "in the kernel's text");
+    }
+    assert_eq!(summaries.len(), 1, "{run:#?}");
+    assert!(summaries[0]["hits"].as_u64().unwrap() >= 3);
+    assert_eq!(summaries[0]["events"], 3);
+}
+
+#[test]
+fn run_passes_the_status_of_the_guests_command_on() {
+    if rig("cli: status").is_none() {
+        return;
+    }
+    let run = hvprobe(&["run", "--json", "--", "sh", "-c", "exit 42"]);
+    assert_eq!(run.status, Some(42), "{run:#?}");
+    let lines = json(&run.out);
+    assert_eq!(lines.len(), 1, "{run:#?}");
+    assert_eq!(lines[0]["type"], "ended");
+    assert_eq!(lines[0]["reason"], "shutdown");
+    assert_eq!(lines[0]["guest_status"], 42);
+    assert!(!told(&run, "did not end well"), "{run:#?}");
+}
+
+#[test]
+fn run_says_that_the_guest_panicked_and_fails() {
+    if rig("cli: panic").is_none() {
+        return;
+    }
+    let run = hvprobe(&["run", "--", "sh", "-c", "echo c >/proc/sysrq-trigger"]);
+    assert_eq!(run.status, Some(1), "{run:#?}");
+    assert!(
+        told(&run, "hvprobe: the guest did not end well"),
+        "{run:#?}"
+    );
+    let why = "its kernel panicked: sysrq triggered crash";
+    assert!(told(&run, why), "{run:#?}");
+    assert!(told(&run, "its console ended with:"), "{run:#?}");
+    assert_eq!(run.out, [""; 0]);
+}
+
+#[test]
+fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
+    let Some(kind) = rig("cli: interrupt") else {
+        return;
+    };
+    let probe = ["-p", "p:calls __x64_sys_getpgid"];
+    let run = Program::start(&[&["run"], &probe[..], &BUSY].concat());
+    run.wait_out("calls: (__x64_sys_getpgid+0x0)");
+    let (group, asked) = (run.pid(), Instant::now());
+    run.signal(Signal::INT);
+    let run = run.finish();
+    let took = asked.elapsed();
+    eprintln!("ended {took:?} after the interrupt");
+    assert_eq!(run.status, Some(130), "{:#?}", run.err);
+    let bound = if kind == "bochs" { 120 } else { 10 };
+    assert!(took < Duration::from_secs(bound), "{took:?}");
+
+    // Probes were taken out before they were counted: the table is complete.
+    assert!(
+        run.out
+            .iter()
+            .all(|line| hit(line).is_some() || line.contains("dropped"))
+    );
+    let (place, hits, missed, events) = row(&run.err, "calls");
+    assert_eq!((place, missed), ("__x64_sys_getpgid", 0));
+    let printed = 1 + run.out.iter().filter_map(|line| hit(line)).count() as u64;
+    assert_eq!(events, printed);
+    assert!(hits >= events, "{:#?}", run.err);
+    assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
+}
+
+#[test]
+fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
+    if rig("cli: server").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let at = ["--socket", path.to_str().unwrap()];
+    let server = Program::start(&[&["serve"], &at[..]].concat());
+    let line = server.wait_err("listening");
+    assert_eq!(line, format!("hvprobe: listening on {}", path.display()));
+
+    let booted = ok(&[&["vm", "boot", "--name", "web"], &at[..], &BUSY].concat());
+    assert_eq!(booted, ["web"]);
+    let add = ["probe", "add", "--json", "p:calls __x64_sys_getpgid"];
+    let added = json(&ok(&[&add[..], &at].concat()));
+    assert_eq!(added.len(), 1);
+    assert_eq!(added[0]["name"], "calls");
+    // Comes back when the guest is up and calls.
+    let trace = ["trace", "--json", "--probe", "calls", "--hits", "5"];
+    let traced = json(&ok(&[&trace[..], &at].concat()));
+    let hits = traced.iter().filter(|line| line["type"] == "event");
+    assert_eq!(hits.count(), 5, "{traced:?}");
+
+    let vanishing = Program::start(&[&["trace"], &at[..]].concat());
+    vanishing.wait_out("calls: (__x64_sys_getpgid+0x0)");
+    vanishing.signal(Signal::KILL);
+    assert_eq!(vanishing.finish().status, None);
+
+    let list = [&["probe", "list", "--json"], &at[..]].concat();
+    let probes = json(&ok(&list));
+    assert_eq!(probes.len(), 1);
+    assert_eq!(probes[0]["id"], added[0]["id"]);
+    assert_eq!(probes[0]["state"], "placed");
+    assert_eq!(probes[0]["disabled"], false);
+    assert_eq!(probes[0]["symbol"], "__x64_sys_getpgid");
+    assert!(probes[0]["hits"].as_u64().unwrap() > 5, "{probes:?}");
+    ok(&[&["probe", "remove", "calls"], &at[..]].concat());
+    assert_eq!(ok(&list), [""; 0]);
+
+    let stopped = hvprobe(&[&["vm", "stop"], &at[..]].concat());
+    assert_eq!(stopped.status, Some(0), "{stopped:#?}");
+    assert_eq!(stopped.err, ["hvprobe: web ended: stopped"]);
+    let machines = json(&ok(&[&["vm", "list", "--json"], &at[..]].concat()));
+    assert_eq!(machines.len(), 1);
+    assert_eq!(machines[0]["state"], "ended");
+
+    let group = server.pid();
+    server.signal(Signal::TERM);
+    let served = server.finish();
+    assert_eq!(served.status, Some(0), "{served:#?}");
+    assert_eq!(served.err, ["hvprobe: stopping"]);
+    assert!(!Path::new(&path).exists());
+    assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
+}
