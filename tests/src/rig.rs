@@ -121,6 +121,17 @@ impl Running {
         }
     }
 
+    /// Waits for the guest to end by itself, whatever became of its events. Returns how it ended
+    /// and what it printed.
+    #[must_use]
+    pub fn end(mut self) -> (Ending, String) {
+        while let Some(more) = self.console.blocking_recv() {
+            self.printed.extend(more);
+        }
+        let printed = String::from_utf8_lossy(&self.printed).into_owned();
+        (self.machine.wait(), printed)
+    }
+
     /// Waits for the guest to end by itself. Returns how it ended, every event, and what it
     /// printed.
     ///
@@ -133,11 +144,8 @@ impl Running {
             assert_eq!(delivery.dropped, 0, "events were lost");
             events.extend(delivery.events);
         }
-        while let Some(more) = self.console.blocking_recv() {
-            self.printed.extend(more);
-        }
-        let printed = String::from_utf8_lossy(&self.printed).into_owned();
-        (self.machine.wait(), events, printed)
+        let (ending, printed) = self.end();
+        (ending, events, printed)
     }
 }
 

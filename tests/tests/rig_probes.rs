@@ -2,8 +2,29 @@
 //! own breakpoints, and what a hit costs.
 
 use hvprobe_arch::Gva;
+use hvprobe_introspect::symbols::SymbolKind;
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
 use hvprobe_vmm::machine::{Mechanism, ProbeInfo, ProbeState};
+
+/// Functions that every workload and every timer interrupt passes through.
+const HOT: [&str; 16] = [
+    "vfs_read",
+    "vfs_write",
+    "kmem_cache_alloc",
+    "kmem_cache_free",
+    "handle_mm_fault",
+    "__schedule",
+    "try_to_wake_up",
+    "path_openat",
+    "link_path_walk",
+    "dput",
+    "ktime_get",
+    "hrtimer_interrupt",
+    "update_process_times",
+    "scheduler_tick",
+    "__alloc_pages",
+    "filldir64",
+];
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 /// Enough to hold the function and what we may have patched.
@@ -226,6 +247,54 @@ fn a_refused_probe_leaves_nothing_of_its_batch() {
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
     assert_eq!(events, []);
+}
+
+#[test]
+fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
+    const FUNCTIONS: usize = 150;
+    if rig("probes all over the kernel").is_none() {
+        return;
+    }
+    let script = "echo ready; read line; ls -lR /sys/kernel/mm >/tmp/list; \
+        gzip -c /tmp/list | gunzip >/dev/null; workload reads 100; echo work done";
+    let mut running = Running::boot(guest(2, &["sh", "-c", script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let symbols = machine.image().symbols();
+    let names: Vec<String> = symbols
+        .iter()
+        .filter(|symbol| symbol.kind == SymbolKind::Text && symbol.size > 64)
+        .filter(|symbol| symbols.lookup(symbol.name).is_ok())
+        .map(|symbol| symbol.name.to_owned())
+        .collect();
+    let (mut entries, mut inside) = (0, 0);
+    let everywhere = names.iter().step_by(names.len() / FUNCTIONS);
+    for name in everywhere.map(String::as_str).chain(HOT) {
+        let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
+        entries += usize::from(register(0).is_ok());
+        // The first instruction past the entry nop that begins 6 to 30 bytes in.
+        inside += usize::from((6..30).any(|offset| register(offset).is_ok()));
+    }
+    assert!(
+        entries > FUNCTIONS / 2 && inside > FUNCTIONS / 2,
+        "{entries} {inside}"
+    );
+    machine.console_input(b"\n");
+    running.wait_for("work done");
+    let probes = machine.probes();
+    let hit = probes.iter().filter(|probe| probe.counts.hits > 0).count();
+    assert!(hit > HOT.len(), "{hit} of {} probes were hit", probes.len());
+    assert_eq!(
+        probes.iter().map(|probe| probe.counts.faults).sum::<u64>(),
+        0
+    );
+    assert!(probes.iter().all(|probe| probe.state == ProbeState::Placed));
+    let hits: u64 = probes.iter().map(|probe| probe.counts.hits).sum();
+    eprintln!("{} probes, {hit} of them hit, {hits} hits", probes.len());
+    let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
+    machine.unregister(&ids).expect("registered");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
 }
 
 #[test]
