@@ -50,6 +50,12 @@ pub(crate) enum Command {
     Syms(Syms),
     /// Tell whether this machine can run guests, and how probes will work on it
     Doctor(Doctor),
+    /// Write the ELF kernel inside a bzImage to a file, which then boots without being unpacked
+    #[command(after_help = "\
+Example:
+  hvprobe unpack /boot/vmlinuz-6.1.0-56-cloud-amd64 vmlinux
+  hvprobe run --kernel vmlinux -p 'p vfs_read'")]
+    Unpack(Unpack),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Example:
@@ -58,6 +64,15 @@ Example:
         /// The shell to complete for
         shell: Shell,
     },
+}
+
+/// What to unpack.
+#[derive(Debug, Args)]
+pub(crate) struct Unpack {
+    /// bzImage packed with gzip, lz4, xz or zstd
+    pub(crate) kernel: PathBuf,
+    /// File to write
+    pub(crate) vmlinux: PathBuf,
 }
 
 /// Which guest to boot; shared by `run` and `vm boot`.

@@ -22,6 +22,7 @@ mod size;
 mod syms;
 mod terminal;
 mod trace;
+mod unpack;
 mod vm;
 
 use std::io;
@@ -59,6 +60,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Trace(args) => trace::trace(args).await,
         Command::Syms(args) => syms::syms(args).await,
         Command::Doctor(args) => doctor::doctor(args).await,
+        Command::Unpack(args) => unpack::unpack(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "hvprobe", &mut script);

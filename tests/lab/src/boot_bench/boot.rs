@@ -60,7 +60,7 @@ impl Boot {
 
         let first_instruction = match vmm {
             // Its self-check runs guests of its own before, so it has to tell itself.
-            Vmm::Hvprobe => {
+            Vmm::Hvprobe | Vmm::HvprobeBzImage => {
                 running.interrupt()?;
                 wait_for(&words, FIRST_INSTRUCTION, GRACE)
                     .as_deref()

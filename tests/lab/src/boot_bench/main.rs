@@ -4,7 +4,7 @@
 //! whatever slows the machine slows all alike; the table shows medians.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -46,6 +46,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let guest = Guest {
         kernel: options.guest.join("kernel"),
+        vmlinux: std::env::temp_dir().join("vmlinux"),
         initrd: options.guest.join("initrd.cpio"),
         memory: options.memory,
     };
@@ -59,6 +60,13 @@ fn run(options: &Options) -> Result<()> {
             None
         }
     };
+    let unpacked = Command::new("hvprobe")
+        .arg("unpack")
+        .args([&guest.kernel, &guest.vmlinux])
+        .status()?;
+    if !unpacked.success() {
+        bail!("the kernel cannot be unpacked: {unpacked}");
+    }
     let mut boots = Vec::new();
     for round in 1..=options.runs {
         for vmm in Vmm::ALL {

@@ -88,14 +88,15 @@ mod tests {
             (Vmm::Hvprobe, boot(Some(10), 100, 2048)),
             (Vmm::Hvprobe, boot(Some(30), 300, 2048)),
             (Vmm::Hvprobe, boot(Some(20), 200, 2048)),
+            (Vmm::HvprobeBzImage, boot(Some(40), 240, 2048)),
             (Vmm::Microvm, boot(Some(50), 400, 8192)),
             (Vmm::Q35, boot(None, 1000, 10240)),
         ];
         expect![[r#"
-                                                     hvprobe  qemu microvm   ratio      qemu q35   ratio
-            start to first guest instruction, ms       20.00         50.00    2.50             -       -
-            start to /init, ms                        200.00        400.00    2.00       1000.00    5.00
-            memory beyond guest RAM, MiB                2.00          8.00    4.00         10.00    5.00
+                                                     hvprobe   its bzImage   ratio  qemu microvm   ratio      qemu q35   ratio
+            start to first guest instruction, ms       20.00         40.00    2.00         50.00    2.50             -       -
+            start to /init, ms                        200.00        240.00    1.20        400.00    2.00       1000.00    5.00
+            memory beyond guest RAM, MiB                2.00          2.00    1.00          8.00    4.00         10.00    5.00
         "#]]
         .assert_eq(&render(&boots));
     }

@@ -8,6 +8,8 @@ use std::process::Command;
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) kernel: PathBuf,
+    /// The same kernel, unpacked.
+    pub(crate) vmlinux: PathBuf,
     pub(crate) initrd: PathBuf,
     /// In MiB.
     pub(crate) memory: u32,
@@ -16,7 +18,10 @@ pub(crate) struct Guest {
 /// One of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vmm {
+    /// With the kernel unpacked beforehand.
     Hvprobe,
+    /// Unpacking the kernel itself.
+    HvprobeBzImage,
     Microvm,
     Q35,
 }
@@ -25,12 +30,21 @@ pub(crate) enum Vmm {
 const CMDLINE: &str = "console=ttyS0 reboot=t panic=-1 mitigations=off quiet";
 
 impl Vmm {
-    pub(crate) const ALL: [Self; 3] = [Self::Hvprobe, Self::Microvm, Self::Q35];
+    pub(crate) const ALL: [Self; 4] = [
+        Self::Hvprobe,
+        Self::HvprobeBzImage,
+        Self::Microvm,
+        Self::Q35,
+    ];
 
     /// The command that boots `guest` with its console on stdin and stdout.
     pub(crate) fn command(self, guest: &Guest) -> Command {
         let mut command = match self {
-            Self::Hvprobe => {
+            Self::Hvprobe | Self::HvprobeBzImage => {
+                let kernel = match self {
+                    Self::Hvprobe => &guest.vmlinux,
+                    _ => &guest.kernel,
+                };
                 let mut command = Command::new("hvprobe");
                 command.args(["run", "--console", "--timings", "--cpus", "1"]);
                 command
@@ -38,7 +52,7 @@ impl Vmm {
                     .arg(format!("{}M", guest.memory))
                     .args(["--cmdline", CMDLINE])
                     .arg("--kernel")
-                    .arg(&guest.kernel)
+                    .arg(kernel)
                     .arg("--initrd")
                     .arg(&guest.initrd);
                 return command;
@@ -71,6 +85,7 @@ impl fmt::Display for Vmm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Hvprobe => "hvprobe",
+            Self::HvprobeBzImage => "its bzImage",
             Self::Microvm => "qemu microvm",
             Self::Q35 => "qemu q35",
         })

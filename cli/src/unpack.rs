@@ -1,0 +1,17 @@
+//! `hvprobe unpack`: the ELF kernel inside a `bzImage`.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use hvprobe_vmm::loader::Kernel;
+
+use crate::args::Unpack;
+use crate::failure::DONE;
+
+pub(crate) fn unpack(args: &Unpack) -> anyhow::Result<ExitCode> {
+    let kernel = Kernel::open(&args.kernel)
+        .with_context(|| format!("cannot unpack {}", args.kernel.display()))?;
+    std::fs::write(&args.vmlinux, kernel.elf())
+        .with_context(|| format!("cannot write {}", args.vmlinux.display()))?;
+    Ok(DONE)
+}
