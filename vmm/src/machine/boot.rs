@@ -3,6 +3,8 @@
 //! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
 //! behind.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -37,6 +39,9 @@ use crate::selfcheck::{self, SelfCheckError};
 
 /// Events that may wait in the ring of one virtual CPU.
 const RING: usize = 8192;
+
+/// No initramfs is larger: it has to lie below the hole under 4 GiB.
+const MAX_INITRD: u64 = 3 << 30;
 
 /// Why a machine was not booted. Nothing of it is left.
 #[derive(Debug, thiserror::Error)]
@@ -148,7 +153,13 @@ impl Files {
                 path: path.clone(),
                 source,
             };
-            initrd.push(std::fs::read(path).map_err(source)?);
+            // One byte more than could fit is enough for the loader to refuse it.
+            let limit = config.memory.min(MAX_INITRD) + 1;
+            let mut archive = Vec::new();
+            File::open(path)
+                .and_then(|file| file.take(limit).read_to_end(&mut archive))
+                .map_err(source)?;
+            initrd.push(archive);
         }
         if !config.command.is_empty() {
             initrd.push(loader::command_archive(&config.command)?);
