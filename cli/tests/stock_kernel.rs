@@ -1,4 +1,5 @@
-//! A host whose KVM cannot run Linux says so before the user has waited for a boot in vain.
+//! What `run` says of a stock kernel before it runs: on a host whose KVM cannot run Linux, and with
+//! an initrd that never ends.
 
 #![allow(
     clippy::unwrap_used,
@@ -59,4 +60,22 @@ fn run_warns_where_linux_guests_cannot_run() {
     assert!(interrupt.unwrap().success());
     let rest: Vec<_> = told.map_while(Result::ok).collect();
     assert_eq!(run.wait().unwrap().code(), Some(130), "{rest:#?}");
+}
+
+#[test]
+fn endless_initrd_is_refused_as_too_large() {
+    let Some(kernel) = env::var_os("HVPROBE_TEST_VMLINUZ") else {
+        eprintln!("skipped: needs a kernel (cargo lab test)");
+        return;
+    };
+    let run = hvprobe()
+        .args(["run", "--initrd", "/dev/zero", "-k"])
+        .arg(kernel)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{told}");
+    // A host without KVM says that first.
+    let known = told.contains("is too large for 256 MiB of memory") || told.contains("/dev/kvm");
+    assert!(known, "{told}");
 }
