@@ -118,6 +118,8 @@ impl Vcpu {
                 .first_entry_ns
                 .store(self.catcher.clock.host_ns(), Ordering::Relaxed);
         }
+        // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
+        let shared = Arc::clone(&self.shared);
         loop {
             guard.clear();
             if self.shared.control.wants_attention()
@@ -126,7 +128,7 @@ impl Vcpu {
             {
                 return Why::Told;
             }
-            match self.once() {
+            match self.once(&shared) {
                 Ok(None) => {}
                 Ok(Some(why)) => return why,
                 Err(error) => {
@@ -166,11 +168,10 @@ impl Vcpu {
     }
 
     /// Runs the guest to its next exit and takes that up.
-    fn once(&mut self) -> Result<Option<Why>, kvm_ioctls::Error> {
-        let shared = Arc::clone(&self.shared);
+    fn once(&mut self, shared: &Shared) -> Result<Option<Why>, kvm_ioctls::Error> {
         let exit = self.cpu.run(&shared.ports, u16::from(GATE_PORT));
         match exit {
-            Exit::Gate => self.patched_out(&shared)?,
+            Exit::Gate => self.patched_out(shared)?,
             Exit::Debug { exception: 3 } => self.catcher.int3(&mut self.cpu, &shared.ram)?,
             Exit::Debug { .. } => self.catcher.trap(&mut self.cpu, &shared.ram)?,
             Exit::InternalError {
