@@ -26,10 +26,24 @@ const LONGEST_SYMBOL: usize = 511;
 /// What to probe, and the name of its events.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Definition {
+    /// Which kind of probe.
+    pub kind: Kind,
     /// `event` or `group/event`, when given.
     pub name: Option<String>,
     /// Where the probe goes.
     pub target: Target,
+}
+
+/// The kind of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `p`: at an instruction.
+    Probe,
+    /// `r`, or `p` with `%return`: at the returns of a function.
+    Return {
+        /// How many calls may be in flight; the default when absent.
+        maxactive: Option<u32>,
+    },
 }
 
 /// Where a probe goes.
@@ -134,7 +148,11 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     if let Some(&(column, word)) = words.get(2) {
         return error(column, trailing(&target, word));
     }
-    Ok(Definition { name, target })
+    Ok(Definition {
+        kind: Kind::Probe,
+        name,
+        target,
+    })
 }
 
 fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {

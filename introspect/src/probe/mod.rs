@@ -5,6 +5,7 @@ pub mod hit;
 pub mod patch;
 mod plan;
 pub mod registry;
+pub mod spec;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -13,8 +14,9 @@ use std::fmt;
 
 use hvprobe_arch::Gva;
 
-use crate::definition::Definition;
 pub use plan::Refused;
+pub use spec::ProbeSpec;
+use crate::definition::Kind;
 use table::Counts;
 
 /// Names one registered probe of a machine; never reused.
@@ -27,21 +29,14 @@ impl fmt::Display for ProbeId {
     }
 }
 
-/// What a user asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProbeSpec {
-    /// Where and under which name.
-    pub definition: Definition,
-    /// Register it without arming it.
-    pub disabled: bool,
-}
-
 /// How the displaced instruction takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mechanism {
     /// The host carries it out on the saved registers: one exit per hit.
     Emulated,
-    /// A copy in a slot is single-stepped with interrupts blocked: two exits per hit.
+    /// A copy in a slot is run, which ends in a jump back: one exit per hit.
+    Boosted,
+    /// A copy in a slot is run with interrupts held off, and ends in a second exit.
     Stepped,
 }
 
@@ -49,6 +44,7 @@ impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Emulated => "emulated",
+            Self::Boosted => "boosted",
             Self::Stepped => "stepped",
         })
     }
@@ -76,6 +72,8 @@ pub struct ProbeInfo {
     pub name: String,
     /// The definition, in the syntax it is given in.
     pub definition: String,
+    /// Of which kind.
+    pub kind: Kind,
     /// The probepoint, once known.
     pub addr: Option<Gva>,
     /// Symbol and offset of the probepoint.
@@ -86,6 +84,8 @@ pub struct ProbeInfo {
     pub disabled: bool,
     /// How the displaced instruction takes effect, once planned.
     pub mechanism: Option<Mechanism>,
+    /// For a return probe that is placed: how many calls may be in flight now.
+    pub maxactive: Option<u32>,
     /// What it has counted.
     pub counts: Counts,
 }

@@ -20,17 +20,27 @@ struct VcpuCounts {
     hits: AtomicU64,
     missed: AtomicU64,
     faults: AtomicU64,
+    vetoed: AtomicU64,
+    orphans: AtomicU64,
+    errors: AtomicU64,
 }
 
 /// What a probe has counted, summed over the virtual CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Hits whose handlers ran.
+    /// Hits whose handlers ran; for a return probe, calls that returned through its handler.
     pub hits: u64,
-    /// Hits without handlers, because the virtual CPU was handling another one (`nmissed`).
+    /// Hits without handlers (`nmissed`): because the virtual CPU was handling another one, a
+    /// handler before this one changed the execution path, or a return probe had no free instance.
     pub missed: u64,
     /// Displaced instructions that faulted.
     pub faults: u64,
+    /// Calls that a return probe's entry condition left alone.
+    pub vetoed: u64,
+    /// Calls whose function never returned: its task exited or its frame was abandoned.
+    pub orphans: u64,
+    /// Changes that a handler could not make, because the guest's memory was not there.
+    pub errors: u64,
 }
 
 /// The counters of one probe.
@@ -56,6 +66,9 @@ impl Counters {
             sum.hits += counts.hits.load(Ordering::Relaxed);
             sum.missed += counts.missed.load(Ordering::Relaxed);
             sum.faults += counts.faults.load(Ordering::Relaxed);
+            sum.vetoed += counts.vetoed.load(Ordering::Relaxed);
+            sum.orphans += counts.orphans.load(Ordering::Relaxed);
+            sum.errors += counts.errors.load(Ordering::Relaxed);
         }
         sum
     }
@@ -76,6 +89,18 @@ impl Counters {
 
     pub(super) fn fault(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.faults);
+    }
+
+    pub(super) fn veto(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.vetoed);
+    }
+
+    pub(super) fn orphan(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.orphans);
+    }
+
+    pub(super) fn error(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.errors);
     }
 }
 
