@@ -103,6 +103,49 @@ pub enum Refused {
         #[source]
         source: crate::hidden::HiddenError,
     },
+    /// The exception window cannot be built.
+    #[error("{at} must be stepped, and the guest's interrupt descriptor table cannot be read")]
+    NoWindow {
+        /// The address.
+        at: Gva,
+    },
+    /// The mechanism that was asked for cannot carry the instruction out.
+    #[error("the instruction at {at} can only be emulated, not {wanted}")]
+    Mechanism {
+        /// The address.
+        at: Gva,
+        /// What was asked for.
+        wanted: Mechanism,
+    },
+    /// A return probe, or a function to be skipped, and not its entry.
+    #[error("{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}")]
+    NotEntry {
+        /// The address.
+        at: Gva,
+        /// The function.
+        symbol: String,
+        /// How far into it.
+        offset: u64,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A function that gives its stack to another task, or never returns.
+    #[error("{symbol} {why}, so its returns cannot be probed")]
+    NeverReturns {
+        /// The function.
+        symbol: String,
+        /// What it does.
+        why: &'static str,
+    },
+    /// The task that runs cannot be told, so that calls could not be told apart.
+    #[error("return probes need the layout of the guest's tasks, which its BTF does not tell")]
+    NoTasks,
+    /// The module is not loaded.
+    #[error("module {module} is not loaded")]
+    ModuleNotLoaded {
+        /// Its name.
+        module: String,
+    },
     /// The copy cannot be made to work at its slot.
     #[error("the instruction at {at} cannot be relocated")]
     Relocate {
@@ -159,6 +202,9 @@ const MAX_FUNCTION: u64 = 1 << 20;
 pub(super) struct Probepoint {
     pub(super) symbol: (String, u64),
     pub(super) displaced: Displaced,
+    /// The kernel has an exception-table entry for the instruction: it may fault, and the handler
+    /// must find it in its place.
+    pub(super) fixup: bool,
 }
 
 /// Finds and checks the probepoint of `target`.

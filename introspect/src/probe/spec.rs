@@ -12,7 +12,7 @@ use crate::definition::{Definition, Kind};
 
 /// The most bytes one event carries of what was captured: memory, stack words and, for a return
 /// probe, its private data.
-pub const CAPTURE_MAX: usize = 256;
+pub const CAPTURE_MAX: usize = 248;
 /// The most items one capture has.
 pub const ITEMS_MAX: usize = 32;
 /// The most changes, and the most conditions, of one probe.

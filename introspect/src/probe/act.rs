@@ -1,0 +1,115 @@
+//! What handlers do: capture, change, report.
+//!
+//! Invariants: nothing here fails for the guest's sake: what cannot be read is zeros and marked,
+//! what cannot be written is counted; work is bounded by the limits of [`super::spec`].
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gpr, Gva, Regs};
+
+use super::ProbeId;
+use super::hit::{GuestMemory, KernelView, Surroundings};
+use super::spec::{Actions, Change, Item};
+use crate::event::{Captured, Event, EventKind, EventProducer};
+use crate::world::Clock;
+
+/// When and for whom a hit was taken up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) host_ns: u64,
+    pub(super) guest_tsc: u64,
+    pub(super) gs_base: u64,
+}
+
+impl Taken {
+    pub(super) fn now<M: ?Sized, C: Clock>(around: &Surroundings<'_, M, C>) -> Self {
+        Self {
+            host_ns: around.clock.host_ns(),
+            guest_tsc: around.clock.guest_tsc(),
+            gs_base: around.gs_base,
+        }
+    }
+}
+
+/// An event that is yet to be completed by [`report`].
+pub(super) fn event(
+    kind: EventKind,
+    vcpu: u32,
+    probe: ProbeId,
+    actions: &Actions,
+    regs: &Regs,
+    taken: &Taken,
+) -> Event {
+    Event {
+        seq: 0,
+        kind,
+        probe,
+        vcpu,
+        host_ns: taken.host_ns,
+        guest_tsc: taken.guest_tsc,
+        regs: *regs,
+        shown: actions.registers,
+        captured: Captured::EMPTY,
+        task: None,
+        cost_ns: 0,
+    }
+}
+
+/// Adds `items`, the task and the cost to `event`, and queues it.
+pub(super) fn report<M: PhysMemory + ?Sized>(
+    events: &mut EventProducer,
+    mut event: Event,
+    items: &[Item],
+    memory: &mut GuestMemory<'_, M>,
+    view: &KernelView,
+    taken: &Taken,
+    clock: &impl Clock,
+) {
+    capture(&mut event.captured, items, &event.regs, memory);
+    event.task = view
+        .task
+        .and_then(|layout| layout.current(&view.tables, memory.mem, taken.gs_base));
+    event.cost_ns = clock.host_ns().saturating_sub(taken.host_ns);
+    events.push(event);
+}
+
+/// Appends `items`, read with `regs`.
+pub(super) fn capture<M: PhysMemory + ?Sized>(
+    into: &mut Captured,
+    items: &[Item],
+    regs: &Regs,
+    memory: &GuestMemory<'_, M>,
+) {
+    for item in items {
+        let at = match item {
+            Item::Memory { base, offset, .. } => regs.get(*base).wrapping_add_signed(*offset),
+            Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
+        };
+        into.item(item.len(), |bytes| {
+            memory.tables.read(memory.mem, Gva(at), bytes).is_ok()
+        });
+    }
+}
+
+/// Makes `changes`; whether all could be made. Those that can be are.
+pub(super) fn apply<M: PhysMemory + ?Sized>(
+    changes: &[Change],
+    regs: &mut Regs,
+    memory: &mut GuestMemory<'_, M>,
+) -> bool {
+    let mut all = true;
+    for change in changes {
+        match change {
+            Change::Register { register, value } => regs.set(*register, *value),
+            Change::Memory {
+                base,
+                offset,
+                bytes,
+            } => {
+                let base = base.map_or(0, |base: Gpr| regs.get(base));
+                let at = Gva(base.wrapping_add_signed(*offset));
+                all &= memory.tables.write(memory.mem, at, bytes).is_ok();
+            }
+        }
+    }
+    all
+}
