@@ -78,6 +78,11 @@ impl Captured {
         index < ITEMS_MAX && self.unreadable >> index & 1 == 1
     }
 
+    /// Which items could not be read, a bit for each.
+    pub(crate) fn unreadable(&self) -> u32 {
+        self.unreadable
+    }
+
     /// Appends an item of `len` bytes, which `read` fills or says that it cannot. What does not fit
     /// is left out; a capture that was checked fits.
     pub(crate) fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {

@@ -152,6 +152,7 @@ pub struct HiddenRegion {
     slots: u64,
     window: Window,
     mapped: Option<Mapped>,
+    pinned: bool,
     /// Slots below this have been handed out at least once.
     fresh: u64,
     free: Vec<u64>,
@@ -169,6 +170,7 @@ impl HiddenRegion {
             slots: code_pages * SLOTS_PER_PAGE,
             window,
             mapped: None,
+            pinned: false,
             fresh: 0,
             free: Vec::new(),
         }
@@ -267,10 +269,15 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// Whether no slot is in use.
+    /// Keeps the region mapped from now on: somebody may come to the trampoline at any time.
+    pub fn pin(&mut self) {
+        self.pinned = true;
+    }
+
+    /// Whether the region may be unmapped: no slot is in use, nor was the trampoline ever.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.fresh == self.free.len() as u64
+        !self.pinned && self.fresh == self.free.len() as u64
     }
 
     /// Takes a free slot. The region must be mapped.

@@ -26,9 +26,20 @@ pub enum StopError {
     Ended,
 }
 
-/// What is done to a stopped guest: takes its memory, returns the table the virtual CPUs hold from
+/// Where a virtual CPU stands while it is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Its instruction pointer.
+    pub rip: u64,
+    /// Its stack pointer.
+    pub rsp: u64,
+    /// Its GS base.
+    pub gs_base: u64,
+}
+
+/// What is done to a stopped guest: takes its memory and where its virtual CPUs stand, returns the table the virtual CPUs hold from
 /// then on, or `None` to leave them the one they have.
-pub type Change<'a> = dyn FnMut(&dyn PhysMemory) -> Option<Arc<ProbeTable>> + 'a;
+pub type Change<'a> = dyn FnMut(&dyn PhysMemory, &[Standing]) -> Option<Arc<ProbeTable>> + 'a;
 
 /// The machine, as the engine's control side sees it.
 pub trait World {

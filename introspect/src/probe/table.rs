@@ -116,6 +116,16 @@ pub(super) enum Internal {
     Modules,
 }
 
+impl Internal {
+    /// The id of the engine's own member: behind all probes of a site.
+    pub(super) fn id(self) -> ProbeId {
+        ProbeId(match self {
+            Self::TaskDead => u32::MAX - 1,
+            Self::Modules => u32::MAX,
+        })
+    }
+}
+
 /// What a member does at a hit.
 #[derive(Debug)]
 pub(super) enum Role {
@@ -171,7 +181,7 @@ pub(super) struct Returns {
 #[derive(Debug, Default)]
 pub struct ProbeTable {
     by_address: FxHashMap<u64, u32>,
-    /// The slots, by where they begin. The guest may be in one whose probe has left.
+    /// Their slots, by where they begin.
     by_slot: FxHashMap<u64, u32>,
     sites: Vec<Site>,
     /// Addresses that carried one of our int3s once: a virtual CPU may still be on its way to the
@@ -187,8 +197,6 @@ pub struct ProbeTable {
 pub(super) struct Parts {
     /// Armed sites.
     pub(super) sites: Vec<Site>,
-    /// Sites whose patch is gone but whose slot the guest may still be in.
-    pub(super) ghosts: Vec<Site>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) fixtures: Option<Fixtures>,
     pub(super) returning: FxHashMap<ProbeId, Returning>,
@@ -203,8 +211,7 @@ impl ProbeTable {
             .zip(0..)
             .map(|(site, index)| (site.displaced.at().0, index))
             .collect();
-        let mut sites = parts.sites;
-        sites.extend(parts.ghosts);
+        let sites = parts.sites;
         let by_slot = sites
             .iter()
             .zip(0..)
