@@ -51,6 +51,8 @@ pub enum Kind {
 pub enum Target {
     /// So many bytes into a symbol.
     Symbol {
+        /// The module it is in, when given.
+        module: Option<String>,
         /// The symbol's exact name.
         name: String,
         /// Bytes from its start.
@@ -72,8 +74,8 @@ impl fmt::Display for Definition {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Symbol { name, offset: 0 } => f.write_str(name),
-            Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
+            Self::Symbol { name, offset: 0, .. } => f.write_str(name),
+            Self::Symbol { name, offset, .. } => write!(f, "{name}+{offset:#x}"),
             Self::Address(at) => write!(f, "{at}"),
         }
     }
@@ -313,6 +315,7 @@ fn target(column: usize, word: &str) -> Result<Target, ParseError> {
         Some((other, _)) => return error(at, format!("`{other}` cannot be part of a symbol")),
     };
     Ok(Target::Symbol {
+        module: None,
         name: name.to_owned(),
         offset,
     })

@@ -4,10 +4,11 @@
 //! what cannot be written is counted; work is bounded by the limits of [`super::spec`].
 
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_arch::{Gpr, Gva, Regs};
+use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
-use super::hit::{GuestMemory, KernelView, Surroundings};
+use super::hit::{GuestMemory, Scene, Surroundings};
 use super::spec::{Actions, Change, Item};
 use crate::event::{Captured, Event, EventKind, EventProducer};
 use crate::world::Clock;
@@ -17,7 +18,6 @@ use crate::world::Clock;
 pub(super) struct Taken {
     pub(super) host_ns: u64,
     pub(super) guest_tsc: u64,
-    pub(super) gs_base: u64,
 }
 
 impl Taken {
@@ -25,7 +25,6 @@ impl Taken {
         Self {
             host_ns: around.clock.host_ns(),
             guest_tsc: around.clock.guest_tsc(),
-            gs_base: around.gs_base,
         }
     }
 }
@@ -55,29 +54,27 @@ pub(super) fn event(
 }
 
 /// Adds `items`, the task and the cost to `event`, and queues it.
-pub(super) fn report<M: PhysMemory + ?Sized>(
+pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
+    scene: &Scene<'_, M, C>,
     events: &mut EventProducer,
     mut event: Event,
     items: &[Item],
-    memory: &mut GuestMemory<'_, M>,
-    view: &KernelView,
-    taken: &Taken,
-    clock: &impl Clock,
 ) {
-    capture(&mut event.captured, items, &event.regs, memory);
+    capture(scene, &mut event.captured, items, &event.regs);
+    let (view, around) = (scene.view, scene.around);
     event.task = view
         .task
-        .and_then(|layout| layout.current(&view.tables, memory.mem, taken.gs_base));
-    event.cost_ns = clock.host_ns().saturating_sub(taken.host_ns);
+        .and_then(|layout| layout.current(&view.tables, around.mem, around.gs_base));
+    event.cost_ns = around.clock.host_ns().saturating_sub(event.host_ns);
     events.push(event);
 }
 
 /// Appends `items`, read with `regs`.
-pub(super) fn capture<M: PhysMemory + ?Sized>(
+pub(super) fn capture<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
     into: &mut Captured,
     items: &[Item],
     regs: &Regs,
-    memory: &GuestMemory<'_, M>,
 ) {
     for item in items {
         let at = match item {
@@ -85,7 +82,7 @@ pub(super) fn capture<M: PhysMemory + ?Sized>(
             Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
         };
         into.item(item.len(), |bytes| {
-            memory.tables.read(memory.mem, Gva(at), bytes).is_ok()
+            scene.view.tables.read(scene.around.mem, Gva(at), bytes).is_ok()
         });
     }
 }
@@ -94,7 +91,7 @@ pub(super) fn capture<M: PhysMemory + ?Sized>(
 pub(super) fn apply<M: PhysMemory + ?Sized>(
     changes: &[Change],
     regs: &mut Regs,
-    memory: &mut GuestMemory<'_, M>,
+    memory: &GuestMemory<'_, M>,
 ) -> bool {
     let mut all = true;
     for change in changes {

@@ -13,7 +13,7 @@ use super::patch::Text;
 use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Place, Registry, SiteState};
 use super::returns::vacate;
-use super::table::{Member, Parts, ProbeTable, Returning, Role, Site};
+use super::table::{Counters, Member, Parts, ProbeTable, Returning, Role, Site};
 use crate::calls::Fate;
 use crate::world::{Standing, StopError, World};
 
@@ -190,7 +190,7 @@ impl Registry {
         // A virtual CPU that has just returned there still needs its call.
         let returning = |slot: Gva| {
             standing.iter().any(|cpu| {
-                cpu.rip == trampoline.0 && Gva(cpu.rsp.wrapping_sub(8)) == slot
+                cpu.rip == trampoline && cpu.rsp.wrapping_sub(8) == slot
             })
         };
         self.returns.calls.remove(
@@ -275,7 +275,7 @@ impl Registry {
             });
         let internal = site.internal.map(|internal| Member {
             id: internal.id(),
-            counters: Arc::default(),
+            counters: Arc::new(Counters::new(0)),
             role: Role::Internal(internal),
         });
         own.chain(internal).collect()

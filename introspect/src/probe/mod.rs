@@ -1,14 +1,20 @@
 //! Probes: what users register, how it is planted, what it has counted.
 
+mod act;
 mod commit;
 pub mod hit;
+mod internal;
+mod list;
+mod mechanism;
 pub mod patch;
 mod plan;
 pub mod registry;
+mod returns;
 pub mod spec;
 pub mod table;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::fmt;
 

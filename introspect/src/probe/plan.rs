@@ -5,11 +5,15 @@
 //! doubt the answer is no, with the reason.
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{self, Displaced, Refusal};
+use hvprobe_arch::insn::{self, Displaced, Refusal, RelocateError};
 
+use super::spec::Then;
+use super::{Mechanism, ProbeSpec};
+use crate::calls::PoolError;
 use crate::definition::Target;
 use crate::image::{Forbidden, KernelImage};
-use crate::symbols::LookupError;
+use crate::modules::{Module, ModuleList, ModuleLookupError, ModuleState};
+use crate::symbols::{LookupError, Symbol, Symbols};
 
 /// Why a probe was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +21,12 @@ pub enum Refused {
     /// The symbol is unknown or ambiguous.
     #[error(transparent)]
     Symbol(#[from] LookupError),
+    /// The symbol of a module is unknown or ambiguous.
+    #[error(transparent)]
+    ModuleSymbol(#[from] ModuleLookupError),
+    /// A return probe cannot have its instances.
+    #[error(transparent)]
+    Instances(#[from] PoolError),
     /// The offset leads out of the function.
     #[error("offset {offset:#x} is outside {symbol}, which is {size:#x} bytes long")]
     OffsetOutside {
@@ -207,25 +217,25 @@ pub(super) struct Probepoint {
     pub(super) fixup: bool,
 }
 
-/// Finds and checks the probepoint of `target`.
+/// Finds and checks the probepoint of `spec`.
 pub(super) fn plan(
-    target: &Target,
-    image: &KernelImage,
+    spec: &ProbeSpec,
+    kernel: &Kernel<'_>,
     text: &dyn PristineText,
 ) -> Result<Probepoint, Refused> {
-    let at = resolve(target, image, text)?;
-    if image.is_init_text(at) {
+    let (at, owner) = resolve(&spec.definition.target, kernel, text)?;
+    if owner.is_init_text(at) {
         return Err(Refused::InitText { at });
     }
-    if !image.is_text(at) {
+    if !owner.is_text(at) {
         return Err(Refused::NotText { at });
     }
-    let (symbol, offset) = image
+    let (symbol, offset) = owner
         .symbols()
         .containing(at)
         .filter(|(_, offset)| *offset < MAX_FUNCTION)
         .ok_or(Refused::NoSymbol { at })?;
-    if let Some(why) = image.forbidden(at) {
+    if let Some(why) = owner.forbidden(at) {
         return Err(Refused::Forbidden { at, why });
     }
     let start = symbol.addr;
@@ -241,37 +251,194 @@ pub(super) fn plan(
     if code[0] == 0xcc {
         return Err(Refused::ForeignBreakpoint { at });
     }
-    if text.is_final() && code[0] == CALL && is_ftrace_site(image, at) {
-        return Err(Refused::FtraceInUse { at });
+    if text.is_final() {
+        if code[0] == CALL && owner.is_ftrace_site(at) {
+            return Err(Refused::FtraceInUse { at });
+        }
+        if let Some(why) = owner.forbidden_as_is(at, code[0]) {
+            return Err(Refused::Forbidden { at, why });
+        }
     }
     let displaced = insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
+    if let Some(wanted) = spec.mechanism.filter(|least| *least > Mechanism::Emulated)
+        && displaced.boosted(at) == Err(RelocateError::Emulated { at })
+    {
+        return Err(Refused::Mechanism { at, wanted });
+    }
+    let is_entry = offset == 0 || offset == entry_skip(start, text);
+    let entry_only = match spec.actions.then {
+        _ if spec.is_return() => Some("return probes"),
+        Then::Return(_) => Some("skipping it"),
+        _ => None,
+    };
+    if let Some(what) = entry_only.filter(|_| !is_entry) {
+        let symbol = symbol.name.to_owned();
+        return Err(Refused::NotEntry {
+            at,
+            symbol,
+            offset,
+            what,
+        });
+    }
+    if spec.is_return() {
+        check_returns(symbol, text)?;
+    }
     Ok(Probepoint {
         symbol: (symbol.name.to_owned(), offset),
+        fixup: owner.has_fixup(at),
         displaced,
     })
 }
 
-fn resolve(target: &Target, image: &KernelImage, text: &dyn PristineText) -> Result<Gva, Refused> {
-    match target {
-        Target::Address(at) => Ok(*at),
-        Target::Symbol { name, offset } => {
-            let symbol = image.symbols().lookup(name)?;
-            if *offset >= symbol.size && *offset > 0 {
-                return Err(Refused::OffsetOutside {
-                    symbol: name.clone(),
-                    offset: *offset,
-                    size: symbol.size,
-                });
-            }
-            // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
-            let landing = if *offset == 0 {
-                entry_skip(symbol.addr, text)
-            } else {
-                *offset
-            };
-            Ok(symbol.addr.wrapping_add(landing))
+/// Functions that return on another stack than they were called on, or for another task
+/// (arch/x86/entry/entry_64.S, arch/x86/kernel/process_64.c).
+const STACK_SWITCHERS: [&str; 4] = [
+    "__switch_to",
+    "__switch_to_asm",
+    "ret_from_fork",
+    "ret_from_fork_asm",
+];
+
+/// [R7]: refuses functions whose return would not be that of the call.
+fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
+    let refused = |why| Refused::NeverReturns {
+        symbol: symbol.name.to_owned(),
+        why,
+    };
+    if STACK_SWITCHERS.contains(&symbol.name) {
+        return Err(refused("switches stacks"));
+    }
+    let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
+    let mut code = vec![0; size];
+    let got = text.read(symbol.addr, &mut code);
+    code.truncate(got);
+    if insn::may_return(&code, symbol.addr) {
+        Ok(())
+    } else {
+        Err(refused("never returns"))
+    }
+}
+
+/// Everything of the kernel that can be probed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel<'a> {
+    pub(super) image: &'a KernelImage,
+    pub(super) modules: &'a ModuleList,
+}
+
+/// Whose text an address is.
+#[derive(Clone, Copy, Debug)]
+enum Owner<'a> {
+    Image(&'a KernelImage),
+    Module(&'a Module),
+}
+
+impl<'a> Owner<'a> {
+    fn is_text(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_text(at),
+            Self::Module(module) => module.text().contains(&at),
         }
     }
+
+    fn is_init_text(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_init_text(at),
+            Self::Module(module) => module.init_text().is_some_and(|text| text.contains(&at)),
+        }
+    }
+
+    fn symbols(self) -> &'a Symbols {
+        match self {
+            Self::Image(image) => image.symbols(),
+            Self::Module(module) => module.symbols(),
+        }
+    }
+
+    fn forbidden(self, at: Gva) -> Option<Forbidden> {
+        match self {
+            Self::Image(image) => image.forbidden(at),
+            Self::Module(module) => module.forbidden(at),
+        }
+    }
+
+    fn forbidden_as_is(self, at: Gva, first: u8) -> Option<Forbidden> {
+        match self {
+            Self::Image(image) => image.forbidden_as_is(at, first),
+            Self::Module(module) => module.forbidden_as_is(at, first),
+        }
+    }
+
+    fn has_fixup(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.has_fixup(at),
+            Self::Module(module) => module.has_fixup(at),
+        }
+    }
+
+    fn is_ftrace_site(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_ftrace_site(at),
+            Self::Module(module) => module.is_ftrace_site(at),
+        }
+    }
+}
+
+fn resolve<'a>(
+    target: &Target,
+    kernel: &Kernel<'a>,
+    text: &dyn PristineText,
+) -> Result<(Gva, Owner<'a>), Refused> {
+    let image = Owner::Image(kernel.image);
+    let (name, offset, symbol, owner) = match target {
+        Target::Address(at) => {
+            let module = kernel.modules.containing(*at).map(Owner::Module);
+            return Ok((*at, module.unwrap_or(image)));
+        }
+        Target::Symbol {
+            module: Some(module),
+            name,
+            offset,
+        } => {
+            let found = kernel.modules.lookup_in(module, name);
+            let (module, symbol) = found.map_err(|error| match error {
+                ModuleLookupError::NotLoaded { name } => Refused::ModuleNotLoaded { module: name },
+                error => error.into(),
+            })?;
+            if matches!(module.state(), ModuleState::Going | ModuleState::Unformed) {
+                let module = module.name().to_owned();
+                return Err(Refused::ModuleNotLoaded { module });
+            }
+            (name, offset, symbol, Owner::Module(module))
+        }
+        Target::Symbol {
+            module: None,
+            name,
+            offset,
+        } => match kernel.image.symbols().lookup(name) {
+            Ok(symbol) => (name, offset, symbol, image),
+            Err(error @ LookupError::Unknown { .. }) => match kernel.modules.lookup(name) {
+                Ok((module, symbol)) => (name, offset, symbol, Owner::Module(module)),
+                Err(ModuleLookupError::Unknown { .. }) => return Err(error.into()),
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
+        },
+    };
+    if *offset >= symbol.size && *offset > 0 {
+        return Err(Refused::OffsetOutside {
+            symbol: name.clone(),
+            offset: *offset,
+            size: symbol.size,
+        });
+    }
+    // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
+    let landing = if *offset == 0 {
+        entry_skip(symbol.addr, text)
+    } else {
+        *offset
+    };
+    Ok((symbol.addr.wrapping_add(landing), owner))
 }
 
 /// Length of the ENDBR64 at `at`, or 0.
@@ -286,17 +453,3 @@ fn entry_skip(at: Gva, text: &dyn PristineText) -> u64 {
 
 /// The opcode of a near call.
 const CALL: u8 = 0xe8;
-
-/// Whether the compiler put a call to `__fentry__` here, which the kernel makes a nop at boot and
-/// a call again while it traces the function.
-fn is_ftrace_site(image: &KernelImage, at: Gva) -> bool {
-    match image.bytes_at(at, 5) {
-        Some(&[0x0f, 0x1f, 0x44, 0x00, 0x00]) => true,
-        Some(&[CALL, a, b, c, d]) => {
-            let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
-            let target = at.wrapping_add(5).0.wrapping_add_signed(distance);
-            image.symbols().address_of("__fentry__") == Some(Gva(target))
-        }
-        _ => false,
-    }
-}

@@ -19,19 +19,21 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Displaced, GateHead, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
+use tracing::warn;
 
 use super::commit::CommitError;
 use super::hit::KernelView;
 use super::patch::{LiveText, Text};
-use super::plan::{ImageText, Obstacle, Probepoint, Refused, plan};
+use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
 use super::returns::entry_data_size;
 use super::spec::{Actions, SpecError};
 use super::table::{Counters, Internal, Returns};
 use super::{ProbeId, ProbeSpec};
-use crate::calls::{Calls, MaxActive, Pool};
+use crate::calls::{CELLS, Calls, MaxActive, Pool};
 use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
 use crate::image::KernelImage;
+use crate::modules::{ModuleList, ModuleReader};
 use crate::world::{StopError, World};
 
 /// Why a batch was not registered. None of its probes is.
@@ -138,7 +140,11 @@ pub(super) struct Live {
 /// The probes of one machine.
 #[derive(Debug)]
 pub struct Registry {
-    image: Arc<KernelImage>,
+    pub(super) image: Arc<KernelImage>,
+    /// How to read the guest's modules, if its type information tells.
+    pub(super) module_reader: Option<ModuleReader>,
+    /// The guest's modules, as they were when last read.
+    pub(super) modules: ModuleList,
     vcpus: usize,
     next_id: u32,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
@@ -157,8 +163,15 @@ impl Registry {
     /// An empty registry for a machine with `vcpus` virtual CPUs that is about to boot `image`.
     #[must_use]
     pub fn new(image: Arc<KernelImage>, vcpus: usize, hidden: HiddenRegion) -> Self {
+        let module_reader = ModuleReader::new(&image);
+        if let Err(error) = &module_reader {
+            warn!(%error, "modules cannot be probed");
+        }
+        let processors = u32::try_from(vcpus).unwrap_or(u32::MAX);
         Self {
             image,
+            module_reader: module_reader.ok(),
+            modules: ModuleList::default(),
             vcpus,
             next_id: 1,
             probes: BTreeMap::new(),
@@ -166,7 +179,7 @@ impl Registry {
             ghosts: Vec::new(),
             switched_on: true,
             returns: Arc::new(Returns {
-                calls: Calls::new(vcpus),
+                calls: Calls::new(processors, CELLS),
                 unmatched: AtomicU64::new(0),
                 next_call: AtomicU64::new(0),
             }),
@@ -223,9 +236,9 @@ impl Registry {
             }
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
-        world.stopped(&mut |mem, _| {
+        world.stopped(&mut |mem, standing| {
             loop {
-                match self.change(&BTreeSet::new(), mem) {
+                match self.change(&BTreeSet::new(), mem, standing) {
                     Ok(table) => return Some(table),
                     Err(Obstacle { at, why }) => {
                         // Every round has one site less.
@@ -265,6 +278,9 @@ impl Registry {
                 definition: spec.definition.to_string(),
                 source,
             })?;
+        }
+        if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
+            self.read_modules(world.memory());
         }
         let mut points = Vec::with_capacity(specs.len());
         for (index, spec) in specs.iter().enumerate() {
@@ -438,8 +454,12 @@ impl Registry {
 
     /// Finds and checks the probepoint of `spec`.
     pub(super) fn plan(&self, spec: &ProbeSpec, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
+        let kernel = Kernel {
+            image: &self.image,
+            modules: &self.modules,
+        };
         match &self.live {
-            None => plan(spec, &self.image, &ImageText(&self.image)),
+            None => plan(spec, &kernel, &ImageText(&self.image)),
             Some(live) => {
                 let tables = &live.view.tables;
                 let text = LiveText {
@@ -449,7 +469,7 @@ impl Registry {
                         site.displaced.bytes().first().copied()
                     },
                 };
-                let point = plan(spec, &self.image, &text)?;
+                let point = plan(spec, &kernel, &text)?;
                 let at = point.displaced.at();
                 if spec.is_return() && live.view.task.is_none() {
                     return Err(Refused::NoTasks);

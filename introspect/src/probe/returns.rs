@@ -6,7 +6,6 @@
 //!
 //! [`Calls`]: crate::calls::Calls
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hvprobe_arch::mem::PhysMemory;
@@ -14,8 +13,8 @@ use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
 
 use super::act::{Taken, apply, capture, event, report};
-use super::hit::{GuestMemory, HitHandler, KernelView, Outcome, Surroundings};
-use super::spec::{Actions, Item};
+use super::hit::{Outcome, Scene, State};
+use super::spec::{Actions, Condition, Item};
 use super::table::Member;
 use crate::calls::{DATA_MAX, Ended, Entry, Fate, Frame, Pool};
 use crate::event::{Call, Captured, EventKind};
@@ -32,55 +31,49 @@ pub(super) fn entry_data_size(actions: &Actions) -> usize {
     }
 }
 
-impl HitHandler {
+impl State {
     /// The entry of a function with a return probe: puts the trampoline in the place of the return
     /// address.
-    #[allow(clippy::too_many_arguments, reason = "one call, all of it needed")]
     pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
+        scene: &Scene<'_, M, C>,
         member: &Member,
         actions: &Actions,
         pool: &Pool,
         taken: &Taken,
         regs: &Regs,
-        view: &KernelView,
-        around: &Surroundings<'_, M, C>,
     ) {
-        let wanted = |condition: &super::spec::Condition| condition.holds(regs.get(condition.register));
+        let wanted = |condition: &Condition| condition.holds(regs.get(condition.register));
         if !actions.when.iter().all(wanted) {
             member.counters.veto(self.vcpu);
             return;
         }
-        if self.enter_call(actions, pool, taken, regs, view, around).is_none() {
+        if self.enter_call(scene, actions, pool, taken, regs).is_none() {
             member.counters.miss(self.vcpu);
         }
     }
 
     fn enter_call<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
+        scene: &Scene<'_, M, C>,
         actions: &Actions,
         pool: &Pool,
         taken: &Taken,
         regs: &Regs,
-        view: &KernelView,
-        around: &Surroundings<'_, M, C>,
     ) -> Option<()> {
-        let table = Arc::clone(&self.table);
+        let table = scene.table;
         let (returns, fixtures) = (table.returns()?, table.fixtures()?);
-        let task = view
-            .task?
-            .pointer(&view.tables, around.mem, taken.gs_base)?;
         let slot = Gva(regs.rsp);
-        let found = Gva(view.tables.read_u64(around.mem, slot).ok()?);
+        let found = Gva(scene.read_u64(slot)?);
         let trampoline = fixtures.trampoline();
-        let mut calls = returns.calls.open(task)?;
+        let mut calls = returns.calls.open(scene.task()?)?;
         let ret = calls.enter(slot, found, trampoline, |call| {
             if let Some(orphaned) = table.returning(call.probe()) {
                 orphaned.counters.orphan(self.vcpu);
             }
         })?;
         let mut data = [0; DATA_MAX];
-        let data = entry_data(&mut data, actions, regs, view, around.mem);
+        let data = entry_data(scene, &mut data, actions, regs);
         let entry = Entry {
             id: returns.next_call.fetch_add(1, Ordering::Relaxed),
             slot,
@@ -94,9 +87,10 @@ impl HitHandler {
             return None;
         }
         let planted = found == trampoline
-            || view
+            || scene
+                .view
                 .tables
-                .write(around.mem, slot, &trampoline.0.to_le_bytes())
+                .write(scene.around.mem, slot, &trampoline.0.to_le_bytes())
                 .is_ok();
         if !planted {
             calls.take_back(1);
@@ -109,18 +103,14 @@ impl HitHandler {
     /// entry and sends the guest to the caller.
     pub(super) fn returned<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
+        scene: &Scene<'_, M, C>,
         regs: &mut Regs,
-        view: &KernelView,
-        around: &Surroundings<'_, M, C>,
     ) -> Outcome {
-        let table = Arc::clone(&self.table);
-        let taken = Taken::now(around);
+        let table = scene.table;
+        let taken = Taken::now(scene.around);
         let slot = Gva(regs.rsp.wrapping_sub(8));
         let known = table.returns().and_then(|returns| {
-            let task = view
-                .task?
-                .pointer(&view.tables, around.mem, taken.gs_base)?;
-            let mut calls = returns.calls.open(task)?;
+            let mut calls = returns.calls.open(scene.task()?)?;
             calls.returned(slot, |ended, call| {
                 let Some(probe) = table.returning(call.probe()) else {
                     return;
@@ -145,10 +135,8 @@ impl HitHandler {
                 let mut seen = event(kind, self.vcpu, call.probe(), actions, regs, &taken);
                 let mut data = [0; DATA_MAX];
                 restore(&mut seen.captured, &actions.capture, call.data(&mut data));
-                let memory = &mut GuestMemory::new(&view.tables, around.mem);
-                let items = &actions.capture_at_return;
-                report(&mut self.events, seen, items, memory, view, &taken, around.clock);
-                if !apply(&actions.changes, regs, memory) {
+                report(scene, &mut self.events, seen, &actions.capture_at_return);
+                if !apply(&actions.changes, regs, &scene.memory()) {
                     probe.counters.error(self.vcpu);
                 }
             })
@@ -159,7 +147,7 @@ impl HitHandler {
             if let Some(returns) = table.returns() {
                 returns.unmatched.fetch_add(1, Ordering::Relaxed);
             }
-            let found = Gva(view.tables.read_u64(around.mem, slot).ok()?);
+            let found = Gva(scene.read_u64(slot)?);
             (!table.is_trampoline(found)).then_some(found)
         });
         match to {
@@ -172,22 +160,11 @@ impl HitHandler {
     }
 
     /// The current task will not run again.
-    pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(
-        &mut self,
-        taken: &Taken,
-        view: &KernelView,
-        around: &Surroundings<'_, M, C>,
-    ) {
-        let table = Arc::clone(&self.table);
-        let calls = table.returns().and_then(|returns| {
-            let task = view
-                .task?
-                .pointer(&view.tables, around.mem, taken.gs_base)?;
-            returns.calls.open(task)
-        });
-        if let Some(mut calls) = calls {
+    pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>) {
+        let open = || scene.table.returns()?.calls.open(scene.task()?);
+        if let Some(mut calls) = open() {
             calls.discard_all(|call| {
-                if let Some(probe) = table.returning(call.probe()) {
+                if let Some(probe) = scene.table.returning(call.probe()) {
                     probe.counters.orphan(self.vcpu);
                 }
             });
@@ -196,19 +173,17 @@ impl HitHandler {
 }
 
 /// What a call keeps of its entry, written to the front of `into`.
-fn entry_data<'a, M: PhysMemory + ?Sized>(
+fn entry_data<'a, M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
     into: &'a mut [u8; DATA_MAX],
     actions: &Actions,
     regs: &Regs,
-    view: &KernelView,
-    mem: &M,
 ) -> &'a [u8] {
     if actions.capture.is_empty() {
         return &[];
     }
     let mut captured = Captured::EMPTY;
-    let memory = GuestMemory::new(&view.tables, mem);
-    capture(&mut captured, &actions.capture, regs, &memory);
+    capture(scene, &mut captured, &actions.capture, regs);
     let len = HEADER + captured.bytes().len();
     into[..HEADER].copy_from_slice(&captured.unreadable().to_le_bytes());
     into[HEADER..len].copy_from_slice(captured.bytes());

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use hvprobe_arch::{Gpr, Gva};
+use hvprobe_arch::Gva;
+use hvprobe_arch::regs::Gpr;
 
 use super::Mechanism;
 use crate::definition::{Definition, Kind};

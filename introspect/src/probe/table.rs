@@ -232,6 +232,12 @@ impl ProbeTable {
         self.by_address.get(&at.0).copied()
     }
 
+    /// The armed site at `at`, with its index.
+    pub(super) fn at(&self, at: Gva) -> Option<(u32, &Site)> {
+        let index = self.find(at)?;
+        Some((index, self.site(index)?))
+    }
+
     pub(super) fn site(&self, index: u32) -> Option<&Site> {
         self.sites.get(index as usize)
     }
