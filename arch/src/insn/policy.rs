@@ -83,11 +83,11 @@ const ROWS: &[Row] = &[
     // A copy would see or lose the interrupt flag that is held clear around it.
     row(&[M::Cli, M::Sti, M::Pushfq, M::Popfq],
         EmulateOnly(operation::flags, Refusal::Unproven)),
-    row(&[M::Pushf, M::Pushfd, M::Popf, M::Popfd], Refuse(Refusal::NarrowFlags)),
+    row(&[M::Pushf, M::Popf], Refuse(Refusal::NarrowFlags)),
 
     // The exception frame holds the address of the trap, and the kernel acts on it.
     row(&[M::Int3, M::Int1], Refuse(Refusal::Breakpoint)),
-    row(&[M::Int, M::Into], Refuse(Refusal::SoftwareInterrupt)),
+    row(&[M::Int], Refuse(Refusal::SoftwareInterrupt)),
     row(&[M::Ud0, M::Ud1, M::Ud2], Refuse(Refusal::Bug)),
 
     // Each counts on what came just before it, which a hit ends: the shadow of `sti`, the armed
