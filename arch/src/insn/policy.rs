@@ -127,9 +127,12 @@ const ROWS: &[Row] = &[
           M::Fnsave, M::Frstor], Boost),
 ];
 
+/// Whether an instruction is of some form.
+type Form = fn(&Instruction, &Encoding<'_>) -> bool;
+
 /// The policy by what the mnemonic does not tell.
 #[rustfmt::skip]
-const FORMS: &[(fn(&Instruction, &Encoding<'_>) -> bool, Refusal)] = &[
+const FORMS: &[(Form, Refusal)] = &[
     // Far returns have mnemonics of their own; far jumps and calls share the near ones'.
     (|insn, _| insn.is_jmp_far_indirect() || insn.is_call_far_indirect(), Refusal::FarTransfer),
     (|insn, _| insn.op0_register() == Register::SS, Refusal::LoadStackSegment),
