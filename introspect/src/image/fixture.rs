@@ -303,8 +303,8 @@ pub(crate) fn btf() -> Vec<u8> {
 
 /// A whole made-up kernel. Its functions, from [`TEXT`] on, 0x100 bytes each:
 /// `startup_64`, `vfs_read`, `twin` (twice), `do_int3` (blacklisted), `do_int3.cold`, one with a
-/// jump label at +0x10 (five bytes) and +0x20 (two bytes), a static call at +0x30 and an exception
-/// table entry at +0x40 (`sites`), `__SCT__x`, `exc_int3` (noinstr), `asm_exc_int3` (entry),
+/// jump label at +0x10 (five bytes) and +0x20 (two bytes), a static call at +0x30, an exception
+/// table entry at +0x40, a lock prefix at +0x50 and an ftrace site at +0x60 (`sites`), `__SCT__x`, `exc_int3` (noinstr), `asm_exc_int3` (entry),
 /// `thunk`, then fillers.
 pub(crate) fn vmlinux(layout: Layout) -> Vec<u8> {
     elf(&kernel(layout).1, &[])
@@ -389,6 +389,16 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     data.extend_from_slice(&code[..4]);
     data.extend([0; 8]);
     add('D', "__stop___ex_table", DATA + data.len() as u64);
+    add('D', "__smp_locks", DATA + data.len() as u64);
+    let lock = place(&data, TEXT + 0x650);
+    data.extend_from_slice(&lock[..4]);
+    data.resize(data.len() + 12, 0);
+    add('D', "__smp_locks_end", DATA + data.len() as u64);
+    add('D', "__start_mcount_loc", DATA + data.len() as u64);
+    for site in [0x104, 0x660] {
+        data.extend_from_slice(&(TEXT + site).to_le_bytes());
+    }
+    add('D', "__stop_mcount_loc", DATA + data.len() as u64);
     if layout == Layout::Offsets615 || layout == Layout::Place70 {
         add('D', "pcpu_hot", DATA + data.len() as u64);
         data.resize(data.len() + 64, 0);

@@ -239,6 +239,12 @@ impl Lists {
         self.missing.push(symbol);
     }
 
+    /// How many lock prefixes there are.
+    #[cfg(test)]
+    pub(super) fn locks(&self) -> usize {
+        self.locks.len()
+    }
+
     /// Makes the lists ready to be looked up in.
     pub(crate) fn sort(&mut self) {
         self.sites.sort_unstable();

@@ -23,6 +23,9 @@ const MOST_MODULES: usize = 2048;
 /// Bytes of tables, symbols and names in one reading: a desktop's two hundred modules need ten
 /// million.
 const BUDGET: usize = 64 << 20;
+/// What a symbol is charged besides its name and its place in the guest's table: what it takes in
+/// ours.
+const PER_SYMBOL: usize = 64;
 /// The longest name with its NUL (`KSYM_NAME_LEN` from 6.1 on).
 const LONGEST_NAME: usize = 512;
 /// Longer stretches of memory are no module's: its part of the address space has 1.5 GiB.
@@ -35,8 +38,8 @@ pub struct ModuleReader {
     /// The head of the list.
     modules: Gva,
     /// The head of the list of modules with lock prefixes.
-    locks: Option<Gva>,
-    layout: Layout,
+    pub(super) locks: Option<Gva>,
+    pub(super) layout: Layout,
 }
 
 impl ModuleReader {
@@ -250,6 +253,7 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
                 .guest
                 .name(Gva(strtab).wrapping_add(entry.u32(0).into()))?;
             if let Some(name) = name {
+                self.guest.charge(PER_SYMBOL)?;
                 names.push((name, addr, entry.u64(16)));
             }
         }
@@ -420,7 +424,12 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         match count {
             // A pointer to nothing may be anything.
             0 => Ok(Some(Vec::new())),
-            _ => self.bytes(at, count.saturating_mul(size)),
+            _ => {
+                let len = count.saturating_mul(size);
+                // What is made of the table takes about as much again.
+                self.charge(len)?;
+                self.bytes(at, len)
+            }
         }
     }
 
