@@ -5,7 +5,7 @@ use crate::world::StopError;
 
 const BATCH: [&str; 5] = [
     EMULATED,
-    STEPPED,
+    BOOSTED,
     "p vfs_read",
     "p vfs_read+0xd",
     "p filler_003",
@@ -108,7 +108,7 @@ fn probes_registered_before_survive_a_failed_batch() {
 fn ten_probes_at_one_address_share_one_patch_until_the_last_leaves() {
     let mut rig = Rig::live();
     let before = rig.guest.mem.visible();
-    let ids = rig.register(&specs([STEPPED; 10]));
+    let ids = rig.register(&specs([BOOSTED; 10]));
     let planted = rig.guest.mem.visible();
     for id in &ids[..9] {
         rig.unregister(&[*id]).unwrap();
@@ -122,7 +122,7 @@ fn ten_probes_at_one_address_share_one_patch_until_the_last_leaves() {
 fn unknown_or_repeated_id_is_named_and_nothing_is_unregistered() {
     let mut rig = Rig::live();
     let a = rig.one(EMULATED);
-    let b = rig.one(STEPPED);
+    let b = rig.one(BOOSTED);
     let nobody = ProbeId(99);
     for (ids, id, index) in [
         (vec![a, b, nobody], nobody, 2),
@@ -143,7 +143,7 @@ fn unknown_or_repeated_id_is_named_and_nothing_is_unregistered() {
 #[test]
 fn nothing_changes_when_the_guest_does_not_stop() {
     let mut rig = Rig::with_gate();
-    let ids = rig.register(&[spec(EMULATED), disabled(STEPPED)]);
+    let ids = rig.register(&[spec(EMULATED), disabled(BOOSTED)]);
     rig.guest.refuse_stops(true);
     let stop = StopError::Unresponsive {
         vcpu: 1,

@@ -141,7 +141,7 @@ fn emulated_hit_resumes_after_the_instruction_and_reports_the_probepoint() {
 #[test]
 fn stepped_hit_goes_through_a_copy_and_reports_the_probepoint() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     let at = rig.addr(id);
     let mut cpu = Cpu::new(&rig);
     let slot = cpu.enter_slot(at);
@@ -174,7 +174,7 @@ fn stepped_hit_goes_through_a_copy_and_reports_the_probepoint() {
 
 #[test]
 fn probes_at_one_address_report_in_the_order_of_their_registration() {
-    for definition in [EMULATED, STEPPED] {
+    for definition in [EMULATED, BOOSTED] {
         let mut rig = Rig::live();
         let ids = rig.register(&specs([definition; 10]));
         rig.disable(&ids[3..5]).unwrap();
@@ -196,7 +196,7 @@ fn probes_at_one_address_report_in_the_order_of_their_registration() {
 #[test]
 fn hit_inside_a_step_takes_effect_but_is_missed() {
     let mut rig = Rig::live();
-    let ids = rig.register(&specs([STEPPED, EMULATED, "p filler_003"]));
+    let ids = rig.register(&specs([BOOSTED, EMULATED, "p filler_003"]));
     let mut cpu = Cpu::new(&rig);
     let slot = cpu.enter_slot(rig.addr(ids[0]));
     let outer = cpu.regs;
@@ -274,7 +274,7 @@ fn int3_that_was_ours_until_now_is_retried_unless_the_guest_has_its_own_there() 
 #[test]
 fn guest_that_falls_out_of_a_slot_goes_on_after_the_instruction() {
     let mut rig = Rig::live();
-    let ids = rig.register(&specs([STEPPED, "p filler_003"]));
+    let ids = rig.register(&specs([BOOSTED, "p filler_003"]));
     let addresses = [0, 1].map(|n| rig.addr(ids[n]));
     let mut cpu = Cpu::new(&rig);
     let faulted = cpu.enter_slot(addresses[0]);
@@ -304,11 +304,11 @@ fn guest_that_falls_out_of_a_slot_goes_on_after_the_instruction() {
 #[test]
 fn slot_is_kept_although_the_probe_that_faulted_left_before_the_last() {
     let mut rig = Rig::live();
-    let first = rig.one(STEPPED);
+    let first = rig.one(BOOSTED);
     let mut cpu = Cpu::new(&rig);
     let slot = cpu.enter_slot(rig.addr(first));
     cpu.handler.abandon();
-    let second = rig.one(STEPPED);
+    let second = rig.one(BOOSTED);
     rig.unregister(&[first]).unwrap();
     rig.unregister(&[second]).unwrap();
     let mut cpu = Cpu::new(&rig);
@@ -321,7 +321,7 @@ fn slot_of_a_fault_is_used_again_by_the_next_probe_on_the_same_instruction() {
     let mut first = None;
     // Far more often than there are slots.
     for _ in 0..2 * SLOTS {
-        let id = rig.one(STEPPED);
+        let id = rig.one(BOOSTED);
         let mut cpu = Cpu::new(&rig);
         let slot = cpu.enter_slot(rig.addr(id));
         assert_eq!(*first.get_or_insert(slot), slot);
@@ -330,7 +330,7 @@ fn slot_of_a_fault_is_used_again_by_the_next_probe_on_the_same_instruction() {
     }
     // Also after it was promised to a batch that failed.
     let slot = first.unwrap();
-    let batch = specs([STEPPED, "p filler_003"]);
+    let batch = specs([BOOSTED, "p filler_003"]);
     let other = rig.at("filler_003", 0);
     rig.guest
         .meanwhile(move |guest| guest.write(other, &[0x90]));
@@ -339,14 +339,14 @@ fn slot_of_a_fault_is_used_again_by_the_next_probe_on_the_same_instruction() {
     rig.register(&batch[1..]);
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.hit(slot.wrapping_add(LEN)), Outcome::Retry);
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     assert_eq!(Cpu::new(&rig).enter_slot(rig.addr(id)), slot);
 }
 
 #[test]
 fn giving_up_counts_one_fault_for_each_enabled_probe_and_reports_nothing() {
     let mut rig = Rig::live();
-    let ids = rig.register(&[spec(STEPPED), disabled(STEPPED), spec(STEPPED)]);
+    let ids = rig.register(&[spec(BOOSTED), disabled(BOOSTED), spec(BOOSTED)]);
     let mut cpu = Cpu::new(&rig);
     cpu.enter_slot(rig.addr(ids[0]));
     cpu.handler.abandon();
@@ -362,7 +362,7 @@ fn giving_up_counts_one_fault_for_each_enabled_probe_and_reports_nothing() {
 #[test]
 fn copy_that_faulted_counts_one_fault() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     let mut cpu = Cpu::new(&rig);
     cpu.enter_slot(rig.addr(id));
     let handler = rig.at("filler_100", 0).0;
@@ -429,7 +429,7 @@ fn emulated_instruction_without_a_stack_faults_at_the_probepoint() {
 #[test]
 fn slot_is_left_anywhere_but_at_its_instruction_and_just_after_it() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     let mut cpu = Cpu::new(&rig);
     assert!(!cpu.handler.left_slot(0));
     let slot = cpu.enter_slot(rig.addr(id)).0;

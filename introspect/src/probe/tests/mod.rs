@@ -23,15 +23,12 @@ use crate::image::fixture;
 use crate::testing::{Guest, hidden};
 
 const INT3: u8 = 0xcc;
-/// Function entries of the fixture whose first instruction is emulated and stepped, respectively.
+/// Function entries of the fixture whose first instruction is emulated and boosted, respectively.
 const EMULATED: &str = "p filler_000";
-const STEPPED: &str = "p filler_001";
+const BOOSTED: &str = "p filler_001";
 
 fn spec(definition: &str) -> ProbeSpec {
-    ProbeSpec {
-        definition: parse(definition).expect("a definition"),
-        disabled: false,
-    }
+    ProbeSpec::from(parse(definition).expect("a definition"))
 }
 
 fn disabled(definition: &str) -> ProbeSpec {

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn probe_whose_int3_the_guest_replaced_is_gone_and_its_text_never_written_again() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     let at = rig.addr(id);
     rig.guest.write(at, &[0x90]);
     assert_eq!(rig.state(id), ProbeState::Gone);
@@ -23,18 +23,18 @@ fn probe_whose_int3_the_guest_replaced_is_gone_and_its_text_never_written_again(
 #[test]
 fn place_the_guest_rewrote_takes_no_further_probe_until_it_is_free() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     let at = rig.addr(id);
     rig.guest.write(at, &[0x90]);
     let rewritten = (0, Refused::Rewritten { at });
-    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(STEPPED)]));
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(BOOSTED)]));
     assert_eq!(refusal(result), rewritten);
     rig.disable(&[id]).unwrap();
-    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(STEPPED)]));
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(BOOSTED)]));
     assert_eq!(refusal(result), rewritten);
     rig.unregister(&[id]).unwrap();
     // Now it is what the guest made of it.
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     assert_eq!(rig.byte(at), INT3);
     rig.unregister(&[id]).unwrap();
     assert_eq!(rig.byte(at), 0x90);
@@ -61,7 +61,7 @@ fn disabled_probe_is_gone_while_its_text_is_not_what_it_was() {
 fn other_probes_are_not_affected() {
     let mut rig = Rig::live();
     let before = rig.guest.mem.visible();
-    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED]));
     let at = rig.addr(ids[0]);
     rig.guest.write(at, &[0x90]);
     assert_eq!(rig.state(ids[1]), ProbeState::Placed);

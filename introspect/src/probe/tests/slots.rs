@@ -44,7 +44,7 @@ fn slots_are_mapped_while_a_stepped_probe_has_one() {
 #[test]
 fn disabled_probe_keeps_its_slot_for_those_who_may_still_be_in_it() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.one(BOOSTED);
     let planted = slot_bytes(&rig.guest.mem);
     rig.disable(&[id]).unwrap();
     assert!(is_mapped(&rig));
@@ -93,7 +93,7 @@ fn window_without_an_empty_entry_refuses_stepped_probes_only() {
         rig.guest.mem.write(entry, &2_u64.to_le_bytes()).unwrap();
         at = at.wrapping_add(2 << 20);
     }
-    let batch = specs([EMULATED, STEPPED]);
+    let batch = specs([EMULATED, BOOSTED]);
     let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch)));
     assert_eq!(index, 1);
     assert!(matches!(why, Refused::Slot { .. }), "{why}");
@@ -107,7 +107,7 @@ fn gate_is_planted_while_a_probe_is_armed() {
     let (original, patch) = (rig.guest.read::<2>(gate), GateHead::patch(GATE_PORT));
     let idle = rig.register(&[disabled(EMULATED)])[0];
     assert_eq!(rig.guest.read(gate), original);
-    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED]));
     assert_eq!(rig.guest.read(gate), patch);
     rig.unregister(&ids[..1]).unwrap();
     assert_eq!(rig.guest.read(gate), patch);
