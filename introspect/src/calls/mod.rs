@@ -7,6 +7,8 @@
 //! - Every entry carries the real return address of its frame. Several entries of one frame
 //!   (several probes on a function, or a function that left by a tail call to another probed one)
 //!   are neighbours in the list and carry the same address, so any of them may leave.
+//! - Of the entries on one stack, a newer one has a lower slot, or the same one if it is of the same
+//!   frame.
 //! - A cell is changed only by whoever has it open. [`Calls::open`] acquires what the last holder
 //!   released, so a task may go from one virtual CPU to another between two operations.
 //! - A task with entries has exactly one cell, in the window of cells its address hashes to. A
@@ -41,6 +43,7 @@ mod task;
 mod tests;
 
 use hvprobe_arch::Gva;
+use rustc_hash::FxHashMap;
 
 pub use pool::{AUTO_MAX, FIXED_MAX, Pool, PoolError};
 use pool::{Link, PoolCell, Pools};
@@ -135,6 +138,8 @@ pub struct LiveCall {
     pub probe: Option<ProbeId>,
     /// What [`Entry::id`] was.
     pub id: u64,
+    /// Host time of the entry, nanoseconds of `CLOCK_MONOTONIC`.
+    pub host_ns: u64,
 }
 
 impl Calls {
@@ -250,16 +255,24 @@ impl Calls {
 
     /// Takes out the entries of the probes that `leaves` names, and those that earlier removals
     /// kept. Where a frame has no other entry, `vacate` decides: it writes the real return address
-    /// back if the frame's slot still holds the trampoline's. For when the virtual CPUs stand
-    /// still, as [`Calls::live`].
+    /// back if the frame's slot still holds the trampoline's. It is not asked about a frame in
+    /// whose place another task has a newer one; that is forgotten. For when the virtual CPUs stand
+    /// still, as [`Calls::live`]; allocates.
     pub fn remove(
         &self,
         mut leaves: impl FnMut(ProbeId) -> bool,
         mut vacate: impl FnMut(&Frame) -> Fate,
     ) -> Removed {
+        // A task that died inside a call leaves its entry, and its stack to another task: what is
+        // in the slot then is the other's.
+        let mut newest_at = FxHashMap::default();
+        self.live(|call| {
+            let newest = newest_at.entry(call.slot).or_insert(call.host_ns);
+            *newest = call.host_ns.max(*newest);
+        });
         let mut removed = Removed::default();
         for mut calls in self.tasks() {
-            calls.remove(&mut leaves, &mut vacate, &mut removed);
+            calls.remove(&mut leaves, &mut vacate, &newest_at, &mut removed);
         }
         removed
     }

@@ -1,6 +1,7 @@
 //! The calls of one task, in the hands of the virtual CPU that runs it.
 
 use hvprobe_arch::{Gva, Regs};
+use rustc_hash::FxHashMap;
 
 use super::pool::{Link, Pool, PoolCell};
 use super::record::{DATA_MAX, Entry, Record};
@@ -123,9 +124,10 @@ impl<'a> TaskCalls<'a> {
     /// pushed, as nobody knows where it returns to.
     ///
     /// Frames that the entry proves abandoned are taken out and shown to `orphan`, newest first:
-    /// frames on the same stack and below the new one, or in its very place unless the new
-    /// function took the frame over (the trampoline's address is still there, as after a tail
-    /// call), for which case all calls newer than that frame are abandoned, on any stack.
+    /// those on the same stack that are below the new one or in its very place. If however the new
+    /// function took over the frame in its place (the trampoline's address is still there, as
+    /// after a tail call or the push for another probe), that frame is alive, and all calls newer
+    /// than it are abandoned, on any stack.
     pub fn enter(
         &mut self,
         slot: Gva,
@@ -138,11 +140,21 @@ impl<'a> TaskCalls<'a> {
         {
             return Some(ret);
         }
-        while let Some((_, record)) = self.first()
-            && record.slot() <= slot
-            && same_stack(record.slot(), slot)
-        {
-            self.pop(&mut orphan);
+        // Entries of other stacks tell nothing: an interrupt's may be newer and abandoned, or a
+        // task's older and alive.
+        let mut newer = None;
+        let mut link = self.newest;
+        while let Some((pool, record)) = self.calls.record(link) {
+            let next = Link(record.next());
+            if !same_stack(record.slot(), slot) {
+                newer = Some(record);
+            } else if record.slot() <= slot {
+                report(pool, record, &mut orphan);
+                self.take_out(link, pool, record, newer);
+            } else {
+                break;
+            }
+            link = next;
         }
         (found != trampoline).then_some(found)
     }
@@ -221,13 +233,27 @@ impl<'a> TaskCalls<'a> {
         let Some((pool, record)) = self.first() else {
             return false;
         };
-        if let Some(probe) = interested(pool, record) {
-            each(&Call { record, probe });
-        }
-        let link = self.newest;
-        self.newest = Link(record.next());
-        give(link, pool, record);
+        report(pool, record, each);
+        self.take_out(self.newest, pool, record, None);
         true
+    }
+
+    /// Takes out the entry at `link`, which follows `newer` or is the newest, and returns its
+    /// record to its pool.
+    fn take_out(
+        &mut self,
+        link: Link,
+        pool: &PoolCell,
+        record: Record<'_>,
+        newer: Option<Record<'_>>,
+    ) {
+        match newer {
+            Some(newer) => newer.set_next(record.next()),
+            None => self.newest = Link(record.next()),
+        }
+        if let Some(index) = link.record() {
+            pool.give(index, record);
+        }
     }
 
     pub(super) fn live(&self, each: &mut impl FnMut(&LiveCall)) {
@@ -238,6 +264,7 @@ impl<'a> TaskCalls<'a> {
                 ret: record.ret(),
                 probe: interested(pool, record),
                 id: record.id(),
+                host_ns: record.host_ns(),
             });
         }
     }
@@ -247,6 +274,7 @@ impl<'a> TaskCalls<'a> {
         &mut self,
         leaves: &mut impl FnMut(ProbeId) -> bool,
         vacate: &mut impl FnMut(&Frame) -> Fate,
+        newest_at: &FxHashMap<Gva, u64>,
         removed: &mut Removed,
     ) {
         // The last entry that stays; none while the list is empty so far.
@@ -266,7 +294,9 @@ impl<'a> TaskCalls<'a> {
                 }
                 after = Link(record.next());
             }
+            let superseded = newest_at.get(&slot) > Some(&first.host_ns());
             let keep_muted = !wanted
+                && !superseded
                 && vacate(&Frame {
                     task: Gva(self.key),
                     slot,
@@ -277,11 +307,7 @@ impl<'a> TaskCalls<'a> {
             {
                 let next = Link(record.next());
                 if record.muted() && !keep_muted {
-                    match kept {
-                        Some(kept) => kept.set_next(next.0),
-                        None => self.newest = next,
-                    }
-                    give(link, pool, record);
+                    self.take_out(link, pool, record, kept);
                     removed.forgotten += 1;
                 } else {
                     removed.kept += u32::from(record.muted());
@@ -293,10 +319,10 @@ impl<'a> TaskCalls<'a> {
     }
 }
 
-/// Returns the record at `link` to its pool.
-fn give(link: Link, pool: &PoolCell, record: Record<'_>) {
-    if let Some(index) = link.record() {
-        pool.give(index, record);
+/// Shows `each` the call, unless its probe has left.
+fn report(pool: &PoolCell, record: Record<'_>, each: &mut impl FnMut(&Call<'_>)) {
+    if let Some(probe) = interested(pool, record) {
+        each(&Call { record, probe });
     }
 }
 

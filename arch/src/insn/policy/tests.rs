@@ -85,10 +85,13 @@ fn pushes_pops_and_moves_between_registers_are_emulated() {
 #[test]
 fn pushes_pops_and_moves_without_memory_are_emulated_and_the_others_boosted() {
     check(
-        "6650 6a08 6800000080 ff7008 ff3500010000 6658 8f00 0fa0 0fa1 6689c3 88c3
+        "66c9 666a08 66b80100 6650 6a08 6800000080 ff7008 ff3500010000 6658 8f00 0fa0 0fa1 6689c3 88c3
          48c7c001000000 b801000000 48b80102030405060708 488b07 488907 4863c7
          a00102030405060708 8ed8 8cd0",
         expect![[r#"
+            data16 leave                                 boost
+            data16 push 8                                boost
+            mov ax, 1                                    emulate
             push ax                                      boost
             push 8                                       emulate
             push 0xffffffff80000000                      emulate
@@ -159,7 +162,7 @@ fn branches_are_emulated_but_through_segments() {
     check(
         "e800000000 2ee800000000 67e800000000 e9fbffffff eb10 40e900000000 7410
          0f8410000000 2e7410 3e7410 c3 f3c3 c20800 ffd0 41ffd3 3effd0 ff5008 ff1500010000
-         65ff142500010000 ffe0 ff24c5004080ff c9",
+         65ff142500010000 64ff2500010000 ffe0 ff24c5004080ff c9",
         expect![[r#"
             call 0xffffffff8123456c                      emulate only
             call 0xffffffff8123456d                      emulate only
@@ -180,6 +183,7 @@ fn branches_are_emulated_but_through_segments() {
             call qword ptr [rax+8]                       emulate only
             call qword ptr [0xffffffff8123466d]          emulate only
             call qword ptr gs:[0x100]                    refuse SegmentBranch
+            jmp qword ptr fs:[0xffffffff8123466e]        refuse SegmentBranch
             jmp rax                                      emulate only
             jmp qword ptr [rax*8-0x7fc000]               emulate only
             leave                                        emulate
@@ -283,7 +287,7 @@ fn traps_and_transfers_of_the_processor_are_refused() {
 fn system_state_is_boosted_unless_exceptions_depend_on_it() {
     check(
         "8ed0 480fb200 0f20c0 0f22d8 440f20c0 440f22c0 0f21f8 0f23f8 0f01f0 0f06 0f01d1
-         0f0110 0f0118 0f00d0 0f00d8 0f30 0f01c6 0f01f8 f3480faed8 f3480faed0 f20f00f0",
+         0f0110 0f0118 0f0108 0f0100 0f00d0 0f00d8 0f30 0f01c6 0f01f8 f3480faed8 f3480faed0 f20f00f0",
         expect![[r#"
             mov ss, ax                                   refuse LoadStackSegment
             lss rax, [rax]                               refuse LoadStackSegment
@@ -298,6 +302,8 @@ fn system_state_is_boosted_unless_exceptions_depend_on_it() {
             xsetbv                                       boost
             lgdt [rax]                                   refuse DescriptorTable
             lidt [rax]                                   refuse DescriptorTable
+            sidt [rax]                                   refuse DescriptorTable
+            sgdt [rax]                                   boost
             lldt ax                                      boost
             ltr ax                                       refuse DescriptorTable
             wrmsr                                        boost
