@@ -59,21 +59,22 @@ pub enum Outcome {
         /// Whether to hold interrupts off.
         shadow: bool,
     },
-    /// The displaced instruction faults: raise a page fault at RIP, the probepoint, for this
-    /// access.
-    Fault(Access),
+    /// The displaced instruction faults: raise this exception at RIP, the probepoint.
+    Fault(Fault),
     /// The virtual CPU waits, with these registers (RIP is the probepoint), for what the hold says;
     /// then it calls [`HitHandler::resume`].
     Hold(Held),
 }
 
-/// A memory access that the guest's kernel could not have made.
+/// An exception that an emulated instruction raises (SDM vol. 3, chapter 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// The address accessed.
-    pub at: Gva,
-    /// Whether it was a write.
-    pub write: bool,
+pub struct Fault {
+    /// Its number.
+    pub vector: u8,
+    /// Its error code.
+    pub error_code: u32,
+    /// For a page fault: the address accessed, which goes to CR2.
+    pub address: Option<Gva>,
 }
 
 /// What a virtual CPU waits for at a hit.
