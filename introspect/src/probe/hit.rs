@@ -133,6 +133,7 @@ pub(super) struct State {
     pub(super) flight: Option<InFlight>,
     pub(super) put_off: Option<InFlight>,
     waiting: Option<Waiting>,
+    after_sti: bool,
 }
 
 /// Where a hit happens: borrowed, so that no shared reference count is touched.
@@ -210,6 +211,7 @@ impl HitHandler {
                 flight: None,
                 put_off: None,
                 waiting: None,
+                after_sti: false,
             },
         }
     }
@@ -302,6 +304,13 @@ impl HitHandler {
         self.state.exception(&scene, vector, own_idt, regs)
     }
 
+    /// Whether the instruction before the probepoint of the last hit may have been `sti`, whose
+    /// interrupt shadow is over now (and without which no processor may enter with interrupts held
+    /// off, SDM vol. 3, 26.3.1.5). Asking resets it.
+    pub fn ends_shadow(&mut self) -> bool {
+        std::mem::take(&mut self.state.after_sti)
+    }
+
     /// The deadline and the default of the question this virtual CPU is held with.
     #[must_use]
     pub fn question(&self) -> Option<Hold> {
@@ -326,6 +335,7 @@ impl State {
             return self.elsewhere(scene, at, regs);
         };
         regs.rip = at.0;
+        self.after_sti = site.after_sti;
         if let Some(flight) = self.put_off.take_if(|flight| {
             flight.site == index && flight.rsp == regs.rsp && regs.rflags & rflags::IF == 0
         }) {

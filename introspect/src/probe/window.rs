@@ -215,7 +215,7 @@ impl State {
 /// The exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page
 /// fault where nothing is mapped, a general protection fault where there is no address.
 fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
-    if matches!(fault.cause, WalkError::NonCanonical) {
+    if matches!(fault.cause, WalkError::NonCanonical { .. }) {
         Fault {
             vector: GENERAL_PROTECTION,
             error_code: 0,
