@@ -228,6 +228,7 @@ impl Registry {
             .map(|site| Site {
                 displaced: site.displaced,
                 slot: site.slot,
+                after_sti: site.after_sti,
                 members: self.members(site, leaving),
             })
             .collect();

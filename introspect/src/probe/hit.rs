@@ -59,21 +59,22 @@ pub enum Outcome {
         /// Whether to hold interrupts off.
         shadow: bool,
     },
-    /// The displaced instruction faults: raise a page fault at RIP, the probepoint, for this
-    /// access.
-    Fault(Access),
+    /// The displaced instruction faults: raise this exception at RIP, the probepoint.
+    Fault(Fault),
     /// The virtual CPU waits, with these registers (RIP is the probepoint), for what the hold says;
     /// then it calls [`HitHandler::resume`].
     Hold(Held),
 }
 
-/// A memory access that the guest's kernel could not have made.
+/// An exception that an emulated instruction raises (SDM vol. 3, chapter 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// The address accessed.
-    pub at: Gva,
-    /// Whether it was a write.
-    pub write: bool,
+pub struct Fault {
+    /// Its number.
+    pub vector: u8,
+    /// Its error code.
+    pub error_code: u32,
+    /// For a page fault: the address accessed, which goes to CR2.
+    pub address: Option<Gva>,
 }
 
 /// What a virtual CPU waits for at a hit.
@@ -132,6 +133,7 @@ pub(super) struct State {
     pub(super) flight: Option<InFlight>,
     pub(super) put_off: Option<InFlight>,
     waiting: Option<Waiting>,
+    after_sti: bool,
 }
 
 /// Where a hit happens: borrowed, so that no shared reference count is touched.
@@ -209,6 +211,7 @@ impl HitHandler {
                 flight: None,
                 put_off: None,
                 waiting: None,
+                after_sti: false,
             },
         }
     }
@@ -301,6 +304,13 @@ impl HitHandler {
         self.state.exception(&scene, vector, own_idt, regs)
     }
 
+    /// Whether the instruction before the probepoint of the last hit may have been `sti`, whose
+    /// interrupt shadow is over now (and without which no processor may enter with interrupts held
+    /// off, SDM vol. 3, 26.3.1.5). Asking resets it.
+    pub fn ends_shadow(&mut self) -> bool {
+        std::mem::take(&mut self.state.after_sti)
+    }
+
     /// The deadline and the default of the question this virtual CPU is held with.
     #[must_use]
     pub fn question(&self) -> Option<Hold> {
@@ -325,6 +335,7 @@ impl State {
             return self.elsewhere(scene, at, regs);
         };
         regs.rip = at.0;
+        self.after_sti = site.after_sti;
         if let Some(flight) = self.put_off.take_if(|flight| {
             flight.site == index && flight.rsp == regs.rsp && regs.rflags & rflags::IF == 0
         }) {

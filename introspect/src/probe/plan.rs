@@ -215,6 +215,8 @@ pub(super) struct Probepoint {
     /// The kernel has an exception-table entry for the instruction: it may fault, and the handler
     /// must find it in its place.
     pub(super) fixup: bool,
+    /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
+    pub(super) after_sti: bool,
 }
 
 /// Finds and checks the probepoint of `spec`.
@@ -244,6 +246,7 @@ pub(super) fn plan(
     let got = text.read(start, &mut code);
     code.truncate(got);
     insn::boundary(&code, start, at)?;
+    let after_sti = wanted > insn::MAX_LEN && code[wanted - insn::MAX_LEN - 1] == STI;
     let code = code
         .get(wanted - insn::MAX_LEN..)
         .filter(|code| !code.is_empty())
@@ -286,6 +289,7 @@ pub(super) fn plan(
     Ok(Probepoint {
         symbol: (symbol.name.to_owned(), offset),
         fixup: owner.has_fixup(at),
+        after_sti,
         displaced,
     })
 }
@@ -451,5 +455,6 @@ fn entry_skip(at: Gva, text: &dyn PristineText) -> u64 {
     }
 }
 
-/// The opcode of a near call.
+/// The opcodes of a near call and of `sti`.
 const CALL: u8 = 0xe8;
+const STI: u8 = 0xfb;

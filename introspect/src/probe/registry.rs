@@ -116,6 +116,8 @@ pub(super) struct SiteState {
     pub(super) displaced: Displaced,
     /// The instruction may fault and must then be found in its place.
     pub(super) fixup: bool,
+    /// The instruction before it may be `sti`.
+    pub(super) after_sti: bool,
     pub(super) slot: Option<SlotCode>,
     pub(super) members: Vec<ProbeId>,
     /// What the engine itself wants to know here.
@@ -498,6 +500,7 @@ impl Registry {
                 symbol: point.symbol,
                 displaced: point.displaced,
                 fixup: point.fixup,
+                after_sti: point.after_sti,
                 slot: None,
                 members: Vec::new(),
                 internal: None,

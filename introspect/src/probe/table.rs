@@ -155,6 +155,8 @@ pub(super) struct Site {
     pub(super) displaced: Displaced,
     /// The out-of-line copy; `None` when the instruction is emulated.
     pub(super) slot: Option<SlotCode>,
+    /// The instruction before it may be `sti`.
+    pub(super) after_sti: bool,
     pub(super) members: Box<[Member]>,
 }
 

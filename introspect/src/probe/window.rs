@@ -6,13 +6,14 @@
 //! the frame's RIP is the probepoint (or the instruction after it, when the copy was complete), and
 //! the exception table finds its entry. Invariant: whichever way it ends, RFLAGS.IF is what it was.
 
-use hvprobe_arch::insn::{Effect, Memory as _, SlotCode, SlotKind};
+use hvprobe_arch::insn::{Effect, Memory as _, MemoryFault, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
 use super::act::{Taken, event, report};
-use super::hit::{Access, InFlight, Outcome, Scene, State};
+use super::hit::{Fault, InFlight, Outcome, Scene, State};
 use super::table::{Role, Site};
 use crate::event::EventKind;
 use crate::world::Clock;
@@ -20,8 +21,12 @@ use crate::world::Clock;
 /// Numbers of exceptions (SDM vol. 3, table 6-1).
 const NMI: u8 = 2;
 const BREAKPOINT: u8 = 3;
+const GENERAL_PROTECTION: u8 = 13;
 const PAGE_FAULT: u8 = 14;
 const MACHINE_CHECK: u8 = 18;
+
+/// Page-fault error code: the access was a write (SDM vol. 3, 4.7).
+const PF_WRITE: u32 = 1 << 1;
 
 /// Offsets in the frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
 const FRAME_RFLAGS: u64 = 16;
@@ -72,16 +77,13 @@ impl State {
                 }
             }
             Err(fault) => {
-                let access = Access {
-                    at: fault.at,
-                    write: memory.wrote,
-                };
+                let fault = exception_of(&fault, memory.wrote);
                 let kind = EventKind::Fault {
-                    vector: PAGE_FAULT,
-                    error_code: Some(access.error_code()),
+                    vector: fault.vector,
+                    error_code: Some(fault.error_code),
                 };
                 self.faulted(scene, site, kind, regs, &taken);
-                Outcome::Fault(access)
+                Outcome::Fault(fault)
             }
         }
     }
@@ -210,12 +212,21 @@ impl State {
     }
 }
 
-impl Access {
-    /// The error code of the page fault it raises (SDM vol. 3, 4.7): in kernel mode, for a page
-    /// that is not present.
-    #[must_use]
-    pub fn error_code(&self) -> u32 {
-        if self.write { 1 << 1 } else { 0 }
+/// The exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page
+/// fault where nothing is mapped, a general protection fault where there is no address.
+fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
+    if matches!(fault.cause, WalkError::NonCanonical { .. }) {
+        Fault {
+            vector: GENERAL_PROTECTION,
+            error_code: 0,
+            address: None,
+        }
+    } else {
+        Fault {
+            vector: PAGE_FAULT,
+            error_code: if write { PF_WRITE } else { 0 },
+            address: Some(fault.at),
+        }
     }
 }
 

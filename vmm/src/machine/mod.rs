@@ -45,6 +45,7 @@ use tracing::{error, info, warn};
 
 pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
+pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
