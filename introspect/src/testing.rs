@@ -261,7 +261,7 @@ impl World for Guest {
         if let Some(act) = self.meanwhile.take() {
             act(self);
         }
-        if let Some(table) = change(&self.mem) {
+        if let Some(table) = change(&self.mem, &[]) {
             *self.table.borrow_mut() = table;
         }
         Ok(())

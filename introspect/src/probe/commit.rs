@@ -36,7 +36,7 @@ impl Registry {
         }
         let mut result = Ok(());
         world
-            .stopped(&mut |mem| {
+            .stopped(&mut |mem, _| {
                 self.change(leaving, mem)
                     .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
                     .ok()

@@ -172,7 +172,7 @@ impl Registry {
                 Err(why) => refused.push((id, why)),
             }
         }
-        let stopped = world.stopped(&mut |mem| {
+        let stopped = world.stopped(&mut |mem, _| {
             loop {
                 match self.change(&BTreeSet::new(), mem) {
                     Ok(table) => return Some(table),
