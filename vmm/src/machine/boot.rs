@@ -261,7 +261,6 @@ fn start(
         ioctls,
         life: Mutex::new(Life {
             live: false,
-            paused: false,
             ending: None,
         }),
         changed: Condvar::new(),

@@ -11,6 +11,8 @@
 //! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
 //! ended.
 
+mod attention;
+mod barrier;
 mod boot;
 mod catch;
 mod clock;
@@ -25,7 +27,7 @@ mod subscription;
 mod tripwire;
 mod vcpu;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{self, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -75,7 +77,6 @@ pub enum ReadError {
 #[derive(Debug)]
 struct Life {
     live: bool,
-    paused: bool,
     ending: Option<Ending>,
 }
 
@@ -106,7 +107,7 @@ impl World for Guest<'_> {
         let ram = &*self.0.ram;
         self.0
             .control
-            .transact(|| -> Option<Arc<ProbeTable>> { change(ram) })
+            .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })
     }
 }
 
@@ -138,7 +139,7 @@ impl Machine {
         let life = self.life();
         let state = match &life.ending {
             Some(ending) => State::Stopped(ending.clone()),
-            None if life.paused => State::Paused,
+            None if self.shared.control.is_paused() => State::Paused,
             None if life.live => State::Running,
             None => State::Booting,
         };
@@ -184,9 +185,7 @@ impl Machine {
     /// # Errors
     /// When the machine has ended or a virtual CPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
-        self.shared.control.pause()?;
-        self.life().paused = true;
-        Ok(())
+        Ok(self.shared.control.pause()?)
     }
 
     /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
@@ -194,12 +193,9 @@ impl Machine {
     /// # Errors
     /// When the machine has ended.
     pub fn resume(&self) -> Result<(), PauseError> {
-        let mut life = self.life();
-        if life.ending.is_some() {
+        if self.life().ending.is_some() {
             return Err(StopError::Ended.into());
         }
-        life.paused = false;
-        drop(life);
         self.shared.control.resume();
         Ok(())
     }
@@ -317,8 +313,8 @@ impl Machine {
         let mut first = None;
         while left > 0 {
             match notices.recv() {
-                Ok(Notice::TextFinal(sregs)) => {
-                    if let Err(report) = self.text_final(&sregs) {
+                Ok(Notice::TextFinal { vcpu, sregs }) => {
+                    if let Err(report) = self.text_final(vcpu, &sregs) {
                         first.get_or_insert(Why::Crash(report));
                         self.shared.control.end();
                     }
@@ -359,7 +355,7 @@ impl Machine {
     }
 
     /// Plants the pending probes and lets the held virtual CPU go on.
-    fn text_final(&self, sregs: &kvm_sregs) -> Result<(), String> {
+    fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
         };
@@ -387,7 +383,7 @@ impl Machine {
         info!(machine = self.config.name, "kernel text is final");
         self.life().live = true;
         self.changed.notify_all();
-        self.shared.control.release();
+        self.shared.control.release(vcpu);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use std::sync::mpsc::Sender;
 use hvprobe_arch::Gva;
 use hvprobe_introspect::probe::hit::HitHandler;
 use hvprobe_introspect::probe::patch::GATE_PORT;
+use hvprobe_introspect::world::Standing;
 use kvm_bindings::kvm_sregs;
 use tracing::debug;
 
@@ -28,7 +29,12 @@ use crate::memory::GuestRam;
 #[derive(Debug)]
 pub(super) enum Notice {
     /// Boot has come to where the kernel's text is final; the virtual CPU is held.
-    TextFinal(Box<kvm_sregs>),
+    TextFinal {
+        /// Its index.
+        vcpu: usize,
+        /// Its system registers.
+        sregs: Box<kvm_sregs>,
+    },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
 }
@@ -109,7 +115,7 @@ impl Vcpu {
     }
 
     fn run_until_end(&mut self, guard: &Guard) -> Why {
-        if let Order::End = self.park(guard) {
+        if let Order::End = self.park(guard, None) {
             return Why::Told;
         }
         if self.index == 0 {
@@ -121,10 +127,9 @@ impl Vcpu {
         // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
         let shared = Arc::clone(&self.shared);
         loop {
-            guard.clear();
-            if self.shared.control.wants_attention()
+            if shared.control.look(self.index, || guard.clear())
                 && !self.catcher.handler.is_stepping()
-                && let Order::End = self.park(guard)
+                && let Order::End = self.stand(guard)
             {
                 return Why::Told;
             }
@@ -150,12 +155,26 @@ impl Vcpu {
         self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
     }
 
-    fn park(&mut self, guard: &Guard) -> Order {
+    /// Parks between two instructions of the guest.
+    fn stand(&mut self, guard: &Guard) -> Order {
         if let Some(gate) = self.shared.gate.get() {
             Catcher::rewind(&mut self.cpu, &self.shared.ram, gate);
         }
+        let regs = self.cpu.regs();
+        let standing = Standing {
+            rip: Gva(regs.rip),
+            rsp: Gva(regs.rsp),
+            gs_base: self.cpu.sregs().gs.base,
+        };
+        self.park(guard, Some(standing))
+    }
+
+    fn park(&mut self, guard: &Guard, standing: Option<Standing>) -> Order {
         self.publish();
-        let order = self.shared.control.park(self.index, &guard.kickable());
+        let order = self
+            .shared
+            .control
+            .park(self.index, &guard.kickable(), standing);
         if let Order::Run(outfit) = &order {
             self.catcher
                 .handler
@@ -232,7 +251,10 @@ impl Vcpu {
             self.cpu.set_regs_now(&regs)?;
             shared.control.hold(self.index);
             let sregs = Box::new(*self.cpu.sregs());
-            let _ = self.notices.send(Notice::TextFinal(sregs));
+            let _ = self.notices.send(Notice::TextFinal {
+                vcpu: self.index,
+                sregs,
+            });
         }
         self.catcher.check_step(&mut self.cpu)
     }
