@@ -246,7 +246,8 @@ pub(super) fn plan(
     let got = text.read(start, &mut code);
     code.truncate(got);
     insn::boundary(&code, start, at)?;
-    let after_sti = wanted > insn::MAX_LEN && code[wanted - insn::MAX_LEN - 1] == STI;
+    let before = wanted.checked_sub(insn::MAX_LEN + 1);
+    let after_sti = before.is_some_and(|at| code.get(at) == Some(&STI));
     let code = code
         .get(wanted - insn::MAX_LEN..)
         .filter(|code| !code.is_empty())

@@ -27,7 +27,7 @@ use super::control::Control;
 use super::cpu_fd::CpuFd;
 use super::subscription::Hub;
 use super::tripwire::Tripwire;
-use super::vcpu::{Shared, Vcpu};
+use super::vcpu::{Shared, StoppedAt, Vcpu};
 use super::{Guest, Life, Machine};
 use crate::CatchMode;
 use crate::acpi::{self, AcpiError};
@@ -237,6 +237,7 @@ fn start(
         tripwire: Some(tripwire),
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),
+        stopped_at: StoppedAt::default(),
     });
     let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden);
     registry.register(&config.probes, &Guest(&shared))?;
@@ -261,7 +262,6 @@ fn start(
         ioctls,
         life: Mutex::new(Life {
             live: false,
-            paused: false,
             ending: None,
         }),
         changed: Condvar::new(),

@@ -7,7 +7,7 @@
 
 use hvprobe_arch::Regs;
 use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_SW_BP,
+    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_VCPUEVENT_VALID_NMI_PENDING,
     KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs, kvm_guest_debug, kvm_msr_entry,
     kvm_regs, kvm_sregs,
 };
@@ -187,19 +187,6 @@ impl CpuFd {
         self.fd.set_regs(&regs)
     }
 
-    /// Makes the guest stop after the instruction at its RIP, with interrupts held off; registers
-    /// first, by [`CpuFd::set_regs_now`].
-    pub(super) fn start_step(&mut self) -> Result<(), kvm_ioctls::Error> {
-        self.set_debug(
-            self.debug_base | KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP | KVM_GUESTDBG_BLOCKIRQ,
-        )
-    }
-
-    /// Ends single-stepping.
-    pub(super) fn end_step(&mut self) -> Result<(), kvm_ioctls::Error> {
-        self.set_debug(self.debug_base)
-    }
-
     fn set_debug(&mut self, control: u32) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 1;
         self.fd.set_guest_debug(&kvm_guest_debug {
@@ -216,6 +203,7 @@ impl CpuFd {
     ) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 2;
         let mut events = self.fd.get_vcpu_events()?;
+        events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         events.exception.injected = 1;
         events.exception.nr = vector;
         events.exception.has_error_code = u8::from(error_code.is_some());
@@ -243,10 +231,21 @@ impl CpuFd {
     /// with RFLAGS.IF set at the next entry, as a processor may refuse to enter otherwise (SDM vol.
     /// 3, 26.3.1.5).
     pub(crate) fn hold_off_interrupts_once(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.set_shadow(SHADOW_INT_STI)
+    }
+
+    /// Ends what [`CpuFd::hold_off_interrupts_once`] or the guest's own `sti` began.
+    pub(crate) fn end_shadow(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.set_shadow(0)
+    }
+
+    fn set_shadow(&mut self, shadow: u8) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 2;
         let mut events = self.fd.get_vcpu_events()?;
+        // An NMI may have come meanwhile: what is pending is left alone.
+        events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
-        events.interrupt.shadow = SHADOW_INT_STI;
+        events.interrupt.shadow = shadow;
         self.fd.set_vcpu_events(&events)
     }
 

@@ -11,6 +11,8 @@
 //! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
 //! ended.
 
+mod attention;
+mod barrier;
 mod boot;
 mod catch;
 mod clock;
@@ -25,10 +27,11 @@ mod subscription;
 mod tripwire;
 mod vcpu;
 
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::atomic::{self, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -37,6 +40,7 @@ use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
+use hvprobe_introspect::probe::Refused;
 pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
@@ -55,6 +59,9 @@ use crate::devices::DeviceEvent;
 use console::ConsoleOutput;
 use subscription::Hub;
 use vcpu::{IoctlTotals, Notice, Shared, Why};
+
+/// How often text under probes is looked at, whether the guest has rewritten it.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// Why a running machine could not be paused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +82,6 @@ pub enum ReadError {
 #[derive(Debug)]
 struct Life {
     live: bool,
-    paused: bool,
     ending: Option<Ending>,
 }
 
@@ -106,7 +112,7 @@ impl World for Guest<'_> {
         let ram = &*self.0.ram;
         self.0
             .control
-            .transact(|| -> Option<Arc<ProbeTable>> { change(ram) })
+            .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })
     }
 }
 
@@ -138,13 +144,14 @@ impl Machine {
         let life = self.life();
         let state = match &life.ending {
             Some(ending) => State::Stopped(ending.clone()),
-            None if life.paused => State::Paused,
+            None if self.shared.control.is_paused() => State::Paused,
             None if life.live => State::Running,
             None => State::Booting,
         };
         Status {
             state,
             catch_mode: self.mode,
+            stopped_at: self.shared.stopped_at.get(),
         }
     }
 
@@ -184,9 +191,7 @@ impl Machine {
     /// # Errors
     /// When the machine has ended or a virtual CPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
-        self.shared.control.pause()?;
-        self.life().paused = true;
-        Ok(())
+        Ok(self.shared.control.pause()?)
     }
 
     /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
@@ -194,12 +199,10 @@ impl Machine {
     /// # Errors
     /// When the machine has ended.
     pub fn resume(&self) -> Result<(), PauseError> {
-        let mut life = self.life();
-        if life.ending.is_some() {
+        if self.life().ending.is_some() {
             return Err(StopError::Ended.into());
         }
-        life.paused = false;
-        drop(life);
+        self.shared.stopped_at.clear();
         self.shared.control.resume();
         Ok(())
     }
@@ -256,6 +259,21 @@ impl Machine {
     pub fn disable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
         self.registry()
             .set_enabled(ids, false, &Guest(&self.shared))
+    }
+
+    /// The global switch: takes every patch out of the guest, or arms every enabled probe again.
+    /// Each probe's own state stays as it is.
+    ///
+    /// # Errors
+    /// As [`Machine::enable`].
+    pub fn set_armed(&self, armed: bool) -> Result<(), ChangeError> {
+        self.registry().switch(armed, &Guest(&self.shared))
+    }
+
+    /// Whether the global switch is on.
+    #[must_use]
+    pub fn armed(&self) -> bool {
+        self.registry().is_switched_on()
     }
 
     /// Every registered probe.
@@ -316,9 +334,11 @@ impl Machine {
         let mut left = vcpus.len();
         let mut first = None;
         while left > 0 {
-            match notices.recv() {
-                Ok(Notice::TextFinal(sregs)) => {
-                    if let Err(report) = self.text_final(&sregs) {
+            match notices.recv_timeout(WATCH) {
+                Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
+                Ok(Notice::Modules { vcpu }) => self.modules_changed(vcpu),
+                Ok(Notice::TextFinal { vcpu, sregs }) => {
+                    if let Err(report) = self.text_final(vcpu, &sregs) {
                         first.get_or_insert(Why::Crash(report));
                         self.shared.control.end();
                     }
@@ -331,7 +351,7 @@ impl Machine {
                     self.shared.control.end();
                 }
                 // All senders are gone: the threads ended without a word, so they panicked.
-                Err(_) => break,
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         let mut panicked = false;
@@ -358,8 +378,24 @@ impl Machine {
         self.changed.notify_all();
     }
 
+    /// Sees to the probes of modules and lets the held virtual CPU go on.
+    fn modules_changed(&self, vcpu: usize) {
+        match self.registry().modules_changed(&Guest(&self.shared)) {
+            Ok(refused) => self.report_refused(refused),
+            Err(StopError::Ended) => {}
+            Err(error) => warn!(%error, "probes of modules stay as they are"),
+        }
+        self.shared.control.release(vcpu);
+    }
+
+    fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
+        for (id, why) in refused {
+            error!(machine = self.config.name, probe = %id, %why, "probe refused");
+        }
+    }
+
     /// Plants the pending probes and lets the held virtual CPU go on.
-    fn text_final(&self, sregs: &kvm_sregs) -> Result<(), String> {
+    fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
         };
@@ -376,18 +412,14 @@ impl Machine {
         self.shared.control.set_view(view);
         let planted = self.registry().go_live(view, head, &Guest(&self.shared));
         match planted {
-            Ok(refused) => {
-                for (id, why) in refused {
-                    error!(machine = self.config.name, probe = %id, %why, "probe refused");
-                }
-            }
+            Ok(refused) => self.report_refused(refused),
             Err(StopError::Ended) => return Ok(()),
             Err(error) => return Err(format!("probes cannot be planted: {error}")),
         }
         info!(machine = self.config.name, "kernel text is final");
         self.life().live = true;
         self.changed.notify_all();
-        self.shared.control.release();
+        self.shared.control.release(vcpu);
         Ok(())
     }
 }
