@@ -405,15 +405,15 @@ fn resolve<'a>(
             name,
             offset,
         } => {
-            let found = kernel.modules.lookup_in(module, name);
-            let (module, symbol) = found.map_err(|error| match error {
-                ModuleLookupError::NotLoaded { name } => Refused::ModuleNotLoaded { module: name },
-                error => error.into(),
-            })?;
-            if matches!(module.state(), ModuleState::Going | ModuleState::Unformed) {
-                let module = module.name().to_owned();
+            // Of a module that is being laid out, no symbol is known yet.
+            let there = kernel.modules.get(module).is_some_and(|module| {
+                matches!(module.state(), ModuleState::Live | ModuleState::Coming)
+            });
+            if !there {
+                let module = module.clone();
                 return Err(Refused::ModuleNotLoaded { module });
             }
+            let (module, symbol) = kernel.modules.lookup_in(module, name)?;
             (name, offset, symbol, Owner::Module(module))
         }
         Target::Symbol {
