@@ -39,7 +39,7 @@ mod pool;
 mod record;
 mod sync;
 mod task;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 use hvprobe_arch::Gva;
