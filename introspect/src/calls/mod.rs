@@ -178,6 +178,9 @@ impl Calls {
     /// `None` if the cells `task` may be in are all taken, or if the guest says that the task runs
     /// on another virtual CPU as well; then the caller counts a miss, or an unknown return.
     ///
+    /// Not to be held while the virtual CPU is parked: whoever looks at all calls would not see
+    /// these.
+    ///
     /// Hot path: reads one cell of a task that was here before, at most a window of cells else;
     /// one atomic exchange.
     #[must_use]
