@@ -225,13 +225,24 @@ impl Module {
 }
 
 /// The modules a guest had loaded when they were read.
-#[derive(Debug, Default)]
-pub struct ModuleList(Vec<Module>);
+#[derive(Debug)]
+pub struct ModuleList {
+    modules: Vec<Module>,
+    restores_locks: bool,
+}
 
 impl ModuleList {
     /// All of them, the last loaded first.
     pub fn iter(&self) -> std::slice::Iter<'_, Module> {
-        self.0.iter()
+        self.modules.iter()
+    }
+
+    /// Whether the kernel will put lock prefixes back that it took away: it booted with one
+    /// processor, and has room for more. If not, [`Forbidden::LockPrefix`] is no reason to refuse a
+    /// place in the kernel image, where it goes by the bytes alone. When in doubt, it is.
+    #[must_use]
+    pub fn restores_lock_prefixes(&self) -> bool {
+        self.restores_locks
     }
 
     /// The module called `name`; as for `modprobe`, `-` and `_` are the same.

@@ -73,7 +73,13 @@ impl ModuleReader {
             let at = link.wrapping_sub(self.layout.list);
             modules.push(self.module(&mut guest, at, &locks)?);
         }
-        Ok(ModuleList(modules))
+        Ok(ModuleList {
+            modules,
+            restores_locks: match &locks {
+                Ok(tables) => self.locks.is_none() || tables.contains_key(&KERNEL),
+                Err(NoLocks) => true,
+            },
+        })
     }
 
     /// Reads the one module whose `struct module` is at `at`, as the kernel hands it to
@@ -136,12 +142,14 @@ impl ModuleReader {
         Ok(module)
     }
 
-    /// Where the lock prefixes of each module are listed: in a kernel that booted with one processor
-    /// only (`alternatives_smp_module_add` in arch/x86/kernel/alternative.c).
+    /// Where the lock prefixes of each module, and of the kernel itself, are listed. They are only in
+    /// a kernel that booted with one processor of several there may be
+    /// (`alternatives_smp_module_add` in arch/x86/kernel/alternative.c).
     fn lock_tables<M: PhysMemory + ?Sized>(&self, guest: &mut Guest<'_, M>) -> LockTables {
-        let (Some(head), Some(entry)) = (self.locks, self.layout.lock_entry) else {
+        let Some(head) = self.locks else {
             return Ok(FxHashMap::default());
         };
+        let entry = self.layout.lock_entry.ok_or(NoLocks)?;
         let mut tables = FxHashMap::default();
         for link in guest.list(head).map_err(|_| NoLocks)? {
             let at = link.wrapping_sub(entry.next);
@@ -158,6 +166,9 @@ impl ModuleReader {
 /// The list of lock prefixes cannot be read.
 #[derive(Clone, Copy, Debug)]
 struct NoLocks;
+
+/// The address of no module: the kernel itself.
+const KERNEL: u64 = 0;
 
 /// By the address of the module: where the list of its lock prefixes begins and ends.
 type LockTables = Result<HashMap<u64, Range<u64>, rustc_hash::FxBuildHasher>, NoLocks>;
