@@ -4,6 +4,7 @@ use hvprobe_arch::Gva;
 use proptest::prelude::*;
 
 use super::{Module, ModuleError, ModuleLookupError, ModuleReader, ModuleState};
+use crate::image::fixture::TEXT;
 use crate::image::{BtfError, Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
 use crate::testing::tables;
@@ -184,6 +185,32 @@ fn unformed_module_is_named_and_forbidden() {
     );
     assert!(module.text().is_empty() && module.symbols().is_empty());
     assert_eq!(module.forbidden(Gva(1)), Some(Forbidden::Loading));
+}
+
+#[test]
+fn memory_where_no_module_can_be_is_not_the_modules() {
+    for start in [
+        0,
+        TEXT,
+        0xffff_ffff_8000_0000,
+        0xffff_ffff_feff_f001,
+        u64::MAX,
+    ] {
+        for (age, field) in [(Age::V61, 0x140), (Age::V64, 0x100)] {
+            let mut guest = Guest::new(age);
+            let at = full(&mut guest, "m", 0);
+            guest.put(at.wrapping_add(field), &start.to_le_bytes());
+            let module = one(&guest);
+            assert!(module.text().is_empty(), "{start:#x}");
+            assert!(!module.is_text(Gva(start)));
+            assert!(
+                module
+                    .symbols()
+                    .iter()
+                    .all(|it| it.name == "init_module" || it.name == "variable")
+            );
+        }
+    }
 }
 
 #[test]
