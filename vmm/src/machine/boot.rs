@@ -268,6 +268,7 @@ fn start(
             ending: None,
         }),
         changed: Condvar::new(),
+        decisions: super::decide::Decisions::default(),
     });
     run(&machine, vm, cpus, producers, collector)?;
     Ok(machine)

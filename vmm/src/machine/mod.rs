@@ -21,6 +21,7 @@ mod console;
 mod control;
 mod cpu_fd;
 mod crash;
+mod decide;
 mod kick;
 mod live;
 mod subscription;
@@ -51,6 +52,7 @@ pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
+pub use decide::{Asker, Decisions, Question};
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
 
@@ -98,6 +100,7 @@ pub struct Machine {
     ioctls: Vec<Arc<IoctlTotals>>,
     life: Mutex<Life>,
     changed: Condvar,
+    decisions: Decisions,
 }
 
 /// The machine as the probe engine sees it.
@@ -141,7 +144,10 @@ impl Machine {
     /// What it is doing.
     #[must_use]
     pub fn status(&self) -> Status {
-        let life = self.life();
+        self.status_in(&self.life())
+    }
+
+    fn status_in(&self, life: &Life) -> Status {
         let state = match &life.ending {
             Some(ending) => State::Stopped(ending.clone()),
             None if self.shared.control.is_paused() => State::Paused,
@@ -153,6 +159,29 @@ impl Machine {
             catch_mode: self.mode,
             stopped_at: self.shared.stopped_at.get(),
         }
+    }
+
+    /// Blocks until it is doing something else than `last` says; tells what.
+    #[must_use]
+    pub fn wait_change(&self, last: &Status) -> Status {
+        let mut life = self.life();
+        loop {
+            let status = self.status_in(&life);
+            if status != *last {
+                return status;
+            }
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Its status has changed in what is not guarded by `life`.
+    fn tell_change(&self) {
+        // Whoever looked at the status before now waits to be told.
+        drop(self.life());
+        self.changed.notify_all();
     }
 
     /// Blocks until the kernel's text is final and its pending probes are planted, or the machine
@@ -191,7 +220,9 @@ impl Machine {
     /// # Errors
     /// When the machine has ended or a virtual CPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
-        Ok(self.shared.control.pause()?)
+        self.shared.control.pause()?;
+        self.tell_change();
+        Ok(())
     }
 
     /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
@@ -204,6 +235,7 @@ impl Machine {
         }
         self.shared.stopped_at.clear();
         self.shared.control.resume();
+        self.tell_change();
         Ok(())
     }
 
@@ -276,6 +308,12 @@ impl Machine {
         self.registry().is_switched_on()
     }
 
+    /// The questions that hits put to clients.
+    #[must_use]
+    pub fn decisions(&self) -> &Decisions {
+        &self.decisions
+    }
+
     /// Every registered probe.
     #[must_use]
     pub fn probes(&self) -> Vec<ProbeInfo> {
@@ -337,6 +375,7 @@ impl Machine {
             match notices.recv_timeout(WATCH) {
                 Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
                 Ok(Notice::Modules { vcpu }) => self.modules_changed(vcpu),
+                Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {
                     if let Err(report) = self.text_final(vcpu, &sregs) {
                         first.get_or_insert(Why::Crash(report));

@@ -30,6 +30,8 @@ use crate::memory::GuestRam;
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
 pub(super) enum Notice {
+    /// A hit has paused the machine.
+    Paused,
     /// Boot has come to where the kernel's text is final; the virtual CPU is held.
     TextFinal {
         /// Its index.
@@ -240,6 +242,7 @@ impl Vcpu {
             Held::Stop(probe) => {
                 shared.stopped_at.set(probe, self.index);
                 shared.control.pause_now();
+                let _ = self.notices.send(Notice::Paused);
             }
             Held::Modules => {
                 shared.control.hold(self.index);
