@@ -1,6 +1,6 @@
 //! What the tests of this module share.
 
-use super::{Displaced, Stack, StackFault, classify};
+use super::{Displaced, Memory, MemoryFault, classify};
 use crate::Gva;
 use crate::paging::WalkError;
 use std::collections::BTreeMap;
@@ -26,20 +26,20 @@ impl Words {
         self.0.get(&at).copied()
     }
 
-    fn word(&mut self, at: Gva) -> Result<&mut u64, StackFault> {
-        self.0.get_mut(&at.0).ok_or(StackFault {
+    fn word(&mut self, at: Gva) -> Result<&mut u64, MemoryFault> {
+        self.0.get_mut(&at.0).ok_or(MemoryFault {
             at,
             cause: WalkError::NotPresent { at, level: 1 },
         })
     }
 }
 
-impl Stack for Words {
-    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault> {
+impl Memory for Words {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
         self.word(at).copied()
     }
 
-    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), StackFault> {
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault> {
         self.word(at).map(|word| *word = value)
     }
 }
