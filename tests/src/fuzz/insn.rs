@@ -1,8 +1,8 @@
 //! Instructions: decoding, copying into a slot and carrying out.
 
 use hvprobe_arch::insn::{
-    self, Action, GateHead, MAX_LEN, RelocateError, SLOT_SIZE, SlotCode, Stack, StackFault,
-    StepEnd, classify,
+    self, Action, Displaced, Effect, GateHead, MAX_LEN, Memory, MemoryFault, RelocateError,
+    SLOT_SIZE, SlotCode, SlotKind, classify,
 };
 use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::regs::rflags;
@@ -29,7 +29,7 @@ pub fn insn(data: &[u8]) -> bool {
     };
     let regs = regs(&mut input);
 
-    assert!(!insn::text(code, at).is_empty() || code.is_empty());
+    assert!(!insn::text(code, at).is_empty());
     let displaced = match classify(code, at) {
         Ok(displaced) => displaced,
         Err(refusal) => {
@@ -41,52 +41,87 @@ pub fn insn(data: &[u8]) -> bool {
     assert_eq!(displaced.bytes(), &code[..len]);
     assert_eq!(Some(len), insn::instruction_len(code, at));
     assert_eq!(displaced.next(), at.wrapping_add(len as u64));
-    match (displaced.action(), displaced.relocate(slot)) {
-        (Action::Emulate(_), Err(RelocateError::Emulated { .. })) => {
-            let mut after = regs;
-            match displaced.emulate(&mut after, &mut memory) {
-                Ok(()) => assert_eq!(after.rflags & rflags::RF, 0),
-                Err(_) => assert_eq!((after, memory.writes), (regs, 0)),
-            }
-        }
-        (Action::Step, Ok(copy)) => {
-            check_copy(&copy, slot, displaced.bytes(), at);
-            for rip in [slot, copy.next(), Gva(regs.rip), slot.wrapping_add(1)] {
-                let mut after = Regs { rip: rip.0, ..regs };
-                let end = displaced.after_step(&copy, &mut after, &mut memory);
-                let left_alone =
-                    matches!(end, Ok(StepEnd::StillInSlot | StepEnd::Diverted) | Err(_));
-                assert!(!left_alone || after.rip == rip.0, "{end:?}");
-                let rip = after.rip;
-                assert_eq!(after, Regs { rip, ..regs });
-            }
-        }
-        (Action::Step, Err(RelocateError::OutOfReach { .. })) => {}
-        (action, copy) => panic!("{action:?} does not go with {copy:?}"),
+    let is_emulated = matches!(displaced.action(), Action::Emulate(_));
+    if is_emulated {
+        check_emulation(&displaced, regs, &mut memory);
     }
-    assert!(memory.accesses <= 4 * MOST_ACCESSES);
+    for copy in [displaced.boosted(slot), displaced.trapped(slot)] {
+        match copy {
+            Ok(copy) => check_copy(&copy, slot, &displaced),
+            Err(RelocateError::OutOfReach { .. }) => {}
+            Err(RelocateError::Emulated { .. }) => assert!(is_emulated),
+        }
+    }
     true
 }
 
-/// The copy does what the original does, and the rest of its slot does nothing.
-fn check_copy(copy: &SlotCode, slot: Gva, original: &[u8], at: Gva) {
-    assert_eq!(copy.at(), slot);
+/// An instruction either takes effect as a whole or not at all.
+fn check_emulation(displaced: &Displaced, before: Regs, memory: &mut Words) {
+    let mut after = before;
+    match displaced.emulate(&mut after, memory) {
+        Ok(effect) => {
+            assert_eq!(after.rflags & rflags::RF, 0);
+            let enabled = !before.rflags & after.rflags & rflags::IF != 0;
+            assert!(effect == Effect::Done || enabled);
+            let rip = after.rip.cast_signed() << 16 >> 16;
+            assert!(rip.cast_unsigned() == after.rip || after.rip == displaced.next().0);
+        }
+        Err(_) => assert_eq!((after, memory.writes), (before, 0)),
+    }
+    assert!(memory.accesses <= MOST_ACCESSES);
+    assert!(memory.writes <= 1);
+}
+
+/// The copy does what the original does, the guest goes on as it should, and no other byte of the
+/// slot can be run.
+fn check_copy(copy: &SlotCode, slot: Gva, displaced: &Displaced) {
+    let (at, next) = (displaced.at(), displaced.next());
     let len = copy.instruction().len();
-    assert!(len < SLOT_SIZE);
+    assert_eq!(copy.at(), slot);
     assert_eq!(copy.next(), slot.wrapping_add(len as u64));
     let (code, rest) = copy.bytes().split_at(len);
     assert_eq!(code, copy.instruction());
-    assert!(rest.iter().all(|byte| *byte == 0xcc));
 
-    let (copied, original) = (decode(code, slot), decode(original, at));
+    let (copied, original) = (decode(code, slot), decode(displaced.bytes(), at));
+    assert_eq!(
+        (copied.len(), original.len()),
+        (len, displaced.bytes().len())
+    );
     assert_eq!(copied.mnemonic(), original.mnemonic());
     assert_eq!(copied.op_count(), original.op_count());
-    assert_eq!(copied.near_branch_target(), original.near_branch_target());
     if original.is_ip_rel_memory_operand() {
-        assert_eq!(
-            copied.ip_rel_memory_address(),
-            original.ip_rel_memory_address()
-        );
+        let target = original.ip_rel_memory_address();
+        assert_eq!(copied.ip_rel_memory_address(), target);
+    }
+    let target = Gva(original.near_branch_target());
+    let is_branch = original.is_jcc_short_or_near();
+    // Where in the slot something begins, and what that stands for.
+    let mut places = vec![(slot, at), (copy.next(), next)];
+    let end = match copy.kind() {
+        SlotKind::Boosted => {
+            let back = decode(rest, copy.next());
+            assert!(back.is_jmp_short_or_near());
+            assert_eq!(back.near_branch_target(), next.0);
+            assert_eq!(copied.near_branch_target(), original.near_branch_target());
+            back.len()
+        }
+        SlotKind::Trapped => {
+            if is_branch {
+                let taken = copy.next().wrapping_add(1);
+                assert_eq!(copied.near_branch_target(), taken.0);
+                places.push((taken, target));
+            }
+            0
+        }
+    };
+    assert!(rest.len() > end && rest[end..].iter().all(|byte| *byte == 0xcc));
+    for offset in 0..=SLOT_SIZE as u64 {
+        let rip = slot.wrapping_add(offset);
+        let place = places.iter().find(|(inside, _)| *inside == rip);
+        let place = place.map(|(_, outside)| *outside);
+        assert_eq!(displaced.in_place(copy, rip), place, "{offset}");
+        let ends = copy.kind() == SlotKind::Trapped && rip != slot;
+        assert_eq!(displaced.trap_end(copy, rip), place.filter(|_| ends));
     }
 }
 
@@ -175,23 +210,23 @@ struct Words {
 }
 
 impl Words {
-    fn access(&mut self, at: Gva) -> Result<(), StackFault> {
+    fn access(&mut self, at: Gva) -> Result<(), MemoryFault> {
         let fails = self.failing >> (self.accesses % 8) & 1 == 1;
         self.accesses += 1;
         if fails {
             let cause = WalkError::NotPresent { at, level: 1 };
-            return Err(StackFault { at, cause });
+            return Err(MemoryFault { at, cause });
         }
         Ok(())
     }
 }
 
-impl Stack for Words {
-    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault> {
+impl Memory for Words {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
         self.access(at).map(|()| at.0)
     }
 
-    fn write_u64(&mut self, at: Gva, _: u64) -> Result<(), StackFault> {
+    fn write_u64(&mut self, at: Gva, _: u64) -> Result<(), MemoryFault> {
         self.access(at)?;
         self.writes += 1;
         Ok(())
