@@ -11,9 +11,9 @@ use super::memory::Flat;
 
 const PAGE: usize = 4096;
 /// Guest memory: few pages, so that random entries often lead to one.
-const MEMORY: usize = 16 * PAGE;
+const MEMORY: usize = 8 * PAGE;
 /// Accesses tried with one set of tables.
-const ACCESSES: usize = 32;
+const ACCESSES: usize = 8;
 
 /// A guest's memory and page tables. One byte says which; then come entries, each as an index of
 /// two bytes into memory and eight bytes of content, up to an index of 0xffff.
@@ -71,11 +71,12 @@ pub fn walk(data: &[u8]) -> bool {
         let content: Vec<u8> = (0..=u8::MAX).cycle().take(len).collect();
         let written = tables.write(&mem, at, &content);
         let after = mem.snapshot();
-        if written.is_err() {
-            assert!(before == after, "a failed write changed memory");
+        // Comparing all of it at once is quick.
+        if before != after {
+            assert!(written.is_ok(), "a failed write changed memory");
+            let changed = before.iter().zip(&after).filter(|(a, b)| a != b);
+            assert!(changed.count() <= len);
         }
-        let mut changed = before.iter().zip(&after).filter(|(a, b)| a != b);
-        assert!(changed.by_ref().count() <= len);
         // The guest's own tables may have been written to: start again from what they were.
         mem.write(Gpa(0), &before).expect("inside");
         let task = TaskLayout {
@@ -122,7 +123,7 @@ pub fn hidden(data: &[u8]) -> bool {
     let start = Gva(input.u64() & !(SPAN - 1));
     let end = start.wrapping_add(u64::from(input.u8()) * SPAN);
     let window = Window { start, end };
-    // The last pages; no guest can have a table there, as it does not know of them.
+    // The last pages. Nothing keeps a guest from having tables there that it was not told of.
     let visible = MEMORY - usize::try_from(PAGES).expect("few") * PAGE;
     let region_at = Gpa(visible as u64);
     let mut region = HiddenRegion::new(region_at, PAGES * PAGE as u64, window);
