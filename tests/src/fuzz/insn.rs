@@ -170,14 +170,16 @@ pub fn gate(data: &[u8]) -> bool {
     true
 }
 
-/// Where instructions begin in any bytes: where one after the other ends. The first eight bytes are
-/// the address of the code.
+/// Where instructions begin in any bytes: where one after the other ends. Only if they are
+/// instructions to the last byte can they be known not to return. The first eight bytes are the
+/// address of the code.
 pub fn boundary(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let start = Gva(input.u64());
     let code = input.rest();
     let code = &code[..code.len().min(256)];
     let mut next = 0;
+    let mut is_code = false;
     for offset in 0..=code.len() + 1 {
         let target = start.wrapping_add(offset as u64);
         let found = insn::boundary(code, start, target);
@@ -188,6 +190,7 @@ pub fn boundary(data: &[u8]) -> bool {
             assert!(!error.to_string().is_empty());
         }
         if offset == next {
+            is_code = offset == code.len();
             let rest = code.get(offset..).unwrap_or_default();
             match insn::instruction_len(rest, target) {
                 Some(len) => {
@@ -198,7 +201,8 @@ pub fn boundary(data: &[u8]) -> bool {
             }
         }
     }
-    next != usize::MAX || code.len() > MAX_LEN
+    assert!(insn::may_return(code, start) || is_code);
+    is_code
 }
 
 /// Memory in which every word is its own address, and accesses fail as the bits of `failing` say:
