@@ -19,7 +19,7 @@ use memchr::memmem;
 
 use super::elf::{KERNEL_HALF, Part};
 use super::u32_at;
-use crate::symbols::{RawSymbol, SymbolKind};
+use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 
 /// Number of tokens.
 const TOKENS: usize = 256;
@@ -31,8 +31,6 @@ const FEWEST: u64 = 64;
 const MOST: u64 = 1 << 22;
 /// The longest name with its type letter (`KSYM_NAME_LEN` is 512 from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// More bytes of names than any kernel has.
-const MOST_TEXT: usize = 64 << 20;
 /// How many places that look like a table at first sight are looked at again.
 const GLANCES: usize = 1 << 14;
 /// How many of those that still do are gone through.
