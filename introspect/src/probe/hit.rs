@@ -84,8 +84,9 @@ pub enum Held {
     Stop(ProbeId),
     /// A client is to be asked for a decision; [`HitHandler::question`] has the details.
     Ask(ProbeId),
-    /// The guest's modules changed: the registry has to look at them.
-    Modules,
+    /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
+    /// registry has to look.
+    Modules(Gva),
 }
 
 /// A stepped instruction that has not come to its end.
@@ -424,7 +425,8 @@ impl State {
                 }
                 Role::Internal(Internal::Modules) => {
                     self.waiting = Some(waiting);
-                    return Handled::Hold(Held::Modules);
+                    // Both functions watched take the module as their first argument.
+                    return Handled::Hold(Held::Modules(Gva(regs.rdi)));
                 }
             };
             member.counters.hit(self.vcpu);

@@ -374,7 +374,7 @@ impl Machine {
         while left > 0 {
             match notices.recv_timeout(WATCH) {
                 Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
-                Ok(Notice::Modules { vcpu }) => self.modules_changed(vcpu),
+                Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
                 Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {
                     if let Err(report) = self.text_final(vcpu, &sregs) {
@@ -418,8 +418,9 @@ impl Machine {
     }
 
     /// Sees to the probes of modules and lets the held virtual CPU go on.
-    fn modules_changed(&self, vcpu: usize) {
-        match self.registry().modules_changed(&Guest(&self.shared)) {
+    fn modules_changed(&self, vcpu: usize, module: Gva) {
+        let mut registry = self.registry();
+        match registry.modules_changed(Some(module), &Guest(&self.shared)) {
             Ok(refused) => self.report_refused(refused),
             Err(StopError::Ended) => {}
             Err(error) => warn!(%error, "probes of modules stay as they are"),

@@ -43,6 +43,8 @@ pub(super) enum Notice {
     Modules {
         /// Its index.
         vcpu: usize,
+        /// Where the module is.
+        module: Gva,
     },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
@@ -244,9 +246,10 @@ impl Vcpu {
                 shared.control.pause_now();
                 let _ = self.notices.send(Notice::Paused);
             }
-            Held::Modules => {
+            Held::Modules(module) => {
                 shared.control.hold(self.index);
-                let _ = self.notices.send(Notice::Modules { vcpu: self.index });
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Modules { vcpu, module });
             }
             Held::Ask(_) => {
                 return Some(match self.catcher.handler.question() {
