@@ -21,6 +21,7 @@ mod console;
 mod control;
 mod cpu_fd;
 mod crash;
+mod decide;
 mod kick;
 mod live;
 mod subscription;
