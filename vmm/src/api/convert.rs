@@ -68,7 +68,7 @@ fn probe(info: ProbeInfo) -> v1::Probe {
     };
     let mechanism = match info.mechanism {
         None => v1::Mechanism::Unspecified,
-        Some(Mechanism::Emulated) => v1::Mechanism::Emulated,
+        Some(Mechanism::Emulated | Mechanism::Boosted) => v1::Mechanism::Emulated,
         Some(Mechanism::Stepped) => v1::Mechanism::Stepped,
     };
     v1::Probe {

@@ -113,8 +113,8 @@ pub(super) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
                 .at_column(error.column)
         })?;
         specs.push(ProbeSpec {
-            definition,
             disabled: probe.disabled,
+            ..ProbeSpec::from(definition)
         });
     }
     Ok(specs)
@@ -125,6 +125,9 @@ pub(super) fn register_error(machine: &str, error: &RegisterError) -> Status {
     match error {
         RegisterError::Refused { index, source, .. } => {
             error::refused(chain(error), source).at_index(*index).into()
+        }
+        RegisterError::Spec { index, .. } => {
+            Failure::new(Code::InvalidArgument, ErrorKind::Definition, chain(error)).at_index(*index).into()
         }
         RegisterError::Stop(stop) => stop_error(machine, stop),
     }

@@ -239,6 +239,9 @@ fn start(
         first_entry_ns: AtomicU64::new(0),
         stopped_at: StoppedAt::default(),
     });
+    if config.paused {
+        shared.control.pause_now();
+    }
     let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden);
     registry.register(&config.probes, &Guest(&shared))?;
 

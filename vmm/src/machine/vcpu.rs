@@ -239,7 +239,7 @@ impl Vcpu {
         match held {
             Held::Stop(probe) => {
                 shared.stopped_at.set(probe, self.index);
-                shared.control.pause_from_vcpu();
+                shared.control.pause_now();
             }
             Held::Modules => {
                 shared.control.hold(self.index);
