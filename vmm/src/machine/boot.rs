@@ -238,6 +238,7 @@ fn start(
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),
         stopped_at: StoppedAt::default(),
+        decisions: Arc::default(),
     });
     if config.paused {
         shared.control.pause_now();

@@ -39,9 +39,9 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
-use hvprobe_introspect::probe::Refused;
 pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
@@ -52,6 +52,7 @@ pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
+pub use decide::{AnswerError, Asker, DecisionCounts, Question, Token};
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
 
@@ -290,6 +291,19 @@ impl Machine {
         self.hub.subscribe(filter, capacity)
     }
 
+    /// Lets a client decide at the hits of `probes`, or of all probes that ask when it is empty,
+    /// from now on. At most `capacity` questions wait for it to take them; more are not put to it.
+    #[must_use]
+    pub fn decide(&self, probes: Vec<ProbeId>, capacity: usize) -> Asker {
+        self.shared.decisions.attach(probes, capacity)
+    }
+
+    /// What became of the questions that hits asked.
+    #[must_use]
+    pub fn decision_counts(&self) -> DecisionCounts {
+        self.shared.decisions.counts()
+    }
+
     /// Reads kernel memory as the guest has it now, our patches included.
     ///
     /// # Errors
@@ -362,6 +376,7 @@ impl Machine {
         collector.finish();
         self.console.close();
         self.hub.close();
+        self.shared.decisions.close();
         let reason = match first {
             _ if panicked => EndReason::Crash("a virtual CPU's thread panicked".to_owned()),
             Some(Why::Device(DeviceEvent::Shutdown)) => EndReason::Shutdown,
