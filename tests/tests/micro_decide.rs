@@ -66,8 +66,8 @@ fn clients_decide_while_the_machine_is_paused_changed_and_left() {
     }];
 
     let machine = Machine::boot(config).expect("it boots");
-    let mut first = machine.decide(Vec::new(), 4);
-    let mut second = machine.decide(Vec::new(), 4);
+    let mut first = machine.decisions().attach(Vec::new());
+    let mut second = machine.decisions().attach(Vec::new());
     machine.resume().expect("it runs");
 
     // A decision that changes a register.
@@ -125,7 +125,7 @@ fn clients_decide_while_the_machine_is_paused_changed_and_left() {
         expired: 0,
         unattended: 1,
     };
-    assert_eq!(machine.decision_counts(), counts);
+    assert_eq!(machine.decisions().counts(), counts);
     let probes = machine.probes();
     let other = probes
         .iter()

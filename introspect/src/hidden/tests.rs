@@ -21,7 +21,7 @@ fn region(size: u64) -> (Memory, HiddenRegion) {
 fn code(at: Gva) -> SlotCode {
     classify(&[0x48, 0x8b, 0x47, 0x08], AT)
         .unwrap()
-        .relocate(at)
+        .boosted(at)
         .unwrap()
 }
 

@@ -77,6 +77,9 @@ impl Registry {
         for (at, code) in slots {
             if let Some(site) = self.sites.get_mut(&at) {
                 let (displaced, old) = (site.displaced, std::mem::replace(&mut site.slot, code));
+                if let Some(code) = &code {
+                    self.revive(code);
+                }
                 self.let_go(displaced, old, mem);
             }
         }

@@ -85,8 +85,9 @@ pub enum Held {
     Stop(ProbeId),
     /// A client is to be asked for a decision; [`HitHandler::question`] has the details.
     Ask(ProbeId),
-    /// The guest's modules changed: the registry has to look at them.
-    Modules,
+    /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
+    /// registry has to look.
+    Modules(Gva),
 }
 
 /// What a client is asked at a hit.
@@ -457,7 +458,8 @@ impl State {
                 }
                 Role::Internal(Internal::Modules) => {
                     self.waiting = Some(waiting);
-                    return Handled::Hold(Held::Modules);
+                    // Both functions watched take the module as their first argument.
+                    return Handled::Hold(Held::Modules(Gva(regs.rdi)));
                 }
             };
             member.counters.hit(self.vcpu);

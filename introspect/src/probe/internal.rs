@@ -21,7 +21,7 @@ use super::registry::{Place, Registry};
 use super::table::Internal;
 use super::{ProbeId, ProbeSpec};
 use crate::definition::{Definition, Kind, Target};
-use crate::modules::{ModuleList, ModuleState};
+use crate::modules::ModuleState;
 use crate::symbols::LookupError;
 use crate::world::{StopError, World};
 
@@ -107,24 +107,30 @@ impl Registry {
             return;
         };
         match reader.read(&live.view.tables, mem) {
-            Ok(modules) => self.modules = modules,
+            Ok(modules) => {
+                self.formed
+                    .retain(|at| modules.iter().any(|module| module.address() == *at));
+                self.modules = Some(modules);
+            }
             Err(error) => {
                 warn!(%error, "the guest's modules cannot be read");
-                self.modules = ModuleList::default();
+                self.modules = None;
             }
         }
     }
 
     /// The guest's modules have changed, or are about to: plants what waits for a module that is
-    /// there now, and takes everything out of those that leave. Returns what turned out to be
-    /// impossible.
+    /// there now, and takes everything out of those that leave. `formed` is where the module is
+    /// that has just got its final text. Returns what turned out to be impossible.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
     pub fn modules_changed(
         &mut self,
+        formed: Option<Gva>,
         world: &dyn World,
     ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
+        self.formed.extend(formed);
         self.read_modules(world.memory());
         let leaving: Vec<(ProbeId, Gva)> = self
             .probes
@@ -134,9 +140,12 @@ impl Registry {
                 _ => None,
             })
             .filter(|(_, at)| {
-                self.modules.containing(*at).is_none_or(|module| {
-                    matches!(module.state(), ModuleState::Going | ModuleState::Unformed)
-                })
+                let modules = self.modules.as_ref();
+                modules
+                    .and_then(|modules| modules.containing(*at))
+                    .is_none_or(|module| {
+                        matches!(module.state(), ModuleState::Going | ModuleState::Unformed)
+                    })
             })
             .collect();
         for (id, at) in &leaving {

@@ -52,7 +52,7 @@ impl Registry {
     }
 
     /// Takes and fills the slots that wanted sites need and have not. Returns what each site's slot
-    /// is to become.
+    /// is to become; a ghost among them stays one until [`Registry::revive`] is told of it.
     pub(super) fn take_slots(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
@@ -116,9 +116,9 @@ impl Registry {
         let tables = live.view.tables;
         let refused = |source| Refused::Slot { at, source };
         if kind == SlotKind::Boosted
-            && let Some(n) = self.ghosts.iter().position(|(ghost, _)| ghost == displaced)
+            && let Some((_, code)) = self.ghosts.iter().find(|(ghost, _)| ghost == displaced)
         {
-            return Ok(self.ghosts.swap_remove(n).1);
+            return Ok(*code);
         }
         self.hidden.map(mem, &tables).map_err(refused)?;
         if kind == SlotKind::Trapped {
@@ -154,17 +154,22 @@ impl Registry {
     }
 
     /// Gives back slots that were taken for a change that did not happen: nobody has been in them,
-    /// unless they were ghosts.
+    /// unless they are ghosts.
     pub(super) fn give_back(
         &mut self,
         taken: Vec<(Gva, Option<SlotCode>)>,
         mem: &dyn PhysMemory,
     ) {
-        for (at, code) in taken {
-            if let Some(site) = self.sites.get(&at) {
-                self.let_go(site.displaced, code, mem);
+        for code in taken.into_iter().filter_map(|(_, code)| code) {
+            if !self.ghosts.iter().any(|(_, ghost)| *ghost == code) {
+                put_back(self.hidden.release(mem, code.at()));
             }
         }
+    }
+
+    /// A site has taken `code` into use, which may have been a ghost.
+    pub(super) fn revive(&mut self, code: &SlotCode) {
+        self.ghosts.retain(|(_, ghost)| ghost != code);
     }
 
     /// A site has no use for its slot any more.

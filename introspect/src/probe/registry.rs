@@ -146,7 +146,9 @@ pub struct Registry {
     /// How to read the guest's modules, if its type information tells.
     pub(super) module_reader: Option<ModuleReader>,
     /// The guest's modules, as they were when last read.
-    pub(super) modules: ModuleList,
+    pub(super) modules: Option<ModuleList>,
+    /// Where modules are whose text became final while we watched, though they are not live yet.
+    pub(super) formed: BTreeSet<Gva>,
     vcpus: usize,
     next_id: u32,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
@@ -173,7 +175,8 @@ impl Registry {
         Self {
             image,
             module_reader: module_reader.ok(),
-            modules: ModuleList::default(),
+            modules: None,
+            formed: BTreeSet::new(),
             vcpus,
             next_id: 1,
             probes: BTreeMap::new(),
@@ -207,6 +210,7 @@ impl Registry {
             gate,
             gate_planted: false,
         });
+        self.read_modules(world.memory());
         let refused = self.settle_pending(world);
         if refused.is_err() {
             for id in self.probes.keys().copied().collect::<Vec<_>>() {
@@ -440,6 +444,10 @@ impl Registry {
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+        if on {
+            // While the switch was off nobody watched modules come and go.
+            self.modules_changed(None, world)?;
+        }
         let before = std::mem::replace(&mut self.switched_on, on);
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             self.switched_on = before;
@@ -458,7 +466,8 @@ impl Registry {
     pub(super) fn plan(&self, spec: &ProbeSpec, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
         let kernel = Kernel {
             image: &self.image,
-            modules: &self.modules,
+            modules: self.modules.as_ref(),
+            formed: &self.formed,
         };
         match &self.live {
             None => plan(spec, &kernel, &ImageText(&self.image)),

@@ -74,7 +74,11 @@ pub(super) enum Reply<'a> {
 
 /// Brings questions to clients and answers back.
 #[derive(Debug, Default)]
-pub(super) struct Decisions(Mutex<State>);
+pub struct Decisions(Arc<Mutex<State>>);
+
+/// How many questions wait for one client to take them. Each virtual CPU has one open; what is more
+/// than that has lost its deadline already.
+const QUEUE: usize = 256;
 
 #[derive(Debug, Default)]
 struct State {
@@ -120,6 +124,21 @@ impl Open {
 }
 
 impl State {
+    fn answer(&mut self, client: u64, token: Token, decision: Decision) -> Result<(), AnswerError> {
+        let now = Instant::now();
+        let asked = |open: &&mut Open| {
+            open.token == token
+                && open.client == client
+                && open.verdict.is_none()
+                && now < open.deadline
+        };
+        let open = self.open.iter_mut().find(asked);
+        let open = open.ok_or(AnswerError::TooLate(token))?;
+        open.settle(Verdict::Decided(decision));
+        self.counts.answered += 1;
+        Ok(())
+    }
+
     /// Puts a question to the next client that wants it and has room for it.
     fn put(&mut self, question: &Question) -> Option<u64> {
         let probe = question.event.probe;
@@ -144,15 +163,20 @@ impl State {
 }
 
 impl Decisions {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
         // No step leaves the state half changed, so a panic elsewhere does not spoil it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        Self::lock(&self.0)
     }
 
     /// Lets a client decide at the hits of `probes`, or of all probes that ask when it is empty,
-    /// from now on. At most `capacity` questions wait for it to take them; more are not put to it.
-    pub(super) fn attach(self: &Arc<Self>, probes: Vec<ProbeId>, capacity: usize) -> Asker {
-        let (queue, questions) = channel(capacity.max(1));
+    /// from now on. Questions it does not take wait for it; when there are too many, it is not asked.
+    #[must_use]
+    pub fn attach(&self, probes: Vec<ProbeId>) -> Asker {
+        let (queue, questions) = channel(QUEUE);
         let mut state = self.state();
         let name = state.names;
         state.names += 1;
@@ -165,7 +189,7 @@ impl Decisions {
         }
         drop(state);
         Asker {
-            decisions: Arc::clone(self),
+            state: Arc::clone(&self.0),
             name,
             questions,
         }
@@ -202,25 +226,9 @@ impl Decisions {
         })
     }
 
-    fn answer(&self, client: u64, token: Token, decision: Decision) -> Result<(), AnswerError> {
-        decision.check()?;
-        let mut state = self.state();
-        let now = Instant::now();
-        let asked = |open: &&mut Open| {
-            open.token == token
-                && open.client == client
-                && open.verdict.is_none()
-                && now < open.deadline
-        };
-        let open = state.open.iter_mut().find(asked);
-        let open = open.ok_or(AnswerError::TooLate(token))?;
-        open.settle(Verdict::Decided(decision));
-        state.counts.answered += 1;
-        Ok(())
-    }
-
     /// What became of the questions so far.
-    pub(super) fn counts(&self) -> DecisionCounts {
+    #[must_use]
+    pub fn counts(&self) -> DecisionCounts {
         self.state().counts
     }
 
@@ -292,7 +300,7 @@ impl Drop for Asked<'_> {
 /// A client that decides. Questions it leaves open when it goes are unanswered at once.
 #[derive(Debug)]
 pub struct Asker {
-    decisions: Arc<Decisions>,
+    state: Arc<Mutex<State>>,
     name: u64,
     questions: Receiver<Question>,
 }
@@ -315,13 +323,14 @@ impl Asker {
     /// # Errors
     /// When the question is not open any more, or the decision exceeds a limit.
     pub fn answer(&self, token: Token, decision: Decision) -> Result<(), AnswerError> {
-        self.decisions.answer(self.name, token, decision)
+        decision.check()?;
+        Decisions::lock(&self.state).answer(self.name, token, decision)
     }
 }
 
 impl Drop for Asker {
     fn drop(&mut self) {
-        let mut state = self.decisions.state();
+        let mut state = Decisions::lock(&self.state);
         state.clients.retain(|client| client.name != self.name);
         state.abandon(|client| client == self.name);
     }

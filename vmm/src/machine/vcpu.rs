@@ -31,6 +31,8 @@ use crate::memory::GuestRam;
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
 pub(super) enum Notice {
+    /// A hit has paused the machine.
+    Paused,
     /// Boot has come to where the kernel's text is final; the virtual CPU is held.
     TextFinal {
         /// Its index.
@@ -42,6 +44,8 @@ pub(super) enum Notice {
     Modules {
         /// Its index.
         vcpu: usize,
+        /// Where the module is.
+        module: Gva,
     },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
@@ -87,7 +91,7 @@ pub(super) struct Shared {
     /// Host time of the first entry into the guest; 0 before.
     pub(super) first_entry_ns: AtomicU64,
     pub(super) stopped_at: StoppedAt,
-    pub(super) decisions: Arc<Decisions>,
+    pub(super) decisions: Decisions,
 }
 
 /// The hit that paused the machine.
@@ -242,10 +246,12 @@ impl Vcpu {
             Held::Stop(probe) => {
                 shared.stopped_at.set(probe, self.index);
                 shared.control.pause_now();
+                let _ = self.notices.send(Notice::Paused);
             }
-            Held::Modules => {
+            Held::Modules(module) => {
                 shared.control.hold(self.index);
-                let _ = self.notices.send(Notice::Modules { vcpu: self.index });
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Modules { vcpu, module });
             }
             Held::Ask(_) => return self.ask(shared, guard),
         }

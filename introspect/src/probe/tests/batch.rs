@@ -134,7 +134,7 @@ fn unknown_or_repeated_id_is_named_and_nothing_is_unregistered() {
     }
     for enabled in [true, false] {
         let result =
-            rig.changes_nothing(|rig| rig.registry.set_enabled(&[a, nobody], enabled, &rig.guest));
+            rig.changes_nothing(|rig| rig.registry.set_enabled(&[a, nobody], enabled, &*rig.guest));
         let index = 1;
         assert_eq!(result, Err(ChangeError::NoSuchProbe { id: nobody, index }));
     }

@@ -2,7 +2,6 @@
 
 use expect_test::{Expect, expect};
 
-use super::super::Mechanism;
 use super::*;
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -65,7 +65,7 @@ fn other_probes_are_not_affected() {
     let at = rig.addr(ids[0]);
     rig.guest.write(at, &[0x90]);
     assert_eq!(rig.state(ids[1]), ProbeState::Placed);
-    rig.registry.unregister_all(&rig.guest).unwrap();
+    rig.registry.unregister_all(&*rig.guest).unwrap();
     rig.guest.write(at, &[0x55]);
     assert!(rig.guest.mem.visible() == before);
 }

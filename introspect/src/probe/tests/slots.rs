@@ -16,14 +16,14 @@ fn is_mapped(rig: &Rig) -> bool {
 
 fn slot_bytes(mem: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; SLOTS * 32];
-    mem.read(HIDDEN.wrapping_add(0x1000), &mut bytes).unwrap();
+    mem.read(HIDDEN.wrapping_add(0x3000), &mut bytes).unwrap();
     bytes
 }
 
 /// Definitions of `count` stepped probes at different addresses.
 fn stepped(count: usize) -> Vec<ProbeSpec> {
     (0..count)
-        .map(|n| spec(&format!("p filler_{:03}", 2 * n + 1)))
+        .map(|n| post(&format!("p filler_{:03}", 2 * n + 1)))
         .collect()
 }
 
@@ -115,7 +115,7 @@ fn gate_is_planted_while_a_probe_is_armed() {
     assert_eq!(rig.guest.read(gate), original);
     rig.enable(&[idle]).unwrap();
     assert_eq!(rig.guest.read(gate), patch);
-    rig.registry.unregister_all(&rig.guest).unwrap();
+    rig.registry.unregister_all(&*rig.guest).unwrap();
     assert_eq!(rig.guest.read(gate), original);
 }
 

@@ -50,8 +50,8 @@ fn too_late(token: Token) -> Result<(), AnswerError> {
 
 #[test]
 fn an_answer_reaches_the_vcpu_that_asked() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(vec![ProbeId(1), ProbeId(2)], 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(vec![ProbeId(1), ProbeId(2)]);
     thread::scope(|scope| {
         let first = scope.spawn(|| ask(&decisions, 1, LONG));
         let second = scope.spawn(|| ask(&decisions, 2, LONG));
@@ -73,17 +73,17 @@ fn an_answer_reaches_the_vcpu_that_asked() {
 
 #[test]
 fn a_question_nobody_wants_is_unanswered_at_once() {
-    let decisions = Arc::new(Decisions::default());
+    let decisions = Decisions::default();
     assert_eq!(ask(&decisions, 1, LONG), None);
-    let _other = decisions.attach(vec![ProbeId(2)], 4);
+    let _other = decisions.attach(vec![ProbeId(2)]);
     assert_eq!(ask(&decisions, 1, LONG), None);
     assert_eq!(decisions.counts().unattended, 2);
 }
 
 #[test]
 fn a_deadline_that_passes_leaves_the_default_and_no_open_question() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     let within = Duration::from_millis(5);
     let since = Instant::now();
     assert_eq!(ask(&decisions, 1, within), None);
@@ -97,8 +97,8 @@ fn a_deadline_that_passes_leaves_the_default_and_no_open_question() {
 
 #[test]
 fn an_answer_after_the_deadline_is_too_late_even_if_the_vcpu_has_not_looked() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     let asked = decisions.ask(event(1), Duration::ZERO).expect("a client");
     let question = client.blocking_next().expect("it asked");
     let late = client.answer(question.token, returning(1));
@@ -108,9 +108,9 @@ fn an_answer_after_the_deadline_is_too_late_even_if_the_vcpu_has_not_looked() {
 
 #[test]
 fn a_client_that_goes_frees_its_questions_and_no_others() {
-    let decisions = Arc::new(Decisions::default());
-    let mut leaves = decisions.attach(vec![ProbeId(1)], 4);
-    let mut stays = decisions.attach(vec![ProbeId(2)], 4);
+    let decisions = Decisions::default();
+    let mut leaves = decisions.attach(vec![ProbeId(1)]);
+    let mut stays = decisions.attach(vec![ProbeId(2)]);
     thread::scope(|scope| {
         let freed = scope.spawn(|| ask(&decisions, 1, LONG));
         let open = scope.spawn(|| ask(&decisions, 2, LONG));
@@ -126,8 +126,8 @@ fn a_client_that_goes_frees_its_questions_and_no_others() {
 
 #[test]
 fn only_the_client_that_was_asked_can_answer_and_they_take_turns() {
-    let decisions = Arc::new(Decisions::default());
-    let mut clients = [(); 2].map(|()| decisions.attach(Vec::new(), 4));
+    let decisions = Decisions::default();
+    let mut clients = [(); 2].map(|()| decisions.attach(Vec::new()));
     for turn in [0, 1, 0] {
         let asked = decisions.ask(event(1), LONG).expect("a client");
         let question = clients[turn].blocking_next().expect("its turn");
@@ -140,9 +140,12 @@ fn only_the_client_that_was_asked_can_answer_and_they_take_turns() {
 
 #[test]
 fn a_client_that_takes_no_questions_is_not_asked_more_than_it_has_room_for() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 1);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     let first = decisions.ask(event(1), LONG).expect("there is room");
+    for _ in 1..QUEUE {
+        assert!(decisions.ask(event(1), LONG).is_some());
+    }
     assert!(decisions.ask(event(2), LONG).is_none());
     let question = client.blocking_next().expect("it asked");
     assert_eq!(client.answer(question.token, returning(1)), Ok(()));
@@ -152,8 +155,8 @@ fn a_client_that_takes_no_questions_is_not_asked_more_than_it_has_room_for() {
 
 #[test]
 fn a_vcpu_whose_attention_is_wanted_parks_and_waits_on() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     let attention = AtomicBool::new(false);
     let (parked, parks) = mpsc::channel();
     let (go, goes) = mpsc::channel();
@@ -196,8 +199,8 @@ fn a_vcpu_whose_attention_is_wanted_parks_and_waits_on() {
 
 #[test]
 fn a_question_that_is_dropped_is_not_open() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     drop(decisions.ask(event(1), LONG));
     let question = client.blocking_next().expect("it asked");
     let late = client.answer(question.token, returning(1));
@@ -206,8 +209,8 @@ fn a_question_that_is_dropped_is_not_open() {
 
 #[test]
 fn a_decision_beyond_the_limits_is_refused_and_the_question_stays_open() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     let asked = decisions.ask(event(1), LONG).expect("a client");
     let question = client.blocking_next().expect("it asked");
     let monster = Decision {
@@ -229,8 +232,8 @@ fn a_decision_beyond_the_limits_is_refused_and_the_question_stays_open() {
 
 #[test]
 fn the_end_of_the_machine_ends_streams_and_frees_questions() {
-    let decisions = Arc::new(Decisions::default());
-    let mut client = decisions.attach(Vec::new(), 4);
+    let decisions = Decisions::default();
+    let mut client = decisions.attach(Vec::new());
     thread::scope(|scope| {
         let vcpu = scope.spawn(|| ask(&decisions, 1, LONG));
         client.blocking_next().expect("it asks");
@@ -238,7 +241,7 @@ fn the_end_of_the_machine_ends_streams_and_frees_questions() {
         assert_eq!(vcpu.join().expect("no panic"), None);
     });
     assert_eq!(client.blocking_next(), None);
-    assert_eq!(decisions.attach(Vec::new(), 4).blocking_next(), None);
+    assert_eq!(decisions.attach(Vec::new()).blocking_next(), None);
     assert_eq!(ask(&decisions, 1, LONG), None);
 }
 
@@ -246,7 +249,7 @@ fn the_end_of_the_machine_ends_streams_and_frees_questions() {
 fn every_question_comes_to_an_end_while_clients_come_and_go() {
     const VCPUS: u32 = 4;
     const ROUNDS: u32 = 500;
-    let decisions = Arc::new(Decisions::default());
+    let decisions = Decisions::default();
     let over = AtomicBool::new(false);
     let decided = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -255,7 +258,7 @@ fn every_question_comes_to_an_end_while_clients_come_and_go() {
             scope.spawn(move || {
                 // Leaves with questions in its queue and one unanswered, and comes back.
                 while !over.load(Ordering::Relaxed) {
-                    let mut client = decisions.attach(Vec::new(), 2);
+                    let mut client = decisions.attach(Vec::new());
                     for _ in 0..patience * 5 {
                         let Some(question) = client.blocking_next() else {
                             return;
