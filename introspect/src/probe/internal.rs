@@ -85,7 +85,7 @@ impl Registry {
     }
 
     /// Forgets sites that neither a probe nor the engine wants and that were never armed.
-    pub(super) fn drop_idle_internal(&mut self) {
+    fn drop_idle_internal(&mut self) {
         self.sites.retain(|_, site| {
             !site.members.is_empty() || site.internal.is_some() || site.armed
         });
