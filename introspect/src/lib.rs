@@ -6,6 +6,7 @@ pub mod definition;
 pub mod event;
 pub mod hidden;
 pub mod image;
+pub mod modules;
 pub mod probe;
 pub mod symbols;
 pub mod task;

@@ -203,11 +203,7 @@ impl Symbols {
     /// # Errors
     /// When there is none, with names that are near, or several, with their addresses.
     pub fn lookup(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
-        let mut found: Vec<Symbol<'_>> = self.named(name).collect();
-        if found.iter().any(|symbol| symbol.kind == SymbolKind::Text) {
-            found.retain(|symbol| symbol.kind == SymbolKind::Text);
-        }
-        found.dedup_by_key(|symbol| symbol.addr);
+        let found = self.candidates(name);
         match found.as_slice() {
             [] => Err(LookupError::Unknown {
                 name: name.to_owned(),
@@ -219,6 +215,16 @@ impl Symbols {
                 at: several.iter().map(|symbol| symbol.addr).collect(),
             }),
         }
+    }
+
+    /// What `name` may stand for, by address: as in [`Self::lookup`], but without an error.
+    pub(crate) fn candidates(&self, name: &str) -> Vec<Symbol<'_>> {
+        let mut found: Vec<Symbol<'_>> = self.named(name).collect();
+        if found.iter().any(|symbol| symbol.kind == SymbolKind::Text) {
+            found.retain(|symbol| symbol.kind == SymbolKind::Text);
+        }
+        found.dedup_by_key(|symbol| symbol.addr);
+        found
     }
 
     /// The address of `name`, whatever it names; `None` unless there is exactly one.

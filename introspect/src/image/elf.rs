@@ -14,7 +14,7 @@ use crate::symbols::{RawSymbol, SymbolKind};
 
 /// The lowest address of the kernel's half of the address space; whatever a symbol has below it
 /// (a per-CPU offset, a constant) is no place.
-pub(super) const KERNEL_HALF: u64 = 1 << 63;
+pub(crate) const KERNEL_HALF: u64 = 1 << 63;
 
 /// More sections or segments than a kernel has: look-ups go through all of them.
 const MOST_PARTS: usize = 4096;

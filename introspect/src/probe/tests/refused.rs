@@ -95,13 +95,6 @@ fn every_refusal_says_why() {
     );
     check(
         rig,
-        "p sites+0x40",
-        expect![
-            "probe 0 (p sites+0x40): 0xffffffff81000640: the instruction may fault and has an exception table entry, which a copy of it lacks"
-        ],
-    );
-    check(
-        rig,
         "p vfs_read+1",
         expect![
             "probe 0 (p vfs_read+0x1): 0xffffffff81000101 is inside the instruction `endbr64` at 0xffffffff81000100, 4 bytes long"
