@@ -16,6 +16,7 @@
 //! calls made on every hit ([`Displaced::emulate`], [`Displaced::trap_end`],
 //! [`Displaced::in_place`]) neither decode nor allocate.
 
+mod body;
 mod boundary;
 mod emulate;
 mod gate;
@@ -25,6 +26,7 @@ mod slot;
 mod testing;
 mod text;
 
+pub use body::may_return;
 pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use emulate::Emulated;
 pub use gate::{GateError, GateHead};

@@ -83,11 +83,11 @@ const ROWS: &[Row] = &[
     // A copy would see or lose the interrupt flag that is held clear around it.
     row(&[M::Cli, M::Sti, M::Pushfq, M::Popfq],
         EmulateOnly(operation::flags, Refusal::Unproven)),
-    row(&[M::Pushf, M::Pushfd, M::Popf, M::Popfd], Refuse(Refusal::NarrowFlags)),
+    row(&[M::Pushf, M::Popf], Refuse(Refusal::NarrowFlags)),
 
     // The exception frame holds the address of the trap, and the kernel acts on it.
     row(&[M::Int3, M::Int1], Refuse(Refusal::Breakpoint)),
-    row(&[M::Int, M::Into], Refuse(Refusal::SoftwareInterrupt)),
+    row(&[M::Int], Refuse(Refusal::SoftwareInterrupt)),
     row(&[M::Ud0, M::Ud1, M::Ud2], Refuse(Refusal::Bug)),
 
     // Each counts on what came just before it, which a hit ends: the shadow of `sti`, the armed
@@ -127,9 +127,12 @@ const ROWS: &[Row] = &[
           M::Fnsave, M::Frstor], Boost),
 ];
 
+/// Whether an instruction is of some form.
+type Form = fn(&Instruction, &Encoding<'_>) -> bool;
+
 /// The policy by what the mnemonic does not tell.
 #[rustfmt::skip]
-const FORMS: &[(fn(&Instruction, &Encoding<'_>) -> bool, Refusal)] = &[
+const FORMS: &[(Form, Refusal)] = &[
     // Far returns have mnemonics of their own; far jumps and calls share the near ones'.
     (|insn, _| insn.is_jmp_far_indirect() || insn.is_call_far_indirect(), Refusal::FarTransfer),
     (|insn, _| insn.op0_register() == Register::SS, Refusal::LoadStackSegment),

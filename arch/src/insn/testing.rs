@@ -11,7 +11,7 @@ pub(super) const AT: Gva = Gva(0xffff_ffff_8123_4567);
 /// Where the tests put slots.
 pub(super) const SLOT: Gva = Gva(0xffff_ffff_8080_0040);
 
-/// A stack of a few words; everything else faults.
+/// Memory of a few words; everything else faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Words(BTreeMap<u64, u64>);
 
@@ -22,6 +22,12 @@ impl Words {
         Self(addresses.zip(words.iter().copied()).collect())
     }
 
+    /// One more word.
+    pub(super) fn add(&mut self, at: u64, word: u64) {
+        self.0.insert(at, word);
+    }
+
+    /// The word at `at`.
     pub(super) fn at(&self, at: u64) -> Option<u64> {
         self.0.get(&at).copied()
     }

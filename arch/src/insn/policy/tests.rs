@@ -83,12 +83,15 @@ fn pushes_pops_and_moves_between_registers_are_emulated() {
 }
 
 #[test]
-fn other_pushes_pops_and_moves_are_stepped() {
+fn pushes_pops_and_moves_without_memory_are_emulated_and_the_others_boosted() {
     check(
-        "6650 6a08 6800000080 ff7008 ff3500010000 6658 8f00 0fa0 0fa1 6689c3 88c3
+        "66c9 666a08 66b80100 6650 6a08 6800000080 ff7008 ff3500010000 6658 8f00 0fa0 0fa1 6689c3 88c3
          48c7c001000000 b801000000 48b80102030405060708 488b07 488907 4863c7
          a00102030405060708 8ed8 8cd0",
         expect![[r#"
+            data16 leave                                 boost
+            data16 push 8                                boost
+            mov ax, 1                                    emulate
             push ax                                      boost
             push 8                                       emulate
             push 0xffffffff80000000                      emulate
@@ -114,7 +117,7 @@ fn other_pushes_pops_and_moves_are_stepped() {
 }
 
 #[test]
-fn stack_pointer_adjustments_are_emulated_and_other_arithmetic_is_stepped() {
+fn arithmetic_on_registers_is_emulated_and_the_rest_boosted() {
     check(
         "4883ec28 4881ec00010000 4883c480 4881c400000080 4883e4f0 83ec08 6683ec08
          4883e808 4829c4 48830424ff 488d6424f8 4801d8 31c0 4885ff 480faf07 48d1e0
@@ -155,11 +158,11 @@ fn stack_pointer_adjustments_are_emulated_and_other_arithmetic_is_stepped() {
 }
 
 #[test]
-fn branches_to_known_targets_are_emulated_and_the_others_stepped() {
+fn branches_are_emulated_but_through_segments() {
     check(
         "e800000000 2ee800000000 67e800000000 e9fbffffff eb10 40e900000000 7410
          0f8410000000 2e7410 3e7410 c3 f3c3 c20800 ffd0 41ffd3 3effd0 ff5008 ff1500010000
-         65ff142500010000 ffe0 ff24c5004080ff c9",
+         65ff142500010000 64ff2500010000 ffe0 ff24c5004080ff c9",
         expect![[r#"
             call 0xffffffff8123456c                      emulate only
             call 0xffffffff8123456d                      emulate only
@@ -180,6 +183,7 @@ fn branches_to_known_targets_are_emulated_and_the_others_stepped() {
             call qword ptr [rax+8]                       emulate only
             call qword ptr [0xffffffff8123466d]          emulate only
             call qword ptr gs:[0x100]                    refuse SegmentBranch
+            jmp qword ptr fs:[0xffffffff8123466e]        refuse SegmentBranch
             jmp rax                                      emulate only
             jmp qword ptr [rax*8-0x7fc000]               emulate only
             leave                                        emulate
@@ -188,7 +192,7 @@ fn branches_to_known_targets_are_emulated_and_the_others_stepped() {
 }
 
 #[test]
-fn instructions_without_a_say_in_flow_or_traps_are_stepped() {
+fn instructions_without_a_say_in_flow_are_boosted() {
     check(
         "f390 0fa2 0f31 0f01f9 0faee8 0faef0 0faef8 0f01ca 0f01cb fa fc fd 9f 9e 0f32
          0f33 0f0138 660f388200 0f09 0f06 0f01d0 0fc720 480fc728 480fae20 f3480faec0
@@ -280,10 +284,10 @@ fn traps_and_transfers_of_the_processor_are_refused() {
 }
 
 #[test]
-fn system_state_that_a_step_depends_on_is_refused() {
+fn system_state_is_boosted_unless_exceptions_depend_on_it() {
     check(
         "8ed0 480fb200 0f20c0 0f22d8 440f20c0 440f22c0 0f21f8 0f23f8 0f01f0 0f06 0f01d1
-         0f0110 0f0118 0f00d0 0f00d8 0f30 0f01c6 0f01f8 f3480faed8 f3480faed0 f20f00f0",
+         0f0110 0f0118 0f0108 0f0100 0f00d0 0f00d8 0f30 0f01c6 0f01f8 f3480faed8 f3480faed0 f20f00f0",
         expect![[r#"
             mov ss, ax                                   refuse LoadStackSegment
             lss rax, [rax]                               refuse LoadStackSegment
@@ -298,6 +302,8 @@ fn system_state_that_a_step_depends_on_is_refused() {
             xsetbv                                       boost
             lgdt [rax]                                   refuse DescriptorTable
             lidt [rax]                                   refuse DescriptorTable
+            sidt [rax]                                   refuse DescriptorTable
+            sgdt [rax]                                   boost
             lldt ax                                      boost
             ltr ax                                       refuse DescriptorTable
             wrmsr                                        boost
@@ -311,7 +317,7 @@ fn system_state_that_a_step_depends_on_is_refused() {
 }
 
 #[test]
-fn instructions_that_take_more_than_one_step_are_refused() {
+fn strings_and_ports_are_boosted_but_not_what_relies_on_the_instruction_before() {
     check(
         "e4f4 ec ef e6f4 6c 6d 6e f36f f3a4 f348a5 f348ab f2ae f3a6 f2a4 f30fa7c0 e2fe
          e0fe e3fe 67e3fe c7f800000000 c6f800 0f01d5 f20f01e8 0f01c8 0f01c9 0f01fa
@@ -377,7 +383,7 @@ fn virtualization_and_shadow_stacks_are_refused() {
 }
 
 #[test]
-fn privileged_instructions_without_a_rule_are_refused() {
+fn privileged_instructions_without_a_rule_are_boosted() {
     check(
         "0f08 f30f3af0c000 f30f38f80f",
         expect![[r#"
