@@ -4,5 +4,6 @@
 //! where `HVPROBE_RIG` names such a host (`cargo lab test` sets it) and are reported as skipped
 //! elsewhere. Tests named `micro_*` boot a kernel of a few hundred bytes and run on any KVM.
 
+pub mod differential;
 pub mod micro;
 pub mod rig;
