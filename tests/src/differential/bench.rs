@@ -23,6 +23,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 
 use super::layout::{self, Spaces};
+use super::state::Host;
 use super::text::Text;
 use super::watchdog::Watchdog;
 
@@ -250,7 +251,10 @@ impl Bench {
         bench.vcpu.set_sync_valid_reg(SyncReg::Register);
         bench.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
         // As KVM gives them back, for comparisons.
-        bench.system = bench.vcpu.get_sregs().map_err(kvm("read system registers"))?;
+        bench.system = bench
+            .vcpu
+            .get_sregs()
+            .map_err(kvm("read system registers"))?;
         Ok(bench)
     }
 
@@ -270,16 +274,16 @@ impl Bench {
         &self.ram
     }
 
-    /// The control registers 0, 3 of the full space, and 4.
+    /// What states must keep or may build on.
     #[must_use]
-    pub fn control(&self) -> (u64, u64, u64) {
-        (self.system.cr0, self.system.cr3, self.system.cr4)
-    }
-
-    /// The extended state of a new virtual CPU.
-    #[must_use]
-    pub fn extended(&self) -> &Extended {
-        &self.extended
+    pub fn host(&self, text: &Text) -> Host {
+        Host {
+            cr0: self.system.cr0,
+            cr3: self.system.cr3,
+            cr4: self.system.cr4,
+            extended: self.extended.clone(),
+            text: text.bounds(),
+        }
     }
 
     /// Makes a run end when it comes to one of `stops`, none of which may be inside the instruction
@@ -403,7 +407,10 @@ impl Bench {
                 Ok(VcpuExit::IoIn(port, data)) => {
                     for (index, byte) in (0..).zip(data.iter_mut()) {
                         let at = u8::try_from(ports.len() & 0xff).unwrap_or(0);
-                        *byte = 0xa5_u8.wrapping_add(at).wrapping_mul(31).wrapping_add(index);
+                        *byte = 0xa5_u8
+                            .wrapping_add(at)
+                            .wrapping_mul(31)
+                            .wrapping_add(index);
                     }
                     PortAccess {
                         port,

@@ -106,15 +106,9 @@ pub struct Tally {
 
 impl Tally {
     /// Tries each of `sites` in `states` states.
+    #[must_use]
     pub fn run(bench: &mut Bench, text: &Text, sites: &[Site], seed: u64, states: u64) -> Self {
-        let (cr0, cr3, cr4) = bench.control();
-        let host = Host {
-            cr0,
-            cr3,
-            cr4,
-            extended: bench.extended().clone(),
-            text: text.bounds(),
-        };
+        let host = bench.host(text);
         let mut tally = Self::default();
         for site in sites {
             tally.sites += 1;

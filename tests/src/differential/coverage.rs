@@ -47,7 +47,9 @@ impl Coverage {
             Ok(displaced) => {
                 let counter = match displaced.action() {
                     // A fixup takes a copy; what has none keeps being emulated.
-                    _ if kernel.image().has_fixup(site.at) && displaced.trapped(site.at).is_ok() => {
+                    _ if kernel.image().has_fixup(site.at)
+                        && displaced.trapped(site.at).is_ok() =>
+                    {
                         &mut coverage.stepped
                     }
                     Action::Emulate(_) => &mut coverage.emulated,
@@ -105,9 +107,8 @@ impl fmt::Display for Share {
 
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut line = |name: &str, count: u64| {
-            writeln!(f, "{name:<34}{count:>10}  {}", self.share(count))
-        };
+        let mut line =
+            |name: &str, count: u64| writeln!(f, "{name:<34}{count:>10}  {}", self.share(count));
         line("probeable instructions", self.total())?;
         line("  emulated", self.emulated)?;
         line("  boosted", self.boosted)?;
@@ -130,9 +131,15 @@ impl fmt::Display for Coverage {
             }
         }
         let Apart { forbidden, broken } = self.apart;
-        writeln!(f, "not counted: {forbidden} instructions the kernel rules out")?;
+        writeln!(
+            f,
+            "not counted: {forbidden} instructions the kernel rules out"
+        )?;
         if broken > 0 {
-            writeln!(f, "not counted: the rest of {broken} functions, behind bytes that are no instruction")?;
+            writeln!(
+                f,
+                "not counted: the rest of {broken} functions, behind bytes that are no instruction"
+            )?;
         }
         Ok(())
     }

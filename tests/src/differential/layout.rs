@@ -109,7 +109,14 @@ impl Builder<'_> {
                     self.table((0..512).map(|n| {
                         let page = piece + n * PAGE;
                         let is_text = page + PAGE > text.0 && page < text.1;
-                        (n, if is_text { (page - MAP) | LEAF } else { data(n) })
+                        (
+                            n,
+                            if is_text {
+                                (page - MAP) | LEAF
+                            } else {
+                                data(n)
+                            },
+                        )
                     }))?
                 } else {
                     data_only

@@ -71,7 +71,11 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
         }
         M::Cmpxchg8b | M::Cmpxchg16b => {
             if draft.random.chance(50) {
-                let width = if instruction.mnemonic() == M::Cmpxchg8b { 4 } else { 8 };
+                let width = if instruction.mnemonic() == M::Cmpxchg8b {
+                    4
+                } else {
+                    8
+                };
                 let value = draft.regs.rax.to_le_bytes();
                 let high = draft.regs.rdx.to_le_bytes();
                 let both = [&value[..width], &high[..width]].concat();
@@ -151,8 +155,14 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
             draft.patch_operand(&area);
             (draft.regs.rax, draft.regs.rdx) = (3, 0);
         }
-        M::Xsave | M::Xsave64 | M::Xsaveopt | M::Xsaveopt64 | M::Xsavec | M::Xsavec64
-        | M::Xsaves | M::Xsaves64 => {
+        M::Xsave
+        | M::Xsave64
+        | M::Xsaveopt
+        | M::Xsaveopt64
+        | M::Xsavec
+        | M::Xsavec64
+        | M::Xsaves
+        | M::Xsaves64 => {
             (draft.regs.rax, draft.regs.rdx) = (3, 0);
         }
         M::Invpcid => {
@@ -180,7 +190,10 @@ fn equal(draft: &mut Draft<'_>) {
         let value = draft.get(instruction.op0_register());
         draft.regs.rax = value;
     } else if !instruction.memory_base().full_register().eq(&Register::RAX)
-        && !instruction.memory_index().full_register().eq(&Register::RAX)
+        && !instruction
+            .memory_index()
+            .full_register()
+            .eq(&Register::RAX)
     {
         let value = draft.regs.rax.to_le_bytes();
         let width = instruction.memory_size().size().min(8);

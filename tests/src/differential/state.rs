@@ -136,7 +136,10 @@ pub fn case(site: &Site, host: &Host, seed: u64, run: u64) -> Result<Case, &'sta
     special::prepare(&mut draft)?;
     draft.branch()?;
     let uses_extended = instruction.is_save_restore_instruction()
-        || matches!(instruction.mnemonic(), Mnemonic::Ldmxcsr | Mnemonic::Stmxcsr | Mnemonic::Emms)
+        || matches!(
+            instruction.mnemonic(),
+            Mnemonic::Ldmxcsr | Mnemonic::Stmxcsr | Mnemonic::Emms
+        )
         || format!("{:?}", instruction.mnemonic()).starts_with('F')
         || info.used_registers().iter().any(|used| {
             let register = used.register();
@@ -273,7 +276,11 @@ impl Draft<'_> {
             return;
         }
         let wanted = at.wrapping_sub(displacement);
-        let wanted = if is_narrow { wanted & 0xffff_ffff } else { wanted };
+        let wanted = if is_narrow {
+            wanted & 0xffff_ffff
+        } else {
+            wanted
+        };
         if base == index {
             self.set(base, wanted / (1 + scale));
         } else if no_base {

@@ -103,7 +103,12 @@ impl Memory for View<'_> {
 
 /// Runs `displaced` in the state `case`.
 pub fn run(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict {
-    let stops: Vec<Gva> = case.targets.iter().copied().chain([displaced.next()]).collect();
+    let stops: Vec<Gva> = case
+        .targets
+        .iter()
+        .copied()
+        .chain([displaced.next()])
+        .collect();
     bench.plant(&stops, displaced.at());
     let verdict = compare_all(bench, displaced, case);
     bench.clear();
@@ -209,7 +214,9 @@ fn is_same_fault(end: &End, fault: &MemoryFault, regs: &Regs) -> bool {
             *vector == PF && *cr2 == Some(at.0) && rip.0 == regs.rip
         }
         // #SS or #GP; some processors go to such an address first and then find that they cannot.
-        WalkError::NonCanonical { at } => matches!(vector, 12 | 13) && rip.0 == regs.rip || rip.0 == at.0,
+        WalkError::NonCanonical { at } => {
+            matches!(vector, 12 | 13) && rip.0 == regs.rip || rip.0 == at.0
+        }
         _ => false,
     }
 }
@@ -277,7 +284,11 @@ fn put_in_place(displaced: &Displaced, code: &SlotCode, left: &mut Left) -> Stri
 fn differences(expected: &Left, left: &Left, exactness: Exactness) -> String {
     let mut what = String::new();
     if expected.end != left.end {
-        let _ = writeln!(what, "  end: {:x?} instead of {:x?}", left.end, expected.end);
+        let _ = writeln!(
+            what,
+            "  end: {:x?} instead of {:x?}",
+            left.end, expected.end
+        );
     }
     let (wanted, found) = (
         determined(expected.regs, exactness),
