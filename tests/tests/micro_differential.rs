@@ -91,14 +91,15 @@ fn every_mechanism_does_what_the_instruction_does_in_place() {
             (Sample::choose(&text, seed, extent), extent.states)
         }
     };
-    let chosen = begun.elapsed();
-    let tally = Tally::run(&mut bench, &text, &sample.sites, seed, states);
     println!(
-        "chosen from {} instructions of {} forms in {chosen:.1?}; all took {:.1?}",
+        "{} of {} instructions, of {} forms, chosen in {:.1?}",
+        sample.sites.len(),
         sample.among,
         sample.forms,
         begun.elapsed()
     );
+    let tally = Tally::run(&mut bench, &text, &sample.sites, seed, states);
+    println!("tried in {:.1?} all in all", begun.elapsed());
     println!("{tally}");
     for difference in &tally.differences {
         println!("{difference}");

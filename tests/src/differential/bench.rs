@@ -51,8 +51,8 @@ const GDT: [u64; 6] = [
     // The TSS, in two halves.
     0x0000_8900_0000_0000
         | (layout::TSS.0 & 0xff_ffff) << 16
-        | TSS_SIZE as u64 - 1
-        | (layout::SYSTEM >> 24 & 0xff) << 56,
+        | (TSS_SIZE as u64 - 1)
+        | ((layout::SYSTEM >> 24) & 0xff) << 56,
     layout::SYSTEM >> 32,
 ];
 

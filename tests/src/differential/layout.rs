@@ -136,7 +136,7 @@ pub(super) fn write_page_tables(ram: &GuestRam, text: (u64, u64)) -> Result<Spac
     let frames = || (0..ARENA_SIZE / PAGE).map(arena);
     let low = builder.chain(LOW_ARENA, frames())?;
     let direct = builder.chain(ARENA, frames())?;
-    let system = builder.chain(SYSTEM, (0..16).map(|n| n * PAGE | LEAF))?;
+    let system = builder.chain(SYSTEM, (0..16).map(|n| (n * PAGE) | LEAF))?;
     let root = |builder: &mut Builder<'_>, upper: u64| {
         let root = builder.table([
             (LOW_ARENA >> 39, low | TABLE),

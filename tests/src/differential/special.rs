@@ -57,30 +57,20 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
             .then(|| instruction.op_register(operand))
     };
     match instruction.mnemonic() {
-        M::Div | M::Idiv => {
-            // A quotient that fits, more often than not; the divisor is anything.
-            if draft.random.chance(60) {
-                draft.regs.rdx = 0;
-                draft.regs.rax &= 0xff;
-            }
+        // A quotient that fits, more often than not; the divisor is anything.
+        M::Div | M::Idiv if draft.random.chance(60) => {
+            draft.regs.rdx = 0;
+            draft.regs.rax &= 0xff;
         }
-        M::Cmpxchg => {
-            if draft.random.chance(50) {
-                equal(draft);
-            }
-        }
-        M::Cmpxchg8b | M::Cmpxchg16b => {
-            if draft.random.chance(50) {
-                let width = if instruction.mnemonic() == M::Cmpxchg8b {
-                    4
-                } else {
-                    8
-                };
-                let value = draft.regs.rax.to_le_bytes();
-                let high = draft.regs.rdx.to_le_bytes();
-                let both = [&value[..width], &high[..width]].concat();
-                draft.patch_operand(&both);
-            }
+        M::Cmpxchg if draft.random.chance(50) => equal(draft),
+        M::Cmpxchg8b | M::Cmpxchg16b if draft.random.chance(50) => {
+            let width = match instruction.mnemonic() {
+                M::Cmpxchg8b => 4,
+                _ => 8,
+            };
+            let low = draft.regs.rax.to_le_bytes();
+            let high = draft.regs.rdx.to_le_bytes();
+            draft.patch_operand(&[&low[..width], &high[..width]].concat());
         }
         M::Bt | M::Bts | M::Btr | M::Btc => {
             if instruction.op0_kind() == OpKind::Memory
@@ -141,11 +131,9 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
                 draft.patch_operand(&value.to_le_bytes()[..2]);
             }
         }
-        M::Ldmxcsr => {
-            if draft.random.chance(70) {
-                let exceptions = draft.random.next() & 0x3f;
-                draft.patch_operand(&(0x1f80 | exceptions).to_le_bytes()[..4]);
-            }
+        M::Ldmxcsr if draft.random.chance(70) => {
+            let exceptions = draft.random.next() & 0x3f;
+            draft.patch_operand(&(0x1f80 | exceptions).to_le_bytes()[..4]);
         }
         M::Fxrstor | M::Fxrstor64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64 => {
             let area: Vec<u8> = draft.host.extended[..144]

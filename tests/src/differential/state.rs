@@ -246,7 +246,7 @@ impl Draft<'_> {
         let mut at = self.address(size, arena);
         let segment = memory.segment();
         let (base, index) = (memory.base(), memory.index());
-        let scale = u64::try_from(memory.scale()).unwrap_or(1).max(1);
+        let scale = u64::from(memory.scale()).max(1);
         let displacement = memory.displacement();
         let is_based = matches!(segment, Register::FS | Register::GS);
         let no_base = matches!(base, Register::None | Register::RIP | Register::EIP);
@@ -331,7 +331,7 @@ impl Draft<'_> {
             Register::RIP | Register::EIP => 0,
             base => self.get(base),
         };
-        let scale = u64::try_from(memory.scale()).unwrap_or(1);
+        let scale = u64::from(memory.scale());
         let sum = base
             .wrapping_add(self.get(memory.index()).wrapping_mul(scale))
             .wrapping_add(memory.displacement());

@@ -220,3 +220,37 @@ impl Form {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(code: &[u8]) -> Form {
+        Form::of(&Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).decode())
+    }
+
+    #[test]
+    fn registers_and_constants_do_not_make_a_form() {
+        // mov [rbx+8], rcx and mov [rdi+0x10], rdx
+        let alike = [[0x48, 0x89, 0x4b, 8], [0x48, 0x89, 0x57, 0x10]];
+        assert_eq!(form(&alike[0]), form(&alike[1]));
+    }
+
+    #[test]
+    fn addressing_and_prefixes_make_a_form() {
+        let different: [&[u8]; 7] = [
+            &[0x48, 0x89, 0x4b, 8],                   // mov [rbx+8], rcx
+            &[0x48, 0x89, 0x4c, 0x24, 8],             // mov [rsp+8], rcx
+            &[0x48, 0x89, 0x4c, 0x13, 8],             // mov [rbx+rdx+8], rcx
+            &[0x48, 0x89, 0x0d, 8, 0, 0, 0],          // mov [rip+8], rcx
+            &[0x65, 0x48, 0x89, 0x4b, 8],             // mov gs:[rbx+8], rcx
+            &[0x67, 0x48, 0x89, 0x4b, 8],             // mov [ebx+8], rcx
+            &[0x48, 0x89, 0x0c, 0x25, 8, 0, 0, 0x80], // mov [0xffffffff80000008], rcx
+        ];
+        for (index, one) in different.iter().enumerate() {
+            for other in &different[index + 1..] {
+                assert_ne!(form(one), form(other), "{one:02x?} {other:02x?}");
+            }
+        }
+    }
+}

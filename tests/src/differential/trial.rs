@@ -365,3 +365,6 @@ fn determined(mut regs: Regs, exactness: Exactness) -> Regs {
     }
     regs
 }
+
+#[cfg(test)]
+mod tests;
