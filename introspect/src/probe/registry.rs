@@ -477,7 +477,11 @@ impl Registry {
     }
 
     /// Finds and checks the probepoint of `spec`.
-    pub(super) fn plan(&self, spec: &ProbeSpec, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
+    pub(super) fn plan(
+        &self,
+        spec: &ProbeSpec,
+        mem: &dyn PhysMemory,
+    ) -> Result<Probepoint, Refused> {
         let kernel = Kernel {
             image: &self.image,
             modules: self.modules.as_ref(),
@@ -567,4 +571,3 @@ impl Registry {
         }
     }
 }
-
