@@ -86,7 +86,8 @@ pub(crate) fn kallsyms(symbols: &[Raw], layout: Layout, at: u64) -> Vec<u8> {
     out.extend_from_slice(&u32::try_from(symbols.len()).unwrap().to_le_bytes());
     pad(&mut out);
 
-    let tokens: BTreeMap<u8, &str> = [(0x80, "vfs_"), (0x81, "__"), (0xff, "filler")].into();
+    let tokens: BTreeMap<u8, &str> =
+        [(0, "zero_"), (0x80, "vfs_"), (0x81, "__"), (0xff, "filler")].into();
     let names = out.len();
     let mut markers = Vec::new();
     for (i, (letter, name, _)) in symbols.iter().enumerate() {
@@ -354,6 +355,14 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     add('T', "__kprobes_text_end", fillers);
     for i in 0..600 {
         add('t', &format!("filler_{i:03}"), fillers + 0x10 * i);
+        if i < 100 {
+            // Encoded, this ends like a count of symbols that more names follow.
+            add(
+                't',
+                &format!("pad_{i:03}azero_zero_zero_"),
+                fillers + 0x10 * i,
+            );
+        }
     }
     for (i, name) in (0..).zip(WATCHED) {
         add('T', name, fillers + 0x2580 + 0x10 * i);

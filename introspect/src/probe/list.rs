@@ -1,5 +1,7 @@
 //! The list of probes: what is told of each, and whether the guest has rewritten the text under it.
 
+use std::sync::Arc;
+
 use hvprobe_arch::mem::PhysMemory;
 use tracing::warn;
 
@@ -42,6 +44,7 @@ impl Registry {
             mechanism: site.map(|site| self.mechanism(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),
+            actions: Arc::clone(&probe.actions),
         }
     }
 
@@ -65,7 +68,10 @@ impl Registry {
         let rewritten: Vec<_> = self
             .sites
             .iter()
-            .filter(|(_, site)| !site.gone && self.is_rewritten(site, mem))
+            .filter(|(_, site)| {
+                let left_to_ftrace = site.ftrace && !site.armed;
+                !site.gone && !left_to_ftrace && self.is_rewritten(site, mem)
+            })
             .map(|(at, _)| *at)
             .collect();
         for at in rewritten {

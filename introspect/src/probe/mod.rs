@@ -17,12 +17,14 @@ mod tests;
 mod window;
 
 use std::fmt;
+use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 
-pub use plan::Refused;
-pub use spec::ProbeSpec;
 use crate::definition::Kind;
+pub use plan::Refused;
+use spec::Actions;
+pub use spec::ProbeSpec;
 use table::Counts;
 
 /// Names one registered probe of a machine; never reused.
@@ -94,4 +96,6 @@ pub struct ProbeInfo {
     pub maxactive: Option<u32>,
     /// What it has counted.
     pub counts: Counts,
+    /// What happens at its hits.
+    pub actions: Arc<Actions>,
 }

@@ -21,6 +21,7 @@ mod console;
 mod control;
 mod cpu_fd;
 mod crash;
+mod decide;
 mod kick;
 mod live;
 mod subscription;
@@ -38,9 +39,9 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
-use hvprobe_introspect::probe::Refused;
 pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
@@ -51,6 +52,7 @@ pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
+pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
 
@@ -141,7 +143,10 @@ impl Machine {
     /// What it is doing.
     #[must_use]
     pub fn status(&self) -> Status {
-        let life = self.life();
+        self.status_in(&self.life())
+    }
+
+    fn status_in(&self, life: &Life) -> Status {
         let state = match &life.ending {
             Some(ending) => State::Stopped(ending.clone()),
             None if self.shared.control.is_paused() => State::Paused,
@@ -153,6 +158,29 @@ impl Machine {
             catch_mode: self.mode,
             stopped_at: self.shared.stopped_at.get(),
         }
+    }
+
+    /// Blocks until it is doing something else than `last` says; tells what.
+    #[must_use]
+    pub fn wait_change(&self, last: &Status) -> Status {
+        let mut life = self.life();
+        loop {
+            let status = self.status_in(&life);
+            if status != *last {
+                return status;
+            }
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Its status has changed in what is not guarded by `life`.
+    fn tell_change(&self) {
+        // Whoever looked at the status before now waits to be told.
+        drop(self.life());
+        self.changed.notify_all();
     }
 
     /// Blocks until the kernel's text is final and its pending probes are planted, or the machine
@@ -191,7 +219,9 @@ impl Machine {
     /// # Errors
     /// When the machine has ended or a virtual CPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
-        Ok(self.shared.control.pause()?)
+        self.shared.control.pause()?;
+        self.tell_change();
+        Ok(())
     }
 
     /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
@@ -204,6 +234,7 @@ impl Machine {
         }
         self.shared.stopped_at.clear();
         self.shared.control.resume();
+        self.tell_change();
         Ok(())
     }
 
@@ -276,6 +307,12 @@ impl Machine {
         self.registry().is_switched_on()
     }
 
+    /// The questions that hits put to clients.
+    #[must_use]
+    pub fn decisions(&self) -> &Decisions {
+        &self.shared.decisions
+    }
+
     /// Every registered probe.
     #[must_use]
     pub fn probes(&self) -> Vec<ProbeInfo> {
@@ -336,7 +373,15 @@ impl Machine {
         while left > 0 {
             match notices.recv_timeout(WATCH) {
                 Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
-                Ok(Notice::Modules { vcpu }) => self.modules_changed(vcpu),
+                Ok(Notice::Ftrace { vcpu, begins }) => {
+                    let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
+                    if let Err(error) = patches {
+                        warn!(%error, "probes at function entries stay as they are");
+                    }
+                    self.shared.control.release(vcpu);
+                }
+                Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
+                Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {
                     if let Err(report) = self.text_final(vcpu, &sregs) {
                         first.get_or_insert(Why::Crash(report));
@@ -361,6 +406,7 @@ impl Machine {
         collector.finish();
         self.console.close();
         self.hub.close();
+        self.shared.decisions.close();
         let reason = match first {
             _ if panicked => EndReason::Crash("a virtual CPU's thread panicked".to_owned()),
             Some(Why::Device(DeviceEvent::Shutdown)) => EndReason::Shutdown,
@@ -379,8 +425,9 @@ impl Machine {
     }
 
     /// Sees to the probes of modules and lets the held virtual CPU go on.
-    fn modules_changed(&self, vcpu: usize) {
-        match self.registry().modules_changed(&Guest(&self.shared)) {
+    fn modules_changed(&self, vcpu: usize, module: Gva) {
+        let mut registry = self.registry();
+        match registry.modules_changed(Some(module), &Guest(&self.shared)) {
             Ok(refused) => self.report_refused(refused),
             Err(StopError::Ended) => {}
             Err(error) => warn!(%error, "probes of modules stay as they are"),

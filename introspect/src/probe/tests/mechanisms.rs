@@ -168,7 +168,10 @@ fn boosted_slot_stays_as_a_ghost_for_the_next_probe_on_the_same_instruction() {
     let others = (1..SLOTS).map(|n| spec(&format!("p filler_{:03}", 2 * n + 1)));
     let others: Vec<_> = others.collect();
     let ids = rig.register(&others);
-    assert!(ids.iter().all(|id| slot(&rig, rig.addr(*id)).unwrap().0 != ghost));
+    assert!(
+        ids.iter()
+            .all(|id| slot(&rig, rig.addr(*id)).unwrap().0 != ghost)
+    );
     assert!(rig.try_register(&[spec("p filler_401")]).is_err());
     let id = rig.one(BOOSTED);
     assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);

@@ -184,7 +184,9 @@ fn recursive_calls_return_one_by_one() {
     }
     let events = cpu.events();
     let seen = returns(&events).into_iter();
-    let seen: Vec<_> = seen.map(|(event, call)| (event.regs.rax, call.id)).collect();
+    let seen: Vec<_> = seen
+        .map(|(event, call)| (event.regs.rax, call.id))
+        .collect();
     assert_eq!(seen, [(5, 5), (4, 4), (3, 3), (2, 2), (1, 1), (0, 0)]);
     assert_eq!((hits(&rig, ids[0]), hits(&rig, ids[1])), (3, 3));
 }
