@@ -422,7 +422,11 @@ impl Model {
         let (pc, next) = (self.places[at].at, self.places[at].next());
         let ret = self.rig.at("filler_300", self.calls % 16);
         // A call below all others, or something that touches no frame.
-        let top = if is_call { slot(depth) } else { slot(DEPTH + 5) };
+        let top = if is_call {
+            slot(depth)
+        } else {
+            slot(DEPTH + 5)
+        };
         self.rig.guest.write(top, &ret.0.to_le_bytes());
         self.cpu.regs = Regs {
             rsp: top.0,
