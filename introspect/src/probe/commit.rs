@@ -101,7 +101,9 @@ impl Registry {
     /// Whether `site` is to carry an int3.
     pub(super) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
         let mut members = site.members.iter();
+        let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
         self.switched_on
+            && !left_to_ftrace
             && (site.internal.is_some() || members.any(|id| self.is_enabled(*id, leaving)))
     }
 

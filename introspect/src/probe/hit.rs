@@ -88,6 +88,11 @@ pub enum Held {
     /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
     /// registry has to look.
     Modules(Gva),
+    /// The guest's ftrace is about to patch text, or has done so.
+    Ftrace {
+        /// Whether it is about to.
+        begins: bool,
+    },
 }
 
 /// What a client is asked at a hit.
@@ -456,10 +461,15 @@ impl State {
                     self.task_dead(scene);
                     continue;
                 }
-                Role::Internal(Internal::Modules) => {
+                Role::Internal(internal) => {
                     self.waiting = Some(waiting);
-                    // Both functions watched take the module as their first argument.
-                    return Handled::Hold(Held::Modules(Gva(regs.rdi)));
+                    return Handled::Hold(match internal {
+                        // Both functions watched take the module as their first argument.
+                        Internal::Modules => Held::Modules(Gva(regs.rdi)),
+                        internal => Held::Ftrace {
+                            begins: *internal == Internal::FtraceBegins,
+                        },
+                    });
                 }
             };
             member.counters.hit(self.vcpu);

@@ -219,6 +219,8 @@ pub(super) struct Probepoint {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
     pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
 }
 
 /// Finds and checks the probepoint of `spec`.
@@ -298,6 +300,7 @@ pub(super) fn plan(
         symbol: (symbol.name.to_owned(), offset),
         fixup: owner.has_fixup(at),
         after_sti,
+        ftrace: owner.is_ftrace_site(at),
         displaced,
     })
 }

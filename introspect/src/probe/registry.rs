@@ -118,6 +118,10 @@ pub(super) struct SiteState {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`.
     pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
+    /// That call is there now.
+    pub(super) occupied: bool,
     pub(super) slot: Option<SlotCode>,
     pub(super) members: Vec<ProbeId>,
     /// What the engine itself wants to know here.
@@ -157,6 +161,10 @@ pub struct Registry {
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
     /// The global switch.
     pub(super) switched_on: bool,
+    /// Functions the engine wanted to watch and could not.
+    pub(super) unwatched: BTreeSet<&'static str>,
+    /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
+    pub(super) ftrace_patches: bool,
     pub(super) returns: Arc<Returns>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) hidden: HiddenRegion,
@@ -183,6 +191,8 @@ impl Registry {
             sites: BTreeMap::new(),
             ghosts: Vec::new(),
             switched_on: true,
+            unwatched: BTreeSet::new(),
+            ftrace_patches: false,
             returns: Arc::new(Returns {
                 calls: Calls::new(processors, CELLS),
                 unmatched: AtomicU64::new(0),
@@ -510,6 +520,8 @@ impl Registry {
                 displaced: point.displaced,
                 fixup: point.fixup,
                 after_sti: point.after_sti,
+                ftrace: point.ftrace,
+                occupied: false,
                 slot: None,
                 members: Vec::new(),
                 internal: None,

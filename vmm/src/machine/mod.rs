@@ -373,6 +373,13 @@ impl Machine {
         while left > 0 {
             match notices.recv_timeout(WATCH) {
                 Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
+                Ok(Notice::Ftrace { vcpu, begins }) => {
+                    let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
+                    if let Err(error) = patches {
+                        warn!(%error, "probes at function entries stay as they are");
+                    }
+                    self.shared.control.release(vcpu);
+                }
                 Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
                 Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {

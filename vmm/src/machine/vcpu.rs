@@ -47,6 +47,13 @@ pub(super) enum Notice {
         /// Where the module is.
         module: Gva,
     },
+    /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
+    Ftrace {
+        /// Its index.
+        vcpu: usize,
+        /// Whether it is about to.
+        begins: bool,
+    },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
 }
@@ -252,6 +259,11 @@ impl Vcpu {
                 shared.control.hold(self.index);
                 let vcpu = self.index;
                 let _ = self.notices.send(Notice::Modules { vcpu, module });
+            }
+            Held::Ftrace { begins } => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Ftrace { vcpu, begins });
             }
             Held::Ask(_) => return self.ask(shared, guard),
         }
