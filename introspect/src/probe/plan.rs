@@ -130,7 +130,9 @@ pub enum Refused {
         wanted: Mechanism,
     },
     /// A return probe, or a function to be skipped, and not its entry.
-    #[error("{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}")]
+    #[error(
+        "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
+    )]
     NotEntry {
         /// The address.
         at: Gva,
@@ -439,10 +441,7 @@ fn resolve<'a>(
             };
             let modules = kernel.modules.ok_or_else(not_loaded)?;
             let loaded = |module: &&Module| kernel.is_loaded(module);
-            modules
-                .get(wanted)
-                .filter(loaded)
-                .ok_or_else(not_loaded)?;
+            modules.get(wanted).filter(loaded).ok_or_else(not_loaded)?;
             let (module, symbol) = modules.lookup_in(wanted, name)?;
             (name, offset, symbol, Owner::Module(module))
         }

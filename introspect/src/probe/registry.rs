@@ -226,6 +226,8 @@ impl Registry {
             for id in self.probes.keys().copied().collect::<Vec<_>>() {
                 self.unplace(id);
             }
+            // What is left is the engine's own.
+            self.sites.clear();
             self.live = None;
         }
         refused
@@ -316,7 +318,7 @@ impl Registry {
             match self.probe(id, spec) {
                 Ok(probe) => self.probes.insert(id, probe),
                 Err(why) => {
-                    self.take_back(&ids);
+                    self.take_back(&ids, world);
                     return Err(refused(index, why));
                 }
             };
@@ -330,7 +332,7 @@ impl Registry {
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
         self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.take_back(&ids);
+            self.take_back(&ids, world);
             match error {
                 CommitError::Stop(error) => error.into(),
                 CommitError::Site(Obstacle { at, why }) => {
@@ -369,12 +371,12 @@ impl Registry {
     }
 
     /// Forgets probes that were not committed.
-    fn take_back(&mut self, ids: &[ProbeId]) {
+    fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
         for id in ids {
             self.unplace(*id);
             self.probes.remove(id);
         }
-        self.drop_idle_internal();
+        self.provide_internal(&BTreeSet::new(), world.memory());
     }
 
     /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
@@ -391,8 +393,10 @@ impl Registry {
             }
         }
         self.provide_internal(&leaving, world.memory());
-        self.commit(&leaving, world)
-            .map_err(|error| self.change_error(error, ids))?;
+        self.commit(&leaving, world).map_err(|error| {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.change_error(error, ids)
+        })?;
         for id in &leaving {
             self.probes.remove(id);
         }
@@ -473,7 +477,11 @@ impl Registry {
     }
 
     /// Finds and checks the probepoint of `spec`.
-    pub(super) fn plan(&self, spec: &ProbeSpec, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
+    pub(super) fn plan(
+        &self,
+        spec: &ProbeSpec,
+        mem: &dyn PhysMemory,
+    ) -> Result<Probepoint, Refused> {
         let kernel = Kernel {
             image: &self.image,
             modules: self.modules.as_ref(),
@@ -563,4 +571,3 @@ impl Registry {
         }
     }
 }
-
