@@ -304,24 +304,33 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
             status 2
         "#]],
         ),
-        ("r vfs_read+4", expect![[r#"
+        (
+            "r vfs_read+4",
+            expect![[r#"
             hvprobe: bad definition: a return probe begins at the function's entry: leave out the offset
               r vfs_read+4
                         ^
             status 2
-        "#]]),
-        ("p20 vfs_read", expect![[r#"
+        "#]],
+        ),
+        (
+            "p20 vfs_read",
+            expect![[r#"
             hvprobe: bad definition: the number of calls in flight belongs to return probes: write `r20`
               p20 vfs_read
                ^
             status 2
-        "#]]),
-        ("p kvm-intel:vmx_vcpu_run", expect![[r#"
+        "#]],
+        ),
+        (
+            "p kvm-intel:vmx_vcpu_run",
+            expect![[r#"
             hvprobe: bad definition: the kernel has `_` where the file of a module has `-`
               p kvm-intel:vmx_vcpu_run
                    ^
             status 2
-        "#]]),
+        "#]],
+        ),
         (
             "p 0x",
             expect![[r#"
@@ -388,16 +397,22 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
         assert_eq!(lines[1], format!("  {}", option[1]));
         assert!(lines[2].trim_start().starts_with('^'), "{option:?}: {said}");
     }
-    place.check(&["decide", "--answer", "maybe"], expect![[r#"
+    place.check(
+        &["decide", "--answer", "maybe"],
+        expect![[r#"
         hvprobe: bad --answer: write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)
           maybe
           ^
         status 2
-    "#]]);
-    place.check(&["decide", "1"], expect![[r#"
+    "#]],
+    );
+    place.check(
+        &["decide", "1"],
+        expect![[r#"
         hvprobe: there is no terminal to ask at: say what to decide with --answer
         status 2
-    "#]]);
+    "#]],
+    );
     place.check(
         &["probe", "add", "p vfs_read+"],
         expect![[r#"

@@ -326,12 +326,15 @@ mod tests {
 
     fn event(vcpu: u32, host_ns: u64) -> Event {
         Event {
+            kind: EventKind::Hit,
             seq: 0,
             probe: ProbeId(1),
             vcpu,
             host_ns,
             guest_tsc: 0,
             regs: Regs::default(),
+            shown: RegisterSet::default(),
+            captured: Captured::EMPTY,
             task: None,
             cost_ns: 0,
         }

@@ -24,7 +24,7 @@ const ROOT: Gpa = Gpa(0x1000);
 const TEXT: Gpa = Gpa(0x2_0000);
 /// Where the page with the stack, the per-CPU variables and the task is.
 const DATA: Gpa = Gpa(0x3_0000);
-const DATA_VIRT: Gva = Gva(0xffff_ffff_82a0_0000);
+pub(crate) const DATA_VIRT: Gva = Gva(0xffff_ffff_82a0_0000);
 /// Where the page with the interrupt descriptor table is.
 const IDT: Gpa = Gpa(0x3_1000);
 const IDT_VIRT: Gva = Gva(0xffff_ffff_82a0_1000);
@@ -32,6 +32,12 @@ const IDT_VIRT: Gva = Gva(0xffff_ffff_82a0_1000);
 pub(crate) const HIDDEN: Gpa = Gpa(0x4_0000);
 /// The stack pointer of a hit: the words below and above it are mapped.
 pub(crate) const STACK: Gva = Gva(DATA_VIRT.0 + 0x800);
+/// Where the pages for modules are, which the guest has no use for otherwise.
+pub(crate) const MODULE_FRAMES: Gpa = Gpa(0x3_2000);
+/// Where they are mapped.
+pub(crate) const MODULE_VIRT: Gva = Gva(0xffff_ffff_c000_0000);
+/// How many there are.
+pub(crate) const MODULE_PAGES: u64 = 12;
 /// How many slots a region of [`hidden`]'s size has.
 pub(crate) const SLOTS: usize = 128;
 
@@ -177,6 +183,10 @@ impl Guest {
         }
         mapper.map(DATA_VIRT, DATA);
         mapper.map(IDT_VIRT, IDT);
+        for n in 0..MODULE_PAGES {
+            let frame = MODULE_FRAMES.wrapping_add(n * PAGE);
+            mapper.map(MODULE_VIRT.wrapping_add(n * PAGE), frame);
+        }
         let len = usize::try_from(end.0 - start.0).expect("small");
         mem.write(TEXT, image.bytes_at(start, len).expect("text"))
             .expect("in memory");

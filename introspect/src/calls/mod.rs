@@ -39,7 +39,7 @@ mod pool;
 mod record;
 mod sync;
 mod task;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 
 use hvprobe_arch::Gva;
@@ -177,6 +177,9 @@ impl Calls {
     /// The calls of `task`, the guest's current-task pointer, for the caller alone until dropped.
     /// `None` if the cells `task` may be in are all taken, or if the guest says that the task runs
     /// on another virtual CPU as well; then the caller counts a miss, or an unknown return.
+    ///
+    /// Not to be held while the virtual CPU is parked: whoever looks at all calls would not see
+    /// these.
     ///
     /// Hot path: reads one cell of a task that was here before, at most a window of cells else;
     /// one atomic exchange.

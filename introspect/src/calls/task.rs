@@ -196,7 +196,9 @@ impl<'a> TaskCalls<'a> {
         Some(ret)
     }
 
-    /// The task is dead: takes out all its calls and shows them to `orphan`, newest first.
+    /// The task is dead: takes out all its calls and shows them to `orphan`, newest first. What a
+    /// dying task still calls after this stays in flight until [`Calls::remove`] or until another
+    /// task gets its address.
     pub fn discard_all(&mut self, mut orphan: impl FnMut(&Call<'_>)) {
         while self.pop(&mut orphan) {}
     }

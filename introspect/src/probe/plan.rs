@@ -4,6 +4,8 @@
 //! the kernel forbids or patches itself, with an instruction we know how to carry out. When in
 //! doubt the answer is no, with the reason.
 
+use std::collections::BTreeSet;
+
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{self, Displaced, Refusal, RelocateError};
 
@@ -128,7 +130,9 @@ pub enum Refused {
         wanted: Mechanism,
     },
     /// A return probe, or a function to be skipped, and not its entry.
-    #[error("{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}")]
+    #[error(
+        "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
+    )]
     NotEntry {
         /// The address.
         at: Gva,
@@ -217,6 +221,8 @@ pub(super) struct Probepoint {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
     pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
 }
 
 /// Finds and checks the probepoint of `spec`.
@@ -259,7 +265,12 @@ pub(super) fn plan(
         if code[0] == CALL && owner.is_ftrace_site(at) {
             return Err(Refused::FtraceInUse { at });
         }
-        if let Some(why) = owner.forbidden_as_is(at, code[0]) {
+        // Lock prefixes of the kernel's own text come back only if they were taken away at all.
+        let settled = matches!(owner, Owner::Image(_))
+            && kernel
+                .modules
+                .is_some_and(|modules| !modules.restores_lock_prefixes());
+        if let Some(why) = owner.forbidden_as_is(at, code[0]).filter(|_| !settled) {
             return Err(Refused::Forbidden { at, why });
         }
     }
@@ -291,6 +302,7 @@ pub(super) fn plan(
         symbol: (symbol.name.to_owned(), offset),
         fixup: owner.has_fixup(at),
         after_sti,
+        ftrace: owner.is_ftrace_site(at),
         displaced,
     })
 }
@@ -328,7 +340,26 @@ fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refu
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel<'a> {
     pub(super) image: &'a KernelImage,
-    pub(super) modules: &'a ModuleList,
+    /// `None` when they cannot be read.
+    pub(super) modules: Option<&'a ModuleList>,
+    /// Modules that are not live yet but whose text is final.
+    pub(super) formed: &'a BTreeSet<Gva>,
+}
+
+impl<'a> Kernel<'a> {
+    /// Whether the text of `module` is there, final, and stays until we are told.
+    fn is_loaded(&self, module: &Module) -> bool {
+        match module.state() {
+            ModuleState::Live => true,
+            ModuleState::Coming => self.formed.contains(&module.address()),
+            ModuleState::Going | ModuleState::Unformed => false,
+        }
+    }
+
+    fn module_at(&self, at: Gva) -> Option<&'a Module> {
+        let module = self.modules?.containing(at)?;
+        self.is_loaded(module).then_some(module)
+    }
 }
 
 /// Whose text an address is.
@@ -397,37 +428,39 @@ fn resolve<'a>(
     let image = Owner::Image(kernel.image);
     let (name, offset, symbol, owner) = match target {
         Target::Address(at) => {
-            let module = kernel.modules.containing(*at).map(Owner::Module);
+            let module = kernel.module_at(*at).map(Owner::Module);
             return Ok((*at, module.unwrap_or(image)));
         }
         Target::Symbol {
-            module: Some(module),
+            module: Some(wanted),
             name,
             offset,
         } => {
-            let found = kernel.modules.lookup_in(module, name);
-            let (module, symbol) = found.map_err(|error| match error {
-                ModuleLookupError::NotLoaded { name } => Refused::ModuleNotLoaded { module: name },
-                error => error.into(),
-            })?;
-            if matches!(module.state(), ModuleState::Going | ModuleState::Unformed) {
-                let module = module.name().to_owned();
-                return Err(Refused::ModuleNotLoaded { module });
-            }
+            let not_loaded = || Refused::ModuleNotLoaded {
+                module: wanted.clone(),
+            };
+            let modules = kernel.modules.ok_or_else(not_loaded)?;
+            let loaded = |module: &&Module| kernel.is_loaded(module);
+            modules.get(wanted).filter(loaded).ok_or_else(not_loaded)?;
+            let (module, symbol) = modules.lookup_in(wanted, name)?;
             (name, offset, symbol, Owner::Module(module))
         }
         Target::Symbol {
             module: None,
             name,
             offset,
-        } => match kernel.image.symbols().lookup(name) {
-            Ok(symbol) => (name, offset, symbol, image),
-            Err(error @ LookupError::Unknown { .. }) => match kernel.modules.lookup(name) {
-                Ok((module, symbol)) => (name, offset, symbol, Owner::Module(module)),
-                Err(ModuleLookupError::Unknown { .. }) => return Err(error.into()),
-                Err(error) => return Err(error.into()),
-            },
-            Err(error) => return Err(error.into()),
+        } => match (kernel.image.symbols().lookup(name), kernel.modules) {
+            (Ok(symbol), _) => (name, offset, symbol, image),
+            (Err(unknown @ LookupError::Unknown { .. }), Some(modules)) => {
+                match modules.lookup(name) {
+                    Ok((module, symbol)) if kernel.is_loaded(module) => {
+                        (name, offset, symbol, Owner::Module(module))
+                    }
+                    Ok(_) | Err(ModuleLookupError::Unknown { .. }) => return Err(unknown.into()),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            (Err(error), _) => return Err(error.into()),
         },
     };
     if *offset >= symbol.size && *offset > 0 {

@@ -118,6 +118,10 @@ pub(super) struct SiteState {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`.
     pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
+    /// That call is there now.
+    pub(super) occupied: bool,
     pub(super) slot: Option<SlotCode>,
     pub(super) members: Vec<ProbeId>,
     /// What the engine itself wants to know here.
@@ -146,7 +150,9 @@ pub struct Registry {
     /// How to read the guest's modules, if its type information tells.
     pub(super) module_reader: Option<ModuleReader>,
     /// The guest's modules, as they were when last read.
-    pub(super) modules: ModuleList,
+    pub(super) modules: Option<ModuleList>,
+    /// Where modules are whose text became final while we watched, though they are not live yet.
+    pub(super) formed: BTreeSet<Gva>,
     vcpus: usize,
     next_id: u32,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
@@ -155,6 +161,10 @@ pub struct Registry {
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
     /// The global switch.
     pub(super) switched_on: bool,
+    /// Functions the engine wanted to watch and could not.
+    pub(super) unwatched: BTreeSet<&'static str>,
+    /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
+    pub(super) ftrace_patches: bool,
     pub(super) returns: Arc<Returns>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) hidden: HiddenRegion,
@@ -173,13 +183,16 @@ impl Registry {
         Self {
             image,
             module_reader: module_reader.ok(),
-            modules: ModuleList::default(),
+            modules: None,
+            formed: BTreeSet::new(),
             vcpus,
             next_id: 1,
             probes: BTreeMap::new(),
             sites: BTreeMap::new(),
             ghosts: Vec::new(),
             switched_on: true,
+            unwatched: BTreeSet::new(),
+            ftrace_patches: false,
             returns: Arc::new(Returns {
                 calls: Calls::new(processors, CELLS),
                 unmatched: AtomicU64::new(0),
@@ -207,11 +220,14 @@ impl Registry {
             gate,
             gate_planted: false,
         });
+        self.read_modules(world.memory());
         let refused = self.settle_pending(world);
         if refused.is_err() {
             for id in self.probes.keys().copied().collect::<Vec<_>>() {
                 self.unplace(id);
             }
+            // What is left is the engine's own.
+            self.sites.clear();
             self.live = None;
         }
         refused
@@ -302,7 +318,7 @@ impl Registry {
             match self.probe(id, spec) {
                 Ok(probe) => self.probes.insert(id, probe),
                 Err(why) => {
-                    self.take_back(&ids);
+                    self.take_back(&ids, world);
                     return Err(refused(index, why));
                 }
             };
@@ -316,7 +332,7 @@ impl Registry {
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
         self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.take_back(&ids);
+            self.take_back(&ids, world);
             match error {
                 CommitError::Stop(error) => error.into(),
                 CommitError::Site(Obstacle { at, why }) => {
@@ -355,12 +371,12 @@ impl Registry {
     }
 
     /// Forgets probes that were not committed.
-    fn take_back(&mut self, ids: &[ProbeId]) {
+    fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
         for id in ids {
             self.unplace(*id);
             self.probes.remove(id);
         }
-        self.drop_idle_internal();
+        self.provide_internal(&BTreeSet::new(), world.memory());
     }
 
     /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
@@ -377,8 +393,10 @@ impl Registry {
             }
         }
         self.provide_internal(&leaving, world.memory());
-        self.commit(&leaving, world)
-            .map_err(|error| self.change_error(error, ids))?;
+        self.commit(&leaving, world).map_err(|error| {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.change_error(error, ids)
+        })?;
         for id in &leaving {
             self.probes.remove(id);
         }
@@ -440,6 +458,10 @@ impl Registry {
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+        if on {
+            // While the switch was off nobody watched modules come and go.
+            self.modules_changed(None, world)?;
+        }
         let before = std::mem::replace(&mut self.switched_on, on);
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             self.switched_on = before;
@@ -455,10 +477,15 @@ impl Registry {
     }
 
     /// Finds and checks the probepoint of `spec`.
-    pub(super) fn plan(&self, spec: &ProbeSpec, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
+    pub(super) fn plan(
+        &self,
+        spec: &ProbeSpec,
+        mem: &dyn PhysMemory,
+    ) -> Result<Probepoint, Refused> {
         let kernel = Kernel {
             image: &self.image,
-            modules: &self.modules,
+            modules: self.modules.as_ref(),
+            formed: &self.formed,
         };
         match &self.live {
             None => plan(spec, &kernel, &ImageText(&self.image)),
@@ -501,6 +528,8 @@ impl Registry {
                 displaced: point.displaced,
                 fixup: point.fixup,
                 after_sti: point.after_sti,
+                ftrace: point.ftrace,
+                occupied: false,
                 slot: None,
                 members: Vec::new(),
                 internal: None,
@@ -542,4 +571,3 @@ impl Registry {
         }
     }
 }
-

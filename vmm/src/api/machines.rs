@@ -246,6 +246,7 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
         },
         command: request.command,
         probes: probes::specs(request.probes)?,
+        paused: false,
     })
 }
 

@@ -30,6 +30,8 @@ pub struct MachineConfig {
     pub command: Vec<String>,
     /// Probes to plant as soon as the kernel's text is final.
     pub probes: Vec<ProbeSpec>,
+    /// Start paused: nothing runs before [`Machine::resume`](super::Machine::resume).
+    pub paused: bool,
 }
 
 /// What a machine is doing.

@@ -103,10 +103,6 @@ impl Control {
     }
 
     /// Whether virtual CPU `index` has to park before it runs the guest again. One load.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for hits that stop the machine or ask")
-    )]
     pub(super) fn wants_attention(&self, index: usize) -> bool {
         self.attention[index].is_raised()
     }
@@ -232,13 +228,9 @@ impl Control {
         result
     }
 
-    /// Pauses the machine from the thread of a virtual CPU, which does not wait for the others to
-    /// stop and parks next.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for hits that stop the machine or ask")
-    )]
-    pub(super) fn pause_from_vcpu(&self) {
+    /// Pauses the machine without waiting for the virtual CPUs to stop: before they have begun, or
+    /// from the thread of one, which parks next.
+    pub(super) fn pause_now(&self) {
         self.change(|state| state.barrier.pause());
     }
 

@@ -66,7 +66,6 @@ pub(super) enum Exit {
 pub(crate) struct CpuFd {
     fd: VcpuFd,
     ioctls: Ioctls,
-    debug_base: u32,
 }
 
 impl CpuFd {
@@ -74,7 +73,7 @@ impl CpuFd {
     pub(crate) fn new(mut fd: VcpuFd, mode: CatchMode) -> Result<Self, kvm_ioctls::Error> {
         fd.set_sync_valid_reg(SyncReg::Register);
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
-        let debug_base = match mode {
+        let debug = match mode {
             // On `emulation-exit` hosts the request changes nothing, but tells KVM what we do.
             CatchMode::DebugExit | CatchMode::EmulationExit => {
                 KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP
@@ -84,9 +83,8 @@ impl CpuFd {
         let mut cpu = Self {
             fd,
             ioctls: Ioctls::default(),
-            debug_base,
         };
-        cpu.set_debug(debug_base)?;
+        cpu.set_debug(debug)?;
         Ok(cpu)
     }
 

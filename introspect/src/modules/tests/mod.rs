@@ -4,6 +4,7 @@ use hvprobe_arch::Gva;
 use proptest::prelude::*;
 
 use super::{Module, ModuleError, ModuleLookupError, ModuleReader, ModuleState};
+use crate::image::fixture::TEXT;
 use crate::image::{BtfError, Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
 use crate::testing::tables;
@@ -55,7 +56,7 @@ fn full(guest: &mut Guest, name: &str, state: u32) -> Gva {
 fn one(guest: &Guest) -> Module {
     let list = guest.read().unwrap();
     assert_eq!(list.iter().count(), 1);
-    list.0.into_iter().next().unwrap()
+    list.modules.into_iter().next().unwrap()
 }
 
 #[test]
@@ -187,6 +188,32 @@ fn unformed_module_is_named_and_forbidden() {
 }
 
 #[test]
+fn memory_where_no_module_can_be_is_not_the_modules() {
+    for start in [
+        0,
+        TEXT,
+        0xffff_ffff_8000_0000,
+        0xffff_ffff_feff_f001,
+        u64::MAX,
+    ] {
+        for (age, field) in [(Age::V61, 0x140), (Age::V64, 0x100)] {
+            let mut guest = Guest::new(age);
+            let at = full(&mut guest, "m", 0);
+            guest.put(at.wrapping_add(field), &start.to_le_bytes());
+            let module = one(&guest);
+            assert!(module.text().is_empty(), "{start:#x}");
+            assert!(!module.is_text(Gva(start)));
+            assert!(
+                module
+                    .symbols()
+                    .iter()
+                    .all(|it| it.name == "init_module" || it.name == "variable")
+            );
+        }
+    }
+}
+
+#[test]
 fn names_are_found_in_one_module_or_in_all() {
     let mut guest = Guest::new(Age::V61);
     for (name, only) in [("first", "only_first"), ("with_dash", "only_second")] {
@@ -237,7 +264,7 @@ fn unreadable_list_forbids_its_module_and_no_other() {
         let at = full(&mut guest, "broken", 0);
         guest.put(at.wrapping_add(field.into()), &0xdead_u64.to_le_bytes());
         let list_of_all = guest.read().unwrap();
-        let [broken, sound] = list_of_all.0.as_slice() else {
+        let [broken, sound] = list_of_all.modules.as_slice() else {
             panic!("two modules");
         };
         let start = |module: &Module| module.text().start;
@@ -256,6 +283,19 @@ fn unreadable_lock_prefixes_forbid_all_modules() {
     let list = "lock prefixes";
     let expected = Some(Forbidden::Unreadable { list });
     assert_eq!(module.forbidden(module.text().start), expected);
+    assert!(guest.read().unwrap().restores_lock_prefixes());
+}
+
+#[test]
+fn kernel_with_an_entry_for_itself_restores_its_lock_prefixes() {
+    let mut guest = Guest::new(Age::V61);
+    let at = full(&mut guest, "m", 0);
+    assert!(!guest.read().unwrap().restores_lock_prefixes());
+    // The module's entry becomes the kernel's own.
+    let entry = Gva(guest.word(LOCKS)).wrapping_sub(48);
+    assert_eq!(guest.word(entry), at.0);
+    guest.put(entry, &[0; 8]);
+    assert!(guest.read().unwrap().restores_lock_prefixes());
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn guest_that_does_not_stop_leaves_everything_pending() {
     let view = rig.guest.view();
     rig.changes_nothing(|rig| {
         rig.registry
-            .go_live(view, None, &rig.guest)
+            .go_live(view, None, &*rig.guest)
             .expect_err("it does not stop")
     });
     let late = rig.one("p vfs_read");

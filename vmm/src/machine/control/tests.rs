@@ -158,7 +158,7 @@ fn a_vcpu_pauses_the_machine_without_waiting_for_the_others() {
     let pause = |control: &Control, index: usize| {
         if index == 1 {
             once.call_once(|| {
-                control.pause_from_vcpu();
+                control.pause_now();
                 paused.send(()).expect("the test waits");
             });
         }
