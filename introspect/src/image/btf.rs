@@ -13,7 +13,7 @@ use super::u32_at;
 const MAGIC: u16 = 0xeb9f;
 /// Modifiers and typedefs in a row, or anonymous members in each other, before it is a loop.
 const DEEPEST: u32 = 16;
-/// Members looked at in one search before it is no kernel's structure.
+/// Members looked at for one question before it is no kernel's structure.
 const MOST_MEMBERS: u32 = 1 << 16;
 /// Parts of a path before it is no path into a structure.
 const LONGEST_PATH: usize = 8;
@@ -149,15 +149,17 @@ impl Btf {
     /// types, whatever the number of questions.
     pub(super) fn members(&self, questions: &[(&str, &str)]) -> Vec<Option<Member>> {
         let mut answers = vec![None; questions.len()];
+        let mut budgets = vec![MOST_MEMBERS; questions.len()];
         // Several structures may share a name: the first that has the member counts.
         for ty in (1..)
             .zip(&self.starts)
             .filter_map(|(id, _)| self.get(id))
             .filter(|ty| ty.kind == kind::STRUCT && ty.name != 0)
         {
-            for (answer, (of, path)) in answers.iter_mut().zip(questions) {
+            let open = answers.iter_mut().zip(&mut budgets).zip(questions);
+            for ((answer, budget), (of, path)) in open {
                 if answer.is_none() && self.is_named(ty.name, of) {
-                    *answer = self.follow(&ty, path);
+                    *answer = self.follow(&ty, path, budget);
                 }
             }
         }
@@ -185,7 +187,7 @@ impl Btf {
     }
 
     /// Follows a path such as `mem[4].base` into a structure.
-    fn follow(&self, ty: &Type<'_>, path: &str) -> Option<Member> {
+    fn follow(&self, ty: &Type<'_>, path: &str, budget: &mut u32) -> Option<Member> {
         let mut offset = 0_u64;
         let mut place = None;
         for (depth, part) in path.split('.').enumerate() {
@@ -196,14 +198,13 @@ impl Btf {
             if depth == LONGEST_PATH || name.is_empty() {
                 return None;
             }
-            let mut budget = MOST_MEMBERS;
             let mut found = match place {
-                None => self.member(ty, name, DEEPEST, &mut budget)?,
+                None => self.member(ty, name, DEEPEST, budget)?,
                 Some(id) => {
                     let inner = self
                         .resolve(id, DEEPEST)
                         .filter(|ty| matches!(ty.kind, kind::STRUCT | kind::UNION))?;
-                    self.member(&inner, name, DEEPEST, &mut budget)?
+                    self.member(&inner, name, DEEPEST, budget)?
                 }
             };
             if let Some(index) = index {

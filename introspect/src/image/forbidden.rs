@@ -134,8 +134,8 @@ const DISPATCHER: u64 = 9;
 const LONGEST_SITE: u64 = DISPATCHER;
 /// A static call trampoline: `jmp` and the `ud1` that marks it.
 const TRAMPOLINE: u64 = 8;
-/// The lock prefix.
-const LOCK: u8 = 0xf0;
+/// The prefix that stands for `lock` on one processor (DS, which means nothing there).
+const UNLOCKED: u8 = 0x3e;
 
 /// All lists of an image or a module.
 #[derive(Default)]
@@ -239,6 +239,12 @@ impl Lists {
         self.missing.push(symbol);
     }
 
+    /// How many lock prefixes there are.
+    #[cfg(test)]
+    pub(super) fn locks(&self) -> usize {
+        self.locks.len()
+    }
+
     /// Makes the lists ready to be looked up in.
     pub(crate) fn sort(&mut self) {
         self.sites.sort_unstable();
@@ -280,9 +286,10 @@ impl Lists {
     }
 
     /// Why `at`, where the byte is `first`, must not be probed if it is a lock prefix: one that is
-    /// still there stays.
+    /// still there stays, as does anything else.
     pub(crate) fn lock_prefix(&self, at: Gva, first: u8) -> Option<Forbidden> {
-        (first != LOCK && self.locks.binary_search(&at.0).is_ok()).then_some(Forbidden::LockPrefix)
+        (first == UNLOCKED && self.locks.binary_search(&at.0).is_ok())
+            .then_some(Forbidden::LockPrefix)
     }
 
     /// The blacklisted function `at` belongs to. As in the kernel, `foo.cold` and its like belong

@@ -40,21 +40,25 @@ struct Source<'a> {
 
 impl<'a> Source<'a> {
     fn read_areas(&mut self) {
-        const AREAS: [(&str, &str, Area); 4] = [
+        const AREAS: [(&str, &str, Area); 3] = [
             ("__entry_text_start", "__entry_text_end", Area::Entry),
             ("__noinstr_text_start", "__noinstr_text_end", Area::NoInstr),
             ("__kprobes_text_start", "__kprobes_text_end", Area::Kprobes),
-            (
-                "__indirect_thunk_start",
-                "__indirect_thunk_end",
-                Area::Thunk,
-            ),
         ];
         for (start, end, area) in AREAS {
             match between(self.symbols, start, end) {
                 Some(range) => self.lists.add_area(range, area),
                 None => self.lists.add_missing(start),
             }
+        }
+        // The symbols at its ends are gone in later kernels (6.12 has none), but what was first and
+        // last between them still is (arch/x86/lib/retpoline.S).
+        const START: &str = "__indirect_thunk_start";
+        match between(self.symbols, START, "__indirect_thunk_end")
+            .or_else(|| self.through("__x86_indirect_thunk_array", "__x86_return_thunk"))
+        {
+            Some(range) => self.lists.add_area(range, Area::Thunk),
+            None => self.lists.add_missing(START),
         }
     }
 
@@ -74,12 +78,8 @@ impl<'a> Source<'a> {
             ("relocate_kernel", "swap_pages"),
             ("core_restore_code", "core_restore_code"),
         ] {
-            let end = symbols
-                .lookup(last)
-                .ok()
-                .and_then(|last| last.addr.checked_add(last.size));
-            if let (Some(start), Some(end)) = (symbols.address_of(start), end) {
-                self.lists.add_area(start.0..end.0, Area::Copied);
+            if let Some(range) = self.through(start, last) {
+                self.lists.add_area(range, Area::Copied);
             }
         }
     }
@@ -157,6 +157,14 @@ impl<'a> Source<'a> {
             let used = entries.filter(|(entry, _)| *entry != [0; 4]);
             self.lists.add_locks(used.map(|(_, at)| at));
         }
+    }
+
+    /// The addresses from one symbol up to the end of another.
+    fn through(&self, start: &str, last: &str) -> Option<Range<u64>> {
+        let start = self.symbols.address_of(start)?;
+        let last = self.symbols.lookup(last).ok()?;
+        let end = last.addr.checked_add(last.size)?;
+        (start <= last.addr).then_some(start.0..end.0)
     }
 
     /// Address and bytes of the table between two symbols; notes when there is none.

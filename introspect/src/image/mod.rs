@@ -24,7 +24,6 @@ mod lists;
 mod tests;
 
 pub use btf::{BtfError, Member};
-pub(crate) use elf::KERNEL_HALF;
 pub use forbidden::Forbidden;
 pub(crate) use forbidden::{Area, Lists, relative, words};
 pub use kallsyms::KallsymsError;

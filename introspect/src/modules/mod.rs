@@ -3,7 +3,8 @@
 //! What is kept true: a [`ModuleList`] is a copy taken at one moment, best while the guest is
 //! stopped, and never changes. Everything in it is the guest's word: lists that do not end, tables
 //! that claim more than [`ModuleReader`]'s budget and pointers to nowhere are errors, never a panic
-//! or unbounded work; symbols outside a module's own memory are dropped; and if a list that could
+//! or unbounded work; memory outside the part of the address space that modules have is not theirs;
+//! symbols outside a module's own memory are dropped; and if a list that could
 //! forbid a place in a module cannot be read, the whole module is forbidden.
 //!
 //! A module's state goes Unformed → Coming → Live → Going (kernel/module/main.c). Its text is final
@@ -225,13 +226,24 @@ impl Module {
 }
 
 /// The modules a guest had loaded when they were read.
-#[derive(Debug, Default)]
-pub struct ModuleList(Vec<Module>);
+#[derive(Debug)]
+pub struct ModuleList {
+    modules: Vec<Module>,
+    restores_locks: bool,
+}
 
 impl ModuleList {
     /// All of them, the last loaded first.
     pub fn iter(&self) -> std::slice::Iter<'_, Module> {
-        self.0.iter()
+        self.modules.iter()
+    }
+
+    /// Whether the kernel will put lock prefixes back that it took away: it booted with one
+    /// processor, and has room for more. If not, [`Forbidden::LockPrefix`] is no reason to refuse a
+    /// place in the kernel image, where it goes by the bytes alone. When in doubt, it is.
+    #[must_use]
+    pub fn restores_lock_prefixes(&self) -> bool {
+        self.restores_locks
     }
 
     /// The module called `name`; as for `modprobe`, `-` and `_` are the same.

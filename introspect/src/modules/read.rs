@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::layout::{Layout, Memory, NAME_LEN, Table};
 use super::{Module, ModuleError, ModuleList, ModuleState};
-use crate::image::{Area, KERNEL_HALF, KernelImage, Lists, relative, words};
+use crate::image::{Area, KernelImage, Lists, relative, words};
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 
 /// Ten times what a distribution's kernel has loaded on a large machine.
@@ -23,10 +23,15 @@ const MOST_MODULES: usize = 2048;
 /// Bytes of tables, symbols and names in one reading: a desktop's two hundred modules need ten
 /// million.
 const BUDGET: usize = 64 << 20;
+/// What a symbol is charged besides its name and its place in the guest's table: what it takes in
+/// ours.
+const PER_SYMBOL: usize = 64;
 /// The longest name with its NUL (`KSYM_NAME_LEN` from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// Longer stretches of memory are no module's: its part of the address space has 1.5 GiB.
-const LONGEST_MEMORY: u64 = 1 << 30;
+/// Where modules lie at most: above the kernel image, which has 512 MiB or 1 GiB, and below the
+/// fixmap (`MODULES_VADDR`, `MODULES_END` in Documentation/arch/x86/x86_64/mm.rst). Neither the
+/// image nor what we map is there.
+const SPACE: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 const PAGE: u64 = 4096;
 
 /// Reads the modules of guests that run one kernel.
@@ -35,8 +40,8 @@ pub struct ModuleReader {
     /// The head of the list.
     modules: Gva,
     /// The head of the list of modules with lock prefixes.
-    locks: Option<Gva>,
-    layout: Layout,
+    pub(super) locks: Option<Gva>,
+    pub(super) layout: Layout,
 }
 
 impl ModuleReader {
@@ -70,7 +75,13 @@ impl ModuleReader {
             let at = link.wrapping_sub(self.layout.list);
             modules.push(self.module(&mut guest, at, &locks)?);
         }
-        Ok(ModuleList(modules))
+        Ok(ModuleList {
+            modules,
+            restores_locks: match &locks {
+                Ok(tables) => self.locks.is_none() || tables.contains_key(&KERNEL),
+                Err(NoLocks) => true,
+            },
+        })
     }
 
     /// Reads the one module whose `struct module` is at `at`, as the kernel hands it to
@@ -133,12 +144,14 @@ impl ModuleReader {
         Ok(module)
     }
 
-    /// Where the lock prefixes of each module are listed: in a kernel that booted with one processor
-    /// only (`alternatives_smp_module_add` in arch/x86/kernel/alternative.c).
+    /// Where the lock prefixes of each module, and of the kernel itself, are listed. They are only in
+    /// a kernel that booted with one processor of several there may be
+    /// (`alternatives_smp_module_add` in arch/x86/kernel/alternative.c).
     fn lock_tables<M: PhysMemory + ?Sized>(&self, guest: &mut Guest<'_, M>) -> LockTables {
-        let (Some(head), Some(entry)) = (self.locks, self.layout.lock_entry) else {
+        let Some(head) = self.locks else {
             return Ok(FxHashMap::default());
         };
+        let entry = self.layout.lock_entry.ok_or(NoLocks)?;
         let mut tables = FxHashMap::default();
         for link in guest.list(head).map_err(|_| NoLocks)? {
             let at = link.wrapping_sub(entry.next);
@@ -156,14 +169,16 @@ impl ModuleReader {
 #[derive(Clone, Copy, Debug)]
 struct NoLocks;
 
+/// The address of no module: the kernel itself.
+const KERNEL: u64 = 0;
+
 /// By the address of the module: where the list of its lock prefixes begins and ends.
 type LockTables = Result<HashMap<u64, Range<u64>, rustc_hash::FxBuildHasher>, NoLocks>;
 
-/// The addresses of `len` bytes at `start`, if that may be kernel memory.
+/// The addresses of `len` bytes at `start`, if a module may have them.
 fn range(start: u64, len: u32) -> Option<Range<Gva>> {
-    let len = u64::from(len);
-    let end = start.checked_add(len)?;
-    (start >= KERNEL_HALF && len > 0 && len <= LONGEST_MEMORY).then_some(Gva(start)..Gva(end))
+    let end = start.checked_add(len.into())?;
+    (len > 0 && SPACE.start <= start && end <= SPACE.end).then_some(Gva(start)..Gva(end))
 }
 
 /// The bytes of a structure. What is outside it reads as zero.
@@ -250,6 +265,7 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
                 .guest
                 .name(Gva(strtab).wrapping_add(entry.u32(0).into()))?;
             if let Some(name) = name {
+                self.guest.charge(PER_SYMBOL)?;
                 names.push((name, addr, entry.u64(16)));
             }
         }
@@ -420,7 +436,12 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         match count {
             // A pointer to nothing may be anything.
             0 => Ok(Some(Vec::new())),
-            _ => self.bytes(at, count.saturating_mul(size)),
+            _ => {
+                let len = count.saturating_mul(size);
+                // What is made of the table takes about as much again.
+                self.charge(len)?;
+                self.bytes(at, len)
+            }
         }
     }
 

@@ -16,15 +16,15 @@ use crate::cpu;
 use crate::microguest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
 
 /// What was seen: as it should be, or in words what happened instead.
-type Seen<T> = Result<Result<T, String>, MicroGuestError>;
+pub(super) type Seen<T> = Result<Result<T, String>, MicroGuestError>;
 
 /// Far more than any of these programs takes, emulated or not.
-const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 const CODE: Gpa = Gpa(0x1_0000);
 
 /// The port by which programs say that they came to their end.
-const END: u8 = 0x10;
+pub(super) const END: u8 = 0x10;
 /// Added to an exception's vector, the port that reports it.
 const EXCEPTION: u8 = 0x40;
 
@@ -229,7 +229,7 @@ fn rip(guest: &MicroGuest) -> Result<u64, MicroGuestError> {
 }
 
 /// An unexpected end, for a reader who knows processors.
-fn words(stop: &Stop, rip: u64) -> String {
+pub(super) fn words(stop: &Stop, rip: u64) -> String {
     let what = match stop {
         Stop::Out { port, .. } if *port == u16::from(END) => "nothing happened".to_owned(),
         Stop::Out { port, .. } => match port.checked_sub(EXCEPTION.into()) {
@@ -242,6 +242,7 @@ fn words(stop: &Stop, rip: u64) -> String {
         },
         Stop::Debug { exception, .. } => format!("debug exit with exception {exception}"),
         Stop::EmulationFailed { bytes } => format!("KVM could not emulate {bytes:02x?}"),
+        Stop::InterruptWindow => "an interrupt could be delivered".to_owned(),
         Stop::Halted => "the guest halted".to_owned(),
         Stop::TripleFault => "the guest triple-faulted".to_owned(),
         Stop::TimedOut => "the guest hung".to_owned(),

@@ -5,6 +5,7 @@
 //! a feature flag alone. A check ends after a bounded time whatever the guest does.
 
 mod guests;
+mod window;
 
 use std::fmt;
 
@@ -77,6 +78,8 @@ pub struct HostReport {
     pub single_step: bool,
     /// Single-stepping can hold interrupts back for the step.
     pub block_irq: bool,
+    /// A fault in a displaced instruction can be handed on as one of the original.
+    pub exception_window: bool,
     /// Hardware breakpoints fire.
     pub hw_breakpoints: bool,
     /// Where RIP is at a port exit.
@@ -236,6 +239,21 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
         "a step cannot be diverted by an interrupt",
         "only probes on instructions that can be emulated are safe",
     ));
+    let not_caught = || Ok(Err("not looked at, as int3 is not caught".to_owned()));
+    let window = catch_mode.map_or_else(not_caught, window::exceptions)?;
+    items.push(switch(
+        "exceptions of displaced instructions",
+        &window,
+        "a fault of a displaced instruction is one of the original to the guest",
+        "only probes on instructions that cannot fault are safe",
+    ));
+    let shadow = catch_mode.map_or_else(not_caught, window::interrupt_shadow)?;
+    items.push(switch(
+        "interrupts held off after sti",
+        &shadow,
+        "probes on sti are exact",
+        "a probe on sti may let an interrupt in one instruction early",
+    ));
     let hw_breakpoints = guests::hw_breakpoint()?;
     items.push(switch(
         "hardware breakpoints",
@@ -269,6 +287,7 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
         catch_mode,
         single_step: step.is_ok(),
         block_irq: block_irq.is_ok(),
+        exception_window: window.is_ok(),
         hw_breakpoints: hw_breakpoints.is_ok(),
         out_rip,
         can_run_linux: syscall.is_ok() && out.is_ok(),

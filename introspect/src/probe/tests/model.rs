@@ -173,7 +173,7 @@ impl Model {
                         *disabled = if ids.contains(id) { !on } else { *disabled };
                     }
                 }
-                let guest = &self.rig.guest;
+                let guest = &*self.rig.guest;
                 let result = self.rig.registry.set_enabled(&ids, *on, guest);
                 match settled(places) {
                     Some(places) => {
@@ -289,7 +289,7 @@ proptest! {
             model.take(step);
             model.check();
         }
-        model.rig.registry.unregister_all(&model.rig.guest).expect("it stops");
+        model.rig.registry.unregister_all(&*model.rig.guest).expect("it stops");
         for place in &mut model.places {
             place.probes.clear();
         }
