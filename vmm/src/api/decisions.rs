@@ -23,7 +23,7 @@ use super::convert::Captures;
 use super::error::{self, Failure, chain};
 use super::fleet::Fleet;
 use super::{actions, convert, limits};
-use crate::machine::{Asker, Question};
+use crate::machine::{Asker, Question, Token};
 
 /// Messages that wait for one client.
 const MESSAGES: usize = 16;
@@ -157,7 +157,7 @@ impl Desk {
         let none = Captures::default();
         let captures = self.captures.get(&question.event.probe.0).unwrap_or(&none);
         let question = v1::Question {
-            token: question.token,
+            token: question.token.0,
             event: Some(convert::event(&question.event, captures)),
             deadline_ns: question.deadline_ns,
         };
@@ -183,7 +183,7 @@ impl Desk {
         };
         let decision = actions::decision(decision.unwrap_or_default()).map_err(|e| bad(&e))?;
         decision.check().map_err(|error| bad(&error))?;
-        if self.asker.answer(token, decision) {
+        if self.asker.answer(Token(token), decision).is_ok() {
             return Ok(());
         }
         self.send(DecideResponse {
