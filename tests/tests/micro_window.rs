@@ -4,10 +4,14 @@
 use hvprobe_introspect::event::EventKind;
 use hvprobe_tests::micro::host::{build, catch_mode, result, run, symbol};
 use hvprobe_tests::micro::recorder::{Record, records};
-use hvprobe_tests::micro::{Asm, IDT_BASE, MicroKernel, RESULTS, UNMAPPED};
+use hvprobe_tests::micro::{
+    APIC, Asm, IDT_BASE, MicroKernel, OWN_BREAKPOINTS, PMD, RESULTS, UNMAPPED, WINDOW,
+};
 use hvprobe_tests::rig::probe;
-use hvprobe_vmm::machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec};
-use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, registers::*};
+use hvprobe_vmm::machine::{
+    EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState,
+};
+use iced_x86::code_asm::{CodeAssembler, CodeLabel, dword_ptr, ptr, qword_ptr, registers::*};
 
 const IF: u64 = 1 << 9;
 const NONCANONICAL: u64 = 0x8000_1234_5678_0000;
@@ -243,4 +247,386 @@ fn a_stepped_copy_faults_as_the_instruction_in_its_place() {
 #[test]
 fn an_emulated_instruction_faults_as_it_does_in_its_place() {
     same_faults(EMULATED, Mechanism::Emulated);
+}
+
+/// The function `probed`: a nop of five bytes, `instruction`, a nop and a return.
+fn probed(
+    kernel: &mut MicroKernel,
+    function: CodeLabel,
+    instruction: fn(&mut CodeAssembler) -> Asm<()>,
+) -> Asm<()> {
+    kernel.function("probed", function)?;
+    instruction(kernel.asm())?;
+    kernel.asm().nop()?;
+    kernel.asm().ret()
+}
+
+fn stepped(definition: &str) -> ProbeSpec {
+    let mut spec = with_faults(definition, Mechanism::Stepped);
+    spec.actions.post = true;
+    spec
+}
+
+fn kinds(events: &[Event]) -> Vec<EventKind> {
+    events.iter().map(|event| event.kind).collect()
+}
+
+/// Where nothing of the guest's may ever be seen to run.
+fn is_hidden(record: &Record) -> bool {
+    (WINDOW..WINDOW + (16 << 20)).contains(&record.rip)
+}
+
+#[test]
+fn a_fault_that_is_resolved_runs_the_instruction_again_and_hits_again() {
+    if catch_mode("resolved faults").is_none() {
+        return;
+    }
+    for flags in [0x2, 0x2 | IF] {
+        let (_folder, mut config) = build(|kernel| {
+            kernel.start_recording()?;
+            let function = kernel.label();
+            let a = kernel.asm();
+            // The handler maps the address, and all is well.
+            a.mov(r14, PMD + 32 * 8)?;
+            a.mov(r13, 0x183_u64 | 24 << 20)?;
+            a.xor(r15d, r15d)?;
+            a.mov(rbx, UNMAPPED + 0x40)?;
+            a.mov(eax, 77)?;
+            a.push(i32::try_from(flags).unwrap())?;
+            a.popfq()?;
+            a.call(function)?;
+            a.pushfq()?;
+            a.pop(rcx)?;
+            a.cli()?;
+            a.mov(rdx, qword_ptr(rbx))?;
+            a.mov(qword_ptr(RESULTS), rdx)?;
+            a.mov(qword_ptr(RESULTS + 8), rcx)?;
+            a.mov(al, 42)?;
+            a.ret()?;
+            probed(kernel, function, |a| a.mov(qword_ptr(rbx), rax))?;
+            kernel.record(&[14], true)
+        });
+        config.probes = vec![stepped("p probed+5")];
+        let (machine, events) = finished(config);
+        let at = symbol(&machine, "probed") + 5;
+        let [record] = records(&machine)[..] else {
+            panic!("{:#x?}", records(&machine))
+        };
+        assert_eq!((record.rip, record.rflags & IF), (at, flags & IF));
+        assert_eq!(
+            (result(&machine, 0), result(&machine, 8) & IF),
+            (77, flags & IF)
+        );
+        let counts = machine.probes()[0].counts;
+        assert_eq!((counts.hits, counts.missed, counts.faults), (2, 0, 1));
+        let fault = EventKind::Fault {
+            vector: 14,
+            error_code: Some(2),
+        };
+        assert_eq!(
+            kinds(&events),
+            [EventKind::Hit, fault, EventKind::Hit, EventKind::Post]
+        );
+        for event in &events {
+            let rip = if event.kind == EventKind::Post {
+                at + 3
+            } else {
+                at
+            };
+            assert_eq!((event.regs.rip, event.regs.rflags & IF), (rip, flags & IF));
+        }
+    }
+}
+
+#[test]
+fn a_fault_handler_has_int3s_and_probes_of_its_own() {
+    if catch_mode("probes in fault handlers").is_none() {
+        return;
+    }
+    let (_folder, mut config) = build(|kernel| {
+        kernel.start_recording()?;
+        let (function, mut handler, inner) = (kernel.label(), kernel.label(), kernel.label());
+        let mut after = kernel.label();
+        let a = kernel.asm();
+        a.mov(rbx, UNMAPPED)?;
+        a.lea(r15, ptr(after))?;
+        a.jmp(function)?;
+        a.set_label(&mut after)?;
+        a.mov(al, 42)?;
+        a.ret()?;
+        a.set_label(&mut handler)?;
+        a.int3()?;
+        a.call(inner)?;
+        a.add(rsp, 8)?;
+        a.mov(qword_ptr(rsp), r15)?;
+        a.iretq()?;
+        kernel.handler(14, handler, 1);
+        kernel.function("inner", inner)?;
+        kernel.asm().imul_2(rax, rbx)?;
+        kernel.asm().ret()?;
+        probed(kernel, function, |a| a.mov(rax, qword_ptr(rbx)))
+    });
+    config.probes = vec![stepped("p probed+5"), stepped("p inner+5")];
+    let (machine, events) = finished(config);
+    assert_eq!(result(&machine, OWN_BREAKPOINTS), 1);
+    for (probe, faults) in machine.probes().iter().zip([1, 0]) {
+        let counts = probe.counts;
+        assert_eq!((counts.hits, counts.missed, counts.faults), (1, 0, faults));
+    }
+    assert_eq!(events.len(), 4, "{events:#x?}");
+}
+
+/// What sends this processor an interrupt or NMI: EAX goes to the interrupt command register (SDM
+/// vol. 3, 11.6.1).
+const ICR: i32 = 0x300;
+const SELF_INTERRUPT: u32 = 1 << 18 | 1 << 14 | 0x40;
+/// To the processor with id 0, which the upper half of the register says after a reset.
+const SELF_NMI: u32 = 1 << 14 | 4 << 8;
+
+/// Leaves the guest for a moment: hosts that emulate the guest look for interrupts only then.
+fn exit(a: &mut CodeAssembler) -> Asm<()> {
+    a.out(0x80, al)?;
+    a.nop()
+}
+
+/// `main` sends itself what `command` says, with the instruction at `plain+5` and, displaced, with
+/// that at `probed+5`.
+fn sends(kernel: &mut MicroKernel, command: u32, flags: u64) -> Asm<()> {
+    kernel.start_recording()?;
+    let (plain, function) = (kernel.label(), kernel.label());
+    for function in [plain, function] {
+        let a = kernel.asm();
+        a.mov(rbx, APIC)?;
+        a.mov(eax, command)?;
+        a.push(i32::try_from(flags).unwrap())?;
+        a.popfq()?;
+        a.call(function)?;
+        exit(a)?;
+        a.cli()?;
+    }
+    kernel.asm().mov(al, 42)?;
+    kernel.asm().ret()?;
+    probed(kernel, function, |a| a.mov(dword_ptr(rbx + ICR), eax))?;
+    kernel.function("plain", plain)?;
+    let a = kernel.asm();
+    a.mov(dword_ptr(rbx + ICR), eax)?;
+    a.ret()?;
+    kernel.record(&[2, 0x40], true)
+}
+
+#[test]
+fn what_a_stepped_copy_sends_its_own_processor_comes_right_after_it() {
+    if catch_mode("interrupts").is_none() {
+        return;
+    }
+    for (command, flags) in [
+        (SELF_INTERRUPT, 0x2 | IF),
+        (SELF_NMI, 0x2 | IF),
+        (SELF_NMI, 0x2),
+    ] {
+        let (_folder, mut config) = build(|kernel| sends(kernel, command, flags));
+        config.probes = vec![stepped("p probed+5")];
+        let (machine, events) = finished(config);
+        let records = records(&machine);
+        let [plain, displaced] = records[..] else {
+            panic!("{command:#x}: {records:#x?}")
+        };
+        let offset = |record: &Record, name| record.rip.wrapping_sub(symbol(&machine, name));
+        assert!(!is_hidden(&displaced), "{displaced:#x?}");
+        assert_eq!(displaced.idt, IDT_BASE);
+        assert_eq!(displaced.rflags & IF, flags & IF);
+        // Hosts that emulate the guest are not as prompt.
+        if offset(&plain, "plain") == 11 {
+            assert_eq!(offset(&displaced, "probed"), 11, "{records:#x?}");
+            let same = Record {
+                rip: plain.rip,
+                ..displaced
+            };
+            assert_eq!(plain, same, "{command:#x}: {records:#x?}");
+        }
+        assert_eq!(kinds(&events), [EventKind::Hit, EventKind::Post]);
+        assert_eq!(events[1].regs.rip, symbol(&machine, "probed") + 11);
+        assert_eq!(events[1].regs.rflags & IF, flags & IF);
+        assert_eq!(machine.probes()[0].counts.faults, 0);
+    }
+}
+
+#[test]
+fn interrupts_of_a_timer_never_show_a_stepped_copy() {
+    if catch_mode("timer").is_none() {
+        return;
+    }
+    const HITS: u32 = 300;
+    let (_folder, mut config) = build(|kernel| {
+        kernel.start_recording()?;
+        let (function, mut again) = (kernel.label(), kernel.label());
+        let a = kernel.asm();
+        // Periodic, vector 0x40, 1/16 of the bus frequency (SDM vol. 3, 11.5.4).
+        a.mov(rbx, APIC)?;
+        a.mov(dword_ptr(rbx + 0x3e0), 3)?;
+        a.mov(dword_ptr(rbx + 0x320), 1 << 17 | 0x40)?;
+        a.mov(dword_ptr(rbx + 0x380), 200_000)?;
+        a.mov(r12d, HITS)?;
+        a.set_label(&mut again)?;
+        a.sti()?;
+        a.call(function)?;
+        a.dec(r12d)?;
+        a.jnz(again)?;
+        a.cli()?;
+        a.mov(al, 42)?;
+        a.ret()?;
+        probed(kernel, function, |a| a.imul_2(rax, rbx))?;
+        kernel.record(&[0x40], true)
+    });
+    config.probes = vec![stepped("p probed+5")];
+    let (machine, events) = finished(config);
+    let records = records(&machine);
+    assert!(!records.is_empty(), "the timer never fired");
+    for record in &records {
+        assert!(!is_hidden(record) && record.idt == IDT_BASE, "{record:#x?}");
+    }
+    let counts = machine.probes()[0].counts;
+    assert_eq!((counts.hits, counts.missed), (u64::from(HITS), 0));
+    assert_eq!(events.len(), 2 * HITS as usize);
+    assert!(events.iter().all(|event| event.regs.rflags & IF != 0));
+}
+
+#[test]
+fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
+    if catch_mode("sti").is_none() {
+        return;
+    }
+    // What follows `sti`, itself probed or not.
+    for more in [&[][..], &["p probed+6"]] {
+        let (_folder, mut config) = build(|kernel| {
+            kernel.start_recording()?;
+            let (plain, function) = (kernel.label(), kernel.label());
+            for function in [plain, function] {
+                let a = kernel.asm();
+                a.cli()?;
+                a.mov(rbx, APIC)?;
+                a.mov(dword_ptr(rbx + ICR), SELF_INTERRUPT)?;
+                a.call(function)?;
+                exit(a)?;
+                a.cli()?;
+            }
+            kernel.asm().mov(al, 42)?;
+            kernel.asm().ret()?;
+            for (name, label) in [("plain", plain), ("probed", function)] {
+                kernel.function(name, label)?;
+                let a = kernel.asm();
+                a.sti()?;
+                a.imul_2(rax, rbx)?;
+                a.nop()?;
+                a.nop()?;
+                a.ret()?;
+            }
+            kernel.record(&[0x40], true)
+        });
+        config.probes = vec![with_faults("p probed+5", Mechanism::Emulated)];
+        config.probes.extend(more.iter().map(|text| stepped(text)));
+        let (machine, _) = finished(config);
+        let records = records(&machine);
+        let [plain, displaced] = records[..] else {
+            panic!("{records:#x?}")
+        };
+        // Past `sti` and the instruction behind it, or later on hosts that emulate the guest.
+        let [plain, displaced] = [(plain, "plain"), (displaced, "probed")]
+            .map(|(record, name)| record.rip.wrapping_sub(symbol(&machine, name)));
+        if plain == 10 {
+            assert_eq!(displaced, 10, "{more:?} {records:#x?}");
+        }
+        assert!(displaced >= 10, "{more:?} {records:#x?}");
+    }
+}
+
+#[test]
+fn a_post_handler_shows_what_the_instruction_left() {
+    if catch_mode("post-handlers").is_none() {
+        return;
+    }
+    let (_folder, mut config) = build(|kernel| {
+        let function = kernel.label();
+        let a = kernel.asm();
+        a.mov(rax, RAX)?;
+        a.mov(ebx, 3)?;
+        a.stc()?;
+        a.call(function)?;
+        a.mov(al, 42)?;
+        a.ret()?;
+        kernel.function("probed", function)?;
+        let mut taken = kernel.label();
+        let a = kernel.asm();
+        a.adc(rax, rbx)?; // +5, boosted without a post-handler
+        a.sub(rbx, 3)?; // +8, emulated
+        a.je(taken)?; // +12
+        a.nop()?;
+        a.set_label(&mut taken)?;
+        a.ret() // +15
+    });
+    config.probes = [5, 8, 12, 15]
+        .map(|offset| {
+            let mut spec = probe(&format!("p probed+{offset}"));
+            spec.actions.post = true;
+            spec
+        })
+        .into();
+    let (machine, events) = finished(config);
+    let start = symbol(&machine, "probed");
+    let mechanisms: Vec<_> = machine.probes().iter().map(|p| p.mechanism).collect();
+    assert_eq!(
+        mechanisms,
+        [
+            Some(Mechanism::Stepped),
+            Some(Mechanism::Emulated),
+            Some(Mechanism::Emulated),
+            Some(Mechanism::Emulated)
+        ]
+    );
+    let posts: Vec<&Event> = events
+        .iter()
+        .filter(|e| e.kind == EventKind::Post)
+        .collect();
+    let [adc, sub, je, ret] = posts[..] else {
+        panic!("{events:#x?}")
+    };
+    assert_eq!((adc.regs.rip, adc.regs.rax), (start + 8, RAX + 4));
+    assert_eq!(adc.regs.rflags & 1, 0);
+    assert_eq!((sub.regs.rip, sub.regs.rbx), (start + 12, 0));
+    assert_eq!(sub.regs.rflags & 0x40, 0x40);
+    assert_eq!(je.regs.rip, start + 15);
+    let main = symbol(&machine, "main");
+    assert!((main..main + 64).contains(&ret.regs.rip), "{ret:#x?}");
+    assert_eq!(ret.regs.rsp, je.regs.rsp + 8);
+}
+
+#[test]
+fn a_return_probe_is_refused_where_tasks_cannot_be_told_apart() {
+    if catch_mode("return probes").is_none() {
+        return;
+    }
+    let (_folder, mut config) = build(|kernel| {
+        let function = kernel.label();
+        let a = kernel.asm();
+        a.call(function)?;
+        a.mov(al, 42)?;
+        a.ret()?;
+        kernel.function("probed", function)?;
+        kernel.asm().nop()?;
+        kernel.asm().ret()
+    });
+    config.probes = vec![probe("r probed"), probe("p probed")];
+    let (machine, events) = finished(config);
+    let [refused, placed] = &machine.probes()[..] else {
+        panic!("two probes")
+    };
+    let ProbeState::Refused(why) = &refused.state else {
+        panic!("{refused:?}")
+    };
+    assert!(why.contains("layout of the guest's tasks"), "{why}");
+    assert_eq!(
+        (&placed.state, placed.counts.hits),
+        (&ProbeState::Placed, 1)
+    );
+    assert_eq!(events.len(), 1);
 }
