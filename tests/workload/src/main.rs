@@ -12,6 +12,7 @@ mod exit_status;
 mod hammer;
 mod hold_kvm;
 mod kprobe_event;
+mod raw;
 
 use calls::Call;
 
@@ -20,6 +21,8 @@ usage: workload COMMAND
   calls NAME N           make exactly N calls of the system call NAME
                          (getpgid, getsid, sched_get_priority_max)
   reads N                read one byte from /dev/zero exactly N times
+  raw NR ARGS...         make the system call number NR; an argument is a number or `buffer`, which
+                         stands for fresh memory; print `result: N`, an error as -errno
   hammer SECONDS THREADS call getpgid in THREADS threads, one per CPU, for SECONDS
   stdin-hold [THREADS]   print `ready`, call getpgid in THREADS threads (default: one per CPU)
                          until a line or the end of the input arrives on stdin
@@ -45,6 +48,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
     match *words {
         ["calls", name, count] => calls::repeat(Call::named(name)?, number(count)?),
         ["reads", count] => calls::read_zeros(number(count)?),
+        ["raw", number, ref arguments @ ..] => raw::call(number, arguments),
         ["hammer", seconds, threads] => hammer::for_seconds(number(seconds)?, number(threads)?),
         ["stdin-hold"] => hammer::until_input(hammer::available_cpus()?),
         ["stdin-hold", threads] => hammer::until_input(number(threads)?),
