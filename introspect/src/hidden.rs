@@ -24,6 +24,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
+
 use hvprobe_arch::insn::{GateHead, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{PageTables, WalkError, entry};
@@ -213,11 +215,7 @@ impl HiddenRegion {
     ///
     /// # Errors
     /// When the memory is missing.
-    pub fn build_idt(
-        &self,
-        mem: &dyn PhysMemory,
-        own: &[u8; IDT_SIZE],
-    ) -> Result<(), HiddenError> {
+    pub fn build_idt(&self, mem: &dyn PhysMemory, own: &[u8; IDT_SIZE]) -> Result<(), HiddenError> {
         let Some(mapped) = &self.mapped else {
             return Err(HiddenError::OutOfSlots(0));
         };
@@ -315,6 +313,45 @@ impl HiddenRegion {
         let value = frame.0 | entry::PRESENT | entry::ACCESSED | extra;
         mem.write(self.at.wrapping_add(n * 8), &value.to_le_bytes())?;
         Ok(())
+    }
+
+    /// Which slots a word of the guest's memory, or one of the virtual CPUs that stand at
+    /// `instruction_pointers`, points into; `None` if its memory cannot be looked through. Return
+    /// addresses lie on stacks at multiples of 8 (SDM vol. 3, 6.14.2), so a slot that is not among
+    /// them is in nobody's way. Reads all of the guest's memory.
+    #[must_use]
+    pub fn referenced(
+        &self,
+        mem: &dyn PhysMemory,
+        instruction_pointers: impl IntoIterator<Item = Gva>,
+    ) -> Option<HashSet<Gva>> {
+        let (ranges, base) = (mem.ranges(), self.mapped.as_ref()?.base);
+        if ranges.is_empty() {
+            return None;
+        }
+        let mut found = HashSet::new();
+        let mut note = |at: u64| {
+            if Gva(at)
+                .offset_from(base)
+                .is_some_and(|offset| offset < self.fresh * SLOT)
+            {
+                found.insert(Gva(at & !(SLOT - 1)));
+            }
+        };
+        for rip in instruction_pointers {
+            note(rip.0);
+        }
+        let mut page = [0; 4096];
+        for (start, len) in ranges {
+            for offset in (0..len).step_by(4096) {
+                mem.read(start.wrapping_add(offset), &mut page).ok()?;
+                let (words, _) = page.as_chunks();
+                words
+                    .iter()
+                    .for_each(|word| note(u64::from_le_bytes(*word)));
+            }
+        }
+        Some(found)
     }
 
     /// Writes `code` into its slot; the rest of the slot stays int3.

@@ -5,6 +5,7 @@
 //! elsewhere. Tests named `micro_*` boot a kernel of a few hundred bytes and run on any KVM. What
 //! decoders must stand is in [`fuzz`].
 
+pub mod differential;
 pub mod fuzz;
 pub mod micro;
 pub mod rig;

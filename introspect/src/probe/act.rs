@@ -60,13 +60,23 @@ pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
     mut event: Event,
     items: &[Item],
 ) {
+    complete(scene, &mut event, items);
+    let now = scene.around.clock.host_ns();
+    event.cost_ns = now.saturating_sub(event.host_ns);
+    events.push(event);
+}
+
+/// Adds `items` and the task to `event`.
+pub(super) fn complete<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    event: &mut Event,
+    items: &[Item],
+) {
     capture(scene, &mut event.captured, items, &event.regs);
     let (view, around) = (scene.view, scene.around);
     event.task = view
         .task
         .and_then(|layout| layout.current(&view.tables, around.mem, around.gs_base));
-    event.cost_ns = around.clock.host_ns().saturating_sub(event.host_ns);
-    events.push(event);
 }
 
 /// Appends `items`, read with `regs`.
@@ -82,7 +92,11 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
             Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
         };
         into.item(item.len(), |bytes| {
-            scene.view.tables.read(scene.around.mem, Gva(at), bytes).is_ok()
+            scene
+                .view
+                .tables
+                .read(scene.around.mem, Gva(at), bytes)
+                .is_ok()
         });
     }
 }

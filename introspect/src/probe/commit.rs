@@ -65,7 +65,7 @@ impl Registry {
         let arming = sites_where(&|site| !site.armed && !site.gone && wanted(site));
         let disarming = sites_where(&|site| site.armed && !wanted(site));
 
-        let slots = match self.arm(&arming, leaving, mem) {
+        let slots = match self.arm(&arming, leaving, mem, standing) {
             Ok(slots) => slots,
             Err(obstacle) => {
                 self.tidy(mem);
@@ -101,7 +101,9 @@ impl Registry {
     /// Whether `site` is to carry an int3.
     pub(super) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
         let mut members = site.members.iter();
+        let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
         self.switched_on
+            && !left_to_ftrace
             && (site.internal.is_some() || members.any(|id| self.is_enabled(*id, leaving)))
     }
 
@@ -122,8 +124,9 @@ impl Registry {
         arming: &[Gva],
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
+        standing: &[Standing],
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
-        let slots = self.take_slots(leaving, mem)?;
+        let slots = self.take_slots(leaving, mem, standing)?;
         let (Some(live), Some(first)) = (&mut self.live, arming.first()) else {
             return Ok(slots);
         };
@@ -192,9 +195,9 @@ impl Registry {
         let tables = &live.view.tables;
         // A virtual CPU that has just returned there still needs its call.
         let returning = |slot: Gva| {
-            standing.iter().any(|cpu| {
-                cpu.rip == trampoline && cpu.rsp.wrapping_sub(8) == slot
-            })
+            standing
+                .iter()
+                .any(|cpu| cpu.rip == trampoline && cpu.rsp.wrapping_sub(8) == slot)
         };
         self.returns.calls.remove(
             |id| leaving.contains(&id),

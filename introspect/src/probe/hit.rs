@@ -21,6 +21,7 @@
 //! [`super::returns`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hvprobe_arch::insn::{Memory, MemoryFault};
 use hvprobe_arch::mem::PhysMemory;
@@ -29,10 +30,10 @@ use hvprobe_arch::regs::{Gpr, rflags};
 use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
-use super::act::{Taken, apply, event, report};
+use super::act::{Taken, apply, complete, event, report};
 use super::spec::{Decision, Hold, Then};
 use super::table::{Internal, Member, ProbeTable, Role, Site};
-use crate::event::{EventKind, EventProducer};
+use crate::event::{Event, EventKind, EventProducer};
 use crate::image::TaskLayout;
 use crate::world::Clock;
 
@@ -87,6 +88,22 @@ pub enum Held {
     /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
     /// registry has to look.
     Modules(Gva),
+    /// The guest's ftrace is about to patch text, or has done so.
+    Ftrace {
+        /// Whether it is about to.
+        begins: bool,
+    },
+}
+
+/// What a client is asked at a hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inquiry {
+    /// The hit, without the position and the cost that its streamed event has.
+    pub event: Event,
+    /// How long the client has, from the event's host time.
+    pub deadline: Duration,
+    /// What is done when it does not answer.
+    pub default: Decision,
 }
 
 /// A stepped instruction that has not come to its end.
@@ -105,6 +122,7 @@ struct Waiting {
     at: Gva,
     /// The member that holds; those behind it have not run.
     probe: ProbeId,
+    taken: Taken,
 }
 
 /// What a hit is given by the virtual CPU it happened on.
@@ -312,16 +330,35 @@ impl HitHandler {
         std::mem::take(&mut self.state.after_sti)
     }
 
-    /// The deadline and the default of the question this virtual CPU is held with.
-    #[must_use]
-    pub fn question(&self) -> Option<Hold> {
-        let Waiting { at, probe } = self.state.waiting?;
-        let site = self.table.site(self.table.find(at)?)?;
+    /// What this virtual CPU is to ask a client; `regs` are the registers it is held with. `None`
+    /// when it is not held to ask, or the probe that asks is gone.
+    pub fn question<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        regs: &Regs,
+        around: &Surroundings<'_, M, C>,
+    ) -> Option<Inquiry> {
+        let Waiting { at, probe, taken } = self.state.waiting?;
+        let scene = Scene {
+            table: &self.table,
+            view: self.view.as_ref()?,
+            around,
+        };
+        let (_, site) = scene.table.at(at)?;
         let member = site.members.iter().find(|member| member.id == probe)?;
-        match &member.role {
-            Role::Probe(actions) => actions.hold.clone(),
-            _ => None,
-        }
+        let Role::Probe(actions) = &member.role else {
+            return None;
+        };
+        let Some(Hold::Ask { deadline, default }) = &actions.hold else {
+            return None;
+        };
+        let kind = EventKind::Hit;
+        let mut seen = event(kind, self.state.vcpu, probe, actions, regs, &taken);
+        complete(&scene, &mut seen, &actions.capture);
+        Some(Inquiry {
+            event: seen,
+            deadline: *deadline,
+            default: default.clone(),
+        })
     }
 }
 
@@ -378,7 +415,7 @@ impl State {
         decision: &Decision,
         regs: &mut Regs,
     ) -> Outcome {
-        let Some(Waiting { at, probe }) = self.waiting.take() else {
+        let Some(Waiting { at, probe, .. }) = self.waiting.take() else {
             return Outcome::Resume { shadow: false };
         };
         let Some((index, site)) = scene.table.at(at) else {
@@ -412,6 +449,7 @@ impl State {
             let waiting = Waiting {
                 at: site.displaced.at(),
                 probe: member.id,
+                taken: *taken,
             };
             let actions = match &member.role {
                 Role::Probe(actions) => actions,
@@ -423,10 +461,15 @@ impl State {
                     self.task_dead(scene);
                     continue;
                 }
-                Role::Internal(Internal::Modules) => {
+                Role::Internal(internal) => {
                     self.waiting = Some(waiting);
-                    // Both functions watched take the module as their first argument.
-                    return Handled::Hold(Held::Modules(Gva(regs.rdi)));
+                    return Handled::Hold(match internal {
+                        // Both functions watched take the module as their first argument.
+                        Internal::Modules => Held::Modules(Gva(regs.rdi)),
+                        internal => Held::Ftrace {
+                            begins: *internal == Internal::FtraceBegins,
+                        },
+                    });
                 }
             };
             member.counters.hit(self.vcpu);
@@ -497,7 +540,11 @@ impl State {
         }
         let mut byte = [0];
         let gone = table.was_ours(at)
-            && scene.view.tables.read(scene.around.mem, at, &mut byte).is_ok()
+            && scene
+                .view
+                .tables
+                .read(scene.around.mem, at, &mut byte)
+                .is_ok()
             && byte != [0xcc];
         if gone {
             regs.rip = at.0;

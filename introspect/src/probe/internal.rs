@@ -5,6 +5,7 @@
 //! | `do_task_dead`   | return probes                       | calls of a dead task are orphans      |
 //! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
+//! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
 //!
 //! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
 //! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
@@ -16,8 +17,9 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 use tracing::{info, warn};
 
-use super::plan::Refused;
-use super::registry::{Place, Registry};
+use super::commit::CommitError;
+use super::plan::{Obstacle, Refused};
+use super::registry::{Place, Registry, SiteState};
 use super::table::Internal;
 use super::{ProbeId, ProbeSpec};
 use crate::definition::{Definition, Kind, Target};
@@ -26,6 +28,10 @@ use crate::symbols::LookupError;
 use crate::world::{StopError, World};
 
 const TASK_DEAD: &str = "do_task_dead";
+const FTRACE_HOOKS: [(&str, Internal); 2] = [
+    ("ftrace_arch_code_modify_prepare", Internal::FtraceBegins),
+    ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
+];
 const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
 
 impl Registry {
@@ -46,28 +52,70 @@ impl Registry {
             site.internal = None;
         }
         for (name, internal) in wanted {
-            let spec = ProbeSpec::from(Definition {
-                kind: Kind::Probe,
-                name: None,
-                target: Target::Symbol {
-                    module: None,
-                    name: name.to_owned(),
-                    offset: 0,
-                },
-            });
-            match self.plan(&spec, mem) {
-                Ok(point) => self.site_of(point).internal = Some(internal),
-                Err(why) => warn!(%why, "{name} cannot be watched"),
+            self.watch_function(name, internal, mem);
+        }
+        let is_used = |site: &SiteState| {
+            site.internal.is_some() || site.members.iter().any(|id| !leaving.contains(id))
+        };
+        if self.sites.values().any(|site| site.ftrace && is_used(site)) {
+            for (name, internal) in FTRACE_HOOKS {
+                self.watch_function(name, internal, mem);
             }
         }
         self.drop_idle_internal();
     }
 
-    /// Forgets sites that neither a probe nor the engine wants and that were never armed.
-    pub(super) fn drop_idle_internal(&mut self) {
-        self.sites.retain(|_, site| {
-            !site.members.is_empty() || site.internal.is_some() || site.armed
+    fn watch_function(&mut self, name: &'static str, internal: Internal, mem: &dyn PhysMemory) {
+        let spec = ProbeSpec::from(Definition {
+            kind: Kind::Probe,
+            name: None,
+            target: Target::Symbol {
+                module: None,
+                name: name.to_owned(),
+                offset: 0,
+            },
         });
+        match self.plan(&spec, mem) {
+            Ok(point) => self.site_of(point).internal = Some(internal),
+            Err(why) if self.unwatched.insert(name) => {
+                warn!(%why, "{name} cannot be watched");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Forgets sites that neither a probe nor the engine wants and that were never armed.
+    fn drop_idle_internal(&mut self) {
+        self.sites
+            .retain(|_, site| !site.members.is_empty() || site.internal.is_some() || site.armed);
+    }
+
+    /// The guest's ftrace is about to patch text, or has done so: takes our int3s off its sites, or
+    /// puts them back where it left the nop.
+    ///
+    /// # Errors
+    /// When the virtual CPUs cannot be stopped.
+    pub fn ftrace_patches(&mut self, begins: bool, world: &dyn World) -> Result<(), StopError> {
+        self.ftrace_patches = begins;
+        if !begins {
+            for site in self.sites.values_mut() {
+                site.occupied = false;
+            }
+        }
+        loop {
+            match self.commit(&BTreeSet::new(), world) {
+                Ok(()) => return Ok(()),
+                Err(CommitError::Stop(error)) => return Err(error),
+                Err(CommitError::Site(Obstacle { at, why })) => {
+                    // Every round leaves one site more alone.
+                    let Some(site) = self.sites.get_mut(&at).filter(|site| !site.occupied) else {
+                        return Ok(());
+                    };
+                    info!(%at, %why, "left to the guest's ftrace");
+                    site.occupied = true;
+                }
+            }
+        }
     }
 
     fn has_module_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {

@@ -68,7 +68,10 @@ impl Registry {
         let rewritten: Vec<_> = self
             .sites
             .iter()
-            .filter(|(_, site)| !site.gone && self.is_rewritten(site, mem))
+            .filter(|(_, site)| {
+                let left_to_ftrace = site.ftrace && !site.armed;
+                !site.gone && !left_to_ftrace && self.is_rewritten(site, mem)
+            })
             .map(|(at, _)| *at)
             .collect();
         for at in rewritten {

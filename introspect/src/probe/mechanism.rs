@@ -5,19 +5,21 @@
 //! exception window, and for post-handlers of instructions that are not emulated. Invariants: nobody
 //! is in a stepped slot while the virtual CPUs stand still, so it may be given back then; somebody
 //! may always have been interrupted in a boosted one, so its content stays as it is (a *ghost*), for
-//! the next probe at the same instruction.
+//! the next probe at the same instruction, until there are no other slots and no word of guest
+//! memory points into it.
 
 use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced, RelocateError, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::plan::{Obstacle, Refused};
 use super::registry::{Registry, SiteState};
 use super::{Mechanism, ProbeId};
 use crate::hidden::{HiddenError, IDT_SIZE};
+use crate::world::Standing;
 
 impl Registry {
     /// How `site`'s instruction takes effect with the probes that are enabled now.
@@ -57,6 +59,7 @@ impl Registry {
         &mut self,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
+        standing: &[Standing],
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
         let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
             .sites
@@ -81,7 +84,7 @@ impl Registry {
         for (at, displaced, kind) in needed {
             let code = match kind {
                 None => Ok(None),
-                Some(kind) => self.take_slot(&displaced, kind, mem).map(Some),
+                Some(kind) => self.take_slot(&displaced, kind, mem, standing).map(Some),
             };
             match code {
                 Ok(code) => taken.push((at, code)),
@@ -96,7 +99,11 @@ impl Registry {
 
     fn first_return_site(&self, leaving: &BTreeSet<ProbeId>) -> Option<Gva> {
         let is_return = |id: &ProbeId| {
-            !leaving.contains(id) && self.probes.get(id).is_some_and(|probe| probe.pool.is_some())
+            !leaving.contains(id)
+                && self
+                    .probes
+                    .get(id)
+                    .is_some_and(|probe| probe.pool.is_some())
         };
         let mut sites = self.sites.iter();
         let (at, _) = sites.find(|(_, site)| site.members.iter().any(is_return))?;
@@ -108,6 +115,7 @@ impl Registry {
         displaced: &Displaced,
         kind: SlotKind,
         mem: &dyn PhysMemory,
+        standing: &[Standing],
     ) -> Result<SlotCode, Refused> {
         let at = displaced.at();
         let Some(live) = &self.live else {
@@ -128,7 +136,14 @@ impl Registry {
                 .map_err(|_| Refused::NoWindow { at })?;
             self.hidden.build_idt(mem, &idt).map_err(refused)?;
         }
-        let slot = self.hidden.take(mem).map_err(refused)?;
+        let slot = match self.hidden.take(mem) {
+            Err(HiddenError::OutOfSlots(_)) if !self.ghosts.is_empty() => {
+                self.reclaim(mem, standing);
+                self.hidden.take(mem)
+            }
+            taken => taken,
+        };
+        let slot = slot.map_err(refused)?;
         let code = match kind {
             SlotKind::Boosted => displaced.boosted(slot),
             SlotKind::Trapped => displaced.trapped(slot),
@@ -153,13 +168,32 @@ impl Registry {
         code
     }
 
+    /// Gives back the ghosts that nobody can be inside of: no slot is left, so it is worth looking
+    /// through all of the guest's memory.
+    fn reclaim(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
+        let Some(used) = self
+            .hidden
+            .referenced(mem, standing.iter().map(|cpu| cpu.rip))
+        else {
+            return;
+        };
+        let hidden = &mut self.hidden;
+        self.ghosts.retain(|(_, code)| {
+            let stays = used.contains(&code.at());
+            if !stays {
+                put_back(hidden.release(mem, code.at()));
+            }
+            stays
+        });
+        info!(
+            stay = self.ghosts.len(),
+            "boosted slots of former probes given back"
+        );
+    }
+
     /// Gives back slots that were taken for a change that did not happen: nobody has been in them,
     /// unless they are ghosts.
-    pub(super) fn give_back(
-        &mut self,
-        taken: Vec<(Gva, Option<SlotCode>)>,
-        mem: &dyn PhysMemory,
-    ) {
+    pub(super) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
         for code in taken.into_iter().filter_map(|(_, code)| code) {
             if !self.ghosts.iter().any(|(_, ghost)| *ghost == code) {
                 put_back(self.hidden.release(mem, code.at()));

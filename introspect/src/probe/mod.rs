@@ -21,10 +21,10 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 
-pub use plan::Refused;
-pub use spec::ProbeSpec;
 use crate::definition::Kind;
+pub use plan::Refused;
 use spec::Actions;
+pub use spec::ProbeSpec;
 use table::Counts;
 
 /// Names one registered probe of a machine; never reused.

@@ -130,7 +130,9 @@ pub enum Refused {
         wanted: Mechanism,
     },
     /// A return probe, or a function to be skipped, and not its entry.
-    #[error("{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}")]
+    #[error(
+        "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
+    )]
     NotEntry {
         /// The address.
         at: Gva,
@@ -219,6 +221,8 @@ pub(super) struct Probepoint {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
     pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
 }
 
 /// Finds and checks the probepoint of `spec`.
@@ -298,6 +302,7 @@ pub(super) fn plan(
         symbol: (symbol.name.to_owned(), offset),
         fixup: owner.has_fixup(at),
         after_sti,
+        ftrace: owner.is_ftrace_site(at),
         displaced,
     })
 }
@@ -436,10 +441,7 @@ fn resolve<'a>(
             };
             let modules = kernel.modules.ok_or_else(not_loaded)?;
             let loaded = |module: &&Module| kernel.is_loaded(module);
-            modules
-                .get(wanted)
-                .filter(loaded)
-                .ok_or_else(not_loaded)?;
+            modules.get(wanted).filter(loaded).ok_or_else(not_loaded)?;
             let (module, symbol) = modules.lookup_in(wanted, name)?;
             (name, offset, symbol, Owner::Module(module))
         }

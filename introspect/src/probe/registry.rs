@@ -118,6 +118,10 @@ pub(super) struct SiteState {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`.
     pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
+    /// That call is there now.
+    pub(super) occupied: bool,
     pub(super) slot: Option<SlotCode>,
     pub(super) members: Vec<ProbeId>,
     /// What the engine itself wants to know here.
@@ -157,6 +161,10 @@ pub struct Registry {
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
     /// The global switch.
     pub(super) switched_on: bool,
+    /// Functions the engine wanted to watch and could not.
+    pub(super) unwatched: BTreeSet<&'static str>,
+    /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
+    pub(super) ftrace_patches: bool,
     pub(super) returns: Arc<Returns>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) hidden: HiddenRegion,
@@ -183,6 +191,8 @@ impl Registry {
             sites: BTreeMap::new(),
             ghosts: Vec::new(),
             switched_on: true,
+            unwatched: BTreeSet::new(),
+            ftrace_patches: false,
             returns: Arc::new(Returns {
                 calls: Calls::new(processors, CELLS),
                 unmatched: AtomicU64::new(0),
@@ -216,6 +226,8 @@ impl Registry {
             for id in self.probes.keys().copied().collect::<Vec<_>>() {
                 self.unplace(id);
             }
+            // What is left is the engine's own.
+            self.sites.clear();
             self.live = None;
         }
         refused
@@ -306,7 +318,7 @@ impl Registry {
             match self.probe(id, spec) {
                 Ok(probe) => self.probes.insert(id, probe),
                 Err(why) => {
-                    self.take_back(&ids);
+                    self.take_back(&ids, world);
                     return Err(refused(index, why));
                 }
             };
@@ -320,7 +332,7 @@ impl Registry {
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
         self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.take_back(&ids);
+            self.take_back(&ids, world);
             match error {
                 CommitError::Stop(error) => error.into(),
                 CommitError::Site(Obstacle { at, why }) => {
@@ -359,12 +371,12 @@ impl Registry {
     }
 
     /// Forgets probes that were not committed.
-    fn take_back(&mut self, ids: &[ProbeId]) {
+    fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
         for id in ids {
             self.unplace(*id);
             self.probes.remove(id);
         }
-        self.drop_idle_internal();
+        self.provide_internal(&BTreeSet::new(), world.memory());
     }
 
     /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
@@ -381,8 +393,10 @@ impl Registry {
             }
         }
         self.provide_internal(&leaving, world.memory());
-        self.commit(&leaving, world)
-            .map_err(|error| self.change_error(error, ids))?;
+        self.commit(&leaving, world).map_err(|error| {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.change_error(error, ids)
+        })?;
         for id in &leaving {
             self.probes.remove(id);
         }
@@ -463,7 +477,11 @@ impl Registry {
     }
 
     /// Finds and checks the probepoint of `spec`.
-    pub(super) fn plan(&self, spec: &ProbeSpec, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
+    pub(super) fn plan(
+        &self,
+        spec: &ProbeSpec,
+        mem: &dyn PhysMemory,
+    ) -> Result<Probepoint, Refused> {
         let kernel = Kernel {
             image: &self.image,
             modules: self.modules.as_ref(),
@@ -510,6 +528,8 @@ impl Registry {
                 displaced: point.displaced,
                 fixup: point.fixup,
                 after_sti: point.after_sti,
+                ftrace: point.ftrace,
+                occupied: false,
                 slot: None,
                 members: Vec::new(),
                 internal: None,
@@ -551,4 +571,3 @@ impl Registry {
         }
     }
 }
-

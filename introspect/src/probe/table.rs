@@ -114,14 +114,20 @@ pub(super) enum Internal {
     TaskDead,
     /// A module was loaded, or is about to be unloaded.
     Modules,
+    /// The guest's ftrace is about to patch text.
+    FtraceBegins,
+    /// The guest's ftrace has patched text.
+    FtraceEnds,
 }
 
 impl Internal {
     /// The id of the engine's own member: behind all probes of a site.
     pub(super) fn id(self) -> ProbeId {
         ProbeId(match self {
-            Self::TaskDead => u32::MAX - 1,
-            Self::Modules => u32::MAX,
+            Self::TaskDead => u32::MAX - 3,
+            Self::Modules => u32::MAX - 2,
+            Self::FtraceBegins => u32::MAX - 1,
+            Self::FtraceEnds => u32::MAX,
         })
     }
 }

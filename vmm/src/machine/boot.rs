@@ -25,6 +25,7 @@ use super::config::{DEFAULT_CMDLINE, MachineConfig};
 use super::console::ConsoleOutput;
 use super::control::Control;
 use super::cpu_fd::CpuFd;
+use super::decide::Decisions;
 use super::subscription::Hub;
 use super::tripwire::Tripwire;
 use super::vcpu::{Shared, StoppedAt, Vcpu};
@@ -238,6 +239,7 @@ fn start(
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),
         stopped_at: StoppedAt::default(),
+        decisions: Decisions::default(),
     });
     if config.paused {
         shared.control.pause_now();
@@ -268,7 +270,6 @@ fn start(
             ending: None,
         }),
         changed: Condvar::new(),
-        decisions: super::decide::Decisions::default(),
     });
     run(&machine, vm, cpus, producers, collector)?;
     Ok(machine)

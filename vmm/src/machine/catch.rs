@@ -15,7 +15,7 @@
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_introspect::probe::hit::{Held, HitHandler, Outcome, Surroundings};
+use hvprobe_introspect::probe::hit::{Held, HitHandler, Inquiry, Outcome, Surroundings};
 use hvprobe_introspect::probe::spec::Decision;
 
 use super::clock::HostClock;
@@ -175,6 +175,13 @@ impl Catcher {
         self.carry_out(cpu, outcome, &regs).map(Some)
     }
 
+    /// What the hit that is held is to ask a client.
+    pub(super) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
+        let regs = cpu.regs();
+        self.handler
+            .question(&regs, &surroundings(cpu, ram, &self.clock))
+    }
+
     /// Goes on with a hit that was held, as decided.
     pub(super) fn resume(
         &mut self,
@@ -243,7 +250,6 @@ impl Catcher {
             cpu.set_regs(&before);
         }
     }
-
 }
 
 fn surroundings<'a>(

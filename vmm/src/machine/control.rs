@@ -103,10 +103,6 @@ impl Control {
     }
 
     /// Whether virtual CPU `index` has to park before it runs the guest again. One load.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for hits that stop the machine or ask")
-    )]
     pub(super) fn wants_attention(&self, index: usize) -> bool {
         self.attention[index].is_raised()
     }

@@ -39,9 +39,9 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
-use hvprobe_introspect::probe::Refused;
 pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
@@ -52,7 +52,7 @@ pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
-pub use decide::{Asker, Decisions, Question};
+pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
 
@@ -100,7 +100,6 @@ pub struct Machine {
     ioctls: Vec<Arc<IoctlTotals>>,
     life: Mutex<Life>,
     changed: Condvar,
-    decisions: Decisions,
 }
 
 /// The machine as the probe engine sees it.
@@ -311,7 +310,7 @@ impl Machine {
     /// The questions that hits put to clients.
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
-        &self.decisions
+        &self.shared.decisions
     }
 
     /// Every registered probe.
@@ -374,6 +373,13 @@ impl Machine {
         while left > 0 {
             match notices.recv_timeout(WATCH) {
                 Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
+                Ok(Notice::Ftrace { vcpu, begins }) => {
+                    let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
+                    if let Err(error) = patches {
+                        warn!(%error, "probes at function entries stay as they are");
+                    }
+                    self.shared.control.release(vcpu);
+                }
                 Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
                 Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {
@@ -400,6 +406,7 @@ impl Machine {
         collector.finish();
         self.console.close();
         self.hub.close();
+        self.shared.decisions.close();
         let reason = match first {
             _ if panicked => EndReason::Crash("a virtual CPU's thread panicked".to_owned()),
             Some(Why::Device(DeviceEvent::Shutdown)) => EndReason::Shutdown,

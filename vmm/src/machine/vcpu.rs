@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_arch::Gva;
 use hvprobe_introspect::probe::ProbeId;
-use hvprobe_introspect::probe::hit::Held;
+use hvprobe_introspect::probe::hit::{Held, Inquiry};
 use hvprobe_introspect::probe::patch::GATE_PORT;
-use hvprobe_introspect::probe::spec::{Decision, Hold};
+use hvprobe_introspect::probe::spec::Decision;
 use hvprobe_introspect::world::Standing;
 use kvm_bindings::kvm_sregs;
 use tracing::debug;
@@ -22,6 +22,7 @@ use super::clock::HostClock;
 use super::control::{Control, Order};
 use super::cpu_fd::{CpuFd, Exit, Ioctls};
 use super::crash;
+use super::decide::{Decisions, Reply};
 use super::kick::Guard;
 use super::tripwire::Tripwire;
 use crate::devices::{DeviceEvent, Ports};
@@ -45,6 +46,13 @@ pub(super) enum Notice {
         vcpu: usize,
         /// Where the module is.
         module: Gva,
+    },
+    /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
+    Ftrace {
+        /// Its index.
+        vcpu: usize,
+        /// Whether it is about to.
+        begins: bool,
     },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
@@ -90,6 +98,7 @@ pub(super) struct Shared {
     /// Host time of the first entry into the guest; 0 before.
     pub(super) first_entry_ns: AtomicU64,
     pub(super) stopped_at: StoppedAt,
+    pub(super) decisions: Decisions,
 }
 
 /// The hit that paused the machine.
@@ -251,16 +260,47 @@ impl Vcpu {
                 let vcpu = self.index;
                 let _ = self.notices.send(Notice::Modules { vcpu, module });
             }
-            Held::Ask(_) => {
-                return Some(match self.catcher.handler.question() {
-                    Some(Hold::Ask { default, .. }) => default,
-                    _ => Decision::default(),
-                });
+            Held::Ftrace { begins } => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Ftrace { vcpu, begins });
             }
+            Held::Ask(_) => return self.ask(shared, guard),
         }
         match self.stand(guard) {
             Order::End => None,
             Order::Run(_) => Some(Decision::default()),
+        }
+    }
+
+    /// Puts the question of a held hit to a client; `None` when the machine ends.
+    fn ask(&mut self, shared: &Shared, guard: &Guard) -> Option<Decision> {
+        let Some(inquiry) = self.catcher.question(&mut self.cpu, &shared.ram) else {
+            return Some(Decision::default());
+        };
+        let Inquiry {
+            event,
+            deadline,
+            default,
+        } = inquiry;
+        let Some(mut asked) = shared.decisions.ask(event, deadline) else {
+            return Some(default);
+        };
+        loop {
+            match asked.wait(|| shared.control.wants_attention(self.index)) {
+                Reply::Decided(decision) => return Some(decision),
+                Reply::Unanswered => return Some(default),
+                Reply::Interrupted(still) => {
+                    if let Order::End = self.stand(guard) {
+                        return None;
+                    }
+                    if self.catcher.question(&mut self.cpu, &shared.ram).is_none() {
+                        // The probe was unregistered meanwhile.
+                        return Some(Decision::default());
+                    }
+                    asked = still;
+                }
+            }
         }
     }
 

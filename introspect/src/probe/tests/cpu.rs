@@ -138,7 +138,17 @@ impl Cpu {
         for rip in [stub, stub.wrapping_add(2)] {
             assert_eq!(self.handler.vector(rip), Some(vector));
         }
-        Some(self.with(|handler, regs, around| handler.exception(vector, own, regs, around)))
+        Some(self.exception(vector))
+    }
+
+    /// The stub of `vector` was reached.
+    pub(super) fn exception(&mut self, vector: u8) -> Outcome {
+        self.exception_with(vector, self.guest.view().idt)
+    }
+
+    /// As [`Cpu::exception`], with the guest's own interrupt descriptor table at `idt`.
+    pub(super) fn exception_with(&mut self, vector: u8, idt: Gva) -> Outcome {
+        self.with(|handler, regs, around| handler.exception(vector, idt, regs, around))
     }
 
     /// What the guest's `iret` does with the frame of an exception without an error code, or after

@@ -33,7 +33,7 @@ fn probe_registered_disabled_plants_nothing_until_it_is_enabled() {
 fn disabled_probe_is_unregistered_without_a_trace() {
     let mut rig = Rig::live();
     let before = rig.guest.mem.visible();
-    let id = rig.one(BOOSTED);
+    let id = rig.register(&[post(BOOSTED)])[0];
     rig.disable(&[id]).unwrap();
     rig.unregister(&[id]).unwrap();
     assert!(rig.guest.mem.visible() == before);
@@ -61,9 +61,16 @@ fn probe_that_cannot_be_armed_is_named_and_the_whole_batch_stays_disabled() {
         disabled(BOOSTED),
     ]);
     let at = rig.addr(ids[2]);
-    rig.guest.write(at, &[0x90]);
+    // Not before it is looked at.
+    let changed = at.wrapping_add(3);
+    rig.guest
+        .meanwhile(move |guest| guest.write(changed, &[0x10]));
     let asked = [ids[0], ids[2], ids[3], ids[0]];
-    let result = rig.changes_nothing(|rig| rig.enable(&asked));
+    let before = rig.visible();
+    let result = rig.enable(&asked);
+    rig.guest.write(changed, &[0x08]);
+    assert!(rig.visible() == before);
+    assert!(rig.list().iter().all(|info| info.disabled));
     let source = Refused::TextChanged { at };
     assert_eq!(result, Err(ChangeError::Refused { id: ids[2], source }));
 }

@@ -21,8 +21,8 @@ mod window;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-use hvprobe_arch::Gva;
 use hvprobe_arch::insn::GateHead;
+use hvprobe_arch::{Gpa, Gva};
 
 use super::registry::{ChangeError, RegisterError, Registry};
 use super::spec::Actions;
@@ -189,6 +189,29 @@ impl Rig {
         let before = self.guest.stops();
         act(self);
         self.guest.stops() - before
+    }
+
+    /// The page-table entry that leads to the hidden region.
+    fn entry(&self) -> (Gpa, u64) {
+        let start = crate::hidden::KERNEL_WINDOW.start;
+        let tables = self.guest.view().tables;
+        tables
+            .entry_at(&self.guest.mem, start, 2)
+            .expect("in memory")
+    }
+
+    /// Whether the hidden region is mapped.
+    fn is_mapped(&self) -> bool {
+        self.entry().1 != 0
+    }
+
+    /// What the guest sees, without the hidden region and the entry that leads there: that stays
+    /// once there are slots or frames somebody may come back to.
+    fn visible(&self) -> Vec<u8> {
+        let mut bytes = self.guest.mem.visible();
+        let entry = usize::try_from(self.entry().0.0).expect("small");
+        bytes[entry..entry + 8].fill(0);
+        bytes
     }
 
     /// Runs `act`, which must leave no trace in the guest.
