@@ -4,7 +4,9 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 8] = [
+    "hvprobe/v1/actions.proto",
+    "hvprobe/v1/decisions.proto",
     "hvprobe/v1/error.proto",
     "hvprobe/v1/events.proto",
     "hvprobe/v1/host.proto",

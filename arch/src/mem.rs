@@ -29,6 +29,12 @@ pub trait PhysMemory {
     /// When any of the bytes lies outside guest memory; then none is written.
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange>;
 
+    /// Where the guest may keep data of its own, as addresses and lengths in bytes; nothing when
+    /// that is not known.
+    fn ranges(&self) -> Vec<(Gpa, u64)> {
+        Vec::new()
+    }
+
     /// The little-endian 64-bit word at `at`.
     ///
     /// # Errors

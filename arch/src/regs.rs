@@ -22,12 +22,18 @@ pub mod rflags {
     pub const DF: u64 = 1 << 10;
     /// Overflow.
     pub const OF: u64 = 1 << 11;
+    /// Privilege level that port access takes: two bits.
+    pub const IOPL: u64 = 3 << 12;
+    /// Nested task.
+    pub const NT: u64 = 1 << 14;
     /// Resume: the next instruction raises no instruction breakpoint.
     pub const RF: u64 = 1 << 16;
     /// Virtual-8086 mode.
     pub const VM: u64 = 1 << 17;
     /// Alignment check; with SMAP, user memory may be touched.
     pub const AC: u64 = 1 << 18;
+    /// Can be changed where `cpuid` exists.
+    pub const ID: u64 = 1 << 21;
     /// The flags that arithmetic instructions set.
     pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 }

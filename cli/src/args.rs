@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 
+use crate::hit_args::{HitArgs, HoldArgs};
 use crate::size::Size;
 
 /// Kprobes from outside: boots Linux guests under KVM and watches any instruction of their kernels.
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     Probe(Probe),
     /// Print the hits of probes of a server's machines as they come
     Trace(Trace),
+    /// Say what is to be done at hits of probes that ask (`--ask`) while the guest waits
+    Decide(Decide),
     /// List symbols of a machine's kernel
     Syms(Syms),
     /// Tell whether this machine can run guests, and how probes will work on it
@@ -105,9 +108,13 @@ pub(crate) struct Guest {
     #[arg(short, long, value_name = "SIZE", default_value = "256M")]
     pub(crate) memory: Size,
 
-    /// Probe to plant as soon as the kernel's text is final: `p[:NAME] SYM[+OFF]|0xADDR`; repeatable
+    /// Probe to plant as soon as the kernel's text is final: `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or
+    /// `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR` for the returns of a function; repeatable
     #[arg(short, long = "probe", value_name = "DEFINITION")]
     pub(crate) probes: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) hit: HitArgs,
 
     /// Program to run in the guest, with its arguments [default: a shell on the console]
     #[arg(last = true, value_name = "COMMAND")]
@@ -125,9 +132,14 @@ Examples:
     hvprobe run --cpus 2 -p 'p:readers vfs_read' -p 'p vfs_read+0x1b' -- sh -c 'cat /proc/*/stat'
   A shell in the guest, with the hits in a file:
     hvprobe run --console -p 'p do_sys_openat2' 2>hits
+  What reading returned, how long it took, and which file it was for:
+    hvprobe run -p 'r vfs_read' --capture %di -- cat /etc/passwd
+  How a program fares when it gets no memory:
+    hvprobe run -p 'p ksys_mmap_pgoff' --return -ENOMEM -- ls /
 
 Hits are printed as `comm-pid [cpu] seconds: event: (symbol+offset) registers`, the time being this
-machine's monotonic clock, and a table per probe on standard error closes the run. With --json each
+machine's monotonic clock, returns as `event: (caller <- symbol) ret=value took=time registers` with
+the registers at entry, and a table per probe on standard error closes the run. With --json each
 line is an object: `type` is `event`, `dropped`, `ended` or `summary`; registers, addresses and the
 guest's time stamp are hexadecimal strings, counts and times are numbers.
 
@@ -200,6 +212,8 @@ Examples:
         name: Option<String>,
         #[command(flatten)]
         guest: Guest,
+        #[command(flatten)]
+        hold: HoldArgs,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -230,6 +244,8 @@ pub(crate) enum Probe {
 Examples:
   hvprobe probe add 'p vfs_read' 'p:opens do_sys_openat2'
   hvprobe probe add --disabled 'p tcp_sendmsg+0x20'
+  hvprobe probe add --capture '+0(%si):64' --stop 'p do_exit'
+  hvprobe probe add --maxactive auto --when '%di==1' 'r __x64_sys_read'
 
 The probes stay until they are removed or the machine ends.")]
     Add {
@@ -238,7 +254,11 @@ The probes stay until they are removed or the machine ends.")]
         /// Register them without planting them
         #[arg(long)]
         disabled: bool,
-        /// `p[:NAME] SYM[+OFF]|0xADDR`
+        #[command(flatten)]
+        hit: HitArgs,
+        #[command(flatten)]
+        hold: HoldArgs,
+        /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`
         #[arg(required = true, value_name = "DEFINITION")]
         definitions: Vec<String>,
         /// Print JSON, one object per line
@@ -252,6 +272,10 @@ The probes stay until they are removed or the machine ends.")]
     Enable(ChosenProbes),
     /// Restore the guest's bytes but keep the probes
     Disable(ChosenProbes),
+    /// Plant all enabled probes again after `disarm-all`
+    ArmAll(OnMachine),
+    /// Restore all of the guest's bytes, whatever is enabled, until `arm-all`
+    DisarmAll(OnMachine),
     /// List probes with their counters
     #[command(visible_alias = "ls")]
     List {
@@ -303,6 +327,33 @@ pub(crate) struct Trace {
     /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A decision is `proceed`, `return=VALUE` (skip the function), `jump=ADDRESS`, or changes like those of
+`--set`; several are separated by commas. Questions that are open when this ends, and those that
+nobody answers in time, fall to the probe's default.
+
+Examples:
+  hvprobe probe add --ask 60s,proceed 'p:mounts path_mount'
+  hvprobe decide mounts                                   ask at this terminal
+  hvprobe decide mounts --answer '%si=0,return=-EPERM'    always say the same")]
+pub(crate) struct Decide {
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
+
+    /// Numbers or names of probes [default: all that ask]
+    #[arg(value_name = "PROBE")]
+    pub(crate) probes: Vec<String>,
+
+    /// Decide this every time, instead of asking at the terminal
+    #[arg(long, value_name = "DECISION", allow_hyphen_values = true)]
+    pub(crate) answer: Option<String>,
+
+    /// Stop after so many hits
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) hits: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -395,6 +446,8 @@ mod tests {
             &["probe", "remove"],
             &["probe", "remove", "--all", "3"],
             &["probe", "add"],
+            &["run", "--stop"],
+            &["probe", "arm-all", "3"],
             &["syms"],
             &["vm"],
         ] {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use hvprobe_proto::v1::decisions_client::DecisionsClient;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::host_client::HostClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
@@ -18,12 +19,17 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::args::{OnMachine, ServerAt};
 use crate::failure::{Refused, WrongUsage};
 
+/// Bytes of the longest list of probes we take: of all a machine can reasonably have, with all they
+/// are to do.
+const LISTS: usize = 256 << 20;
+
 /// A connection to a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) machines: MachinesClient<Channel>,
     pub(crate) probes: ProbesClient<Channel>,
     pub(crate) events: EventsClient<Channel>,
+    pub(crate) decisions: DecisionsClient<Channel>,
     pub(crate) symbols: SymbolsClient<Channel>,
     pub(crate) host: HostClient<Channel>,
 }
@@ -67,8 +73,9 @@ impl Client {
             .context("the server does not speak gRPC")?;
         Ok(Self {
             machines: MachinesClient::new(channel.clone()),
-            probes: ProbesClient::new(channel.clone()),
+            probes: ProbesClient::new(channel.clone()).max_decoding_message_size(LISTS),
             events: EventsClient::new(channel.clone()),
+            decisions: DecisionsClient::new(channel.clone()),
             symbols: SymbolsClient::new(channel.clone()),
             host: HostClient::new(channel),
         })

@@ -4,15 +4,21 @@ use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_vmm::definition;
 
 use crate::failure::WrongUsage;
+use crate::hit_args::{HitArgs, HoldArgs};
 
-/// The specifications of `definitions`.
-pub(crate) fn specs(definitions: &[String], disabled: bool) -> Result<Vec<ProbeSpec>, WrongUsage> {
+/// The specifications of `definitions`, all with the same of everything else.
+pub(crate) fn specs(
+    definitions: &[String],
+    disabled: bool,
+    hit: &HitArgs,
+    hold: &HoldArgs,
+) -> Result<Vec<ProbeSpec>, WrongUsage> {
     definitions
         .iter()
         .map(|text| match definition::parse(text) {
-            Ok(_) => Ok(ProbeSpec {
-                definition: text.clone(),
+            Ok(definition) => Ok(ProbeSpec {
                 disabled,
+                ..hit.spec(hold, text, definition)?
             }),
             Err(error) if text.trim().is_empty() => {
                 Err(WrongUsage(format!("bad definition: {error}")))
@@ -29,9 +35,19 @@ pub(crate) fn specs(definitions: &[String], disabled: bool) -> Result<Vec<ProbeS
 mod tests {
     use super::*;
 
+    fn read(definitions: &[&str]) -> Result<Vec<ProbeSpec>, WrongUsage> {
+        let definitions: Vec<String> = definitions.iter().map(|&text| text.to_owned()).collect();
+        specs(
+            &definitions,
+            true,
+            &HitArgs::default(),
+            &HoldArgs::default(),
+        )
+    }
+
     #[test]
     fn caret_stands_under_the_offending_column() {
-        let error = specs(&["p vfs_read".into(), "p vfs_read+".into()], false).unwrap_err();
+        let error = read(&["p vfs_read", "p vfs_read+"]).unwrap_err();
         let lines: Vec<_> = error.0.lines().collect();
         assert_eq!(
             lines.get(1..),
@@ -41,7 +57,7 @@ mod tests {
 
     #[test]
     fn good_definitions_are_sent_as_they_were_typed() {
-        let specs = specs(&["p:r  vfs_read".into()], true).unwrap();
+        let specs = read(&["p:r  vfs_read"]).unwrap();
         assert_eq!(specs[0].definition, "p:r  vfs_read");
         assert!(specs[0].disabled);
     }

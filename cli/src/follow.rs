@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::failure::Refused;
 use crate::output::events::{self, Labels};
 use crate::output::json;
-use crate::output::summary::Tally;
+use crate::output::summary::{Tally, is_hit};
 
 /// How and where events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ impl Printer {
         for event in &batch.events {
             match &mut self.left {
                 Some(0) => return Ok(text),
-                Some(left) => *left -= 1,
-                None => {}
+                Some(left) if is_hit(event) => *left -= 1,
+                _ => {}
             }
             let label = self.labels.of(event.probe);
             self.tally.count(event, &label);

@@ -8,10 +8,15 @@ use hvprobe_proto::v1::BootRequest;
 
 use crate::args::Guest;
 use crate::definition;
+use crate::hit_args::HoldArgs;
 
 /// The request for `guest`. Paths are made absolute and definitions are checked.
-pub(crate) fn request(name: Option<String>, guest: Guest) -> anyhow::Result<BootRequest> {
-    let probes = definition::specs(&guest.probes, false)?;
+pub(crate) fn request(
+    name: Option<String>,
+    guest: Guest,
+    hold: &HoldArgs,
+) -> anyhow::Result<BootRequest> {
+    let probes = definition::specs(&guest.probes, false, &guest.hit, hold)?;
     let kernel = match guest.kernel {
         Some(kernel) => kernel,
         None => cached("kernel").context(

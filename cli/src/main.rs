@@ -5,12 +5,16 @@
 
 mod args;
 mod client;
+mod clock;
 mod console;
+mod decide;
 mod definition;
 mod doctor;
+mod errno;
 mod failure;
 mod follow;
 mod guest;
+mod hit_args;
 mod in_process;
 mod output;
 mod probe;
@@ -20,6 +24,7 @@ mod serve;
 mod signals;
 mod size;
 mod syms;
+mod syntax;
 mod terminal;
 mod trace;
 mod unpack;
@@ -58,6 +63,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Vm(command) => vm::vm(command).await,
         Command::Probe(command) => probe::probe(command).await,
         Command::Trace(args) => trace::trace(args).await,
+        Command::Decide(args) => decide::decide(args).await,
         Command::Syms(args) => syms::syms(args).await,
         Command::Doctor(args) => doctor::doctor(args).await,
         Command::Unpack(args) => unpack::unpack(&args),

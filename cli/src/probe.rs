@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use hvprobe_proto::v1::{self, DisableRequest, EnableRequest, RegisterRequest, UnregisterRequest};
+use hvprobe_proto::v1::{
+    self, ArmAllRequest, DisableRequest, DisarmAllRequest, EnableRequest, RegisterRequest,
+    UnregisterRequest,
+};
 
 use crate::args::{ChosenProbes, Probe};
 use crate::client::{self, Client};
@@ -15,10 +18,12 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
         Probe::Add {
             on,
             disabled,
+            hit,
+            hold,
             definitions,
             json,
         } => {
-            let probes = definition::specs(&definitions, disabled)?;
+            let probes = definition::specs(&definitions, disabled, &hit, &hold)?;
             let (mut client, machine) = Client::on_machine(&on).await?;
             let request = RegisterRequest {
                 machine: machine.clone(),
@@ -46,6 +51,18 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
         Probe::Disable(chosen) => {
             let (mut client, machine, ids) = choose(&chosen).await?;
             let answer = client.probes.disable(DisableRequest { machine, ids }).await;
+            answer.map_err(Refused::from)?;
+            Ok(DONE)
+        }
+        Probe::ArmAll(on) => {
+            let (mut client, machine) = Client::on_machine(&on).await?;
+            let answer = client.probes.arm_all(ArmAllRequest { machine }).await;
+            answer.map_err(Refused::from)?;
+            Ok(DONE)
+        }
+        Probe::DisarmAll(on) => {
+            let (mut client, machine) = Client::on_machine(&on).await?;
+            let answer = client.probes.disarm_all(DisarmAllRequest { machine }).await;
             answer.map_err(Refused::from)?;
             Ok(DONE)
         }

@@ -13,14 +13,15 @@ use hvprobe_proto::v1::{
     BootRequest, DisableRequest, EndReason, Ending, GetMachineRequest, Machine, MachineState,
     Probe, ProbeState, SubscribeResponse, WatchRequest,
 };
-use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
 use crate::args::Run;
 use crate::client::Client;
+use crate::clock::now;
 use crate::console::{Console, Step, Tail};
 use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::follow::{self, Batch, Format, Printer};
+use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
 use crate::output::table;
 use crate::progress::Progress;
@@ -43,7 +44,7 @@ pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode>
         hits: args.hits,
         with_command: !args.guest.command.is_empty(),
     };
-    let request = guest::request(None, args.guest)?;
+    let request = guest::request(None, args.guest, &HoldArgs::default())?;
     let mut timings = Timings::new(started);
     let (server, client) = InProcess::start().await?;
     let outcome = boot_and_follow(client, request, options, interrupt, &mut timings).await;
@@ -367,17 +368,6 @@ impl Timings {
             ));
         }
     }
-}
-
-/// Nanoseconds of `CLOCK_MONOTONIC`.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // The clock starts at zero and its nanoseconds stay below a second.
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000_000)
-        .saturating_add(nanoseconds)
 }
 
 #[cfg(test)]

@@ -18,9 +18,10 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             server,
             name,
             guest,
+            hold,
             json,
         } => {
-            let request = guest::request(name, guest)?;
+            let request = guest::request(name, guest, &hold)?;
             let mut client = Client::connect(&server).await?;
             let answer = client.machines.boot(request).await.map_err(Refused::from)?;
             let machine = answer.into_inner();

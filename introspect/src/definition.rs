@@ -4,13 +4,15 @@
 //! that names a probepoint:
 //!
 //! ```text
-//! definition = "p" [":" NAME] blanks target
+//! definition = "p" [":" NAME] blanks target ["%return"]
+//!            | "r" [MAXACTIVE] [":" NAME] blanks target ["%return"]
 //! NAME       = identifier | identifier "/" identifier      (group and event)
-//! target     = SYMBOL ["+" OFFSET] | "0x" HEX
-//! OFFSET     = decimal | "0x" HEX
+//! target     = [MODULE ":"] SYMBOL ["+" OFFSET] | "0x" HEX
+//! OFFSET, MAXACTIVE = decimal | "0x" HEX
 //! ```
 //!
-//! Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
+//! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
+//! a return probe is 0. Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
 //! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
 //! that language is refused by name, never read as something it is not.
 
@@ -22,14 +24,33 @@ use hvprobe_arch::Gva;
 const LONGEST_NAME: usize = 63;
 /// The longest symbol name, as in the kernel (`KSYM_NAME_LEN` less the final NUL).
 const LONGEST_SYMBOL: usize = 511;
+/// The longest name of a module, as in the kernel (`MODULE_NAME_LEN` less the final NUL).
+const LONGEST_MODULE: usize = 55;
+/// The most calls a definition can ask to follow at a time, as in the kernel
+/// (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).
+const MOST_ACTIVE: u64 = 4096;
 
 /// What to probe, and the name of its events.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Definition {
+    /// Which kind of probe.
+    pub kind: Kind,
     /// `event` or `group/event`, when given.
     pub name: Option<String>,
     /// Where the probe goes.
     pub target: Target,
+}
+
+/// The kind of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `p`: at an instruction.
+    Probe,
+    /// `r`, or `p` with `%return`: at the returns of a function.
+    Return {
+        /// How many calls may be in flight, 1 to 4096; the default when absent.
+        maxactive: Option<u32>,
+    },
 }
 
 /// Where a probe goes.
@@ -37,6 +58,8 @@ pub struct Definition {
 pub enum Target {
     /// So many bytes into a symbol.
     Symbol {
+        /// The module that has the symbol; when absent, the kernel itself.
+        module: Option<String>,
         /// The symbol's exact name.
         name: String,
         /// Bytes from its start.
@@ -48,9 +71,23 @@ pub enum Target {
 
 impl fmt::Display for Definition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.name {
-            Some(name) => write!(f, "p:{name} {}", self.target),
-            None => write!(f, "p {}", self.target),
+        write!(f, "{}", self.kind)?;
+        if let Some(name) = &self.name {
+            write!(f, ":{name}")?;
+        }
+        write!(f, " {}", self.target)
+    }
+}
+
+impl fmt::Display for Kind {
+    /// The word a definition starts with: `p`, `r`, `r20`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Probe => f.write_str("p"),
+            Self::Return { maxactive: None } => f.write_str("r"),
+            Self::Return {
+                maxactive: Some(number),
+            } => write!(f, "r{number}"),
         }
     }
 }
@@ -58,8 +95,20 @@ impl fmt::Display for Definition {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Symbol { name, offset: 0 } => f.write_str(name),
-            Self::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
+            Self::Symbol {
+                module,
+                name,
+                offset,
+            } => {
+                if let Some(module) = module {
+                    write!(f, "{module}:")?;
+                }
+                f.write_str(name)?;
+                match offset {
+                    0 => Ok(()),
+                    offset => write!(f, "+{offset:#x}"),
+                }
+            }
             Self::Address(at) => write!(f, "{at}"),
         }
     }
@@ -126,15 +175,25 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
             "empty definition: write `p SYMBOL`, for example `p vfs_read`",
         );
     };
-    let name = head_name(text, column, head, words.len())?;
-    let Some(&(column, word)) = words.get(1) else {
+    let (kind, name) = read_head(text, column, head, words.len())?;
+    let Some(&(at, word)) = words.get(1) else {
         return error(text.len(), "missing target: a symbol or address to probe");
     };
-    let target = target(column, word)?;
+    let (target, returns) = read_target(at, word)?;
+    let kind = match kind {
+        Kind::Probe if returns => Kind::Return { maxactive: None },
+        kind => kind,
+    };
+    if let (Kind::Return { .. }, Target::Symbol { offset: 1.., .. }) = (kind, &target) {
+        return error(
+            at + word.find('+').unwrap_or(0),
+            "a return probe begins at the function's entry: leave out the offset",
+        );
+    }
     if let Some(&(column, word)) = words.get(2) {
         return error(column, trailing(&target, word));
     }
-    Ok(Definition { name, target })
+    Ok(Definition { kind, name, target })
 }
 
 fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
@@ -161,24 +220,35 @@ fn words(text: &str) -> Vec<(usize, &str)> {
     words
 }
 
-/// Checks the kind of probe and takes its name: `p`, `p:NAME`.
-fn head_name(
+/// The first word: `p`, `p:NAME`, `r`, `r20:NAME`.
+fn read_head(
     text: &str,
     column: usize,
     head: &str,
     words: usize,
-) -> Result<Option<String>, ParseError> {
-    let (kind, name) = match head.split_once(':') {
-        Some((kind, name)) => (kind, Some(name)),
+) -> Result<(Kind, Option<String>), ParseError> {
+    let (word, name) = match head.split_once(':') {
+        Some((word, name)) => (word, Some(name)),
         None => (head, None),
     };
-    if kind != "p" {
-        return error(column, not_p(text.trim(), kind, words));
-    }
-    let Some(name) = name else {
-        return Ok(None);
+    let kind = match word.split_at_checked(1) {
+        Some(("p", "")) => Kind::Probe,
+        Some(("r", "")) => Kind::Return { maxactive: None },
+        Some(("r", rest)) if is_number(rest) => Kind::Return {
+            maxactive: Some(maxactive(column + 1, rest)?),
+        },
+        Some(("p", rest)) if is_number(rest) => {
+            return error(
+                column + 1,
+                format!("the number of calls in flight belongs to return probes: write `r{rest}`"),
+            );
+        }
+        _ => return error(column, not_a_kind(text.trim(), word, words)),
     };
-    let mut at = column + "p:".len();
+    let Some(name) = name else {
+        return Ok((kind, None));
+    };
+    let mut at = column + word.len() + 1;
     let parts: Vec<&str> = name.split('/').collect();
     if parts.len() > 2 {
         return error(
@@ -190,7 +260,26 @@ fn head_name(
         identifier(at, part)?;
         at += part.len() + 1;
     }
-    Ok(Some(name.to_owned()))
+    Ok((kind, Some(name.to_owned())))
+}
+
+/// Whether `text` is meant as a number.
+fn is_number(text: &str) -> bool {
+    match strip_hex(text) {
+        Some(digits) => digits.bytes().all(|b| b.is_ascii_hexdigit()),
+        None => !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()),
+    }
+}
+
+fn maxactive(column: usize, word: &str) -> Result<u32, ParseError> {
+    let wanted = number(column, word, "number of calls in flight")?;
+    match u32::try_from(wanted) {
+        Ok(number @ 1..) if wanted <= MOST_ACTIVE => Ok(number),
+        _ => error(
+            column,
+            format!("{wanted} calls in flight: between 1 and {MOST_ACTIVE} can be followed"),
+        ),
+    }
 }
 
 /// An event or group name: `[A-Za-z_][A-Za-z0-9_]*`.
@@ -220,12 +309,10 @@ fn identifier(column: usize, name: &str) -> Result<(), ParseError> {
     Ok(())
 }
 
-/// The message for a first word that is not `p` or `p:NAME`.
-fn not_p(text: &str, kind: &str, words: usize) -> String {
+/// The message for a first word that is neither `p` nor `r`.
+fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
     let what = match kind.split_at_checked(1) {
-        Some(("r", rest)) if digits(rest) => "return probes (`r`)",
-        Some(("p", rest)) if digits(rest) => "a number after `p`",
         Some(("f", rest)) if digits(rest) => "function probes (`f`)",
         Some(("t", rest)) if digits(rest) => "tracepoint probes (`t`)",
         Some(("e", "")) => "event probes (`e`)",
@@ -233,12 +320,14 @@ fn not_p(text: &str, kind: &str, words: usize) -> String {
         Some(("u", "")) => "user-space probes (`u`)",
         Some(("w", "")) => "watchpoints (`w`)",
         Some(("-", "")) => "removing events by definition (`-`)",
-        _ if words == 1 && target(0, text).is_ok() => {
-            return format!("a definition starts with `p`: write `p {text}`");
+        _ if words == 1 && read_target(0, text).is_ok() => {
+            return format!("a definition starts with `p` or `r`: write `p {text}`");
         }
-        _ => return "a definition starts with `p` or `p:NAME`".to_owned(),
+        _ => {
+            return "a definition starts with `p` or `r`, or with `p:NAME` or `r:NAME`".to_owned();
+        }
     };
-    format!("not supported: {what}; write `p SYMBOL`")
+    format!("not supported: {what}; write `p SYMBOL` or `r SYMBOL`")
 }
 
 /// How many characters of `word` make a symbol name: letters, digits, `_`, `.`, `$`, no digit
@@ -251,22 +340,90 @@ fn symbol_length(word: &str) -> usize {
         .unwrap_or(word.len())
 }
 
-fn target(column: usize, word: &str) -> Result<Target, ParseError> {
+/// The target, and whether `%return` follows it.
+fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> {
     if let Some(digits) = strip_hex(word) {
         if let Some(sign) = digits.find(['+', '-']) {
             return error(column + 2 + sign, "an address takes no offset: add it up");
         }
+        if let Some(percent) = digits.find('%') {
+            return error(
+                column + 2 + percent,
+                "`%return` follows a symbol: write `r 0xADDRESS`",
+            );
+        }
         let at = number(column, word, "address")?;
-        return Ok(Target::Address(Gva(at)));
-    }
-    if word.starts_with(|c: char| c.is_ascii_digit()) {
-        return error(column, "a symbol starts with no digit, an address with 0x");
+        return Ok((Target::Address(Gva(at)), false));
     }
     if word.starts_with('@') || word.starts_with('$') || word.starts_with('%') {
         return error(
             column,
             "not supported: fetch arguments; and a symbol or address to probe is missing before them",
         );
+    }
+    let (place, returns) = match word.split_once('%') {
+        None => (word, false),
+        Some((place, "return")) => (place, true),
+        Some((place, _)) => {
+            return error(
+                column + place.len(),
+                "only `%return` can follow a symbol after `%`",
+            );
+        }
+    };
+    let (module, place, column) = match place.split_once(':') {
+        None => (None, place, column),
+        Some((module, rest)) => {
+            module_name(column, module)?;
+            let column = column + module.len() + 1;
+            if rest.is_empty() {
+                return error(column, "missing symbol after the module's name");
+            }
+            (Some(module.to_owned()), rest, column)
+        }
+    };
+    let (name, offset) = symbol(column, place)?;
+    let target = Target::Symbol {
+        module,
+        name,
+        offset,
+    };
+    Ok((target, returns))
+}
+
+/// The name of a module as the kernel has it.
+fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
+    if name.is_empty() {
+        return error(
+            column,
+            "missing module before `:`; leave out the `:` or name it",
+        );
+    }
+    if let Some((i, c)) = name
+        .char_indices()
+        .find(|(_, c)| !(*c == '_' || c.is_ascii_alphanumeric()))
+    {
+        return error(
+            column + i,
+            match c {
+                '-' => "the kernel has `_` where the file of a module has `-`".to_owned(),
+                c => format!("`{c}` cannot be part of a module's name"),
+            },
+        );
+    }
+    if name.len() > LONGEST_MODULE {
+        return error(
+            column + LONGEST_MODULE,
+            format!("name of a module longer than {LONGEST_MODULE} characters"),
+        );
+    }
+    Ok(())
+}
+
+/// `SYMBOL` or `SYMBOL+OFFSET`.
+fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return error(column, "a symbol starts with no digit, an address with 0x");
     }
     let length = symbol_length(word);
     if length == 0 {
@@ -290,14 +447,9 @@ fn target(column: usize, word: &str) -> Result<Target, ParseError> {
                 "an offset counts from the symbol's start and cannot be negative",
             );
         }
-        Some(("%", _)) => return error(at, "not supported: return probes (`%return`)"),
-        Some((":", _)) => return error(at, "not supported: symbols of a module (`MODULE:SYMBOL`)"),
         Some((other, _)) => return error(at, format!("`{other}` cannot be part of a symbol")),
     };
-    Ok(Target::Symbol {
-        name: name.to_owned(),
-        offset,
-    })
+    Ok((name.to_owned(), offset))
 }
 
 fn strip_hex(word: &str) -> Option<&str> {

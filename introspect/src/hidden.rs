@@ -1,22 +1,37 @@
-//! The hidden region: memory we add to the guest, outside its memory map, for slots.
+//! The hidden region: memory we add to the guest, outside its memory map.
 //!
-//! Layout: the first page is a page table (level 1); the pages after it are slots, read and
-//! execute only, each entered into that table when its first slot is taken. The region becomes
-//! visible to the guest's kernel when that page table is entered into an empty entry of the kernel's
-//! own level-2 table below the kernel image, where every process and every ±2 GiB displacement from
-//! kernel text reaches it.
+//! | page | what                                                        | the guest may    |
+//! |------|-------------------------------------------------------------|------------------|
+//! | 0    | the page table (level 1) that maps the others               | not reach it     |
+//! | 1    | the *stubs* of the exception window, and the trampoline     | read and execute |
+//! | 2    | the interrupt descriptor table of the exception window      | read             |
+//! | 3 …  | slots, each page entered when its first slot is taken       | read and execute |
+//!
+//! The region becomes visible to the guest's kernel when its page table is entered into an empty
+//! entry of the kernel's own level-2 table below the kernel image, where every process and every
+//! ±2 GiB displacement from kernel text reaches it.
+//!
+//! The *exception window* is in force while a stepped copy runs: the virtual CPU's IDTR points at
+//! page 2, whose gates are the guest's own but for their handlers, which are the stubs. A stub is an
+//! `out` to our port, so an exception of the copy comes to us first. The *trampoline* is an int3 that
+//! functions with a return probe return to.
 //!
 //! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
 //! and cleared only when it still holds what we wrote; nothing is both writable and executable for
-//! the guest; every byte of a free slot that the guest can reach is an int3.
+//! the guest; every byte of a free slot that the guest can reach is an int3; once a return address
+//! was replaced by the trampoline's, the region stays mapped.
 
 #[cfg(test)]
 mod tests;
 
-use hvprobe_arch::insn::{SLOT_SIZE, SlotCode};
+use std::collections::HashSet;
+
+use hvprobe_arch::insn::{GateHead, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{PageTables, WalkError, entry};
 use hvprobe_arch::{Gpa, Gva};
+
+use crate::probe::patch::GATE_PORT;
 
 const PAGE: u64 = 4096;
 const EMPTY_TABLE: [u8; 4096] = [0; 4096];
@@ -25,6 +40,19 @@ const TABLE_SPAN: u64 = 2 << 20;
 const INT3: u8 = 0xcc;
 const SLOT: u64 = SLOT_SIZE as u64;
 const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
+/// Where things lie, in pages from the start of the region.
+const CODE_PAGE: u64 = 1;
+const IDT_PAGE: u64 = 2;
+const SLOT_PAGES: u64 = 3;
+/// Bytes of one stub: `out imm8, al` and two int3s.
+const STUB: u64 = 4;
+const VECTORS: u64 = 256;
+/// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
+const GATE: usize = 16;
+/// Bytes of a whole interrupt descriptor table.
+pub const IDT_SIZE: usize = 4096;
+/// Where the trampoline is in the code page: after the stubs.
+const TRAMPOLINE: u64 = VECTORS * STUB + 64;
 
 /// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
 /// place the image may lie, 16 MiB on): the kernel clears its page-table entries at boot
@@ -66,8 +94,53 @@ pub enum HiddenError {
     },
 }
 
+/// The fixed places of a mapped region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixtures {
+    start: Gva,
+}
+
+impl Fixtures {
+    /// The int3 that functions with a return probe return to.
+    #[must_use]
+    pub fn trampoline(&self) -> Gva {
+        self.start.wrapping_add(CODE_PAGE * PAGE + TRAMPOLINE)
+    }
+
+    /// The interrupt descriptor table of the exception window.
+    #[must_use]
+    pub fn idt(&self) -> Gva {
+        self.start.wrapping_add(IDT_PAGE * PAGE)
+    }
+
+    fn stub(&self, vector: u64) -> Gva {
+        self.start.wrapping_add(CODE_PAGE * PAGE + vector * STUB)
+    }
+
+    /// The vector whose stub RIP has reached, whether or not it has passed the `out` (hosts
+    /// differ).
+    #[must_use]
+    pub fn vector(&self, rip: Gva) -> Option<u8> {
+        let offset = rip.offset_from(self.stub(0))?;
+        (offset % STUB == 0 || offset % STUB == OUT.len() as u64)
+            .then(|| u8::try_from(offset / STUB).ok())
+            .flatten()
+    }
+
+    /// Whether `at` lies in the region.
+    #[must_use]
+    pub fn contain(&self, at: Gva) -> bool {
+        at.offset_from(self.start)
+            .is_some_and(|offset| offset < TABLE_SPAN)
+    }
+}
+
+/// `out GATE_PORT, al`.
+const OUT: [u8; 2] = GateHead::patch(GATE_PORT);
+
 #[derive(Debug)]
 struct Mapped {
+    fixtures: Fixtures,
     /// Guest address of the region's first slot page.
     base: Gva,
     entry_at: Gpa,
@@ -81,6 +154,7 @@ pub struct HiddenRegion {
     slots: u64,
     window: Window,
     mapped: Option<Mapped>,
+    pinned: bool,
     /// Slots below this have been handed out at least once.
     fresh: u64,
     free: Vec<u64>,
@@ -92,12 +166,13 @@ impl HiddenRegion {
     /// and at most 2 MiB: what one page table maps.
     #[must_use]
     pub fn new(at: Gpa, size: u64, window: Window) -> Self {
-        let code_pages = (size.min(TABLE_SPAN) / PAGE).saturating_sub(1);
+        let code_pages = (size.min(TABLE_SPAN) / PAGE).saturating_sub(SLOT_PAGES);
         Self {
             at,
             slots: code_pages * SLOTS_PER_PAGE,
             window,
             mapped: None,
+            pinned: false,
             fresh: 0,
             free: Vec::new(),
         }
@@ -113,14 +188,46 @@ impl HiddenRegion {
         }
         let (start, entry_at) = self.empty_entry(mem, tables)?;
         mem.write(self.at, &EMPTY_TABLE)?;
+        self.add_page(mem, CODE_PAGE)?;
+        let stubs = self.at.wrapping_add(CODE_PAGE * PAGE);
+        for vector in 0..VECTORS {
+            mem.write(stubs.wrapping_add(vector * STUB), &OUT)?;
+        }
         let value = self.at.0 | entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
         mem.write(entry_at, &value.to_le_bytes())?;
         self.mapped = Some(Mapped {
-            base: start.wrapping_add(PAGE),
+            fixtures: Fixtures { start },
+            base: start.wrapping_add(SLOT_PAGES * PAGE),
             entry_at,
             entry: value,
         });
         Ok(())
+    }
+
+    /// Where the fixed places are, while the region is mapped.
+    #[must_use]
+    pub fn fixtures(&self) -> Option<Fixtures> {
+        Some(self.mapped.as_ref()?.fixtures)
+    }
+
+    /// Builds the interrupt descriptor table of the exception window from the guest's `own`. The
+    /// region must be mapped.
+    ///
+    /// # Errors
+    /// When the memory is missing.
+    pub fn build_idt(&self, mem: &dyn PhysMemory, own: &[u8; IDT_SIZE]) -> Result<(), HiddenError> {
+        let Some(mapped) = &self.mapped else {
+            return Err(HiddenError::OutOfSlots(0));
+        };
+        let mut table = *own;
+        for (gate, vector) in table.chunks_exact_mut(GATE).zip(0..) {
+            let [a, b, c, d, e, f, g, h] = mapped.fixtures.stub(vector).0.to_le_bytes();
+            gate[0..2].copy_from_slice(&[a, b]);
+            gate[6..12].copy_from_slice(&[c, d, e, f, g, h]);
+        }
+        let frame = self.at.wrapping_add(IDT_PAGE * PAGE);
+        mem.write(frame, &table)?;
+        self.enter(mem, IDT_PAGE, entry::NO_EXECUTE)
     }
 
     fn empty_entry(
@@ -160,10 +267,15 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// Whether no slot is in use.
+    /// Keeps the region mapped from now on: somebody may come to the trampoline at any time.
+    pub fn pin(&mut self) {
+        self.pinned = true;
+    }
+
+    /// Whether the region may be unmapped: no slot is in use, nor was the trampoline ever.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.fresh == self.free.len() as u64
+        !self.pinned && self.fresh == self.free.len() as u64
     }
 
     /// Takes a free slot. The region must be mapped.
@@ -178,7 +290,7 @@ impl HiddenRegion {
             Some(index) => index,
             None if self.fresh < self.slots => {
                 if self.fresh.is_multiple_of(SLOTS_PER_PAGE) {
-                    self.add_page(mem, 1 + self.fresh / SLOTS_PER_PAGE)?;
+                    self.add_page(mem, SLOT_PAGES + self.fresh / SLOTS_PER_PAGE)?;
                 }
                 self.fresh += 1;
                 self.fresh - 1
@@ -193,9 +305,53 @@ impl HiddenRegion {
     fn add_page(&self, mem: &dyn PhysMemory, n: u64) -> Result<(), HiddenError> {
         let frame = self.at.wrapping_add(n * PAGE);
         mem.write(frame, &PAGE_OF_INT3)?;
-        let value = frame.0 | entry::PRESENT | entry::ACCESSED;
+        self.enter(mem, n, 0)
+    }
+
+    fn enter(&self, mem: &dyn PhysMemory, n: u64, extra: u64) -> Result<(), HiddenError> {
+        let frame = self.at.wrapping_add(n * PAGE);
+        let value = frame.0 | entry::PRESENT | entry::ACCESSED | extra;
         mem.write(self.at.wrapping_add(n * 8), &value.to_le_bytes())?;
         Ok(())
+    }
+
+    /// Which slots a word of the guest's memory, or one of the virtual CPUs that stand at
+    /// `instruction_pointers`, points into; `None` if its memory cannot be looked through. Return
+    /// addresses lie on stacks at multiples of 8 (SDM vol. 3, 6.14.2), so a slot that is not among
+    /// them is in nobody's way. Reads all of the guest's memory.
+    #[must_use]
+    pub fn referenced(
+        &self,
+        mem: &dyn PhysMemory,
+        instruction_pointers: impl IntoIterator<Item = Gva>,
+    ) -> Option<HashSet<Gva>> {
+        let (ranges, base) = (mem.ranges(), self.mapped.as_ref()?.base);
+        if ranges.is_empty() {
+            return None;
+        }
+        let mut found = HashSet::new();
+        let mut note = |at: u64| {
+            if Gva(at)
+                .offset_from(base)
+                .is_some_and(|offset| offset < self.fresh * SLOT)
+            {
+                found.insert(Gva(at & !(SLOT - 1)));
+            }
+        };
+        for rip in instruction_pointers {
+            note(rip.0);
+        }
+        let mut page = [0; 4096];
+        for (start, len) in ranges {
+            for offset in (0..len).step_by(4096) {
+                mem.read(start.wrapping_add(offset), &mut page).ok()?;
+                let (words, _) = page.as_chunks();
+                words
+                    .iter()
+                    .for_each(|word| note(u64::from_le_bytes(*word)));
+            }
+        }
+        Some(found)
     }
 
     /// Writes `code` into its slot; the rest of the slot stays int3.
@@ -215,7 +371,8 @@ impl HiddenRegion {
     pub fn release(&mut self, mem: &dyn PhysMemory, slot: Gva) -> Result<(), HiddenError> {
         let at = self.slot_gpa(slot)?;
         mem.write(at, &[INT3; SLOT_SIZE])?;
-        self.free.push((at.0 - self.at.0 - PAGE) / SLOT);
+        self.free
+            .push((at.0 - self.at.0 - SLOT_PAGES * PAGE) / SLOT);
         Ok(())
     }
 
@@ -224,7 +381,7 @@ impl HiddenRegion {
             .as_ref()
             .and_then(|m| slot.offset_from(m.base))
             .filter(|offset| offset % SLOT == 0 && offset / SLOT < self.fresh)
-            .map(|offset| self.at.wrapping_add(PAGE + offset))
+            .map(|offset| self.at.wrapping_add(SLOT_PAGES * PAGE + offset))
             .ok_or(HiddenError::OutOfSlots(self.slots))
     }
 }

@@ -2,10 +2,12 @@
 //! and what a hit does. It reaches guest memory and stops virtual CPUs only through traits
 //! ([`world`]), so it runs, and is tested, without KVM.
 
+pub mod calls;
 pub mod definition;
 pub mod event;
 pub mod hidden;
 pub mod image;
+pub mod modules;
 pub mod probe;
 pub mod symbols;
 pub mod task;

@@ -125,6 +125,9 @@ struct Name {
     len: u32,
 }
 
+/// More bytes of names than any kernel has.
+pub(crate) const MOST_TEXT: usize = 64 << 20;
+
 /// All symbols of an image.
 #[derive(Default)]
 pub struct Symbols {
@@ -147,17 +150,20 @@ impl Symbols {
     /// Builds the table. `ranges` are the sections, or failing these the segments, of the image:
     /// a symbol without a size of its own ends at the latest where its range does.
     ///
-    /// Symbols without a name, and whatever would take the names past 4 GiB, are left out.
+    /// Symbols without a name, and all from where names would pass [`MOST_TEXT`], are left out.
     pub fn new<'a>(raw: impl IntoIterator<Item = RawSymbol<'a>>, ranges: &[Range<u64>]) -> Self {
         let mut table = Self::default();
         for symbol in raw {
+            if table.arena.len() + symbol.name.len() > MOST_TEXT {
+                break;
+            }
             let (Ok(start), Ok(len)) = (
                 u32::try_from(table.arena.len()),
                 u32::try_from(symbol.name.len()),
             ) else {
                 continue;
             };
-            if len == 0 || start.checked_add(len).is_none() {
+            if len == 0 {
                 continue;
             }
             table.arena.push_str(symbol.name);
@@ -203,11 +209,7 @@ impl Symbols {
     /// # Errors
     /// When there is none, with names that are near, or several, with their addresses.
     pub fn lookup(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
-        let mut found: Vec<Symbol<'_>> = self.named(name).collect();
-        if found.iter().any(|symbol| symbol.kind == SymbolKind::Text) {
-            found.retain(|symbol| symbol.kind == SymbolKind::Text);
-        }
-        found.dedup_by_key(|symbol| symbol.addr);
+        let found = self.candidates(name);
         match found.as_slice() {
             [] => Err(LookupError::Unknown {
                 name: name.to_owned(),
@@ -219,6 +221,16 @@ impl Symbols {
                 at: several.iter().map(|symbol| symbol.addr).collect(),
             }),
         }
+    }
+
+    /// What `name` may stand for, by address: as in [`Self::lookup`], but without an error.
+    pub(crate) fn candidates(&self, name: &str) -> Vec<Symbol<'_>> {
+        let mut found: Vec<Symbol<'_>> = self.named(name).collect();
+        if found.iter().any(|symbol| symbol.kind == SymbolKind::Text) {
+            found.retain(|symbol| symbol.kind == SymbolKind::Text);
+        }
+        found.dedup_by_key(|symbol| symbol.addr);
+        found
     }
 
     /// The address of `name`, whatever it names; `None` unless there is exactly one.

@@ -33,6 +33,18 @@ impl Task {
 }
 
 impl TaskLayout {
+    /// Where the task that runs on the virtual CPU whose per-CPU base is `gs_base` is; `None` when
+    /// the guest's memory does not tell. Allocates nothing.
+    pub fn pointer(
+        &self,
+        tables: &PageTables,
+        mem: &(impl PhysMemory + ?Sized),
+        gs_base: u64,
+    ) -> Option<Gva> {
+        let pointer = Gva(gs_base.wrapping_add(self.current_task));
+        tables.read_u64(mem, pointer).ok().map(Gva)
+    }
+
     /// The task that runs on the virtual CPU whose per-CPU base is `gs_base`; `None` when the
     /// guest's memory does not hold one there. Allocates nothing.
     pub fn current(
@@ -41,8 +53,7 @@ impl TaskLayout {
         mem: &(impl PhysMemory + ?Sized),
         gs_base: u64,
     ) -> Option<Task> {
-        let pointer = Gva(gs_base.wrapping_add(self.current_task));
-        let task = Gva(tables.read_u64(mem, pointer).ok()?);
+        let task = self.pointer(tables, mem, gs_base)?;
         let int = |offset: u64| {
             let mut raw = [0; 4];
             tables

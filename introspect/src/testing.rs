@@ -5,6 +5,7 @@
 //! but the engine under test and the test itself ever writes to it.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::hidden::{HiddenRegion, KERNEL_WINDOW};
 use crate::image::KernelImage;
 use crate::probe::hit::KernelView;
 use crate::probe::table::ProbeTable;
-use crate::world::{Change, Clock, StopError, World};
+use crate::world::{Change, Clock, Standing, StopError, World};
 
 const PAGE: u64 = 4096;
 const ROOT: Gpa = Gpa(0x1000);
@@ -24,25 +25,34 @@ const ROOT: Gpa = Gpa(0x1000);
 const TEXT: Gpa = Gpa(0x2_0000);
 /// Where the page with the stack, the per-CPU variables and the task is.
 const DATA: Gpa = Gpa(0x3_0000);
-const DATA_VIRT: Gva = Gva(0xffff_ffff_82a0_0000);
+pub(crate) const DATA_VIRT: Gva = Gva(0xffff_ffff_82a0_0000);
+/// Where the page with the interrupt descriptor table is.
+const IDT: Gpa = Gpa(0x3_1000);
+const IDT_VIRT: Gva = Gva(0xffff_ffff_82a0_1000);
 /// Where the hidden region begins; memory ends after it.
 pub(crate) const HIDDEN: Gpa = Gpa(0x4_0000);
 /// The stack pointer of a hit: the words below and above it are mapped.
 pub(crate) const STACK: Gva = Gva(DATA_VIRT.0 + 0x800);
+/// Where the pages for modules are, which the guest has no use for otherwise.
+pub(crate) const MODULE_FRAMES: Gpa = Gpa(0x3_2000);
+/// Where they are mapped.
+pub(crate) const MODULE_VIRT: Gva = Gva(0xffff_ffff_c000_0000);
+/// How many there are.
+pub(crate) const MODULE_PAGES: u64 = 12;
 /// How many slots a region of [`hidden`]'s size has.
 pub(crate) const SLOTS: usize = 128;
 
-/// The hidden region of the tests: a page table and one page of slots.
+/// The hidden region of the tests: its fixed pages and one page of slots.
 pub(crate) fn hidden() -> HiddenRegion {
-    HiddenRegion::new(HIDDEN, 2 * PAGE, KERNEL_WINDOW)
+    HiddenRegion::new(HIDDEN, 4 * PAGE, KERNEL_WINDOW)
 }
 
-/// Guest memory from address 0 up.
-#[derive(Debug)]
+/// Guest memory from address 0 up. A clone is the same memory.
+#[derive(Clone, Debug)]
 pub(crate) struct Memory {
-    bytes: RefCell<Vec<u8>>,
-    writes: Cell<u64>,
-    failing: Cell<Option<u64>>,
+    bytes: Rc<RefCell<Vec<u8>>>,
+    writes: Rc<Cell<u64>>,
+    failing: Rc<Cell<Option<u64>>>,
 }
 
 impl Memory {
@@ -50,9 +60,9 @@ impl Memory {
     pub(crate) fn new(hidden: u64) -> Self {
         let size = usize::try_from(HIDDEN.0 + hidden).expect("small");
         Self {
-            bytes: RefCell::new(vec![0; size]),
-            writes: Cell::new(0),
-            failing: Cell::new(None),
+            bytes: Rc::new(RefCell::new(vec![0; size])),
+            writes: Rc::default(),
+            failing: Rc::default(),
         }
     }
 
@@ -156,6 +166,7 @@ pub(crate) struct Guest {
     stops: Cell<u64>,
     refuses: Cell<bool>,
     meanwhile: RefCell<Option<Meanwhile>>,
+    standing: RefCell<Vec<Standing>>,
     table: RefCell<Arc<ProbeTable>>,
 }
 
@@ -164,7 +175,7 @@ impl Guest {
     /// runs: thread 77 of process 70, named `worker`.
     pub(crate) fn boot(elf: &[u8]) -> Self {
         let image = Arc::new(KernelImage::parse(elf).expect("the fixture is a kernel"));
-        let mem = Memory::new(2 * PAGE);
+        let mem = Memory::new(4 * PAGE);
         let mut mapper = Mapper::new(&mem);
         let symbol = |name| image.symbols().address_of(name).expect("in the fixture");
         let (start, end) = (symbol("_stext"), symbol("_etext"));
@@ -172,6 +183,11 @@ impl Guest {
             mapper.map(start.wrapping_add(n * PAGE), TEXT.wrapping_add(n * PAGE));
         }
         mapper.map(DATA_VIRT, DATA);
+        mapper.map(IDT_VIRT, IDT);
+        for n in 0..MODULE_PAGES {
+            let frame = MODULE_FRAMES.wrapping_add(n * PAGE);
+            mapper.map(MODULE_VIRT.wrapping_add(n * PAGE), frame);
+        }
         let len = usize::try_from(end.0 - start.0).expect("small");
         mem.write(TEXT, image.bytes_at(start, len).expect("text"))
             .expect("in memory");
@@ -181,10 +197,25 @@ impl Guest {
             stops: Cell::new(0),
             refuses: Cell::new(false),
             meanwhile: RefCell::default(),
+            standing: RefCell::default(),
             table: RefCell::default(),
         };
         guest.write_task();
+        guest.write_idt();
         guest
+    }
+
+    /// Where the guest handles exception `vector`.
+    pub(crate) fn handler(vector: u8) -> Gva {
+        Gva(0xffff_ffff_8160_0000 + u64::from(vector) * 0x100)
+    }
+
+    fn write_idt(&self) {
+        for vector in 0..=255_u8 {
+            let [a, b, c, d, e, f, g, h] = Self::handler(vector).0.to_le_bytes();
+            let gate = [a, b, 0x10, 0, 0, 0x8e, c, d, e, f, g, h, 0, 0, 0, 0];
+            self.write(IDT_VIRT.wrapping_add(u64::from(vector) * 16), &gate);
+        }
     }
 
     fn write_task(&self) {
@@ -209,6 +240,7 @@ impl Guest {
         KernelView {
             tables: tables(),
             task: self.image.task_layout().ok(),
+            idt: IDT_VIRT,
         }
     }
 
@@ -232,6 +264,11 @@ impl Guest {
     /// Whether the virtual CPUs do not stop any more.
     pub(crate) fn refuse_stops(&self, refuses: bool) {
         self.refuses.set(refuses);
+    }
+
+    /// Where the virtual CPUs stand when they are stopped from now on.
+    pub(crate) fn stand(&self, standing: &[Standing]) {
+        *self.standing.borrow_mut() = standing.to_vec();
     }
 
     /// Lets the guest do something just before it is stopped the next time.
@@ -261,7 +298,7 @@ impl World for Guest {
         if let Some(act) = self.meanwhile.take() {
             act(self);
         }
-        if let Some(table) = change(&self.mem) {
+        if let Some(table) = change(&self.mem, &self.standing.borrow()) {
             *self.table.borrow_mut() = table;
         }
         Ok(())

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 
 use crate::probe::table::ProbeTable;
@@ -26,9 +27,21 @@ pub enum StopError {
     Ended,
 }
 
-/// What is done to a stopped guest: takes its memory, returns the table the virtual CPUs hold from
-/// then on, or `None` to leave them the one they have.
-pub type Change<'a> = dyn FnMut(&dyn PhysMemory) -> Option<Arc<ProbeTable>> + 'a;
+/// Where a stopped virtual CPU stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The next instruction it executes.
+    pub rip: Gva,
+    /// Its stack pointer.
+    pub rsp: Gva,
+    /// Its GS base: the per-CPU base if RIP is the kernel's.
+    pub gs_base: u64,
+}
+
+/// What is done to a stopped guest: takes its memory and where its virtual CPUs stand, without
+/// those that have not begun or have ended; returns the table the virtual CPUs hold from then on,
+/// or `None` to leave them the one they have.
+pub type Change<'a> = dyn FnMut(&dyn PhysMemory, &[Standing]) -> Option<Arc<ProbeTable>> + 'a;
 
 /// The machine, as the engine's control side sees it.
 pub trait World {

@@ -43,6 +43,7 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
         memory: 256 << 20,
         command: command.iter().map(|&word| word.to_owned()).collect(),
         probes: Vec::new(),
+        paused: false,
     }
 }
 
@@ -53,10 +54,7 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
 #[must_use]
 pub fn probe(definition: &str) -> ProbeSpec {
     match definition::parse(definition) {
-        Ok(definition) => ProbeSpec {
-            definition,
-            disabled: false,
-        },
+        Ok(definition) => definition.into(),
         Err(error) => panic!("{}: {error}", error.render(definition)),
     }
 }
@@ -78,12 +76,20 @@ impl Running {
     /// When it cannot be booted.
     #[must_use]
     pub fn boot(config: MachineConfig) -> Self {
+        // Nothing that happens before there is somebody to hear of it.
+        let config = MachineConfig {
+            paused: true,
+            ..config
+        };
         let machine = match Machine::boot(config) {
             Ok(machine) => machine,
             Err(error) => panic!("cannot boot: {}", chain(&error)),
         };
         let events = machine.subscribe(Vec::new(), 1 << 16);
         let (printed, console) = machine.console_subscribe();
+        if let Err(error) = machine.resume() {
+            panic!("cannot start: {}", chain(&error));
+        }
         Self {
             machine,
             events,

@@ -344,6 +344,10 @@ impl PhysMemory for GuestRam {
         Ok(())
     }
 
+    fn ranges(&self) -> Vec<(Gpa, u64)> {
+        self.regions().collect()
+    }
+
     /// One load, never torn, when `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {

@@ -69,7 +69,7 @@ pub enum MicroGuestError {
     },
 }
 
-fn kvm_error(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> MicroGuestError {
+pub(crate) fn kvm_error(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> MicroGuestError {
     move |source| MicroGuestError::Kvm { what, source }
 }
 
@@ -97,6 +97,8 @@ pub enum Stop {
         /// The instruction's first bytes, if KVM tells them.
         bytes: Vec<u8>,
     },
+    /// An interrupt could be delivered, which was asked for.
+    InterruptWindow,
     /// The program executed `hlt`.
     Halted,
     /// An exception found no handler.
@@ -168,13 +170,26 @@ impl MicroGuest {
     /// # Errors
     /// Never, for memory the guest was made with.
     pub fn set_handler(&self, vector: u8, handler: Gpa) -> Result<(), MicroGuestError> {
+        self.set_handler_in(IDT, vector, handler)
+    }
+
+    /// The same in a table of the program's.
+    ///
+    /// # Errors
+    /// When the table is not in memory.
+    pub(crate) fn set_handler_in(
+        &self,
+        idt: Gpa,
+        vector: u8,
+        handler: Gpa,
+    ) -> Result<(), MicroGuestError> {
         // An interrupt gate that privilege level 3 may use too (SDM vol. 3, 6.14.1).
         const GATE: u64 = 0xee << 40;
         let low = handler.0 & 0xffff
             | u64::from(cpu::CODE) << 16
             | GATE
             | (handler.0 >> 16 & 0xffff) << 48;
-        let at = IDT.wrapping_add(u64::from(vector) * 16);
+        let at = idt.wrapping_add(u64::from(vector) * 16);
         let gate = [low, handler.0 >> 32].map(u64::to_le_bytes);
         Ok(self.ram.write(at, gate.as_flattened())?)
     }
@@ -201,6 +216,11 @@ impl MicroGuest {
 
     /// Lets the guest run until it exits, or for `limit`.
     pub fn run(&mut self, limit: Duration) -> Stop {
+        Self::run_vcpu(&mut self.vcpu, limit)
+    }
+
+    /// The same for a vCPU that was taken out of its guest.
+    pub(crate) fn run_vcpu(vcpu: &mut VcpuFd, limit: Duration) -> Stop {
         install_wake_signal();
         let expired = AtomicBool::new(false);
         let (done, waiting) = mpsc::channel();
@@ -210,8 +230,8 @@ impl MicroGuest {
             let expired = &expired;
             scope.spawn(move || watch(&waiting, limit, &runner, expired));
             let stop = loop {
-                match self.vcpu.run() {
-                    Ok(VcpuExit::InternalError) => break self.internal_error(),
+                match vcpu.run() {
+                    Ok(VcpuExit::InternalError) => break internal_error(vcpu),
                     Ok(exit) => break stop(exit),
                     Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                         if expired.load(Ordering::Relaxed) {
@@ -225,25 +245,25 @@ impl MicroGuest {
             stop
         })
     }
+}
 
-    fn internal_error(&mut self) -> Stop {
-        // SAFETY: the last exit was an internal error, for which KVM fills this member of the
-        // union. Its fields are integers, so any bytes are valid.
-        let failure = unsafe { self.vcpu.get_kvm_run().__bindgen_anon_1.emulation_failure };
-        if failure.suberror != SUBERROR_EMULATION {
-            return Stop::Other(format!("internal error {}", failure.suberror));
-        }
-        // KVM counts the 64-bit words it has filled in: the flags are the first.
-        let flags = if failure.ndata > 0 { failure.flags } else { 0 };
-        let mut bytes = Vec::new();
-        if flags & INSTRUCTION_BYTES != 0 {
-            // SAFETY: as above; the flag says that these words are filled.
-            let instruction = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
-            let len = usize::from(instruction.insn_size).min(instruction.insn_bytes.len());
-            bytes.extend_from_slice(&instruction.insn_bytes[..len]);
-        }
-        Stop::EmulationFailed { bytes }
+fn internal_error(vcpu: &mut VcpuFd) -> Stop {
+    // SAFETY: the last exit was an internal error, for which KVM fills this member of the
+    // union. Its fields are integers, so any bytes are valid.
+    let failure = unsafe { vcpu.get_kvm_run().__bindgen_anon_1.emulation_failure };
+    if failure.suberror != SUBERROR_EMULATION {
+        return Stop::Other(format!("internal error {}", failure.suberror));
     }
+    // KVM counts the 64-bit words it has filled in: the flags are the first.
+    let flags = if failure.ndata > 0 { failure.flags } else { 0 };
+    let mut bytes = Vec::new();
+    if flags & INSTRUCTION_BYTES != 0 {
+        // SAFETY: as above; the flag says that these words are filled.
+        let instruction = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
+        let len = usize::from(instruction.insn_size).min(instruction.insn_bytes.len());
+        bytes.extend_from_slice(&instruction.insn_bytes[..len]);
+    }
+    Stop::EmulationFailed { bytes }
 }
 
 fn stop(exit: VcpuExit<'_>) -> Stop {
@@ -257,6 +277,7 @@ fn stop(exit: VcpuExit<'_>) -> Stop {
             pc: debug.pc,
             dr6: debug.dr6,
         },
+        VcpuExit::IrqWindowOpen => Stop::InterruptWindow,
         VcpuExit::Hlt => Stop::Halted,
         VcpuExit::Shutdown => Stop::TripleFault,
         other => Stop::Other(format!("{other:?}")),

@@ -116,7 +116,7 @@ impl GateHead {
 
     /// The bytes that take their place: `out port, al`.
     #[must_use]
-    pub fn patch(port: u8) -> [u8; PATCH_LEN] {
+    pub const fn patch(port: u8) -> [u8; PATCH_LEN] {
         [OUT_IMM8_AL, port]
     }
 

@@ -1,20 +1,22 @@
 //! The instruction a breakpoint displaces, and how it takes effect nonetheless.
 //!
-//! Nothing here ever needs the original bytes back in place. [`classify`] decodes the instruction
-//! once, when a probe is registered, and decides how it will be carried out:
+//! Nothing here ever needs the original bytes back in place, nor a single-step. [`classify`]
+//! decodes the instruction once, when a probe is registered, and decides how it is carried out:
 //!
 //! ```text
 //!                 classify
-//!   code bytes ────────────▶ Displaced ─┬─ Emulate: emulate(regs, stack)
-//!             └──▶ Refusal              └─ Step:    relocate(slot) ─▶ SlotCode
-//!                                                   … one single-step at the slot …
-//!                                                   after_step(slot, regs, stack) ─▶ StepEnd
+//!   code bytes ────────────▶ Displaced ─┬─ Emulate: emulate(regs, memory)
+//!             └──▶ Refusal              ├─ Boost:   boosted(slot): copy, jump back; one exit
+//!                                       └─ (either) trapped(slot): copy, int3; two exits,
+//!                                                   for whom must see the state in between
 //! ```
 //!
 //! Either way the registers and memory end up exactly as if the instruction had run at its own
-//! address. What is needed for that is worked out by `classify` and `relocate`; the calls made on
-//! every hit ([`Displaced::emulate`], [`Displaced::after_step`]) neither decode nor allocate.
+//! address. What is needed for that is worked out by `classify`, `boosted` and `trapped`; the
+//! calls made on every hit ([`Displaced::emulate`], [`Displaced::trap_end`],
+//! [`Displaced::in_place`]) neither decode nor allocate.
 
+mod body;
 mod boundary;
 mod emulate;
 mod gate;
@@ -24,17 +26,18 @@ mod slot;
 mod testing;
 mod text;
 
+pub use body::may_return;
 pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use emulate::Emulated;
 pub use gate::{GateError, GateHead};
 pub use policy::{Refusal, classify, is_endbr64};
-pub use slot::{RelocateError, SLOT_SIZE, SlotCode, StepEnd};
+pub use slot::{RelocateError, SLOT_SIZE, SlotCode, SlotKind};
 pub use text::text;
 
 use crate::Gva;
 use crate::paging::WalkError;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
-use slot::{Flow, Relocation};
+use slot::Relocation;
 
 /// The length in bytes of the longest instruction (SDM vol. 2, 2.3.11).
 pub const MAX_LEN: usize = 15;
@@ -45,14 +48,9 @@ pub struct Displaced {
     at: Gva,
     bytes: [u8; MAX_LEN],
     len: u8,
-    plan: Plan,
-}
-
-/// How the instruction is carried out, with all that takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plan {
-    Emulate(Emulated),
-    Step { relocation: Relocation, flow: Flow },
+    action: Action,
+    /// How a copy is made; `None` where a copy would not do the same.
+    relocation: Option<Relocation>,
 }
 
 impl Displaced {
@@ -74,13 +72,10 @@ impl Displaced {
         self.at.wrapping_add(u64::from(self.len))
     }
 
-    /// How it is carried out.
+    /// The cheapest way to carry it out.
     #[must_use]
     pub fn action(&self) -> Action {
-        match self.plan {
-            Plan::Emulate(operation) => Action::Emulate(operation),
-            Plan::Step { .. } => Action::Step,
-        }
+        self.action
     }
 }
 
@@ -89,35 +84,45 @@ impl Displaced {
 pub enum Action {
     /// By the host, on the saved registers, with [`Displaced::emulate`].
     Emulate(Emulated),
-    /// By the guest: one single-step of a copy made by [`Displaced::relocate`], with interrupts
-    /// held off, and then [`Displaced::after_step`].
-    Step,
+    /// By the guest, which runs the copy that [`Displaced::boosted`] makes.
+    Boost,
 }
 
-/// The guest's stack, as the kernel sees it at a hit.
-pub trait Stack {
+/// The guest's memory, as the kernel sees it at a hit.
+pub trait Memory {
     /// The 64-bit word at `at`, which need not be aligned.
     ///
     /// # Errors
     /// When the guest could not read there.
-    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault>;
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault>;
 
     /// Stores `value` at `at`, which need not be aligned.
     ///
     /// # Errors
     /// When the guest could not write there; then nothing has changed.
-    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), StackFault>;
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault>;
 }
 
-/// The stack cannot be accessed where the instruction does.
+/// Memory cannot be accessed where the instruction does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot reach the stack word at {at}")]
-pub struct StackFault {
-    /// The word's address.
+#[error("cannot reach the word at {at}")]
+pub struct MemoryFault {
+    /// The word's address, or the address the instruction was to continue at.
     pub at: Gva,
     /// Why.
     #[source]
     pub cause: WalkError,
+}
+
+/// What remains of an emulated instruction beyond the registers and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Effect {
+    /// Nothing.
+    Done,
+    /// `sti` enabled interrupts: they stay held off until after the next instruction (SDM vol. 2,
+    /// STI). The caller tells the processor so.
+    Shadow,
 }
 
 /// Why bytes are no instruction.

@@ -1,6 +1,6 @@
 //! What the tests of this module share.
 
-use super::{Displaced, Stack, StackFault, classify};
+use super::{Displaced, Memory, MemoryFault, classify};
 use crate::Gva;
 use crate::paging::WalkError;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ pub(super) const AT: Gva = Gva(0xffff_ffff_8123_4567);
 /// Where the tests put slots.
 pub(super) const SLOT: Gva = Gva(0xffff_ffff_8080_0040);
 
-/// A stack of a few words; everything else faults.
+/// Memory of a few words; everything else faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Words(BTreeMap<u64, u64>);
 
@@ -22,24 +22,30 @@ impl Words {
         Self(addresses.zip(words.iter().copied()).collect())
     }
 
+    /// One more word.
+    pub(super) fn add(&mut self, at: u64, word: u64) {
+        self.0.insert(at, word);
+    }
+
+    /// The word at `at`.
     pub(super) fn at(&self, at: u64) -> Option<u64> {
         self.0.get(&at).copied()
     }
 
-    fn word(&mut self, at: Gva) -> Result<&mut u64, StackFault> {
-        self.0.get_mut(&at.0).ok_or(StackFault {
+    fn word(&mut self, at: Gva) -> Result<&mut u64, MemoryFault> {
+        self.0.get_mut(&at.0).ok_or(MemoryFault {
             at,
             cause: WalkError::NotPresent { at, level: 1 },
         })
     }
 }
 
-impl Stack for Words {
-    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault> {
+impl Memory for Words {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
         self.word(at).copied()
     }
 
-    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), StackFault> {
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault> {
         self.word(at).map(|word| *word = value)
     }
 }

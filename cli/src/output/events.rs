@@ -1,11 +1,16 @@
 //! Hits as lines of text, in the columns of `perf script` and of ftrace's `trace` file.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
-use hvprobe_proto::v1;
+use hvprobe_proto::v1::{self, EventKind};
 
 use super::harmless;
+use crate::errno;
+use crate::syntax::hex;
+
+/// How many registers are shown of a probe that shows all: the first arguments.
+const ARGUMENTS: usize = 3;
 
 /// Names the columns of [`line`].
 pub(crate) const HEADER: &str = "\
@@ -49,7 +54,6 @@ impl Labels {
 
 /// One hit as one line.
 pub(crate) fn line(event: &v1::Event, label: &Label) -> String {
-    let regs = event.registers.unwrap_or_default();
     let (comm, pid) = match &event.task {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
         None => ("<...>".to_owned(), "?".to_owned()),
@@ -61,17 +65,130 @@ pub(crate) fn line(event: &v1::Event, label: &Label) -> String {
         event.host_ns % 1_000_000_000 / 1000,
         label.name,
     );
-    // Writing to a string cannot fail.
-    let _ok = match &label.symbol {
-        Some((symbol, offset)) => write!(line, "{symbol}+{offset:#x}"),
-        None => write!(line, "{:#x}", regs.rip),
-    };
-    let _ok = write!(
-        line,
-        ") rdi={:#x} rsi={:#x} rdx={:#x}",
-        regs.rdi, regs.rsi, regs.rdx
-    );
+    what(&mut line, event, label).expect("writing to a string cannot fail");
     line
+}
+
+/// Where it happened, what, and what was seen.
+fn what(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
+    let mut regs = event.registers.unwrap_or_default();
+    if let Some(call) = &event.call {
+        // As ftrace shows it.
+        write!(line, "{:#x} <- ", regs.rip)?;
+        match &label.symbol {
+            Some((symbol, _)) => write!(line, "{symbol})")?,
+            None => line.push_str("?)"),
+        }
+        write!(line, " ret={:#x}", call.value)?;
+        if let Some(error) = errno::returned(call.value) {
+            write!(line, " (-{error})")?;
+        }
+        write!(line, " took={}", duration(call.duration_ns))?;
+        regs = call.entry.unwrap_or_default();
+    } else {
+        match &label.symbol {
+            Some((symbol, offset)) => write!(line, "{symbol}+{offset:#x})")?,
+            None => write!(line, "{:#x})", regs.rip)?,
+        }
+    }
+    match event.kind() {
+        EventKind::Post => write!(line, " post rip={:#x}", regs.rip)?,
+        EventKind::Fault => {
+            let fault = event.fault.unwrap_or_default();
+            write!(line, " fault {}", exception(fault.vector))?;
+            if let Some(code) = fault.error_code {
+                write!(line, "({code:#x})")?;
+            }
+        }
+        EventKind::Unspecified | EventKind::Hit | EventKind::Return => {}
+    }
+    for (name, value) in shown(&regs) {
+        write!(line, " {name}={value:#x}")?;
+    }
+    for item in &event.captured {
+        let name = match item.what.as_str() {
+            "" => "captured".to_owned(),
+            what => harmless(what.as_bytes()),
+        };
+        match (item.unreadable, <[u8; 8]>::try_from(&item.data[..])) {
+            (true, _) => write!(line, " {name}=(fault)")?,
+            (false, Ok(word)) if name.starts_with("$stack") => {
+                write!(line, " {name}={:#x}", u64::from_le_bytes(word))?;
+            }
+            (false, _) => write!(line, " {name}={}", hex(&item.data))?,
+        }
+    }
+    Ok(())
+}
+
+/// The general registers with their names, in the order of the first arguments and then of the
+/// interface.
+pub(crate) fn general(regs: &v1::Registers) -> [(&'static str, Option<u64>); 16] {
+    [
+        ("rdi", regs.rdi),
+        ("rsi", regs.rsi),
+        ("rdx", regs.rdx),
+        ("rcx", regs.rcx),
+        ("r8", regs.r8),
+        ("r9", regs.r9),
+        ("rax", regs.rax),
+        ("rbx", regs.rbx),
+        ("rsp", regs.rsp),
+        ("rbp", regs.rbp),
+        ("r10", regs.r10),
+        ("r11", regs.r11),
+        ("r12", regs.r12),
+        ("r13", regs.r13),
+        ("r14", regs.r14),
+        ("r15", regs.r15),
+    ]
+}
+
+/// The registers worth a line: those that were chosen, or else the first arguments.
+fn shown(regs: &v1::Registers) -> impl Iterator<Item = (&'static str, u64)> {
+    let all = general(regs);
+    let chosen = all.iter().any(|(_, value)| value.is_none());
+    let most = if chosen { all.len() } else { ARGUMENTS };
+    all.into_iter()
+        .take(most)
+        .filter_map(|(name, value)| Some((name, value?)))
+}
+
+/// A duration in the unit that suits it.
+pub(crate) fn duration(ns: u64) -> String {
+    match ns {
+        ..1_000_000 => format!("{}.{:03}us", ns / 1000, ns % 1000),
+        ..1_000_000_000 => format!("{}.{:03}ms", ns / 1_000_000, ns / 1000 % 1000),
+        _ => format!("{}.{:03}s", ns / 1_000_000_000, ns / 1_000_000 % 1000),
+    }
+}
+
+/// The name of an exception (SDM vol. 3, table 6-1).
+pub(crate) fn exception(vector: u32) -> String {
+    let name = match vector {
+        0 => "#DE",
+        1 => "#DB",
+        2 => "NMI",
+        3 => "#BP",
+        4 => "#OF",
+        5 => "#BR",
+        6 => "#UD",
+        7 => "#NM",
+        8 => "#DF",
+        10 => "#TS",
+        11 => "#NP",
+        12 => "#SS",
+        13 => "#GP",
+        14 => "#PF",
+        16 => "#MF",
+        17 => "#AC",
+        18 => "#MC",
+        19 => "#XM",
+        20 => "#VE",
+        21 => "#CP",
+        other => return format!("exception {other}"),
+    };
+    name.to_owned()
 }
 
 /// The line that says that `count` events are missing from here on.
@@ -93,20 +210,57 @@ pub(crate) mod tests {
             vcpu: 0,
             host_ns: 1_234_567_890_123,
             guest_tsc: 0x1_2345_6789,
-            registers: Some(v1::Registers {
-                rdi: 0xffff_8880_0312_3400,
-                rsi: 0x7fff_1234_5000,
-                rdx: 1,
-                rip: 0xffff_ffff_8123_4560,
-                rflags: 0x246,
-                ..Default::default()
-            }),
+            registers: Some(registers()),
             task: Some(v1::Task {
                 pid: 123,
                 tgid: 123,
                 comm: b"dd".to_vec(),
             }),
             cost_ns: 2100,
+            kind: EventKind::Hit.into(),
+            fault: None,
+            call: None,
+            captured: Vec::new(),
+        }
+    }
+
+    /// All registers.
+    fn registers() -> v1::Registers {
+        v1::Registers {
+            rax: Some(0),
+            rbx: Some(0),
+            rcx: Some(0),
+            rdx: Some(1),
+            rsi: Some(0x7fff_1234_5000),
+            rdi: Some(0xffff_8880_0312_3400),
+            rsp: Some(0),
+            rbp: Some(0),
+            r8: Some(0),
+            r9: Some(0),
+            r10: Some(0),
+            r11: Some(0),
+            r12: Some(0),
+            r13: Some(0),
+            r14: Some(0),
+            r15: Some(0),
+            rip: 0xffff_ffff_8123_4560,
+            rflags: 0x246,
+        }
+    }
+
+    /// A return of `vfs_read` after 12.345 µs.
+    pub(crate) fn returned(value: u64) -> v1::Event {
+        v1::Event {
+            kind: EventKind::Return.into(),
+            call: Some(v1::Call {
+                id: 7,
+                entry_ns: 1_234_567_877_778,
+                entry_tsc: 0x1_2345_0000,
+                duration_ns: 12_345,
+                value,
+                entry: Some(registers()),
+            }),
+            ..hit()
         }
     }
 
@@ -176,6 +330,100 @@ pub(crate) mod tests {
                        <...>-?       [000]  1234.567890: probe_7: (0xffffffff81234560) rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
         "#]],
         );
+    }
+
+    #[test]
+    fn returns_show_value_duration_and_the_registers_at_entry() {
+        check(
+            &returned(1),
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (0xffffffff81234560 <- vfs_read) ret=0x1 took=12.345us rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+        check(
+            &returned(9_u64.wrapping_neg()),
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (0xffffffff81234560 <- vfs_read) ret=0xfffffffffffffff7 (-EBADF) took=12.345us rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+    }
+
+    #[test]
+    fn posts_and_faults_say_so() {
+        let mut event = hit();
+        event.kind = EventKind::Post.into();
+        check(
+            &event,
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) post rip=0xffffffff81234560 rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+        event.kind = EventKind::Fault.into();
+        event.fault = Some(v1::Fault {
+            vector: 14,
+            error_code: Some(2),
+        });
+        check(
+            &event,
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) fault #PF(0x2) rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+        event.fault = Some(v1::Fault {
+            vector: 9,
+            error_code: None,
+        });
+        check(
+            &event,
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) fault exception 9 rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+    }
+
+    #[test]
+    fn chosen_registers_and_captures_are_all_shown() {
+        let item = |what: &str, data: &[u8], unreadable| v1::CapturedItem {
+            data: data.to_vec(),
+            unreadable,
+            what: what.to_owned(),
+        };
+        let mut event = hit();
+        event.registers = Some(v1::Registers {
+            rbp: Some(5),
+            r15: Some(6),
+            ..Default::default()
+        });
+        event.captured = vec![
+            item("+16(%di)", &[0, 0x11, 0xaa], false),
+            item("$stack2", &[1, 2, 0, 0, 0, 0, 0, 0], false),
+            item("-8(%ax)", &[0; 8], true),
+            item("", &[1], false),
+        ];
+        check(
+            &event,
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 +16(%di)=0011aa $stack2=0x201 -8(%ax)=(fault) captured=01
+        "#]],
+        );
+    }
+
+    #[test]
+    fn durations_suit_their_size() {
+        let told = [0, 999, 1_000_000, 61_234_567_890].map(duration);
+        assert_eq!(told, ["0.000us", "0.999us", "1.000ms", "61.234s"]);
     }
 
     #[test]

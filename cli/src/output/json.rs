@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use super::events::Label;
 use super::harmless;
 use super::summary::Row;
+use crate::syntax::{actions_text, hex};
 
 /// A 64-bit value that is shown in hexadecimal.
 #[derive(Clone, Copy, Debug)]
@@ -62,27 +63,82 @@ pub(crate) struct Event {
     tgid: Option<i32>,
     comm: Option<String>,
     cost_ns: u64,
+    kind: &'static str,
     registers: Registers,
+    fault: Option<Fault>,
+    call: Option<Call>,
+    captured: Vec<Captured>,
+}
+
+/// An exception of the displaced instruction.
+#[derive(Debug, Serialize)]
+struct Fault {
+    exception: String,
+    vector: u32,
+    error_code: Option<u32>,
+}
+
+/// The call that a return belongs to.
+#[derive(Debug, Serialize)]
+struct Call {
+    id: u64,
+    entry_ns: u64,
+    entry_tsc: Hex,
+    duration_ns: u64,
+    value: Hex,
+    error: Option<&'static str>,
+    entry: Registers,
+}
+
+impl From<v1::Call> for Call {
+    fn from(call: v1::Call) -> Self {
+        Self {
+            id: call.id,
+            entry_ns: call.entry_ns,
+            entry_tsc: Hex(call.entry_tsc),
+            duration_ns: call.duration_ns,
+            value: Hex(call.value),
+            error: crate::errno::returned(call.value),
+            entry: call.entry.unwrap_or_default().into(),
+        }
+    }
+}
+
+/// Something that was read at a hit.
+#[derive(Debug, Serialize)]
+struct Captured {
+    what: String,
+    /// Hexadecimal, byte by byte; `null` if it could not be read.
+    data: Option<String>,
+}
+
+impl From<v1::CapturedItem> for Captured {
+    fn from(item: v1::CapturedItem) -> Self {
+        Self {
+            data: (!item.unreadable).then(|| hex(&item.data)),
+            what: item.what,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
 struct Registers {
-    rax: Hex,
-    rbx: Hex,
-    rcx: Hex,
-    rdx: Hex,
-    rsi: Hex,
-    rdi: Hex,
-    rsp: Hex,
-    rbp: Hex,
-    r8: Hex,
-    r9: Hex,
-    r10: Hex,
-    r11: Hex,
-    r12: Hex,
-    r13: Hex,
-    r14: Hex,
-    r15: Hex,
+    rax: Option<Hex>,
+    rbx: Option<Hex>,
+    rcx: Option<Hex>,
+    rdx: Option<Hex>,
+    rsi: Option<Hex>,
+    rdi: Option<Hex>,
+    rsp: Option<Hex>,
+    rbp: Option<Hex>,
+    r8: Option<Hex>,
+    r9: Option<Hex>,
+    r10: Option<Hex>,
+    r11: Option<Hex>,
+    r12: Option<Hex>,
+    r13: Option<Hex>,
+    r14: Option<Hex>,
+    r15: Option<Hex>,
     rip: Hex,
     rflags: Hex,
 }
@@ -90,22 +146,22 @@ struct Registers {
 impl From<v1::Registers> for Registers {
     fn from(regs: v1::Registers) -> Self {
         Self {
-            rax: Hex(regs.rax),
-            rbx: Hex(regs.rbx),
-            rcx: Hex(regs.rcx),
-            rdx: Hex(regs.rdx),
-            rsi: Hex(regs.rsi),
-            rdi: Hex(regs.rdi),
-            rsp: Hex(regs.rsp),
-            rbp: Hex(regs.rbp),
-            r8: Hex(regs.r8),
-            r9: Hex(regs.r9),
-            r10: Hex(regs.r10),
-            r11: Hex(regs.r11),
-            r12: Hex(regs.r12),
-            r13: Hex(regs.r13),
-            r14: Hex(regs.r14),
-            r15: Hex(regs.r15),
+            rax: regs.rax.map(Hex),
+            rbx: regs.rbx.map(Hex),
+            rcx: regs.rcx.map(Hex),
+            rdx: regs.rdx.map(Hex),
+            rsi: regs.rsi.map(Hex),
+            rdi: regs.rdi.map(Hex),
+            rsp: regs.rsp.map(Hex),
+            rbp: regs.rbp.map(Hex),
+            r8: regs.r8.map(Hex),
+            r9: regs.r9.map(Hex),
+            r10: regs.r10.map(Hex),
+            r11: regs.r11.map(Hex),
+            r12: regs.r12.map(Hex),
+            r13: regs.r13.map(Hex),
+            r14: regs.r14.map(Hex),
+            r15: regs.r15.map(Hex),
             rip: Hex(regs.rip),
             rflags: Hex(regs.rflags),
         }
@@ -131,7 +187,15 @@ impl Line {
             tgid: task.map(|task| task.tgid),
             comm: task.map(|task| harmless(&task.comm)),
             cost_ns: event.cost_ns,
+            kind: super::table::event_kind(event.kind()),
             registers: event.registers.unwrap_or_default().into(),
+            fault: event.fault.map(|fault| Fault {
+                exception: super::events::exception(fault.vector),
+                vector: fault.vector,
+                error_code: fault.error_code,
+            }),
+            call: event.call.map(Call::from),
+            captured: event.captured.into_iter().map(Captured::from).collect(),
         }))
     }
 }
@@ -167,6 +231,9 @@ pub(crate) struct Summary {
     events: u64,
     cost_median_ns: Option<u64>,
     cost_p99_ns: Option<u64>,
+    duration_median_ns: Option<u64>,
+    duration_p99_ns: Option<u64>,
+    duration_max_ns: Option<u64>,
 }
 
 impl From<&Row> for Summary {
@@ -182,6 +249,9 @@ impl From<&Row> for Summary {
             events: row.events,
             cost_median_ns: row.cost_ns.map(|(median, _)| median),
             cost_p99_ns: row.cost_ns.map(|(_, p99)| p99),
+            duration_median_ns: row.duration_ns.map(|(median, _, _)| median),
+            duration_p99_ns: row.duration_ns.map(|(_, p99, _)| p99),
+            duration_max_ns: row.duration_ns.map(|(_, _, max)| max),
         }
     }
 }
@@ -196,6 +266,15 @@ pub(crate) struct Machine {
     cpus: u32,
     memory: u64,
     ending: Option<Ending>,
+    stopped_at: Option<StoppedAt>,
+    disarmed: bool,
+}
+
+/// The hit that a machine is paused at.
+#[derive(Debug, Serialize)]
+struct StoppedAt {
+    probe: u32,
+    vcpu: u32,
 }
 
 impl From<&v1::Machine> for Machine {
@@ -208,6 +287,11 @@ impl From<&v1::Machine> for Machine {
             cpus: machine.cpus,
             memory: machine.memory,
             ending: machine.ending.as_ref().map(Ending::from),
+            stopped_at: machine.stopped_at.map(|at| StoppedAt {
+                probe: at.probe,
+                vcpu: at.vcpu,
+            }),
+            disarmed: machine.disarmed,
         }
     }
 }
@@ -228,6 +312,13 @@ pub(crate) struct Probe {
     hits: u64,
     missed: u64,
     faults: u64,
+    kind: Option<&'static str>,
+    armed: bool,
+    maxactive: Option<u32>,
+    vetoed: u64,
+    orphans: u64,
+    errors: u64,
+    actions: Vec<String>,
 }
 
 impl From<&v1::Probe> for Probe {
@@ -247,6 +338,13 @@ impl From<&v1::Probe> for Probe {
             hits: probe.hits,
             missed: probe.missed,
             faults: probe.faults,
+            kind: super::table::probe_kind(probe.kind()),
+            armed: probe.armed,
+            maxactive: probe.maxactive,
+            vetoed: probe.vetoed,
+            orphans: probe.orphans,
+            errors: probe.errors,
+            actions: actions_text(&probe.actions.clone().unwrap_or_default()),
         }
     }
 }
@@ -298,7 +396,7 @@ mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
-    use crate::output::events::tests::hit;
+    use crate::output::events::tests::{hit, returned};
 
     fn check(line: &Line, expected: Expect) {
         expected.assert_eq(&serde_json::to_string(line).unwrap());
@@ -313,7 +411,56 @@ mod tests {
         check(
             &Line::event("vm0", hit(), label),
             expect![[
-                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"}}"#
+                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"hit","registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"},"fault":null,"call":null,"captured":[]}"#
+            ]],
+        );
+    }
+
+    #[test]
+    fn return_has_its_call_and_captures_are_told_one_by_one() {
+        let label = Label {
+            name: "r_vfs_read_0".into(),
+            symbol: Some(("vfs_read".into(), 0)),
+        };
+        let item = |unreadable| v1::CapturedItem {
+            data: vec![0, 0xab],
+            unreadable,
+            what: "+0(%di)".into(),
+        };
+        let only_rdi = Some(v1::Registers {
+            rdi: Some(1),
+            ..Default::default()
+        });
+        let mut event = returned(9_u64.wrapping_neg());
+        event.registers = only_rdi;
+        event.call.as_mut().unwrap().entry = only_rdi;
+        event.captured = vec![item(false), item(true)];
+        check(
+            &Line::event("vm0", event, label),
+            expect![[
+                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"+0(%di)","data":"00ab"},{"what":"+0(%di)","data":null}]}"#
+            ]],
+        );
+    }
+
+    #[test]
+    fn fault_has_its_exception() {
+        let label = Label {
+            name: "a".into(),
+            symbol: None,
+        };
+        let event = v1::Event {
+            kind: v1::EventKind::Fault.into(),
+            fault: Some(v1::Fault {
+                vector: 14,
+                error_code: Some(2),
+            }),
+            ..Default::default()
+        };
+        check(
+            &Line::event("vm0", event, label),
+            expect![[
+                r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":0,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[]}"##
             ]],
         );
     }
@@ -328,7 +475,7 @@ mod tests {
         check(
             &Line::event("vm0", event, label),
             expect![[
-                r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":0,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x0","rsi":"0x0","rdi":"0x0","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0x0","rflags":"0x0"}}"#
+                r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":0,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[]}"#
             ]],
         );
     }

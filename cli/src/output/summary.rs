@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
-use hvprobe_proto::v1;
+use hvprobe_proto::v1::{self, EventKind};
 
-use super::events::Label;
+use super::events::{self, Label};
 use super::table::{self, table};
 
 /// Longest cost told apart, in nanoseconds; longer ones count as this.
 const LONGEST: u64 = 60_000_000_000;
+/// Longest call told apart, in nanoseconds: a day.
+const LONGEST_CALL: u64 = 86_400_000_000_000;
 
 /// Events seen of each probe, and what they cost.
 #[derive(Debug, Default)]
@@ -25,17 +27,29 @@ pub(crate) struct Tally {
 struct Seen {
     label: Label,
     costs: Histogram<u32>,
+    /// How long calls took, for return probes.
+    durations: Option<Histogram<u32>>,
 }
 
 impl Tally {
-    /// Counts `event`.
+    /// Counts `event`, if it is a hit or a return: what else happens at a hit belongs to it.
     pub(crate) fn count(&mut self, event: &v1::Event, label: &Label) {
+        if !is_hit(event) {
+            return;
+        }
         self.events += 1;
         let seen = self.probes.entry(event.probe).or_insert_with(|| Seen {
             label: label.clone(),
-            costs: costs(),
+            costs: up_to(LONGEST),
+            durations: None,
         });
         seen.costs.saturating_record(event.cost_ns.max(1));
+        if let Some(call) = &event.call {
+            let durations = &mut seen.durations;
+            durations
+                .get_or_insert_with(|| up_to(LONGEST_CALL))
+                .saturating_record(call.duration_ns.max(1));
+        }
     }
 
     /// The rows for `probes`, and for those that were seen but are no longer among them.
@@ -52,6 +66,7 @@ impl Tally {
                 missed: Some(probe.missed),
                 events: seen.map_or(0, |seen| seen.costs.len()),
                 cost_ns: seen.map(|seen| quantiles(&seen.costs)),
+                duration_ns: seen.and_then(Seen::durations),
             }
         });
         let removed = self
@@ -75,14 +90,32 @@ impl Tally {
                 missed: None,
                 events: seen.costs.len(),
                 cost_ns: Some(quantiles(&seen.costs)),
+                duration_ns: seen.durations(),
             });
         listed.chain(removed).collect()
     }
 }
 
-fn costs() -> Histogram<u32> {
-    // Two digits keep a histogram below 10 KiB: there may be thousands of probes.
-    Histogram::new_with_bounds(1, LONGEST, 2).expect("1 ns to a minute at 2 digits is valid")
+impl Seen {
+    /// Median, 99th percentile and longest of the calls.
+    fn durations(&self) -> Option<(u64, u64, u64)> {
+        let durations = self.durations.as_ref()?;
+        let (median, p99) = quantiles(durations);
+        Some((median, p99, durations.max()))
+    }
+}
+
+/// Whether `event` is a hit or a return, and not what happened after a hit.
+pub(crate) fn is_hit(event: &v1::Event) -> bool {
+    match event.kind() {
+        EventKind::Unspecified | EventKind::Hit | EventKind::Return => true,
+        EventKind::Post | EventKind::Fault => false,
+    }
+}
+
+fn up_to(longest: u64) -> Histogram<u32> {
+    // Two digits keep a histogram below 16 KiB: there may be thousands of probes.
+    Histogram::new_with_bounds(1, longest, 2).expect("1 ns to a day at 2 digits is valid")
 }
 
 /// Median and 99th percentile.
@@ -103,11 +136,13 @@ pub(crate) struct Row {
     pub(crate) events: u64,
     /// Median and 99th percentile.
     pub(crate) cost_ns: Option<(u64, u64)>,
+    /// Median, 99th percentile and longest of the calls of a return probe.
+    pub(crate) duration_ns: Option<(u64, u64, u64)>,
 }
 
 /// `rows` as a table, with a line about dropped events if there are any.
 pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
-    let columns = [
+    let mut columns = vec![
         ("PROBE", false),
         ("AT", false),
         ("HITS", true),
@@ -117,12 +152,20 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
         ("MEDIAN", true),
         ("P99", true),
     ];
+    let with_calls = rows.iter().any(|row| row.duration_ns.is_some());
+    if with_calls {
+        columns.extend([
+            ("CALL MEDIAN", true),
+            ("CALL P99", true),
+            ("CALL MAX", true),
+        ]);
+    }
     let known = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |n| n.to_string());
     let mut text = table(
         &columns,
         rows.iter().map(|row| {
             let (median, p99) = row.cost_ns.unzip();
-            vec![
+            let mut cells = vec![
                 row.name.clone(),
                 row.place.clone().unwrap_or_else(|| "-".to_owned()),
                 known(row.hits),
@@ -135,7 +178,14 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
                 },
                 microseconds(median),
                 microseconds(p99),
-            ]
+            ];
+            if with_calls {
+                cells.extend(match row.duration_ns {
+                    Some((median, p99, max)) => [median, p99, max].map(events::duration),
+                    None => ["-"; 3].map(str::to_owned),
+                });
+            }
+            cells
         }),
     );
     if dropped > 0 {
@@ -158,7 +208,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
-    use crate::output::events::tests::hit;
+    use crate::output::events::tests::{hit, returned};
 
     #[test]
     fn summary_has_hits_and_quantiles_of_cost() {
@@ -204,6 +254,31 @@ mod tests {
             w             -            0       0       0  refused: mid-instruction               -               -
             p_vfs_read_0  vfs_read     -       -       1  -                         60129542.14 µs  60129542.14 µs
             3 events were dropped on the way here; HITS counts them, the rest does not"#]].assert_eq(&text(&rows, 3));
+    }
+
+    #[test]
+    fn return_probes_have_the_durations_of_their_calls() {
+        let label = Label {
+            name: "r_vfs_read_0".into(),
+            symbol: Some(("vfs_read".into(), 0)),
+        };
+        let mut tally = Tally::default();
+        for thousands in 1..=100 {
+            let mut event = returned(0);
+            event.call.as_mut().unwrap().duration_ns = thousands * 1000;
+            tally.count(&event, &label);
+        }
+        let mut post = hit();
+        post.kind = EventKind::Post.into();
+        tally.count(&post, &label);
+        assert_eq!(tally.events, 100);
+        let mut entry = hit();
+        entry.probe = 2;
+        tally.count(&entry, &label);
+        expect![[r#"
+            PROBE         AT        HITS  MISSED  EVENTS  MECHANISM   MEDIAN      P99  CALL MEDIAN  CALL P99   CALL MAX
+            r_vfs_read_0  vfs_read     -       -     100  -          2.11 µs  2.11 µs     50.175us  99.327us  100.351us
+            r_vfs_read_0  vfs_read     -       -       1  -          2.11 µs  2.11 µs            -         -          -"#]].assert_eq(&text(&tally.rows(&[]), 0));
     }
 
     #[test]

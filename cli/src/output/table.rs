@@ -6,6 +6,7 @@ use hvprobe_proto::v1;
 
 use super::harmless;
 use crate::size;
+use crate::syntax::actions_text;
 
 /// A column: its heading, and whether numbers stand in it.
 pub(crate) type Column = (&'static str, bool);
@@ -59,9 +60,13 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
             let state = machine_state(machine.state());
             vec![
                 machine.name.clone(),
-                match &machine.ending {
-                    Some(ending) => format!("{state}: {}", ending_text(ending)),
-                    None => state.to_owned(),
+                match (&machine.ending, &machine.stopped_at) {
+                    (Some(ending), _) => format!("{state}: {}", ending_text(ending)),
+                    (None, Some(at)) => {
+                        format!("{state} at a hit of probe {} on CPU {}", at.probe, at.vcpu)
+                    }
+                    (None, None) if machine.disarmed => format!("{state}, disarmed"),
+                    (None, None) => state.to_owned(),
                 },
                 machine.cpus.to_string(),
                 size::text(machine.memory),
@@ -72,37 +77,82 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
     )
 }
 
-/// Probes.
+/// Probes, with the flags that /sys/kernel/debug/kprobes/list has.
 pub(crate) fn probes(probes: &[v1::Probe]) -> String {
-    let columns = [
+    let mut columns = vec![
         ("ID", true),
         ("NAME", false),
         ("ADDRESS", false),
+        ("KIND", false),
         ("SYMBOL", false),
-        ("STATE", false),
-        ("MECHANISM", false),
+        ("FLAGS", false),
         ("HITS", true),
         ("MISSED", true),
         ("FAULTS", true),
+        ("ORPHANS", true),
     ];
+    let actions: Vec<String> = probes
+        .iter()
+        .map(|probe| actions_text(&probe.actions.clone().unwrap_or_default()).join(" "))
+        .collect();
+    let with_actions = actions.iter().any(|actions| !actions.is_empty());
+    if with_actions {
+        columns.push(("ACTIONS", false));
+    }
     table(
         &columns,
-        probes.iter().map(|probe| {
-            vec![
+        probes.iter().zip(actions).map(|(probe, actions)| {
+            let mut row = vec![
                 probe.id.to_string(),
                 probe.name.clone(),
                 probe
                     .address
                     .map_or_else(|| "-".into(), |at| format!("{at:#x}")),
+                match probe_kind(probe.kind()) {
+                    Some("probe") => "p",
+                    Some(_) => "r",
+                    None => "-",
+                }
+                .to_owned(),
                 place(probe).unwrap_or_else(|| probe.definition.clone()),
-                state(probe),
-                mechanism(probe.mechanism()).unwrap_or("-").to_owned(),
+                flags(probe),
                 probe.hits.to_string(),
                 probe.missed.to_string(),
                 probe.faults.to_string(),
-            ]
+                match probe.kind() {
+                    v1::ProbeKind::Return => probe.orphans.to_string(),
+                    _ => "-".to_owned(),
+                },
+            ];
+            if with_actions {
+                row.push(actions);
+            }
+            row
         }),
     )
+}
+
+/// `[DISABLED] [BOOSTED]`: what is special about a probe, and how its instruction takes effect.
+fn flags(probe: &v1::Probe) -> String {
+    let mut flags = Vec::new();
+    match probe.state() {
+        v1::ProbeState::Pending => flags.push("[PENDING]".to_owned()),
+        v1::ProbeState::Gone => flags.push("[GONE]".to_owned()),
+        v1::ProbeState::Refused => {
+            flags.push(format!("[REFUSED: {}]", harmless(probe.refusal.as_bytes())));
+        }
+        v1::ProbeState::Placed | v1::ProbeState::Unspecified => {}
+    }
+    let placed = probe.state() == v1::ProbeState::Placed;
+    if probe.disabled {
+        flags.push("[DISABLED]".to_owned());
+    } else if placed && !probe.armed {
+        flags.push("[DISARMED]".to_owned());
+    }
+    if let Some(mechanism) = mechanism(probe.mechanism()).filter(|_| placed) {
+        flags.push(format!("[{}]", mechanism.to_uppercase()));
+    }
+    flags.join(" ")
 }
 
 /// Symbols, without headings, in the form of /proc/kallsyms with sizes.
@@ -225,7 +275,26 @@ pub(crate) fn mechanism(mechanism: v1::Mechanism) -> Option<&'static str> {
     match mechanism {
         v1::Mechanism::Unspecified => None,
         v1::Mechanism::Emulated => Some("emulated"),
+        v1::Mechanism::Boosted => Some("boosted"),
         v1::Mechanism::Stepped => Some("stepped"),
+    }
+}
+
+pub(crate) fn probe_kind(kind: v1::ProbeKind) -> Option<&'static str> {
+    match kind {
+        v1::ProbeKind::Unspecified => None,
+        v1::ProbeKind::Probe => Some("probe"),
+        v1::ProbeKind::Return => Some("return"),
+    }
+}
+
+pub(crate) fn event_kind(kind: v1::EventKind) -> &'static str {
+    match kind {
+        v1::EventKind::Unspecified => "unknown",
+        v1::EventKind::Hit => "hit",
+        v1::EventKind::Post => "post",
+        v1::EventKind::Fault => "fault",
+        v1::EventKind::Return => "return",
     }
 }
 
@@ -272,6 +341,7 @@ mod tests {
             disabled: true,
             mechanism: v1::Mechanism::Emulated.into(),
             hits: 12_345,
+            kind: v1::ProbeKind::Probe.into(),
             ..Default::default()
         };
         let pending = v1::Probe {
@@ -279,14 +349,52 @@ mod tests {
             name: "w".into(),
             definition: "p:w vfs_write".into(),
             state: v1::ProbeState::Pending.into(),
+            kind: v1::ProbeKind::Probe.into(),
             ..Default::default()
         };
+        let returns = v1::Probe {
+            name: "r_vfs_read_0".into(),
+            disabled: false,
+            armed: true,
+            mechanism: v1::Mechanism::Boosted.into(),
+            kind: v1::ProbeKind::Return.into(),
+            orphans: 2,
+            actions: Some(v1::Actions {
+                post: true,
+                ..Default::default()
+            }),
+            ..placed.clone()
+        };
+        let disarmed = v1::Probe {
+            armed: false,
+            ..returns.clone()
+        };
+        let gone = v1::Probe {
+            state: v1::ProbeState::Gone.into(),
+            ..placed.clone()
+        };
+        let refused = v1::Probe {
+            state: v1::ProbeState::Refused.into(),
+            refusal: "mid-instruction".into(),
+            ..pending.clone()
+        };
         check(
-            &probes(&[placed, pending]),
+            &probes(&[placed.clone(), pending.clone()]),
             expect![[r#"
-            ID  NAME          ADDRESS             SYMBOL         STATE             MECHANISM   HITS  MISSED  FAULTS
-             1  p_vfs_read_0  0xffffffff81234560  vfs_read+0x1b  placed, disabled  emulated   12345       0       0
-            10  w             -                   p:w vfs_write  pending           -              0       0       0"#]],
+            ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                   HITS  MISSED  FAULTS  ORPHANS
+             1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]  12345       0       0        -
+            10  w             -                   p     p:w vfs_write  [PENDING]                  0       0       0        -"#]],
+        );
+        check(
+            &probes(&[placed, pending, returns, disarmed, gone, refused]),
+            expect![[r#"
+                ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                        HITS  MISSED  FAULTS  ORPHANS  ACTIONS
+                 1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]       12345       0       0        -
+                10  w             -                   p     p:w vfs_write  [PENDING]                       0       0       0        -
+                 1  r_vfs_read_0  0xffffffff81234560  r     vfs_read+0x1b  [BOOSTED]                   12345       0       0        2  post
+                 1  r_vfs_read_0  0xffffffff81234560  r     vfs_read+0x1b  [DISARMED] [BOOSTED]        12345       0       0        2  post
+                 1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [GONE] [DISABLED]           12345       0       0        -
+                10  w             -                   p     p:w vfs_write  [REFUSED: mid-instruction]      0       0       0        -"#]],
         );
     }
 
@@ -301,6 +409,17 @@ mod tests {
             memory: 256 << 20,
             ending: None,
             first_entry_ns: None,
+            stopped_at: None,
+            disarmed: false,
+        };
+        let stopped = v1::Machine {
+            state: v1::MachineState::Paused.into(),
+            stopped_at: Some(v1::StoppedAt { probe: 3, vcpu: 1 }),
+            ..running.clone()
+        };
+        let disarmed = v1::Machine {
+            disarmed: true,
+            ..running.clone()
         };
         let ended = v1::Machine {
             name: "web".into(),
@@ -313,11 +432,13 @@ mod tests {
             ..running.clone()
         };
         check(
-            &machines(&[running, ended]),
+            &machines(&[running, ended, stopped, disarmed]),
             expect![[r#"
-            NAME  STATE                      CPUS   MEMORY  CATCH       KERNEL
-            vm0   running                       2  256 MiB  debug-exit  /boot/vmlinuz
-            web   ended: shutdown, status 3     2  256 MiB  debug-exit  /boot/vmlinuz"#]],
+                NAME  STATE                                CPUS   MEMORY  CATCH       KERNEL
+                vm0   running                                 2  256 MiB  debug-exit  /boot/vmlinuz
+                web   ended: shutdown, status 3               2  256 MiB  debug-exit  /boot/vmlinuz
+                vm0   paused at a hit of probe 3 on CPU 1     2  256 MiB  debug-exit  /boot/vmlinuz
+                vm0   running, disarmed                       2  256 MiB  debug-exit  /boot/vmlinuz"#]],
         );
     }
 

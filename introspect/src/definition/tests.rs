@@ -18,8 +18,10 @@ fn symbols_offsets_addresses_and_names_are_read() {
     assert_eq!(
         parse("p:grp/ev_1 foo.isra.0+0x10"),
         Ok(Definition {
+            kind: Kind::Probe,
             name: Some("grp/ev_1".to_owned()),
             target: Target::Symbol {
+                module: None,
                 name: "foo.isra.0".to_owned(),
                 offset: 16,
             },
@@ -28,6 +30,7 @@ fn symbols_offsets_addresses_and_names_are_read() {
     assert_eq!(
         parse("p 0xffffffff81000000"),
         Ok(Definition {
+            kind: Kind::Probe,
             name: None,
             target: Target::Address(Gva(0xffff_ffff_8100_0000)),
         })
@@ -40,34 +43,213 @@ fn symbols_offsets_addresses_and_names_are_read() {
 }
 
 #[test]
+fn return_probes_and_modules_are_read_and_printed() {
+    let of = |text: &str| parse(text).map(|d| d.kind);
+    let any = Ok(Kind::Return { maxactive: None });
+    for text in [
+        "r vfs_read",
+        "r vfs_read+0",
+        "r 0xffffffff81000000",
+        "p vfs_read%return",
+        "p vfs_read+0x0%return",
+        "r vfs_read%return",
+        "p kvm:kvm_read_guest%return",
+    ] {
+        assert_eq!(of(text), any, "{text}");
+    }
+    for (text, number) in [("r1 a", 1), ("r20:x a", 20), ("r0x1000 a", 4096)] {
+        let maxactive = Some(number);
+        assert_eq!(of(text), Ok(Kind::Return { maxactive }), "{text}");
+    }
+    check("r0x14:g/x  vfs_read+0", expect!["r20:g/x vfs_read"]);
+    check("p:x vfs_read%return", expect!["r:x vfs_read"]);
+    check(
+        "p 8021q:vlan_dev_open+4",
+        expect!["p 8021q:vlan_dev_open+0x4"],
+    );
+    assert_eq!(
+        parse("p ext4:ext4_sync_file").map(|d| d.target),
+        Ok(Target::Symbol {
+            module: Some("ext4".to_owned()),
+            name: "ext4_sync_file".to_owned(),
+            offset: 0,
+        })
+    );
+}
+
+#[test]
+fn numbers_and_offsets_of_return_probes_are_checked() {
+    check(
+        "p20 vfs_read",
+        expect![[r#"
+        p20 vfs_read
+         ^
+        the number of calls in flight belongs to return probes: write `r20`"#]],
+    );
+    check(
+        "r0 vfs_read",
+        expect![[r#"
+        r0 vfs_read
+         ^
+        0 calls in flight: between 1 and 4096 can be followed"#]],
+    );
+    check(
+        "r4097 vfs_read",
+        expect![[r#"
+        r4097 vfs_read
+         ^
+        4097 calls in flight: between 1 and 4096 can be followed"#]],
+    );
+    check(
+        "r99999999999999999999 vfs_read",
+        expect![[r#"
+        r99999999999999999999 vfs_read
+         ^
+        the number of calls in flight does not fit 64 bits"#]],
+    );
+    check(
+        "r010 vfs_read",
+        expect![[r#"
+        r010 vfs_read
+         ^
+        leading zero in the number of calls in flight: write decimal, or hex after 0x"#]],
+    );
+    check(
+        "r-1 vfs_read",
+        expect![[r#"
+        r-1 vfs_read
+        ^
+        a definition starts with `p` or `r`, or with `p:NAME` or `r:NAME`"#]],
+    );
+    check(
+        "r vfs_read+4",
+        expect![[r#"
+        r vfs_read+4
+                  ^
+        a return probe begins at the function's entry: leave out the offset"#]],
+    );
+    check(
+        "p kvm:kvm_read+0x10%return",
+        expect![[r#"
+        p kvm:kvm_read+0x10%return
+                      ^
+        a return probe begins at the function's entry: leave out the offset"#]],
+    );
+    check(
+        "p vfs_read%ret",
+        expect![[r#"
+        p vfs_read%ret
+                  ^
+        only `%return` can follow a symbol after `%`"#]],
+    );
+    check(
+        "p vfs_read%return%return",
+        expect![[r#"
+        p vfs_read%return%return
+                  ^
+        only `%return` can follow a symbol after `%`"#]],
+    );
+    check(
+        "p 0xffffffff81000000%return",
+        expect![[r#"
+        p 0xffffffff81000000%return
+                            ^
+        `%return` follows a symbol: write `r 0xADDRESS`"#]],
+    );
+    check(
+        "r:",
+        expect![[r#"
+        r:
+          ^
+        missing name after `:`; leave out the `:` or name it"#]],
+    );
+    check(
+        "r5",
+        expect![[r#"
+        r5
+          ^
+        missing target: a symbol or address to probe"#]],
+    );
+}
+
+#[test]
+fn names_of_modules_are_checked() {
+    check(
+        "p kvm: kvm_read",
+        expect![[r#"
+        p kvm: kvm_read
+              ^
+        missing symbol after the module's name"#]],
+    );
+    check(
+        "p :kvm_read",
+        expect![[r#"
+        p :kvm_read
+          ^
+        missing module before `:`; leave out the `:` or name it"#]],
+    );
+    check(
+        "p kvm-intel:vmx_vcpu_run",
+        expect![[r#"
+        p kvm-intel:vmx_vcpu_run
+             ^
+        the kernel has `_` where the file of a module has `-`"#]],
+    );
+    check(
+        "p /bin/ls:0x1234",
+        expect![[r#"
+        p /bin/ls:0x1234
+          ^
+        `/` cannot be part of a module's name"#]],
+    );
+    check(
+        "p kvm:kvm:kvm_read",
+        expect![[r#"
+        p kvm:kvm:kvm_read
+                 ^
+        `:` cannot be part of a symbol"#]],
+    );
+    check(
+        "p kvm:0x1234",
+        expect![[r#"
+        p kvm:0x1234
+              ^
+        a symbol starts with no digit, an address with 0x"#]],
+    );
+    let column = |text: String| parse(&text).map_err(|error| error.column);
+    assert!(column(format!("p {}:x", "a".repeat(55))).is_ok());
+    assert_eq!(column(format!("p {}:x", "a".repeat(56))), Err(57));
+}
+
+#[test]
 fn missing_kind_is_suggested() {
     check(
         "vfs_read",
         expect![[r#"
-        vfs_read
-        ^
-        a definition starts with `p`: write `p vfs_read`"#]],
+            vfs_read
+            ^
+            a definition starts with `p` or `r`: write `p vfs_read`"#]],
     );
     check(
         "  vfs_read+4",
         expect![[r#"
-          vfs_read+4
-          ^
-        a definition starts with `p`: write `p vfs_read+4`"#]],
+              vfs_read+4
+              ^
+            a definition starts with `p` or `r`: write `p vfs_read+4`"#]],
     );
     check(
         "0xffffffff81000000",
         expect![[r#"
-        0xffffffff81000000
-        ^
-        a definition starts with `p`: write `p 0xffffffff81000000`"#]],
+            0xffffffff81000000
+            ^
+            a definition starts with `p` or `r`: write `p 0xffffffff81000000`"#]],
     );
     check(
         "probe vfs_read",
         expect![[r#"
-        probe vfs_read
-        ^
-        a definition starts with `p` or `p:NAME`"#]],
+            probe vfs_read
+            ^
+            a definition starts with `p` or `r`, or with `p:NAME` or `r:NAME`"#]],
     );
     check(
         "",
@@ -272,31 +454,24 @@ fn targets_are_checked() {
 #[test]
 fn the_rest_of_the_kernels_language_is_refused_by_name() {
     check(
-        "r vfs_read",
-        expect![[r#"
-        r vfs_read
-        ^
-        not supported: return probes (`r`); write `p SYMBOL`"#]],
-    );
-    check(
-        "r10:x vfs_read $retval",
-        expect![[r#"
-        r10:x vfs_read $retval
-        ^
-        not supported: return probes (`r`); write `p SYMBOL`"#]],
-    );
-    check(
-        "p:x vfs_read%return",
-        expect![[r#"
-            p:x vfs_read%return
-                        ^
-            not supported: return probes (`%return`)"#]],
-    );
-    check(
         "p vfs_read $arg1",
         expect![[r#"
         p vfs_read $arg1
                    ^
+        not supported: fetch arguments"#]],
+    );
+    check(
+        "r vfs_read $retval",
+        expect![[r#"
+        r vfs_read $retval
+                   ^
+        not supported: fetch arguments"#]],
+    );
+    check(
+        "p vfs_read%return $retval",
+        expect![[r#"
+        p vfs_read%return $retval
+                          ^
         not supported: fetch arguments"#]],
     );
     check(
@@ -328,32 +503,25 @@ fn the_rest_of_the_kernels_language_is_refused_by_name() {
         not supported: fetch arguments; and a symbol or address to probe is missing before them"#]],
     );
     check(
-        "p kvm:kvm_read",
-        expect![[r#"
-        p kvm:kvm_read
-             ^
-        not supported: symbols of a module (`MODULE:SYMBOL`)"#]],
-    );
-    check(
         "f vfs_read",
         expect![[r#"
-        f vfs_read
-        ^
-        not supported: function probes (`f`); write `p SYMBOL`"#]],
+            f vfs_read
+            ^
+            not supported: function probes (`f`); write `p SYMBOL` or `r SYMBOL`"#]],
     );
     check(
         "t sched_switch",
         expect![[r#"
-        t sched_switch
-        ^
-        not supported: tracepoint probes (`t`); write `p SYMBOL`"#]],
+            t sched_switch
+            ^
+            not supported: tracepoint probes (`t`); write `p SYMBOL` or `r SYMBOL`"#]],
     );
     check(
         "-:x",
         expect![[r#"
-        -:x
-        ^
-        not supported: removing events by definition (`-`); write `p SYMBOL`"#]],
+            -:x
+            ^
+            not supported: removing events by definition (`-`); write `p SYMBOL` or `r SYMBOL`"#]],
     );
 }
 
@@ -408,17 +576,31 @@ proptest! {
     fn printed_definitions_parse_to_themselves(
         name in proptest::option::of("[A-Za-z_][A-Za-z0-9_]{0,62}(/[A-Za-z_][A-Za-z0-9_]{0,62})?"),
         target in prop_oneof![
-            ("[A-Za-z_.][A-Za-z0-9_.$]{0,60}", any::<u64>())
-                .prop_map(|(name, offset)| Target::Symbol { name, offset }),
+            (
+                proptest::option::of("[A-Za-z1-9_][A-Za-z0-9_]{0,54}"),
+                "[A-Za-z_.][A-Za-z0-9_.$]{0,60}",
+                any::<u64>(),
+            )
+                .prop_map(|(module, name, offset)| Target::Symbol { module, name, offset }),
             any::<u64>().prop_map(|at| Target::Address(Gva(at))),
         ],
+        returns in proptest::option::of(proptest::option::of(1_u32..=4096)),
     ) {
-        let definition = Definition { name, target };
+        let (kind, target) = match (returns, target) {
+            (None, target) => (Kind::Probe, target),
+            (Some(maxactive), Target::Symbol { module, name, .. }) => {
+                (Kind::Return { maxactive }, Target::Symbol { module, name, offset: 0 })
+            }
+            (Some(maxactive), target) => (Kind::Return { maxactive }, target),
+        };
+        let definition = Definition { kind, name, target };
         prop_assert_eq!(parse(&definition.to_string()), Ok(definition));
     }
 
     #[test]
-    fn errors_point_into_the_text(text in "\\PC{0,40}|[p:r/a_0x+ \t]{0,20}|(p |p:a |)[a0x+. \t]{0,20}") {
+    fn errors_point_into_the_text(
+        text in "\\PC{0,40}|[p:r/a_0x+% \t]{0,20}|(p |p:a |r |r0x1:a )[a0x+. \t]{0,20}(%return)?",
+    ) {
         match parse(&text) {
             Ok(definition) => prop_assert_eq!(parse(&definition.to_string()), Ok(definition)),
             Err(error) => {

@@ -21,7 +21,7 @@ fn region(size: u64) -> (Memory, HiddenRegion) {
 fn code(at: Gva) -> SlotCode {
     classify(&[0x48, 0x8b, 0x47, 0x08], AT)
         .unwrap()
-        .relocate(at)
+        .boosted(at)
         .unwrap()
 }
 
@@ -30,22 +30,24 @@ fn entry_at(mem: &Memory, at: Gva) -> (Gpa, u64) {
 }
 
 #[test]
-fn pages_in_use_are_executable_and_never_writable_and_nothing_else_is_mapped() {
-    let (mem, mut region) = region(4 * PAGE);
+fn pages_in_use_are_never_both_writable_and_executable_and_nothing_else_is_mapped() {
+    let (mem, mut region) = region(7 * PAGE);
     region.map(&mem, &tables()).unwrap();
+    region.build_idt(&mem, &[0; IDT_SIZE]).unwrap();
     for _ in 0..2 * SLOTS_PER_PAGE {
         region.take(&mem).unwrap();
     }
     let start = KERNEL_WINDOW.start;
     for page in 0..512 {
         let mapping = tables().translate(&mem, start.wrapping_add(page * PAGE));
-        if !(1..3).contains(&page) {
+        if !(1..5).contains(&page) {
             assert!(mapping.is_err(), "page {page} is mapped");
             continue;
         }
         let mapping = mapping.unwrap();
         assert_eq!(mapping.gpa, HIDDEN.wrapping_add(page * PAGE));
-        assert!(mapping.executable && !mapping.writable && !mapping.user);
+        assert!(!mapping.writable && !mapping.user);
+        assert_eq!(mapping.executable, page != IDT_PAGE);
     }
 }
 
@@ -55,14 +57,16 @@ fn every_slot_lies_in_a_mapped_page_whatever_the_size() {
         0,
         1,
         PAGE,
-        PAGE + 32,
         2 * PAGE,
-        2 * PAGE + 100,
-        3 * PAGE - 1,
+        3 * PAGE,
+        3 * PAGE + 32,
+        4 * PAGE,
+        4 * PAGE + 100,
+        6 * PAGE - 1,
     ] {
         let (mem, mut region) = region(size);
         if region.map(&mem, &tables()).is_err() {
-            assert!(size < PAGE, "{size}");
+            assert!(size < 2 * PAGE, "{size}");
             continue;
         }
         let mut slots = 0;
@@ -72,7 +76,7 @@ fn every_slot_lies_in_a_mapped_page_whatever_the_size() {
             assert_eq!(bytes, [INT3; SLOT_SIZE]);
             slots += 1;
         }
-        assert_eq!(slots, (size / PAGE).saturating_sub(1) * 128, "{size}");
+        assert_eq!(slots, (size / PAGE).saturating_sub(3) * 128, "{size}");
     }
 }
 
@@ -81,28 +85,31 @@ fn one_page_table_is_the_most_that_is_used() {
     let (mem, mut region) = region(3 << 20);
     region.map(&mem, &tables()).unwrap();
     let slots = std::iter::from_fn(|| region.take(&mem).ok());
-    assert_eq!(slots.count(), 511 * 128);
+    assert_eq!(slots.count(), 509 * 128);
 }
 
 #[test]
 fn first_empty_entry_is_taken_and_taken_ones_are_not_touched() {
-    let (mem, mut region) = region(2 * PAGE);
+    let (mem, mut region) = region(4 * PAGE);
     let (first, _) = entry_at(&mem, KERNEL_WINDOW.start);
     mem.write(first, &2_u64.to_le_bytes()).unwrap();
     region.map(&mem, &tables()).unwrap();
     let second = KERNEL_WINDOW.start.wrapping_add(TABLE_SPAN);
-    assert_eq!(region.take(&mem), Ok(second.wrapping_add(PAGE)));
+    assert_eq!(
+        region.take(&mem),
+        Ok(second.wrapping_add(SLOT_PAGES * PAGE))
+    );
     assert_eq!(mem.read_u64(first), Ok(2));
 }
 
 #[test]
 fn full_window_changes_nothing() {
-    let (mem, _) = region(2 * PAGE);
+    let (mem, _) = region(4 * PAGE);
     let window = Window {
         start: AT,
         end: AT.wrapping_add(TABLE_SPAN),
     };
-    let mut region = HiddenRegion::new(HIDDEN, 2 * PAGE, window);
+    let mut region = HiddenRegion::new(HIDDEN, 4 * PAGE, window);
     let before = mem.snapshot();
     let result = region.map(&mem, &tables());
     assert_eq!(result, Err(HiddenError::WindowFull(window)));
@@ -111,7 +118,7 @@ fn full_window_changes_nothing() {
 
 #[test]
 fn mapping_twice_is_mapping_once() {
-    let (mem, mut region) = region(2 * PAGE);
+    let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
     let slot = region.take(&mem).unwrap();
     region.fill(&mem, &code(slot)).unwrap();
@@ -122,7 +129,7 @@ fn mapping_twice_is_mapping_once() {
 
 #[test]
 fn unmapping_clears_the_entry_even_after_the_processor_marked_it() {
-    let (mem, mut region) = region(2 * PAGE);
+    let (mem, mut region) = region(4 * PAGE);
     let before = mem.visible();
     region.map(&mem, &tables()).unwrap();
     let (at, value) = entry_at(&mem, KERNEL_WINDOW.start);
@@ -136,7 +143,7 @@ fn unmapping_clears_the_entry_even_after_the_processor_marked_it() {
 
 #[test]
 fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
-    let (mem, mut region) = region(2 * PAGE);
+    let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
     let slot = region.take(&mem).unwrap();
     region.release(&mem, slot).unwrap();
@@ -156,7 +163,7 @@ fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
 
 #[test]
 fn released_slot_is_taken_again_and_holds_int3_meanwhile() {
-    let (mem, mut region) = region(2 * PAGE);
+    let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
     let (a, b) = (region.take(&mem).unwrap(), region.take(&mem).unwrap());
     assert_ne!(a, b);
@@ -174,7 +181,7 @@ fn released_slot_is_taken_again_and_holds_int3_meanwhile() {
 
 #[test]
 fn what_is_no_slot_is_neither_filled_nor_released() {
-    let (mem, mut region) = region(2 * PAGE);
+    let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
     let slot = region.take(&mem).unwrap();
     let before = mem.snapshot();
@@ -188,4 +195,72 @@ fn what_is_no_slot_is_neither_filled_nor_released() {
         assert!(region.release(&mem, wrong).is_err());
     }
     assert!(mem.snapshot() == before);
+}
+
+#[test]
+fn every_vector_has_a_stub_that_tells_it() {
+    let (mem, mut region) = region(3 * PAGE);
+    assert_eq!(region.fixtures(), None);
+    region.map(&mem, &tables()).unwrap();
+    let fixtures = region.fixtures().unwrap();
+    let read = |at: Gva| {
+        let mut bytes = [0; 4];
+        tables().read(&mem, at, &mut bytes).unwrap();
+        bytes
+    };
+    for vector in 0..=255 {
+        let stub = fixtures.stub(vector.into());
+        assert_eq!(read(stub), [0xe6, GATE_PORT, INT3, INT3]);
+        for (offset, expected) in [(0, Some(vector)), (1, None), (2, Some(vector)), (3, None)] {
+            assert_eq!(fixtures.vector(stub.wrapping_add(offset)), expected);
+        }
+    }
+    for outside in [
+        fixtures.stub(0).wrapping_sub(2),
+        fixtures.stub(256),
+        fixtures.trampoline(),
+        fixtures.idt(),
+        Gva(0),
+        Gva(u64::MAX),
+    ] {
+        assert_eq!(fixtures.vector(outside), None, "{outside}");
+    }
+    assert_eq!(read(fixtures.trampoline()), [INT3; 4]);
+    let start = KERNEL_WINDOW.start;
+    let inside = |at| fixtures.contain(at);
+    assert!(inside(start) && inside(start.wrapping_add(TABLE_SPAN - 1)));
+    assert!(!inside(start.wrapping_sub(1)) && !inside(start.wrapping_add(TABLE_SPAN)));
+}
+
+#[test]
+fn window_has_the_guests_own_gates_but_for_their_handlers() {
+    let (mem, mut region) = region(3 * PAGE);
+    let mut own = [0; IDT_SIZE];
+    for (byte, n) in own.iter_mut().zip(0_usize..) {
+        *byte = (n % 251).to_le_bytes()[0];
+    }
+    assert!(region.build_idt(&mem, &own).is_err(), "it is not mapped");
+    region.map(&mem, &tables()).unwrap();
+    region.build_idt(&mem, &own).unwrap();
+    let fixtures = region.fixtures().unwrap();
+    let mut built = [0; IDT_SIZE];
+    tables().read(&mem, fixtures.idt(), &mut built).unwrap();
+    let gates = built.chunks_exact(GATE).zip(own.chunks_exact(GATE));
+    for ((gate, own), vector) in gates.zip(0..) {
+        let handler = [&gate[..2], &gate[6..12]].concat();
+        assert_eq!(handler, fixtures.stub(vector).0.to_le_bytes());
+        // Selector, stack, type and what is reserved.
+        assert_eq!((&gate[2..6], &gate[12..]), (&own[2..6], &own[12..]));
+    }
+}
+
+#[test]
+fn region_that_was_pinned_is_never_idle() {
+    let (mem, mut region) = region(4 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    assert!(region.is_idle());
+    region.pin();
+    let slot = region.take(&mem).unwrap();
+    region.release(&mem, slot).unwrap();
+    assert!(!region.is_idle());
 }

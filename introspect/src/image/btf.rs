@@ -1,8 +1,11 @@
 //! Fields of kernel structures, from the image's BTF (Documentation/bpf/btf.rst).
 //!
-//! What is kept true: one pass notes where each type begins and nothing else is built, because two
-//! structures out of a hundred thousand types are wanted at every start (a general BTF crate takes
-//! eighty times as long to build its maps); ids, offsets and loops in the data are bounded.
+//! What is kept true: one pass notes where each type begins and nothing else is built, because a
+//! handful of structures out of a hundred thousand types is wanted at every start (a general BTF
+//! crate takes eighty times as long to build its maps); any number of questions is answered in one
+//! more pass; ids, offsets and loops in the data are bounded.
+
+use std::fmt;
 
 use super::u32_at;
 
@@ -10,8 +13,10 @@ use super::u32_at;
 const MAGIC: u16 = 0xeb9f;
 /// Modifiers and typedefs in a row, or anonymous members in each other, before it is a loop.
 const DEEPEST: u32 = 16;
-/// Members looked at in one search before it is no kernel's structure.
+/// Members looked at for one question before it is no kernel's structure.
 const MOST_MEMBERS: u32 = 1 << 16;
+/// Parts of a path before it is no path into a structure.
+const LONGEST_PATH: usize = 8;
 
 /// Why BTF does not tell where a field is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,17 +34,17 @@ pub enum BtfError {
     #[error("no field `{field}` in `struct {of}`")]
     NoField {
         /// The structure.
-        of: &'static str,
+        of: String,
         /// The field.
-        field: &'static str,
+        field: String,
     },
     /// The field has another size than the code knows how to read.
     #[error("field `{field}` of `struct {of}` has {found} bytes, not {expected}")]
     Size {
         /// The structure.
-        of: &'static str,
+        of: String,
         /// The field.
-        field: &'static str,
+        field: String,
         /// The size in BTF.
         found: u64,
         /// The size known.
@@ -67,12 +72,29 @@ mod kind {
     pub(super) const ENUM64: u32 = 19;
 }
 
-/// Type information.
-pub(super) struct Btf<'a> {
-    types: &'a [u8],
-    strings: &'a [u8],
+/// Where a member of a structure lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Bytes from the start of the structure.
+    pub offset: u64,
+    /// How many bytes it has, all elements of an array together; 0 when BTF does not tell.
+    pub size: u64,
+}
+
+/// Type information, by itself.
+pub(super) struct Btf {
+    types: Box<[u8]>,
+    strings: Box<[u8]>,
     /// Where the type of each id, from 1 on, begins in `types`.
     starts: Vec<u32>,
+}
+
+impl fmt::Debug for Btf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Btf")
+            .field("types", &self.starts.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// One type's entry.
@@ -87,17 +109,17 @@ struct Type<'a> {
     rest: &'a [u8],
 }
 
-/// Where a member lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Member {
+/// A place in a structure and the type of what is there.
+#[derive(Clone, Copy)]
+struct Place {
     /// Bytes from the start of the structure.
     offset: u64,
     ty: u32,
 }
 
-impl<'a> Btf<'a> {
+impl Btf {
     /// Notes the types in a `.BTF` section.
-    pub(super) fn parse(data: &'a [u8]) -> Result<Self, BtfError> {
+    pub(super) fn parse(data: &[u8]) -> Result<Self, BtfError> {
         if !data.starts_with(&MAGIC.to_le_bytes()) {
             return Err(BtfError::Malformed(0));
         }
@@ -117,41 +139,100 @@ impl<'a> Btf<'a> {
             at += FIXED + ty.rest.len();
         }
         Ok(Self {
-            types,
-            strings,
+            types: types.into(),
+            strings: strings.into(),
             starts,
         })
     }
 
-    /// The offset of a field of exactly `size` bytes; fields of anonymous members count as the
-    /// structure's own.
-    pub(super) fn field(
-        &self,
-        of: &'static str,
-        field: &'static str,
-        size: u64,
-    ) -> Result<u64, BtfError> {
-        let mut budget = MOST_MEMBERS;
-        let member = (1..)
+    /// Where the members asked for lie, each as a structure and a path into it; one pass over the
+    /// types, whatever the number of questions.
+    pub(super) fn members(&self, questions: &[(&str, &str)]) -> Vec<Option<Member>> {
+        let mut answers = vec![None; questions.len()];
+        let mut budgets = vec![MOST_MEMBERS; questions.len()];
+        // Several structures may share a name: the first that has the member counts.
+        for ty in (1..)
             .zip(&self.starts)
             .filter_map(|(id, _)| self.get(id))
-            .filter(|ty| ty.kind == kind::STRUCT && self.is_named(ty.name, of))
-            .find_map(|ty| self.member(&ty, field, DEEPEST, &mut budget))
-            .ok_or(BtfError::NoField { of, field })?;
-        match self.size(member.ty, DEEPEST) {
-            Some(found) if found == size => Ok(member.offset),
-            found => Err(BtfError::Size {
-                of,
-                field,
-                found: found.unwrap_or(0),
-                expected: size,
-            }),
+            .filter(|ty| ty.kind == kind::STRUCT && ty.name != 0)
+        {
+            let open = answers.iter_mut().zip(&mut budgets).zip(questions);
+            for ((answer, budget), (of, path)) in open {
+                if answer.is_none() && self.is_named(ty.name, of) {
+                    *answer = self.follow(&ty, path, budget);
+                }
+            }
         }
+        answers
     }
 
-    fn get(&self, id: u32) -> Option<Type<'a>> {
+    /// The offset of a field of exactly `size` bytes; fields of anonymous members count as the
+    /// structure's own.
+    pub(super) fn field(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
+        let no_field = || BtfError::NoField {
+            of: of.to_owned(),
+            field: path.to_owned(),
+        };
+        let member = self.members(&[(of, path)]);
+        let member = member.first().copied().flatten().ok_or_else(no_field)?;
+        if member.size == size {
+            return Ok(member.offset);
+        }
+        Err(BtfError::Size {
+            of: of.to_owned(),
+            field: path.to_owned(),
+            found: member.size,
+            expected: size,
+        })
+    }
+
+    /// Follows a path such as `mem[4].base` into a structure.
+    fn follow(&self, ty: &Type<'_>, path: &str, budget: &mut u32) -> Option<Member> {
+        let mut offset = 0_u64;
+        let mut place = None;
+        for (depth, part) in path.split('.').enumerate() {
+            let (name, index) = match part.split_once('[') {
+                Some((name, index)) => (name, Some(index.strip_suffix(']')?.parse::<u32>().ok()?)),
+                None => (part, None),
+            };
+            if depth == LONGEST_PATH || name.is_empty() {
+                return None;
+            }
+            let mut found = match place {
+                None => self.member(ty, name, DEEPEST, budget)?,
+                Some(id) => {
+                    let inner = self
+                        .resolve(id, DEEPEST)
+                        .filter(|ty| matches!(ty.kind, kind::STRUCT | kind::UNION))?;
+                    self.member(&inner, name, DEEPEST, budget)?
+                }
+            };
+            if let Some(index) = index {
+                let array = self
+                    .resolve(found.ty, DEEPEST)
+                    .filter(|ty| ty.kind == kind::ARRAY)?;
+                let element = u32_at(array.rest, 0)?;
+                if index >= u32_at(array.rest, 8)? {
+                    return None;
+                }
+                let stride = self.size(element, DEEPEST)?;
+                found.offset = found
+                    .offset
+                    .checked_add(stride.checked_mul(index.into())?)?;
+                found.ty = element;
+            }
+            offset = offset.checked_add(found.offset)?;
+            place = Some(found.ty);
+        }
+        Some(Member {
+            offset,
+            size: self.size(place?, DEEPEST).unwrap_or(0),
+        })
+    }
+
+    fn get(&self, id: u32) -> Option<Type<'_>> {
         let index = usize::try_from(id.checked_sub(1)?).ok()?;
-        type_at(self.types, usize::try_from(*self.starts.get(index)?).ok()?)
+        type_at(&self.types, usize::try_from(*self.starts.get(index)?).ok()?)
     }
 
     fn is_named(&self, name: u32, wanted: &str) -> bool {
@@ -161,7 +242,7 @@ impl<'a> Btf<'a> {
             .is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    fn member(&self, ty: &Type<'a>, wanted: &str, depth: u32, budget: &mut u32) -> Option<Member> {
+    fn member(&self, ty: &Type<'_>, wanted: &str, depth: u32, budget: &mut u32) -> Option<Place> {
         for raw in ty.rest.chunks_exact(MEMBER) {
             *budget = budget.checked_sub(1)?;
             let name = u32_at(raw, 0)?;
@@ -179,20 +260,20 @@ impl<'a> Btf<'a> {
                     .filter(|ty| depth > 0 && matches!(ty.kind, kind::STRUCT | kind::UNION));
                 let found = inner.and_then(|ty| self.member(&ty, wanted, depth - 1, budget));
                 if let Some(found) = found {
-                    return Some(Member {
+                    return Some(Place {
                         offset: offset + found.offset,
                         ..found
                     });
                 }
             } else if bits % 8 == 0 && self.is_named(name, wanted) {
-                return Some(Member { offset, ty: id });
+                return Some(Place { offset, ty: id });
             }
         }
         None
     }
 
     /// The type itself behind typedefs and modifiers.
-    fn resolve(&self, id: u32, depth: u32) -> Option<Type<'a>> {
+    fn resolve(&self, id: u32, depth: u32) -> Option<Type<'_>> {
         let mut ty = self.get(id)?;
         for _ in 0..depth {
             match ty.kind {

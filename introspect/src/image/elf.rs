@@ -1,13 +1,14 @@
 //! The ELF file of a kernel: where its bytes, sections and symbols are.
 //!
 //! What is kept true: every slice handed out was bounds-checked against the file, so whatever the
-//! headers claim, reading costs no more than the file is long. Nothing is copied.
+//! headers claim, reading costs no more than the file is long: no two parts share bytes, and names,
+//! which may, are read only as far as a name goes. Nothing is copied.
 
 use std::ops::Range;
 
 use hvprobe_arch::Gva;
-use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
-use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SectionFlags, elf};
+use object::read::elf::{ElfFile64, FileHeader, NoteIterator, ProgramHeader, SectionHeader, Sym};
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SectionFlags, SectionIndex, elf};
 
 use super::ImageError;
 use crate::symbols::{RawSymbol, SymbolKind};
@@ -18,6 +19,11 @@ pub(super) const KERNEL_HALF: u64 = 1 << 63;
 
 /// More sections or segments than a kernel has: look-ups go through all of them.
 const MOST_PARTS: usize = 4096;
+/// More symbols than a kernel has.
+const MOST_SYMBOLS: usize = 1 << 22;
+/// Bytes of the longest name of a symbol, with its final NUL (`KSYM_NAME_LEN` from 6.1 on). Any
+/// number of names may share bytes.
+const LONGEST_NAME: usize = 512;
 
 /// A part of the image: a section, or a loaded segment.
 #[derive(Clone, Debug)]
@@ -49,6 +55,11 @@ impl<'a> Elf<'a> {
         if machine != elf::EM_X86_64 {
             return Err(ImageError::Machine(machine.0));
         }
+        if file.elf_section_table().len() > MOST_PARTS
+            || file.elf_program_headers().len() > MOST_PARTS
+        {
+            return Err(ImageError::Overlap);
+        }
         let segments = file
             .elf_program_headers()
             .iter()
@@ -64,6 +75,11 @@ impl<'a> Elf<'a> {
                 Some((part, header.p_paddr(LittleEndian)))
             })
             .collect();
+        let names = file
+            .elf_header()
+            .shstrndx(LittleEndian, bytes)
+            .map(|index| strings(&file, SectionIndex(index.try_into().unwrap_or(0))))
+            .unwrap_or_default();
         let sections = file
             .sections()
             .filter_map(|section| {
@@ -75,7 +91,7 @@ impl<'a> Elf<'a> {
                 }
                 let start = section.address();
                 Some(Part {
-                    name: section.name().ok()?,
+                    name: name_at(names, section.elf_section_header().sh_name(LittleEndian))?,
                     at: start..start.checked_add(section.size())?,
                     data: section.data().ok()?,
                     exec: sh_flags.contains(elf::SHF_EXECINSTR),
@@ -128,12 +144,40 @@ impl<'a> Elf<'a> {
 
     /// The GNU build id.
     pub(super) fn build_id(&self) -> Option<&'a [u8]> {
-        self.file.build_id().ok().flatten()
+        /// Segments of notes that are looked into; kernels have one or two.
+        const MOST_NOTES: usize = 8;
+        let sections = self.sections.iter();
+        let sections = sections.filter(|part| part.name.starts_with(".note"));
+        let headers = self.file.elf_program_headers().iter();
+        let segments = headers
+            .filter(|header| {
+                self.sections.is_empty() && header.p_type(LittleEndian) == elf::PT_NOTE
+            })
+            .filter_map(|header| header.data(LittleEndian, self.file.data()).ok())
+            .take(MOST_NOTES);
+        sections
+            .map(|part| part.data)
+            .chain(segments)
+            .filter_map(|data| {
+                let notes = NoteIterator::<elf::FileHeader64<LittleEndian>>::new;
+                notes(LittleEndian, 4, data).ok()
+            })
+            .find_map(|mut notes| {
+                while let Ok(Some(note)) = notes.next() {
+                    if note.name() == elf::ELF_NOTE_GNU
+                        && note.n_type(LittleEndian) == elf::NT_GNU_BUILD_ID
+                    {
+                        return Some(note.desc());
+                    }
+                }
+                None
+            })
     }
 
     /// The symbol table, empty in a stripped file.
     pub(super) fn symbols(&self) -> impl Iterator<Item = RawSymbol<'a>> {
-        self.file.symbols().filter_map(|symbol| {
+        let names = strings(&self.file, self.file.elf_symbol_table().string_section());
+        self.file.symbols().take(MOST_SYMBOLS).filter_map(|symbol| {
             let kind = match symbol.kind() {
                 object::SymbolKind::Text => SymbolKind::Text,
                 object::SymbolKind::Data | object::SymbolKind::Tls => SymbolKind::Data,
@@ -151,7 +195,7 @@ impl<'a> Elf<'a> {
                 return None;
             }
             Some(RawSymbol {
-                name: symbol.name().ok()?,
+                name: name_at(names, symbol.elf_symbol().st_name(LittleEndian))?,
                 addr: Gva(symbol.address()),
                 size: Some(symbol.size()).filter(|size| *size != 0),
                 kind: if symbol.address() < KERNEL_HALF {
@@ -168,6 +212,21 @@ impl<'a> Elf<'a> {
     }
 }
 
+/// The bytes of a string table, none if there is no such section.
+fn strings<'a>(file: &ElfFile64<'a, LittleEndian>, section: SectionIndex) -> &'a [u8] {
+    file.elf_section_table()
+        .section(section)
+        .and_then(|section| section.data(LittleEndian, file.data()))
+        .unwrap_or_default()
+}
+
+/// The name at `at` in a string table.
+fn name_at(names: &[u8], at: u32) -> Option<&str> {
+    let rest = names.get(usize::try_from(at).ok()?..)?;
+    let rest = &rest[..rest.len().min(LONGEST_NAME)];
+    str::from_utf8(&rest[..memchr::memchr(0, rest)?]).ok()
+}
+
 /// Whether there are not too many parts and they have no more bytes together than the file.
 fn within<'p, 'a: 'p>(parts: impl Iterator<Item = &'p Part<'a>>, file: usize) -> bool {
     let mut count = 0;
@@ -177,4 +236,89 @@ fn within<'p, 'a: 'p>(parts: impl Iterator<Item = &'p Part<'a>>, file: usize) ->
         left = left.and_then(|left| left.checked_sub(part.data.len()));
     }
     count <= MOST_PARTS && left.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{self, Section, TEXT};
+    use super::*;
+    use crate::symbols::{MOST_TEXT, Symbols};
+
+    fn section(name: &'static str, data: Vec<u8>) -> Section {
+        Section {
+            name,
+            at: TEXT,
+            exec: true,
+            data,
+        }
+    }
+
+    /// A file with `count` symbols whose names are the same bytes.
+    fn sharing(name: &str, count: usize) -> Vec<u8> {
+        let text = section(".text", vec![0x90; 0x100]);
+        let mut bytes = fixture::elf(&[text], &[(name, TEXT, 0, true)]);
+        // The table goes to the end, once it is longer; its header is the third.
+        let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap());
+        let header = usize::try_from(table).unwrap() + 2 * 64;
+        let word = |at: usize| {
+            usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())).unwrap()
+        };
+        let (start, len) = (word(header + 24), word(header + 32));
+        let mut symbols = bytes[start..start + len].to_vec();
+        let (undefined, one) = symbols.split_at(24);
+        symbols = [undefined, &one.repeat(count)].concat();
+        let start = bytes.len() as u64;
+        let len = symbols.len() as u64;
+        bytes[header + 24..header + 32].copy_from_slice(&start.to_le_bytes());
+        bytes[header + 32..header + 40].copy_from_slice(&len.to_le_bytes());
+        bytes.extend(symbols);
+        bytes
+    }
+
+    #[test]
+    fn names_are_read_no_further_than_a_name_goes() {
+        for (len, count) in [(1, 4), (LONGEST_NAME - 1, 4), (LONGEST_NAME, 0)] {
+            let bytes = sharing(&"n".repeat(len), 4);
+            let elf = Elf::parse(&bytes).unwrap();
+            assert_eq!(elf.symbols().count(), count, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn names_that_share_bytes_are_kept_up_to_a_limit() {
+        const LEN: usize = 500;
+        let count = MOST_TEXT / LEN;
+        let bytes = sharing(&"n".repeat(LEN), count + 5);
+        let elf = Elf::parse(&bytes).unwrap();
+        assert_eq!(Symbols::new(elf.symbols(), &[]).len(), count);
+    }
+
+    #[test]
+    fn thousands_of_sections_are_refused() {
+        for (count, is_read) in [(MOST_PARTS, true), (MOST_PARTS + 1, false)] {
+            let mut bytes = fixture::elf(&[], &[]);
+            let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap());
+            bytes.resize(usize::try_from(table).unwrap() + count * 64, 0);
+            bytes[60..62].copy_from_slice(&u16::try_from(count).unwrap().to_le_bytes());
+            assert_eq!(Elf::parse(&bytes).is_ok(), is_read, "{count}");
+        }
+    }
+
+    #[test]
+    fn build_id_is_found_among_the_notes() {
+        let mut notes = Vec::new();
+        for (kind, description) in [(6_u32, b"other"), (3, b"build")] {
+            for word in [4, 5, kind] {
+                notes.extend(word.to_le_bytes());
+            }
+            notes.extend(b"GNU\0");
+            notes.extend(description);
+            notes.extend([0; 3]);
+        }
+        let bytes = fixture::elf(&[section(".notes", notes)], &[]);
+        let elf = Elf::parse(&bytes).unwrap();
+        assert_eq!(elf.build_id(), Some(&b"build"[..]));
+        let bytes = fixture::elf(&[section(".text", vec![0; 64])], &[]);
+        assert_eq!(Elf::parse(&bytes).unwrap().build_id(), None);
+    }
 }

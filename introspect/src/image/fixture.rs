@@ -86,7 +86,8 @@ pub(crate) fn kallsyms(symbols: &[Raw], layout: Layout, at: u64) -> Vec<u8> {
     out.extend_from_slice(&u32::try_from(symbols.len()).unwrap().to_le_bytes());
     pad(&mut out);
 
-    let tokens: BTreeMap<u8, &str> = [(0x80, "vfs_"), (0x81, "__"), (0xff, "filler")].into();
+    let tokens: BTreeMap<u8, &str> =
+        [(0, "zero_"), (0x80, "vfs_"), (0x81, "__"), (0xff, "filler")].into();
     let names = out.len();
     let mut markers = Vec::new();
     for (i, (letter, name, _)) in symbols.iter().enumerate() {
@@ -303,9 +304,9 @@ pub(crate) fn btf() -> Vec<u8> {
 
 /// A whole made-up kernel. Its functions, from [`TEXT`] on, 0x100 bytes each:
 /// `startup_64`, `vfs_read`, `twin` (twice), `do_int3` (blacklisted), `do_int3.cold`, one with a
-/// jump label at +0x10 (five bytes) and +0x20 (two bytes), a static call at +0x30 and an exception
-/// table entry at +0x40 (`sites`), `__SCT__x`, `exc_int3` (noinstr), `asm_exc_int3` (entry),
-/// `thunk`, then fillers.
+/// jump label at +0x10 (five bytes) and +0x20 (two bytes), a static call at +0x30, an exception
+/// table entry at +0x40, a lock prefix at +0x50 and an ftrace site at +0x60 (`sites`), `__SCT__x`, `exc_int3` (noinstr), `asm_exc_int3` (entry),
+/// `thunk`, then fillers of 0x10 bytes, then [`WATCHED`] of as many.
 pub(crate) fn vmlinux(layout: Layout) -> Vec<u8> {
     elf(&kernel(layout).1, &[])
 }
@@ -354,6 +355,17 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     add('T', "__kprobes_text_end", fillers);
     for i in 0..600 {
         add('t', &format!("filler_{i:03}"), fillers + 0x10 * i);
+        if i < 100 {
+            // Encoded, this ends like a count of symbols that more names follow.
+            add(
+                't',
+                &format!("pad_{i:03}azero_zero_zero_"),
+                fillers + 0x10 * i,
+            );
+        }
+    }
+    for (i, name) in (0..).zip(WATCHED) {
+        add('T', name, fillers + 0x2580 + 0x10 * i);
     }
     let long = format!("_R{}", "long".repeat(100));
     add('t', &long, fillers + 0x2600);
@@ -389,6 +401,16 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     data.extend_from_slice(&code[..4]);
     data.extend([0; 8]);
     add('D', "__stop___ex_table", DATA + data.len() as u64);
+    add('D', "__smp_locks", DATA + data.len() as u64);
+    let lock = place(&data, TEXT + 0x650);
+    data.extend_from_slice(&lock[..4]);
+    data.resize(data.len() + 12, 0);
+    add('D', "__smp_locks_end", DATA + data.len() as u64);
+    add('D', "__start_mcount_loc", DATA + data.len() as u64);
+    for site in [0x104, 0x660] {
+        data.extend_from_slice(&(TEXT + site).to_le_bytes());
+    }
+    add('D', "__stop_mcount_loc", DATA + data.len() as u64);
     if layout == Layout::Offsets615 || layout == Layout::Place70 {
         add('D', "pcpu_hot", DATA + data.len() as u64);
         data.resize(data.len() + 64, 0);
@@ -422,12 +444,27 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     (symbols, sections)
 }
 
-/// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`]; of the
-/// `filler`s those with an even number begin with `push rbp; mov rbp, rsp`, the others with
-/// `mov rax, [rdi+8]; push rbp`.
+/// Functions that the engine has an interest in.
+pub(crate) const WATCHED: [&str; 4] = [
+    "__switch_to",
+    "do_task_dead",
+    "do_init_module",
+    "free_module",
+];
+
+/// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`
+/// at the entry of the exception table as in [`FIXUP`]; of the `filler`s those with an even number
+/// begin with `push rbp; mov rbp, rsp`, the others with `mov rax, [rdi+8]; push rbp`, and all end in
+/// `ret`.
 pub(crate) fn probed() -> Vec<u8> {
+    elf(&probed_kernel(), &[])
+}
+
+/// The sections of [`probed`].
+pub(crate) fn probed_kernel() -> Vec<Section> {
     let (_, mut sections) = kernel(Layout::Offsets61);
     let text = &mut sections[0].data;
+    text[0x640..][..FIXUP.len()].copy_from_slice(&FIXUP);
     text[0x100..][..VFS_READ.len()].copy_from_slice(&VFS_READ);
     for (n, filler) in text[0xb00..][..600 * 0x10]
         .chunks_exact_mut(0x10)
@@ -438,12 +475,13 @@ pub(crate) fn probed() -> Vec<u8> {
         } else {
             filler[..5].copy_from_slice(&[0x48, 0x8b, 0x47, 0x08, 0x55]);
         }
+        filler[0xf] = 0xc3;
     }
-    elf(&sections, &[])
+    sections
 }
 
 /// The function `vfs_read` of [`probed`].
-pub(crate) const VFS_READ: [u8; 0x18] = [
+pub(crate) const VFS_READ: [u8; 0x1a] = [
     0xf3, 0x0f, 0x1e, 0xfa, // +0x00 endbr64
     0x0f, 0x1f, 0x44, 0x00, 0x00, // +0x04 nop5, where ftrace puts its call
     0x55, // +0x09 push rbp
@@ -453,4 +491,16 @@ pub(crate) const VFS_READ: [u8; 0x18] = [
     0x0f, 0x0b, // +0x13 ud2
     0xcc, // +0x15 int3
     0xeb, 0x00, // +0x16 jmp +0x18
+    0x5d, // +0x18 pop rbp
+    0xc3, // +0x19 ret
+];
+
+/// What `sites` of [`probed`] has at its entry of the exception table and after it. It does not
+/// return.
+pub(crate) const FIXUP: [u8; 12] = [
+    0x0f, 0xb6, 0x47, 0x08, // +0x40 movzx eax, byte ptr [rdi+8]
+    0x74, 0x02, // +0x44 je +0x48
+    0xfb, // +0x46 sti
+    0x90, // +0x47 nop
+    0xf3, 0x0f, 0xb8, 0xc1, // +0x48 popcnt eax, ecx
 ];

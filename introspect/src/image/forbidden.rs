@@ -1,16 +1,40 @@
-//! Kernel text that must not be probed, from the kernel's own lists.
+//! Kernel text that must not be probed: the reasons, and the lists an address is looked up in.
 //!
-//! What is kept true: the lists are read from the image, since part of them is gone once the
-//! kernel has booted, and an address is forbidden if it lies anywhere in the bytes an entry covers,
-//! not only at its first. A list an image does not have (no symbol leads to it) forbids nothing;
-//! [`Lists::missing`] tells which.
+//! What is kept true: an address is forbidden if it lies anywhere in the bytes an entry covers, not
+//! only at its first. The same lists serve the kernel image and each of its modules; who fills them
+//! calls [`Lists::sort`] last.
+//!
+//! # What the kernel writes to its text after boot
+//!
+//! All of it goes through `text_poke` (arch/x86/kernel/alternative.c) and compares what it finds
+//! with what it expects, so a breakpoint of ours in the way makes the kernel fail, or is written
+//! over. The callers, as of 6.1 with what came later:
+//!
+//! | what | caller | here |
+//! |---|---|---|
+//! | jump labels | kernel/jump_label.c of arch/x86 | [`Forbidden::JumpLabel`], from `__jump_table` |
+//! | static calls and their trampolines | static_call.c | [`Forbidden::StaticCall`], from `.static_call_sites` and the names `__SCT__*` |
+//! | function entries | ftrace.c, and BPF trampolines (`register_fentry`) through it | `is_ftrace_site`: free while ftrace leaves it alone, which only its current bytes tell |
+//! | the calls in `ftrace_caller` and `ftrace_regs_caller` | ftrace.c, `update_ftrace_func` | [`Forbidden::Copied`], as ftrace.c also copies these two to make trampolines |
+//! | lock prefixes | alternative.c, `alternatives_enable_smp` | [`Forbidden::LockPrefix`], from `.smp_locks`: only in a kernel that booted with one processor, and only back to `lock` |
+//! | BPF dispatchers | net/bpf_jit_comp.c, `bpf_arch_text_poke` | [`Forbidden::BpfDispatcher`], by name: the entry of `bpf_dispatcher_*_func` where it is no static call yet |
+//! | the guest's kprobes and kgdb | kprobes/core.c, kprobes/opt.c, kgdb.c | anywhere: only the current bytes tell |
+//! | relocations of live patches | module.c, kernel/livepatch | in a module's text, before it runs |
+//!
+//! Only at boot, and for a module only before its init function runs: alternatives, paravirt calls,
+//! retpolines, return thunks, call depth tracking, `ENDBR` sealing and FineIBT (`alternative.c`,
+//! `callthunks.c`), and the nops of mcount. Text planned while that is over is final.
+//!
+//! Beyond what `kprobes` refuses, text that the kernel copies and runs elsewhere is forbidden
+//! ([`Forbidden::Copied`]): a copy of a breakpoint is one nobody answers for. These are the two
+//! entries of ftrace above, `relocate_kernel` (machine_kexec_64.c) and `core_restore_code`
+//! (power/hibernate_64.c).
 
 use std::fmt;
 use std::ops::Range;
 
 use hvprobe_arch::Gva;
 
-use super::elf::Elf;
 use crate::symbols::{SymbolKind, Symbols};
 
 /// Why an address may not be probed.
@@ -34,24 +58,44 @@ pub enum Forbidden {
     /// In the thunks for indirect jumps and returns.
     #[error("it is a thunk of the speculation mitigations, which the kernel rewrites")]
     Thunk,
+    /// In code that is copied to be run elsewhere.
+    #[error("the kernel copies this code and runs it elsewhere, where a breakpoint is nobody's")]
+    Copied,
     /// In the bytes of a jump label.
     #[error("it is a jump label, which the kernel rewrites as features turn on and off")]
     JumpLabel,
     /// In the bytes of a static call or its trampoline.
     #[error("it is a static call, which the kernel rewrites as its target changes")]
     StaticCall,
-    /// At an instruction that may fault by design.
-    #[error("the instruction may fault and has an exception table entry, which a copy of it lacks")]
-    ExceptionTable,
+    /// In the entry of a dispatcher to BPF programs.
+    #[error(
+        "it is the entry of a BPF dispatcher, which the kernel rewrites as programs come and go"
+    )]
+    BpfDispatcher,
+    /// At a lock prefix that a kernel on one processor took away.
+    #[error(
+        "its lock prefix was taken away on the only processor and comes back when a second comes up"
+    )]
+    LockPrefix,
+    /// In a module that is not laid out yet.
+    #[error("the kernel is still loading the module")]
+    Loading,
+    /// In a module of which a list that could forbid it cannot be read.
+    #[error("the module's {list} cannot be read, so nothing tells whether it may be probed")]
+    Unreadable {
+        /// What it is a list of.
+        list: &'static str,
+    },
 }
 
 /// What kind of stretch an address was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Area {
+pub(crate) enum Area {
     NoInstr,
     Entry,
     Kprobes,
     Thunk,
+    Copied,
 }
 
 /// What kind of place of a few bytes an address was found in.
@@ -59,20 +103,54 @@ enum Area {
 enum Site {
     JumpLabel,
     StaticCall,
-    ExceptionTable,
+    BpfDispatcher,
 }
 
-/// The longest site: a static call trampoline, `jmp` and the `ud1` that marks it.
-const LONGEST_SITE: u64 = 8;
+impl From<Area> for Forbidden {
+    fn from(area: Area) -> Self {
+        match area {
+            Area::NoInstr => Self::NoInstr,
+            Area::Entry => Self::Entry,
+            Area::Kprobes => Self::Kprobes,
+            Area::Thunk => Self::Thunk,
+            Area::Copied => Self::Copied,
+        }
+    }
+}
 
-/// All lists of one image.
+impl From<Site> for Forbidden {
+    fn from(site: Site) -> Self {
+        match site {
+            Site::JumpLabel => Self::JumpLabel,
+            Site::StaticCall => Self::StaticCall,
+            Site::BpfDispatcher => Self::BpfDispatcher,
+        }
+    }
+}
+
+/// A BPF dispatcher's entry: `endbr64` and a nop.
+const DISPATCHER: u64 = 9;
+/// The longest site.
+const LONGEST_SITE: u64 = DISPATCHER;
+/// A static call trampoline: `jmp` and the `ud1` that marks it.
+const TRAMPOLINE: u64 = 8;
+/// The prefix that stands for `lock` on one processor (DS, which means nothing there).
+const UNLOCKED: u8 = 0x3e;
+
+/// All lists of an image or a module.
 #[derive(Default)]
-pub(super) struct Lists {
+pub(crate) struct Lists {
     areas: Vec<(Range<u64>, Area)>,
     /// Starts of blacklisted functions, sorted.
     functions: Vec<u64>,
     /// Start, length and kind of each site, sorted.
     sites: Vec<(u64, u64, Site)>,
+    /// Instructions in the exception table, sorted.
+    fixups: Vec<u64>,
+    /// Calls to `__fentry__`, sorted; `None` when there is no list.
+    ftrace: Option<Vec<u64>>,
+    /// Lock prefixes, sorted.
+    locks: Vec<u64>,
     missing: Vec<&'static str>,
 }
 
@@ -90,31 +168,101 @@ impl fmt::Debug for Lists {
             .field("functions", &self.functions.len())
             .field("jump_labels", &count(Site::JumpLabel))
             .field("static_calls", &count(Site::StaticCall))
-            .field("exceptions", &count(Site::ExceptionTable))
+            .field("bpf_dispatchers", &count(Site::BpfDispatcher))
+            .field("fixups", &self.fixups.len())
+            .field("ftrace", &self.ftrace.as_ref().map(Vec::len))
+            .field("locks", &self.locks.len())
             .field("missing", &self.missing)
             .finish()
     }
 }
 
 impl Lists {
-    pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols) -> Self {
-        let mut lists = Self::default();
-        lists.read_areas(symbols);
-        lists.read_blacklist(elf, symbols);
-        lists.read_jump_labels(elf, symbols);
-        lists.read_static_calls(elf, symbols);
-        lists.read_exception_table(elf, symbols);
-        lists.sites.sort_unstable();
-        lists.sites.dedup();
-        lists
+    /// Forbids a stretch of text.
+    pub(crate) fn add_area(&mut self, range: Range<u64>, area: Area) {
+        self.areas.push((range, area));
     }
 
-    /// The lists the image has no symbols for.
+    /// Forbids the functions that begin at these addresses.
+    pub(crate) fn add_functions(&mut self, starts: impl Iterator<Item = u64>) {
+        self.functions.extend(starts);
+    }
+
+    fn add_site(&mut self, at: Gva, len: u64, site: Site) {
+        self.sites.push((at.0, len, site));
+    }
+
+    /// Forbids a jump label whose code begins with `code`. From 5.14 on the compiler picks a
+    /// two-byte form where the target is near: `jmp rel8` or its nop. All others have five bytes.
+    pub(crate) fn add_jump_label(&mut self, at: Gva, code: Option<[u8; 2]>) {
+        let short = matches!(code, Some([0xeb, _] | [0x66, 0x90]));
+        self.add_site(at, if short { 2 } else { 5 }, Site::JumpLabel);
+    }
+
+    /// Forbids the entry of the dispatcher to BPF programs at `at`.
+    pub(super) fn add_bpf_dispatcher(&mut self, at: Gva) {
+        self.add_site(at, DISPATCHER, Site::BpfDispatcher);
+    }
+
+    /// Forbids the inline static call at `at`.
+    pub(crate) fn add_static_call(&mut self, at: Gva) {
+        self.add_site(at, 5, Site::StaticCall);
+    }
+
+    /// Forbids what is recognised by its name: trampolines of static calls.
+    pub(crate) fn add_trampolines(&mut self, symbols: &Symbols) {
+        let named = symbols
+            .iter()
+            .filter(|symbol| symbol.kind == SymbolKind::Text && symbol.name.starts_with("__SCT__"));
+        for symbol in named {
+            self.add_site(symbol.addr, TRAMPOLINE, Site::StaticCall);
+        }
+    }
+
+    /// Notes instructions that have an exception-table entry.
+    pub(crate) fn add_fixups(&mut self, at: impl Iterator<Item = Gva>) {
+        self.fixups.extend(at.map(|at| at.0));
+    }
+
+    /// Notes that there is a list of calls to `__fentry__`, and these are in it.
+    pub(crate) fn add_ftrace_sites(&mut self, at: impl Iterator<Item = u64>) {
+        self.ftrace.get_or_insert_default().extend(at);
+    }
+
+    /// Notes lock prefixes the kernel may patch.
+    pub(crate) fn add_locks(&mut self, at: impl Iterator<Item = Gva>) {
+        self.locks.extend(at.map(|at| at.0));
+    }
+
+    /// Notes that the symbol that leads to a list is missing.
+    pub(super) fn add_missing(&mut self, symbol: &'static str) {
+        self.missing.push(symbol);
+    }
+
+    /// How many lock prefixes there are.
+    #[cfg(test)]
+    pub(super) fn locks(&self) -> usize {
+        self.locks.len()
+    }
+
+    /// Makes the lists ready to be looked up in.
+    pub(crate) fn sort(&mut self) {
+        self.sites.sort_unstable();
+        self.sites.dedup();
+        for list in [&mut self.functions, &mut self.fixups, &mut self.locks] {
+            list.sort_unstable();
+        }
+        if let Some(ftrace) = &mut self.ftrace {
+            ftrace.sort_unstable();
+        }
+    }
+
+    /// The lists the image has no symbols for. Such a list forbids nothing.
     pub(super) fn missing(&self) -> &[&'static str] {
         &self.missing
     }
 
-    pub(super) fn find(&self, at: Gva, symbols: &Symbols) -> Option<Forbidden> {
+    pub(crate) fn find(&self, at: Gva, symbols: &Symbols) -> Option<Forbidden> {
         if let Some(function) = self.blacklisted(at, symbols) {
             return Some(Forbidden::Blacklisted { function });
         }
@@ -122,19 +270,26 @@ impl Lists {
             .areas
             .iter()
             .find(|(range, _)| range.contains(&at.0))
-            .map(|(_, area)| match area {
-                Area::NoInstr => Forbidden::NoInstr,
-                Area::Entry => Forbidden::Entry,
-                Area::Kprobes => Forbidden::Kprobes,
-                Area::Thunk => Forbidden::Thunk,
-            });
-        area.or_else(|| {
-            self.site(at).map(|site| match site {
-                Site::JumpLabel => Forbidden::JumpLabel,
-                Site::StaticCall => Forbidden::StaticCall,
-                Site::ExceptionTable => Forbidden::ExceptionTable,
-            })
-        })
+            .map(|(_, area)| (*area).into());
+        area.or_else(|| self.site(at).map(Into::into))
+    }
+
+    /// Whether an exception-table entry names the instruction at `at`.
+    pub(crate) fn has_fixup(&self, at: Gva) -> bool {
+        self.fixups.binary_search(&at.0).is_ok()
+    }
+
+    /// Whether a call to `__fentry__` is at `at`; `None` when there is no list of them.
+    pub(crate) fn is_ftrace_site(&self, at: Gva) -> Option<bool> {
+        let sites = self.ftrace.as_ref()?;
+        Some(sites.binary_search(&at.0).is_ok())
+    }
+
+    /// Why `at`, where the byte is `first`, must not be probed if it is a lock prefix: one that is
+    /// still there stays, as does anything else.
+    pub(crate) fn lock_prefix(&self, at: Gva, first: u8) -> Option<Forbidden> {
+        (first == UNLOCKED && self.locks.binary_search(&at.0).is_ok())
+            .then_some(Forbidden::LockPrefix)
     }
 
     /// The blacklisted function `at` belongs to. As in the kernel, `foo.cold` and its like belong
@@ -161,135 +316,29 @@ impl Lists {
             .find(|(start, len, _)| at.0 - start < *len)
             .map(|(_, _, site)| *site)
     }
-
-    fn read_areas(&mut self, symbols: &Symbols) {
-        const AREAS: [(&str, &str, Area); 4] = [
-            ("__entry_text_start", "__entry_text_end", Area::Entry),
-            ("__noinstr_text_start", "__noinstr_text_end", Area::NoInstr),
-            ("__kprobes_text_start", "__kprobes_text_end", Area::Kprobes),
-            (
-                "__indirect_thunk_start",
-                "__indirect_thunk_end",
-                Area::Thunk,
-            ),
-        ];
-        for (start, end, area) in AREAS {
-            match between(symbols, start, end) {
-                Some(range) => self.areas.push((range, area)),
-                None => self.missing.push(start),
-            }
-        }
-    }
-
-    /// `_kprobe_blacklist`: addresses of functions (include/asm-generic/kprobes.h).
-    fn read_blacklist(&mut self, elf: &Elf<'_>, symbols: &Symbols) {
-        let Some((_, table)) = self.table(
-            elf,
-            symbols,
-            "__start_kprobe_blacklist",
-            "__stop_kprobe_blacklist",
-        ) else {
-            return;
-        };
-        self.functions = table
-            .chunks_exact(8)
-            .filter_map(|entry| Some(u64::from_le_bytes(entry.try_into().ok()?)))
-            .collect();
-        self.functions.sort_unstable();
-    }
-
-    /// `__jump_table`: {s32 code, s32 target, s64 key}, relative to each field's own place
-    /// (include/linux/jump_label.h).
-    fn read_jump_labels(&mut self, elf: &Elf<'_>, symbols: &Symbols) {
-        for at in self.relative(
-            elf,
-            symbols,
-            "__start___jump_table",
-            "__stop___jump_table",
-            16,
-        ) {
-            // From 5.14 on the compiler picks a two-byte form where the target is near: `jmp rel8`
-            // or its nop. All others have five bytes.
-            let short = matches!(elf.read(at, 2), Some([0xeb, _] | [0x66, 0x90]));
-            self.sites
-                .push((at.0, if short { 2 } else { 5 }, Site::JumpLabel));
-        }
-    }
-
-    /// `.static_call_sites`: {s32 addr, s32 key}, relative likewise (include/linux/static_call_types.h),
-    /// and the trampolines `__SCT__*`.
-    fn read_static_calls(&mut self, elf: &Elf<'_>, symbols: &Symbols) {
-        for at in self.relative(
-            elf,
-            symbols,
-            "__start_static_call_sites",
-            "__stop_static_call_sites",
-            8,
-        ) {
-            self.sites.push((at.0, 5, Site::StaticCall));
-        }
-        self.sites.extend(
-            symbols
-                .iter()
-                .filter(|symbol| {
-                    symbol.kind == SymbolKind::Text && symbol.name.starts_with("__SCT__")
-                })
-                .map(|symbol| (symbol.addr.0, LONGEST_SITE, Site::StaticCall)),
-        );
-    }
-
-    /// `__ex_table`: {s32 insn, s32 fixup, s32 data}, relative likewise
-    /// (arch/x86/include/asm/extable.h).
-    fn read_exception_table(&mut self, elf: &Elf<'_>, symbols: &Symbols) {
-        for at in self.relative(elf, symbols, "__start___ex_table", "__stop___ex_table", 12) {
-            self.sites.push((at.0, 1, Site::ExceptionTable));
-        }
-    }
-
-    /// The addresses in a table whose entries of `size` bytes begin with one relative to itself.
-    fn relative(
-        &mut self,
-        elf: &Elf<'_>,
-        symbols: &Symbols,
-        start: &'static str,
-        stop: &'static str,
-        size: usize,
-    ) -> Vec<Gva> {
-        let Some((mut place, table)) = self.table(elf, symbols, start, stop) else {
-            return Vec::new();
-        };
-        table
-            .chunks_exact(size)
-            .filter_map(|entry| {
-                let offset = i32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
-                let at = place.0.wrapping_add_signed(i64::from(offset));
-                place = place.wrapping_add(u64::try_from(size).ok()?);
-                Some(Gva(at))
-            })
-            .collect()
-    }
-
-    /// Address and bytes of the table between two symbols.
-    fn table<'a>(
-        &mut self,
-        elf: &Elf<'a>,
-        symbols: &Symbols,
-        start: &'static str,
-        stop: &str,
-    ) -> Option<(Gva, &'a [u8])> {
-        let found = between(symbols, start, stop).and_then(|range| {
-            let len = usize::try_from(range.end - range.start).ok()?;
-            Some((Gva(range.start), elf.read(Gva(range.start), len)?))
-        });
-        if found.is_none() {
-            self.missing.push(start);
-        }
-        found
-    }
 }
 
-/// The addresses from one symbol up to another.
-pub(super) fn between(symbols: &Symbols, start: &str, end: &str) -> Option<Range<u64>> {
-    let (start, end) = (symbols.address_of(start)?.0, symbols.address_of(end)?.0);
-    (start <= end).then_some(start..end)
+/// The addresses in the table at `place` whose entries of `size` bytes begin with an i32 relative
+/// to the entry.
+pub(crate) fn relative(
+    table: &[u8],
+    place: Gva,
+    size: usize,
+) -> impl Iterator<Item = Gva> + use<'_> {
+    let step = u64::try_from(size).unwrap_or(u64::MAX);
+    let places = std::iter::successors(Some(place), move |at| Some(at.wrapping_add(step)));
+    table
+        .chunks_exact(size)
+        .zip(places)
+        .filter_map(|(entry, place)| {
+            let offset = i32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
+            Some(Gva(place.0.wrapping_add_signed(i64::from(offset))))
+        })
+}
+
+/// The 64-bit words of a table of addresses.
+pub(crate) fn words(table: &[u8]) -> impl Iterator<Item = u64> + use<'_> {
+    table
+        .chunks_exact(8)
+        .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)))
 }

@@ -19,7 +19,7 @@ use memchr::memmem;
 
 use super::elf::{KERNEL_HALF, Part};
 use super::u32_at;
-use crate::symbols::{RawSymbol, SymbolKind};
+use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 
 /// Number of tokens.
 const TOKENS: usize = 256;
@@ -31,8 +31,6 @@ const FEWEST: u64 = 64;
 const MOST: u64 = 1 << 22;
 /// The longest name with its type letter (`KSYM_NAME_LEN` is 512 from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// More bytes of names than any kernel has.
-const MOST_TEXT: usize = 64 << 20;
 /// How many places that look like a table at first sight are looked at again.
 const GLANCES: usize = 1 << 14;
 /// How many of those that still do are gone through.
@@ -205,27 +203,25 @@ struct NamesPlace {
 impl NamesPlace {
     /// Places before the token table where a count is followed by so many names, and these by
     /// markers that fit, nearest first.
+    ///
+    /// Names are dense enough that many a place among them looks like a count with names after it,
+    /// so what comes between is looked at before any name is: zeroes up to the next multiple of 8,
+    /// or, in kernels that align tables to 4, nothing; these have the markers just before the
+    /// token table.
     fn candidates(data: &[u8], tokens: &Tokens<'_>) -> impl Iterator<Item = Self> {
         let table = tokens.table;
-        (0..=table.saturating_sub(8) / 4)
-            .rev()
-            .map(|word| 4 * word)
-            .filter_map(move |num_syms| {
-                let count = u64::from(u32_at(data, num_syms)?);
-                // A name takes two bytes at least and on average far less than 64; with the
-                // markers this bounds the distance to the token table.
-                let distance = u64::try_from(table - num_syms).ok()?;
-                (FEWEST..=MOST).contains(&count).then_some(())?;
-                (2 * count <= distance && distance <= 64 * count + 4096).then_some(())?;
-                Some((usize::try_from(count).ok()?, num_syms))
-            })
-            .flat_map(|(count, num_syms)| {
-                // Padded to 8 bytes, or to 4 where tables are aligned to 4.
-                [8, 4].map(|size| Self {
-                    count,
-                    num_syms,
-                    names: num_syms + size,
-                })
+        let padded = counts(data, table)
+            .filter(|(_, num_syms)| u32_at(data, num_syms + 4) == Some(0))
+            .map(|place| (place, 8));
+        let packed = counts(data, table)
+            .filter(move |(count, _)| has_markers(data, table, *count))
+            .map(|place| (place, 4));
+        padded
+            .chain(packed)
+            .map(|((count, num_syms), size)| Self {
+                count,
+                num_syms,
+                names: num_syms + size,
             })
             .take(GLANCES)
             .filter(move |place| place.starts_well(data, tokens))
@@ -271,6 +267,31 @@ impl NamesPlace {
         });
         found.then_some(())
     }
+}
+
+/// Counts that fit their distance to the token table, and where they are, nearest first.
+fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..=table.saturating_sub(8) / 4)
+        .rev()
+        .map(|word| 4 * word)
+        .filter_map(move |num_syms| {
+            let count = u64::from(u32_at(data, num_syms)?);
+            // A name takes two bytes at least and on average far less than 64; with the markers
+            // this bounds the distance to the token table.
+            let distance = u64::try_from(table - num_syms).ok()?;
+            (FEWEST..=MOST).contains(&count).then_some(())?;
+            (2 * count <= distance && distance <= 64 * count + 4096).then_some(())?;
+            Some((usize::try_from(count).ok()?, num_syms))
+        })
+}
+
+/// Whether the markers of `count` names, a u32 each, can be just before the token table: they
+/// ascend from 0. The first few tell.
+fn has_markers(data: &[u8], table: usize, count: usize) -> bool {
+    const LOOKED_AT: usize = 4;
+    let marks = count.div_ceil(MARKED);
+    let mark = |i: usize| u32_at(data, table.checked_sub(4 * marks)? + 4 * i);
+    mark(0) == Some(0) && (1..marks.min(LOOKED_AT)).all(|i| mark(i - 1) < mark(i))
 }
 
 /// The compressed name at `at` and where the next one is.

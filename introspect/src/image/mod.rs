@@ -19,16 +19,19 @@ mod elf;
 pub(crate) mod fixture;
 mod forbidden;
 mod kallsyms;
+mod lists;
 #[cfg(test)]
 mod tests;
 
-pub use btf::BtfError;
+pub use btf::{BtfError, Member};
 pub use forbidden::Forbidden;
+pub(crate) use forbidden::{Area, Lists, relative, words};
 pub use kallsyms::KallsymsError;
 
+use btf::Btf;
 use elf::Elf;
-use forbidden::{Lists, between};
 use kallsyms::Kallsyms;
+use lists::between;
 
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +88,7 @@ pub struct KernelImage {
     text: Text,
     init_text: Option<Text>,
     lists: Lists,
+    btf: Result<Btf, BtfError>,
     task_layout: Result<TaskLayout, BtfError>,
     virt_to_phys_offset: u64,
     init_top_pgt: Option<Gpa>,
@@ -102,13 +106,17 @@ impl KernelImage {
         let virt_to_phys_offset = elf
             .virt_to_phys_offset(Gva(text.at.start))
             .ok_or(ImageError::NoText)?;
-        let lists = Lists::read(&elf, &symbols);
+        let lists = lists::read(&elf, &symbols);
         if !lists.missing().is_empty() {
             tracing::warn!(
                 missing = ?lists.missing(),
                 "the kernel lacks symbols of lists that say what must not be probed"
             );
         }
+        let btf = match elf.section(".BTF") {
+            Some(section) => Btf::parse(section.data),
+            None => Err(BtfError::Missing),
+        };
         Ok(Self {
             release: release(&elf),
             build_id: elf.build_id().map(Into::into),
@@ -117,7 +125,11 @@ impl KernelImage {
                 let offset = elf.virt_to_phys_offset(at)?;
                 Some(Gpa(at.0.wrapping_sub(offset)))
             }),
-            task_layout: task_layout(&elf, &symbols),
+            task_layout: btf
+                .as_ref()
+                .map_err(Clone::clone)
+                .and_then(|btf| task_layout(btf, &symbols)),
+            btf,
             symbols,
             text,
             lists,
@@ -165,6 +177,44 @@ impl KernelImage {
         self.lists.find(at, &self.symbols)
     }
 
+    /// Why `at` must not be probed while the byte there is `first`, though [`Self::forbidden`] does
+    /// not object: the kernel booted with one processor, took the lock prefix of the instruction
+    /// away, and will put it back when a second processor comes up.
+    #[must_use]
+    pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
+        self.lists.lock_prefix(at, first)
+    }
+
+    /// Whether the kernel's exception table has an entry for the instruction at `at`: it may fault
+    /// by design, and the kernel looks up what to do then by the address of the instruction.
+    #[must_use]
+    pub fn has_fixup(&self, at: Gva) -> bool {
+        self.lists.has_fixup(at)
+    }
+
+    /// Whether the compiler put a call to `__fentry__` at `at`, which the kernel makes a nop at
+    /// boot and a call again while it traces the function.
+    #[must_use]
+    pub fn is_ftrace_site(&self, at: Gva) -> bool {
+        self.lists
+            .is_ftrace_site(at)
+            .unwrap_or_else(|| self.looks_like_ftrace_site(at))
+    }
+
+    /// What [`Self::is_ftrace_site`] goes by when the image has no list: the bytes a compiler or
+    /// the build leaves there.
+    fn looks_like_ftrace_site(&self, at: Gva) -> bool {
+        match self.bytes_at(at, 5) {
+            Some(&[0x0f, 0x1f, 0x44, 0x00, 0x00]) => true,
+            Some(&[0xe8, a, b, c, d]) => {
+                let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+                let target = at.wrapping_add(5).0.wrapping_add_signed(distance);
+                self.symbols.address_of("__fentry__") == Some(Gva(target))
+            }
+            _ => false,
+        }
+    }
+
     /// The symbols that would lead to lists [`Self::forbidden`] goes by, but that the image lacks.
     #[must_use]
     pub fn missing_lists(&self) -> &[&'static str] {
@@ -177,6 +227,38 @@ impl KernelImage {
     /// When the image's type information does not tell.
     pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
         self.task_layout.clone()
+    }
+
+    /// Where members of structures lie, for any number of questions at the cost of one. A question
+    /// is a structure's name (no `struct`) and a path as in C: `list`, `core_layout.base`,
+    /// `mem[4].size`. Members of anonymous members count as the structure's own; pointers are not
+    /// followed. The answer is `None` where there is no such member, or it is a bit field.
+    ///
+    /// # Errors
+    /// When the image has no readable type information.
+    pub fn members(&self, questions: &[(&str, &str)]) -> Result<Vec<Option<Member>>, BtfError> {
+        match &self.btf {
+            Ok(btf) => Ok(btf.members(questions)),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The offset in bytes of the member that `path` leads to in the structure `of`, as in
+    /// [`Self::members`], which is the better choice for more than one question.
+    ///
+    /// # Errors
+    /// When the image has no readable type information, or the structure no such member.
+    pub fn member_offset(&self, of: &str, path: &str) -> Result<u64, BtfError> {
+        let found = self.members(&[(of, path)])?;
+        found
+            .first()
+            .copied()
+            .flatten()
+            .map(|member| member.offset)
+            .ok_or_else(|| BtfError::NoField {
+                of: of.to_owned(),
+                field: path.to_owned(),
+            })
     }
 
     /// Virtual less physical address of the text, modulo 2^64.
@@ -255,9 +337,7 @@ fn release(elf: &Elf<'_>) -> Option<String> {
     })
 }
 
-fn task_layout(elf: &Elf<'_>, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
-    let section = elf.section(".BTF").ok_or(BtfError::Missing)?;
-    let btf = btf::Btf::parse(section.data)?;
+fn task_layout(btf: &Btf, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
     // Its own variable up to 6.1 and from 6.15 on; in between in a structure.
     let current_task = match symbols.address_of("current_task") {
         Some(at) => at.0,

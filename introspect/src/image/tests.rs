@@ -134,8 +134,7 @@ fn addresses_are_forbidden_over_the_bytes_of_each_entry() {
         (0x630, Some(Forbidden::StaticCall)),
         (0x634, Some(Forbidden::StaticCall)),
         (0x635, None),
-        (0x640, Some(Forbidden::ExceptionTable)),
-        (0x641, None),
+        (0x640, None),
         (0x707, Some(Forbidden::StaticCall)),
         (0x708, None),
         (0x800, Some(Forbidden::NoInstr)),
@@ -145,6 +144,124 @@ fn addresses_are_forbidden_over_the_bytes_of_each_entry() {
     ] {
         assert_eq!(image.forbidden(Gva(TEXT + offset)), expected, "{offset:#x}");
     }
+}
+
+#[test]
+fn lists_that_forbid_nothing_are_looked_up_apart() {
+    let image = image(Layout::Offsets61);
+    let at = |offset| Gva(TEXT + offset);
+    assert!(image.has_fixup(at(0x640)));
+    assert!(!image.has_fixup(at(0x63f)) && !image.has_fixup(at(0x641)));
+    assert!(image.is_ftrace_site(at(0x104)) && image.is_ftrace_site(at(0x660)));
+    // It has the bytes of one, but the list knows better.
+    assert!(!image.is_ftrace_site(at(0x610)));
+    assert_eq!(image.forbidden(at(0x650)), None);
+    let lock = |offset, first| image.forbidden_as_is(at(offset), first);
+    assert_eq!(lock(0x650, 0x3e), Some(Forbidden::LockPrefix));
+    assert_eq!(lock(0x650, 0xf0), None);
+    assert_eq!(lock(0x651, 0x3e), None);
+    // What fills up the list is no entry.
+    assert_eq!(image.lists.locks(), 1);
+}
+
+#[test]
+fn without_a_list_an_ftrace_site_is_told_by_its_bytes() {
+    let (_, mut sections) = fixture::kernel(Layout::Offsets61);
+    // call TEXT+0x200; call TEXT+0x300
+    sections[0].data[0x104..0x109].copy_from_slice(&[0xe8, 0xf7, 0, 0, 0]);
+    sections[0].data[0x109..0x10e].copy_from_slice(&[0xe8, 0xf2, 1, 0, 0]);
+    let symbols = [
+        ("_stext", TEXT, 0, true),
+        ("__fentry__", TEXT + 0x200, 0x10, true),
+        ("_etext", TEXT + 0x4000, 0, true),
+    ];
+    let image = KernelImage::parse(&fixture::elf(&sections, &symbols)).unwrap();
+    assert!(image.is_ftrace_site(Gva(TEXT + 0x104)));
+    assert!(!image.is_ftrace_site(Gva(TEXT + 0x109)));
+    assert!(image.is_ftrace_site(Gva(TEXT + 0x610)));
+    assert!(!image.is_ftrace_site(Gva(TEXT + 0x620)));
+    assert!(!image.is_ftrace_site(Gva(0)));
+}
+
+#[test]
+fn code_known_by_its_name_alone_is_forbidden() {
+    let (_, sections) = fixture::kernel(Layout::Offsets61);
+    let symbol = |name, offset: u64, size| (name, TEXT + offset, size, true);
+    let symbols = [
+        symbol("_stext", 0, 0),
+        symbol("ftrace_caller", 0x100, 0),
+        symbol("ftrace_call", 0x120, 0),
+        symbol("ftrace_caller_end", 0x140, 0x20),
+        symbol("relocate_kernel", 0x200, 0x40),
+        symbol("identity_mapped", 0x240, 0x40),
+        symbol("swap_pages", 0x280, 0x40),
+        symbol("core_restore_code", 0x300, 0x20),
+        symbol("bpf_dispatcher_old_func", 0x400, 0x10),
+        symbol("bpf_dispatcher_new_func", 0x410, 0x10),
+        symbol("bpf_dispatcher_nop_func", 0x420, 0x10),
+        symbol("__SCT__bpf_dispatcher_new_call", 0x500, 8),
+        symbol("__x86_indirect_thunk_array", 0x600, 0x20),
+        symbol("srso_return_thunk", 0x620, 0x20),
+        symbol("__x86_return_thunk", 0x640, 0x10),
+        symbol("_etext", 0x4000, 0),
+    ];
+    let image = KernelImage::parse(&fixture::elf(&sections, &symbols)).unwrap();
+    for (offset, expected) in [
+        (0xff, None),
+        (0x100, Some(Forbidden::Copied)),
+        (0x13f, Some(Forbidden::Copied)),
+        (0x140, None),
+        (0x200, Some(Forbidden::Copied)),
+        (0x2bf, Some(Forbidden::Copied)),
+        (0x2c0, None),
+        (0x31f, Some(Forbidden::Copied)),
+        (0x320, None),
+        (0x400, Some(Forbidden::BpfDispatcher)),
+        (0x408, Some(Forbidden::BpfDispatcher)),
+        (0x409, None),
+        (0x410, None),
+        (0x420, None),
+        (0x500, Some(Forbidden::StaticCall)),
+        (0x600, Some(Forbidden::Thunk)),
+        (0x64f, Some(Forbidden::Thunk)),
+        (0x650, None),
+    ] {
+        assert_eq!(image.forbidden(Gva(TEXT + offset)), expected, "{offset:#x}");
+    }
+}
+
+#[test]
+fn members_are_found_by_their_paths() {
+    let image = image(Layout::Offsets61);
+    let questions = [
+        ("task_struct", "comm"),
+        ("task_struct", "tgid"),
+        ("pcpu_hot", "current_task"),
+        ("task_struct", "comm[3]"),
+        // No index there; nothing to go into; behind a pointer; not there; no structure.
+        ("task_struct", "comm[16]"),
+        ("task_struct", "pid[0]"),
+        ("task_struct", "pid.x"),
+        ("pcpu_hot", "current_task.pid"),
+        ("task_struct", "nothing"),
+        ("task_struct", ""),
+        ("task_struct", "comm[x]"),
+        ("task_struct", "comm[3"),
+        ("int", "pid"),
+        ("", "pid"),
+    ];
+    let found: Vec<_> = image
+        .members(&questions)
+        .unwrap()
+        .into_iter()
+        .map(|member| member.map(|it| (it.offset, it.size)))
+        .collect();
+    let mut expected = vec![Some((32, 16)), Some((20, 4)), Some((8, 8)), Some((35, 1))];
+    expected.resize(questions.len(), None);
+    assert_eq!(found, expected);
+    assert_eq!(image.member_offset("task_struct", "pid"), Ok(16));
+    let error = image.member_offset("task_struct", "pjd").unwrap_err();
+    assert_eq!(error.to_string(), "no field `pjd` in `struct task_struct`");
 }
 
 #[test]
@@ -196,6 +313,9 @@ fn poke(image: &KernelImage) {
         let at = Gva(at);
         let _ = (
             image.forbidden(at),
+            image.forbidden_as_is(at, 0x3e),
+            image.has_fixup(at),
+            image.is_ftrace_site(at),
             image.bytes_at(at, 16),
             image.symbols().containing(at),
         );
@@ -256,6 +376,7 @@ proptest! {
         if let Ok(btf) = super::btf::Btf::parse(&bytes) {
             let _ = btf.field("task_struct", "comm", 16);
             let _ = btf.field("pcpu_hot", "current_task", 8);
+            let _ = btf.members(&[("task_struct", "comm[7]"), ("pcpu_hot", "current_task.pid")]);
         }
     }
 }
@@ -335,6 +456,41 @@ fn real_kernel_is_understood_when_one_is_given() {
         }
     }
     assert_eq!(exported, 500);
+
+    // The kernel puts these into every module's reach, and itself where it expects them.
+    for (name, forbidden) in [
+        ("ftrace_caller", Some(Forbidden::Copied)),
+        ("relocate_kernel", Some(Forbidden::Copied)),
+        ("do_init_module", None),
+        ("free_module", None),
+        ("do_task_dead", None),
+    ] {
+        let symbol = symbols.lookup(name).unwrap();
+        assert_eq!(image.forbidden(symbol.addr), forbidden, "{name}");
+        if forbidden.is_none() {
+            // At its entry, or after the ENDBR there.
+            let sites = (0..16).filter(|n| image.is_ftrace_site(symbol.addr.wrapping_add(*n)));
+            let sites: Vec<u64> = sites.collect();
+            assert!(sites == [0] || sites == [4], "{name}: {sites:?}");
+        }
+    }
+    let member = image.members(&[("module", "kallsyms"), ("module", "list")]);
+    assert!(matches!(member.as_deref(), Ok([Some(_), Some(_)])));
+
+    // Lock prefixes are that, but for a few in the midst of alternatives; calls to `__fentry__` are
+    // calls or nops.
+    let (mut locks, mut others) = (0, 0);
+    for (at, code) in (image.text.at.start..).zip(&image.text.bytes) {
+        let at = Gva(at);
+        if image.forbidden_as_is(at, 0x3e).is_some() {
+            locks += 1;
+            others += u32::from(*code != 0xf0);
+        }
+        if image.is_ftrace_site(at) {
+            assert!(matches!(code, 0xe8 | 0x0f), "{at}");
+        }
+    }
+    assert!(locks > 1000 && others < locks / 100, "{others} of {locks}");
 
     // Jump labels are `jmp` or a nop wherever the kernel rewrites them.
     let mut labels = 0;

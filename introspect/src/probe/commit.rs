@@ -1,20 +1,21 @@
 //! Makes guest text agree with the registry: one stop of the virtual CPUs, whole or not at all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{Action, SlotCode};
+use hvprobe_arch::insn::SlotCode;
 use hvprobe_arch::mem::PhysMemory;
 use tracing::warn;
 
 use super::ProbeId;
 use super::patch::Text;
 use super::plan::{Obstacle, Refused};
-use super::registry::{Live, Registry, SiteState};
-use super::table::{Member, ProbeTable, Site};
-use crate::hidden::{HiddenError, HiddenRegion};
-use crate::world::{StopError, World};
+use super::registry::{Live, Place, Registry, SiteState};
+use super::returns::vacate;
+use super::table::{Counters, Member, Parts, ProbeTable, Returning, Role, Site};
+use crate::calls::Fate;
+use crate::world::{Standing, StopError, World};
 
 /// Why a change did not happen.
 #[derive(Debug)]
@@ -36,8 +37,8 @@ impl Registry {
         }
         let mut result = Ok(());
         world
-            .stopped(&mut |mem| {
-                self.change(leaving, mem)
+            .stopped(&mut |mem, standing| {
+                self.change(leaving, mem, standing)
                     .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
                     .ok()
             })
@@ -54,21 +55,17 @@ impl Registry {
         &mut self,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
+        standing: &[Standing],
     ) -> Result<Arc<ProbeTable>, Obstacle> {
-        let probes = &self.probes;
-        let wanted = |site: &SiteState| {
-            site.members
-                .iter()
-                .any(|id| !leaving.contains(id) && probes.get(id).is_some_and(|p| !p.spec.disabled))
-        };
         let sites_where = |condition: &dyn Fn(&SiteState) -> bool| -> Vec<Gva> {
             let sites = self.sites.iter().filter(|(_, site)| condition(site));
             sites.map(|(at, _)| *at).collect()
         };
+        let wanted = |site: &SiteState| self.is_wanted(site, leaving);
         let arming = sites_where(&|site| !site.armed && !site.gone && wanted(site));
         let disarming = sites_where(&|site| site.armed && !wanted(site));
 
-        let slots = match self.arm(&arming, mem) {
+        let slots = match self.arm(&arming, leaving, mem, standing) {
             Ok(slots) => slots,
             Err(obstacle) => {
                 self.tidy(mem);
@@ -79,7 +76,11 @@ impl Registry {
         self.disarm(&disarming, mem);
         for (at, code) in slots {
             if let Some(site) = self.sites.get_mut(&at) {
-                site.slot = Some(code);
+                let (displaced, old) = (site.displaced, std::mem::replace(&mut site.slot, code));
+                if let Some(code) = &code {
+                    self.revive(code);
+                }
+                self.let_go(displaced, old, mem);
             }
         }
         if !arming.is_empty() {
@@ -92,26 +93,48 @@ impl Registry {
             }
         }
         self.forget(leaving, mem);
+        self.vacate_calls(leaving, mem, standing);
         self.tidy(mem);
         Ok(Arc::new(self.table(leaving)))
     }
 
-    /// Takes slots for the sites of `arming` and plants the gate and their int3s; returns the
-    /// slots. On error the sites' text is as it was and no slot is taken.
+    /// Whether `site` is to carry an int3.
+    pub(super) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+        let mut members = site.members.iter();
+        let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
+        self.switched_on
+            && !left_to_ftrace
+            && (site.internal.is_some() || members.any(|id| self.is_enabled(*id, leaving)))
+    }
+
+    /// Whether probe `id` takes part in hits.
+    pub(super) fn is_enabled(&self, id: ProbeId, leaving: &BTreeSet<ProbeId>) -> bool {
+        !leaving.contains(&id)
+            && self
+                .probes
+                .get(&id)
+                .is_some_and(|probe| !probe.spec.disabled)
+    }
+
+    /// Takes the slots that armed sites need now and have not, and plants the gate and the int3s of
+    /// the sites `arming`; returns the slots. On error the sites' text is as it was and no slot is
+    /// taken.
     fn arm(
         &mut self,
         arming: &[Gva],
+        leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
-    ) -> Result<Vec<(Gva, SlotCode)>, Obstacle> {
+        standing: &[Standing],
+    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
+        let slots = self.take_slots(leaving, mem, standing)?;
         let (Some(live), Some(first)) = (&mut self.live, arming.first()) else {
-            return Ok(Vec::new());
+            return Ok(slots);
         };
         let tables = live.view.tables;
         let text = Text {
             tables: &tables,
             mem,
         };
-        let slots = take_slots(&self.sites, arming, &mut self.hidden, &text)?;
         let sites = arming
             .iter()
             .filter_map(|at| Some((*at, self.sites.get(at)?.displaced.bytes())));
@@ -119,8 +142,7 @@ impl Registry {
             .map_err(|why| Obstacle { at: *first, why })
             .and_then(|()| text.arm(sites));
         if let Err(obstacle) = armed {
-            let codes = slots.into_iter().map(|(_, code)| code);
-            release(&mut self.hidden, mem, codes);
+            self.give_back(slots, mem);
             return Err(obstacle);
         }
         Ok(slots)
@@ -134,7 +156,7 @@ impl Registry {
                 && let Some(original) = site.displaced.bytes().first()
             {
                 site.armed = false;
-                site.gone = !Text { tables, mem }.disarm(*at, *original);
+                site.gone |= !Text { tables, mem }.disarm(*at, *original);
             }
         }
     }
@@ -142,27 +164,55 @@ impl Registry {
     /// Drops the `leaving` members, and sites nobody is left at.
     fn forget(&mut self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
         for site in self.sites.values_mut() {
-            site.members.retain(|id| {
-                let leaves = leaving.contains(id);
-                site.faulted |= leaves
-                    && self
-                        .probes
-                        .get(id)
-                        .is_some_and(|probe| probe.counters.sum().faults > 0);
-                !leaves
-            });
+            site.members.retain(|id| !leaving.contains(id));
         }
-        for (_, site) in self.sites.extract_if(.., |_, site| site.members.is_empty()) {
-            match site.slot {
-                // A task may have been left inside the slot and come back to it any time.
-                Some(code) if site.faulted => self.ghosts.push((site.displaced, code)),
-                Some(code) => release(&mut self.hidden, mem, [code]),
-                None => {}
-            }
+        let empty: Vec<_> = self
+            .sites
+            .extract_if(.., |_, site| {
+                site.members.is_empty() && site.internal.is_none()
+            })
+            .collect();
+        for (_, site) in empty {
+            self.let_go(site.displaced, site.slot, mem);
         }
     }
 
-    /// Takes the gate away while no site is armed, and the hidden region while no slot is in use.
+    /// Lets calls in flight of the probes that leave return to their callers on their own.
+    fn vacate_calls(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+        standing: &[Standing],
+    ) {
+        let (Some(live), Some(fixtures)) = (&self.live, self.hidden.fixtures()) else {
+            return;
+        };
+        let is_return = |id: &ProbeId| self.probes.get(id).is_some_and(|p| p.pool.is_some());
+        if !leaving.iter().any(is_return) {
+            return;
+        }
+        let trampoline = fixtures.trampoline();
+        let tables = &live.view.tables;
+        // A virtual CPU that has just returned there still needs its call.
+        let returning = |slot: Gva| {
+            standing
+                .iter()
+                .any(|cpu| cpu.rip == trampoline && cpu.rsp.wrapping_sub(8) == slot)
+        };
+        self.returns.calls.remove(
+            |id| leaving.contains(&id),
+            |frame| {
+                if returning(frame.slot) {
+                    Fate::Keep
+                } else {
+                    vacate(frame, trampoline, tables, mem)
+                }
+            },
+        );
+    }
+
+    /// Takes the gate away while no site is armed, and the hidden region while nothing of it is in
+    /// use.
     fn tidy(&mut self, mem: &dyn PhysMemory) {
         if let Some(live) = &mut self.live
             && !self.sites.values().any(|site| site.armed)
@@ -176,7 +226,7 @@ impl Registry {
         }
     }
 
-    fn table(&self, leaving: &BTreeSet<ProbeId>) -> ProbeTable {
+    pub(super) fn table(&self, leaving: &BTreeSet<ProbeId>) -> ProbeTable {
         let sites = self
             .sites
             .values()
@@ -184,97 +234,65 @@ impl Registry {
             .map(|site| Site {
                 displaced: site.displaced,
                 slot: site.slot,
-                members: site
-                    .members
-                    .iter()
-                    .filter(|id| !leaving.contains(id))
-                    .filter_map(|id| Some((id, self.probes.get(id)?)))
-                    .filter(|(_, probe)| !probe.spec.disabled)
-                    .map(|(id, probe)| Member {
-                        id: *id,
-                        counters: Arc::clone(&probe.counters),
-                    })
-                    .collect(),
+                after_sti: site.after_sti,
+                members: self.members(site, leaving),
             })
             .collect();
-        let disarmed = self
-            .sites
-            .values()
-            .filter(|site| !site.armed)
-            .filter_map(|site| Some((&site.displaced, site.slot.as_ref()?)));
-        let ghosts = self
-            .ghosts
+        let returning = self
+            .probes
             .iter()
-            .map(|(displaced, code)| (displaced, code))
-            .chain(disarmed)
-            .map(|(displaced, code)| Site {
-                displaced: *displaced,
-                slot: Some(*code),
-                members: Box::default(),
+            .filter(|(id, probe)| probe.pool.is_some() && !leaving.contains(id))
+            .map(|(id, probe)| {
+                let returning = Returning {
+                    counters: Arc::clone(&probe.counters),
+                    actions: Arc::clone(&probe.actions),
+                    disabled: probe.spec.disabled || !self.switched_on,
+                };
+                (*id, returning)
             })
             .collect();
-        ProbeTable::new(sites, ghosts, Arc::clone(&self.retired))
+        ProbeTable::new(Parts {
+            sites,
+            retired: Arc::clone(&self.retired),
+            fixtures: self.hidden.fixtures(),
+            returning,
+            returns: Arc::clone(&self.returns),
+        })
     }
-}
 
-/// Takes and fills a slot for every site of `arming` that is stepped and has none.
-fn take_slots(
-    sites: &BTreeMap<Gva, SiteState>,
-    arming: &[Gva],
-    hidden: &mut HiddenRegion,
-    text: &Text<'_>,
-) -> Result<Vec<(Gva, SlotCode)>, Obstacle> {
-    let mut taken = Vec::new();
-    for &at in arming {
-        let Some(site) = sites.get(&at) else { continue };
-        if site.slot.is_some() || !matches!(site.displaced.action(), Action::Step) {
-            continue;
-        }
-        let slot = hidden
-            .map(text.mem, text.tables)
-            .and_then(|()| hidden.take(text.mem));
-        let code = slot
-            .map_err(|source| Refused::Slot { at, source })
-            .and_then(|slot| {
-                let code = site
-                    .displaced
-                    .relocate(slot)
-                    .map_err(|source| Refused::Relocate { at, source })
-                    .and_then(|code| {
-                        hidden
-                            .fill(text.mem, &code)
-                            .map_err(|source| Refused::Slot { at, source })?;
-                        Ok(code)
-                    });
-                if code.is_err() {
-                    put_back(hidden.release(text.mem, slot));
+    fn members(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Box<[Member]> {
+        let own = site
+            .members
+            .iter()
+            .filter(|id| self.is_enabled(**id, leaving))
+            .filter_map(|id| Some((id, self.probes.get(id)?)))
+            .map(|(id, probe)| {
+                let actions = Arc::clone(&probe.actions);
+                Member {
+                    id: *id,
+                    counters: Arc::clone(&probe.counters),
+                    role: match &probe.pool {
+                        None => Role::Probe(actions),
+                        Some(pool) => Role::Return {
+                            actions,
+                            pool: Arc::clone(pool),
+                        },
+                    },
                 }
-                code
             });
-        match code {
-            Ok(code) => taken.push((at, code)),
-            Err(why) => {
-                release(hidden, text.mem, taken.into_iter().map(|(_, code)| code));
-                return Err(Obstacle { at, why });
-            }
-        }
+        let internal = site.internal.map(|internal| Member {
+            id: internal.id(),
+            counters: Arc::new(Counters::new(0)),
+            role: Role::Internal(internal),
+        });
+        own.chain(internal).collect()
     }
-    Ok(taken)
-}
 
-fn release(
-    hidden: &mut HiddenRegion,
-    mem: &dyn PhysMemory,
-    codes: impl IntoIterator<Item = SlotCode>,
-) {
-    for code in codes {
-        put_back(hidden.release(mem, code.at()));
-    }
-}
-
-fn put_back(result: Result<(), HiddenError>) {
-    if let Err(error) = result {
-        warn!(%error, "an out-of-line slot could not be given back");
+    /// Whether some return probe has a probepoint and is not about to leave.
+    pub(super) fn has_return_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        self.probes.iter().any(|(id, probe)| {
+            probe.pool.is_some() && !leaving.contains(id) && matches!(probe.place, Place::At(_))
+        })
     }
 }
 

@@ -1,34 +1,41 @@
 //! One virtual CPU's side of a hit.
 //!
 //! ```text
-//!            hit: emulated                      hit: foreign int3
-//!          ┌──────────────┐                   ┌──────────────────┐
-//!          ▼              │                   ▼                  │
-//!        idle ────────────┴───────────────── idle ───────────────┘
-//!          │  hit: stepped                    ▲
-//!          ▼                                  │ stepped: done / abandoned
-//!       stepping(site, registers at the hit) ─┘
-//!          │ hit while stepping: the inner instruction takes effect, no handler runs, `missed`
-//!          └──────────► stepping, one deeper
+//!                       hit: emulated, boosted, foreign
+//!                      ┌──────────────┐
+//!                      ▼              │
+//!   ┌──────────────► idle ────────────┘
+//!   │ hit at its end,  │  │ hit: a handler holds
+//!   │ or exception     │  └────────► held ──────── resume ──► as after a hit
+//!   │                  │ hit: stepped
+//!   └── stepping ◄─────┘
+//!          │ NMI before the copy ran            ▲ hit at the probepoint again
+//!          └────────► put off ──────────────────┘
 //! ```
-//! Invariants: the probe table is replaced only when nothing is being stepped; handlers see the
-//! registers as they were at the probepoint; every hit of an enabled probe is counted, as a hit or
-//! as missed. Budget of a hit: no lock, no allocation, no formatting; two clock readings.
+//! While *stepping* the guest runs a copy with interrupts held off and inside the exception window,
+//! so nothing but the copy runs before we are back. Invariants: the probe table is replaced only when
+//! nothing is being stepped or put off; pre-handlers see the registers as they were at the
+//! probepoint, and run once for each time the guest comes there; every hit of an enabled probe is
+//! counted, as a hit or as missed. Budget of a hit: no lock, no allocation, no formatting; two clock
+//! readings. How a stepped copy ends is in [`super::window`], what return probes do in
+//! [`super::returns`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use hvprobe_arch::insn::{Action, Stack, StackFault, StepEnd};
+use hvprobe_arch::insn::{Memory, MemoryFault};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::regs::{Gpr, rflags};
 use hvprobe_arch::{Gva, Regs};
 
-use super::table::{ProbeTable, Site};
-use crate::event::{Event, EventProducer};
+use super::ProbeId;
+use super::act::{Taken, apply, complete, event, report};
+use super::spec::{Decision, Hold, Then};
+use super::table::{Internal, Member, ProbeTable, Role, Site};
+use crate::event::{Event, EventKind, EventProducer};
 use crate::image::TaskLayout;
 use crate::world::Clock;
-
-/// How many hits may nest: one in a step, one in a fault, one in an NMI inside it, one to spare.
-const MAX_DEPTH: usize = 4;
 
 /// How to read the guest's kernel at a hit.
 #[derive(Clone, Copy, Debug)]
@@ -37,65 +44,85 @@ pub struct KernelView {
     pub tables: PageTables,
     /// Where to find the current task; `None` leaves it out of events.
     pub task: Option<TaskLayout>,
+    /// The kernel's interrupt descriptor table.
+    pub idt: Gva,
 }
 
-/// What the virtual CPU has to do next.
+/// What the virtual CPU has to do next. After every outcome it also sees to it that its IDTR is
+/// [`HitHandler::window`]'s, or the guest's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The int3 is not ours: the guest must get it.
     Foreign,
-    /// The int3 needs no handling any more: it was ours until a moment ago, or ends a slot. Go on
-    /// with the changed RIP.
-    Retry,
-    /// The displaced instruction took effect; go on with the changed registers.
-    Resume,
-    /// RIP is an out-of-line slot: execute one instruction there with interrupts blocked, then call
-    /// [`HitHandler::stepped`].
-    Step,
-    /// The displaced instruction faults: raise a page fault at RIP, the probepoint, for this
-    /// access.
-    Fault(Access),
-}
-
-/// A memory access that the guest's kernel could not have made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access {
-    /// The address accessed.
-    pub at: Gva,
-    /// Whether it was a write.
-    pub write: bool,
-}
-
-/// What follows a single-step exit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stepped {
-    /// The displaced instruction took effect. With `more`, an outer hit is still being stepped.
-    Done {
-        /// Whether single-stepping must go on for an outer hit.
-        more: bool,
+    /// Go on with the changed registers; with `shadow`, interrupts stay held off for one more
+    /// instruction, as after `sti`.
+    Resume {
+        /// Whether to hold interrupts off.
+        shadow: bool,
     },
-    /// The instruction has not completed: step again.
-    Again,
-    /// Nothing is being stepped: the trap belongs to the guest.
-    NotStepping,
+    /// The displaced instruction faults: raise this exception at RIP, the probepoint.
+    Fault(Fault),
+    /// The virtual CPU waits, with these registers (RIP is the probepoint), for what the hold says;
+    /// then it calls [`HitHandler::resume`].
+    Hold(Held),
+}
+
+/// An exception that an emulated instruction raises (SDM vol. 3, chapter 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Its number.
+    pub vector: u8,
+    /// Its error code.
+    pub error_code: u32,
+    /// For a page fault: the address accessed, which goes to CR2.
+    pub address: Option<Gva>,
+}
+
+/// What a virtual CPU waits for at a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The machine is to be paused, for this probe, until a client resumes it.
+    Stop(ProbeId),
+    /// A client is to be asked for a decision; [`HitHandler::question`] has the details.
+    Ask(ProbeId),
+    /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
+    /// registry has to look.
+    Modules(Gva),
+    /// The guest's ftrace is about to patch text, or has done so.
+    Ftrace {
+        /// Whether it is about to.
+        begins: bool,
+    },
+}
+
+/// What a client is asked at a hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inquiry {
+    /// The hit, without the position and the cost that its streamed event has.
+    pub event: Event,
+    /// How long the client has, from the event's host time.
+    pub deadline: Duration,
+    /// What is done when it does not answer.
+    pub default: Decision,
+}
+
+/// A stepped instruction that has not come to its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    pub(super) site: u32,
+    /// The stack pointer at the probepoint.
+    pub(super) rsp: u64,
+    /// RFLAGS.IF at the probepoint, in its place.
+    pub(super) interrupts: u64,
+    pub(super) taken: Taken,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct InFlight {
-    site: u32,
-    /// As at the probepoint.
-    regs: Regs,
-    /// Whether handlers ran: not for a hit nested in another.
-    handled: bool,
+struct Waiting {
+    at: Gva,
+    /// The member that holds; those behind it have not run.
+    probe: ProbeId,
     taken: Taken,
-}
-
-/// When and for whom a hit was taken up.
-#[derive(Clone, Copy, Debug)]
-struct Taken {
-    host_ns: u64,
-    guest_tsc: u64,
-    gs_base: u64,
 }
 
 /// What a hit is given by the virtual CPU it happened on.
@@ -112,35 +139,82 @@ pub struct Surroundings<'a, M: ?Sized, C> {
 /// The hit path of one virtual CPU.
 #[derive(Debug)]
 pub struct HitHandler {
-    vcpu: u32,
     table: Arc<ProbeTable>,
     view: Option<KernelView>,
-    events: EventProducer,
-    in_flight: [Option<InFlight>; MAX_DEPTH],
-    depth: usize,
+    state: State,
 }
 
-struct GuestStack<'a, M: ?Sized> {
-    tables: &'a PageTables,
-    mem: &'a M,
+/// What changes from hit to hit.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) vcpu: u32,
+    pub(super) events: EventProducer,
+    pub(super) flight: Option<InFlight>,
+    pub(super) put_off: Option<InFlight>,
+    waiting: Option<Waiting>,
+    after_sti: bool,
+}
+
+/// Where a hit happens: borrowed, so that no shared reference count is touched.
+#[derive(Debug)]
+pub(super) struct Scene<'a, M: ?Sized, C> {
+    pub(super) table: &'a ProbeTable,
+    pub(super) view: &'a KernelView,
+    pub(super) around: &'a Surroundings<'a, M, C>,
+}
+
+impl<M: PhysMemory + ?Sized, C: Clock> Scene<'_, M, C> {
+    pub(super) fn memory(&self) -> GuestMemory<'_, M> {
+        GuestMemory {
+            tables: &self.view.tables,
+            mem: self.around.mem,
+            wrote: false,
+        }
+    }
+
+    pub(super) fn read_u64(&self, at: Gva) -> Option<u64> {
+        self.view.tables.read_u64(self.around.mem, at).ok()
+    }
+
+    /// The current task.
+    pub(super) fn task(&self) -> Option<Gva> {
+        let (tables, mem) = (&self.view.tables, self.around.mem);
+        self.view.task?.pointer(tables, mem, self.around.gs_base)
+    }
+}
+
+/// The guest's memory as the kernel sees it.
+pub(super) struct GuestMemory<'a, M: ?Sized> {
+    pub(super) tables: &'a PageTables,
+    pub(super) mem: &'a M,
     /// Whether the last access was a write.
-    wrote: bool,
+    pub(super) wrote: bool,
 }
 
-impl<M: PhysMemory + ?Sized> Stack for GuestStack<'_, M> {
-    fn read_u64(&mut self, at: Gva) -> Result<u64, StackFault> {
+impl<M: PhysMemory + ?Sized> Memory for GuestMemory<'_, M> {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
         self.wrote = false;
         self.tables
             .read_u64(self.mem, at)
-            .map_err(|cause| StackFault { at, cause })
+            .map_err(|cause| MemoryFault { at, cause })
     }
 
-    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), StackFault> {
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault> {
         self.wrote = true;
         self.tables
             .write(self.mem, at, &value.to_le_bytes())
-            .map_err(|cause| StackFault { at, cause })
+            .map_err(|cause| MemoryFault { at, cause })
     }
+}
+
+/// What the pre-handlers of a site came to.
+enum Handled {
+    /// The displaced instruction is next.
+    Proceed,
+    /// A handler sent the guest elsewhere.
+    Diverted,
+    /// A handler holds the virtual CPU.
+    Hold(Held),
 }
 
 impl HitHandler {
@@ -148,12 +222,16 @@ impl HitHandler {
     #[must_use]
     pub fn new(vcpu: u32, events: EventProducer) -> Self {
         Self {
-            vcpu,
             table: Arc::default(),
             view: None,
-            events,
-            in_flight: [None; MAX_DEPTH],
-            depth: 0,
+            state: State {
+                vcpu,
+                events,
+                flight: None,
+                put_off: None,
+                waiting: None,
+                after_sti: false,
+            },
         }
     }
 
@@ -163,10 +241,27 @@ impl HitHandler {
         self.view = view;
     }
 
-    /// Whether an instruction is being stepped, so that this virtual CPU must not be stopped yet.
+    /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped
+    /// yet.
     #[must_use]
     pub fn is_stepping(&self) -> bool {
-        self.depth > 0
+        self.state.flight.is_some() || self.state.put_off.is_some()
+    }
+
+    /// The interrupt descriptor table the virtual CPU must run with now, if not the guest's own.
+    #[must_use]
+    pub fn window(&self) -> Option<Gva> {
+        self.state
+            .flight
+            .and(self.table.fixtures())
+            .map(|fixtures| fixtures.idt())
+    }
+
+    /// The vector whose stub RIP has reached: [`HitHandler::exception`] is to be called.
+    #[must_use]
+    pub fn vector(&self, rip: Gva) -> Option<u8> {
+        self.state.flight?;
+        self.table.fixtures()?.vector(rip)
     }
 
     /// An int3 at `at` stopped the virtual CPU in kernel mode; `regs` are as at the probepoint,
@@ -177,190 +272,285 @@ impl HitHandler {
         regs: &mut Regs,
         around: &Surroundings<'_, M, C>,
     ) -> Outcome {
-        let Some(view) = self.view else {
+        let (table, Some(view)) = (&*self.table, &self.view) else {
             return Outcome::Foreign;
         };
-        let Some(index) = self.table.find(at) else {
-            return self.not_found(at, regs, &view, around.mem);
+        let scene = Scene {
+            table,
+            view,
+            around,
         };
-        let taken = Taken {
-            host_ns: around.clock.host_ns(),
-            guest_tsc: around.clock.guest_tsc(),
-            gs_base: around.gs_base,
-        };
-        if self.depth == MAX_DEPTH {
-            // Deeper than interrupts, faults and NMIs can nest: the outermost step never came
-            // back. Forget it rather than stop the guest.
-            self.abandon();
-        }
-        let Some(site) = self.table.site(index) else {
-            return Outcome::Foreign;
-        };
-        regs.rip = at.0;
-        let entry = *regs;
-        let handled = self.depth == 0;
-        match (site.displaced.action(), &site.slot) {
-            (Action::Step, Some(slot)) => {
-                self.in_flight[self.depth] = Some(InFlight {
-                    site: index,
-                    regs: entry,
-                    handled,
-                    taken,
-                });
-                self.depth += 1;
-                regs.rip = slot.at().0;
-                Outcome::Step
-            }
-            _ => {
-                let mut stack = GuestStack {
-                    tables: &view.tables,
-                    mem: around.mem,
-                    wrote: false,
-                };
-                if let Err(fault) = site.displaced.emulate(regs, &mut stack) {
-                    for member in &site.members {
-                        member.counters.fault(self.vcpu);
-                    }
-                    return Outcome::Fault(Access {
-                        at: fault.at,
-                        write: stack.wrote,
-                    });
-                }
-                let hit = InFlight {
-                    site: index,
-                    regs: entry,
-                    handled,
-                    taken,
-                };
-                conclude(self.vcpu, &mut self.events, site, &hit, &view, around);
-                Outcome::Resume
-            }
-        }
+        self.state.hit(&scene, at, regs)
     }
 
-    fn not_found<M: PhysMemory + ?Sized>(
-        &self,
-        at: Gva,
-        regs: &mut Regs,
-        view: &KernelView,
-        mem: &M,
-    ) -> Outcome {
-        if let Some(site) = self.table.fell_out(at) {
-            regs.rip = site.displaced.next().0;
-            return Outcome::Retry;
-        }
-        let mut byte = [0];
-        let gone = self.table.was_ours(at)
-            && view.tables.read(mem, at, &mut byte).is_ok()
-            && byte != [0xcc];
-        if gone {
-            regs.rip = at.0;
-            Outcome::Retry
-        } else {
-            Outcome::Foreign
-        }
-    }
-
-    /// A single-step trap stopped the virtual CPU.
-    pub fn stepped<M: PhysMemory + ?Sized, C: Clock>(
+    /// Goes on after an [`Outcome::Hold`], with what was decided; `regs` are the registers the
+    /// virtual CPU was held with.
+    pub fn resume<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
+        decision: &Decision,
         regs: &mut Regs,
         around: &Surroundings<'_, M, C>,
-    ) -> Stepped {
-        let Some(flight) = self
-            .depth
-            .checked_sub(1)
-            .and_then(|top| self.in_flight[top])
-        else {
-            return Stepped::NotStepping;
+    ) -> Outcome {
+        let (table, Some(view)) = (&*self.table, &self.view) else {
+            return Outcome::Resume { shadow: false };
         };
-        let (Some(view), Some(site)) = (self.view, self.table.site(flight.site)) else {
-            self.abandon();
-            return Stepped::NotStepping;
+        let scene = Scene {
+            table,
+            view,
+            around,
         };
-        let mut stack = GuestStack {
-            tables: &view.tables,
-            mem: around.mem,
-            wrote: false,
-        };
-        let end = match &site.slot {
-            Some(slot) => site.displaced.after_step(slot, regs, &mut stack),
-            None => Ok(StepEnd::Done),
-        };
-        match end {
-            Ok(StepEnd::StillInSlot) => Stepped::Again,
-            Ok(StepEnd::Done) => {
-                self.depth -= 1;
-                self.in_flight[self.depth] = None;
-                conclude(self.vcpu, &mut self.events, site, &flight, &view, around);
-                Stepped::Done {
-                    more: self.depth > 0,
-                }
-            }
-            // The copy faulted: the guest handles that, and should it come back to the slot, the
-            // int3 after the copy leads it on. Or the pushed return address could be neither read
-            // nor mended a moment after the processor wrote it: the guest took its own stack away,
-            // and nothing more can be done for it than to count it.
-            Ok(StepEnd::Diverted) | Err(_) => {
-                self.abandon();
-                Stepped::Done { more: false }
-            }
-        }
+        self.state.resume(&scene, decision, regs)
     }
 
-    /// Whether RIP has left the slot that is being stepped, so that no step can end there.
-    #[must_use]
-    pub fn left_slot(&self, rip: u64) -> bool {
-        self.depth
-            .checked_sub(1)
-            .and_then(|top| self.table.site(self.in_flight[top]?.site)?.slot.as_ref())
-            .is_some_and(|slot| rip.wrapping_sub(slot.at().0) > slot.instruction().len() as u64)
+    /// The stub of exception `vector` was reached in the exception window; the processor has pushed
+    /// its frame. `own_idt` is the guest's interrupt descriptor table. Sends the guest to its own
+    /// handler, with everything as if the instruction had raised the exception in its place.
+    pub fn exception<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        vector: u8,
+        own_idt: Gva,
+        regs: &mut Regs,
+        around: &Surroundings<'_, M, C>,
+    ) -> Outcome {
+        let (table, Some(view)) = (&*self.table, &self.view) else {
+            return Outcome::Foreign;
+        };
+        let scene = Scene {
+            table,
+            view,
+            around,
+        };
+        self.state.exception(&scene, vector, own_idt, regs)
     }
 
-    /// Gives up every step in flight, because the guest went elsewhere: the copy faulted. Counts a
-    /// fault for each probe concerned.
-    pub fn abandon(&mut self) {
-        for flight in self.in_flight.iter_mut().filter_map(Option::take) {
-            if let Some(site) = self.table.site(flight.site) {
-                for member in &site.members {
-                    member.counters.fault(self.vcpu);
-                }
-            }
-        }
-        self.depth = 0;
+    /// Whether the instruction before the probepoint of the last hit may have been `sti`, whose
+    /// interrupt shadow is over now (and without which no processor may enter with interrupts held
+    /// off, SDM vol. 3, 26.3.1.5). Asking resets it.
+    pub fn ends_shadow(&mut self) -> bool {
+        std::mem::take(&mut self.state.after_sti)
+    }
+
+    /// What this virtual CPU is to ask a client; `regs` are the registers it is held with. `None`
+    /// when it is not held to ask, or the probe that asks is gone.
+    pub fn question<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        regs: &Regs,
+        around: &Surroundings<'_, M, C>,
+    ) -> Option<Inquiry> {
+        let Waiting { at, probe, taken } = self.state.waiting?;
+        let scene = Scene {
+            table: &self.table,
+            view: self.view.as_ref()?,
+            around,
+        };
+        let (_, site) = scene.table.at(at)?;
+        let member = site.members.iter().find(|member| member.id == probe)?;
+        let Role::Probe(actions) = &member.role else {
+            return None;
+        };
+        let Some(Hold::Ask { deadline, default }) = &actions.hold else {
+            return None;
+        };
+        let kind = EventKind::Hit;
+        let mut seen = event(kind, self.state.vcpu, probe, actions, regs, &taken);
+        complete(&scene, &mut seen, &actions.capture);
+        Some(Inquiry {
+            event: seen,
+            deadline: *deadline,
+            default: default.clone(),
+        })
     }
 }
 
-/// Counts a hit whose instruction took effect and queues its events.
-fn conclude<M: PhysMemory + ?Sized, C: Clock>(
-    vcpu: u32,
-    events: &mut EventProducer,
-    site: &Site,
-    hit: &InFlight,
-    view: &KernelView,
-    around: &Surroundings<'_, M, C>,
-) {
-    if !hit.handled {
-        for member in &site.members {
-            member.counters.miss(vcpu);
+impl State {
+    fn hit<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        at: Gva,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let Some((index, site)) = scene.table.at(at) else {
+            return self.elsewhere(scene, at, regs);
+        };
+        regs.rip = at.0;
+        self.after_sti = site.after_sti;
+        if let Some(flight) = self.put_off.take_if(|flight| {
+            flight.site == index && flight.rsp == regs.rsp && regs.rflags & rflags::IF == 0
+        }) {
+            regs.rflags |= flight.interrupts;
+            return self.carry_out(scene, index, site, flight.taken, regs);
         }
-        return;
+        let taken = Taken::now(scene.around);
+        if self.flight.take().is_some() {
+            // The copy left the exception window on its own: nothing the instruction does on any
+            // processor. The hit it meets is nested and runs no handlers.
+            for member in &site.members {
+                member.counters.miss(self.vcpu);
+            }
+            return self.carry_out(scene, index, site, taken, regs);
+        }
+        self.handle(scene, index, site, None, taken, regs)
     }
-    let task = view
-        .task
-        .and_then(|layout| layout.current(&view.tables, around.mem, hit.taken.gs_base));
-    let cost_ns = around.clock.host_ns().saturating_sub(hit.taken.host_ns);
-    for member in &site.members {
-        member.counters.hit(vcpu);
-        events.push(Event {
-            seq: 0,
-            probe: member.id,
-            vcpu,
-            host_ns: hit.taken.host_ns,
-            guest_tsc: hit.taken.guest_tsc,
-            regs: hit.regs,
-            task,
-            cost_ns,
-        });
+
+    /// Runs the handlers behind `after`, and then the instruction unless they say otherwise.
+    fn handle<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        index: u32,
+        site: &Site,
+        after: Option<ProbeId>,
+        taken: Taken,
+        regs: &mut Regs,
+    ) -> Outcome {
+        match self.pre_handlers(scene, site, after, &taken, regs) {
+            Handled::Proceed => self.carry_out(scene, index, site, taken, regs),
+            Handled::Diverted => Outcome::Resume { shadow: false },
+            Handled::Hold(held) => Outcome::Hold(held),
+        }
+    }
+
+    fn resume<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        decision: &Decision,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let Some(Waiting { at, probe, .. }) = self.waiting.take() else {
+            return Outcome::Resume { shadow: false };
+        };
+        let Some((index, site)) = scene.table.at(at) else {
+            // The last probe here left meanwhile: the instruction is back in its place.
+            return Outcome::Resume { shadow: false };
+        };
+        let taken = Taken::now(scene.around);
+        if let Some(member) = site.members.iter().find(|member| member.id == probe) {
+            if !apply(&decision.changes, regs, &scene.memory()) {
+                member.counters.error(self.vcpu);
+            }
+            if self.diverts(scene, decision.then, member, regs) {
+                self.miss_behind(site, probe);
+                return Outcome::Resume { shadow: false };
+            }
+        }
+        self.handle(scene, index, site, Some(probe), taken, regs)
+    }
+
+    /// Runs the handlers of the members behind `after`, in the order of their registration.
+    fn pre_handlers<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        after: Option<ProbeId>,
+        taken: &Taken,
+        regs: &mut Regs,
+    ) -> Handled {
+        let behind = |member: &&Member| after.is_none_or(|after| member.id > after);
+        for member in site.members.iter().filter(behind) {
+            let waiting = Waiting {
+                at: site.displaced.at(),
+                probe: member.id,
+                taken: *taken,
+            };
+            let actions = match &member.role {
+                Role::Probe(actions) => actions,
+                Role::Return { actions, pool } => {
+                    self.enter(scene, member, actions, pool, taken, regs);
+                    continue;
+                }
+                Role::Internal(Internal::TaskDead) => {
+                    self.task_dead(scene);
+                    continue;
+                }
+                Role::Internal(internal) => {
+                    self.waiting = Some(waiting);
+                    return Handled::Hold(match internal {
+                        // Both functions watched take the module as their first argument.
+                        Internal::Modules => Held::Modules(Gva(regs.rdi)),
+                        internal => Held::Ftrace {
+                            begins: *internal == Internal::FtraceBegins,
+                        },
+                    });
+                }
+            };
+            member.counters.hit(self.vcpu);
+            let seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);
+            report(scene, &mut self.events, seen, &actions.capture);
+            if !apply(&actions.changes, regs, &scene.memory()) {
+                member.counters.error(self.vcpu);
+            }
+            if let Some(hold) = &actions.hold {
+                self.waiting = Some(waiting);
+                return Handled::Hold(match hold {
+                    Hold::Stop => Held::Stop(member.id),
+                    Hold::Ask { .. } => Held::Ask(member.id),
+                });
+            }
+            if self.diverts(scene, actions.then, member, regs) {
+                self.miss_behind(site, member.id);
+                return Handled::Diverted;
+            }
+        }
+        Handled::Proceed
+    }
+
+    /// Counts the hit as missed for the members behind the one that changed the execution path.
+    fn miss_behind(&self, site: &Site, probe: ProbeId) {
+        for member in site.members.iter().filter(|member| member.id > probe) {
+            member.counters.miss(self.vcpu);
+        }
+    }
+
+    /// Sends the guest where `then` says; whether it is elsewhere than at the probepoint.
+    fn diverts<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        then: Then,
+        member: &Member,
+        regs: &mut Regs,
+    ) -> bool {
+        match then {
+            Then::Proceed => return false,
+            Then::Jump(to) => regs.rip = to.0,
+            Then::Return(value) => {
+                let Some(to) = scene.read_u64(Gva(regs.rsp)) else {
+                    member.counters.error(self.vcpu);
+                    return false;
+                };
+                regs.set(Gpr::Rax, value);
+                regs.rsp = regs.rsp.wrapping_add(8);
+                regs.rip = to;
+            }
+        }
+        true
+    }
+
+    /// An int3 that is at no probepoint.
+    fn elsewhere<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        at: Gva,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let table = scene.table;
+        if table.is_trampoline(at) {
+            return self.returned(scene, regs);
+        }
+        if let Some((index, slot)) = table.slot_around(at) {
+            return self.slot_end(scene, index, slot, at, regs);
+        }
+        let mut byte = [0];
+        let gone = table.was_ours(at)
+            && scene
+                .view
+                .tables
+                .read(scene.around.mem, at, &mut byte)
+                .is_ok()
+            && byte != [0xcc];
+        if gone {
+            regs.rip = at.0;
+            Outcome::Resume { shadow: false }
+        } else {
+            Outcome::Foreign
+        }
     }
 }

@@ -1,20 +1,30 @@
 //! Probes: what users register, how it is planted, what it has counted.
 
+mod act;
 mod commit;
 pub mod hit;
+mod internal;
+mod list;
+mod mechanism;
 pub mod patch;
 mod plan;
 pub mod registry;
+mod returns;
+pub mod spec;
 pub mod table;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::fmt;
+use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 
-use crate::definition::Definition;
+use crate::definition::Kind;
 pub use plan::Refused;
+use spec::Actions;
+pub use spec::ProbeSpec;
 use table::Counts;
 
 /// Names one registered probe of a machine; never reused.
@@ -27,21 +37,14 @@ impl fmt::Display for ProbeId {
     }
 }
 
-/// What a user asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProbeSpec {
-    /// Where and under which name.
-    pub definition: Definition,
-    /// Register it without arming it.
-    pub disabled: bool,
-}
-
 /// How the displaced instruction takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mechanism {
     /// The host carries it out on the saved registers: one exit per hit.
     Emulated,
-    /// A copy in a slot is single-stepped with interrupts blocked: two exits per hit.
+    /// A copy in a slot is run, which ends in a jump back: one exit per hit.
+    Boosted,
+    /// A copy in a slot is run with interrupts held off, and ends in a second exit.
     Stepped,
 }
 
@@ -49,6 +52,7 @@ impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Emulated => "emulated",
+            Self::Boosted => "boosted",
             Self::Stepped => "stepped",
         })
     }
@@ -76,6 +80,8 @@ pub struct ProbeInfo {
     pub name: String,
     /// The definition, in the syntax it is given in.
     pub definition: String,
+    /// Of which kind.
+    pub kind: Kind,
     /// The probepoint, once known.
     pub addr: Option<Gva>,
     /// Symbol and offset of the probepoint.
@@ -86,6 +92,10 @@ pub struct ProbeInfo {
     pub disabled: bool,
     /// How the displaced instruction takes effect, once planned.
     pub mechanism: Option<Mechanism>,
+    /// For a return probe that is placed: how many calls may be in flight now.
+    pub maxactive: Option<u32>,
     /// What it has counted.
     pub counts: Counts,
+    /// What happens at its hits.
+    pub actions: Arc<Actions>,
 }

@@ -4,12 +4,18 @@
 //! the kernel forbids or patches itself, with an instruction we know how to carry out. When in
 //! doubt the answer is no, with the reason.
 
-use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{self, Displaced, Refusal};
+use std::collections::BTreeSet;
 
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{self, Displaced, Refusal, RelocateError};
+
+use super::spec::Then;
+use super::{Mechanism, ProbeSpec};
+use crate::calls::PoolError;
 use crate::definition::Target;
 use crate::image::{Forbidden, KernelImage};
-use crate::symbols::LookupError;
+use crate::modules::{Module, ModuleList, ModuleLookupError, ModuleState};
+use crate::symbols::{LookupError, Symbol, Symbols};
 
 /// Why a probe was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +23,12 @@ pub enum Refused {
     /// The symbol is unknown or ambiguous.
     #[error(transparent)]
     Symbol(#[from] LookupError),
+    /// The symbol of a module is unknown or ambiguous.
+    #[error(transparent)]
+    ModuleSymbol(#[from] ModuleLookupError),
+    /// A return probe cannot have its instances.
+    #[error(transparent)]
+    Instances(#[from] PoolError),
     /// The offset leads out of the function.
     #[error("offset {offset:#x} is outside {symbol}, which is {size:#x} bytes long")]
     OffsetOutside {
@@ -103,6 +115,51 @@ pub enum Refused {
         #[source]
         source: crate::hidden::HiddenError,
     },
+    /// The exception window cannot be built.
+    #[error("{at} must be stepped, and the guest's interrupt descriptor table cannot be read")]
+    NoWindow {
+        /// The address.
+        at: Gva,
+    },
+    /// The mechanism that was asked for cannot carry the instruction out.
+    #[error("the instruction at {at} can only be emulated, not {wanted}")]
+    Mechanism {
+        /// The address.
+        at: Gva,
+        /// What was asked for.
+        wanted: Mechanism,
+    },
+    /// A return probe, or a function to be skipped, and not its entry.
+    #[error(
+        "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
+    )]
+    NotEntry {
+        /// The address.
+        at: Gva,
+        /// The function.
+        symbol: String,
+        /// How far into it.
+        offset: u64,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A function that gives its stack to another task, or never returns.
+    #[error("{symbol} {why}, so its returns cannot be probed")]
+    NeverReturns {
+        /// The function.
+        symbol: String,
+        /// What it does.
+        why: &'static str,
+    },
+    /// The task that runs cannot be told, so that calls could not be told apart.
+    #[error("return probes need the layout of the guest's tasks, which its BTF does not tell")]
+    NoTasks,
+    /// The module is not loaded.
+    #[error("module {module} is not loaded")]
+    ModuleNotLoaded {
+        /// Its name.
+        module: String,
+    },
     /// The copy cannot be made to work at its slot.
     #[error("the instruction at {at} cannot be relocated")]
     Relocate {
@@ -159,27 +216,34 @@ const MAX_FUNCTION: u64 = 1 << 20;
 pub(super) struct Probepoint {
     pub(super) symbol: (String, u64),
     pub(super) displaced: Displaced,
+    /// The kernel has an exception-table entry for the instruction: it may fault, and the handler
+    /// must find it in its place.
+    pub(super) fixup: bool,
+    /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
+    pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
 }
 
-/// Finds and checks the probepoint of `target`.
+/// Finds and checks the probepoint of `spec`.
 pub(super) fn plan(
-    target: &Target,
-    image: &KernelImage,
+    spec: &ProbeSpec,
+    kernel: &Kernel<'_>,
     text: &dyn PristineText,
 ) -> Result<Probepoint, Refused> {
-    let at = resolve(target, image, text)?;
-    if image.is_init_text(at) {
+    let (at, owner) = resolve(&spec.definition.target, kernel, text)?;
+    if owner.is_init_text(at) {
         return Err(Refused::InitText { at });
     }
-    if !image.is_text(at) {
+    if !owner.is_text(at) {
         return Err(Refused::NotText { at });
     }
-    let (symbol, offset) = image
+    let (symbol, offset) = owner
         .symbols()
         .containing(at)
         .filter(|(_, offset)| *offset < MAX_FUNCTION)
         .ok_or(Refused::NoSymbol { at })?;
-    if let Some(why) = image.forbidden(at) {
+    if let Some(why) = owner.forbidden(at) {
         return Err(Refused::Forbidden { at, why });
     }
     let start = symbol.addr;
@@ -188,6 +252,8 @@ pub(super) fn plan(
     let got = text.read(start, &mut code);
     code.truncate(got);
     insn::boundary(&code, start, at)?;
+    let before = wanted.checked_sub(insn::MAX_LEN + 1);
+    let after_sti = before.is_some_and(|at| code.get(at) == Some(&STI));
     let code = code
         .get(wanted - insn::MAX_LEN..)
         .filter(|code| !code.is_empty())
@@ -195,37 +261,222 @@ pub(super) fn plan(
     if code[0] == 0xcc {
         return Err(Refused::ForeignBreakpoint { at });
     }
-    if text.is_final() && code[0] == CALL && is_ftrace_site(image, at) {
-        return Err(Refused::FtraceInUse { at });
+    if text.is_final() {
+        if code[0] == CALL && owner.is_ftrace_site(at) {
+            return Err(Refused::FtraceInUse { at });
+        }
+        // Lock prefixes of the kernel's own text come back only if they were taken away at all.
+        let settled = matches!(owner, Owner::Image(_))
+            && kernel
+                .modules
+                .is_some_and(|modules| !modules.restores_lock_prefixes());
+        if let Some(why) = owner.forbidden_as_is(at, code[0]).filter(|_| !settled) {
+            return Err(Refused::Forbidden { at, why });
+        }
     }
     let displaced = insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
+    if let Some(wanted) = spec.mechanism.filter(|least| *least > Mechanism::Emulated)
+        && displaced.boosted(at) == Err(RelocateError::Emulated { at })
+    {
+        return Err(Refused::Mechanism { at, wanted });
+    }
+    let is_entry = offset == 0 || offset == entry_skip(start, text);
+    let entry_only = match spec.actions.then {
+        _ if spec.is_return() => Some("return probes"),
+        Then::Return(_) => Some("skipping it"),
+        _ => None,
+    };
+    if let Some(what) = entry_only.filter(|_| !is_entry) {
+        let symbol = symbol.name.to_owned();
+        return Err(Refused::NotEntry {
+            at,
+            symbol,
+            offset,
+            what,
+        });
+    }
+    if spec.is_return() {
+        check_returns(symbol, text)?;
+    }
     Ok(Probepoint {
         symbol: (symbol.name.to_owned(), offset),
+        fixup: owner.has_fixup(at),
+        after_sti,
+        ftrace: owner.is_ftrace_site(at),
         displaced,
     })
 }
 
-fn resolve(target: &Target, image: &KernelImage, text: &dyn PristineText) -> Result<Gva, Refused> {
-    match target {
-        Target::Address(at) => Ok(*at),
-        Target::Symbol { name, offset } => {
-            let symbol = image.symbols().lookup(name)?;
-            if *offset >= symbol.size && *offset > 0 {
-                return Err(Refused::OffsetOutside {
-                    symbol: name.clone(),
-                    offset: *offset,
-                    size: symbol.size,
-                });
-            }
-            // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
-            let landing = if *offset == 0 {
-                entry_skip(symbol.addr, text)
-            } else {
-                *offset
-            };
-            Ok(symbol.addr.wrapping_add(landing))
+/// Functions that return on another stack than they were called on, or for another task
+/// (arch/x86/entry/entry_64.S, arch/x86/kernel/process_64.c).
+const STACK_SWITCHERS: [&str; 4] = [
+    "__switch_to",
+    "__switch_to_asm",
+    "ret_from_fork",
+    "ret_from_fork_asm",
+];
+
+/// [R7]: refuses functions whose return would not be that of the call.
+fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
+    let refused = |why| Refused::NeverReturns {
+        symbol: symbol.name.to_owned(),
+        why,
+    };
+    if STACK_SWITCHERS.contains(&symbol.name) {
+        return Err(refused("switches stacks"));
+    }
+    let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
+    let mut code = vec![0; size];
+    let got = text.read(symbol.addr, &mut code);
+    code.truncate(got);
+    if insn::may_return(&code, symbol.addr) {
+        Ok(())
+    } else {
+        Err(refused("never returns"))
+    }
+}
+
+/// Everything of the kernel that can be probed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel<'a> {
+    pub(super) image: &'a KernelImage,
+    /// `None` when they cannot be read.
+    pub(super) modules: Option<&'a ModuleList>,
+    /// Modules that are not live yet but whose text is final.
+    pub(super) formed: &'a BTreeSet<Gva>,
+}
+
+impl<'a> Kernel<'a> {
+    /// Whether the text of `module` is there, final, and stays until we are told.
+    fn is_loaded(&self, module: &Module) -> bool {
+        match module.state() {
+            ModuleState::Live => true,
+            ModuleState::Coming => self.formed.contains(&module.address()),
+            ModuleState::Going | ModuleState::Unformed => false,
         }
     }
+
+    fn module_at(&self, at: Gva) -> Option<&'a Module> {
+        let module = self.modules?.containing(at)?;
+        self.is_loaded(module).then_some(module)
+    }
+}
+
+/// Whose text an address is.
+#[derive(Clone, Copy, Debug)]
+enum Owner<'a> {
+    Image(&'a KernelImage),
+    Module(&'a Module),
+}
+
+impl<'a> Owner<'a> {
+    fn is_text(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_text(at),
+            Self::Module(module) => module.text().contains(&at),
+        }
+    }
+
+    fn is_init_text(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_init_text(at),
+            Self::Module(module) => module.init_text().is_some_and(|text| text.contains(&at)),
+        }
+    }
+
+    fn symbols(self) -> &'a Symbols {
+        match self {
+            Self::Image(image) => image.symbols(),
+            Self::Module(module) => module.symbols(),
+        }
+    }
+
+    fn forbidden(self, at: Gva) -> Option<Forbidden> {
+        match self {
+            Self::Image(image) => image.forbidden(at),
+            Self::Module(module) => module.forbidden(at),
+        }
+    }
+
+    fn forbidden_as_is(self, at: Gva, first: u8) -> Option<Forbidden> {
+        match self {
+            Self::Image(image) => image.forbidden_as_is(at, first),
+            Self::Module(module) => module.forbidden_as_is(at, first),
+        }
+    }
+
+    fn has_fixup(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.has_fixup(at),
+            Self::Module(module) => module.has_fixup(at),
+        }
+    }
+
+    fn is_ftrace_site(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_ftrace_site(at),
+            Self::Module(module) => module.is_ftrace_site(at),
+        }
+    }
+}
+
+fn resolve<'a>(
+    target: &Target,
+    kernel: &Kernel<'a>,
+    text: &dyn PristineText,
+) -> Result<(Gva, Owner<'a>), Refused> {
+    let image = Owner::Image(kernel.image);
+    let (name, offset, symbol, owner) = match target {
+        Target::Address(at) => {
+            let module = kernel.module_at(*at).map(Owner::Module);
+            return Ok((*at, module.unwrap_or(image)));
+        }
+        Target::Symbol {
+            module: Some(wanted),
+            name,
+            offset,
+        } => {
+            let not_loaded = || Refused::ModuleNotLoaded {
+                module: wanted.clone(),
+            };
+            let modules = kernel.modules.ok_or_else(not_loaded)?;
+            let loaded = |module: &&Module| kernel.is_loaded(module);
+            modules.get(wanted).filter(loaded).ok_or_else(not_loaded)?;
+            let (module, symbol) = modules.lookup_in(wanted, name)?;
+            (name, offset, symbol, Owner::Module(module))
+        }
+        Target::Symbol {
+            module: None,
+            name,
+            offset,
+        } => match (kernel.image.symbols().lookup(name), kernel.modules) {
+            (Ok(symbol), _) => (name, offset, symbol, image),
+            (Err(unknown @ LookupError::Unknown { .. }), Some(modules)) => {
+                match modules.lookup(name) {
+                    Ok((module, symbol)) if kernel.is_loaded(module) => {
+                        (name, offset, symbol, Owner::Module(module))
+                    }
+                    Ok(_) | Err(ModuleLookupError::Unknown { .. }) => return Err(unknown.into()),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            (Err(error), _) => return Err(error.into()),
+        },
+    };
+    if *offset >= symbol.size && *offset > 0 {
+        return Err(Refused::OffsetOutside {
+            symbol: name.clone(),
+            offset: *offset,
+            size: symbol.size,
+        });
+    }
+    // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
+    let landing = if *offset == 0 {
+        entry_skip(symbol.addr, text)
+    } else {
+        *offset
+    };
+    Ok((symbol.addr.wrapping_add(landing), owner))
 }
 
 /// Length of the ENDBR64 at `at`, or 0.
@@ -238,19 +489,6 @@ fn entry_skip(at: Gva, text: &dyn PristineText) -> u64 {
     }
 }
 
-/// The opcode of a near call.
+/// The opcodes of a near call and of `sti`.
 const CALL: u8 = 0xe8;
-
-/// Whether the compiler put a call to `__fentry__` here, which the kernel makes a nop at boot and
-/// a call again while it traces the function.
-fn is_ftrace_site(image: &KernelImage, at: Gva) -> bool {
-    match image.bytes_at(at, 5) {
-        Some(&[0x0f, 0x1f, 0x44, 0x00, 0x00]) => true,
-        Some(&[CALL, a, b, c, d]) => {
-            let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
-            let target = at.wrapping_add(5).0.wrapping_add_signed(distance);
-            image.symbols().address_of("__fentry__") == Some(Gva(target))
-        }
-        _ => false,
-    }
-}
+const STI: u8 = 0xfb;

@@ -13,21 +13,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{Action, Displaced, GateHead, SlotCode};
+use hvprobe_arch::insn::{Displaced, GateHead, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
+use tracing::warn;
 
 use super::commit::CommitError;
 use super::hit::KernelView;
 use super::patch::{LiveText, Text};
-use super::plan::{ImageText, Obstacle, Probepoint, Refused, plan};
-use super::table::Counters;
-use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
-use crate::definition::{Definition, Target};
+use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
+use super::returns::entry_data_size;
+use super::spec::{Actions, SpecError};
+use super::table::{Counters, Internal, Returns};
+use super::{ProbeId, ProbeSpec};
+use crate::calls::{CELLS, Calls, MaxActive, Pool};
+use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
 use crate::image::KernelImage;
+use crate::modules::{ModuleList, ModuleReader};
 use crate::world::{StopError, World};
 
 /// Why a batch was not registered. None of its probes is.
@@ -43,6 +49,17 @@ pub enum RegisterError {
         /// Why.
         #[source]
         source: Refused,
+    },
+    /// What one probe of the batch is to do makes no sense.
+    #[error("probe {index} ({definition})")]
+    Spec {
+        /// Its position in the batch, from 0.
+        index: usize,
+        /// Its definition.
+        definition: String,
+        /// Why.
+        #[source]
+        source: SpecError,
     },
     /// The virtual CPUs could not be stopped.
     #[error(transparent)]
@@ -78,29 +95,44 @@ pub enum ChangeError {
 pub(super) struct Probe {
     pub(super) spec: ProbeSpec,
     pub(super) counters: Arc<Counters>,
-    place: Place,
+    pub(super) actions: Arc<Actions>,
+    /// The instances of a return probe.
+    pub(super) pool: Option<Arc<Pool>>,
+    pub(super) place: Place,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+pub(super) enum Place {
     Pending,
     Refused(Refused),
     At(Gva),
+    /// Its module was unloaded.
+    Gone,
 }
 
 #[derive(Debug)]
 pub(super) struct SiteState {
-    symbol: (String, u64),
+    pub(super) symbol: (String, u64),
     pub(super) displaced: Displaced,
+    /// The instruction may fault and must then be found in its place.
+    pub(super) fixup: bool,
+    /// The instruction before it may be `sti`.
+    pub(super) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(super) ftrace: bool,
+    /// That call is there now.
+    pub(super) occupied: bool,
     pub(super) slot: Option<SlotCode>,
     pub(super) members: Vec<ProbeId>,
+    /// What the engine itself wants to know here.
+    pub(super) internal: Option<Internal>,
     pub(super) armed: bool,
     /// The guest rewrote our byte.
     pub(super) gone: bool,
-    /// A probe that has left counted a fault here, so the guest may still return to the slot, which
-    /// is never given back.
-    pub(super) faulted: bool,
 }
+
+/// The last id a probe can have; the engine's own have those above.
+const LAST_ID: u32 = u32::MAX - 0x100;
 
 /// What a live kernel offers.
 #[derive(Debug)]
@@ -114,13 +146,26 @@ pub(super) struct Live {
 /// The probes of one machine.
 #[derive(Debug)]
 pub struct Registry {
-    image: Arc<KernelImage>,
+    pub(super) image: Arc<KernelImage>,
+    /// How to read the guest's modules, if its type information tells.
+    pub(super) module_reader: Option<ModuleReader>,
+    /// The guest's modules, as they were when last read.
+    pub(super) modules: Option<ModuleList>,
+    /// Where modules are whose text became final while we watched, though they are not live yet.
+    pub(super) formed: BTreeSet<Gva>,
     vcpus: usize,
     next_id: u32,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) sites: BTreeMap<Gva, SiteState>,
-    /// Sites without probes whose slot the guest may still return to.
+    /// Boosted slots whose probe has left: someone may have been interrupted inside.
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
+    /// The global switch.
+    pub(super) switched_on: bool,
+    /// Functions the engine wanted to watch and could not.
+    pub(super) unwatched: BTreeSet<&'static str>,
+    /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
+    pub(super) ftrace_patches: bool,
+    pub(super) returns: Arc<Returns>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) hidden: HiddenRegion,
     pub(super) live: Option<Live>,
@@ -130,13 +175,29 @@ impl Registry {
     /// An empty registry for a machine with `vcpus` virtual CPUs that is about to boot `image`.
     #[must_use]
     pub fn new(image: Arc<KernelImage>, vcpus: usize, hidden: HiddenRegion) -> Self {
+        let module_reader = ModuleReader::new(&image);
+        if let Err(error) = &module_reader {
+            warn!(%error, "modules cannot be probed");
+        }
+        let processors = u32::try_from(vcpus).unwrap_or(u32::MAX);
         Self {
             image,
+            module_reader: module_reader.ok(),
+            modules: None,
+            formed: BTreeSet::new(),
             vcpus,
             next_id: 1,
             probes: BTreeMap::new(),
             sites: BTreeMap::new(),
             ghosts: Vec::new(),
+            switched_on: true,
+            unwatched: BTreeSet::new(),
+            ftrace_patches: false,
+            returns: Arc::new(Returns {
+                calls: Calls::new(processors, CELLS),
+                unmatched: AtomicU64::new(0),
+                next_call: AtomicU64::new(0),
+            }),
             retired: Arc::default(),
             hidden,
             live: None,
@@ -159,6 +220,25 @@ impl Registry {
             gate,
             gate_planted: false,
         });
+        self.read_modules(world.memory());
+        let refused = self.settle_pending(world);
+        if refused.is_err() {
+            for id in self.probes.keys().copied().collect::<Vec<_>>() {
+                self.unplace(id);
+            }
+            // What is left is the engine's own.
+            self.sites.clear();
+            self.live = None;
+        }
+        refused
+    }
+
+    /// Plants pending probes whose place there is now. Those it is impossible for are marked as
+    /// refused and returned.
+    pub(super) fn settle_pending(
+        &mut self,
+        world: &dyn World,
+    ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
         let pending: Vec<ProbeId> = self
             .probes
             .iter()
@@ -167,14 +247,16 @@ impl Registry {
             .collect();
         let mut refused = Vec::new();
         for id in pending {
-            match self.plan(&self.probes[&id].spec.definition.target, world.memory()) {
+            match self.plan(&self.probes[&id].spec, world.memory()) {
                 Ok(point) => self.place(id, point),
+                Err(Refused::ModuleNotLoaded { .. }) => {}
                 Err(why) => refused.push((id, why)),
             }
         }
-        let stopped = world.stopped(&mut |mem| {
+        self.provide_internal(&BTreeSet::new(), world.memory());
+        world.stopped(&mut |mem, standing| {
             loop {
-                match self.change(&BTreeSet::new(), mem) {
+                match self.change(&BTreeSet::new(), mem, standing) {
                     Ok(table) => return Some(table),
                     Err(Obstacle { at, why }) => {
                         // Every round has one site less.
@@ -183,14 +265,7 @@ impl Registry {
                     }
                 }
             }
-        });
-        if let Err(error) = stopped {
-            for id in self.probes.keys().copied().collect::<Vec<_>>() {
-                self.unplace(id);
-            }
-            self.live = None;
-            return Err(error);
-        }
+        })?;
         for (id, why) in &refused {
             if let Some(probe) = self.probes.get_mut(id) {
                 probe.place = Place::Refused(why.clone());
@@ -200,7 +275,8 @@ impl Registry {
     }
 
     /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the
-    /// probes are checked against the kernel image and stay pending.
+    /// probes are checked against the kernel image and stay pending; so do probes of modules that
+    /// are not loaded.
     ///
     /// # Errors
     /// Names the first probe that was refused and why; nothing has changed then.
@@ -214,44 +290,56 @@ impl Registry {
             definition: specs[index].definition.to_string(),
             source,
         };
-        let points = specs
+        for (index, spec) in specs.iter().enumerate() {
+            spec.check().map_err(|source| RegisterError::Spec {
+                index,
+                definition: spec.definition.to_string(),
+                source,
+            })?;
+        }
+        if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
+            self.read_modules(world.memory());
+        }
+        let mut points = Vec::with_capacity(specs.len());
+        for (index, spec) in specs.iter().enumerate() {
+            points.push(match self.plan(spec, world.memory()) {
+                Ok(point) => Some(point),
+                Err(Refused::ModuleNotLoaded { .. }) => None,
+                Err(why) => return Err(refused(index, why)),
+            });
+        }
+        let addresses: Vec<Option<Gva>> = points
             .iter()
-            .enumerate()
-            .map(|(index, spec)| {
-                self.plan(&spec.definition.target, world.memory())
-                    .map_err(|why| refused(index, why))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let addresses: Vec<Gva> = points.iter().map(|p| p.displaced.at()).collect();
+            .map(|point| Some(point.as_ref()?.displaced.at()))
+            .collect();
         let mut ids = Vec::with_capacity(specs.len());
-        for (spec, point) in specs.iter().zip(points) {
+        for (index, (spec, point)) in specs.iter().zip(points).enumerate() {
             let id = ProbeId(self.next_id);
-            self.next_id = self.next_id.saturating_add(1);
-            self.probes.insert(
-                id,
-                Probe {
-                    spec: spec.clone(),
-                    counters: Arc::new(Counters::new(self.vcpus)),
-                    place: Place::Pending,
-                },
-            );
-            if self.live.is_some() {
+            match self.probe(id, spec) {
+                Ok(probe) => self.probes.insert(id, probe),
+                Err(why) => {
+                    self.take_back(&ids, world);
+                    return Err(refused(index, why));
+                }
+            };
+            self.next_id = self.next_id.saturating_add(1).min(LAST_ID);
+            ids.push(id);
+            if self.live.is_some()
+                && let Some(point) = point
+            {
                 self.place(id, point);
             }
-            ids.push(id);
         }
+        self.provide_internal(&BTreeSet::new(), world.memory());
         self.commit(&BTreeSet::new(), world).map_err(|error| {
-            for id in &ids {
-                self.unplace(*id);
-                self.probes.remove(id);
-            }
+            self.take_back(&ids, world);
             match error {
                 CommitError::Stop(error) => error.into(),
                 CommitError::Site(Obstacle { at, why }) => {
                     let index = specs
                         .iter()
                         .zip(&addresses)
-                        .position(|(spec, address)| !spec.disabled && *address == at);
+                        .position(|(spec, address)| !spec.disabled && *address == Some(at));
                     refused(index.unwrap_or(0), why)
                 }
             }
@@ -259,8 +347,41 @@ impl Registry {
         Ok(ids)
     }
 
-    /// Unregisters `ids`, all or none. When it returns, the original bytes are back and no virtual
-    /// CPU is in a handler or slot of these probes.
+    /// A new probe, with its instances if it is a return probe.
+    fn probe(&self, id: ProbeId, spec: &ProbeSpec) -> Result<Probe, Refused> {
+        let pool = match spec.definition.kind {
+            Kind::Probe => None,
+            Kind::Return { maxactive } => {
+                let maxactive = match maxactive {
+                    _ if spec.maxactive_auto => MaxActive::Auto,
+                    Some(number) => MaxActive::Fixed(number),
+                    None => MaxActive::Default,
+                };
+                let data = entry_data_size(&spec.actions);
+                Some(Arc::new(self.returns.calls.pool(id, maxactive, data)?))
+            }
+        };
+        Ok(Probe {
+            spec: spec.clone(),
+            counters: Arc::new(Counters::new(self.vcpus)),
+            actions: Arc::new(spec.actions.clone()),
+            pool,
+            place: Place::Pending,
+        })
+    }
+
+    /// Forgets probes that were not committed.
+    fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
+        for id in ids {
+            self.unplace(*id);
+            self.probes.remove(id);
+        }
+        self.provide_internal(&BTreeSet::new(), world.memory());
+    }
+
+    /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
+    /// is in a handler of these probes, and calls that a return probe had entered return to their
+    /// callers on their own.
     ///
     /// # Errors
     /// When one of them does not exist or the virtual CPUs cannot be stopped.
@@ -271,8 +392,11 @@ impl Registry {
                 return Err(ChangeError::NoSuchProbe { id, index });
             }
         }
-        self.commit(&leaving, world)
-            .map_err(|error| self.change_error(error, ids))?;
+        self.provide_internal(&leaving, world.memory());
+        self.commit(&leaving, world).map_err(|error| {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.change_error(error, ids)
+        })?;
         for id in &leaving {
             self.probes.remove(id);
         }
@@ -299,8 +423,16 @@ impl Registry {
         world: &dyn World,
     ) -> Result<(), ChangeError> {
         for (index, &id) in ids.iter().enumerate() {
-            if !self.probes.contains_key(&id) {
+            let Some(probe) = self.probes.get(&id) else {
                 return Err(ChangeError::NoSuchProbe { id, index });
+            };
+            if enabled
+                && let Place::At(at) = probe.place
+                && let Some(site) = self.sites.get(&at)
+                && self.is_rewritten(site, world.memory())
+            {
+                let source = Refused::Rewritten { at };
+                return Err(ChangeError::Refused { id, source });
             }
         }
         let mut before = BTreeMap::new();
@@ -320,56 +452,43 @@ impl Registry {
         })
     }
 
-    /// Every registered probe, in the order of registration.
-    #[must_use]
-    pub fn list(&self, mem: &dyn PhysMemory) -> Vec<ProbeInfo> {
-        self.probes
-            .iter()
-            .map(|(id, probe)| self.info(*id, probe, mem))
-            .collect()
-    }
-
-    fn info(&self, id: ProbeId, probe: &Probe, mem: &dyn PhysMemory) -> ProbeInfo {
-        let site = match probe.place {
-            Place::At(at) => self.sites.get(&at),
-            _ => None,
-        };
-        let rewritten = site.is_some_and(|site| self.is_rewritten(site, mem));
-        ProbeInfo {
-            id,
-            name: event_name(&probe.spec.definition),
-            definition: probe.spec.definition.to_string(),
-            addr: site.map(|site| site.displaced.at()),
-            symbol: site.map(|site| site.symbol.clone()),
-            state: match &probe.place {
-                Place::Pending => ProbeState::Pending,
-                Place::Refused(why) => ProbeState::Refused(why.to_string()),
-                Place::At(_) if rewritten => ProbeState::Gone,
-                Place::At(_) => ProbeState::Placed,
-            },
-            disabled: probe.spec.disabled,
-            mechanism: site.map(|site| mechanism(&site.displaced)),
-            counts: probe.counters.sum(),
+    /// The global switch: arms every enabled probe, or takes every patch out of the guest. Each
+    /// probe's own state stays as it is.
+    ///
+    /// # Errors
+    /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
+    pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+        if on {
+            // While the switch was off nobody watched modules come and go.
+            self.modules_changed(None, world)?;
         }
+        let before = std::mem::replace(&mut self.switched_on, on);
+        self.commit(&BTreeSet::new(), world).map_err(|error| {
+            self.switched_on = before;
+            let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+            self.change_error(error, &all)
+        })
     }
 
-    /// Whether the guest has put something else where `site`'s instruction was.
-    fn is_rewritten(&self, site: &SiteState, mem: &dyn PhysMemory) -> bool {
-        let Some(live) = &self.live else { return false };
-        let tables = &live.view.tables;
-        let text = Text { tables, mem };
-        let at = site.displaced.at();
-        let as_left = if site.armed {
-            text.is_patched(at)
-        } else {
-            text.holds(at, site.displaced.bytes())
+    /// Whether the global switch is on.
+    #[must_use]
+    pub fn is_switched_on(&self) -> bool {
+        self.switched_on
+    }
+
+    /// Finds and checks the probepoint of `spec`.
+    pub(super) fn plan(
+        &self,
+        spec: &ProbeSpec,
+        mem: &dyn PhysMemory,
+    ) -> Result<Probepoint, Refused> {
+        let kernel = Kernel {
+            image: &self.image,
+            modules: self.modules.as_ref(),
+            formed: &self.formed,
         };
-        site.gone || !as_left
-    }
-
-    fn plan(&self, target: &Target, mem: &dyn PhysMemory) -> Result<Probepoint, Refused> {
         match &self.live {
-            None => plan(target, &self.image, &ImageText(&self.image)),
+            None => plan(spec, &kernel, &ImageText(&self.image)),
             Some(live) => {
                 let tables = &live.view.tables;
                 let text = LiveText {
@@ -379,8 +498,11 @@ impl Registry {
                         site.displaced.bytes().first().copied()
                     },
                 };
-                let point = plan(target, &self.image, &text)?;
+                let point = plan(spec, &kernel, &text)?;
                 let at = point.displaced.at();
+                if spec.is_return() && live.view.task.is_none() {
+                    return Err(Refused::NoTasks);
+                }
                 match self.sites.get(&at) {
                     Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
                     _ => Ok(point),
@@ -389,28 +511,31 @@ impl Registry {
         }
     }
 
-    fn place(&mut self, id: ProbeId, point: Probepoint) {
+    pub(super) fn place(&mut self, id: ProbeId, point: Probepoint) {
         let at = point.displaced.at();
-        self.sites
-            .entry(at)
-            .or_insert_with(|| {
-                let ghost = self.ghosts.iter().position(|(d, _)| *d == point.displaced);
-                let slot = ghost.map(|n| self.ghosts.swap_remove(n).1);
-                SiteState {
-                    symbol: point.symbol,
-                    displaced: point.displaced,
-                    slot,
-                    members: Vec::new(),
-                    armed: false,
-                    gone: false,
-                    faulted: slot.is_some(),
-                }
-            })
-            .members
-            .push(id);
+        self.site_of(point).members.push(id);
         if let Some(probe) = self.probes.get_mut(&id) {
             probe.place = Place::At(at);
         }
+    }
+
+    /// The site at `point`, made if there is none.
+    pub(super) fn site_of(&mut self, point: Probepoint) -> &mut SiteState {
+        self.sites
+            .entry(point.displaced.at())
+            .or_insert_with(|| SiteState {
+                symbol: point.symbol,
+                displaced: point.displaced,
+                fixup: point.fixup,
+                after_sti: point.after_sti,
+                ftrace: point.ftrace,
+                occupied: false,
+                slot: None,
+                members: Vec::new(),
+                internal: None,
+                armed: false,
+                gone: false,
+            })
     }
 
     /// Takes back a [`Registry::place`] that was not committed.
@@ -420,10 +545,8 @@ impl Registry {
         };
         if let Some(site) = self.sites.get_mut(&at) {
             site.members.retain(|member| *member != id);
-            if site.members.is_empty() {
-                // Before it was committed, it can have no other slot than a ghost's.
-                let ghost = site.slot.map(|code| (site.displaced, code));
-                self.ghosts.extend(ghost);
+            // Before it was committed, it has no slot.
+            if site.members.is_empty() && site.internal.is_none() && !site.armed {
                 self.sites.remove(&at);
             }
         }
@@ -445,45 +568,6 @@ impl Registry {
                     .unwrap_or(ProbeId(0)),
                 source: why,
             },
-        }
-    }
-}
-
-fn mechanism(displaced: &Displaced) -> Mechanism {
-    match displaced.action() {
-        Action::Emulate(_) => Mechanism::Emulated,
-        Action::Step => Mechanism::Stepped,
-    }
-}
-
-/// The event's name as ftrace would make it: `p_SYMBOL_OFFSET`, with `_` for what an event name
-/// cannot hold (`__trace_kprobe_create` in kernel/trace/trace_kprobe.c).
-fn event_name(definition: &Definition) -> String {
-    if let Some(name) = &definition.name {
-        return name.clone();
-    }
-    match &definition.target {
-        Target::Symbol { name, offset } => format!("p_{}_{offset}", name.replace('.', "_")),
-        Target::Address(at) => format!("p_{at:#x}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::definition::parse;
-
-    #[test]
-    fn probes_without_a_name_are_named_as_ftrace_would() {
-        for (definition, name) in [
-            ("p vfs_read", "p_vfs_read_0"),
-            ("p vfs_read+0x11", "p_vfs_read_17"),
-            ("p foo.isra.0.cold+16", "p_foo_isra_0_cold_16"),
-            ("p 0xffffffff81000109", "p_0xffffffff81000109"),
-            ("p:mine vfs_read", "mine"),
-            ("p:group/mine vfs_read", "group/mine"),
-        ] {
-            assert_eq!(event_name(&parse(definition).unwrap()), name);
         }
     }
 }

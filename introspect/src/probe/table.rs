@@ -7,10 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{Displaced, SlotCode};
+use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ProbeId;
+use super::spec::Actions;
+use crate::calls::{Calls, Pool};
+use crate::hidden::Fixtures;
 
 /// Counts of one probe on one virtual CPU, on a cache line of their own: virtual CPUs that hit the
 /// same probe do not slow each other down.
@@ -20,17 +23,27 @@ struct VcpuCounts {
     hits: AtomicU64,
     missed: AtomicU64,
     faults: AtomicU64,
+    vetoed: AtomicU64,
+    orphans: AtomicU64,
+    errors: AtomicU64,
 }
 
 /// What a probe has counted, summed over the virtual CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Hits whose handlers ran.
+    /// Hits whose handlers ran; for a return probe, calls that returned through its handler.
     pub hits: u64,
-    /// Hits without handlers, because the virtual CPU was handling another one (`nmissed`).
+    /// Hits without handlers (`nmissed`): because the virtual CPU was handling another one, a
+    /// handler before this one changed the execution path, or a return probe had no free instance.
     pub missed: u64,
     /// Displaced instructions that faulted.
     pub faults: u64,
+    /// Calls that a return probe's entry condition left alone.
+    pub vetoed: u64,
+    /// Calls whose function never returned: its task exited or its frame was abandoned.
+    pub orphans: u64,
+    /// Changes that a handler could not make, because the guest's memory was not there.
+    pub errors: u64,
 }
 
 /// The counters of one probe.
@@ -56,6 +69,9 @@ impl Counters {
             sum.hits += counts.hits.load(Ordering::Relaxed);
             sum.missed += counts.missed.load(Ordering::Relaxed);
             sum.faults += counts.faults.load(Ordering::Relaxed);
+            sum.vetoed += counts.vetoed.load(Ordering::Relaxed);
+            sum.orphans += counts.orphans.load(Ordering::Relaxed);
+            sum.errors += counts.errors.load(Ordering::Relaxed);
         }
         sum
     }
@@ -77,59 +93,146 @@ impl Counters {
     pub(super) fn fault(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.faults);
     }
+
+    pub(super) fn veto(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.vetoed);
+    }
+
+    pub(super) fn orphan(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.orphans);
+    }
+
+    pub(super) fn error(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.errors);
+    }
 }
 
-/// One enabled probe at a site.
-#[derive(Clone, Debug)]
+/// What the engine itself wants to know of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Internal {
+    /// The current task will never run again: its calls in flight are orphans.
+    TaskDead,
+    /// A module was loaded, or is about to be unloaded.
+    Modules,
+    /// The guest's ftrace is about to patch text.
+    FtraceBegins,
+    /// The guest's ftrace has patched text.
+    FtraceEnds,
+}
+
+impl Internal {
+    /// The id of the engine's own member: behind all probes of a site.
+    pub(super) fn id(self) -> ProbeId {
+        ProbeId(match self {
+            Self::TaskDead => u32::MAX - 3,
+            Self::Modules => u32::MAX - 2,
+            Self::FtraceBegins => u32::MAX - 1,
+            Self::FtraceEnds => u32::MAX,
+        })
+    }
+}
+
+/// What a member does at a hit.
+#[derive(Debug)]
+pub(super) enum Role {
+    /// A kprobe.
+    Probe(Arc<Actions>),
+    /// The entry of a return probe.
+    Return {
+        actions: Arc<Actions>,
+        pool: Arc<Pool>,
+    },
+    /// The engine's own.
+    Internal(Internal),
+}
+
+/// One probe at a probepoint.
+#[derive(Debug)]
 pub(super) struct Member {
     pub(super) id: ProbeId,
     pub(super) counters: Arc<Counters>,
+    pub(super) role: Role,
 }
 
-/// One armed probepoint: the displaced instruction and the probes whose handlers run, in the order
-/// of their registration.
+/// A probepoint: how its instruction takes effect, and the enabled probes there, in the order of
+/// their registration.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) displaced: Displaced,
     /// The out-of-line copy; `None` when the instruction is emulated.
     pub(super) slot: Option<SlotCode>,
+    /// The instruction before it may be `sti`.
+    pub(super) after_sti: bool,
     pub(super) members: Box<[Member]>,
+}
+
+/// A return probe, as its returns need it.
+#[derive(Debug)]
+pub(super) struct Returning {
+    pub(super) counters: Arc<Counters>,
+    pub(super) actions: Arc<Actions>,
+    /// Disabled: calls that were entered before only go back to their callers.
+    pub(super) disabled: bool,
+}
+
+/// What all virtual CPUs share for return probes.
+#[derive(Debug)]
+pub(super) struct Returns {
+    pub(super) calls: Calls,
+    /// Returns through the trampoline that no call was known for.
+    pub(super) unmatched: AtomicU64,
+    /// Numbers the calls.
+    pub(super) next_call: AtomicU64,
 }
 
 /// An immutable set of armed probepoints.
 #[derive(Debug, Default)]
 pub struct ProbeTable {
     by_address: FxHashMap<u64, u32>,
-    /// Where execution falls out of a slot that was left without a step, because the copy faulted
-    /// and the guest came back to it on its own.
-    by_slot_end: FxHashMap<u64, u32>,
+    /// Their slots, by where they begin.
+    by_slot: FxHashMap<u64, u32>,
     sites: Vec<Site>,
     /// Addresses that carried one of our int3s once: a virtual CPU may still be on its way to the
     /// #BP entry with one of them in its exception frame.
     retired: Arc<FxHashSet<u64>>,
+    fixtures: Option<Fixtures>,
+    returning: FxHashMap<ProbeId, Returning>,
+    returns: Option<Arc<Returns>>,
+}
+
+/// What a table is made of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// Armed sites.
+    pub(super) sites: Vec<Site>,
+    pub(super) retired: Arc<FxHashSet<u64>>,
+    pub(super) fixtures: Option<Fixtures>,
+    pub(super) returning: FxHashMap<ProbeId, Returning>,
+    pub(super) returns: Arc<Returns>,
 }
 
 impl ProbeTable {
-    /// A table of armed `sites`, and of `ghosts`: sites whose patch is gone but whose slot the
-    /// guest may still return to.
-    pub(super) fn new(sites: Vec<Site>, ghosts: Vec<Site>, retired: Arc<FxHashSet<u64>>) -> Self {
-        let by_address = sites
+    pub(super) fn new(parts: Parts) -> Self {
+        let by_address = parts
+            .sites
             .iter()
             .zip(0..)
             .map(|(site, index)| (site.displaced.at().0, index))
             .collect();
-        let mut sites = sites;
-        sites.extend(ghosts);
-        let by_slot_end = sites
+        let sites = parts.sites;
+        let by_slot = sites
             .iter()
             .zip(0..)
-            .filter_map(|(site, index)| Some((site.slot.as_ref()?.next().0, index)))
+            .filter_map(|(site, index)| Some((site.slot.as_ref()?.at().0, index)))
             .collect();
         Self {
             by_address,
-            by_slot_end,
+            by_slot,
             sites,
-            retired,
+            retired: parts.retired,
+            fixtures: parts.fixtures,
+            returning: parts.returning,
+            returns: Some(parts.returns),
         }
     }
 
@@ -137,18 +240,42 @@ impl ProbeTable {
         self.by_address.get(&at.0).copied()
     }
 
-    /// The site whose slot ends at `at`.
-    pub(super) fn fell_out(&self, at: Gva) -> Option<&Site> {
-        self.by_slot_end
-            .get(&at.0)
-            .and_then(|&index| self.site(index))
+    /// The armed site at `at`, with its index.
+    pub(super) fn at(&self, at: Gva) -> Option<(u32, &Site)> {
+        let index = self.find(at)?;
+        Some((index, self.site(index)?))
     }
 
     pub(super) fn site(&self, index: u32) -> Option<&Site> {
         self.sites.get(index as usize)
     }
 
+    /// The slot that `at` lies in, with the index of its site.
+    pub(super) fn slot_around(&self, at: Gva) -> Option<(u32, &SlotCode)> {
+        // Slots are aligned to their size.
+        let start = at.0 & !(SLOT_SIZE as u64 - 1);
+        let index = *self.by_slot.get(&start)?;
+        Some((index, self.site(index)?.slot.as_ref()?))
+    }
+
     pub(super) fn was_ours(&self, at: Gva) -> bool {
         self.retired.contains(&at.0)
+    }
+
+    pub(super) fn fixtures(&self) -> Option<&Fixtures> {
+        self.fixtures.as_ref()
+    }
+
+    pub(super) fn is_trampoline(&self, at: Gva) -> bool {
+        self.fixtures
+            .is_some_and(|fixtures| fixtures.trampoline() == at)
+    }
+
+    pub(super) fn returning(&self, id: ProbeId) -> Option<&Returning> {
+        self.returning.get(&id)
+    }
+
+    pub(super) fn returns(&self) -> Option<&Returns> {
+        self.returns.as_deref()
     }
 }

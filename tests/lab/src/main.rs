@@ -13,6 +13,7 @@ mod archive;
 mod bench;
 mod cargo;
 mod choose;
+mod coverage;
 mod demo;
 mod image;
 mod job;
@@ -74,6 +75,11 @@ enum Command {
     Test(test::Options),
     /// Measure hvprobe against its references, in one rig and one run
     Bench(bench::Options),
+    /// Show how much of a kernel's text takes probes
+    ///
+    /// Counts all instructions that the kernel itself lets be probed, by the mechanism they are
+    /// carried out with, and those that are refused, by reason. Needs no KVM.
+    Coverage(coverage::Options),
 }
 
 #[derive(Args, Debug)]
@@ -93,6 +99,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Coverage(options) => coverage::run(&options),
     };
     result.unwrap_or_else(|error| {
         progress::note(&format!("{error:#}"));

@@ -124,10 +124,19 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
     Ok(job)
 }
 
-/// The environment of programs in a rig: where they are, and the variables of this process that
-/// change what programs print.
+/// The variables of this process that change what programs print or what tests try.
+const PASSED_ON: [&str; 6] = [
+    "TERM",
+    "NO_COLOR",
+    "RUST_LOG",
+    "RUST_BACKTRACE",
+    "HVPROBE_DIFFERENTIAL",
+    "HVPROBE_DIFFERENTIAL_SEED",
+];
+
+/// The environment of programs in a rig: where they are, and what is passed on to them.
 pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
-    ["TERM", "NO_COLOR", "RUST_LOG", "RUST_BACKTRACE"]
+    PASSED_ON
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?)))
         .chain([("HVPROBE_RIG".to_owned(), rig.name().into())])

@@ -219,6 +219,7 @@ impl MicroKernel {
             memory: 64 << 20,
             command: Vec::new(),
             probes: Vec::new(),
+            paused: false,
         })
     }
 }

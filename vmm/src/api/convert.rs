@@ -1,12 +1,16 @@
 //! From the terms of the engine and the machine to those of the wire.
 
 use hvprobe_arch::Regs;
-use hvprobe_introspect::event::Event;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_introspect::definition::Kind;
+use hvprobe_introspect::event::{Event, EventKind};
+use hvprobe_introspect::probe::spec::RegisterSet;
 use hvprobe_introspect::probe::{Mechanism, ProbeInfo, ProbeState};
 use hvprobe_introspect::symbols::{Symbol, SymbolKind};
 use hvprobe_introspect::task::Task;
 use hvprobe_proto::v1;
 
+use super::actions;
 use crate::CatchMode;
 use crate::machine::{EndReason, Ending, Machine, State};
 use crate::selfcheck::{Finding, Verdict};
@@ -29,6 +33,12 @@ pub(super) fn machine(machine: &Machine) -> v1::Machine {
         memory: config.memory,
         ending,
         first_entry_ns: machine.first_entry_ns(),
+        stopped_at: status.stopped_at.map(|(probe, vcpu)| v1::StoppedAt {
+            probe: probe.0,
+            // There are far fewer than this can count.
+            vcpu: u32::try_from(vcpu).unwrap_or(u32::MAX),
+        }),
+        disarmed: !machine.armed(),
     }
 }
 
@@ -56,10 +66,16 @@ pub(super) fn ending(ending: &Ending) -> v1::Ending {
 }
 
 pub(super) fn probes(machine: &Machine) -> Vec<v1::Probe> {
-    machine.probes().into_iter().map(probe).collect()
+    let armed = machine.armed();
+    machine
+        .probes()
+        .into_iter()
+        .map(|info| probe(info, armed))
+        .collect()
 }
 
-fn probe(info: ProbeInfo) -> v1::Probe {
+/// `armed` is the global switch.
+fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
     let (state, refusal) = match info.state {
         ProbeState::Pending => (v1::ProbeState::Pending, String::new()),
         ProbeState::Placed => (v1::ProbeState::Placed, String::new()),
@@ -69,7 +85,12 @@ fn probe(info: ProbeInfo) -> v1::Probe {
     let mechanism = match info.mechanism {
         None => v1::Mechanism::Unspecified,
         Some(Mechanism::Emulated) => v1::Mechanism::Emulated,
+        Some(Mechanism::Boosted) => v1::Mechanism::Boosted,
         Some(Mechanism::Stepped) => v1::Mechanism::Stepped,
+    };
+    let kind = match info.kind {
+        Kind::Probe => v1::ProbeKind::Probe,
+        Kind::Return { .. } => v1::ProbeKind::Return,
     };
     v1::Probe {
         id: info.id.0,
@@ -86,40 +107,121 @@ fn probe(info: ProbeInfo) -> v1::Probe {
         hits: info.counts.hits,
         missed: info.counts.missed,
         faults: info.counts.faults,
+        kind: kind.into(),
+        maxactive: info.maxactive,
+        vetoed: info.counts.vetoed,
+        orphans: info.counts.orphans,
+        errors: info.counts.errors,
+        armed: armed && !info.disabled && state == v1::ProbeState::Placed,
+        actions: Some(actions::to_wire(&info.actions)),
     }
 }
 
-pub(super) fn event(event: &Event) -> v1::Event {
+/// How the bytes that a probe captured are told apart: the length of each item, and what it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Captures(Vec<(usize, String)>);
+
+impl Captures {
+    /// Those of `probe`, as [`probes`] made it.
+    pub(super) fn of(probe: &v1::Probe) -> Self {
+        let actions = probe.actions.clone().unwrap_or_default();
+        // What came from the engine can go back.
+        let actions = actions::actions(actions).unwrap_or_default();
+        let items = actions.capture.iter().chain(&actions.capture_at_return);
+        Self(
+            items
+                .map(|item| (item.len(), actions::item_text(item)))
+                .collect(),
+        )
+    }
+
+    /// `bytes` item by item; `unreadable` tells of each whether it could not be read.
+    fn split(&self, bytes: &[u8], unreadable: impl Fn(usize) -> bool) -> Vec<v1::CapturedItem> {
+        let mut rest = bytes;
+        let mut items = Vec::with_capacity(self.0.len());
+        for (index, (len, what)) in self.0.iter().enumerate() {
+            // Nothing is captured with some kinds of events.
+            let Some((data, others)) = rest.split_at_checked(*len) else {
+                break;
+            };
+            rest = others;
+            items.push(v1::CapturedItem {
+                data: data.to_vec(),
+                unreadable: unreadable(index),
+                what: what.clone(),
+            });
+        }
+        if !rest.is_empty() {
+            items.push(v1::CapturedItem {
+                data: rest.to_vec(),
+                ..Default::default()
+            });
+        }
+        items
+    }
+}
+
+/// `captures` are those of the event's probe, or none if it is not known any more.
+pub(super) fn event(event: &Event, captures: &Captures) -> v1::Event {
+    let (kind, fault, call) = match &event.kind {
+        EventKind::Hit => (v1::EventKind::Hit, None, None),
+        EventKind::Post => (v1::EventKind::Post, None, None),
+        EventKind::Fault { vector, error_code } => {
+            let fault = v1::Fault {
+                vector: (*vector).into(),
+                error_code: *error_code,
+            };
+            (v1::EventKind::Fault, Some(fault), None)
+        }
+        EventKind::Return(call) => {
+            let call = v1::Call {
+                id: call.id,
+                entry_ns: call.entry_ns,
+                entry_tsc: call.entry_tsc,
+                duration_ns: event.host_ns.saturating_sub(call.entry_ns),
+                value: event.regs.rax,
+                entry: Some(registers(&call.entry, event.shown)),
+            };
+            (v1::EventKind::Return, None, Some(call))
+        }
+    };
     v1::Event {
         seq: event.seq,
         probe: event.probe.0,
         vcpu: event.vcpu,
         host_ns: event.host_ns,
         guest_tsc: event.guest_tsc,
-        registers: Some(registers(&event.regs)),
+        registers: Some(registers(&event.regs, event.shown)),
         task: event.task.as_ref().map(task),
         cost_ns: event.cost_ns,
+        kind: kind.into(),
+        fault,
+        call,
+        captured: captures.split(event.captured.bytes(), |index| {
+            event.captured.is_unreadable(index)
+        }),
     }
 }
 
-fn registers(regs: &Regs) -> v1::Registers {
+fn registers(regs: &Regs, shown: RegisterSet) -> v1::Registers {
+    let show = |register| shown.contains(register).then(|| regs.get(register));
     v1::Registers {
-        rax: regs.rax,
-        rbx: regs.rbx,
-        rcx: regs.rcx,
-        rdx: regs.rdx,
-        rsi: regs.rsi,
-        rdi: regs.rdi,
-        rsp: regs.rsp,
-        rbp: regs.rbp,
-        r8: regs.r8,
-        r9: regs.r9,
-        r10: regs.r10,
-        r11: regs.r11,
-        r12: regs.r12,
-        r13: regs.r13,
-        r14: regs.r14,
-        r15: regs.r15,
+        rax: show(Gpr::Rax),
+        rbx: show(Gpr::Rbx),
+        rcx: show(Gpr::Rcx),
+        rdx: show(Gpr::Rdx),
+        rsi: show(Gpr::Rsi),
+        rdi: show(Gpr::Rdi),
+        rsp: show(Gpr::Rsp),
+        rbp: show(Gpr::Rbp),
+        r8: show(Gpr::R8),
+        r9: show(Gpr::R9),
+        r10: show(Gpr::R10),
+        r11: show(Gpr::R11),
+        r12: show(Gpr::R12),
+        r13: show(Gpr::R13),
+        r14: show(Gpr::R14),
+        r15: show(Gpr::R15),
         rip: regs.rip,
         rflags: regs.rflags,
     }
@@ -166,6 +268,7 @@ pub(super) fn finding(finding: Finding) -> v1::Finding {
 
 #[cfg(test)]
 mod tests {
+    use hvprobe_introspect::event::{Call, Captured};
     use hvprobe_introspect::probe::ProbeId;
 
     use super::*;
@@ -204,20 +307,107 @@ mod tests {
             rip: 17,
             rflags: 18,
         };
-        let sent = event(&Event {
+        let mut hit = Event {
+            kind: EventKind::Hit,
             seq: 1,
             probe: ProbeId(2),
             vcpu: 3,
             host_ns: 4,
             guest_tsc: 5,
             regs,
+            shown: RegisterSet::default(),
+            captured: Captured::EMPTY,
             task: None,
             cost_ns: 6,
-        });
-        assert_eq!(sent.registers, Some(registers(&regs)));
+        };
+        let sent = event(&hit, &Captures::default());
         let got = sent.registers.unwrap();
-        assert_eq!((got.rdi, got.rsi, got.rip, got.rflags), (6, 5, 17, 18));
+        assert_eq!((got.rax, got.rbx, got.rcx), (Some(1), Some(2), Some(3)));
+        assert_eq!((got.rdx, got.rsi, got.rdi), (Some(4), Some(5), Some(6)));
+        assert_eq!((got.rsp, got.rbp, got.r8), (Some(7), Some(8), Some(9)));
+        assert_eq!((got.r9, got.r10, got.r11), (Some(10), Some(11), Some(12)));
+        assert_eq!((got.r12, got.r13, got.r14), (Some(13), Some(14), Some(15)));
+        assert_eq!((got.r15, got.rip, got.rflags), (Some(16), 17, 18));
         assert_eq!((sent.seq, sent.probe, sent.vcpu), (1, 2, 3));
         assert_eq!((sent.host_ns, sent.guest_tsc, sent.cost_ns), (4, 5, 6));
+
+        hit.shown = [Gpr::Rdi].into_iter().collect();
+        let got = event(&hit, &Captures::default()).registers.unwrap();
+        assert_eq!((got.rdi, got.rip, got.rflags), (Some(6), 17, 18));
+        assert_eq!((got.rax, got.rsi, got.r15), (None, None, None));
+    }
+
+    #[test]
+    fn captured_bytes_are_told_apart_as_the_probe_asked_for_them() {
+        let item = |what| v1::Item { what: Some(what) };
+        let memory = item(v1::item::What::Memory(v1::MemoryItem {
+            base: v1::Register::Rdi.into(),
+            offset: -4,
+            length: 3,
+        }));
+        let captures = Captures::of(&v1::Probe {
+            actions: Some(v1::Actions {
+                capture: vec![memory],
+                capture_at_return: vec![item(v1::item::What::Stack(2))],
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        let told = |captures: &Captures, bytes: &[u8]| -> Vec<(String, Vec<u8>, bool)> {
+            let items = captures.split(bytes, |index| index == 1);
+            let told = |item: v1::CapturedItem| (item.what, item.data, item.unreadable);
+            items.into_iter().map(told).collect()
+        };
+        let bytes = [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(
+            told(&captures, &bytes),
+            [
+                ("-4(%di)".into(), vec![1, 2, 3], false),
+                ("$stack2".into(), vec![0; 8], true),
+            ]
+        );
+        assert_eq!(told(&captures, &[]), []);
+        // Of a probe that is not known any more.
+        assert_eq!(
+            told(&Captures::default(), &bytes[..2]),
+            [(String::new(), vec![1, 2], false)]
+        );
+    }
+
+    #[test]
+    fn return_tells_value_duration_and_entry() {
+        let call = Call {
+            id: 9,
+            entry_ns: 100,
+            entry_tsc: 7,
+            entry: Regs {
+                rdi: 0x10,
+                ..Regs::default()
+            },
+        };
+        let sent = event(
+            &Event {
+                kind: EventKind::Return(call),
+                seq: 0,
+                probe: ProbeId(1),
+                vcpu: 0,
+                host_ns: 350,
+                guest_tsc: 0,
+                regs: Regs {
+                    rax: 42,
+                    ..Regs::default()
+                },
+                shown: [Gpr::Rdi].into_iter().collect(),
+                captured: Captured::EMPTY,
+                task: None,
+                cost_ns: 0,
+            },
+            &Captures::default(),
+        );
+        assert_eq!(sent.kind(), v1::EventKind::Return);
+        let call = sent.call.unwrap();
+        assert_eq!((call.id, call.entry_ns, call.entry_tsc), (9, 100, 7));
+        assert_eq!((call.duration_ns, call.value), (250, 42));
+        assert_eq!(call.entry.unwrap().rdi, Some(0x10));
     }
 }

@@ -1,14 +1,16 @@
 //! `hvprobe.v1.Events`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 
+use hvprobe_introspect::event::Event;
 use hvprobe_introspect::probe::ProbeId;
 use hvprobe_proto::v1::{self, ErrorKind, SubscribeRequest, SubscribeResponse, events_server};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
+use super::convert::Captures;
 use super::error::Failure;
 use super::fleet::{Fleet, Handle};
 use super::{convert, limits};
@@ -18,8 +20,11 @@ use crate::machine::{Delivery, Subscription};
 const QUEUE: usize = 256;
 /// Messages between the machines and one client's connection.
 const MESSAGES: usize = 4;
-/// Events in one message, which stays well below the 4 MiB that clients accept.
-const EVENTS_PER_MESSAGE: usize = 4096;
+/// Events in one message, which stays well below the 4 MiB that clients accept: none takes more
+/// than 2 KiB, with both its sets of registers and all it can have captured.
+const EVENTS_PER_MESSAGE: usize = 1024;
+/// Probes in one message, for the same reason: what one is to write can take 17 KiB.
+const PROBES_PER_MESSAGE: usize = 64;
 
 /// The service.
 #[derive(Debug)]
@@ -67,7 +72,7 @@ impl events_server::Events for Service {
             };
             let feed = Feed {
                 handle,
-                described: HashSet::new(),
+                described: HashMap::new(),
                 to_client: to_client.clone(),
             };
             tokio::spawn(feed.run(subscription));
@@ -79,8 +84,8 @@ impl events_server::Events for Service {
 /// Carries one machine's events to one client.
 struct Feed {
     handle: Handle,
-    /// Probes the client has been told about.
-    described: HashSet<u32>,
+    /// Probes the client has been told about, and what they capture.
+    described: HashMap<u32, Captures>,
     to_client: mpsc::Sender<Result<SubscribeResponse, Status>>,
 }
 
@@ -129,8 +134,21 @@ impl Feed {
             return self.send(told).await;
         }
         for events in delivery.events.chunks(EVENTS_PER_MESSAGE) {
-            let events: Vec<_> = events.iter().map(convert::event).collect();
-            let probes = self.describe(&events).await;
+            let mut probes = self.describe(events).await;
+            while probes.len() > PROBES_PER_MESSAGE {
+                let rest = probes.split_off(PROBES_PER_MESSAGE);
+                self.send(SubscribeResponse {
+                    probes: std::mem::replace(&mut probes, rest),
+                    ..Default::default()
+                })
+                .await?;
+            }
+            let none = Captures::default();
+            let events = events.iter().map(|event| {
+                let captures = self.described.get(&event.probe.0).unwrap_or(&none);
+                convert::event(event, captures)
+            });
+            let events = events.collect();
             self.send(SubscribeResponse {
                 probes,
                 events,
@@ -143,17 +161,15 @@ impl Feed {
     }
 
     /// The probes among `events` that the client does not know yet.
-    async fn describe(&mut self, events: &[v1::Event]) -> Vec<v1::Probe> {
+    async fn describe(&mut self, events: &[Event]) -> Vec<v1::Probe> {
         let unknown: HashSet<u32> = events
             .iter()
-            .map(|event| event.probe)
-            .filter(|probe| !self.described.contains(probe))
+            .map(|event| event.probe.0)
+            .filter(|probe| !self.described.contains_key(probe))
             .collect();
         if unknown.is_empty() {
             return Vec::new();
         }
-        // A probe that was removed since its hit stays undescribed; it is not asked for again.
-        self.described.extend(&unknown);
         let mut probes = match self.handle.probes().await {
             Ok(probes) => probes,
             Err(error) => {
@@ -162,6 +178,11 @@ impl Feed {
             }
         };
         probes.retain(|probe| unknown.contains(&probe.id));
+        // A probe that was removed since its hit stays undescribed; it is not asked for again.
+        let nothing = unknown.into_iter().map(|id| (id, Captures::default()));
+        self.described.extend(nothing);
+        let captures = probes.iter().map(|probe| (probe.id, Captures::of(probe)));
+        self.described.extend(captures);
         probes
     }
 

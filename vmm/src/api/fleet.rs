@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 use super::error::{self, Failure, broken, chain};
 use super::{convert, limits, probes};
 use crate::cpu::CpuError;
-use crate::machine::{BootError, Machine, MachineConfig};
+use crate::machine::{BootError, Machine, MachineConfig, State};
 use crate::memory::MemoryError;
 
 /// Machines that may be live or booting.
@@ -184,10 +184,12 @@ impl Fleet {
         };
         let watched = handle.clone();
         tokio::task::spawn_blocking(move || {
-            // What it is when it is up, or ended, is asked by whoever is told.
-            let _status = machine.wait_live();
-            watched.touch();
-            let _ending = machine.wait();
+            let mut status = machine.status();
+            while !matches!(status.state, State::Stopped(_)) {
+                status = machine.wait_change(&status);
+                // What it is now is asked by whoever is told.
+                watched.touch();
+            }
             let probes = watched
                 .stopping
                 .get()

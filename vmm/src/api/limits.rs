@@ -13,6 +13,8 @@ pub(super) const MESSAGE: usize = 8 << 20;
 pub(super) const BATCH: usize = 16_384;
 /// Bytes of one definition, and of a pattern.
 pub(super) const DEFINITION: usize = 1024;
+/// Bytes of guest memory read at once.
+pub(super) const READ: usize = 1 << 20;
 /// Bytes typed on a console at once.
 pub(super) const CONSOLE_WRITE: usize = 64 << 10;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).

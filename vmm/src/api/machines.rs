@@ -3,10 +3,12 @@
 use std::error::Error as _;
 use std::pin::Pin;
 
+use hvprobe_arch::Gva;
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
     ErrorKind, GetMachineRequest, ListMachinesRequest, ListMachinesResponse, MachineState,
-    PauseRequest, ResumeRequest, StopRequest, WaitRequest, WatchRequest, machines_server,
+    PauseRequest, ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest,
+    WatchRequest, machines_server,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 use super::error::{Failure, chain};
 use super::fleet::{Fleet, Handle};
 use super::{limits, probes};
-use crate::machine::{Machine, MachineConfig, PauseError};
+use crate::machine::{Machine, MachineConfig, PauseError, ReadError};
 
 /// Virtual CPUs of a machine for which none are asked.
 const DEFAULT_CPUS: u32 = 1;
@@ -127,6 +129,29 @@ impl machines_server::Machines for Service {
         )))
     }
 
+    async fn read_kernel(
+        &self,
+        request: Request<ReadKernelRequest>,
+    ) -> Result<Response<ReadKernelResponse>, Status> {
+        let ReadKernelRequest {
+            machine,
+            address,
+            length,
+        } = request.into_inner();
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        limits::at_most("the memory to read", length, limits::READ)?;
+        let handle = self.fleet.get(&machine)?;
+        let read = handle
+            .blocking(move |machine| {
+                let mut data = vec![0; length];
+                let read = machine.read_kernel(Gva(address), &mut data);
+                read.map(|()| data)
+            })
+            .await?;
+        let data = read.map_err(|error| read_error(&error))?;
+        Ok(Response::new(ReadKernelResponse { data }))
+    }
+
     async fn console_write(
         &self,
         request: Request<ConsoleWriteRequest>,
@@ -184,6 +209,15 @@ fn pause_error(machine: &str, error: &PauseError) -> Status {
     }
 }
 
+/// Why memory was not read, for clients.
+fn read_error(error: &ReadError) -> Status {
+    let code = match error {
+        ReadError::Booting => Code::FailedPrecondition,
+        ReadError::Walk(_) => Code::InvalidArgument,
+    };
+    Failure::new(code, ErrorKind::Unreadable, chain(error)).into()
+}
+
 /// The machine asked for, as far as it can be told without the host.
 fn config(request: BootRequest) -> Result<MachineConfig, Status> {
     if !request.name.is_empty() {
@@ -212,6 +246,7 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
         },
         command: request.command,
         probes: probes::specs(request.probes)?,
+        paused: false,
     })
 }
 

@@ -9,7 +9,9 @@
 //!   to the server and stay.
 //! - When the server has stopped, so have all its machines, with their guests' text restored.
 
+mod actions;
 mod convert;
+mod decisions;
 mod error;
 mod events;
 mod fleet;
@@ -26,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
+use hvprobe_proto::v1::decisions_server::DecisionsServer;
 use hvprobe_proto::v1::events_server::EventsServer;
 use hvprobe_proto::v1::host_server::HostServer;
 use hvprobe_proto::v1::machines_server::MachinesServer;
@@ -132,6 +135,9 @@ impl Server {
             .set_serving::<EventsServer<events::Service>>()
             .await;
         health_reporter
+            .set_serving::<DecisionsServer<decisions::Service>>()
+            .await;
+        health_reporter
             .set_serving::<SymbolsServer<symbols::Service>>()
             .await;
         health_reporter
@@ -166,6 +172,10 @@ impl Server {
             )
             .add_service(
                 EventsServer::new(events::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(
+                DecisionsServer::new(decisions::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(

@@ -5,12 +5,14 @@ use hvprobe_introspect::probe::registry::{ChangeError, RegisterError};
 use hvprobe_introspect::probe::{ProbeId, ProbeSpec};
 use hvprobe_introspect::world::StopError;
 use hvprobe_proto::v1::{
-    self, DisableRequest, DisableResponse, EnableRequest, EnableResponse, ErrorKind,
-    ListProbesRequest, ListProbesResponse, RegisterRequest, RegisterResponse, UnregisterRequest,
-    UnregisterResponse, probes_server,
+    self, ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
+    DisarmAllResponse, EnableRequest, EnableResponse, ErrorKind, ListProbesRequest,
+    ListProbesResponse, RegisterRequest, RegisterResponse, UnregisterRequest, UnregisterResponse,
+    probes_server,
 };
 use tonic::{Code, Request, Response, Status};
 
+use super::actions::{self, Meaningless};
 use super::error::{self, Failure, chain};
 use super::fleet::{Fleet, Handle};
 use super::limits;
@@ -31,6 +33,17 @@ impl Service {
         limits::at_most("the number of probes", ids.len(), limits::BATCH)?;
         let ids = ids.into_iter().map(ProbeId).collect();
         Ok((self.fleet.get(machine)?, ids))
+    }
+
+    /// Turns the global switch of a machine.
+    async fn switch(&self, machine: &str, on: bool) -> Result<(), Status> {
+        let handle = self.fleet.get(machine)?;
+        handle
+            .blocking(move |machine| machine.set_armed(on))
+            .await?
+            .map_err(|error| change_error(machine, &error))?;
+        handle.touch();
+        Ok(())
     }
 }
 
@@ -90,13 +103,30 @@ impl probes_server::Probes for Service {
         Ok(Response::new(DisableResponse {}))
     }
 
+    async fn arm_all(
+        &self,
+        request: Request<ArmAllRequest>,
+    ) -> Result<Response<ArmAllResponse>, Status> {
+        self.switch(&request.into_inner().machine, true).await?;
+        Ok(Response::new(ArmAllResponse {}))
+    }
+
+    async fn disarm_all(
+        &self,
+        request: Request<DisarmAllRequest>,
+    ) -> Result<Response<DisarmAllResponse>, Status> {
+        self.switch(&request.into_inner().machine, false).await?;
+        Ok(Response::new(DisarmAllResponse {}))
+    }
+
     async fn list_probes(
         &self,
         request: Request<ListProbesRequest>,
     ) -> Result<Response<ListProbesResponse>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
         let probes = handle.probes().await?;
-        Ok(Response::new(ListProbesResponse { probes }))
+        let disarmed = handle.describe().await?.disarmed;
+        Ok(Response::new(ListProbesResponse { probes, disarmed }))
     }
 }
 
@@ -112,9 +142,16 @@ pub(super) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
                 .at_index(index)
                 .at_column(error.column)
         })?;
+        let bad = |error: Meaningless| {
+            let message = format!("probe {index} ({definition}): {error}");
+            Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message).at_index(index)
+        };
         specs.push(ProbeSpec {
-            definition,
+            mechanism: actions::mechanism(probe.mechanism).map_err(bad)?,
+            actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
+            maxactive_auto: probe.maxactive_auto,
+            definition,
         });
     }
     Ok(specs)
@@ -125,6 +162,11 @@ pub(super) fn register_error(machine: &str, error: &RegisterError) -> Status {
     match error {
         RegisterError::Refused { index, source, .. } => {
             error::refused(chain(error), source).at_index(*index).into()
+        }
+        RegisterError::Spec { index, .. } => {
+            Failure::new(Code::InvalidArgument, ErrorKind::BadActions, chain(error))
+                .at_index(*index)
+                .into()
         }
         RegisterError::Stop(stop) => stop_error(machine, stop),
     }
@@ -160,6 +202,7 @@ mod tests {
         let probes = definitions.iter().map(|definition| v1::ProbeSpec {
             definition: (*definition).to_owned(),
             disabled: true,
+            ..Default::default()
         });
         specs(probes.collect())
     }

@@ -25,9 +25,10 @@ use super::config::{DEFAULT_CMDLINE, MachineConfig};
 use super::console::ConsoleOutput;
 use super::control::Control;
 use super::cpu_fd::CpuFd;
+use super::decide::Decisions;
 use super::subscription::Hub;
 use super::tripwire::Tripwire;
-use super::vcpu::{Shared, Vcpu};
+use super::vcpu::{Shared, StoppedAt, Vcpu};
 use super::{Guest, Life, Machine};
 use crate::CatchMode;
 use crate::acpi::{self, AcpiError};
@@ -237,7 +238,12 @@ fn start(
         tripwire: Some(tripwire),
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),
+        stopped_at: StoppedAt::default(),
+        decisions: Decisions::default(),
     });
+    if config.paused {
+        shared.control.pause_now();
+    }
     let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden);
     registry.register(&config.probes, &Guest(&shared))?;
 
@@ -261,7 +267,6 @@ fn start(
         ioctls,
         life: Mutex::new(Life {
             live: false,
-            paused: false,
             ending: None,
         }),
         changed: Condvar::new(),

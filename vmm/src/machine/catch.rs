@@ -9,23 +9,22 @@
 //!
 //! In `idt-gate` the processor has pushed an exception frame; undoing that push gives exactly the
 //! state of the hit. Invariant: an int3 that is not ours leaves the guest in the state it would be
-//! in without us.
+//! in without us. While a stepped copy runs, the processor has the interrupt descriptor table of the
+//! exception window, and every exception of the copy reaches us at one of its stubs.
 
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_introspect::probe::hit::{Access, HitHandler, Outcome, Stepped, Surroundings};
+use hvprobe_introspect::probe::hit::{Held, HitHandler, Inquiry, Outcome, Surroundings};
+use hvprobe_introspect::probe::spec::Decision;
 
 use super::clock::HostClock;
 use super::cpu_fd::CpuFd;
 use crate::CatchMode;
 use crate::memory::GuestRam;
 
-/// #DB, #BP and #PF (SDM vol. 3, table 6-1).
+/// #BP (SDM vol. 3, table 6-1).
 const VECTOR_BP: u8 = 3;
-const VECTOR_PF: u8 = 14;
-/// Page-fault error code: the access was a write (SDM vol. 3, 4.7).
-const PF_WRITE: u32 = 1 << 1;
 
 /// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
 #[derive(Clone, Copy, Debug)]
@@ -78,15 +77,30 @@ pub(super) struct Catcher {
     pub(super) mode: CatchMode,
     pub(super) handler: HitHandler,
     pub(super) clock: HostClock,
+    /// Where the guest's own interrupt descriptor table is, while the exception window's is in
+    /// force.
+    own_idt: Option<u64>,
 }
 
+/// What the virtual CPU waits for before it goes on with [`Catcher::resume`].
+pub(super) type Waits = Option<Held>;
+
 impl Catcher {
+    pub(super) fn new(mode: CatchMode, handler: HitHandler) -> Self {
+        Self {
+            mode,
+            handler,
+            clock: HostClock::synchronised(0),
+            own_idt: None,
+        }
+    }
+
     /// An int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
     pub(super) fn int3(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
-    ) -> Result<(), kvm_ioctls::Error> {
+    ) -> Result<Waits, kvm_ioctls::Error> {
         let mut regs = cpu.regs();
         let at = Gva(regs.rip);
         let outcome = if cpu.in_kernel() {
@@ -96,9 +110,10 @@ impl Catcher {
             Outcome::Foreign
         };
         if outcome == Outcome::Foreign {
-            return self.reflect(cpu, regs);
+            self.reflect(cpu, regs)?;
+            return Ok(None);
         }
-        carry_out(cpu, outcome, &regs)
+        self.carry_out(cpu, outcome, &regs)
     }
 
     /// Gives the guest an int3 of its own.
@@ -111,18 +126,18 @@ impl Catcher {
         cpu.inject(VECTOR_BP, None)
     }
 
-    /// The patched #BP entry was reached in `idt-gate`. `false` when RIP is not the gate.
+    /// The patched #BP entry was reached in `idt-gate`. `None` when RIP is not the gate.
     pub(super) fn gate(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
         gate: &Gate,
-    ) -> Result<bool, kvm_ioctls::Error> {
+    ) -> Result<Option<Waits>, kvm_ioctls::Error> {
         let mut regs = cpu.regs();
         let at = gate.head.at().0;
         // Hosts differ in whether RIP has passed the `out`.
         if (regs.rip != at && regs.rip != at.wrapping_add(2)) || !cpu.in_kernel() {
-            return Ok(false);
+            return Ok(None);
         }
         if let Some(mut before) = gate.before(ram, &regs) {
             let int3 = Gva(before.rip);
@@ -130,13 +145,95 @@ impl Catcher {
                 .handler
                 .hit(int3, &mut before, &surroundings(cpu, ram, &self.clock));
             if outcome != Outcome::Foreign {
-                carry_out(cpu, outcome, &before)?;
-                return Ok(true);
+                return self.carry_out(cpu, outcome, &before).map(Some);
             }
         }
         gate.head.apply(&mut regs);
         cpu.set_regs(&regs);
-        Ok(true)
+        Ok(Some(None))
+    }
+
+    /// A stub of the exception window was reached. `None` when RIP is at none, or no copy is
+    /// being stepped.
+    pub(super) fn exception(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<Option<Waits>, kvm_ioctls::Error> {
+        let mut regs = cpu.regs();
+        let (Some(vector), Some(own_idt)) = (self.handler.vector(Gva(regs.rip)), self.own_idt)
+        else {
+            return Ok(None);
+        };
+        let around = surroundings(cpu, ram, &self.clock);
+        let outcome = self
+            .handler
+            .exception(vector, Gva(own_idt), &mut regs, &around);
+        if outcome == Outcome::Foreign {
+            return Ok(None);
+        }
+        self.carry_out(cpu, outcome, &regs).map(Some)
+    }
+
+    /// What the hit that is held is to ask a client.
+    pub(super) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
+        let regs = cpu.regs();
+        self.handler
+            .question(&regs, &surroundings(cpu, ram, &self.clock))
+    }
+
+    /// Goes on with a hit that was held, as decided.
+    pub(super) fn resume(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+        decision: &Decision,
+    ) -> Result<Waits, kvm_ioctls::Error> {
+        let mut regs = cpu.regs();
+        let around = surroundings(cpu, ram, &self.clock);
+        let outcome = self.handler.resume(decision, &mut regs, &around);
+        self.carry_out(cpu, outcome, &regs)
+    }
+
+    fn carry_out(
+        &mut self,
+        cpu: &mut CpuFd,
+        outcome: Outcome,
+        regs: &Regs,
+    ) -> Result<Waits, kvm_ioctls::Error> {
+        let ends_shadow = self.handler.ends_shadow();
+        let mut waits = None;
+        match outcome {
+            Outcome::Foreign => {}
+            Outcome::Resume { shadow } => {
+                cpu.set_regs(regs);
+                if shadow {
+                    cpu.hold_off_interrupts_once()?;
+                } else if ends_shadow {
+                    cpu.end_shadow()?;
+                }
+            }
+            Outcome::Fault(fault) => {
+                cpu.set_regs_now(regs)?;
+                if let Some(address) = fault.address {
+                    cpu.set_cr2(address.0)?;
+                }
+                cpu.inject(fault.vector, Some(fault.error_code))?;
+            }
+            Outcome::Hold(held) => {
+                cpu.set_regs(regs);
+                waits = Some(held);
+            }
+        }
+        match (self.handler.window(), self.own_idt) {
+            (Some(ours), None) => self.own_idt = Some(cpu.set_idt_base(ours.0)),
+            (None, Some(own)) => {
+                cpu.set_idt_base(own);
+                self.own_idt = None;
+            }
+            _ => {}
+        }
+        Ok(waits)
     }
 
     /// Before parking in `idt-gate`: a virtual CPU on its way from an int3 to the gate is taken
@@ -153,39 +250,6 @@ impl Catcher {
             cpu.set_regs(&before);
         }
     }
-
-    /// A single-step exit.
-    pub(super) fn trap(
-        &mut self,
-        cpu: &mut CpuFd,
-        ram: &GuestRam,
-    ) -> Result<(), kvm_ioctls::Error> {
-        let mut regs = cpu.regs();
-        let stepped = self
-            .handler
-            .stepped(&mut regs, &surroundings(cpu, ram, &self.clock));
-        match stepped {
-            Stepped::Done { more } => {
-                cpu.set_regs(&regs);
-                if !more {
-                    cpu.end_step()?;
-                }
-            }
-            Stepped::Again => {}
-            Stepped::NotStepping => cpu.end_step()?,
-        }
-        Ok(())
-    }
-
-    /// Any other exit while stepping: if the guest has left the slot, the copy faulted, and
-    /// interrupts must not stay blocked.
-    pub(super) fn check_step(&mut self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
-        if self.handler.is_stepping() && self.handler.left_slot(cpu.regs().rip) {
-            self.handler.abandon();
-            cpu.end_step()?;
-        }
-        Ok(())
-    }
 }
 
 fn surroundings<'a>(
@@ -197,24 +261,5 @@ fn surroundings<'a>(
         mem: ram,
         clock,
         gs_base: cpu.sregs().gs.base,
-    }
-}
-
-fn carry_out(cpu: &mut CpuFd, outcome: Outcome, regs: &Regs) -> Result<(), kvm_ioctls::Error> {
-    match outcome {
-        Outcome::Foreign => Ok(()),
-        Outcome::Resume | Outcome::Retry => {
-            cpu.set_regs(regs);
-            Ok(())
-        }
-        Outcome::Step => {
-            cpu.set_regs_now(regs)?;
-            cpu.start_step()
-        }
-        Outcome::Fault(Access { at, write }) => {
-            cpu.set_regs_now(regs)?;
-            cpu.set_cr2(at.0)?;
-            cpu.inject(VECTOR_PF, Some(if write { PF_WRITE } else { 0 }))
-        }
     }
 }

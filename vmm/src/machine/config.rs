@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use hvprobe_introspect::probe::ProbeSpec;
+use hvprobe_introspect::probe::{ProbeId, ProbeSpec};
 
 use crate::CatchMode;
 
@@ -30,6 +30,8 @@ pub struct MachineConfig {
     pub command: Vec<String>,
     /// Probes to plant as soon as the kernel's text is final.
     pub probes: Vec<ProbeSpec>,
+    /// Start paused: nothing runs before [`Machine::resume`](super::Machine::resume).
+    pub paused: bool,
 }
 
 /// What a machine is doing.
@@ -63,6 +65,8 @@ pub struct Status {
     pub state: State,
     /// How int3s are caught on this host.
     pub catch_mode: CatchMode,
+    /// When a hit paused it: of which probe, on which virtual CPU.
+    pub stopped_at: Option<(ProbeId, usize)>,
 }
 
 /// How a machine ended.

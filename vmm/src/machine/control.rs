@@ -1,28 +1,22 @@
 //! Stopping the world, and everything else that decides whether a virtual CPU may run.
 //!
-//! ```text
-//!              attention                      go
-//!   running ─────────────► parked ─────────────────► running
-//!      │                     │ ending
-//!      └──────── ended ◄─────┘
-//! ```
-//! A virtual CPU parks when something asks for attention: a *transaction* (text is being changed),
-//! a *pause* by the user, a *hold* (boot waits until probes are planted), or the *end*. A
-//! transaction runs when every virtual CPU that has not ended is parked.
+//! The decisions are [`Barrier`]'s. Here are the lock around it, the waiting, and the kicks: after
+//! every change of the barrier, whose attention is wanted is told by its [`Attention`] and kicked
+//! out of the guest; whoever waits looks again.
 //!
-//! Invariants: `attention` is set before a virtual CPU is kicked and looked at after it cleared its
-//! `immediate_exit`, so a kick between the check and `KVM_RUN` is not lost; the state lock is never
-//! held while guest code runs or while a transaction's change is applied; lock order is
-//! `transaction`, then `state`.
+//! Invariants: a kick goes only to a thread that is in its loop; the state lock is never held while
+//! guest code runs or while a transaction's change is applied; lock order is `transaction`, then
+//! `state`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hvprobe_introspect::probe::hit::KernelView;
 use hvprobe_introspect::probe::table::ProbeTable;
-use hvprobe_introspect::world::StopError;
+use hvprobe_introspect::world::{Standing, StopError};
 
+use super::attention::Attention;
+use super::barrier::{Barrier, Proceed, Stopped};
 use super::kick::Kickable;
 
 /// How long a virtual CPU may take to acknowledge a stop. Far beyond any host's scheduling delay:
@@ -46,40 +40,17 @@ pub(super) enum Order {
 }
 
 #[derive(Debug)]
-enum Presence {
-    /// Its thread has not begun; it will look at `attention` before it runs anything.
-    Starting,
-    Running(Kickable),
-    Parked,
-    Ended,
-}
-
-#[derive(Debug)]
 struct State {
-    transaction: bool,
-    paused: bool,
-    ending: bool,
-    held: Option<usize>,
-    vcpus: Vec<Presence>,
+    barrier: Barrier,
+    /// How to kick each virtual CPU, while it is in its loop.
+    threads: Vec<Option<Kickable>>,
     outfit: Outfit,
-}
-
-impl State {
-    fn attention(&self) -> bool {
-        self.transaction || self.paused || self.ending || self.held.is_some()
-    }
-
-    fn running(&self) -> Option<usize> {
-        self.vcpus
-            .iter()
-            .position(|vcpu| matches!(vcpu, Presence::Running(_)))
-    }
 }
 
 /// Decides which virtual CPUs of a machine may run.
 #[derive(Debug)]
 pub(super) struct Control {
-    attention: AtomicBool,
+    attention: Box<[Attention]>,
     state: Mutex<State>,
     changed: Condvar,
     transaction: Mutex<()>,
@@ -88,13 +59,10 @@ pub(super) struct Control {
 impl Control {
     pub(super) fn new(vcpus: usize) -> Self {
         Self {
-            attention: AtomicBool::new(false),
+            attention: (0..vcpus).map(|_| Attention::new()).collect(),
             state: Mutex::new(State {
-                transaction: false,
-                paused: false,
-                ending: false,
-                held: None,
-                vcpus: (0..vcpus).map(|_| Presence::Starting).collect(),
+                barrier: Barrier::new(vcpus),
+                threads: vec![None; vcpus],
                 outfit: Outfit::default(),
             }),
             changed: Condvar::new(),
@@ -108,68 +76,94 @@ impl Control {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
+    /// Changes the state and lets everybody concerned know.
+    fn change<T>(&self, how: impl FnOnce(&mut State) -> T) -> T {
+        self.change_locked(&mut self.state(), how)
     }
 
-    /// Whether a virtual CPU has to park before it runs the guest again. One load.
-    pub(super) fn wants_attention(&self) -> bool {
-        self.attention.load(Ordering::SeqCst)
-    }
-
-    fn publish(&self, state: &State) {
-        self.attention.store(state.attention(), Ordering::SeqCst);
-        self.changed.notify_all();
-    }
-
-    fn kick_all(state: &State) {
-        for vcpu in &state.vcpus {
-            if let Presence::Running(thread) = vcpu {
-                thread.kick();
+    fn change_locked<T>(&self, state: &mut State, how: impl FnOnce(&mut State) -> T) -> T {
+        let result = how(state);
+        let State {
+            barrier, threads, ..
+        } = state;
+        barrier.asks(|index, wanted| {
+            let attention = &self.attention[index];
+            if !wanted {
+                attention.lower();
+            } else {
+                attention.raise(|| {
+                    if let Some(thread) = &threads[index] {
+                        thread.kick();
+                    }
+                });
             }
-        }
+        });
+        self.changed.notify_all();
+        result
     }
 
-    /// Called by the thread of virtual CPU `index`: waits until it may run.
-    pub(super) fn park(&self, index: usize, thread: &Kickable) -> Order {
+    /// Whether virtual CPU `index` has to park before it runs the guest again. One load.
+    pub(super) fn wants_attention(&self, index: usize) -> bool {
+        self.attention[index].is_raised()
+    }
+
+    /// The same, asked by its thread before it enters the guest: `forget_kicks` clears
+    /// `immediate_exit`. One load, and no line that another virtual CPU writes to.
+    pub(super) fn look(&self, index: usize, forget_kicks: impl FnOnce()) -> bool {
+        self.attention[index].look(forget_kicks)
+    }
+
+    /// Called by the thread of virtual CPU `index`, which stands at `standing` if it has run at
+    /// all: waits until it may run.
+    pub(super) fn park(
+        &self,
+        index: usize,
+        thread: &Kickable,
+        standing: Option<Standing>,
+    ) -> Order {
         let mut state = self.state();
-        state.vcpus[index] = Presence::Parked;
-        self.changed.notify_all();
+        self.change_locked(&mut state, |state| {
+            state.threads[index] = None;
+            state.barrier.park(index, standing);
+        });
         loop {
-            if state.ending {
-                state.vcpus[index] = Presence::Ended;
-                self.changed.notify_all();
-                return Order::End;
+            let proceed = state.barrier.proceed(index);
+            match proceed {
+                Proceed::Run => {
+                    state.threads[index] = Some(thread.clone());
+                    return Order::Run(state.outfit.clone());
+                }
+                Proceed::End => {
+                    self.changed.notify_all();
+                    return Order::End;
+                }
+                Proceed::Stay => {
+                    state = self
+                        .changed
+                        .wait(state)
+                        .unwrap_or_else(PoisonError::into_inner);
+                }
             }
-            let stays = state.transaction || state.paused || state.held == Some(index);
-            if !stays {
-                state.vcpus[index] = Presence::Running(thread.clone());
-                return Order::Run(state.outfit.clone());
-            }
-            state = self.wait(state);
         }
     }
 
     /// Called by the thread of virtual CPU `index` as the last thing it does.
     pub(super) fn leave(&self, index: usize) {
-        self.state().vcpus[index] = Presence::Ended;
-        self.changed.notify_all();
+        self.change(|state| {
+            state.threads[index] = None;
+            state.barrier.leave(index);
+        });
     }
 
-    /// Keeps virtual CPU `index` from running from its next [`Control::park`] on.
+    /// Keeps virtual CPU `index` from running from its next [`Control::park`] on. Any number may be
+    /// held.
     pub(super) fn hold(&self, index: usize) {
-        let mut state = self.state();
-        state.held = Some(index);
-        self.publish(&state);
+        self.change(|state| state.barrier.hold(index));
     }
 
-    /// Ends a hold.
-    pub(super) fn release(&self) {
-        let mut state = self.state();
-        state.held = None;
-        self.publish(&state);
+    /// Ends the hold of virtual CPU `index`.
+    pub(super) fn release(&self, index: usize) {
+        self.change(|state| state.barrier.release(index));
     }
 
     /// Gives every virtual CPU this view of the kernel with its next outfit.
@@ -182,45 +176,34 @@ impl Control {
         self.state().outfit.view
     }
 
-    /// Stops every virtual CPU, applies `change`, hands out the table it returns, and lets them go
-    /// on unless something else keeps them. One transaction at a time.
+    /// Stops every virtual CPU, applies `change` to where they stand, hands out the table it
+    /// returns, and lets them go on unless something else keeps them. One transaction at a time.
     pub(super) fn transact(
         &self,
-        change: impl FnOnce() -> Option<Arc<ProbeTable>>,
+        change: impl FnOnce(&[Standing]) -> Option<Arc<ProbeTable>>,
     ) -> Result<(), StopError> {
         let _one = self
             .transaction
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state();
-        state.transaction = true;
-        self.publish(&state);
-        let stopped = self.all_parked(state);
-        let result = stopped.map(|state| {
-            drop(state);
-            change()
-        });
-        let mut state = self.state();
-        state.transaction = false;
-        if let Ok(Some(table)) = &result {
-            state.outfit.table = Arc::clone(table);
+        let _open = Transaction::begin(self);
+        let standings = self.all_parked(|_| true)?;
+        if let Some(table) = change(&standings) {
+            self.state().outfit.table = table;
         }
-        self.publish(&state);
-        result.map(|_| ())
+        Ok(())
     }
 
-    fn all_parked<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-    ) -> Result<MutexGuard<'a, State>, StopError> {
+    /// Waits until nothing runs, as long as that is `wanted`; returns where they stand.
+    fn all_parked(&self, wanted: impl Fn(&Barrier) -> bool) -> Result<Vec<Standing>, StopError> {
         let since = Instant::now();
-        Self::kick_all(&state);
+        let mut state = self.state();
         loop {
-            if state.ending || state.vcpus.iter().all(|v| matches!(v, Presence::Ended)) {
-                return Err(StopError::Ended);
-            }
-            let Some(vcpu) = state.running() else {
-                return Ok(state);
+            let vcpu = match state.barrier.stopped() {
+                Stopped::Over => return Err(StopError::Ended),
+                Stopped::Yes => return Ok(state.barrier.standings()),
+                Stopped::Not(_) if !wanted(&state.barrier) => return Ok(Vec::new()),
+                Stopped::Not(vcpu) => vcpu,
             };
             let waited = since.elapsed();
             if waited >= ACKNOWLEDGE {
@@ -234,133 +217,54 @@ impl Control {
         }
     }
 
-    /// Stops every virtual CPU until [`Control::resume`]; returns when they have.
+    /// Stops every virtual CPU until [`Control::resume`]; returns when they have, or when somebody
+    /// else has resumed them meanwhile.
     pub(super) fn pause(&self) -> Result<(), StopError> {
-        let mut state = self.state();
-        state.paused = true;
-        self.publish(&state);
-        match self.all_parked(state) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let mut state = self.state();
-                state.paused = false;
-                self.publish(&state);
-                Err(error)
-            }
+        let began = self.change(|state| state.barrier.pause());
+        let result = self.all_parked(Barrier::is_paused).map(|_| ());
+        if result.is_err() && began {
+            self.resume();
         }
+        result
+    }
+
+    /// Pauses the machine without waiting for the virtual CPUs to stop: before they have begun, or
+    /// from the thread of one, which parks next.
+    pub(super) fn pause_now(&self) {
+        self.change(|state| state.barrier.pause());
     }
 
     /// Lets the virtual CPUs go on after a pause.
     pub(super) fn resume(&self) {
-        let mut state = self.state();
-        state.paused = false;
-        self.publish(&state);
+        self.change(|state| state.barrier.resume());
+    }
+
+    /// Whether the machine is paused, or about to be.
+    pub(super) fn is_paused(&self) -> bool {
+        self.state().barrier.is_paused()
     }
 
     /// Makes every virtual CPU leave its loop.
     pub(super) fn end(&self) {
-        let mut state = self.state();
-        state.ending = true;
-        self.publish(&state);
-        Self::kick_all(&state);
+        self.change(|state| state.barrier.end());
+    }
+}
+
+/// A transaction that has begun; over when dropped, even by a panic in the change it is for.
+struct Transaction<'a>(&'a Control);
+
+impl<'a> Transaction<'a> {
+    fn begin(control: &'a Control) -> Self {
+        control.change(|state| state.barrier.begin());
+        Self(control)
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        self.0.change(|state| state.barrier.finish());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicU64;
-    use std::thread;
-
-    use super::*;
-
-    /// Virtual CPUs that do nothing but run, and park when asked.
-    fn with_vcpus(count: usize, test: impl FnOnce(&Control, &[AtomicU64])) {
-        let control = Control::new(count);
-        let steps: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
-        thread::scope(|scope| {
-            for index in 0..count {
-                let (control, steps) = (&control, &steps);
-                scope.spawn(move || {
-                    let thread = Kickable::none();
-                    if let Order::End = control.park(index, &thread) {
-                        return;
-                    }
-                    loop {
-                        if control.wants_attention()
-                            && let Order::End = control.park(index, &thread)
-                        {
-                            return;
-                        }
-                        steps[index].fetch_add(1, Ordering::Relaxed);
-                        thread::yield_now();
-                    }
-                });
-            }
-            test(&control, &steps);
-            control.end();
-        });
-    }
-
-    fn total(steps: &[AtomicU64]) -> u64 {
-        steps.iter().map(|s| s.load(Ordering::Relaxed)).sum()
-    }
-
-    #[test]
-    fn nothing_runs_while_a_transaction_is_applied() {
-        with_vcpus(4, |control, steps| {
-            for _ in 0..200 {
-                control
-                    .transact(|| {
-                        let before = total(steps);
-                        thread::yield_now();
-                        assert_eq!(total(steps), before);
-                        None
-                    })
-                    .expect("the vCPUs park");
-            }
-        });
-    }
-
-    #[test]
-    fn a_transaction_during_a_pause_leaves_the_pause_in_force() {
-        with_vcpus(2, |control, steps| {
-            control.pause().expect("the vCPUs park");
-            let before = total(steps);
-            control
-                .transact(|| None)
-                .expect("paused vCPUs count as stopped");
-            assert_eq!(total(steps), before);
-            control.resume();
-            while total(steps) == before {
-                thread::yield_now();
-            }
-        });
-    }
-
-    #[test]
-    fn a_held_vcpu_does_not_run_until_released() {
-        with_vcpus(1, |control, steps| {
-            control.hold(0);
-            control
-                .transact(|| None)
-                .expect("held vCPUs count as stopped");
-            let before = total(steps);
-            control
-                .transact(|| None)
-                .expect("held vCPUs count as stopped");
-            assert_eq!(total(steps), before);
-            control.release();
-            while total(steps) == before {
-                thread::yield_now();
-            }
-        });
-    }
-
-    #[test]
-    fn an_ended_machine_refuses_transactions() {
-        with_vcpus(2, |control, _| {
-            control.end();
-            assert_eq!(control.transact(|| None), Err(StopError::Ended));
-        });
-    }
-}
+mod tests;

@@ -7,8 +7,9 @@
 
 use hvprobe_arch::Regs;
 use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_SW_BP,
-    Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
+    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_VCPUEVENT_VALID_NMI_PENDING,
+    KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs, kvm_guest_debug, kvm_msr_entry,
+    kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
@@ -21,6 +22,9 @@ const MSR_TSC: u32 = 0x10;
 const SUBERROR_EMULATION: u32 = 1;
 /// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
 const FLAG_INSTRUCTION_BYTES: u64 = 1;
+
+/// Interrupts are held off for one instruction because of `sti`.
+const SHADOW_INT_STI: u8 = KVM_X86_SHADOW_INT_STI.to_le_bytes()[0];
 
 /// How often the kernel was called for one virtual CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,18 +63,17 @@ pub(super) enum Exit {
 
 /// A virtual CPU of KVM.
 #[derive(Debug)]
-pub(super) struct CpuFd {
+pub(crate) struct CpuFd {
     fd: VcpuFd,
     ioctls: Ioctls,
-    debug_base: u32,
 }
 
 impl CpuFd {
     /// Takes over a configured virtual CPU whose int3s are to be caught in `mode`.
-    pub(super) fn new(mut fd: VcpuFd, mode: CatchMode) -> Result<Self, kvm_ioctls::Error> {
+    pub(crate) fn new(mut fd: VcpuFd, mode: CatchMode) -> Result<Self, kvm_ioctls::Error> {
         fd.set_sync_valid_reg(SyncReg::Register);
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
-        let debug_base = match mode {
+        let debug = match mode {
             // On `emulation-exit` hosts the request changes nothing, but tells KVM what we do.
             CatchMode::DebugExit | CatchMode::EmulationExit => {
                 KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP
@@ -80,13 +83,12 @@ impl CpuFd {
         let mut cpu = Self {
             fd,
             ioctls: Ioctls::default(),
-            debug_base,
         };
-        cpu.set_debug(debug_base)?;
+        cpu.set_debug(debug)?;
         Ok(cpu)
     }
 
-    pub(super) fn fd_mut(&mut self) -> &mut VcpuFd {
+    pub(crate) fn fd_mut(&mut self) -> &mut VcpuFd {
         &mut self.fd
     }
 
@@ -153,12 +155,12 @@ impl CpuFd {
     }
 
     /// The general registers at the last exit.
-    pub(super) fn regs(&mut self) -> Regs {
+    pub(crate) fn regs(&mut self) -> Regs {
         from_kvm(&self.fd.sync_regs_mut().regs)
     }
 
     /// The system registers at the last exit.
-    pub(super) fn sregs(&mut self) -> &kvm_sregs {
+    pub(crate) fn sregs(&mut self) -> &kvm_sregs {
         &self.fd.sync_regs_mut().sregs
     }
 
@@ -169,7 +171,7 @@ impl CpuFd {
     }
 
     /// Gives the guest these registers at its next entry. No ioctl.
-    pub(super) fn set_regs(&mut self, regs: &Regs) {
+    pub(crate) fn set_regs(&mut self, regs: &Regs) {
         self.fd.sync_regs_mut().regs = to_kvm(regs);
         self.fd.set_sync_dirty_reg(SyncReg::Register);
     }
@@ -181,19 +183,6 @@ impl CpuFd {
         let regs = to_kvm(regs);
         self.fd.sync_regs_mut().regs = regs;
         self.fd.set_regs(&regs)
-    }
-
-    /// Makes the guest stop after the instruction at its RIP, with interrupts held off; registers
-    /// first, by [`CpuFd::set_regs_now`].
-    pub(super) fn start_step(&mut self) -> Result<(), kvm_ioctls::Error> {
-        self.set_debug(
-            self.debug_base | KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_SINGLESTEP | KVM_GUESTDBG_BLOCKIRQ,
-        )
-    }
-
-    /// Ends single-stepping.
-    pub(super) fn end_step(&mut self) -> Result<(), kvm_ioctls::Error> {
-        self.set_debug(self.debug_base)
     }
 
     fn set_debug(&mut self, control: u32) -> Result<(), kvm_ioctls::Error> {
@@ -212,6 +201,7 @@ impl CpuFd {
     ) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 2;
         let mut events = self.fd.get_vcpu_events()?;
+        events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         events.exception.injected = 1;
         events.exception.nr = vector;
         events.exception.has_error_code = u8::from(error_code.is_some());
@@ -225,6 +215,36 @@ impl CpuFd {
         self.fd.sync_regs_mut().sregs.cr2 = address;
         let sregs = *self.sregs();
         self.fd.set_sregs(&sregs)
+    }
+
+    /// Points IDTR at another table from the next entry on; returns where the one of the last exit
+    /// is. Its limit stays. No ioctl. All other system registers are as at the last exit.
+    pub(crate) fn set_idt_base(&mut self, base: u64) -> u64 {
+        let own = std::mem::replace(&mut self.fd.sync_regs_mut().sregs.idt.base, base);
+        self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
+        own
+    }
+
+    /// Holds maskable interrupts off until the next instruction is over, as `sti` does. Valid only
+    /// with RFLAGS.IF set at the next entry, as a processor may refuse to enter otherwise (SDM vol.
+    /// 3, 26.3.1.5).
+    pub(crate) fn hold_off_interrupts_once(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.set_shadow(SHADOW_INT_STI)
+    }
+
+    /// Ends what [`CpuFd::hold_off_interrupts_once`] or the guest's own `sti` began.
+    pub(crate) fn end_shadow(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.set_shadow(0)
+    }
+
+    fn set_shadow(&mut self, shadow: u8) -> Result<(), kvm_ioctls::Error> {
+        self.ioctls.other += 2;
+        let mut events = self.fd.get_vcpu_events()?;
+        // An NMI may have come meanwhile: what is pending is left alone.
+        events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
+        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+        events.interrupt.shadow = shadow;
+        self.fd.set_vcpu_events(&events)
     }
 
     /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is

@@ -1,13 +1,15 @@
-//! Getting a virtual CPU's thread out of `KVM_RUN`.
+//! Getting a virtual CPU's thread out of `KVM_RUN`, or out of waiting for a decision.
 //!
 //! A kick is a signal to the thread. Its handler, which runs on that very thread, sets
 //! `immediate_exit` in the thread's own `kvm_run`, so `KVM_RUN` returns at once even when the
-//! signal arrived just before it was entered (KVM API, 5: `immediate_exit`).
+//! signal arrived just before it was entered (KVM API, 5: `immediate_exit`). A thread that waits in
+//! [`std::thread::park_timeout`] is woken too.
 //! Invariant: the pointer the handler writes through is set only while the thread owns the mapping.
 
 use std::cell::Cell;
 use std::ptr;
 use std::sync::Once;
+use std::thread::{self, Thread};
 
 use kvm_ioctls::VcpuFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
@@ -31,19 +33,31 @@ fn kick_signal() -> libc::c_int {
 
 /// Handle to a thread that can be kicked.
 #[derive(Clone, Debug)]
-pub(super) struct Kickable(Option<libc::pthread_t>);
+pub(super) struct Kickable {
+    /// `None` for a thread that is never in `KVM_RUN`.
+    signalled: Option<libc::pthread_t>,
+    thread: Thread,
+}
 
 impl Kickable {
-    /// A thread that never blocks in `KVM_RUN` and needs no signal.
+    /// The calling thread, which never blocks in `KVM_RUN` and needs no signal.
     #[cfg(test)]
-    pub(super) fn none() -> Self {
-        Self(None)
+    pub(super) fn without_signal() -> Self {
+        Self {
+            signalled: None,
+            thread: thread::current(),
+        }
     }
 
-    /// Makes the thread leave `KVM_RUN`, or not enter it. The caller must know the thread to be
+    /// Makes the thread leave `KVM_RUN`, or not enter it, and ends its wait for a decision. Does
+    /// nothing to the calling thread, which is in neither. The caller must know the thread to be
     /// alive.
     pub(super) fn kick(&self) {
-        if let Some(thread) = self.0 {
+        if self.thread.id() == thread::current().id() {
+            return;
+        }
+        self.thread.unpark();
+        if let Some(thread) = self.signalled {
             // SAFETY: `Control` keeps a handle only while the thread is in its loop, so it has not
             // been joined and the id is valid. The signal has a handler: `Guard::new` ran.
             let _ = unsafe { libc::pthread_kill(thread, kick_signal()) };
@@ -73,8 +87,11 @@ impl Guard {
 
     /// The handle others kick this thread by.
     pub(super) fn kickable(&self) -> Kickable {
-        // SAFETY: has no preconditions.
-        Kickable(Some(unsafe { libc::pthread_self() }))
+        Kickable {
+            // SAFETY: has no preconditions.
+            signalled: Some(unsafe { libc::pthread_self() }),
+            thread: thread::current(),
+        }
     }
 
     /// Forgets kicks that have done their work. Look for what they were about afterwards.

@@ -57,6 +57,7 @@ pub(super) fn view(
     KernelView {
         tables: own.filter(right).unwrap_or(current),
         task: task.ok(),
+        idt: Gva(sregs.idt.base),
     }
 }
 

@@ -11,6 +11,8 @@
 //! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
 //! ended.
 
+mod attention;
+mod barrier;
 mod boot;
 mod catch;
 mod clock;
@@ -19,22 +21,25 @@ mod console;
 mod control;
 mod cpu_fd;
 mod crash;
+mod decide;
 mod kick;
 mod live;
 mod subscription;
 mod tripwire;
 mod vcpu;
 
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
+use std::sync::atomic::{self, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
 pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
@@ -45,7 +50,9 @@ use tracing::{error, info, warn};
 
 pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
+pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
+pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
 
@@ -54,6 +61,9 @@ use crate::devices::DeviceEvent;
 use console::ConsoleOutput;
 use subscription::Hub;
 use vcpu::{IoctlTotals, Notice, Shared, Why};
+
+/// How often text under probes is looked at, whether the guest has rewritten it.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// Why a running machine could not be paused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,7 +84,6 @@ pub enum ReadError {
 #[derive(Debug)]
 struct Life {
     live: bool,
-    paused: bool,
     ending: Option<Ending>,
 }
 
@@ -105,7 +114,7 @@ impl World for Guest<'_> {
         let ram = &*self.0.ram;
         self.0
             .control
-            .transact(|| -> Option<Arc<ProbeTable>> { change(ram) })
+            .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })
     }
 }
 
@@ -134,17 +143,44 @@ impl Machine {
     /// What it is doing.
     #[must_use]
     pub fn status(&self) -> Status {
-        let life = self.life();
+        self.status_in(&self.life())
+    }
+
+    fn status_in(&self, life: &Life) -> Status {
         let state = match &life.ending {
             Some(ending) => State::Stopped(ending.clone()),
-            None if life.paused => State::Paused,
+            None if self.shared.control.is_paused() => State::Paused,
             None if life.live => State::Running,
             None => State::Booting,
         };
         Status {
             state,
             catch_mode: self.mode,
+            stopped_at: self.shared.stopped_at.get(),
         }
+    }
+
+    /// Blocks until it is doing something else than `last` says; tells what.
+    #[must_use]
+    pub fn wait_change(&self, last: &Status) -> Status {
+        let mut life = self.life();
+        loop {
+            let status = self.status_in(&life);
+            if status != *last {
+                return status;
+            }
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Its status has changed in what is not guarded by `life`.
+    fn tell_change(&self) {
+        // Whoever looked at the status before now waits to be told.
+        drop(self.life());
+        self.changed.notify_all();
     }
 
     /// Blocks until the kernel's text is final and its pending probes are planted, or the machine
@@ -184,7 +220,7 @@ impl Machine {
     /// When the machine has ended or a virtual CPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
         self.shared.control.pause()?;
-        self.life().paused = true;
+        self.tell_change();
         Ok(())
     }
 
@@ -193,13 +229,12 @@ impl Machine {
     /// # Errors
     /// When the machine has ended.
     pub fn resume(&self) -> Result<(), PauseError> {
-        let mut life = self.life();
-        if life.ending.is_some() {
+        if self.life().ending.is_some() {
             return Err(StopError::Ended.into());
         }
-        life.paused = false;
-        drop(life);
+        self.shared.stopped_at.clear();
         self.shared.control.resume();
+        self.tell_change();
         Ok(())
     }
 
@@ -255,6 +290,27 @@ impl Machine {
     pub fn disable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
         self.registry()
             .set_enabled(ids, false, &Guest(&self.shared))
+    }
+
+    /// The global switch: takes every patch out of the guest, or arms every enabled probe again.
+    /// Each probe's own state stays as it is.
+    ///
+    /// # Errors
+    /// As [`Machine::enable`].
+    pub fn set_armed(&self, armed: bool) -> Result<(), ChangeError> {
+        self.registry().switch(armed, &Guest(&self.shared))
+    }
+
+    /// Whether the global switch is on.
+    #[must_use]
+    pub fn armed(&self) -> bool {
+        self.registry().is_switched_on()
+    }
+
+    /// The questions that hits put to clients.
+    #[must_use]
+    pub fn decisions(&self) -> &Decisions {
+        &self.shared.decisions
     }
 
     /// Every registered probe.
@@ -315,9 +371,19 @@ impl Machine {
         let mut left = vcpus.len();
         let mut first = None;
         while left > 0 {
-            match notices.recv() {
-                Ok(Notice::TextFinal(sregs)) => {
-                    if let Err(report) = self.text_final(&sregs) {
+            match notices.recv_timeout(WATCH) {
+                Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
+                Ok(Notice::Ftrace { vcpu, begins }) => {
+                    let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
+                    if let Err(error) = patches {
+                        warn!(%error, "probes at function entries stay as they are");
+                    }
+                    self.shared.control.release(vcpu);
+                }
+                Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
+                Ok(Notice::Paused) => self.tell_change(),
+                Ok(Notice::TextFinal { vcpu, sregs }) => {
+                    if let Err(report) = self.text_final(vcpu, &sregs) {
                         first.get_or_insert(Why::Crash(report));
                         self.shared.control.end();
                     }
@@ -330,7 +396,7 @@ impl Machine {
                     self.shared.control.end();
                 }
                 // All senders are gone: the threads ended without a word, so they panicked.
-                Err(_) => break,
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         let mut panicked = false;
@@ -340,6 +406,7 @@ impl Machine {
         collector.finish();
         self.console.close();
         self.hub.close();
+        self.shared.decisions.close();
         let reason = match first {
             _ if panicked => EndReason::Crash("a virtual CPU's thread panicked".to_owned()),
             Some(Why::Device(DeviceEvent::Shutdown)) => EndReason::Shutdown,
@@ -357,8 +424,25 @@ impl Machine {
         self.changed.notify_all();
     }
 
+    /// Sees to the probes of modules and lets the held virtual CPU go on.
+    fn modules_changed(&self, vcpu: usize, module: Gva) {
+        let mut registry = self.registry();
+        match registry.modules_changed(Some(module), &Guest(&self.shared)) {
+            Ok(refused) => self.report_refused(refused),
+            Err(StopError::Ended) => {}
+            Err(error) => warn!(%error, "probes of modules stay as they are"),
+        }
+        self.shared.control.release(vcpu);
+    }
+
+    fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
+        for (id, why) in refused {
+            error!(machine = self.config.name, probe = %id, %why, "probe refused");
+        }
+    }
+
     /// Plants the pending probes and lets the held virtual CPU go on.
-    fn text_final(&self, sregs: &kvm_sregs) -> Result<(), String> {
+    fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
         };
@@ -375,18 +459,14 @@ impl Machine {
         self.shared.control.set_view(view);
         let planted = self.registry().go_live(view, head, &Guest(&self.shared));
         match planted {
-            Ok(refused) => {
-                for (id, why) in refused {
-                    error!(machine = self.config.name, probe = %id, %why, "probe refused");
-                }
-            }
+            Ok(refused) => self.report_refused(refused),
             Err(StopError::Ended) => return Ok(()),
             Err(error) => return Err(format!("probes cannot be planted: {error}")),
         }
         info!(machine = self.config.name, "kernel text is final");
         self.life().live = true;
         self.changed.notify_all();
-        self.shared.control.release();
+        self.shared.control.release(vcpu);
         Ok(())
     }
 }

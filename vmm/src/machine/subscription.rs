@@ -148,10 +148,16 @@ impl Subscription {
 mod tests {
     use hvprobe_arch::Regs;
 
+    use hvprobe_introspect::event::{Captured, EventKind};
+    use hvprobe_introspect::probe::spec::RegisterSet;
+
     use super::*;
 
     fn event(probe: u32) -> Event {
         Event {
+            kind: EventKind::Hit,
+            shown: RegisterSet::default(),
+            captured: Captured::EMPTY,
             seq: 0,
             probe: ProbeId(probe),
             vcpu: 0,

@@ -4,21 +4,25 @@
 //! whoever has stopped the world finds no instruction half carried out; every exit is taken up
 //! completely before the next look at [`Control`].
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::probe::hit::HitHandler;
+use hvprobe_introspect::probe::ProbeId;
+use hvprobe_introspect::probe::hit::{Held, Inquiry};
 use hvprobe_introspect::probe::patch::GATE_PORT;
+use hvprobe_introspect::probe::spec::Decision;
+use hvprobe_introspect::world::Standing;
 use kvm_bindings::kvm_sregs;
 use tracing::debug;
 
-use super::catch::{Catcher, Gate};
+use super::catch::{Catcher, Gate, Waits};
 use super::clock::HostClock;
 use super::control::{Control, Order};
 use super::cpu_fd::{CpuFd, Exit, Ioctls};
 use super::crash;
+use super::decide::{Decisions, Reply};
 use super::kick::Guard;
 use super::tripwire::Tripwire;
 use crate::devices::{DeviceEvent, Ports};
@@ -27,10 +31,47 @@ use crate::memory::GuestRam;
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
 pub(super) enum Notice {
+    /// A hit has paused the machine.
+    Paused,
     /// Boot has come to where the kernel's text is final; the virtual CPU is held.
-    TextFinal(Box<kvm_sregs>),
+    TextFinal {
+        /// Its index.
+        vcpu: usize,
+        /// Its system registers.
+        sregs: Box<kvm_sregs>,
+    },
+    /// The guest's modules have changed, or are about to; the virtual CPU is held.
+    Modules {
+        /// Its index.
+        vcpu: usize,
+        /// Where the module is.
+        module: Gva,
+    },
+    /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
+    Ftrace {
+        /// Its index.
+        vcpu: usize,
+        /// Whether it is about to.
+        begins: bool,
+    },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
+}
+
+/// What comes after an exit.
+enum Next {
+    /// The guest goes on.
+    Run,
+    /// A hit is held.
+    Wait(Held),
+    /// The loop is over.
+    End(Why),
+}
+
+impl From<Waits> for Next {
+    fn from(waits: Waits) -> Self {
+        waits.map_or(Self::Run, Self::Wait)
+    }
 }
 
 /// Why a virtual CPU left its loop.
@@ -56,6 +97,32 @@ pub(super) struct Shared {
     pub(super) gate: std::sync::OnceLock<Gate>,
     /// Host time of the first entry into the guest; 0 before.
     pub(super) first_entry_ns: AtomicU64,
+    pub(super) stopped_at: StoppedAt,
+    pub(super) decisions: Decisions,
+}
+
+/// The hit that paused the machine.
+#[derive(Debug, Default)]
+pub(super) struct StoppedAt(Mutex<Option<(ProbeId, usize)>>);
+
+impl StoppedAt {
+    fn lock(&self) -> MutexGuard<'_, Option<(ProbeId, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, probe: ProbeId, vcpu: usize) {
+        *self.lock() = Some((probe, vcpu));
+    }
+
+    /// The probe and the virtual CPU.
+    pub(super) fn get(&self) -> Option<(ProbeId, usize)> {
+        *self.lock()
+    }
+
+    /// The machine goes on.
+    pub(super) fn clear(&self) {
+        *self.lock() = None;
+    }
 }
 
 /// One virtual CPU, ready to run.
@@ -86,16 +153,6 @@ impl IoctlTotals {
     }
 }
 
-impl Catcher {
-    pub(super) fn new(mode: crate::CatchMode, handler: HitHandler) -> Self {
-        Self {
-            mode,
-            handler,
-            clock: HostClock::synchronised(0),
-        }
-    }
-}
-
 impl Vcpu {
     /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's.
     pub(super) fn run(mut self) {
@@ -109,7 +166,7 @@ impl Vcpu {
     }
 
     fn run_until_end(&mut self, guard: &Guard) -> Why {
-        if let Order::End = self.park(guard) {
+        if let Order::End = self.park(guard, None) {
             return Why::Told;
         }
         if self.index == 0 {
@@ -121,16 +178,25 @@ impl Vcpu {
         // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
         let shared = Arc::clone(&self.shared);
         loop {
-            guard.clear();
-            if self.shared.control.wants_attention()
+            if shared.control.look(self.index, || guard.clear())
                 && !self.catcher.handler.is_stepping()
-                && let Order::End = self.park(guard)
+                && let Order::End = self.stand(guard)
             {
                 return Why::Told;
             }
-            match self.once(&shared) {
-                Ok(None) => {}
-                Ok(Some(why)) => return why,
+            let mut next = self.once(&shared);
+            while let Ok(Next::Wait(held)) = next {
+                next = match self.wait(&shared, guard, held) {
+                    Some(decision) => {
+                        let (cpu, ram) = (&mut self.cpu, &*shared.ram);
+                        self.catcher.resume(cpu, ram, &decision).map(Next::from)
+                    }
+                    None => return Why::Told,
+                };
+            }
+            match next {
+                Ok(Next::Run | Next::Wait(_)) => {}
+                Ok(Next::End(why)) => return why,
                 Err(error) => {
                     let report = crash::report(
                         &format!("KVM refused a request: {error}"),
@@ -150,12 +216,26 @@ impl Vcpu {
         self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
     }
 
-    fn park(&mut self, guard: &Guard) -> Order {
+    /// Parks between two instructions of the guest.
+    fn stand(&mut self, guard: &Guard) -> Order {
         if let Some(gate) = self.shared.gate.get() {
             Catcher::rewind(&mut self.cpu, &self.shared.ram, gate);
         }
+        let regs = self.cpu.regs();
+        let standing = Standing {
+            rip: Gva(regs.rip),
+            rsp: Gva(regs.rsp),
+            gs_base: self.cpu.sregs().gs.base,
+        };
+        self.park(guard, Some(standing))
+    }
+
+    fn park(&mut self, guard: &Guard, standing: Option<Standing>) -> Order {
         self.publish();
-        let order = self.shared.control.park(self.index, &guard.kickable());
+        let order = self
+            .shared
+            .control
+            .park(self.index, &guard.kickable(), standing);
         if let Order::Run(outfit) = &order {
             self.catcher
                 .handler
@@ -167,25 +247,83 @@ impl Vcpu {
         order
     }
 
+    /// Waits for what a held hit waits for; `None` when the machine ends.
+    fn wait(&mut self, shared: &Shared, guard: &Guard, held: Held) -> Option<Decision> {
+        match held {
+            Held::Stop(probe) => {
+                shared.stopped_at.set(probe, self.index);
+                shared.control.pause_now();
+                let _ = self.notices.send(Notice::Paused);
+            }
+            Held::Modules(module) => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Modules { vcpu, module });
+            }
+            Held::Ftrace { begins } => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Ftrace { vcpu, begins });
+            }
+            Held::Ask(_) => return self.ask(shared, guard),
+        }
+        match self.stand(guard) {
+            Order::End => None,
+            Order::Run(_) => Some(Decision::default()),
+        }
+    }
+
+    /// Puts the question of a held hit to a client; `None` when the machine ends.
+    fn ask(&mut self, shared: &Shared, guard: &Guard) -> Option<Decision> {
+        let Some(inquiry) = self.catcher.question(&mut self.cpu, &shared.ram) else {
+            return Some(Decision::default());
+        };
+        let Inquiry {
+            event,
+            deadline,
+            default,
+        } = inquiry;
+        let Some(mut asked) = shared.decisions.ask(event, deadline) else {
+            return Some(default);
+        };
+        loop {
+            match asked.wait(|| shared.control.wants_attention(self.index)) {
+                Reply::Decided(decision) => return Some(decision),
+                Reply::Unanswered => return Some(default),
+                Reply::Interrupted(still) => {
+                    if let Order::End = self.stand(guard) {
+                        return None;
+                    }
+                    if self.catcher.question(&mut self.cpu, &shared.ram).is_none() {
+                        // The probe was unregistered meanwhile.
+                        return Some(Decision::default());
+                    }
+                    asked = still;
+                }
+            }
+        }
+    }
+
     /// Runs the guest to its next exit and takes that up.
-    fn once(&mut self, shared: &Shared) -> Result<Option<Why>, kvm_ioctls::Error> {
+    fn once(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
         let exit = self.cpu.run(&shared.ports, u16::from(GATE_PORT));
-        match exit {
-            Exit::Gate => self.patched_out(shared)?,
-            Exit::Debug { exception: 3 } => self.catcher.int3(&mut self.cpu, &shared.ram)?,
-            Exit::Debug { .. } => self.catcher.trap(&mut self.cpu, &shared.ram)?,
+        let end = match exit {
+            Exit::Gate => return self.patched_out(shared),
+            Exit::Debug { exception: 3 } => {
+                return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
+            }
             Exit::InternalError {
                 bytes: Some((code, 1..)),
                 ..
             } if self.catcher.mode == crate::CatchMode::EmulationExit && code[0] == 0xcc => {
-                self.catcher.int3(&mut self.cpu, &shared.ram)?;
+                return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
             }
-            Exit::Handled | Exit::Interrupted => self.catcher.check_step(&mut self.cpu)?,
-            Exit::Device(event) => return Ok(Some(Why::Device(event))),
-            Exit::Shutdown => {
-                return Ok(Some(Why::TripleFault(
-                    self.report("the guest triple-faulted"),
-                )));
+            Exit::Handled | Exit::Interrupted => return Ok(Next::Run),
+            Exit::Device(event) => Why::Device(event),
+            Exit::Shutdown => Why::TripleFault(self.report("the guest triple-faulted")),
+            Exit::Debug { exception } => {
+                let what = format!("unexpected debug exit, exception {exception}");
+                Why::Crash(self.report(&what))
             }
             Exit::InternalError { suberror, bytes } => {
                 let what = match bytes {
@@ -195,18 +333,15 @@ impl Vcpu {
                     ),
                     None => format!("KVM internal error, suberror {suberror}"),
                 };
-                return Ok(Some(Why::Crash(self.report(&what))));
+                Why::Crash(self.report(&what))
             }
             Exit::FailEntry(reason) => {
                 let what = format!("the processor refused to enter the guest, reason {reason:#x}");
-                return Ok(Some(Why::Crash(self.report(&what))));
+                Why::Crash(self.report(&what))
             }
-            Exit::Unknown(what) => {
-                let what = format!("unknown exit: {what}");
-                return Ok(Some(Why::Crash(self.report(&what))));
-            }
-        }
-        Ok(None)
+            Exit::Unknown(what) => Why::Crash(self.report(&format!("unknown exit: {what}"))),
+        };
+        Ok(Next::End(end))
     }
 
     fn report(&mut self, what: &str) -> String {
@@ -214,11 +349,14 @@ impl Vcpu {
     }
 
     /// One of our `out` instructions, or the guest writing to a port where nobody is.
-    fn patched_out(&mut self, shared: &Shared) -> Result<(), kvm_ioctls::Error> {
+    fn patched_out(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
         if let Some(gate) = shared.gate.get()
-            && self.catcher.gate(&mut self.cpu, &shared.ram, gate)?
+            && let Some(waits) = self.catcher.gate(&mut self.cpu, &shared.ram, gate)?
         {
-            return Ok(());
+            return Ok(waits.into());
+        }
+        if let Some(waits) = self.catcher.exception(&mut self.cpu, &shared.ram)? {
+            return Ok(waits.into());
         }
         let rip = Gva(self.cpu.regs().rip);
         if let Some(tripwire) = &shared.tripwire
@@ -232,8 +370,11 @@ impl Vcpu {
             self.cpu.set_regs_now(&regs)?;
             shared.control.hold(self.index);
             let sregs = Box::new(*self.cpu.sregs());
-            let _ = self.notices.send(Notice::TextFinal(sregs));
+            let _ = self.notices.send(Notice::TextFinal {
+                vcpu: self.index,
+                sregs,
+            });
         }
-        self.catcher.check_step(&mut self.cpu)
+        Ok(Next::Run)
     }
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use hvprobe_arch::Gpa;
 use kvm_bindings::{
-    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
-    kvm_guest_debug,
+    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
 use super::{CatchMode, OutRip};
@@ -16,15 +15,15 @@ use crate::cpu;
 use crate::microguest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
 
 /// What was seen: as it should be, or in words what happened instead.
-type Seen<T> = Result<Result<T, String>, MicroGuestError>;
+pub(super) type Seen<T> = Result<Result<T, String>, MicroGuestError>;
 
 /// Far more than any of these programs takes, emulated or not.
-const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 const CODE: Gpa = Gpa(0x1_0000);
 
 /// The port by which programs say that they came to their end.
-const END: u8 = 0x10;
+pub(super) const END: u8 = 0x10;
 /// Added to an exception's vector, the port that reports it.
 const EXCEPTION: u8 = 0x40;
 
@@ -56,28 +55,6 @@ pub(super) fn int3() -> Seen<CatchMode> {
             Ok(CatchMode::EmulationExit)
         }
         Stop::Out { port, .. } if port == u16::from(EXCEPTION + BP) => Ok(CatchMode::IdtGate),
-        other => Err(words(&other, rip)),
-    })
-}
-
-/// Whether one instruction is executed and then reported, with `flags` besides
-/// `KVM_GUESTDBG_SINGLESTEP`.
-pub(super) fn single_step(flags: u32) -> Seen<()> {
-    let code = [
-        0x48, 0xff, 0xc0, // inc rax
-        0x48, 0xff, 0xc0, // inc rax
-        0xe6, END,  // out END, al
-        0xf4, // hlt
-    ];
-    let mut guest = guest(&code)?;
-    guest.report_exception(DB, EXCEPTION + DB)?;
-    if let Err(refused) = debug(&guest, KVM_GUESTDBG_SINGLESTEP | flags, [0; 8]) {
-        return Ok(Err(refused));
-    }
-    let stop = guest.run(LIMIT);
-    let rip = rip(&guest)?;
-    Ok(match stop {
-        Stop::Debug { exception: 1, .. } if rip == CODE.0 + 3 => Ok(()),
         other => Err(words(&other, rip)),
     })
 }
@@ -229,7 +206,7 @@ fn rip(guest: &MicroGuest) -> Result<u64, MicroGuestError> {
 }
 
 /// An unexpected end, for a reader who knows processors.
-fn words(stop: &Stop, rip: u64) -> String {
+pub(super) fn words(stop: &Stop, rip: u64) -> String {
     let what = match stop {
         Stop::Out { port, .. } if *port == u16::from(END) => "nothing happened".to_owned(),
         Stop::Out { port, .. } => match port.checked_sub(EXCEPTION.into()) {
@@ -242,6 +219,7 @@ fn words(stop: &Stop, rip: u64) -> String {
         },
         Stop::Debug { exception, .. } => format!("debug exit with exception {exception}"),
         Stop::EmulationFailed { bytes } => format!("KVM could not emulate {bytes:02x?}"),
+        Stop::InterruptWindow => "an interrupt could be delivered".to_owned(),
         Stop::Halted => "the guest halted".to_owned(),
         Stop::TripleFault => "the guest triple-faulted".to_owned(),
         Stop::TimedOut => "the guest hung".to_owned(),

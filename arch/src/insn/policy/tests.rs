@@ -1,5 +1,6 @@
+use super::super::SLOT_SIZE;
 use super::super::testing::{AT, SLOT, Words, bytes};
-use super::super::{Action, StepEnd, boundary, instruction_len, text};
+use super::super::{Action, boundary, instruction_len, text};
 use super::*;
 use crate::Regs;
 use expect_test::{Expect, expect};
@@ -13,10 +14,11 @@ fn check(instructions: &str, expected: Expect) {
             Ok(displaced) => {
                 assert_eq!(displaced.bytes(), code, "{hex} is one instruction");
                 match displaced.action() {
-                    Action::Emulate(operation) => format!("emulate {operation:x?}"),
-                    Action::Step => {
-                        displaced.relocate(SLOT).unwrap();
-                        "step".to_owned()
+                    Action::Emulate(_) if displaced.boosted(SLOT).is_ok() => "emulate".to_owned(),
+                    Action::Emulate(_) => "emulate only".to_owned(),
+                    Action::Boost => {
+                        displaced.boosted(SLOT).unwrap();
+                        "boost".to_owned()
                     }
                 }
             }
@@ -34,22 +36,22 @@ fn nops_of_every_length_are_emulated() {
          660f1f840000000000 66662e0f1f840000000000 6666662e0f1f840000000000
          66666666662e0f1f840000000000 3e0f1f440000 0f1fc0 480f1fc0 f30f1efa",
         expect![[r#"
-            nop                                          emulate Nop
-            xchg ax, ax                                  emulate Nop
-            nop [rax]                                    emulate Nop
-            nop [rax]                                    emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax]                                    emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop [rax+rax]                                emulate Nop
-            nop eax                                      emulate Nop
-            nop rax                                      emulate Nop
-            endbr64                                      emulate Nop
+            nop                                          emulate
+            xchg ax, ax                                  emulate
+            nop [rax]                                    emulate
+            nop [rax]                                    emulate
+            nop [rax+rax]                                emulate
+            nop [rax+rax]                                emulate
+            nop [rax]                                    emulate
+            nop [rax+rax]                                emulate
+            nop [rax+rax]                                emulate
+            nop [rax+rax]                                emulate
+            nop [rax+rax]                                emulate
+            nop [rax+rax]                                emulate
+            nop [rax+rax]                                emulate
+            nop eax                                      emulate
+            nop rax                                      emulate
+            endbr64                                      emulate
         "#]],
     );
 }
@@ -59,182 +61,186 @@ fn pushes_pops_and_moves_between_registers_are_emulated() {
     check(
         "50 54 55 4157 fff0 58 5c 5d 415c 8fc0 4889e5 488bec 4989fc 89ff 8bc7 4189c0 9c",
         expect![[r#"
-            push rax                                     emulate Push(Rax)
-            push rsp                                     emulate Push(Rsp)
-            push rbp                                     emulate Push(Rbp)
-            push r15                                     emulate Push(R15)
-            push rax                                     emulate Push(Rax)
-            pop rax                                      emulate Pop(Rax)
-            pop rsp                                      emulate Pop(Rsp)
-            pop rbp                                      emulate Pop(Rbp)
-            pop r12                                      emulate Pop(R12)
-            pop rax                                      emulate Pop(Rax)
-            mov rbp, rsp                                 emulate Move { to: Rbp, from: Rsp }
-            mov rbp, rsp                                 emulate Move { to: Rbp, from: Rsp }
-            mov r12, rdi                                 emulate Move { to: R12, from: Rdi }
-            mov edi, edi                                 emulate MoveLow { to: Rdi, from: Rdi }
-            mov eax, edi                                 emulate MoveLow { to: Rax, from: Rdi }
-            mov r8d, eax                                 emulate MoveLow { to: R8, from: Rax }
-            pushfq                                       emulate PushFlags
+            push rax                                     emulate
+            push rsp                                     emulate
+            push rbp                                     emulate
+            push r15                                     emulate
+            push rax                                     emulate
+            pop rax                                      emulate
+            pop rsp                                      emulate
+            pop rbp                                      emulate
+            pop r12                                      emulate
+            pop rax                                      emulate
+            mov rbp, rsp                                 emulate
+            mov rbp, rsp                                 emulate
+            mov r12, rdi                                 emulate
+            mov edi, edi                                 emulate
+            mov eax, edi                                 emulate
+            mov r8d, eax                                 emulate
+            pushfq                                       emulate only
         "#]],
     );
 }
 
 #[test]
-fn other_pushes_pops_and_moves_are_stepped() {
+fn pushes_pops_and_moves_without_memory_are_emulated_and_the_others_boosted() {
     check(
-        "6650 6a08 6800000080 ff7008 ff3500010000 6658 8f00 0fa0 0fa1 6689c3 88c3
+        "66c9 666a08 66b80100 6650 6a08 6800000080 ff7008 ff3500010000 6658 8f00 0fa0 0fa1 6689c3 88c3
          48c7c001000000 b801000000 48b80102030405060708 488b07 488907 4863c7
          a00102030405060708 8ed8 8cd0",
         expect![[r#"
-            push ax                                      step
-            push 8                                       step
-            push 0xffffffff80000000                      step
-            push qword ptr [rax+8]                       step
-            push qword ptr [0xffffffff8123466d]          step
-            pop ax                                       step
-            pop qword ptr [rax]                          step
-            push fs                                      step
-            pop fs                                       step
-            mov bx, ax                                   step
-            mov bl, al                                   step
-            mov rax, 1                                   step
-            mov eax, 1                                   step
-            mov rax, 0x807060504030201                   step
-            mov rax, [rdi]                               step
-            mov [rdi], rax                               step
-            movsxd rax, edi                              step
-            mov al, [0x807060504030201]                  step
-            mov ds, ax                                   step
-            mov eax, ss                                  step
+            data16 leave                                 boost
+            data16 push 8                                boost
+            mov ax, 1                                    emulate
+            push ax                                      boost
+            push 8                                       emulate
+            push 0xffffffff80000000                      emulate
+            push qword ptr [rax+8]                       boost
+            push qword ptr [0xffffffff8123466d]          boost
+            pop ax                                       boost
+            pop qword ptr [rax]                          boost
+            push fs                                      boost
+            pop fs                                       boost
+            mov bx, ax                                   emulate
+            mov bl, al                                   emulate
+            mov rax, 1                                   emulate
+            mov eax, 1                                   emulate
+            mov rax, 0x807060504030201                   emulate
+            mov rax, [rdi]                               boost
+            mov [rdi], rax                               boost
+            movsxd rax, edi                              boost
+            mov al, [0x807060504030201]                  boost
+            mov ds, ax                                   boost
+            mov eax, ss                                  boost
         "#]],
     );
 }
 
 #[test]
-fn stack_pointer_adjustments_are_emulated_and_other_arithmetic_is_stepped() {
+fn arithmetic_on_registers_is_emulated_and_the_rest_boosted() {
     check(
         "4883ec28 4881ec00010000 4883c480 4881c400000080 4883e4f0 83ec08 6683ec08
          4883e808 4829c4 48830424ff 488d6424f8 4801d8 31c0 4885ff 480faf07 48d1e0
          f048ff07 f0480fc107 4887c3 488707 f0480fb10f f0480fc70f 480fc8 0f94c0 480f44c1
          65ff0500100000 65488b042500ad0100 3e488b07 67488b07",
         expect![[r#"
-            sub rsp, 0x28                                emulate SubRsp(28)
-            sub rsp, 0x100                               emulate SubRsp(100)
-            add rsp, 0xffffffffffffff80                  emulate AddRsp(ffffffffffffff80)
-            add rsp, 0xffffffff80000000                  emulate AddRsp(ffffffff80000000)
-            and rsp, 0xfffffffffffffff0                  step
-            sub esp, 8                                   step
-            sub sp, 8                                    step
-            sub rax, 8                                   step
-            sub rsp, rax                                 step
-            add qword ptr [rsp], 0xffffffffffffffff      step
-            lea rsp, [rsp-8]                             step
-            add rax, rbx                                 step
-            xor eax, eax                                 step
-            test rdi, rdi                                step
-            imul rax, [rdi]                              step
-            shl rax, 1                                   step
-            lock inc qword ptr [rdi]                     step
-            lock xadd [rdi], rax                         step
-            xchg rbx, rax                                step
-            xchg [rdi], rax                              step
-            lock cmpxchg [rdi], rcx                      step
-            lock cmpxchg16b [rdi]                        step
-            bswap rax                                    step
-            sete al                                      step
-            cmove rax, rcx                               step
-            inc dword ptr gs:[0xffffffff8123556e]        step
-            mov rax, gs:[0x1ad00]                        step
-            mov rax, [rdi]                               step
-            mov rax, [edi]                               step
+            sub rsp, 0x28                                emulate
+            sub rsp, 0x100                               emulate
+            add rsp, 0xffffffffffffff80                  emulate
+            add rsp, 0xffffffff80000000                  emulate
+            and rsp, 0xfffffffffffffff0                  emulate
+            sub esp, 8                                   emulate
+            sub sp, 8                                    emulate
+            sub rax, 8                                   emulate
+            sub rsp, rax                                 emulate
+            add qword ptr [rsp], 0xffffffffffffffff      boost
+            lea rsp, [rsp-8]                             emulate
+            add rax, rbx                                 emulate
+            xor eax, eax                                 emulate
+            test rdi, rdi                                emulate
+            imul rax, [rdi]                              boost
+            shl rax, 1                                   boost
+            lock inc qword ptr [rdi]                     boost
+            lock xadd [rdi], rax                         boost
+            xchg rbx, rax                                boost
+            xchg [rdi], rax                              boost
+            lock cmpxchg [rdi], rcx                      boost
+            lock cmpxchg16b [rdi]                        boost
+            bswap rax                                    boost
+            sete al                                      boost
+            cmove rax, rcx                               boost
+            inc dword ptr gs:[0xffffffff8123556e]        boost
+            mov rax, gs:[0x1ad00]                        boost
+            mov rax, [rdi]                               boost
+            mov rax, [edi]                               boost
         "#]],
     );
 }
 
 #[test]
-fn branches_to_known_targets_are_emulated_and_the_others_stepped() {
+fn branches_are_emulated_but_through_segments() {
     check(
         "e800000000 2ee800000000 67e800000000 e9fbffffff eb10 40e900000000 7410
          0f8410000000 2e7410 3e7410 c3 f3c3 c20800 ffd0 41ffd3 3effd0 ff5008 ff1500010000
-         65ff142500010000 ffe0 ff24c5004080ff c9",
+         65ff142500010000 64ff2500010000 ffe0 ff24c5004080ff c9",
         expect![[r#"
-            call 0xffffffff8123456c                      emulate Call { target: Gva(0xffffffff8123456c) }
-            call 0xffffffff8123456d                      emulate Call { target: Gva(0xffffffff8123456d) }
-            call 0xffffffff8123456d                      emulate Call { target: Gva(0xffffffff8123456d) }
-            jmp 0xffffffff81234567                       emulate Jump { target: Gva(0xffffffff81234567) }
-            jmp 0xffffffff81234579                       emulate Jump { target: Gva(0xffffffff81234579) }
-            jmp 0xffffffff8123456d                       emulate Jump { target: Gva(0xffffffff8123456d) }
-            je 0xffffffff81234579                        step
-            je 0xffffffff8123457d                        step
-            hint-not-taken je 0xffffffff8123457a         step
-            hint-taken je 0xffffffff8123457a             step
-            ret                                          step
-            rep ret                                      step
-            ret 8                                        step
-            call rax                                     step
-            call r11                                     step
-            notrack call rax                             step
-            call qword ptr [rax+8]                       step
-            call qword ptr [0xffffffff8123466d]          step
-            call qword ptr gs:[0x100]                    step
-            jmp rax                                      step
-            jmp qword ptr [rax*8-0x7fc000]               step
-            leave                                        step
+            call 0xffffffff8123456c                      emulate only
+            call 0xffffffff8123456d                      emulate only
+            call 0xffffffff8123456d                      emulate only
+            jmp 0xffffffff81234567                       emulate only
+            jmp 0xffffffff81234579                       emulate only
+            jmp 0xffffffff8123456d                       emulate only
+            je 0xffffffff81234579                        emulate
+            je 0xffffffff8123457d                        emulate
+            hint-not-taken je 0xffffffff8123457a         emulate
+            hint-taken je 0xffffffff8123457a             emulate
+            ret                                          emulate only
+            rep ret                                      emulate only
+            ret 8                                        emulate only
+            call rax                                     emulate only
+            call r11                                     emulate only
+            notrack call rax                             emulate only
+            call qword ptr [rax+8]                       emulate only
+            call qword ptr [0xffffffff8123466d]          emulate only
+            call qword ptr gs:[0x100]                    refuse SegmentBranch
+            jmp qword ptr fs:[0xffffffff8123466e]        refuse SegmentBranch
+            jmp rax                                      emulate only
+            jmp qword ptr [rax*8-0x7fc000]               emulate only
+            leave                                        emulate
         "#]],
     );
 }
 
 #[test]
-fn instructions_without_a_say_in_flow_or_traps_are_stepped() {
+fn instructions_without_a_say_in_flow_are_boosted() {
     check(
         "f390 0fa2 0f31 0f01f9 0faee8 0faef0 0faef8 0f01ca 0f01cb fa fc fd 9f 9e 0f32
          0f33 0f0138 660f388200 0f09 0f06 0f01d0 0fc720 480fc728 480fae20 f3480faec0
          f3480faec8 0f0000 0f00d8 a4 48ab ac 660f6fc0 c5fdeff6 62f17c48100f 0f77 f20f10c1
          0f0d08 0f1808 0f0106 0f01ee 0fc7f0 0f01e8",
         expect![[r#"
-            pause                                        step
-            cpuid                                        step
-            rdtsc                                        step
-            rdtscp                                       step
-            lfence                                       step
-            mfence                                       step
-            sfence                                       step
-            clac                                         step
-            stac                                         step
-            cli                                          step
-            cld                                          step
-            std                                          step
-            lahf                                         step
-            sahf                                         step
-            rdmsr                                        step
-            rdpmc                                        step
-            invlpg [rax]                                 step
-            invpcid rax, [rax]                           step
-            wbinvd                                       step
-            clts                                         refuse ControlRegister
-            xgetbv                                       step
-            xsavec [rax]                                 step
-            xsaves64 [rax]                               step
-            xsave64 [rax]                                step
-            rdfsbase rax                                 step
-            rdgsbase rax                                 step
-            sldt [rax]                                   step
+            pause                                        boost
+            cpuid                                        boost
+            rdtsc                                        boost
+            rdtscp                                       boost
+            lfence                                       boost
+            mfence                                       boost
+            sfence                                       boost
+            clac                                         boost
+            stac                                         boost
+            cli                                          emulate only
+            cld                                          emulate
+            std                                          emulate
+            lahf                                         boost
+            sahf                                         boost
+            rdmsr                                        boost
+            rdpmc                                        boost
+            invlpg [rax]                                 boost
+            invpcid rax, [rax]                           boost
+            wbinvd                                       boost
+            clts                                         boost
+            xgetbv                                       boost
+            xsavec [rax]                                 boost
+            xsaves64 [rax]                               boost
+            xsave64 [rax]                                boost
+            rdfsbase rax                                 boost
+            rdgsbase rax                                 boost
+            sldt [rax]                                   boost
             ltr ax                                       refuse DescriptorTable
-            movsb [rdi], [rsi]                           step
-            stosq [rdi]                                  step
-            lodsb [rsi]                                  step
-            movdqa xmm0, xmm0                            step
-            vpxor ymm6, ymm0, ymm6                       step
-            vmovups zmm1, [rdi]                          step
-            emms                                         step
-            movsd xmm0, xmm1                             step
-            prefetchw [rax]                              step
-            prefetcht0 [rax]                             step
-            sgdt [rsi]                                   step
-            rdpkru                                       step
-            rdrand eax                                   step
-            serialize                                    step
+            movsb [rdi], [rsi]                           boost
+            stosq [rdi]                                  boost
+            lodsb [rsi]                                  boost
+            movdqa xmm0, xmm0                            boost
+            vpxor ymm6, ymm0, ymm6                       boost
+            vmovups zmm1, [rdi]                          boost
+            emms                                         boost
+            movsd xmm0, xmm1                             boost
+            prefetchw [rax]                              boost
+            prefetcht0 [rax]                             boost
+            sgdt [rsi]                                   boost
+            rdpkru                                       boost
+            rdrand eax                                   boost
+            serialize                                    boost
         "#]],
     );
 }
@@ -253,10 +259,10 @@ fn traps_and_transfers_of_the_processor_are_refused() {
             ud1 ecx, esp                                 refuse Bug
             ud0 eax, eax                                 refuse Bug
             hlt                                          refuse Halt
-            sti                                          refuse EnableInterrupts
-            popfq                                        refuse LoadFlags
-            popf                                         refuse LoadFlags
-            pushf                                        refuse StoreFlags
+            sti                                          emulate only
+            popfq                                        emulate only
+            popf                                         refuse NarrowFlags
+            pushf                                        refuse NarrowFlags
             iretd                                        refuse InterruptReturn
             iretq                                        refuse InterruptReturn
             iret                                         refuse InterruptReturn
@@ -278,28 +284,30 @@ fn traps_and_transfers_of_the_processor_are_refused() {
 }
 
 #[test]
-fn system_state_that_a_step_depends_on_is_refused() {
+fn system_state_is_boosted_unless_exceptions_depend_on_it() {
     check(
         "8ed0 480fb200 0f20c0 0f22d8 440f20c0 440f22c0 0f21f8 0f23f8 0f01f0 0f06 0f01d1
-         0f0110 0f0118 0f00d0 0f00d8 0f30 0f01c6 0f01f8 f3480faed8 f3480faed0 f20f00f0",
+         0f0110 0f0118 0f0108 0f0100 0f00d0 0f00d8 0f30 0f01c6 0f01f8 f3480faed8 f3480faed0 f20f00f0",
         expect![[r#"
             mov ss, ax                                   refuse LoadStackSegment
             lss rax, [rax]                               refuse LoadStackSegment
-            mov rax, cr0                                 refuse ControlRegister
-            mov cr3, rax                                 refuse ControlRegister
-            mov rax, cr8                                 refuse ControlRegister
-            mov cr8, rax                                 refuse ControlRegister
-            mov rax, dr7                                 refuse DebugRegister
-            mov dr7, rax                                 refuse DebugRegister
-            lmsw ax                                      refuse ControlRegister
-            clts                                         refuse ControlRegister
-            xsetbv                                       refuse ControlRegister
+            mov rax, cr0                                 boost
+            mov cr3, rax                                 boost
+            mov rax, cr8                                 boost
+            mov cr8, rax                                 boost
+            mov rax, dr7                                 boost
+            mov dr7, rax                                 boost
+            lmsw ax                                      boost
+            clts                                         boost
+            xsetbv                                       boost
             lgdt [rax]                                   refuse DescriptorTable
             lidt [rax]                                   refuse DescriptorTable
-            lldt ax                                      refuse DescriptorTable
+            sidt [rax]                                   refuse DescriptorTable
+            sgdt [rax]                                   boost
+            lldt ax                                      boost
             ltr ax                                       refuse DescriptorTable
-            wrmsr                                        refuse WriteMsr
-            wrmsrns                                      refuse WriteMsr
+            wrmsr                                        boost
+            wrmsrns                                      boost
             swapgs                                       refuse SegmentBase
             wrgsbase rax                                 refuse SegmentBase
             wrfsbase rax                                 refuse SegmentBase
@@ -309,41 +317,41 @@ fn system_state_that_a_step_depends_on_is_refused() {
 }
 
 #[test]
-fn instructions_that_take_more_than_one_step_are_refused() {
+fn strings_and_ports_are_boosted_but_not_what_relies_on_the_instruction_before() {
     check(
         "e4f4 ec ef e6f4 6c 6d 6e f36f f3a4 f348a5 f348ab f2ae f3a6 f2a4 f30fa7c0 e2fe
          e0fe e3fe 67e3fe c7f800000000 c6f800 0f01d5 f20f01e8 0f01c8 0f01c9 0f01fa
          f30faef0 660faef0 c8000000",
         expect![[r#"
-            in al, 0xf4                                  refuse PortAccess
-            in al, dx                                    refuse PortAccess
-            out dx, eax                                  refuse PortAccess
-            out 0xf4, al                                 refuse PortAccess
-            insb [rdi], dx                               refuse PortAccess
-            insd [rdi], dx                               refuse PortAccess
-            outsb dx, [rsi]                              refuse PortAccess
-            rep outsd dx, [rsi]                          refuse PortAccess
-            rep movsb [rdi], [rsi]                       refuse RepeatedString
-            rep movsq [rdi], [rsi]                       refuse RepeatedString
-            rep stosq [rdi]                              refuse RepeatedString
-            repne scasb [rdi]                            refuse RepeatedString
-            repe cmpsb [rsi], [rdi]                      refuse RepeatedString
-            repne movsb [rdi], [rsi]                     refuse RepeatedString
-            rep xstore                                   refuse RepeatedString
-            loop 0xffffffff81234567                      refuse CounterBranch
-            loopne 0xffffffff81234567                    refuse CounterBranch
-            jrcxz 0xffffffff81234567                     refuse CounterBranch
-            jecxz 0xffffffff81234568                     refuse CounterBranch
+            in al, 0xf4                                  boost
+            in al, dx                                    boost
+            out dx, eax                                  boost
+            out 0xf4, al                                 boost
+            insb [rdi], dx                               boost
+            insd [rdi], dx                               boost
+            outsb dx, [rsi]                              boost
+            rep outsd dx, [rsi]                          boost
+            rep movsb [rdi], [rsi]                       boost
+            rep movsq [rdi], [rsi]                       boost
+            rep stosq [rdi]                              boost
+            repne scasb [rdi]                            boost
+            repe cmpsb [rsi], [rdi]                      boost
+            repne movsb [rdi], [rsi]                     boost
+            rep xstore                                   boost
+            loop 0xffffffff81234567                      emulate only
+            loopne 0xffffffff81234567                    emulate only
+            jrcxz 0xffffffff81234567                     emulate only
+            jecxz 0xffffffff81234568                     emulate only
             xbegin 0xffffffff8123456d                    refuse Transaction
             xabort 0                                     refuse Transaction
             xend                                         refuse Transaction
             xsusldtrk                                    refuse Transaction
-            monitor                                      refuse Monitor
-            mwait                                        refuse Monitor
-            monitorx                                     refuse Monitor
-            umonitor rax                                 refuse Monitor
-            tpause eax                                   refuse Monitor
-            enter 0, 0                                   refuse Enter
+            monitor                                      boost
+            mwait                                        refuse MonitorWait
+            monitorx                                     boost
+            umonitor rax                                 boost
+            tpause eax                                   boost
+            enter 0, 0                                   boost
         "#]],
     );
 }
@@ -369,19 +377,19 @@ fn virtualization_and_shadow_stacks_are_refused() {
             psmash                                       refuse Virtualization
             saveprevssp                                  refuse ShadowStack
             incsspq rax                                  refuse ShadowStack
-            rdsspq rax                                   step
+            rdsspq rax                                   boost
         "#]],
     );
 }
 
 #[test]
-fn privileged_instructions_without_a_rule_are_refused() {
+fn privileged_instructions_without_a_rule_are_boosted() {
     check(
         "0f08 f30f3af0c000 f30f38f80f",
         expect![[r#"
-            invd                                         refuse Unproven
-            hreset 0                                     refuse Unproven
-            enqcmds rcx, [rdi]                           refuse Unproven
+            invd                                         boost
+            hreset 0                                     boost
+            enqcmds rcx, [rdi]                           boost
         "#]],
     );
 }
@@ -394,15 +402,15 @@ fn x87_instructions_that_record_their_address_are_refused() {
             fld st, st(0)                                refuse X87Pointer
             fimul st, word ptr [rdi]                     refuse X87Pointer
             fld st, tbyte ptr [rdi]                      refuse X87Pointer
-            fnstsw ax                                    step
-            fninit                                       step
-            fnclex                                       step
-            fwait                                        step
-            fldcw [rdi]                                  step
-            fnstcw [rdi]                                 step
-            fnsave [rdi]                                 step
-            frstor [rdi]                                 step
-            fxsave64 [rdi]                               step
+            fnstsw ax                                    boost
+            fninit                                       boost
+            fnclex                                       boost
+            fwait                                        boost
+            fldcw [rdi]                                  boost
+            fnstcw [rdi]                                 boost
+            fnsave [rdi]                                 boost
+            frstor [rdi]                                 boost
+            fxsave64 [rdi]                               boost
         "#]],
     );
 }
@@ -485,22 +493,19 @@ proptest! {
         prop_assert_eq!(Some(displaced.bytes().len()), instruction_len(&code, at));
         prop_assert_eq!(displaced.bytes(), &code[..displaced.bytes().len()]);
         let mut regs = Regs { rsp: words[0], rip: words[1], rflags: words[2], ..Regs::default() };
-        let mut stack = Words::new(words[0] & !0xff, &words);
-        match displaced.action() {
-            Action::Emulate(_) => {
-                let before = regs;
-                if displaced.emulate(&mut regs, &mut stack).is_err() {
-                    prop_assert_eq!(regs, before);
-                }
+        if let Action::Emulate(_) = displaced.action() {
+            let before = regs;
+            if displaced.emulate(&mut regs, &mut Words::new(words[0] & !0xff, &words)).is_err() {
+                prop_assert_eq!(regs, before);
             }
-            Action::Step => {
-                let Ok(copy) = displaced.relocate(slot) else { return Ok(()) };
-                regs.rip = copy.next().0;
-                let end = displaced.after_step(&copy, &mut regs, &mut stack);
-                if end == Ok(StepEnd::Done) && regs.rip != copy.next().0 {
-                    prop_assert_eq!(regs.rip, displaced.next().0);
-                }
+        }
+        for copy in [displaced.boosted(slot), displaced.trapped(slot)].into_iter().flatten() {
+            for offset in 0..SLOT_SIZE as u64 {
+                let rip = slot.wrapping_add(offset);
+                let _ = displaced.in_place(&copy, rip);
+                let _ = displaced.trap_end(&copy, rip);
             }
+            prop_assert_eq!(displaced.in_place(&copy, slot), Some(at));
         }
     }
 }

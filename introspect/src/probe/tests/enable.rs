@@ -23,7 +23,7 @@ fn disabling_the_last_enabled_probe_removes_the_patch_and_enabling_one_puts_it_b
 #[test]
 fn probe_registered_disabled_plants_nothing_until_it_is_enabled() {
     let mut rig = Rig::with_gate();
-    let id = rig.changes_nothing_in_memory(|rig| rig.register(&[disabled(STEPPED)])[0]);
+    let id = rig.changes_nothing_in_memory(|rig| rig.register(&[disabled(BOOSTED)])[0]);
     assert_eq!(rig.state(id), ProbeState::Placed);
     rig.enable(&[id]).unwrap();
     assert_eq!(rig.byte(rig.addr(id)), INT3);
@@ -33,7 +33,7 @@ fn probe_registered_disabled_plants_nothing_until_it_is_enabled() {
 fn disabled_probe_is_unregistered_without_a_trace() {
     let mut rig = Rig::live();
     let before = rig.guest.mem.visible();
-    let id = rig.one(STEPPED);
+    let id = rig.register(&[post(BOOSTED)])[0];
     rig.disable(&[id]).unwrap();
     rig.unregister(&[id]).unwrap();
     assert!(rig.guest.mem.visible() == before);
@@ -42,7 +42,7 @@ fn disabled_probe_is_unregistered_without_a_trace() {
 #[test]
 fn batches_cost_one_stop_however_often_a_probe_is_named() {
     let mut rig = Rig::live();
-    let ids = rig.register(&specs([EMULATED, STEPPED, "p vfs_read"]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED, "p vfs_read"]));
     let thrice = ids.repeat(3);
     assert_eq!(rig.stops_of(|rig| rig.disable(&thrice).unwrap()), 1);
     assert!(rig.list().iter().all(|info| info.disabled));
@@ -58,12 +58,19 @@ fn probe_that_cannot_be_armed_is_named_and_the_whole_batch_stays_disabled() {
         // At the address that fails, but not asked to be enabled.
         disabled("p:bystander filler_003"),
         disabled("p:culprit filler_003"),
-        disabled(STEPPED),
+        disabled(BOOSTED),
     ]);
     let at = rig.addr(ids[2]);
-    rig.guest.write(at, &[0x90]);
+    // Not before it is looked at.
+    let changed = at.wrapping_add(3);
+    rig.guest
+        .meanwhile(move |guest| guest.write(changed, &[0x10]));
     let asked = [ids[0], ids[2], ids[3], ids[0]];
-    let result = rig.changes_nothing(|rig| rig.enable(&asked));
+    let before = rig.visible();
+    let result = rig.enable(&asked);
+    rig.guest.write(changed, &[0x08]);
+    assert!(rig.visible() == before);
+    assert!(rig.list().iter().all(|info| info.disabled));
     let source = Refused::TextChanged { at };
     assert_eq!(result, Err(ChangeError::Refused { id: ids[2], source }));
 }
@@ -71,7 +78,7 @@ fn probe_that_cannot_be_armed_is_named_and_the_whole_batch_stays_disabled() {
 #[test]
 fn probes_are_enabled_and_disabled_while_the_guest_boots_without_a_stop() {
     let mut rig = Rig::booting();
-    let ids = rig.register(&[spec(EMULATED), disabled(STEPPED)]);
+    let ids = rig.register(&[spec(EMULATED), disabled(BOOSTED)]);
     rig.disable(&ids[..1]).unwrap();
     rig.enable(&ids[1..]).unwrap();
     assert_eq!(rig.guest.stops(), 0);

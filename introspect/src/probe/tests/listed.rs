@@ -1,8 +1,8 @@
 //! What the list says of registered probes.
 
-use super::super::Mechanism;
-use super::super::table::{Counters, Counts};
+use super::super::table::Counters;
 use super::*;
+use crate::definition::Kind;
 
 #[test]
 fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
@@ -14,6 +14,8 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
         id: last,
         name: "p_0xffffffff81000109".to_owned(),
         definition: "p 0xffffffff81000109".to_owned(),
+        kind: Kind::Probe,
+        maxactive: None,
         addr: Some(rig.at("vfs_read", 9)),
         symbol: Some(("vfs_read".to_owned(), 9)),
         state: ProbeState::Placed,
@@ -45,6 +47,7 @@ fn counts_of_all_virtual_cpus_are_summed_and_none_is_lost() {
         hits: 16_000,
         missed: 8000,
         faults: 8,
+        ..Counts::default()
     };
     assert_eq!(counters.sum(), sum);
 }

@@ -1,37 +1,47 @@
 //! The engine on a guest without processors, from a definition to bytes of text, and from a hit to
 //! an event.
 
+mod actions;
 mod batch;
+mod cpu;
 mod enable;
 mod hit;
 mod listed;
+mod mechanisms;
 mod model;
+mod modules;
 mod pending;
 mod refused;
+mod returns;
 mod rewritten;
 mod slots;
+mod switch;
+mod window;
 
+use std::rc::Rc;
 use std::sync::OnceLock;
 
-use hvprobe_arch::Gva;
 use hvprobe_arch::insn::GateHead;
+use hvprobe_arch::{Gpa, Gva};
 
 use super::registry::{ChangeError, RegisterError, Registry};
-use super::{ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refused};
+use super::spec::Actions;
+use super::table::Counts;
+use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refused};
 use crate::definition::parse;
 use crate::image::fixture;
-use crate::testing::{Guest, hidden};
+use crate::testing::{Guest, Ticks, hidden};
+use cpu::{Cpu, RESUME};
 
 const INT3: u8 = 0xcc;
-/// Function entries of the fixture whose first instruction is emulated and stepped, respectively.
+/// Virtual CPUs of the guest.
+const VCPUS: usize = 2;
+/// Function entries of the fixture whose first instruction is emulated and boosted, respectively.
 const EMULATED: &str = "p filler_000";
-const STEPPED: &str = "p filler_001";
+const BOOSTED: &str = "p filler_001";
 
 fn spec(definition: &str) -> ProbeSpec {
-    ProbeSpec {
-        definition: parse(definition).expect("a definition"),
-        disabled: false,
-    }
+    ProbeSpec::from(parse(definition).expect("a definition"))
 }
 
 fn disabled(definition: &str) -> ProbeSpec {
@@ -45,19 +55,47 @@ fn specs<'a>(definitions: impl IntoIterator<Item = &'a str>) -> Vec<ProbeSpec> {
     definitions.into_iter().map(spec).collect()
 }
 
+/// As [`spec`], with these actions.
+fn acting(definition: &str, actions: Actions) -> ProbeSpec {
+    ProbeSpec {
+        actions,
+        ..spec(definition)
+    }
+}
+
+/// As [`spec`], with a post-handler: what is not emulated is stepped.
+fn post(definition: &str) -> ProbeSpec {
+    let post = true;
+    let actions = Actions {
+        post,
+        ..Actions::default()
+    };
+    acting(definition, actions)
+}
+
 /// A guest and its probes.
 struct Rig {
-    guest: Guest,
+    guest: Rc<Guest>,
     registry: Registry,
+    clock: Rc<Ticks>,
 }
 
 impl Rig {
     /// The guest still boots.
     fn booting() -> Self {
         static ELF: OnceLock<Vec<u8>> = OnceLock::new();
-        let guest = Guest::boot(ELF.get_or_init(fixture::probed));
-        let registry = Registry::new(guest.image.clone(), 2, hidden());
-        Self { guest, registry }
+        Self::boot(ELF.get_or_init(fixture::probed))
+    }
+
+    fn boot(elf: &[u8]) -> Self {
+        let guest = Rc::new(Guest::boot(elf));
+        let registry = Registry::new(guest.image.clone(), VCPUS, hidden());
+        let clock = Rc::default();
+        Self {
+            guest,
+            registry,
+            clock,
+        }
     }
 
     /// The kernel's text is final.
@@ -83,12 +121,12 @@ impl Rig {
     fn go_live(&mut self, gate: Option<GateHead>) -> Vec<(ProbeId, Refused)> {
         let view = self.guest.view();
         self.registry
-            .go_live(view, gate, &self.guest)
+            .go_live(view, gate, &*self.guest)
             .expect("the guest stops")
     }
 
     fn try_register(&mut self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
-        self.registry.register(specs, &self.guest)
+        self.registry.register(specs, &*self.guest)
     }
 
     fn register(&mut self, specs: &[ProbeSpec]) -> Vec<ProbeId> {
@@ -100,15 +138,15 @@ impl Rig {
     }
 
     fn unregister(&mut self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry.unregister(ids, &self.guest)
+        self.registry.unregister(ids, &*self.guest)
     }
 
     fn enable(&mut self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry.set_enabled(ids, true, &self.guest)
+        self.registry.set_enabled(ids, true, &*self.guest)
     }
 
     fn disable(&mut self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry.set_enabled(ids, false, &self.guest)
+        self.registry.set_enabled(ids, false, &*self.guest)
     }
 
     fn list(&self) -> Vec<ProbeInfo> {
@@ -118,6 +156,14 @@ impl Rig {
     fn info(&self, id: ProbeId) -> ProbeInfo {
         let found = self.list().into_iter().find(|info| info.id == id);
         found.expect("registered")
+    }
+
+    fn counts(&self, id: ProbeId) -> Counts {
+        self.info(id).counts
+    }
+
+    fn mechanism(&self, id: ProbeId) -> Mechanism {
+        self.info(id).mechanism.expect("placed")
     }
 
     fn state(&self, id: ProbeId) -> ProbeState {
@@ -143,6 +189,29 @@ impl Rig {
         let before = self.guest.stops();
         act(self);
         self.guest.stops() - before
+    }
+
+    /// The page-table entry that leads to the hidden region.
+    fn entry(&self) -> (Gpa, u64) {
+        let start = crate::hidden::KERNEL_WINDOW.start;
+        let tables = self.guest.view().tables;
+        tables
+            .entry_at(&self.guest.mem, start, 2)
+            .expect("in memory")
+    }
+
+    /// Whether the hidden region is mapped.
+    fn is_mapped(&self) -> bool {
+        self.entry().1 != 0
+    }
+
+    /// What the guest sees, without the hidden region and the entry that leads there: that stays
+    /// once there are slots or frames somebody may come back to.
+    fn visible(&self) -> Vec<u8> {
+        let mut bytes = self.guest.mem.visible();
+        let entry = usize::try_from(self.entry().0.0).expect("small");
+        bytes[entry..entry + 8].fill(0);
+        bytes
     }
 
     /// Runs `act`, which must leave no trace in the guest.

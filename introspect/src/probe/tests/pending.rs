@@ -9,7 +9,7 @@ fn probes_of_a_booting_guest_wait_and_are_planted_in_one_stop() {
     let mut rig = Rig::booting();
     let mut ids = Vec::new();
     let registering = rig.changes_nothing_in_memory(|rig| {
-        rig.stops_of(|rig| ids = rig.register(&specs([EMULATED, STEPPED, "p vfs_read"])))
+        rig.stops_of(|rig| ids = rig.register(&specs([EMULATED, BOOSTED, "p vfs_read"])))
     });
     assert_eq!(registering, 0);
     for info in rig.list() {
@@ -34,7 +34,7 @@ fn what_is_illegal_by_the_image_is_refused_at_once() {
 #[test]
 fn pending_probe_that_turned_out_impossible_is_refused_and_the_others_are_planted() {
     let mut rig = Rig::booting();
-    let ids = rig.register(&specs([EMULATED, STEPPED, "p vfs_read+9"]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED, "p vfs_read+9"]));
     // Boot-time patching puts a `hlt` there.
     rig.guest.write(rig.at("filler_001", 0), &[0xf4]);
     let stops = rig.guest.stops();
@@ -59,7 +59,7 @@ fn pending_probe_that_turned_out_impossible_is_refused_and_the_others_are_plante
 #[test]
 fn text_that_changes_until_the_stop_refuses_all_probes_there_still_in_one_stop() {
     let mut rig = Rig::booting();
-    let ids = rig.register(&specs([STEPPED, EMULATED, STEPPED, "p vfs_read"]));
+    let ids = rig.register(&specs([BOOSTED, EMULATED, BOOSTED, "p vfs_read"]));
     let at = rig.at("filler_001", 0);
     rig.guest
         .meanwhile(move |guest| guest.write(at.wrapping_add(3), &[0x10]));
@@ -77,7 +77,7 @@ fn text_that_changes_until_the_stop_refuses_all_probes_there_still_in_one_stop()
 fn nothing_can_be_planted_when_the_breakpoint_entry_has_changed() {
     let mut rig = Rig::booting();
     let gate = rig.gate();
-    let ids = rig.register(&[spec(EMULATED), spec(STEPPED), disabled("p vfs_read")]);
+    let ids = rig.register(&[spec(EMULATED), spec(BOOSTED), disabled("p vfs_read")]);
     rig.guest.write(gate.at(), &[0x0f, 0x01, 0xca]);
     let refused = rig.changes_nothing_in_memory(|rig| rig.go_live(Some(gate)));
     let why = Refused::TextChanged { at: gate.at() };
@@ -88,12 +88,12 @@ fn nothing_can_be_planted_when_the_breakpoint_entry_has_changed() {
 #[test]
 fn guest_that_does_not_stop_leaves_everything_pending() {
     let mut rig = Rig::booting();
-    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED]));
     rig.guest.refuse_stops(true);
     let view = rig.guest.view();
     rig.changes_nothing(|rig| {
         rig.registry
-            .go_live(view, None, &rig.guest)
+            .go_live(view, None, &*rig.guest)
             .expect_err("it does not stop")
     });
     let late = rig.one("p vfs_read");
@@ -108,7 +108,7 @@ fn guest_that_does_not_stop_leaves_everything_pending() {
 #[test]
 fn pending_probes_are_unregistered_without_a_stop() {
     let mut rig = Rig::booting();
-    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED]));
     rig.unregister(&ids[..1]).unwrap();
     assert_eq!(rig.guest.stops(), 0);
     rig.go_live(None);

@@ -6,24 +6,16 @@ use super::super::patch::GATE_PORT;
 use super::*;
 use crate::testing::{HIDDEN, Memory, SLOTS};
 
-/// Whether the slots are mapped: the first entry of the window leads somewhere.
-fn is_mapped(rig: &Rig) -> bool {
-    let start = crate::hidden::KERNEL_WINDOW.start;
-    let tables = rig.guest.view().tables;
-    let (_, entry) = tables.entry_at(&rig.guest.mem, start, 2).unwrap();
-    entry != 0
-}
-
 fn slot_bytes(mem: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; SLOTS * 32];
-    mem.read(HIDDEN.wrapping_add(0x1000), &mut bytes).unwrap();
+    mem.read(HIDDEN.wrapping_add(0x3000), &mut bytes).unwrap();
     bytes
 }
 
 /// Definitions of `count` stepped probes at different addresses.
 fn stepped(count: usize) -> Vec<ProbeSpec> {
     (0..count)
-        .map(|n| spec(&format!("p filler_{:03}", 2 * n + 1)))
+        .map(|n| post(&format!("p filler_{:03}", 2 * n + 1)))
         .collect()
 }
 
@@ -31,23 +23,23 @@ fn stepped(count: usize) -> Vec<ProbeSpec> {
 fn slots_are_mapped_while_a_stepped_probe_has_one() {
     let mut rig = Rig::live();
     let emulated = rig.one(EMULATED);
-    assert!(!is_mapped(&rig));
+    assert!(!rig.is_mapped());
     let ids = rig.register(&stepped(2));
-    assert!(is_mapped(&rig));
+    assert!(rig.is_mapped());
     rig.unregister(&ids[..1]).unwrap();
-    assert!(is_mapped(&rig));
+    assert!(rig.is_mapped());
     rig.unregister(&ids[1..]).unwrap();
-    assert!(!is_mapped(&rig));
+    assert!(!rig.is_mapped());
     assert_eq!(rig.byte(rig.addr(emulated)), INT3);
 }
 
 #[test]
 fn disabled_probe_keeps_its_slot_for_those_who_may_still_be_in_it() {
     let mut rig = Rig::live();
-    let id = rig.one(STEPPED);
+    let id = rig.register(&stepped(1))[0];
     let planted = slot_bytes(&rig.guest.mem);
     rig.disable(&[id]).unwrap();
-    assert!(is_mapped(&rig));
+    assert!(rig.is_mapped());
     assert_eq!(slot_bytes(&rig.guest.mem), planted);
     rig.enable(&[id]).unwrap();
     assert_eq!(slot_bytes(&rig.guest.mem), planted);
@@ -82,7 +74,7 @@ fn batch_that_wants_more_slots_than_there_are_names_the_first_too_many() {
 }
 
 #[test]
-fn window_without_an_empty_entry_refuses_stepped_probes_only() {
+fn window_without_an_empty_entry_refuses_what_needs_a_slot() {
     let mut rig = Rig::live();
     let window = crate::hidden::KERNEL_WINDOW;
     let tables = rig.guest.view().tables;
@@ -93,7 +85,7 @@ fn window_without_an_empty_entry_refuses_stepped_probes_only() {
         rig.guest.mem.write(entry, &2_u64.to_le_bytes()).unwrap();
         at = at.wrapping_add(2 << 20);
     }
-    let batch = specs([EMULATED, STEPPED]);
+    let batch = specs([EMULATED, BOOSTED]);
     let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch)));
     assert_eq!(index, 1);
     assert!(matches!(why, Refused::Slot { .. }), "{why}");
@@ -107,7 +99,7 @@ fn gate_is_planted_while_a_probe_is_armed() {
     let (original, patch) = (rig.guest.read::<2>(gate), GateHead::patch(GATE_PORT));
     let idle = rig.register(&[disabled(EMULATED)])[0];
     assert_eq!(rig.guest.read(gate), original);
-    let ids = rig.register(&specs([EMULATED, STEPPED]));
+    let ids = rig.register(&specs([EMULATED, BOOSTED]));
     assert_eq!(rig.guest.read(gate), patch);
     rig.unregister(&ids[..1]).unwrap();
     assert_eq!(rig.guest.read(gate), patch);
@@ -115,7 +107,7 @@ fn gate_is_planted_while_a_probe_is_armed() {
     assert_eq!(rig.guest.read(gate), original);
     rig.enable(&[idle]).unwrap();
     assert_eq!(rig.guest.read(gate), patch);
-    rig.registry.unregister_all(&rig.guest).unwrap();
+    rig.registry.unregister_all(&*rig.guest).unwrap();
     assert_eq!(rig.guest.read(gate), original);
 }
 

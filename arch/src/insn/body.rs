@@ -1,0 +1,125 @@
+//! Whether a function returns, from its instructions.
+//!
+//! A return probe waits for a return; on a function that never returns it would wait for ever.
+
+use super::decode;
+use crate::Gva;
+use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind};
+
+/// Whether the function whose whole code is `code`, at `start`, may return to its caller: whether,
+/// decoded from its beginning to its end, it has a near return, an indirect jump, or a jump to
+/// somewhere outside, which may be a tail call or a return thunk.
+///
+/// The answer leans to `true`: a function that never returns may still have such a jump, to a part
+/// of itself that the compiler put elsewhere, and bytes that are no instruction may hide anything.
+/// `false` is certain, provided that `code` is the function as it was built, without breakpoints
+/// in it, and that the function does not go on into the next one at its end.
+#[must_use]
+pub fn may_return(code: &[u8], start: Gva) -> bool {
+    let mut offset = 0;
+    while let Some(rest) = code.get(offset..).filter(|rest| !rest.is_empty()) {
+        let at = start.wrapping_add(u64::try_from(offset).unwrap_or(u64::MAX));
+        let Ok((instruction, _)) = decode(rest, at) else {
+            return true;
+        };
+        if leaves(&instruction, code.len(), start) {
+            return true;
+        }
+        offset += instruction.len();
+    }
+    false
+}
+
+/// Whether the instruction may return, or go on outside the `len` bytes at `start`, for good.
+fn leaves(instruction: &Instruction, len: usize, start: Gva) -> bool {
+    match instruction.flow_control() {
+        // Returns from interrupts and system calls do not go to the caller.
+        FlowControl::Return => instruction.mnemonic() == Mnemonic::Ret,
+        FlowControl::IndirectBranch => true,
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+            // What is left is far.
+            instruction.op0_kind() != OpKind::NearBranch64
+                || Gva(instruction.near_branch_target())
+                    .offset_from(start)
+                    .and_then(|offset| usize::try_from(offset).ok())
+                    .is_none_or(|offset| offset >= len)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{AT, bytes};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check(may: bool, hex: &str) {
+        assert_eq!(may_return(&bytes(hex), AT), may, "{hex}");
+    }
+
+    #[test]
+    fn returns_are_found_wherever_they_are() {
+        check(true, "c3");
+        check(true, "f30f1efa 55 4889e5 e800000000 5d c3");
+        check(true, "c20800");
+        check(true, "f3c3 90 cc");
+        // A loop that is left in the middle.
+        check(true, "90 7401 c3 ebfa");
+    }
+
+    #[test]
+    fn tail_calls_and_thunks_may_return() {
+        check(true, "e900000010"); // jmp __x86_return_thunk
+        check(true, "ebf0");
+        check(true, "eb00"); // just past the end
+        check(true, "ffe0");
+        check(true, "ff24c500408081");
+        check(true, "0f8400000010 0f0b"); // je elsewhere
+        check(true, "e310 0f0b");
+        check(true, "ff28"); // far
+    }
+
+    #[test]
+    fn functions_without_a_way_out_never_return() {
+        check(false, "f30f1efa 55 e800000010 0f0b");
+        check(false, "e800000010");
+        check(false, "fa f4 ebfd"); // cli; 1: hlt; jmp 1b
+        check(false, "31c0 7402 ebfc 0f0b");
+        check(false, "e800000010 ebfe cc cc");
+        check(false, "ff1500000000 ffd0 0f0b");
+        check(false, "48cf"); // iretq
+        check(false, "0f01f8 480f07"); // swapgs; sysretq
+        // c3 is an operand here.
+        check(false, "b8c3c3c3c3 0f0b");
+        check(false, "");
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_may_return() {
+        check(true, "0f0b 06");
+        check(true, "0f0b e800");
+    }
+
+    #[test]
+    fn code_at_the_end_of_the_address_space_is_taken_as_it_is() {
+        assert!(!may_return(&bytes("ebfe"), Gva(u64::MAX - 1)));
+        assert!(may_return(&bytes("eb00"), Gva(u64::MAX - 1)));
+        assert!(may_return(&bytes("90 c3"), Gva(u64::MAX)));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_ends(code in prop::collection::vec(any::<u8>(), 0..256), at in any::<u64>()) {
+            let _ = may_return(&code, Gva(at));
+        }
+
+        #[test]
+        fn a_function_of_calls_returns_only_by_its_ret(calls in 0..40_usize, returns in any::<bool>()) {
+            let call = [0xe8_u8, 0, 0, 0, 0x10];
+            let mut code: Vec<u8> = call.iter().copied().cycle().take(calls * 5).collect();
+            code.extend(if returns { &[0xc3][..] } else { &[0x0f, 0x0b] });
+            prop_assert_eq!(may_return(&code, AT), returns);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Where instructions go: conditions, counters and targets.
+
+use super::operand::{Address, Register};
+use super::{Memory, MemoryFault};
+use crate::Gva;
+use crate::paging::WalkError;
+use crate::regs::{Gpr, Regs, rflags};
+
+/// Where a jump or call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Target {
+    /// Known from the instruction's own bytes.
+    Known(Gva),
+    /// The value of a register.
+    Register(Gpr),
+    /// The word at an address.
+    Memory(Address),
+}
+
+impl Target {
+    /// The address, which the processor can go to.
+    pub(super) fn find(self, regs: &Regs, mem: &mut impl Memory) -> Result<Gva, MemoryFault> {
+        let target = match self {
+            Self::Known(target) => target,
+            Self::Register(register) => Gva(regs.get(register)),
+            Self::Memory(address) => Gva(mem.read_u64(address.of(regs))?),
+        };
+        reachable(target)
+    }
+}
+
+/// Refuses an address that no kernel code can be at: Linux keeps its code where 48 bits are enough
+/// on any paging, and a virtual CPU that was sent beyond what its paging translates could not be
+/// entered any more (SDM vol. 3, "Checks on Guest RIP, RFLAGS, and SSP").
+pub(super) fn reachable(target: Gva) -> Result<Gva, MemoryFault> {
+    let canonical = (target.0 << 16).cast_signed() >> 16;
+    if canonical.cast_unsigned() == target.0 {
+        return Ok(target);
+    }
+    Err(MemoryFault {
+        at: target,
+        cause: WalkError::NonCanonical { at: target },
+    })
+}
+
+/// A condition, as the low half of a conditional jump's opcode (SDM vol. 1, appendix B).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Condition(pub(in super::super) u8);
+
+impl Condition {
+    pub(super) fn holds(self, flags: u64) -> bool {
+        let has = |flag| flags & flag != 0;
+        let less = has(rflags::SF) != has(rflags::OF);
+        let base = match self.0 >> 1 & 7 {
+            0 => has(rflags::OF),
+            1 => has(rflags::CF),
+            2 => has(rflags::ZF),
+            3 => has(rflags::CF | rflags::ZF),
+            4 => has(rflags::SF),
+            5 => has(rflags::PF),
+            6 => less,
+            _ => has(rflags::ZF) || less,
+        };
+        // The odd ones are the negations.
+        base != (self.0 & 1 == 1)
+    }
+}
+
+/// What a branch on RCX does with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Count {
+    /// `jrcxz`, `jecxz`: jumps if it is zero.
+    Zero,
+    /// `loop`: counts down and jumps while it is not zero.
+    Down,
+    /// `loope`: the same, as long as ZF is set.
+    DownWhileEqual,
+    /// `loopne`: the same, as long as ZF is clear.
+    DownWhileNotEqual,
+}
+
+impl Count {
+    /// Counts, and tells whether the branch is taken. `counter` is RCX or ECX, by the address size.
+    pub(super) fn is_taken(self, counter: Register, regs: &mut Regs) -> bool {
+        if self != Self::Zero {
+            let value = counter.read(regs).wrapping_sub(1);
+            counter.write(regs, value);
+        }
+        let is_zero = counter.read(regs) == 0;
+        let is_equal = regs.rflags & rflags::ZF != 0;
+        match self {
+            Self::Zero => is_zero,
+            Self::Down => !is_zero,
+            Self::DownWhileEqual => !is_zero && is_equal,
+            Self::DownWhileNotEqual => !is_zero && !is_equal,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Carrying out simple instructions on the saved registers.
+//!
+//! Each operation leaves what the processor would leave (SDM vol. 2, "Operation" of the
+//! instruction): everything that can fail comes before any register changes, and a store comes
+//! last of that, so on a fault neither registers nor memory have changed and the guest can be
+//! shown the fault as if the instruction had raised it.
+
+mod alu;
+mod flow;
+mod operand;
+#[cfg(test)]
+mod tests;
+
+pub(super) use alu::{Binary, Unary};
+pub(super) use flow::{Condition, Count, Target};
+pub(super) use operand::{Address, Register, Source, Width};
+
+use super::{Action, Displaced, Effect, Memory, MemoryFault};
+use crate::Gva;
+use crate::regs::{Gpr, Regs, rflags};
+
+/// What the host does to carry out an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Emulated(pub(super) Operation);
+
+/// An operation with its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// Nothing but going on: `nop` of any length, `endbr64`.
+    Nop,
+    /// Of 64 bits.
+    Push(Source),
+    /// Of 64 bits.
+    Pop(Gpr),
+    PushFlags,
+    PopFlags,
+    Move {
+        to: Register,
+        from: Source,
+    },
+    Lea {
+        to: Register,
+        address: Address,
+    },
+    Binary {
+        operation: Binary,
+        to: Register,
+        from: Source,
+    },
+    Unary {
+        operation: Unary,
+        to: Register,
+    },
+    /// `cld` and its kin: `flip`, after `clear` and `set`.
+    Flags {
+        clear: u64,
+        set: u64,
+        flip: u64,
+    },
+    EnableInterrupts,
+    Call(Target),
+    Jump(Target),
+    Branch {
+        condition: Condition,
+        target: Gva,
+    },
+    CountedBranch {
+        count: Count,
+        counter: Register,
+        target: Gva,
+    },
+    /// `ret`, which releases so many bytes of arguments.
+    Return {
+        release: u16,
+    },
+    Leave,
+}
+
+/// The flags that `popfq` loads at privilege level 0: all but the reserved ones, RF, which it
+/// clears, and VM, VIF and VIP, which it leaves alone (SDM vol. 2, POPF, table 4-16).
+const POPPED: u64 = rflags::ARITHMETIC
+    | rflags::TF
+    | rflags::IF
+    | rflags::DF
+    | rflags::IOPL
+    | rflags::NT
+    | rflags::AC
+    | rflags::ID;
+
+impl Displaced {
+    /// Carries the instruction out on `regs`, RIP included, as the kernel (privilege level 0).
+    /// Whatever RIP was is ignored. Hit path: at most two memory accesses, no decoding, no
+    /// allocation.
+    ///
+    /// Left to the caller where they matter: a trap flag set in `regs` before raises no #DB here
+    /// (one set by `popfq` does after the next instruction, which the processor sees to), a call
+    /// pushes nothing on a shadow stack and a return pops nothing from it, and an indirect branch
+    /// neither waits for `endbr64` nor ends such a wait.
+    ///
+    /// # Errors
+    /// When memory cannot be accessed, or the instruction goes to an address without meaning; then
+    /// `regs` and memory are unchanged.
+    ///
+    /// # Panics
+    /// When the action is not [`Emulate`](Action::Emulate).
+    pub fn emulate(&self, regs: &mut Regs, mem: &mut impl Memory) -> Result<Effect, MemoryFault> {
+        let Action::Emulate(Emulated(operation)) = self.action else {
+            unreachable!("{} is not emulated", self.at);
+        };
+        let mut rip = self.next();
+        let mut effect = Effect::Done;
+        match operation {
+            Operation::Nop => {}
+            Operation::Push(from) => push(from.read(regs), regs, mem)?,
+            Operation::Pop(to) => {
+                let value = mem.read_u64(Gva(regs.rsp))?;
+                // The increment comes first: `pop rsp` leaves the word popped.
+                regs.rsp = regs.rsp.wrapping_add(8);
+                regs.set(to, value);
+            }
+            Operation::PushFlags => {
+                let flags = regs.rflags & !(rflags::RF | rflags::VM) | rflags::FIXED;
+                push(flags, regs, mem)?;
+            }
+            Operation::PopFlags => {
+                let flags = mem.read_u64(Gva(regs.rsp))?;
+                regs.rsp = regs.rsp.wrapping_add(8);
+                regs.rflags = regs.rflags & !POPPED | flags & POPPED | rflags::FIXED;
+            }
+            Operation::Move { to, from } => to.write(regs, from.read(regs)),
+            Operation::Lea { to, address } => to.write(regs, address.of(regs).0),
+            Operation::Binary {
+                operation,
+                to,
+                from,
+            } => alu::binary(operation, to, from, regs),
+            Operation::Unary { operation, to } => alu::unary(operation, to, regs),
+            Operation::Flags { clear, set, flip } => {
+                regs.rflags = (regs.rflags & !clear | set) ^ flip;
+            }
+            Operation::EnableInterrupts => {
+                if regs.rflags & rflags::IF == 0 {
+                    effect = Effect::Shadow;
+                }
+                regs.rflags |= rflags::IF;
+            }
+            Operation::Call(target) => {
+                let target = target.find(regs, mem)?;
+                push(rip.0, regs, mem)?;
+                rip = target;
+            }
+            Operation::Jump(target) => rip = target.find(regs, mem)?,
+            Operation::Branch { condition, target } => {
+                if condition.holds(regs.rflags) {
+                    rip = flow::reachable(target)?;
+                }
+            }
+            Operation::CountedBranch {
+                count,
+                counter,
+                target,
+            } => {
+                let mut counted = *regs;
+                if count.is_taken(counter, &mut counted) {
+                    rip = flow::reachable(target)?;
+                }
+                *regs = counted;
+            }
+            Operation::Return { release } => {
+                rip = flow::reachable(Gva(mem.read_u64(Gva(regs.rsp))?))?;
+                regs.rsp = regs.rsp.wrapping_add(8 + u64::from(release));
+            }
+            Operation::Leave => {
+                let value = mem.read_u64(Gva(regs.rbp))?;
+                regs.rsp = regs.rbp.wrapping_add(8);
+                regs.rbp = value;
+            }
+        }
+        regs.rip = rip.0;
+        // Every instruction that completes clears RF (SDM vol. 3, "Instruction-Breakpoint Exception
+        // Condition").
+        regs.rflags &= !rflags::RF;
+        Ok(effect)
+    }
+}
+
+fn push(value: u64, regs: &mut Regs, mem: &mut impl Memory) -> Result<(), MemoryFault> {
+    let top = regs.rsp.wrapping_sub(8);
+    mem.write_u64(Gva(top), value)?;
+    regs.rsp = top;
+    Ok(())
+}

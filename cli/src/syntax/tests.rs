@@ -1,0 +1,593 @@
+//! What is read, what is refused, and where the caret goes.
+
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::*;
+
+fn check<T: std::fmt::Debug>(
+    read: impl Fn(&str) -> Result<T, ParseError>,
+    text: &str,
+    expected: Expect,
+) {
+    let error = read(text).expect_err(text);
+    expected.assert_eq(&format!("{}\n{error}", error.render(text)));
+}
+
+fn memory(base: Register, offset: i64, length: u32) -> Capture {
+    Capture::Item(v1::Item {
+        what: Some(item::What::Memory(v1::MemoryItem {
+            base: base.into(),
+            offset,
+            length,
+        })),
+    })
+}
+
+#[test]
+fn captures_are_registers_memory_and_stack_words() {
+    assert_eq!(capture("%di"), Ok(Capture::Register(Register::Rdi)));
+    assert_eq!(capture(" %rdi "), Ok(Capture::Register(Register::Rdi)));
+    assert_eq!(capture("%r8"), Ok(Capture::Register(Register::R8)));
+    assert_eq!(capture("+0(%sp)"), Ok(memory(Register::Rsp, 0, 8)));
+    assert_eq!(
+        capture("-0x10(%bp):248"),
+        Ok(memory(Register::Rbp, -16, 248))
+    );
+    assert_eq!(
+        capture("-0x8000000000000000(%ax):1"),
+        Ok(memory(Register::Rax, i64::MIN, 1))
+    );
+    let stack = item::What::Stack(3);
+    assert_eq!(
+        capture("$stack3"),
+        Ok(Capture::Item(v1::Item { what: Some(stack) }))
+    );
+}
+
+#[test]
+fn bad_captures_are_shown_where_they_are_bad() {
+    check(
+        capture,
+        "",
+        expect![[r#"
+
+        ^
+        capture a register (%di), memory (+16(%di):32) or the stack ($stack0)"#]],
+    );
+    check(
+        capture,
+        "di",
+        expect![[r#"
+        di
+        ^
+        capture a register (%di), memory (+16(%di):32) or the stack ($stack0)"#]],
+    );
+    check(
+        capture,
+        "%edi",
+        expect![[r#"
+        %edi
+        ^
+        no general register is called %edi: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]],
+    );
+    check(
+        capture,
+        "%8",
+        expect![[r#"
+        %8
+        ^
+        no general register is called %8: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]],
+    );
+    check(
+        capture,
+        "%rip",
+        expect![[r#"
+        %rip
+        ^
+        no general register is called %rip: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]],
+    );
+    check(
+        capture,
+        "+16",
+        expect![[r#"
+        +16
+           ^
+        the register that holds the address is missing, as in +0(%di)"#]],
+    );
+    check(
+        capture,
+        "+16(di)",
+        expect![[r#"
+        +16(di)
+            ^
+        a register belongs here, as in %di"#]],
+    );
+    check(
+        capture,
+        "+16(%di",
+        expect![[r#"
+        +16(%di
+               ^
+        missing `)`"#]],
+    );
+    check(
+        capture,
+        "+(%di)",
+        expect![[r#"
+        +(%di)
+         ^
+        missing offset: a number belongs here"#]],
+    );
+    check(
+        capture,
+        "+16(%di):",
+        expect![[r#"
+        +16(%di):
+                 ^
+        missing length: a number belongs here"#]],
+    );
+    check(
+        capture,
+        "+16(%di):string",
+        expect![[r#"
+        +16(%di):string
+                 ^
+        `s` is no digit of the length"#]],
+    );
+    check(
+        capture,
+        "+16(%di):249",
+        expect![[r#"
+        +16(%di):249
+                 ^
+        length of 249: at most 248"#]],
+    );
+    check(
+        capture,
+        "+16(%di):0",
+        expect![[r#"
+        +16(%di):0
+                 ^
+        nothing can be read in 0 bytes"#]],
+    );
+    check(
+        capture,
+        "+0x8000000000000000(%di)",
+        expect![[r#"
+        +0x8000000000000000(%di)
+        ^
+        the offset does not fit 64 bits with its sign"#]],
+    );
+    check(
+        capture,
+        "$stack",
+        expect![[r#"
+        $stack
+              ^
+        missing stack word: a number belongs here"#]],
+    );
+    check(
+        capture,
+        "$stack65536",
+        expect![[r#"
+        $stack65536
+              ^
+        stack word of 65536: at most 65535"#]],
+    );
+    check(
+        capture,
+        "%di,%si",
+        expect![[r#"
+        %di,%si
+           ^
+        `,%si` is too much here"#]],
+    );
+    check(
+        capture,
+        "%dí",
+        expect![[r#"
+        %dí
+          ^
+        'í' cannot be here: write printable ASCII"#]],
+    );
+}
+
+#[test]
+fn values_are_numbers_or_negative_errors() {
+    for (text, read) in [
+        ("0", 0),
+        ("0x10", 16),
+        ("-1", u64::MAX),
+        ("-0x8000000000000000", 1 << 63),
+        ("18446744073709551615", u64::MAX),
+        ("-ENOMEM", 12_u64.wrapping_neg()),
+    ] {
+        assert_eq!(value(text), Ok(read), "{text}");
+    }
+    check(
+        value,
+        "ENOMEM",
+        expect![[r#"
+        ENOMEM
+        ^
+        the kernel's functions return errors negative: write -ENOMEM"#]],
+    );
+    check(
+        value,
+        "-ENOTHING",
+        expect![[r#"
+        -ENOTHING
+         ^
+        no error is called ENOTHING"#]],
+    );
+    check(
+        value,
+        "-0x8000000000000001",
+        expect![[r#"
+        -0x8000000000000001
+        ^
+        the value does not fit 64 bits"#]],
+    );
+    check(
+        value,
+        "18446744073709551616",
+        expect![[r#"
+        18446744073709551616
+        ^
+        the value does not fit 64 bits"#]],
+    );
+    check(
+        value,
+        "010",
+        expect![[r#"
+        010
+        ^
+        leading zero in the value: write decimal, or hex after 0x"#]],
+    );
+    check(
+        value,
+        "12x",
+        expect![[r#"
+        12x
+          ^
+        `x` is no digit of the value"#]],
+    );
+    check(
+        value,
+        "--1",
+        expect![[r#"
+        --1
+         ^
+        missing value: a number belongs here"#]],
+    );
+    check(
+        address,
+        "-1",
+        expect![[r#"
+        -1
+        ^
+        missing address: a number belongs here"#]],
+    );
+}
+
+#[test]
+fn changes_have_the_width_they_are_given() {
+    let bytes = |text: &str| match change(text).map(|change| change.what) {
+        Ok(Some(change::What::Memory(write))) => write.data,
+        other => panic!("{text}: {other:?}"),
+    };
+    assert_eq!(bytes("+8(%di)=hex:0011aaBB"), [0, 0x11, 0xaa, 0xbb]);
+    assert_eq!(bytes("+8(%di) = u16:0x1234"), [0x34, 0x12]);
+    assert_eq!(bytes("@0xffffffff81000000=u8:-1"), [0xff]);
+    assert_eq!(bytes("+0(%di)=u32:-EPERM"), [0xff; 4]);
+    assert_eq!(bytes("+0(%di)=u64:-EPERM"), [0xff; 8]);
+    let set = v1::SetRegister {
+        register: Register::Rax.into(),
+        value: 16,
+    };
+    assert_eq!(
+        change("%ax=0x10").map(|change| change.what),
+        Ok(Some(change::What::Register(set)))
+    );
+    check(
+        change,
+        "%ax",
+        expect![[r#"
+        %ax
+           ^
+        missing `=` and what it is set to"#]],
+    );
+    check(
+        change,
+        "%ax=",
+        expect![[r#"
+        %ax=
+            ^
+        missing value: a number belongs here"#]],
+    );
+    check(
+        change,
+        "ax=1",
+        expect![[r#"
+        ax=1
+        ^
+        change a register (%ax=…) or memory (+8(%di)=…, @0x…=…)"#]],
+    );
+    check(
+        change,
+        "+8(%di)=5",
+        expect![[r#"
+        +8(%di)=5
+                ^
+        memory is set to hex:BYTES, or u8:, u16:, u32: or u64: and a number"#]],
+    );
+    check(
+        change,
+        "+8(%di)=hex:",
+        expect![[r#"
+        +8(%di)=hex:
+                    ^
+        two hexadecimal digits for each byte belong here"#]],
+    );
+    check(
+        change,
+        "+8(%di)=hex:123",
+        expect![[r#"
+        +8(%di)=hex:123
+                       ^
+        two hexadecimal digits for each byte belong here"#]],
+    );
+    check(
+        change,
+        "+8(%di)=hex:12zz",
+        expect![[r#"
+        +8(%di)=hex:12zz
+                      ^
+        `z` is no hexadecimal digit"#]],
+    );
+    check(
+        change,
+        "+8(%di)=u8:256",
+        expect![[r#"
+        +8(%di)=u8:256
+                   ^
+        the value does not fit 8 bits"#]],
+    );
+    check(
+        change,
+        "+8(%di)=u16:-32769",
+        expect![[r#"
+        +8(%di)=u16:-32769
+                    ^
+        the value does not fit 16 bits"#]],
+    );
+    let long = format!("+0(%di)=hex:{}", "00".repeat(249));
+    assert_eq!(change(&long).map_err(|error| error.column), Err(12));
+}
+
+#[test]
+fn conditions_compare_a_register_with_a_value() {
+    let read = |text: &str| condition(text).map(|c| (c.comparison(), c.value));
+    assert_eq!(read("%di==0x10"), Ok((Comparison::Equal, 16)));
+    assert_eq!(read("%di <= 5"), Ok((Comparison::LessOrEqual, 5)));
+    assert_eq!(read("%di<5"), Ok((Comparison::Less, 5)));
+    assert_eq!(read("%di>=-1"), Ok((Comparison::GreaterOrEqual, u64::MAX)));
+    assert_eq!(read("%di&1"), Ok((Comparison::AnyBit, 1)));
+    check(
+        condition,
+        "%di",
+        expect![[r#"
+        %di
+           ^
+        compare with ==, !=, <, <=, >, >= or & (some bit in common)"#]],
+    );
+    check(
+        condition,
+        "%di=1",
+        expect![[r#"
+        %di=1
+           ^
+        compare with ==, !=, <, <=, >, >= or & (some bit in common)"#]],
+    );
+    check(
+        condition,
+        "%di==",
+        expect![[r#"
+        %di==
+             ^
+        missing value: a number belongs here"#]],
+    );
+}
+
+#[test]
+fn decisions_are_lists_and_asking_has_a_limit() {
+    let read = decision("%ax=1, return=-EIO").unwrap();
+    assert_eq!(read.changes.len(), 1);
+    assert_eq!(
+        read.then,
+        Some(v1::decision::Then::ReturnValue(5_u64.wrapping_neg()))
+    );
+    assert_eq!(decision("proceed"), Ok(v1::Decision::default()));
+    let asked = ask("2s,jump=0x1000").unwrap();
+    assert_eq!(asked.deadline_ms, 2000);
+    let then = Some(v1::decision::Then::Jump(0x1000));
+    assert_eq!(asked.fallback.unwrap().then, then);
+    assert_eq!(ask("500ms").map(|ask| ask.fallback), Ok(None));
+    check(
+        decision,
+        "",
+        expect![[r#"
+
+        ^
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+    check(
+        decision,
+        "return",
+        expect![[r#"
+        return
+        ^
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+    check(
+        decision,
+        "return=1,jump=2",
+        expect![[r#"
+        return=1,jump=2
+                 ^
+        the guest can go on in one place only"#]],
+    );
+    check(
+        decision,
+        "proceed,",
+        expect![[r#"
+        proceed,
+                ^
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+    check(
+        ask,
+        "5",
+        expect![[r#"
+        5
+         ^
+        a time belongs here, as in 500ms or 5s"#]],
+    );
+    check(
+        ask,
+        "0ms",
+        expect![[r#"
+        0ms
+        ^
+        a hit can wait between 1ms and 60s"#]],
+    );
+    check(
+        ask,
+        "61s",
+        expect![[r#"
+        61s
+        ^
+        a hit can wait between 1ms and 60s"#]],
+    );
+    check(
+        ask,
+        "s",
+        expect![[r#"
+        s
+        ^
+        a hit can wait between 1ms and 60s"#]],
+    );
+    check(
+        ask,
+        "1s,fail",
+        expect![[r#"
+        1s,fail
+           ^
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+}
+
+#[test]
+fn actions_are_told_as_the_options_that_ask_for_them() {
+    let actions = v1::Actions {
+        when: vec![condition("%di==0x10").unwrap()],
+        registers: Some(v1::RegisterSet {
+            registers: vec![Register::Rdi.into()],
+        }),
+        changes: vec![change("%ax=-ENOMEM").unwrap()],
+        then: Some(v1::actions::Then::ReturnValue(0)),
+        post: true,
+        hold: Some(v1::actions::Hold::Ask(ask("1500ms,proceed").unwrap())),
+        ..Default::default()
+    };
+    assert_eq!(
+        actions_text(&actions).join(" "),
+        "when=%di==0x10 capture=%di set=%ax=-ENOMEM return=0x0 ask=1500ms,proceed post"
+    );
+}
+
+fn any_register() -> impl Strategy<Value = Register> {
+    (1..=16).prop_map(|number| Register::try_from(number).unwrap())
+}
+
+fn any_value() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        any::<u64>(),
+        0..200_u64,
+        (1..200_u64).prop_map(u64::wrapping_neg)
+    ]
+}
+
+fn any_change() -> impl Strategy<Value = v1::Change> {
+    let base = prop_oneof![Just(Register::Unspecified), any_register()];
+    let data = proptest::collection::vec(any::<u8>(), 1..249);
+    prop_oneof![
+        (any_register(), any_value()).prop_map(|(register, value)| {
+            let register = register.into();
+            change::What::Register(v1::SetRegister { register, value })
+        }),
+        (base, any::<i64>(), data).prop_map(|(base, offset, data)| {
+            let base = base.into();
+            change::What::Memory(v1::WriteMemory { base, offset, data })
+        }),
+    ]
+    .prop_map(|what| v1::Change { what: Some(what) })
+}
+
+fn any_decision() -> impl Strategy<Value = v1::Decision> {
+    let then = prop_oneof![
+        Just(None),
+        any_value().prop_map(|value| Some(v1::decision::Then::ReturnValue(value))),
+        any::<u64>().prop_map(|at| Some(v1::decision::Then::Jump(at))),
+    ];
+    (proptest::collection::vec(any_change(), 0..4), then)
+        .prop_map(|(changes, then)| v1::Decision { changes, then })
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_is_read_as_the_same(
+        base in any_register(),
+        offset in any::<i64>(),
+        length in 1..=248_u32,
+        word in 0..=65_535_u32,
+        change_ in any_change(),
+        decision_ in any_decision(),
+        comparison in 1..=7_i32,
+        against in any_value(),
+        deadline_ms in 1..=60_000_u32,
+    ) {
+        for what in [
+            item::What::Memory(v1::MemoryItem { base: base.into(), offset, length }),
+            item::What::Stack(word),
+        ] {
+            let item = v1::Item { what: Some(what) };
+            prop_assert_eq!(capture(&text::captured(&item)), Ok(Capture::Item(item)));
+        }
+        prop_assert_eq!(change(&text::changed(&change_)), Ok(change_));
+        prop_assert_eq!(decision(&decision_text(&decision_)), Ok(decision_.clone()));
+        let question = v1::Ask { deadline_ms, fallback: Some(decision_) };
+        prop_assert_eq!(ask(&text::ask(&question)), Ok(question));
+        let when = v1::Condition { register: base.into(), comparison, value: against };
+        prop_assert_eq!(condition(&text::condition(&when)), Ok(when));
+    }
+
+    #[test]
+    fn errors_point_into_the_text(
+        text in "\\PC{0,30}|[%a-z0-9x+()=:,$@& -]{0,30}|(%di|[+]8\\(%di\\)|5s,|return)[=<>:&,0-9a-fx]{0,12}",
+    ) {
+        let errors = [
+            capture(&text).err(),
+            change(&text).err(),
+            condition(&text).err(),
+            decision(&text).err(),
+            ask(&text).err(),
+            value(&text).err(),
+            address(&text).err(),
+        ];
+        for error in errors.into_iter().flatten() {
+            prop_assert!(error.column <= text.chars().count());
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Carries out as many hits as asked for on a synthetic guest, so that their cost can be counted.
+//!
+//! ```text
+//! cargo build --release --package hvprobe-introspect --example hit_cost
+//! valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+//!     --collect-atstart=no --toggle-collect='*hit_cost::hits*' \
+//!     target/release/examples/hit_cost emulated 1000
+//! ```
+//!
+//! The number after `Collected :` is the instructions that all the hits took in the engine: looking
+//! the probe up, carrying the instruction out, reading the task and queueing the event. It is the
+//! same in every run, as the collector, whose part is not counted, never gets to wake anybody. What
+//! a counter of whole processes shows (`perf stat -e instructions:u`) is that and the start; the
+//! difference between twice as many hits and so many is the hits' own.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::mpsc;
+
+use hvprobe_arch::Gva;
+use hvprobe_introspect::definition::parse;
+use hvprobe_introspect::event::Collector;
+use hvprobe_introspect::probe::ProbeSpec;
+use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Stepped, Surroundings};
+use hvprobe_introspect::probe::registry::Registry;
+// The shared guest below names these as its own crate's.
+use hvprobe_introspect::{hidden, image, probe, world};
+
+#[path = "../src/image/fixture.rs"]
+#[allow(dead_code, clippy::unwrap_used, reason = "shared with the unit tests")]
+mod fixture;
+#[path = "../src/testing.rs"]
+#[allow(dead_code, reason = "shared with the unit tests")]
+mod testing;
+
+use testing::{Guest, Ticks, regs};
+
+/// How a hit is carried out.
+#[derive(Clone, Copy)]
+enum Mechanism {
+    /// `push rbp`, by the host.
+    Emulated,
+    /// `mov rax, [rdi+8]`, in a slot.
+    Stepped,
+    /// An int3 that is not ours.
+    Foreign,
+}
+
+impl Mechanism {
+    const ALL: [(&str, Self); 3] = [
+        ("emulated", Self::Emulated),
+        ("stepped", Self::Stepped),
+        ("foreign", Self::Foreign),
+    ];
+
+    /// The probed function, whose first instruction is carried out so.
+    fn function(self) -> &'static str {
+        match self {
+            Self::Emulated => "filler_000",
+            Self::Stepped => "filler_001",
+            Self::Foreign => "filler_002",
+        }
+    }
+}
+
+/// Bytes after the start of the slot at which the copy ends: of `mov rax, [rdi+8]`.
+const COPY_LEN: u64 = 4;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let parsed = || {
+        let [mechanism, hits] = arguments.as_slice() else {
+            return None;
+        };
+        let (_, mechanism) = Mechanism::ALL.iter().find(|(name, _)| name == mechanism)?;
+        Some((*mechanism, hits.parse().ok().filter(|hits| *hits > 0)?))
+    };
+    let Some((mechanism, count)) = parsed() else {
+        let names = Mechanism::ALL.map(|(name, _)| name).join("|");
+        eprintln!("usage: hit_cost {names} HITS");
+        return ExitCode::from(2);
+    };
+
+    let guest = Guest::boot(&fixture::probed());
+    let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
+    registry
+        .go_live(guest.view(), None, &guest)
+        .expect("the guest stops");
+    // Each kind is planted, so that the table is the same whichever is hit.
+    let specs = ["p filler_000", "p filler_001"].map(|definition| ProbeSpec {
+        definition: parse(definition).expect("a definition"),
+        disabled: false,
+    });
+    registry.register(&specs, &guest).expect("legal");
+
+    // The ring takes all events, and its collector is kept busy with the first one.
+    let (go_on, wait) = mpsc::channel::<()>();
+    let (busy, is_busy) = mpsc::channel();
+    let sink = move |_: &[_], _| {
+        let _ = busy.send(());
+        let _ = wait.recv();
+    };
+    let (collector, mut producers) =
+        Collector::start(1, count + 1, Box::new(sink)).expect("a thread can be started");
+    let mut handler = HitHandler::new(0, producers.pop().expect("one"));
+    handler.adopt(guest.table(), Some(guest.view()));
+    let clock = Ticks::default();
+    let around = Surroundings {
+        mem: &guest.mem,
+        clock: &clock,
+        gs_base: guest.gs_base(),
+    };
+    let at = |mechanism: Mechanism| {
+        let symbols = guest.image.symbols();
+        symbols.address_of(mechanism.function()).expect("there")
+    };
+    let first = handler.hit(at(Mechanism::Emulated), &mut regs(), &around);
+    assert_eq!(first, Outcome::Resume);
+    is_busy.recv().expect("the collector is there");
+
+    hits(&mut handler, &around, at(mechanism), count);
+
+    drop(handler);
+    drop(go_on);
+    collector.finish();
+    let counted: u64 = registry
+        .list(&guest.mem)
+        .iter()
+        .map(|probe| probe.counts.hits)
+        .sum();
+    let expected = match mechanism {
+        Mechanism::Foreign => 1,
+        _ => 1 + count as u64,
+    };
+    assert_eq!(counted, expected, "hits were lost");
+    ExitCode::SUCCESS
+}
+
+type Around<'a> = Surroundings<'a, testing::Memory, Ticks>;
+
+/// What a virtual CPU's thread does for hits, but for entering the guest.
+#[inline(never)]
+fn hits(handler: &mut HitHandler, around: &Around<'_>, at: Gva, count: usize) {
+    for _ in 0..count {
+        let mut regs = black_box(regs());
+        if handler.hit(black_box(at), &mut regs, around) == Outcome::Step {
+            regs.rip += COPY_LEN;
+            let end = handler.stepped(&mut regs, around);
+            assert_eq!(end, Stepped::Done { more: false });
+        }
+        black_box(&regs);
+    }
+}

@@ -1,0 +1,186 @@
+//! The record of one call in flight: a run of 64-bit words.
+//!
+//! Invariant: a record is either free, and then belongs to its pool, or in the list of one task,
+//! and then only whoever has that task open touches it. Its words are therefore read and written
+//! with `Relaxed`; whoever has the record next is ordered after by the task's cell or the pool's
+//! head. The one exception is [`Record::next`], which a thread that is about to lose the race for
+//! a free record may read at any time; it throws away what it read.
+
+use hvprobe_arch::{Gva, Regs};
+
+use super::sync::{AtomicU64, Ordering};
+
+/// The most private data an instance can hold, bytes.
+pub const DATA_MAX: usize = 256;
+
+/// What to remember of a call: the arguments of [`TaskCalls::push`](super::TaskCalls::push).
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// Names the call; entry and return event carry it.
+    pub id: u64,
+    /// Where on the stack the return address is.
+    pub slot: Gva,
+    /// The real return address, from [`TaskCalls::enter`](super::TaskCalls::enter).
+    pub ret: Gva,
+    /// Host time of the entry, nanoseconds of `CLOCK_MONOTONIC`.
+    pub host_ns: u64,
+    /// The guest's time-stamp counter at the entry.
+    pub guest_tsc: u64,
+    /// The registers at the entry.
+    pub regs: &'a Regs,
+    /// Private data; what exceeds the pool's data size is not kept.
+    pub data: &'a [u8],
+}
+
+const NEXT: usize = 0;
+const SLOT: usize = 1;
+const RET: usize = 2;
+const ID: usize = 3;
+const HOST_NS: usize = 4;
+const GUEST_TSC: usize = 5;
+/// Length of the data, and [`MUTED`].
+const META: usize = 6;
+const REGS: usize = 7;
+const REGS_LEN: usize = 18;
+const DATA: usize = REGS + REGS_LEN;
+
+const MUTED: u64 = 1 << 63;
+
+/// How many words a record with `data_words` words of private data has.
+pub(super) const fn words(data_words: usize) -> usize {
+    DATA + data_words
+}
+
+/// The words of one record.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record<'a>(pub(super) &'a [AtomicU64]);
+
+impl Record<'_> {
+    fn get(self, word: usize) -> u64 {
+        self.0[word].load(Ordering::Relaxed)
+    }
+
+    fn put(self, word: usize, value: u64) {
+        self.0[word].store(value, Ordering::Relaxed);
+    }
+
+    /// The link to the next record of the list this one is in.
+    pub(super) fn next(self) -> u64 {
+        self.get(NEXT)
+    }
+
+    pub(super) fn set_next(self, next: u64) {
+        self.put(NEXT, next);
+    }
+
+    pub(super) fn slot(self) -> Gva {
+        Gva(self.get(SLOT))
+    }
+
+    pub(super) fn ret(self) -> Gva {
+        Gva(self.get(RET))
+    }
+
+    pub(super) fn id(self) -> u64 {
+        self.get(ID)
+    }
+
+    pub(super) fn host_ns(self) -> u64 {
+        self.get(HOST_NS)
+    }
+
+    pub(super) fn guest_tsc(self) -> u64 {
+        self.get(GUEST_TSC)
+    }
+
+    /// Whether the probe has left, so that nobody is to hear of this call.
+    pub(super) fn muted(self) -> bool {
+        self.get(META) & MUTED != 0
+    }
+
+    pub(super) fn mute(self) {
+        self.put(META, self.get(META) | MUTED);
+    }
+
+    pub(super) fn write(self, entry: &Entry<'_>) {
+        self.put(SLOT, entry.slot.0);
+        self.put(RET, entry.ret.0);
+        self.put(ID, entry.id);
+        self.put(HOST_NS, entry.host_ns);
+        self.put(GUEST_TSC, entry.guest_tsc);
+        for (word, value) in (REGS..).zip(to_words(entry.regs)) {
+            self.put(word, value);
+        }
+        let kept = entry.data.len().min((self.0.len() - DATA) * 8);
+        self.put(META, kept as u64);
+        for (word, chunk) in (DATA..).zip(entry.data[..kept].chunks(8)) {
+            let mut raw = [0; 8];
+            raw[..chunk.len()].copy_from_slice(chunk);
+            self.put(word, u64::from_le_bytes(raw));
+        }
+    }
+
+    pub(super) fn regs(self) -> Regs {
+        from_words(std::array::from_fn(|i| self.get(REGS + i)))
+    }
+
+    pub(super) fn data(self, into: &mut [u8; DATA_MAX]) -> &[u8] {
+        let room = (self.0.len() - DATA) * 8;
+        let len =
+            usize::try_from(self.get(META) & !MUTED).map_or(0, |len| len.min(room).min(DATA_MAX));
+        for (word, chunk) in (DATA..).zip(into[..len].chunks_mut(8)) {
+            chunk.copy_from_slice(&self.get(word).to_le_bytes()[..chunk.len()]);
+        }
+        &into[..len]
+    }
+}
+
+fn to_words(r: &Regs) -> [u64; REGS_LEN] {
+    [
+        r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rsp, r.rbp, r.r8, r.r9, r.r10, r.r11, r.r12,
+        r.r13, r.r14, r.r15, r.rip, r.rflags,
+    ]
+}
+
+fn from_words(words: [u64; REGS_LEN]) -> Regs {
+    let [
+        rax,
+        rbx,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        rsp,
+        rbp,
+        r8,
+        r9,
+        r10,
+        r11,
+        r12,
+        r13,
+        r14,
+        r15,
+        rip,
+        rflags,
+    ] = words;
+    Regs {
+        rax,
+        rbx,
+        rcx,
+        rdx,
+        rsi,
+        rdi,
+        rsp,
+        rbp,
+        r8,
+        r9,
+        r10,
+        r11,
+        r12,
+        r13,
+        r14,
+        r15,
+        rip,
+        rflags,
+    }
+}

@@ -1,0 +1,126 @@
+//! What handlers do: capture, change, report.
+//!
+//! Invariants: nothing here fails for the guest's sake: what cannot be read is zeros and marked,
+//! what cannot be written is counted; work is bounded by the limits of [`super::spec`].
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::{Gva, Regs};
+
+use super::ProbeId;
+use super::hit::{GuestMemory, Scene, Surroundings};
+use super::spec::{Actions, Change, Item};
+use crate::event::{Captured, Event, EventKind, EventProducer};
+use crate::world::Clock;
+
+/// When and for whom a hit was taken up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) host_ns: u64,
+    pub(super) guest_tsc: u64,
+}
+
+impl Taken {
+    pub(super) fn now<M: ?Sized, C: Clock>(around: &Surroundings<'_, M, C>) -> Self {
+        Self {
+            host_ns: around.clock.host_ns(),
+            guest_tsc: around.clock.guest_tsc(),
+        }
+    }
+}
+
+/// An event that is yet to be completed by [`report`].
+pub(super) fn event(
+    kind: EventKind,
+    vcpu: u32,
+    probe: ProbeId,
+    actions: &Actions,
+    regs: &Regs,
+    taken: &Taken,
+) -> Event {
+    Event {
+        seq: 0,
+        kind,
+        probe,
+        vcpu,
+        host_ns: taken.host_ns,
+        guest_tsc: taken.guest_tsc,
+        regs: *regs,
+        shown: actions.registers,
+        captured: Captured::EMPTY,
+        task: None,
+        cost_ns: 0,
+    }
+}
+
+/// Adds `items`, the task and the cost to `event`, and queues it.
+pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
+    scene: &Scene<'_, M, C>,
+    events: &mut EventProducer,
+    mut event: Event,
+    items: &[Item],
+) {
+    complete(scene, &mut event, items);
+    let now = scene.around.clock.host_ns();
+    event.cost_ns = now.saturating_sub(event.host_ns);
+    events.push(event);
+}
+
+/// Adds `items` and the task to `event`.
+pub(super) fn complete<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    event: &mut Event,
+    items: &[Item],
+) {
+    capture(scene, &mut event.captured, items, &event.regs);
+    let (view, around) = (scene.view, scene.around);
+    event.task = view
+        .task
+        .and_then(|layout| layout.current(&view.tables, around.mem, around.gs_base));
+}
+
+/// Appends `items`, read with `regs`.
+pub(super) fn capture<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    into: &mut Captured,
+    items: &[Item],
+    regs: &Regs,
+) {
+    for item in items {
+        let at = match item {
+            Item::Memory { base, offset, .. } => regs.get(*base).wrapping_add_signed(*offset),
+            Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
+        };
+        into.item(item.len(), |bytes| {
+            scene
+                .view
+                .tables
+                .read(scene.around.mem, Gva(at), bytes)
+                .is_ok()
+        });
+    }
+}
+
+/// Makes `changes`; whether all could be made. Those that can be are.
+pub(super) fn apply<M: PhysMemory + ?Sized>(
+    changes: &[Change],
+    regs: &mut Regs,
+    memory: &GuestMemory<'_, M>,
+) -> bool {
+    let mut all = true;
+    for change in changes {
+        match change {
+            Change::Register { register, value } => regs.set(*register, *value),
+            Change::Memory {
+                base,
+                offset,
+                bytes,
+            } => {
+                let base = base.map_or(0, |base: Gpr| regs.get(base));
+                let at = Gva(base.wrapping_add_signed(*offset));
+                all &= memory.tables.write(memory.mem, at, bytes).is_ok();
+            }
+        }
+    }
+    all
+}

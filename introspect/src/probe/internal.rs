@@ -1,0 +1,210 @@
+//! What the engine itself watches in the guest, with int3s of its own:
+//!
+//! | where            | while there are                     | why                                   |
+//! |------------------|-------------------------------------|---------------------------------------|
+//! | `do_task_dead`   | return probes                       | calls of a dead task are orphans      |
+//! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
+//! | `free_module`    | probes of modules                   | the text under them is about to go    |
+//! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
+//!
+//! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
+//! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
+//! what they are for, and that is logged.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use tracing::{info, warn};
+
+use super::commit::CommitError;
+use super::plan::{Obstacle, Refused};
+use super::registry::{Place, Registry, SiteState};
+use super::table::Internal;
+use super::{ProbeId, ProbeSpec};
+use crate::definition::{Definition, Kind, Target};
+use crate::modules::ModuleState;
+use crate::symbols::LookupError;
+use crate::world::{StopError, World};
+
+const TASK_DEAD: &str = "do_task_dead";
+const FTRACE_HOOKS: [(&str, Internal); 2] = [
+    ("ftrace_arch_code_modify_prepare", Internal::FtraceBegins),
+    ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
+];
+const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
+
+impl Registry {
+    /// Makes sites for what the engine has to watch once `leaving` have left, and lets the others
+    /// go with the next change.
+    pub(super) fn provide_internal(&mut self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
+        if self.live.is_none() {
+            return;
+        }
+        let mut wanted = BTreeMap::new();
+        if self.has_return_probes(leaving) {
+            wanted.insert(TASK_DEAD, Internal::TaskDead);
+        }
+        if self.has_module_probes(leaving) {
+            wanted.extend(MODULE_HOOKS.map(|name| (name, Internal::Modules)));
+        }
+        for site in self.sites.values_mut() {
+            site.internal = None;
+        }
+        for (name, internal) in wanted {
+            self.watch_function(name, internal, mem);
+        }
+        let is_used = |site: &SiteState| {
+            site.internal.is_some() || site.members.iter().any(|id| !leaving.contains(id))
+        };
+        if self.sites.values().any(|site| site.ftrace && is_used(site)) {
+            for (name, internal) in FTRACE_HOOKS {
+                self.watch_function(name, internal, mem);
+            }
+        }
+        self.drop_idle_internal();
+    }
+
+    fn watch_function(&mut self, name: &'static str, internal: Internal, mem: &dyn PhysMemory) {
+        let spec = ProbeSpec::from(Definition {
+            kind: Kind::Probe,
+            name: None,
+            target: Target::Symbol {
+                module: None,
+                name: name.to_owned(),
+                offset: 0,
+            },
+        });
+        match self.plan(&spec, mem) {
+            Ok(point) => self.site_of(point).internal = Some(internal),
+            Err(why) if self.unwatched.insert(name) => {
+                warn!(%why, "{name} cannot be watched");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Forgets sites that neither a probe nor the engine wants and that were never armed.
+    fn drop_idle_internal(&mut self) {
+        self.sites
+            .retain(|_, site| !site.members.is_empty() || site.internal.is_some() || site.armed);
+    }
+
+    /// The guest's ftrace is about to patch text, or has done so: takes our int3s off its sites, or
+    /// puts them back where it left the nop.
+    ///
+    /// # Errors
+    /// When the virtual CPUs cannot be stopped.
+    pub fn ftrace_patches(&mut self, begins: bool, world: &dyn World) -> Result<(), StopError> {
+        self.ftrace_patches = begins;
+        if !begins {
+            for site in self.sites.values_mut() {
+                site.occupied = false;
+            }
+        }
+        loop {
+            match self.commit(&BTreeSet::new(), world) {
+                Ok(()) => return Ok(()),
+                Err(CommitError::Stop(error)) => return Err(error),
+                Err(CommitError::Site(Obstacle { at, why })) => {
+                    // Every round leaves one site more alone.
+                    let Some(site) = self.sites.get_mut(&at).filter(|site| !site.occupied) else {
+                        return Ok(());
+                    };
+                    info!(%at, %why, "left to the guest's ftrace");
+                    site.occupied = true;
+                }
+            }
+        }
+    }
+
+    fn has_module_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        self.probes.iter().any(|(id, probe)| {
+            let of_module = match &probe.place {
+                Place::Pending => matches!(
+                    probe.spec.definition.target,
+                    Target::Symbol {
+                        module: Some(_),
+                        ..
+                    }
+                ),
+                Place::At(at) => !self.image.is_text(*at),
+                Place::Refused(_) | Place::Gone => false,
+            };
+            of_module && !leaving.contains(id)
+        })
+    }
+
+    /// Whether the kernel image does not tell where `spec` is to go.
+    pub(super) fn may_be_of_a_module(&self, spec: &ProbeSpec) -> bool {
+        match &spec.definition.target {
+            Target::Address(at) => !self.image.is_text(*at),
+            Target::Symbol {
+                module: Some(_), ..
+            } => true,
+            Target::Symbol { name, .. } => {
+                let found = self.image.symbols().lookup(name);
+                matches!(found, Err(LookupError::Unknown { .. }))
+            }
+        }
+    }
+
+    /// Reads the guest's modules.
+    pub(super) fn read_modules(&mut self, mem: &dyn PhysMemory) {
+        let (Some(live), Some(reader)) = (&self.live, &self.module_reader) else {
+            return;
+        };
+        match reader.read(&live.view.tables, mem) {
+            Ok(modules) => {
+                self.formed
+                    .retain(|at| modules.iter().any(|module| module.address() == *at));
+                self.modules = Some(modules);
+            }
+            Err(error) => {
+                warn!(%error, "the guest's modules cannot be read");
+                self.modules = None;
+            }
+        }
+    }
+
+    /// The guest's modules have changed, or are about to: plants what waits for a module that is
+    /// there now, and takes everything out of those that leave. `formed` is where the module is
+    /// that has just got its final text. Returns what turned out to be impossible.
+    ///
+    /// # Errors
+    /// When the virtual CPUs cannot be stopped.
+    pub fn modules_changed(
+        &mut self,
+        formed: Option<Gva>,
+        world: &dyn World,
+    ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
+        self.formed.extend(formed);
+        self.read_modules(world.memory());
+        let leaving: Vec<(ProbeId, Gva)> = self
+            .probes
+            .iter()
+            .filter_map(|(id, probe)| match probe.place {
+                Place::At(at) if !self.image.is_text(at) => Some((*id, at)),
+                _ => None,
+            })
+            .filter(|(_, at)| {
+                let modules = self.modules.as_ref();
+                modules
+                    .and_then(|modules| modules.containing(*at))
+                    .is_none_or(|module| {
+                        matches!(module.state(), ModuleState::Going | ModuleState::Unformed)
+                    })
+            })
+            .collect();
+        for (id, at) in &leaving {
+            if let Some(site) = self.sites.get_mut(at) {
+                site.members.retain(|member| member != id);
+            }
+            if let Some(probe) = self.probes.get_mut(id) {
+                info!(probe = %id, %at, "the module under a probe is unloaded");
+                probe.place = Place::Gone;
+            }
+        }
+        self.settle_pending(world)
+    }
+}

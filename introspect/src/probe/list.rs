@@ -1,0 +1,125 @@
+//! The list of probes: what is told of each, and whether the guest has rewritten the text under it.
+
+use std::sync::Arc;
+
+use hvprobe_arch::mem::PhysMemory;
+use tracing::warn;
+
+use super::patch::Text;
+use super::registry::{Place, Probe, Registry, SiteState};
+use super::{ProbeId, ProbeInfo, ProbeState};
+use crate::definition::{Definition, Kind, Target};
+
+impl Registry {
+    /// Every registered probe, in the order of registration.
+    #[must_use]
+    pub fn list(&self, mem: &dyn PhysMemory) -> Vec<ProbeInfo> {
+        self.probes
+            .iter()
+            .map(|(id, probe)| self.info(*id, probe, mem))
+            .collect()
+    }
+
+    fn info(&self, id: ProbeId, probe: &Probe, mem: &dyn PhysMemory) -> ProbeInfo {
+        let site = match probe.place {
+            Place::At(at) => self.sites.get(&at),
+            _ => None,
+        };
+        let rewritten = site.is_some_and(|site| self.is_rewritten(site, mem));
+        ProbeInfo {
+            id,
+            name: event_name(&probe.spec.definition),
+            definition: probe.spec.definition.to_string(),
+            kind: probe.spec.definition.kind,
+            addr: site.map(|site| site.displaced.at()),
+            symbol: site.map(|site| site.symbol.clone()),
+            state: match &probe.place {
+                Place::Pending => ProbeState::Pending,
+                Place::Refused(why) => ProbeState::Refused(why.to_string()),
+                Place::Gone => ProbeState::Gone,
+                Place::At(_) if rewritten => ProbeState::Gone,
+                Place::At(_) => ProbeState::Placed,
+            },
+            disabled: probe.spec.disabled,
+            mechanism: site.map(|site| self.mechanism(site)),
+            maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
+            counts: probe.counters.sum(),
+            actions: Arc::clone(&probe.actions),
+        }
+    }
+
+    /// Whether the guest has put something else where `site`'s instruction was.
+    pub(super) fn is_rewritten(&self, site: &SiteState, mem: &dyn PhysMemory) -> bool {
+        let Some(live) = &self.live else { return false };
+        let tables = &live.view.tables;
+        let text = Text { tables, mem };
+        let at = site.displaced.at();
+        let as_left = if site.armed {
+            text.is_patched(at)
+        } else {
+            text.holds(at, site.displaced.bytes())
+        };
+        site.gone || !as_left
+    }
+
+    /// Looks whether the guest has rewritten text under a probe, and marks and reports what it
+    /// finds. Needs no stop; meant to be called now and then.
+    pub fn watch(&mut self, mem: &dyn PhysMemory) {
+        let rewritten: Vec<_> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| {
+                let left_to_ftrace = site.ftrace && !site.armed;
+                !site.gone && !left_to_ftrace && self.is_rewritten(site, mem)
+            })
+            .map(|(at, _)| *at)
+            .collect();
+        for at in rewritten {
+            if let Some(site) = self.sites.get_mut(&at) {
+                site.gone = true;
+                let (name, offset) = &site.symbol;
+                warn!(%at, symbol = name, offset, "the guest rewrote the text under a probe");
+            }
+        }
+    }
+}
+
+/// The event's name as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with `_` for what an
+/// event name cannot hold (`__trace_kprobe_create` in kernel/trace/trace_kprobe.c).
+fn event_name(definition: &Definition) -> String {
+    if let Some(name) = &definition.name {
+        return name.clone();
+    }
+    let kind = match definition.kind {
+        Kind::Probe => 'p',
+        Kind::Return { .. } => 'r',
+    };
+    match &definition.target {
+        Target::Symbol { name, offset, .. } => {
+            format!("{kind}_{}_{offset}", name.replace('.', "_"))
+        }
+        Target::Address(at) => format!("{kind}_{at:#x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::parse;
+
+    #[test]
+    fn probes_without_a_name_are_named_as_ftrace_would() {
+        for (definition, name) in [
+            ("p vfs_read", "p_vfs_read_0"),
+            ("r vfs_read", "r_vfs_read_0"),
+            ("p vfs_read%return", "r_vfs_read_0"),
+            ("p vfs_read+0x11", "p_vfs_read_17"),
+            ("p foo.isra.0.cold+16", "p_foo_isra_0_cold_16"),
+            ("p 0xffffffff81000109", "p_0xffffffff81000109"),
+            ("p:mine vfs_read", "mine"),
+            ("p:group/mine vfs_read", "group/mine"),
+        ] {
+            assert_eq!(event_name(&parse(definition).unwrap()), name);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! How the instruction of a site takes effect, and the slots that takes.
+//!
+//! Cheapest first: *emulated* needs no slot, a *boosted* slot jumps back, a *stepped* one ends in an
+//! int3. Stepped is for instructions with an exception-table entry, which must fault inside the
+//! exception window, and for post-handlers of instructions that are not emulated. Invariants: nobody
+//! is in a stepped slot while the virtual CPUs stand still, so it may be given back then; somebody
+//! may always have been interrupted in a boosted one, so its content stays as it is (a *ghost*), for
+//! the next probe at the same instruction, until there are no other slots and no word of guest
+//! memory points into it.
+
+use std::collections::BTreeSet;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{Action, Displaced, RelocateError, SlotCode, SlotKind};
+use hvprobe_arch::mem::PhysMemory;
+use tracing::{info, warn};
+
+use super::plan::{Obstacle, Refused};
+use super::registry::{Registry, SiteState};
+use super::{Mechanism, ProbeId};
+use crate::hidden::{HiddenError, IDT_SIZE};
+use crate::world::Standing;
+
+impl Registry {
+    /// How `site`'s instruction takes effect with the probes that are enabled now.
+    pub(super) fn mechanism(&self, site: &SiteState) -> Mechanism {
+        match self.slot_kind(site, &BTreeSet::new()) {
+            None => Mechanism::Emulated,
+            Some(SlotKind::Boosted) => Mechanism::Boosted,
+            Some(SlotKind::Trapped) => Mechanism::Stepped,
+        }
+    }
+
+    /// The kind of slot `site` needs for its enabled probes.
+    fn slot_kind(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Option<SlotKind> {
+        let (mut post, mut least) = (false, Mechanism::Emulated);
+        for id in &site.members {
+            if self.is_enabled(*id, leaving)
+                && let Some(probe) = self.probes.get(id)
+            {
+                post |= probe.spec.actions.post;
+                least = least.max(probe.spec.mechanism.unwrap_or(least));
+            }
+        }
+        let is_emulated =
+            matches!(site.displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated;
+        if is_emulated {
+            None
+        } else if post || site.fixup || least == Mechanism::Stepped {
+            Some(SlotKind::Trapped)
+        } else {
+            Some(SlotKind::Boosted)
+        }
+    }
+
+    /// Takes and fills the slots that wanted sites need and have not. Returns what each site's slot
+    /// is to become; a ghost among them stays one until [`Registry::revive`] is told of it.
+    pub(super) fn take_slots(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+        standing: &[Standing],
+    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
+        let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| !site.gone && self.is_wanted(site, leaving))
+            .map(|(at, site)| (*at, site.displaced, self.slot_kind(site, leaving)))
+            .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
+            .collect();
+        let mut taken = Vec::new();
+        if self.has_return_probes(leaving)
+            && let Some(live) = &self.live
+        {
+            // The trampoline is there before a return address can point to it, and stays.
+            let mapped = self.hidden.map(mem, &live.view.tables);
+            if let Err(source) = mapped {
+                let at = self.first_return_site(leaving).unwrap_or(Gva(0));
+                let why = Refused::Slot { at, source };
+                return Err(Obstacle { at, why });
+            }
+            self.hidden.pin();
+        }
+        for (at, displaced, kind) in needed {
+            let code = match kind {
+                None => Ok(None),
+                Some(kind) => self.take_slot(&displaced, kind, mem, standing).map(Some),
+            };
+            match code {
+                Ok(code) => taken.push((at, code)),
+                Err(why) => {
+                    self.give_back(taken, mem);
+                    return Err(Obstacle { at, why });
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    fn first_return_site(&self, leaving: &BTreeSet<ProbeId>) -> Option<Gva> {
+        let is_return = |id: &ProbeId| {
+            !leaving.contains(id)
+                && self
+                    .probes
+                    .get(id)
+                    .is_some_and(|probe| probe.pool.is_some())
+        };
+        let mut sites = self.sites.iter();
+        let (at, _) = sites.find(|(_, site)| site.members.iter().any(is_return))?;
+        Some(*at)
+    }
+
+    fn take_slot(
+        &mut self,
+        displaced: &Displaced,
+        kind: SlotKind,
+        mem: &dyn PhysMemory,
+        standing: &[Standing],
+    ) -> Result<SlotCode, Refused> {
+        let at = displaced.at();
+        let Some(live) = &self.live else {
+            return Err(Refused::Unmapped { at });
+        };
+        let tables = live.view.tables;
+        let refused = |source| Refused::Slot { at, source };
+        if kind == SlotKind::Boosted
+            && let Some((_, code)) = self.ghosts.iter().find(|(ghost, _)| ghost == displaced)
+        {
+            return Ok(*code);
+        }
+        self.hidden.map(mem, &tables).map_err(refused)?;
+        if kind == SlotKind::Trapped {
+            let mut idt = [0; IDT_SIZE];
+            tables
+                .read(mem, live.view.idt, &mut idt)
+                .map_err(|_| Refused::NoWindow { at })?;
+            self.hidden.build_idt(mem, &idt).map_err(refused)?;
+        }
+        let slot = match self.hidden.take(mem) {
+            Err(HiddenError::OutOfSlots(_)) if !self.ghosts.is_empty() => {
+                self.reclaim(mem, standing);
+                self.hidden.take(mem)
+            }
+            taken => taken,
+        };
+        let slot = slot.map_err(refused)?;
+        let code = match kind {
+            SlotKind::Boosted => displaced.boosted(slot),
+            SlotKind::Trapped => displaced.trapped(slot),
+        }
+        .map_err(|source| match source {
+            RelocateError::Emulated { .. } => Refused::Mechanism {
+                at,
+                wanted: match kind {
+                    SlotKind::Boosted => Mechanism::Boosted,
+                    SlotKind::Trapped => Mechanism::Stepped,
+                },
+            },
+            source => Refused::Relocate { at, source },
+        })
+        .and_then(|code| {
+            self.hidden.fill(mem, &code).map_err(refused)?;
+            Ok(code)
+        });
+        if code.is_err() {
+            put_back(self.hidden.release(mem, slot));
+        }
+        code
+    }
+
+    /// Gives back the ghosts that nobody can be inside of: no slot is left, so it is worth looking
+    /// through all of the guest's memory.
+    fn reclaim(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
+        let Some(used) = self
+            .hidden
+            .referenced(mem, standing.iter().map(|cpu| cpu.rip))
+        else {
+            return;
+        };
+        let hidden = &mut self.hidden;
+        self.ghosts.retain(|(_, code)| {
+            let stays = used.contains(&code.at());
+            if !stays {
+                put_back(hidden.release(mem, code.at()));
+            }
+            stays
+        });
+        info!(
+            stay = self.ghosts.len(),
+            "boosted slots of former probes given back"
+        );
+    }
+
+    /// Gives back slots that were taken for a change that did not happen: nobody has been in them,
+    /// unless they are ghosts.
+    pub(super) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
+        for code in taken.into_iter().filter_map(|(_, code)| code) {
+            if !self.ghosts.iter().any(|(_, ghost)| *ghost == code) {
+                put_back(self.hidden.release(mem, code.at()));
+            }
+        }
+    }
+
+    /// A site has taken `code` into use, which may have been a ghost.
+    pub(super) fn revive(&mut self, code: &SlotCode) {
+        self.ghosts.retain(|(_, ghost)| ghost != code);
+    }
+
+    /// A site has no use for its slot any more.
+    pub(super) fn let_go(
+        &mut self,
+        displaced: Displaced,
+        code: Option<SlotCode>,
+        mem: &dyn PhysMemory,
+    ) {
+        match code {
+            Some(code) if code.kind() == SlotKind::Boosted => self.ghosts.push((displaced, code)),
+            Some(code) => put_back(self.hidden.release(mem, code.at())),
+            None => {}
+        }
+    }
+}
+
+fn put_back(result: Result<(), HiddenError>) {
+    if let Err(error) = result {
+        warn!(%error, "an out-of-line slot could not be given back");
+    }
+}

@@ -1,0 +1,231 @@
+//! Return probes at a hit: the entry of a function, its return through the trampoline, the end of a
+//! task, and what becomes of the calls in flight when a probe leaves.
+//!
+//! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows where the
+//! call really returns to, or the real address can be read from the slot again.
+//!
+//! [`Calls`]: crate::calls::Calls
+
+use std::sync::atomic::Ordering;
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::{Gva, Regs};
+
+use super::act::{Taken, apply, capture, event, report};
+use super::hit::{Outcome, Scene, State};
+use super::spec::{Actions, Condition, Item};
+use super::table::Member;
+use crate::calls::{DATA_MAX, Ended, Entry, Fate, Frame, Pool};
+use crate::event::{Call, Captured, EventKind};
+use crate::world::Clock;
+
+/// Bytes before the entry's capture in the private data of a call: which items were unreadable.
+const HEADER: usize = 4;
+
+/// How much private data a call of such a probe has.
+pub(super) fn entry_data_size(actions: &Actions) -> usize {
+    match actions.capture.as_slice() {
+        [] => 0,
+        items => HEADER + items.iter().map(Item::len).sum::<usize>(),
+    }
+}
+
+impl State {
+    /// The entry of a function with a return probe: puts the trampoline in the place of the return
+    /// address.
+    pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        member: &Member,
+        actions: &Actions,
+        pool: &Pool,
+        taken: &Taken,
+        regs: &Regs,
+    ) {
+        let wanted = |condition: &Condition| condition.holds(regs.get(condition.register));
+        if !actions.when.iter().all(wanted) {
+            member.counters.veto(self.vcpu);
+            return;
+        }
+        if self.enter_call(scene, actions, pool, taken, regs).is_none() {
+            member.counters.miss(self.vcpu);
+        }
+    }
+
+    fn enter_call<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        actions: &Actions,
+        pool: &Pool,
+        taken: &Taken,
+        regs: &Regs,
+    ) -> Option<()> {
+        let table = scene.table;
+        let (returns, fixtures) = (table.returns()?, table.fixtures()?);
+        let slot = Gva(regs.rsp);
+        let found = Gva(scene.read_u64(slot)?);
+        let trampoline = fixtures.trampoline();
+        let mut calls = returns.calls.open(scene.task()?)?;
+        let ret = calls.enter(slot, found, trampoline, |call| {
+            if let Some(orphaned) = table.returning(call.probe()) {
+                orphaned.counters.orphan(self.vcpu);
+            }
+        })?;
+        let mut data = [0; DATA_MAX];
+        let data = entry_data(scene, &mut data, actions, regs);
+        let entry = Entry {
+            id: returns.next_call.fetch_add(1, Ordering::Relaxed),
+            slot,
+            ret,
+            host_ns: taken.host_ns,
+            guest_tsc: taken.guest_tsc,
+            regs,
+            data,
+        };
+        if !calls.push(pool, &entry) {
+            return None;
+        }
+        let planted = found == trampoline
+            || scene
+                .view
+                .tables
+                .write(scene.around.mem, slot, &trampoline.0.to_le_bytes())
+                .is_ok();
+        if !planted {
+            calls.take_back(1);
+            return None;
+        }
+        Some(())
+    }
+
+    /// The trampoline: a function has returned. Runs the return handlers of all probes that saw its
+    /// entry and sends the guest to the caller.
+    pub(super) fn returned<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let table = scene.table;
+        let taken = Taken::now(scene.around);
+        let slot = Gva(regs.rsp.wrapping_sub(8));
+        let known = table.returns().and_then(|returns| {
+            let mut calls = returns.calls.open(scene.task()?)?;
+            calls.returned(slot, |ended, call| {
+                let Some(probe) = table.returning(call.probe()) else {
+                    return;
+                };
+                if ended == Ended::Orphaned {
+                    probe.counters.orphan(self.vcpu);
+                    return;
+                }
+                regs.rip = call.ret().0;
+                if probe.disabled {
+                    probe.counters.miss(self.vcpu);
+                    return;
+                }
+                probe.counters.hit(self.vcpu);
+                let kind = EventKind::Return(Call {
+                    id: call.id(),
+                    entry_ns: call.host_ns(),
+                    entry_tsc: call.guest_tsc(),
+                    entry: call.regs(),
+                });
+                let actions = &probe.actions;
+                let mut seen = event(kind, self.vcpu, call.probe(), actions, regs, &taken);
+                let mut data = [0; DATA_MAX];
+                restore(&mut seen.captured, &actions.capture, call.data(&mut data));
+                report(scene, &mut self.events, seen, &actions.capture_at_return);
+                if !apply(&actions.changes, regs, &scene.memory()) {
+                    probe.counters.error(self.vcpu);
+                }
+            })
+        });
+        // Without a call the slot that was popped tells: the real address was put back there just
+        // after the function had read the trampoline's from it.
+        let to = known.or_else(|| {
+            if let Some(returns) = table.returns() {
+                returns.unmatched.fetch_add(1, Ordering::Relaxed);
+            }
+            let found = Gva(scene.read_u64(slot)?);
+            (!table.is_trampoline(found)).then_some(found)
+        });
+        match to {
+            Some(to) => {
+                regs.rip = to.0;
+                Outcome::Resume { shadow: false }
+            }
+            None => Outcome::Foreign,
+        }
+    }
+
+    /// The current task will not run again.
+    pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>) {
+        let open = || scene.table.returns()?.calls.open(scene.task()?);
+        if let Some(mut calls) = open() {
+            calls.discard_all(|call| {
+                if let Some(probe) = scene.table.returning(call.probe()) {
+                    probe.counters.orphan(self.vcpu);
+                }
+            });
+        }
+    }
+}
+
+/// What a call keeps of its entry, written to the front of `into`.
+fn entry_data<'a, M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    into: &'a mut [u8; DATA_MAX],
+    actions: &Actions,
+    regs: &Regs,
+) -> &'a [u8] {
+    if actions.capture.is_empty() {
+        return &[];
+    }
+    let mut captured = Captured::EMPTY;
+    capture(scene, &mut captured, &actions.capture, regs);
+    let len = HEADER + captured.bytes().len();
+    into[..HEADER].copy_from_slice(&captured.unreadable().to_le_bytes());
+    into[HEADER..len].copy_from_slice(captured.bytes());
+    &into[..len]
+}
+
+/// Appends what a call kept of its entry.
+fn restore(into: &mut Captured, items: &[Item], data: &[u8]) {
+    let Some((header, mut bytes)) = data.split_first_chunk::<HEADER>() else {
+        return;
+    };
+    let unreadable = u32::from_le_bytes(*header);
+    for (index, item) in items.iter().enumerate() {
+        let Some((kept, rest)) = bytes.split_at_checked(item.len()) else {
+            return;
+        };
+        bytes = rest;
+        into.item(item.len(), |bytes| {
+            bytes.copy_from_slice(kept);
+            unreadable >> index & 1 == 0
+        });
+    }
+}
+
+/// Puts the real return address of a call nobody waits for back into its slot, while the virtual
+/// CPUs stand still.
+pub(super) fn vacate(
+    frame: &Frame,
+    trampoline: Gva,
+    tables: &PageTables,
+    mem: &dyn PhysMemory,
+) -> Fate {
+    // The slot is overwritten when the function has returned, an interrupt came at the trampoline,
+    // and its frame lies over the slot. Then the call is still needed.
+    let holds = tables.read_u64(mem, frame.slot) == Ok(trampoline.0);
+    if holds
+        && tables
+            .write(mem, frame.slot, &frame.ret.0.to_le_bytes())
+            .is_ok()
+    {
+        Fate::Forget
+    } else {
+        Fate::Keep
+    }
+}

@@ -1,0 +1,173 @@
+//! A virtual CPU whose part the test plays: what the processor does around a hit, and what is
+//! reported of it.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use hvprobe_arch::regs::rflags;
+use hvprobe_arch::{Gva, Regs};
+
+use super::super::hit::{HitHandler, Outcome, Surroundings};
+use super::super::spec::Decision;
+use super::super::table::ProbeTable;
+use super::Rig;
+use crate::event::{Collector, Event};
+use crate::testing::{Guest, Memory, Ticks, regs};
+
+/// The guest just goes on.
+pub(super) const RESUME: Outcome = Outcome::Resume { shadow: false };
+
+/// The gate's handler (SDM vol. 3, 6.14.1).
+fn handler_of(gate: [u8; 16]) -> Gva {
+    let [a, b, _, _, _, _, c, d, e, f, g, h, ..] = gate;
+    Gva(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// A virtual CPU, and what it reports.
+pub(super) struct Cpu {
+    guest: Rc<Guest>,
+    table: Arc<ProbeTable>,
+    pub(super) handler: HitHandler,
+    collector: Collector,
+    events: Arc<Mutex<Vec<Event>>>,
+    clock: Rc<Ticks>,
+    pub(super) regs: Regs,
+    pub(super) gs_base: u64,
+}
+
+impl Cpu {
+    /// The second one, with the registers of [`regs`].
+    pub(super) fn new(rig: &Rig) -> Self {
+        Self::numbered(rig, 1)
+    }
+
+    pub(super) fn numbered(rig: &Rig, vcpu: u32) -> Self {
+        let events = Arc::<Mutex<Vec<Event>>>::default();
+        let sink = Arc::clone(&events);
+        let (collector, mut producers) = Collector::start(
+            1,
+            4096,
+            Box::new(move |batch, dropped| {
+                assert_eq!(dropped, 0);
+                sink.lock().expect("no panic").extend_from_slice(batch);
+            }),
+        )
+        .expect("a thread can be started");
+        let mut handler = HitHandler::new(vcpu, producers.pop().expect("one"));
+        let table = rig.guest.table();
+        handler.adopt(Arc::clone(&table), Some(rig.guest.view()));
+        Self {
+            guest: Rc::clone(&rig.guest),
+            table,
+            handler,
+            collector,
+            events,
+            clock: Rc::clone(&rig.clock),
+            regs: regs(),
+            gs_base: rig.guest.gs_base(),
+        }
+    }
+
+    /// Takes over the table that the guest was last stopped for, as every virtual CPU does then.
+    fn sync(&mut self) {
+        let table = self.guest.table();
+        if !Arc::ptr_eq(&table, &self.table) {
+            assert!(
+                !self.handler.is_stepping(),
+                "the test stopped the guest inside a step"
+            );
+            self.handler
+                .adopt(Arc::clone(&table), Some(self.guest.view()));
+            self.table = table;
+        }
+    }
+
+    fn with<T>(
+        &mut self,
+        act: impl FnOnce(&mut HitHandler, &mut Regs, &Surroundings<'_, Memory, Ticks>) -> T,
+    ) -> T {
+        self.sync();
+        let around = Surroundings {
+            mem: &self.guest.mem,
+            clock: &*self.clock,
+            gs_base: self.gs_base,
+        };
+        act(&mut self.handler, &mut self.regs, &around)
+    }
+
+    /// The int3 at `at`.
+    pub(super) fn hit(&mut self, at: Gva) -> Outcome {
+        self.with(|handler, regs, around| handler.hit(at, regs, around))
+    }
+
+    /// A hit at `at` that goes through a copy; returns where.
+    pub(super) fn enter_slot(&mut self, at: Gva) -> Gva {
+        assert_eq!(self.hit(at), RESUME);
+        Gva(self.regs.rip)
+    }
+
+    pub(super) fn resume(&mut self, decision: &Decision) -> Outcome {
+        self.with(|handler, regs, around| handler.resume(decision, regs, around))
+    }
+
+    /// What the processor does at exception `vector` with RIP at `rip`: it pushes a frame and takes
+    /// the gate of the interrupt descriptor table it has. Returns what became of it if that is one
+    /// of ours.
+    pub(super) fn raise(&mut self, vector: u8, code: Option<u64>, rip: Gva) -> Option<Outcome> {
+        let own = self.guest.view().idt;
+        let idt = self.handler.window().unwrap_or(own);
+        let mut top = self.regs.rsp & !0xf;
+        for word in [0x18, self.regs.rsp, self.regs.rflags, 0x10, rip.0]
+            .into_iter()
+            .chain(code)
+        {
+            top -= 8;
+            self.guest.write(Gva(top), &word.to_le_bytes());
+        }
+        self.regs.rsp = top;
+        self.regs.rflags &= !rflags::IF;
+        let gate = idt.wrapping_add(u64::from(vector) * 16);
+        let stub = handler_of(self.guest.read(gate));
+        self.regs.rip = stub.0;
+        if idt == own {
+            assert_eq!(self.handler.vector(stub), None);
+            return None;
+        }
+        // The `out`, before and after it.
+        assert_eq!(self.guest.read(stub), [0xe6, 0x90]);
+        for rip in [stub, stub.wrapping_add(2)] {
+            assert_eq!(self.handler.vector(rip), Some(vector));
+        }
+        Some(self.exception(vector))
+    }
+
+    /// The stub of `vector` was reached.
+    pub(super) fn exception(&mut self, vector: u8) -> Outcome {
+        self.exception_with(vector, self.guest.view().idt)
+    }
+
+    /// As [`Cpu::exception`], with the guest's own interrupt descriptor table at `idt`.
+    pub(super) fn exception_with(&mut self, vector: u8, idt: Gva) -> Outcome {
+        self.with(|handler, regs, around| handler.exception(vector, idt, regs, around))
+    }
+
+    /// What the guest's `iret` does with the frame of an exception without an error code, or after
+    /// the error code was popped.
+    pub(super) fn iret(&mut self) {
+        let [rip, rflags, rsp] = [0, 16, 24].map(|offset| {
+            let at = Gva(self.regs.rsp).wrapping_add(offset);
+            u64::from_le_bytes(self.guest.read(at))
+        });
+        self.regs.rip = rip;
+        self.regs.rflags = rflags;
+        self.regs.rsp = rsp;
+    }
+
+    /// Everything it reported.
+    pub(super) fn events(self) -> Vec<Event> {
+        drop(self.handler);
+        self.collector.finish();
+        let events = self.events.lock().expect("no panic");
+        events.clone()
+    }
+}

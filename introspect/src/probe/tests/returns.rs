@@ -1,0 +1,723 @@
+//! Return probes: the entry, the return, and the calls that never come back.
+
+use std::sync::atomic::Ordering;
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::{Gva, Regs};
+
+use super::super::hit::{Held, Outcome};
+use super::super::spec::{Change, Comparison, Condition, Decision, Item, Then};
+use super::*;
+use crate::event::{Call, Event, EventKind};
+use crate::testing::{DATA_VIRT, STACK, regs};
+use crate::world::Standing;
+
+/// A function whose first instruction is emulated, and its kprobe.
+const FUNCTION: &str = "r filler_000";
+/// Another.
+const OTHER: &str = "r filler_002";
+
+/// The return address of the `n`th call, somewhere in the kernel's text.
+fn caller(rig: &Rig, n: u64) -> Gva {
+    rig.at("filler_100", 0).wrapping_add(n)
+}
+
+/// The slot of the `n`th frame of a stack.
+fn frame(n: u64) -> Gva {
+    Gva(STACK.0 - 0x20 * n)
+}
+
+impl Cpu {
+    /// The function at `entry`, which is probed, is called with its return address at `slot`.
+    fn call(&mut self, rig: &Rig, entry: Gva, slot: Gva, ret: Gva) -> Outcome {
+        rig.guest.write(slot, &ret.0.to_le_bytes());
+        self.jump(entry, slot)
+    }
+
+    /// The same, without a return address of its own: the end of another function, in its frame.
+    fn jump(&mut self, entry: Gva, slot: Gva) -> Outcome {
+        self.regs = Regs {
+            rsp: slot.0,
+            ..regs()
+        };
+        self.hit(entry)
+    }
+
+    /// The function with its return address at `slot` returns `value`; where the guest goes on.
+    fn ret(&mut self, rig: &Rig, slot: Gva, value: u64) -> Gva {
+        let found = rig.word(slot);
+        self.regs.rax = value;
+        self.regs.rsp = slot.0 + 8;
+        self.regs.rip = found.0;
+        if found == rig.trampoline() {
+            assert_eq!(self.hit(found), RESUME);
+        }
+        Gva(self.regs.rip)
+    }
+}
+
+impl Rig {
+    fn word(&self, at: Gva) -> Gva {
+        Gva(u64::from_le_bytes(self.guest.read(at)))
+    }
+
+    fn trampoline(&self) -> Gva {
+        let table = self.guest.table();
+        table.fixtures().expect("mapped").trampoline()
+    }
+
+    /// Whether the frame at `slot` will return through the trampoline.
+    fn is_taken(&self, slot: Gva) -> bool {
+        self.word(slot) == self.trampoline()
+    }
+
+    fn unmatched(&self) -> u64 {
+        self.registry.returns.unmatched.load(Ordering::Relaxed)
+    }
+
+    /// A second task and per-CPU area that says it runs; returns its GS base.
+    fn second_task(&self) -> u64 {
+        let task = DATA_VIRT.wrapping_add(0x200);
+        self.guest
+            .write(DATA_VIRT.wrapping_add(8), &task.0.to_le_bytes());
+        self.guest.gs_base() + 8
+    }
+}
+
+/// The returns among `events`.
+fn returns(events: &[Event]) -> Vec<(&Event, Call)> {
+    let returns = events.iter().filter_map(|event| match event.kind {
+        EventKind::Return(call) => Some((event, call)),
+        _ => None,
+    });
+    returns.collect()
+}
+
+fn hits(rig: &Rig, id: ProbeId) -> u64 {
+    rig.counts(id).hits
+}
+
+#[test]
+fn return_is_reported_with_its_call_and_goes_where_it_would_have_gone() {
+    let mut rig = Rig::live();
+    let id = rig.one(FUNCTION);
+    let (entry, ret) = (rig.addr(id), caller(&rig, 0));
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.call(&rig, entry, STACK, ret), RESUME);
+    // The entry takes effect, and nothing but the return address has changed.
+    let inside = Regs {
+        rip: entry.0 + 1,
+        rsp: STACK.0 - 8,
+        ..regs()
+    };
+    assert_eq!(cpu.regs, inside);
+    assert!(rig.is_taken(STACK));
+    assert_eq!(hits(&rig, id), 0);
+
+    cpu.regs.rbx = 0x77;
+    assert_eq!(cpu.ret(&rig, STACK, 42), ret);
+    let back = Regs {
+        rip: ret.0,
+        rsp: STACK.0 + 8,
+        rax: 42,
+        rbx: 0x77,
+        ..regs()
+    };
+    assert_eq!(cpu.regs, back);
+    let counts = Counts {
+        hits: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.counts(id), counts);
+    let events = cpu.events();
+    assert_eq!(events.len(), 1);
+    let call = Call {
+        id: 0,
+        entry_ns: 10,
+        entry_tsc: 1010,
+        entry: Regs {
+            rip: entry.0,
+            ..regs()
+        },
+    };
+    assert_eq!(events[0].kind, EventKind::Return(call));
+    assert_eq!((events[0].probe, events[0].regs), (id, back));
+    assert!(events[0].host_ns > call.entry_ns);
+    assert!(events[0].task.is_some());
+}
+
+#[test]
+fn kprobes_and_return_probes_of_a_function_cost_one_stop_and_run_in_order() {
+    let mut rig = Rig::live();
+    let definitions = ["p filler_000", FUNCTION, "p filler_000", FUNCTION];
+    let mut ids = Vec::new();
+    let stops = rig.stops_of(|rig| ids = rig.register(&specs(definitions)));
+    assert_eq!(stops, 1);
+    let mut cpu = Cpu::new(&rig);
+    let ret = caller(&rig, 0);
+    // One hit for all of them.
+    assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
+    assert_eq!(cpu.ret(&rig, STACK, 1), ret);
+    let events = cpu.events();
+    let probes: Vec<_> = events.iter().map(|event| event.probe).collect();
+    // At the return, the innermost registration first.
+    assert_eq!(probes, [ids[0], ids[2], ids[3], ids[1]]);
+    let returns = returns(&events);
+    assert_eq!(returns.len(), 2);
+    assert!(returns.iter().all(|(event, _)| event.regs.rip == ret.0));
+    assert_ne!(returns[0].1.id, returns[1].1.id);
+    assert!(ids.iter().all(|id| hits(&rig, *id) == 1));
+}
+
+#[test]
+fn recursive_calls_return_one_by_one() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&specs([FUNCTION, OTHER]));
+    let entries = [rig.addr(ids[0]), rig.addr(ids[1])];
+    let mut cpu = Cpu::new(&rig);
+    for n in 0..6_u8 {
+        let at = entries[usize::from(n % 2)];
+        cpu.call(&rig, at, frame(n.into()), caller(&rig, n.into()));
+    }
+    for n in (0..6).rev() {
+        assert_eq!(cpu.ret(&rig, frame(n), n), caller(&rig, n));
+    }
+    let events = cpu.events();
+    let seen = returns(&events).into_iter();
+    let seen: Vec<_> = seen
+        .map(|(event, call)| (event.regs.rax, call.id))
+        .collect();
+    assert_eq!(seen, [(5, 5), (4, 4), (3, 3), (2, 2), (1, 1), (0, 0)]);
+    assert_eq!((hits(&rig, ids[0]), hits(&rig, ids[1])), (3, 3));
+}
+
+#[test]
+fn function_entered_by_a_jump_at_the_end_of_another_returns_for_both() {
+    let mut rig = Rig::live();
+    // `vfs_read` ends in a jump, which is probed as well.
+    let ids = rig.register(&specs(["r vfs_read", "p vfs_read+0x16", OTHER]));
+    let ret = caller(&rig, 0);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(ids[0]), STACK, ret);
+    assert_eq!(cpu.jump(rig.addr(ids[1]), STACK), RESUME);
+    assert_eq!(cpu.regs.rip, rig.at("vfs_read", 0x18).0);
+    cpu.jump(rig.addr(ids[2]), STACK);
+    assert!(rig.is_taken(STACK));
+    assert_eq!(cpu.ret(&rig, STACK, 9), ret);
+    let events = cpu.events();
+    let seen: Vec<_> = returns(&events).iter().map(|it| it.0.probe).collect();
+    assert_eq!(seen, [ids[2], ids[0]]);
+    assert_eq!(rig.unmatched(), 0);
+}
+
+#[test]
+fn entry_condition_leaves_calls_alone() {
+    let mut rig = Rig::live();
+    let condition = |comparison, value| Condition {
+        register: Gpr::Rdi,
+        comparison,
+        value,
+    };
+    let actions = Actions {
+        when: vec![
+            condition(Comparison::GreaterOrEqual, 10),
+            condition(Comparison::NotEqual, 12),
+        ],
+        ..Actions::default()
+    };
+    let id = rig.register(&[acting(FUNCTION, actions)])[0];
+    let (entry, ret) = (rig.addr(id), caller(&rig, 0));
+    let mut cpu = Cpu::new(&rig);
+    for (rdi, is_seen) in [(9, false), (10, true), (12, false), (u64::MAX, true)] {
+        rig.guest.write(STACK, &ret.0.to_le_bytes());
+        cpu.regs = Regs { rdi, ..regs() };
+        assert_eq!(cpu.hit(entry), RESUME);
+        assert_eq!(cpu.regs.rip, entry.0 + 1);
+        assert_eq!(rig.is_taken(STACK), is_seen);
+        assert_eq!(cpu.ret(&rig, STACK, 0), ret);
+    }
+    let counts = Counts {
+        hits: 2,
+        vetoed: 2,
+        ..Counts::default()
+    };
+    assert_eq!(rig.counts(id), counts);
+    assert_eq!(cpu.events().len(), 2);
+}
+
+#[test]
+fn calls_beyond_the_instances_run_unprobed_and_are_missed() {
+    // Without a number: the larger of 10 and twice the virtual CPUs.
+    for (definition, limit) in [("r1 filler_000", 1), (FUNCTION, 10)] {
+        let mut rig = Rig::live();
+        let id = rig.one(definition);
+        assert_eq!(rig.info(id).maxactive, Some(limit));
+        let limit = u64::from(limit);
+        let mut cpu = Cpu::new(&rig);
+        for n in 0..limit + 3 {
+            cpu.call(&rig, rig.addr(id), frame(n), caller(&rig, n));
+            assert_eq!(rig.is_taken(frame(n)), n < limit);
+        }
+        for n in (0..limit + 3).rev() {
+            assert_eq!(cpu.ret(&rig, frame(n), 0), caller(&rig, n));
+        }
+        let counts = Counts {
+            hits: limit,
+            missed: 3,
+            ..Counts::default()
+        };
+        assert_eq!(rig.counts(id), counts);
+        // They are free again.
+        cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
+        assert!(rig.is_taken(STACK));
+    }
+}
+
+#[test]
+fn automatic_number_of_instances_misses_nothing() {
+    let mut rig = Rig::live();
+    let spec = ProbeSpec {
+        maxactive_auto: true,
+        ..spec(FUNCTION)
+    };
+    let id = rig.register(&[spec])[0];
+    let mut cpu = Cpu::new(&rig);
+    for n in 0..50 {
+        cpu.call(&rig, rig.addr(id), frame(n), caller(&rig, n));
+    }
+    for n in (0..50).rev() {
+        assert_eq!(cpu.ret(&rig, frame(n), 0), caller(&rig, n));
+    }
+    assert_eq!((hits(&rig, id), rig.counts(id).missed), (50, 0));
+}
+
+#[test]
+fn call_without_a_stack_or_a_task_is_missed() {
+    let mut rig = Rig::live();
+    let id = rig.one("r vfs_read");
+    let mut cpu = Cpu::new(&rig);
+    cpu.regs.rsp = 0x1000;
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    cpu.gs_base = 0;
+    let ret = caller(&rig, 0);
+    assert_eq!(cpu.call(&rig, rig.addr(id), STACK, ret), RESUME);
+    assert_eq!(rig.word(STACK), ret);
+    assert_eq!((hits(&rig, id), rig.counts(id).missed), (0, 2));
+}
+
+#[test]
+fn frame_that_was_left_behind_is_an_orphan() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&specs([FUNCTION, OTHER]));
+    let [outer, inner] = [0, 1].map(|n| rig.addr(ids[n]));
+    let mut cpu = Cpu::new(&rig);
+    // The inner one is unwound without returning: the outer one returns.
+    cpu.call(&rig, outer, frame(0), caller(&rig, 0));
+    cpu.call(&rig, inner, frame(1), caller(&rig, 1));
+    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
+    assert_eq!((hits(&rig, ids[1]), rig.counts(ids[1]).orphans), (0, 1));
+    // Or another function is called from further up.
+    cpu.call(&rig, inner, frame(3), caller(&rig, 3));
+    cpu.call(&rig, outer, frame(2), caller(&rig, 2));
+    assert_eq!(rig.counts(ids[1]).orphans, 2);
+    assert_eq!(cpu.ret(&rig, frame(2), 0), caller(&rig, 2));
+    assert_eq!((hits(&rig, ids[0]), rig.counts(ids[0]).orphans), (2, 0));
+}
+
+#[test]
+fn calls_of_a_dead_task_are_orphans() {
+    let mut rig = Rig::live();
+    let dead = rig.at("do_task_dead", 0);
+    assert_eq!(rig.byte(dead), 0x90);
+    let ids = rig.register(&specs([FUNCTION, "r1 filler_002"]));
+    assert_eq!(rig.byte(dead), INT3);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(ids[0]), frame(0), caller(&rig, 0));
+    cpu.call(&rig, rig.addr(ids[1]), frame(1), caller(&rig, 1));
+    let mut other = Cpu::numbered(&rig, 0);
+    other.gs_base = rig.second_task();
+    let slot = Gva(DATA_VIRT.0 + 0x700);
+    other.call(&rig, rig.addr(ids[0]), slot, caller(&rig, 2));
+    // The first one dies.
+    cpu.regs.rsp = frame(2).0;
+    assert_eq!(cpu.hit(dead), RESUME);
+    assert_eq!(cpu.regs.rip, dead.0 + 1);
+    let orphans: Vec<_> = ids.iter().map(|id| rig.counts(*id).orphans).collect();
+    assert_eq!(orphans, [1, 1]);
+    // The only instance can be used again, and the other task is not affected.
+    other.call(&rig, rig.addr(ids[1]), Gva(slot.0 - 0x20), caller(&rig, 3));
+    assert_eq!(rig.counts(ids[1]).missed, 0);
+    assert_eq!(other.ret(&rig, Gva(slot.0 - 0x20), 0), caller(&rig, 3));
+    assert_eq!(other.ret(&rig, slot, 0), caller(&rig, 2));
+    // Nobody is told of the engine's own probe, and it leaves with the last return probe.
+    assert!(cpu.events().is_empty());
+    assert_eq!(rig.list().len(), 2);
+    rig.unregister(&ids[..1]).unwrap();
+    assert_eq!(rig.byte(dead), INT3);
+    rig.unregister(&ids[1..]).unwrap();
+    assert_eq!(rig.byte(dead), 0x90);
+}
+
+#[test]
+fn engines_own_probe_shares_its_place_with_the_users() {
+    let mut rig = Rig::live();
+    let user = rig.one("p do_task_dead");
+    let at = rig.addr(user);
+    let id = rig.one(FUNCTION);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
+    assert_eq!(cpu.hit(at), RESUME);
+    assert_eq!(rig.counts(id).orphans, 1);
+    rig.unregister(&[user]).unwrap();
+    assert_eq!(rig.byte(at), INT3);
+    let user = rig.one("p do_task_dead");
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(rig.byte(at), INT3);
+    assert_eq!(cpu.hit(at), RESUME);
+    rig.unregister(&[user]).unwrap();
+    assert_eq!(rig.byte(at), 0x90);
+    assert_eq!(cpu.events().len(), 2);
+}
+
+#[test]
+fn change_that_fails_leaves_the_engines_own_probes_as_they_were() {
+    let mut rig = Rig::live();
+    let dead = rig.at("do_task_dead", 0);
+    rig.guest.refuse_stops(true);
+    assert!(rig.try_register(&[spec(FUNCTION)]).is_err());
+    rig.guest.refuse_stops(false);
+    // The next change does not bring what the failed one wanted.
+    rig.one("p filler_004");
+    let other = rig.one("p filler_006");
+    rig.disable(&[other]).unwrap();
+    assert_eq!(rig.byte(dead), 0x90);
+
+    let id = rig.one(FUNCTION);
+    rig.guest.refuse_stops(true);
+    rig.unregister(&[id]).unwrap_err();
+    rig.guest.refuse_stops(false);
+    rig.enable(&[other]).unwrap();
+    assert_eq!(rig.byte(dead), INT3);
+}
+
+#[test]
+fn task_may_go_to_another_virtual_cpu_during_the_call() {
+    let mut rig = Rig::live();
+    let id = rig.one(FUNCTION);
+    let mut first = Cpu::numbered(&rig, 0);
+    let mut second = Cpu::numbered(&rig, 1);
+    first.call(&rig, rig.addr(id), frame(0), caller(&rig, 0));
+    second.call(&rig, rig.addr(id), frame(1), caller(&rig, 1));
+    assert_eq!(first.ret(&rig, frame(1), 1), caller(&rig, 1));
+    assert_eq!(second.ret(&rig, frame(0), 0), caller(&rig, 0));
+    assert_eq!(hits(&rig, id), 2);
+    assert_eq!((first.events().len(), second.events().len()), (1, 1));
+}
+
+#[test]
+fn tasks_that_take_turns_keep_their_calls_apart() {
+    let mut rig = Rig::live();
+    let id = rig.one(FUNCTION);
+    let mut cpu = Cpu::new(&rig);
+    let bases = [rig.guest.gs_base(), rig.second_task()];
+    let stacks = [STACK, Gva(STACK.0 - 0x400)];
+    for n in 0..4_u8 {
+        let task = usize::from(n % 2);
+        cpu.gs_base = bases[task];
+        let slot = Gva(stacks[task].0 - 0x20 * u64::from(n / 2));
+        cpu.call(&rig, rig.addr(id), slot, caller(&rig, n.into()));
+    }
+    for n in [2_u8, 3, 1, 0] {
+        let task = usize::from(n % 2);
+        cpu.gs_base = bases[task];
+        let slot = Gva(stacks[task].0 - 0x20 * u64::from(n / 2));
+        assert_eq!(cpu.ret(&rig, slot, 0), caller(&rig, n.into()));
+    }
+    assert_eq!((hits(&rig, id), rig.counts(id).orphans), (4, 0));
+}
+
+#[test]
+fn unregistering_gives_the_calls_in_flight_their_return_addresses_back() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&specs([FUNCTION, FUNCTION, OTHER]));
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(ids[0]), frame(0), caller(&rig, 0));
+    cpu.call(&rig, rig.addr(ids[2]), frame(1), caller(&rig, 1));
+    // The frame has another probe.
+    assert_eq!(rig.stops_of(|rig| rig.unregister(&ids[..1]).unwrap()), 1);
+    assert!(rig.is_taken(frame(0)));
+    rig.unregister(&ids[1..2]).unwrap();
+    assert_eq!(rig.word(frame(0)), caller(&rig, 0));
+    assert!(rig.is_taken(frame(1)));
+    assert_eq!(cpu.ret(&rig, frame(1), 1), caller(&rig, 1));
+    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
+    rig.unregister(&ids[2..]).unwrap();
+    // Somebody may have read the trampoline's address already: it stays.
+    assert!(rig.is_mapped());
+    let events = cpu.events();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].probe, ids[2]);
+    assert_eq!(rig.unmatched(), 0);
+}
+
+#[test]
+fn virtual_cpu_at_the_trampoline_finds_its_way_after_the_probe_has_left() {
+    let mut rig = Rig::live();
+    let id = rig.one(FUNCTION);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
+    let trampoline = rig.trampoline();
+    // It has executed the `ret` and not yet the int3.
+    rig.guest.stand(&[
+        Standing {
+            rip: rig.addr(id),
+            rsp: Gva(0),
+            gs_base: 0,
+        },
+        Standing {
+            rip: trampoline,
+            rsp: STACK.wrapping_add(8),
+            gs_base: cpu.gs_base,
+        },
+    ]);
+    rig.unregister(&[id]).unwrap();
+    // Meanwhile the place above its stack may hold anything.
+    rig.guest.write(STACK, &0xdead_u64.to_le_bytes());
+    cpu.regs = Regs {
+        rip: trampoline.0,
+        rsp: STACK.0 + 8,
+        rax: 42,
+        ..regs()
+    };
+    assert_eq!(cpu.hit(trampoline), RESUME);
+    let back = Regs {
+        rip: caller(&rig, 0).0,
+        rsp: STACK.0 + 8,
+        rax: 42,
+        ..regs()
+    };
+    assert_eq!(cpu.regs, back);
+    assert!(cpu.events().is_empty());
+    assert_eq!(rig.unmatched(), 0);
+}
+
+#[test]
+fn return_that_nobody_knows_goes_to_the_address_that_was_popped() {
+    let mut rig = Rig::live();
+    let id = rig.one(FUNCTION);
+    let trampoline = rig.trampoline();
+    let mut cpu = Cpu::new(&rig);
+    // The `ret` read the trampoline's address just before the real one was put back.
+    let ret = caller(&rig, 0);
+    rig.guest.write(STACK, &ret.0.to_le_bytes());
+    cpu.regs.rsp = STACK.0 + 8;
+    assert_eq!(cpu.hit(trampoline), RESUME);
+    assert_eq!(cpu.regs.rip, ret.0);
+    assert_eq!(rig.unmatched(), 1);
+    // Where not even that is known, the guest gets what is its own.
+    rig.guest.write(STACK, &trampoline.0.to_le_bytes());
+    assert_eq!(cpu.hit(trampoline), Outcome::Foreign);
+    cpu.regs.rsp = 0x1000;
+    assert_eq!(cpu.hit(trampoline), Outcome::Foreign);
+    assert_eq!(rig.unmatched(), 3);
+    assert_eq!(rig.counts(id), Counts::default());
+    assert!(cpu.events().is_empty());
+}
+
+#[test]
+fn disabled_return_probe_sees_no_entries_and_lets_the_calls_it_saw_go_home() {
+    let mut rig = Rig::live();
+    let id = rig.one(FUNCTION);
+    let other = rig.one("p filler_000");
+    let entry = rig.addr(id);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, entry, frame(0), caller(&rig, 0));
+    rig.disable(&[id]).unwrap();
+    assert!(rig.is_taken(frame(0)));
+    cpu.call(&rig, entry, frame(1), caller(&rig, 1));
+    assert!(!rig.is_taken(frame(1)));
+    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
+    let counts = Counts {
+        missed: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.counts(id), counts);
+    rig.enable(&[id]).unwrap();
+    cpu.call(&rig, entry, frame(0), caller(&rig, 0));
+    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
+    assert_eq!(hits(&rig, id), 1);
+
+    // The global switch does the same.
+    cpu.call(&rig, entry, frame(0), caller(&rig, 0));
+    rig.registry.switch(false, &*rig.guest).unwrap();
+    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
+    assert_eq!((hits(&rig, id), rig.counts(id).missed), (1, 2));
+    assert_eq!(hits(&rig, other), 4);
+}
+
+#[test]
+fn what_was_captured_at_the_entry_is_there_at_the_return() {
+    let mut rig = Rig::live();
+    let memory = |base, offset, len| Item::Memory { base, offset, len };
+    let actions = Actions {
+        capture: vec![
+            memory(Gpr::Rdi, 0, 4),
+            memory(Gpr::Rsi, 0, 2),
+            Item::Stack(1),
+        ],
+        capture_at_return: vec![memory(Gpr::Rbx, 0, 4), memory(Gpr::Rsi, 0, 1)],
+        ..Actions::default()
+    };
+    let id = rig.register(&[acting(FUNCTION, actions)])[0];
+    let buffer = Gva(DATA_VIRT.0 + 0x600);
+    rig.guest.write(buffer, b"then");
+    rig.guest.write(STACK, &caller(&rig, 0).0.to_le_bytes());
+    rig.guest.write(STACK.wrapping_add(8), b"argument");
+    let mut cpu = Cpu::new(&rig);
+    cpu.regs.rdi = buffer.0;
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    rig.guest.write(buffer, b"now.");
+    rig.guest.write(STACK.wrapping_add(8), &[0; 8]);
+    cpu.regs.rdi = 0;
+    cpu.regs.rbx = buffer.0;
+    cpu.ret(&rig, STACK, 0);
+    let events = cpu.events();
+    let captured = &events[0].captured;
+    assert_eq!(captured.bytes(), b"then\0\0argumentnow.\0");
+    let unreadable: Vec<_> = (0..6).map(|n| captured.is_unreadable(n)).collect();
+    assert_eq!(unreadable, [false, true, false, false, true, false]);
+}
+
+#[test]
+fn return_handler_may_change_what_is_returned() {
+    let mut rig = Rig::live();
+    let set = |value| Change::Register {
+        register: Gpr::Rax,
+        value,
+    };
+    let nowhere = Change::Memory {
+        base: None,
+        offset: 0x1000,
+        bytes: (*b"x").into(),
+    };
+    let changing = |changes| Actions {
+        changes,
+        ..Actions::default()
+    };
+    let ids = rig.register(&[
+        acting(FUNCTION, changing(vec![nowhere, set(2)])),
+        acting(FUNCTION, changing(vec![set(1)])),
+    ]);
+    let ret = caller(&rig, 0);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(ids[0]), STACK, ret);
+    assert_eq!(cpu.regs.rax, regs().rax);
+    assert_eq!(cpu.ret(&rig, STACK, 0), ret);
+    assert_eq!(cpu.regs.rax, 2);
+    let values: Vec<_> = cpu.events().iter().map(|event| event.regs.rax).collect();
+    assert_eq!(values, [0, 1]);
+    let errors: Vec<_> = ids.iter().map(|id| rig.counts(*id).errors).collect();
+    assert_eq!(errors, [1, 0]);
+}
+
+#[test]
+fn function_that_is_skipped_returns_through_the_probes_before_and_misses_those_behind() {
+    let mut rig = Rig::live();
+    let skipping = Actions {
+        then: Then::Return(5),
+        ..Actions::default()
+    };
+    let ids = rig.register(&[
+        spec(FUNCTION),
+        acting("p filler_000", skipping),
+        spec(FUNCTION),
+    ]);
+    let ret = caller(&rig, 0);
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
+    // As the `ret` of the function would.
+    let trampoline = rig.trampoline();
+    assert_eq!((cpu.regs.rip, cpu.regs.rax), (trampoline.0, 5));
+    assert_eq!(cpu.hit(trampoline), RESUME);
+    assert_eq!((cpu.regs.rip, cpu.regs.rsp), (ret.0, STACK.0 + 8));
+    let counts = ids.iter().map(|id| rig.counts(*id));
+    let counts: Vec<_> = counts.map(|it| (it.hits, it.missed)).collect();
+    assert_eq!(counts, [(1, 0), (1, 0), (0, 1)]);
+}
+
+#[test]
+fn boosted_and_stepped_entries_are_entered_once() {
+    for behind in [spec(BOOSTED), post(BOOSTED)] {
+        let mut rig = Rig::live();
+        let ids = rig.register(&[spec("r filler_001"), behind]);
+        let ret = caller(&rig, 0);
+        let mut cpu = Cpu::new(&rig);
+        assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
+        let slot = Gva(cpu.regs.rip);
+        if rig.mechanism(ids[0]) == Mechanism::Stepped {
+            // An NMI puts the instruction off, not the entry.
+            cpu.raise(2, None, slot);
+            cpu.iret();
+            assert_eq!(cpu.enter_slot(rig.addr(ids[0])), slot);
+            assert_eq!(cpu.hit(slot.wrapping_add(4)), RESUME);
+        }
+        assert_eq!(cpu.ret(&rig, STACK, 0), ret);
+        assert_eq!((hits(&rig, ids[0]), hits(&rig, ids[1])), (1, 1));
+        assert_eq!(rig.counts(ids[0]).orphans, 0);
+    }
+}
+
+#[test]
+fn functions_whose_return_cannot_be_had_are_refused() {
+    let mut rig = Rig::live();
+    let inside = rig.at("filler_001", 4);
+    for (definition, expected) in [
+        (
+            format!("r {inside}"),
+            "is 0x4 bytes into filler_001: only a function's entry can be used for return probes",
+        ),
+        (
+            "r sites".to_owned(),
+            "sites never returns, so its returns cannot be probed",
+        ),
+        (
+            "r do_task_dead".to_owned(),
+            "do_task_dead never returns, so its returns cannot be probed",
+        ),
+        (
+            "r __switch_to".to_owned(),
+            "__switch_to switches stacks, so its returns cannot be probed",
+        ),
+    ] {
+        let batch = [spec(EMULATED), spec(&definition)];
+        let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch)));
+        assert_eq!(index, 1);
+        assert!(why.to_string().ends_with(expected), "{why}");
+    }
+    // By its address, and after the ENDBR of its entry.
+    for offset in [0, 4] {
+        let at = rig.at("vfs_read", offset);
+        rig.one(&format!("r {at}"));
+    }
+}
+
+#[test]
+fn hold_before_the_entry_does_not_enter_twice() {
+    let mut rig = Rig::live();
+    let stopping = Actions {
+        hold: Some(super::super::spec::Hold::Stop),
+        ..Actions::default()
+    };
+    let ids = rig.register(&[
+        spec(FUNCTION),
+        acting("p filler_000", stopping),
+        spec(FUNCTION),
+    ]);
+    let ret = caller(&rig, 0);
+    let mut cpu = Cpu::new(&rig);
+    let held = cpu.call(&rig, rig.addr(ids[0]), STACK, ret);
+    assert_eq!(held, Outcome::Hold(Held::Stop(ids[1])));
+    assert_eq!(cpu.resume(&Decision::default()), RESUME);
+    assert_eq!(cpu.ret(&rig, STACK, 0), ret);
+    assert!(ids.iter().all(|id| hits(&rig, *id) == 1));
+}

@@ -1,0 +1,509 @@
+//! Stepped copies: their end, and every exception that can come in their place.
+
+use hvprobe_arch::regs::rflags;
+use hvprobe_arch::{Gva, Regs};
+
+use super::super::hit::Outcome;
+use super::*;
+use crate::event::EventKind;
+use crate::testing::{STACK, regs};
+
+/// Length of the instruction at [`FIXUP`] and of the first one of [`BOOSTED`].
+const LEN: u64 = 4;
+/// An instruction with an entry in the exception table.
+const FIXUP: &str = "p sites+0x40";
+const IF: u64 = rflags::IF;
+
+const NMI: u8 = 2;
+const BREAKPOINT: u8 = 3;
+const PAGE_FAULT: u8 = 14;
+const MACHINE_CHECK: u8 = 18;
+
+/// As [`post`], and faults are reported as well.
+fn all(definition: &str) -> ProbeSpec {
+    let actions = Actions {
+        post: true,
+        faults: true,
+        ..Actions::default()
+    };
+    acting(definition, actions)
+}
+
+/// A guest with a stepped probe, and a virtual CPU that has just been sent to its slot.
+struct Stepped {
+    rig: Rig,
+    cpu: Cpu,
+    id: ProbeId,
+    at: Gva,
+    slot: Gva,
+}
+
+fn stepped(spec: ProbeSpec) -> Stepped {
+    let mut rig = Rig::live();
+    let id = rig.register(&[spec])[0];
+    assert_eq!(rig.mechanism(id), Mechanism::Stepped);
+    let at = rig.addr(id);
+    let mut cpu = Cpu::new(&rig);
+    let slot = cpu.enter_slot(at);
+    Stepped {
+        rig,
+        cpu,
+        id,
+        at,
+        slot,
+    }
+}
+
+/// The frame of an exception: RIP, RFLAGS and RSP.
+fn frame(rig: &Rig, at: Gva) -> [u64; 3] {
+    [0, 16, 24].map(|offset| u64::from_le_bytes(rig.guest.read(at.wrapping_add(offset))))
+}
+
+#[test]
+fn copy_runs_alone_and_ends_at_its_int3() {
+    let Stepped {
+        rig,
+        mut cpu,
+        id,
+        at,
+        slot,
+    } = stepped(post(BOOSTED));
+    assert_eq!(rig.guest.read(slot), [0x48, 0x8b, 0x47, 0x08, INT3]);
+    let running = Regs {
+        rip: slot.0,
+        rflags: regs().rflags & !IF,
+        ..regs()
+    };
+    assert_eq!(cpu.regs, running);
+    assert!(cpu.handler.is_stepping());
+    let window = cpu.handler.window().unwrap();
+    assert_ne!(window, rig.guest.view().idt);
+    // The copy loads RAX.
+    cpu.regs.rax = 0x1234;
+    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+    let after = Regs {
+        rip: at.0 + LEN,
+        rax: 0x1234,
+        ..regs()
+    };
+    assert_eq!(cpu.regs, after);
+    assert!(!cpu.handler.is_stepping());
+    assert_eq!(cpu.handler.window(), None);
+    let events = cpu.events();
+    assert_eq!(events.len(), 2);
+    let before = Regs {
+        rip: at.0,
+        ..regs()
+    };
+    assert_eq!((events[0].kind, events[0].regs), (EventKind::Hit, before));
+    assert_eq!((events[1].kind, events[1].regs), (EventKind::Post, after));
+    assert_eq!(events[1].host_ns, events[0].host_ns);
+    let counts = Counts {
+        hits: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.counts(id), counts);
+}
+
+#[test]
+fn instruction_with_a_fixup_is_stepped_although_nobody_waits_for_its_end() {
+    let Stepped { mut cpu, slot, .. } = stepped(spec(FIXUP));
+    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+    assert_eq!(cpu.events().len(), 1);
+}
+
+#[test]
+fn interrupts_that_were_off_stay_off_however_the_copy_ends() {
+    for end in 0..4 {
+        let mut rig = Rig::live();
+        let id = rig.register(&[post(BOOSTED)])[0];
+        let at = rig.addr(id);
+        let mut cpu = Cpu::new(&rig);
+        cpu.regs.rflags = 0x46;
+        let slot = cpu.enter_slot(at);
+        assert_eq!(cpu.regs.rflags, 0x46);
+        match end {
+            0 => assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME),
+            1 => assert!(
+                cpu.raise(BREAKPOINT, None, slot.wrapping_add(LEN + 1))
+                    .is_some()
+            ),
+            2 => assert!(cpu.raise(PAGE_FAULT, Some(0), slot).is_some()),
+            _ => {
+                assert!(cpu.raise(NMI, None, slot).is_some());
+                cpu.iret();
+                assert_eq!(cpu.hit(at), RESUME);
+                assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+            }
+        }
+        assert_eq!(cpu.regs.rflags, 0x46, "{end}");
+        assert_eq!(cpu.handler.window(), None);
+    }
+}
+
+#[test]
+fn fault_of_the_copy_is_the_guests_as_if_it_had_come_in_place() {
+    let Stepped {
+        rig,
+        mut cpu,
+        id,
+        at,
+        slot,
+    } = stepped(all(FIXUP));
+    let code = 0x1_0000_0002;
+    assert_eq!(cpu.raise(PAGE_FAULT, Some(code), slot), Some(RESUME));
+    assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
+    assert_eq!(cpu.regs.rflags & IF, 0);
+    let top = Gva(cpu.regs.rsp);
+    assert_eq!(rig.guest.read(top), code.to_le_bytes());
+    let expected = [at.0, regs().rflags, STACK.0];
+    assert_eq!(frame(&rig, top.wrapping_add(8)), expected);
+    assert!(!cpu.handler.is_stepping());
+    assert_eq!(cpu.handler.window(), None);
+    let events = cpu.events();
+    assert_eq!(events.len(), 2);
+    let fault = EventKind::Fault {
+        vector: PAGE_FAULT,
+        error_code: Some(2),
+    };
+    let in_place = Regs {
+        rip: at.0,
+        ..regs()
+    };
+    assert_eq!((events[1].kind, events[1].regs), (fault, in_place));
+    let counts = Counts {
+        hits: 1,
+        faults: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.counts(id), counts);
+}
+
+#[test]
+fn instruction_whose_fault_was_mended_is_hit_again() {
+    let Stepped {
+        rig,
+        mut cpu,
+        id,
+        at,
+        slot,
+    } = stepped(spec(FIXUP));
+    cpu.raise(PAGE_FAULT, Some(0), slot);
+    // The guest's handler maps the page and drops the error code.
+    cpu.regs.rsp += 8;
+    cpu.iret();
+    assert_eq!(cpu.regs.rip, at.0);
+    assert_eq!(cpu.enter_slot(at), slot);
+    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+    assert_eq!(cpu.regs.rflags, regs().rflags);
+    let counts = Counts {
+        hits: 2,
+        faults: 1,
+        ..Counts::default()
+    };
+    assert_eq!(rig.counts(id), counts);
+}
+
+#[test]
+fn frames_with_and_without_error_codes_are_told_apart() {
+    for (vector, code) in [
+        (0, None),
+        (6, None),
+        (7, None),
+        (8, Some(0)),
+        (10, Some(0x28)),
+        (11, Some(0x30)),
+        (12, Some(0)),
+        (13, Some(0x18)),
+        (14, Some(3)),
+        (16, None),
+        (17, Some(0)),
+        (19, None),
+        (20, None),
+        (21, Some(1)),
+        (29, Some(0x81)),
+        (30, Some(2)),
+    ] {
+        let Stepped {
+            rig,
+            mut cpu,
+            at,
+            slot,
+            ..
+        } = stepped(all(FIXUP));
+        // A stack that the processor has to align.
+        cpu.regs.rsp -= 8;
+        assert_eq!(cpu.raise(vector, code, slot), Some(RESUME));
+        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        let top = Gva(cpu.regs.rsp).wrapping_add(if code.is_some() { 8 } else { 0 });
+        let expected = [at.0, regs().rflags, STACK.0 - 8];
+        assert_eq!(frame(&rig, top), expected, "{vector}");
+        let error_code = code.map(|code| u32::try_from(code).unwrap());
+        let fault = EventKind::Fault { vector, error_code };
+        assert_eq!(cpu.events()[1].kind, fault);
+    }
+}
+
+#[test]
+fn every_probe_at_the_place_counts_the_fault_and_only_those_who_asked_hear_of_it() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[spec(FIXUP), all(FIXUP), disabled(FIXUP), post(FIXUP)]);
+    let mut cpu = Cpu::new(&rig);
+    let slot = cpu.enter_slot(rig.addr(ids[0]));
+    cpu.raise(13, Some(0), slot);
+    let faults: Vec<_> = ids.iter().map(|id| rig.counts(*id).faults).collect();
+    assert_eq!(faults, [1, 1, 0, 1]);
+    let events = cpu.events();
+    let hits = events.iter().filter(|event| event.kind == EventKind::Hit);
+    assert_eq!(hits.count(), 3);
+    assert_eq!(events.len(), 4);
+    assert_eq!(events[3].probe, ids[1]);
+}
+
+#[test]
+fn exception_after_the_copy_was_complete_comes_after_the_instruction() {
+    // An NMI, a machine check, and a #DB, which is a trap.
+    for vector in [NMI, MACHINE_CHECK, 1] {
+        let Stepped {
+            rig,
+            mut cpu,
+            id,
+            at,
+            slot,
+        } = stepped(all(BOOSTED));
+        cpu.regs.rax = 0x1234;
+        let outcome = cpu.raise(vector, None, slot.wrapping_add(LEN));
+        assert_eq!(outcome, Some(RESUME));
+        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        let next = at.0 + LEN;
+        let expected = [next, regs().rflags, STACK.0];
+        assert_eq!(frame(&rig, Gva(cpu.regs.rsp)), expected);
+        assert!(!cpu.handler.is_stepping());
+        assert_eq!(rig.counts(id).faults, 0);
+        let events = cpu.events();
+        let after = Regs {
+            rip: next,
+            rax: 0x1234,
+            ..regs()
+        };
+        assert_eq!((events[1].kind, events[1].regs), (EventKind::Post, after));
+        assert_eq!(events.len(), 2);
+    }
+}
+
+#[test]
+fn end_that_reaches_the_guest_as_an_exception_is_the_end_all_the_same() {
+    let Stepped {
+        rig,
+        mut cpu,
+        id,
+        at,
+        slot,
+    } = stepped(all(BOOSTED));
+    cpu.regs.rax = 0x1234;
+    let outcome = cpu.raise(BREAKPOINT, None, slot.wrapping_add(LEN + 1));
+    assert_eq!(outcome, Some(RESUME));
+    let after = Regs {
+        rip: at.0 + LEN,
+        rax: 0x1234,
+        ..regs()
+    };
+    assert_eq!(cpu.regs, after);
+    assert!(!cpu.handler.is_stepping());
+    let events = cpu.events();
+    assert_eq!((events[1].kind, events[1].regs), (EventKind::Post, after));
+    assert_eq!((rig.counts(id).hits, rig.counts(id).faults), (1, 0));
+}
+
+#[test]
+fn interruption_before_the_copy_puts_the_instruction_off_and_the_handlers_run_once() {
+    for vector in [NMI, MACHINE_CHECK] {
+        let Stepped {
+            rig,
+            mut cpu,
+            id,
+            at,
+            slot,
+        } = stepped(all(BOOSTED));
+        assert_eq!(cpu.raise(vector, None, slot), Some(RESUME));
+        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        let expected = [at.0, regs().rflags & !IF, STACK.0];
+        assert_eq!(frame(&rig, Gva(cpu.regs.rsp)), expected);
+        // The guest's own table is in force, and the virtual CPU must still not be stopped.
+        assert_eq!(cpu.handler.window(), None);
+        assert!(cpu.handler.is_stepping());
+        cpu.iret();
+        assert_eq!(cpu.enter_slot(at), slot);
+        assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+        assert_eq!((cpu.regs.rip, cpu.regs.rflags), (at.0 + LEN, 0x246));
+        assert!(!cpu.handler.is_stepping());
+        let kinds: Vec<_> = cpu.events().iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [EventKind::Hit, EventKind::Post]);
+        let counts = Counts {
+            hits: 1,
+            ..Counts::default()
+        };
+        assert_eq!(rig.counts(id), counts);
+    }
+}
+
+#[test]
+fn instruction_that_was_put_off_may_fault_when_it_runs() {
+    let Stepped {
+        rig,
+        mut cpu,
+        id,
+        at,
+        slot,
+    } = stepped(all(FIXUP));
+    cpu.raise(NMI, None, slot);
+    cpu.iret();
+    assert_eq!(cpu.enter_slot(at), slot);
+    assert_eq!(cpu.raise(PAGE_FAULT, Some(0), slot), Some(RESUME));
+    let top = Gva(cpu.regs.rsp).wrapping_add(8);
+    assert_eq!(frame(&rig, top), [at.0, regs().rflags, STACK.0]);
+    assert!(!cpu.handler.is_stepping());
+    assert_eq!((rig.counts(id).hits, rig.counts(id).faults), (1, 1));
+}
+
+#[test]
+fn probes_in_the_handler_of_an_nmi_are_hit_while_the_instruction_waits() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[post(BOOSTED), spec(EMULATED), post("p filler_003")]);
+    let [outer, emulated, inner] = [0, 1, 2].map(|n| rig.addr(ids[n]));
+    let mut cpu = Cpu::new(&rig);
+    let slot = cpu.enter_slot(outer);
+    cpu.raise(NMI, None, slot);
+    let in_handler = cpu.regs;
+    assert_eq!(cpu.hit(emulated), RESUME);
+    cpu.regs = in_handler;
+    let other = cpu.enter_slot(inner);
+    assert_ne!(other, slot);
+    assert_eq!(cpu.hit(other.wrapping_add(LEN)), RESUME);
+    assert!(cpu.handler.is_stepping());
+    // The handler calls the very function that was interrupted: that is another hit.
+    cpu.regs = in_handler;
+    assert_eq!(cpu.enter_slot(outer), slot);
+    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+    cpu.regs = in_handler;
+    cpu.iret();
+    assert_eq!(cpu.enter_slot(outer), slot);
+    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+    assert_eq!(cpu.regs.rflags, regs().rflags);
+    assert!(!cpu.handler.is_stepping());
+    let hits: Vec<_> = ids.iter().map(|id| rig.counts(*id).hits).collect();
+    assert_eq!(hits, [2, 1, 1]);
+}
+
+#[test]
+fn conditional_jump_goes_where_the_condition_says() {
+    let forced = ProbeSpec {
+        mechanism: Some(Mechanism::Stepped),
+        ..all("p sites+0x44")
+    };
+    // The end reached, where it leads to, and the same as an exception.
+    for (end, to) in [(2, 2), (3, 4)] {
+        for as_exception in [false, true] {
+            let Stepped {
+                rig,
+                mut cpu,
+                at,
+                slot,
+                ..
+            } = stepped(forced.clone());
+            assert_eq!(rig.guest.read(slot), [0x74, 1, INT3, INT3, INT3]);
+            let end = slot.wrapping_add(end);
+            if as_exception {
+                let outcome = cpu.raise(BREAKPOINT, None, end.wrapping_add(1));
+                assert_eq!(outcome, Some(RESUME));
+            } else {
+                assert_eq!(cpu.hit(end), RESUME);
+            }
+            let after = Regs {
+                rip: at.0 + to,
+                ..regs()
+            };
+            assert_eq!(cpu.regs, after);
+            assert_eq!(cpu.events()[1].kind, EventKind::Post);
+        }
+        let Stepped {
+            rig,
+            mut cpu,
+            at,
+            slot,
+            ..
+        } = stepped(forced.clone());
+        cpu.raise(NMI, None, slot.wrapping_add(end));
+        assert_eq!(frame(&rig, Gva(cpu.regs.rsp))[0], at.0 + to);
+        assert!(!cpu.handler.is_stepping());
+    }
+}
+
+#[test]
+fn exception_that_is_none_of_the_window_changes_nothing() {
+    // Nothing is being stepped.
+    let mut rig = Rig::live();
+    let id = rig.register(&[all(FIXUP)])[0];
+    let at = rig.addr(id);
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.raise(PAGE_FAULT, Some(0), at), None);
+    cpu.regs = regs();
+    assert_eq!(cpu.exception(PAGE_FAULT), Outcome::Foreign);
+    assert_eq!(cpu.regs, regs());
+    // A frame that cannot be read, and a handler that cannot.
+    let slot = cpu.enter_slot(at);
+    let stepping = Regs {
+        rsp: 0x1000,
+        ..cpu.regs
+    };
+    cpu.regs = stepping;
+    assert_eq!(cpu.exception(PAGE_FAULT), Outcome::Foreign);
+    assert_eq!(cpu.regs, stepping);
+    cpu.regs.rsp = STACK.0 - 0x40;
+    assert_eq!(cpu.exception_with(PAGE_FAULT, Gva(0)), Outcome::Foreign);
+    assert_eq!(rig.counts(id).faults, 0);
+    // It is still being stepped.
+    cpu.regs.rip = slot.0;
+    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
+    assert_eq!(cpu.events().len(), 2);
+}
+
+#[test]
+fn end_of_a_copy_that_nobody_steps_leads_on() {
+    let Stepped {
+        rig,
+        cpu,
+        id,
+        at,
+        slot,
+    } = stepped(post(BOOSTED));
+    drop(cpu);
+    let mut other = Cpu::numbered(&rig, 0);
+    assert_eq!(other.hit(slot.wrapping_add(LEN)), RESUME);
+    let after = Regs {
+        rip: at.0 + LEN,
+        ..regs()
+    };
+    assert_eq!(other.regs, after);
+    for no_end in [0, 1, LEN + 1, 31] {
+        let outcome = other.hit(slot.wrapping_add(no_end));
+        assert_eq!(outcome, Outcome::Foreign, "{no_end}");
+    }
+    assert!(other.events().is_empty());
+    assert_eq!(rig.counts(id).hits, 1);
+}
+
+#[test]
+fn hit_inside_the_window_takes_effect_but_is_missed() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[post(BOOSTED), spec(EMULATED)]);
+    let mut cpu = Cpu::new(&rig);
+    cpu.enter_slot(rig.addr(ids[0]));
+    assert_eq!(cpu.hit(rig.addr(ids[1])), RESUME);
+    assert_eq!(cpu.regs.rsp, STACK.0 - 8);
+    assert_eq!(cpu.handler.window(), None);
+    assert_eq!((rig.counts(ids[1]).hits, rig.counts(ids[1]).missed), (0, 1));
+    let events = cpu.events();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].probe, ids[0]);
+}

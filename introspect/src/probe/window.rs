@@ -1,0 +1,249 @@
+//! Carrying out the displaced instruction, and the exception window around a stepped copy.
+//!
+//! A stepped copy runs with interrupts held off and with an interrupt descriptor table of ours, so it
+//! ends in one of two ways: at the int3 behind it, or with an exception, whose frame then speaks of
+//! the slot. The guest gets to see that exception as if the instruction had raised it in its place:
+//! the frame's RIP is the probepoint (or the instruction after it, when the copy was complete), and
+//! the exception table finds its entry. Invariant: whichever way it ends, RFLAGS.IF is what it was.
+
+use hvprobe_arch::insn::{Effect, Memory as _, MemoryFault, SlotCode, SlotKind};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::WalkError;
+use hvprobe_arch::regs::rflags;
+use hvprobe_arch::{Gva, Regs};
+
+use super::act::{Taken, event, report};
+use super::hit::{Fault, InFlight, Outcome, Scene, State};
+use super::table::{Role, Site};
+use crate::event::EventKind;
+use crate::world::Clock;
+
+/// Numbers of exceptions (SDM vol. 3, table 6-1).
+const NMI: u8 = 2;
+const BREAKPOINT: u8 = 3;
+const GENERAL_PROTECTION: u8 = 13;
+const PAGE_FAULT: u8 = 14;
+const MACHINE_CHECK: u8 = 18;
+
+/// Page-fault error code: the access was a write (SDM vol. 3, 4.7).
+const PF_WRITE: u32 = 1 << 1;
+
+/// Offsets in the frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
+const FRAME_RFLAGS: u64 = 16;
+const FRAME_RSP: u64 = 24;
+
+/// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
+const GATE: u64 = 16;
+
+impl State {
+    /// Lets the displaced instruction take effect.
+    pub(super) fn carry_out<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        index: u32,
+        site: &Site,
+        taken: Taken,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let Some(slot) = &site.slot else {
+            return self.emulate(scene, site, taken, regs);
+        };
+        if slot.kind() == SlotKind::Trapped {
+            self.flight = Some(InFlight {
+                site: index,
+                rsp: regs.rsp,
+                interrupts: regs.rflags & rflags::IF,
+                taken,
+            });
+            regs.rflags &= !rflags::IF;
+        }
+        regs.rip = slot.at().0;
+        Outcome::Resume { shadow: false }
+    }
+
+    fn emulate<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        taken: Taken,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let mut memory = scene.memory();
+        match site.displaced.emulate(regs, &mut memory) {
+            Ok(effect) => {
+                self.post_handlers(scene, site, regs, &taken);
+                Outcome::Resume {
+                    shadow: effect == Effect::Shadow,
+                }
+            }
+            Err(fault) => {
+                let fault = exception_of(&fault, memory.wrote);
+                let kind = EventKind::Fault {
+                    vector: fault.vector,
+                    error_code: Some(fault.error_code),
+                };
+                self.faulted(scene, site, kind, regs, &taken);
+                Outcome::Fault(fault)
+            }
+        }
+    }
+
+    /// The int3 at the end of a slot: the copy ran.
+    pub(super) fn slot_end<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        index: u32,
+        slot: &SlotCode,
+        at: Gva,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let Some(site) = scene.table.site(index) else {
+            return Outcome::Foreign;
+        };
+        let Some(end) = site.displaced.trap_end(slot, at) else {
+            return Outcome::Foreign;
+        };
+        regs.rip = end.0;
+        if let Some(flight) = self.flight.take_if(|flight| flight.site == index) {
+            regs.rflags |= flight.interrupts;
+            self.post_handlers(scene, site, regs, &flight.taken);
+        }
+        Outcome::Resume { shadow: false }
+    }
+
+    pub(super) fn exception<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        vector: u8,
+        own_idt: Gva,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let Some((flight, site, slot)) = self.flight.and_then(|flight| {
+            let site = scene.table.site(flight.site)?;
+            Some((flight, site, site.slot.as_ref()?))
+        }) else {
+            return Outcome::Foreign;
+        };
+        let frame = Gva(regs.rsp).wrapping_add(if has_error_code(vector) { 8 } else { 0 });
+        let (Some(rip), Some(flags), Some(rsp), Some(handler)) = (
+            scene.read_u64(frame),
+            scene.read_u64(frame.wrapping_add(FRAME_RFLAGS)),
+            scene.read_u64(frame.wrapping_add(FRAME_RSP)),
+            gate_handler(scene, own_idt, vector),
+        ) else {
+            return Outcome::Foreign;
+        };
+        let mut before = Regs {
+            rip,
+            rflags: flags,
+            rsp,
+            ..*regs
+        };
+        let int3 = Gva(rip.wrapping_sub(1));
+        if vector == BREAKPOINT && site.displaced.trap_end(slot, int3).is_some() {
+            *regs = before;
+            return self.slot_end(scene, flight.site, slot, int3, regs);
+        }
+        self.flight = None;
+        let in_place = site.displaced.in_place(slot, Gva(rip));
+        before.rip = in_place.map_or(rip, |at| at.0);
+        before.rflags |= flight.interrupts;
+        if in_place != Some(site.displaced.at()) {
+            // The copy was complete; the exception came before its end was reached.
+            self.post_handlers(scene, site, &before, &flight.taken);
+        } else if vector == NMI || vector == MACHINE_CHECK {
+            // The guest comes back to the probepoint with interrupts still held off, so straight to
+            // its int3; the handlers have run.
+            before.rflags &= !rflags::IF;
+            self.put_off = Some(flight);
+        } else {
+            let error_code = has_error_code(vector)
+                .then(|| scene.read_u64(Gva(regs.rsp)))
+                .flatten()
+                .and_then(|code| u32::try_from(code & u64::from(u32::MAX)).ok());
+            let kind = EventKind::Fault { vector, error_code };
+            self.faulted(scene, site, kind, &before, &flight.taken);
+        }
+        let mut memory = scene.memory();
+        // The processor wrote there a moment ago; should the guest have taken the page away
+        // meanwhile, it sees the slot's address.
+        let _ = memory.write_u64(frame, before.rip);
+        let _ = memory.write_u64(frame.wrapping_add(FRAME_RFLAGS), before.rflags);
+        regs.rip = handler;
+        Outcome::Resume { shadow: false }
+    }
+
+    /// Reports the state after the displaced instruction to those who asked for it.
+    fn post_handlers<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        regs: &Regs,
+        taken: &Taken,
+    ) {
+        for member in &site.members {
+            if let Role::Probe(actions) = &member.role
+                && actions.post
+            {
+                let seen = event(EventKind::Post, self.vcpu, member.id, actions, regs, taken);
+                report(scene, &mut self.events, seen, &actions.capture);
+            }
+        }
+    }
+
+    /// Counts a fault of the displaced instruction, and reports it to those who asked for it.
+    fn faulted<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        kind: EventKind,
+        regs: &Regs,
+        taken: &Taken,
+    ) {
+        for member in &site.members {
+            member.counters.fault(self.vcpu);
+            if let Role::Probe(actions) = &member.role
+                && actions.faults
+            {
+                let seen = event(kind, self.vcpu, member.id, actions, regs, taken);
+                report(scene, &mut self.events, seen, &actions.capture);
+            }
+        }
+    }
+}
+
+/// The exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page
+/// fault where nothing is mapped, a general protection fault where there is no address.
+fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
+    if matches!(fault.cause, WalkError::NonCanonical { .. }) {
+        Fault {
+            vector: GENERAL_PROTECTION,
+            error_code: 0,
+            address: None,
+        }
+    } else {
+        Fault {
+            vector: PAGE_FAULT,
+            error_code: if write { PF_WRITE } else { 0 },
+            address: Some(fault.at),
+        }
+    }
+}
+
+/// Whether the processor pushes an error code with exception `vector` (SDM vol. 3, table 6-1; 29
+/// and 30 are AMD's, APM vol. 2, 8.2).
+fn has_error_code(vector: u8) -> bool {
+    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
+}
+
+/// The handler of `vector` in the interrupt descriptor table at `idt` (SDM vol. 3, 6.14.1).
+fn gate_handler<M: PhysMemory + ?Sized, C: Clock>(
+    scene: &Scene<'_, M, C>,
+    idt: Gva,
+    vector: u8,
+) -> Option<u64> {
+    let gate = idt.wrapping_add(u64::from(vector) * GATE);
+    let low = scene.read_u64(gate)?;
+    let high = scene.read_u64(gate.wrapping_add(8))?;
+    Some(low & 0xffff | low >> 32 & 0xffff_0000 | high << 32)
+}

@@ -1,0 +1,285 @@
+//! Writes the inputs that mutation starts from, small and most of them sound, into `fuzz/corpus`:
+//!
+//! ```text
+//! cargo run --package hvprobe-tests --example fuzz_seeds
+//! ```
+
+use std::io::Write;
+use std::path::Path;
+
+use hvprobe_tests::fuzz::bzimage_around;
+
+#[path = "../../introspect/src/image/fixture.rs"]
+#[allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "shared with the tests of the image"
+)]
+mod fixture;
+
+use fixture::{Layout, TEXT};
+
+/// Where the targets link the table under test to.
+const TABLE: u64 = 0xffff_ffff_8200_0000;
+
+fn main() -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
+    for (target, name, bytes) in seeds() {
+        std::fs::create_dir_all(corpus.join(target))?;
+        std::fs::write(corpus.join(target).join(name), bytes)?;
+    }
+    Ok(())
+}
+
+/// Target, name and content of each.
+fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    let mut add = |target, name: &str, bytes: Vec<u8>| seeds.push((target, name.to_owned(), bytes));
+    for layout in Layout::ALL {
+        let symbols = symbols(layout);
+        let mut rodata = b"Linux version 6.1.0-9-test (a@b)\0".to_vec();
+        rodata.resize(rodata.len().next_multiple_of(8), 0);
+        let at = TABLE + rodata.len() as u64;
+        rodata.extend(fixture::kallsyms(&symbols, layout, at));
+        let name = format!("{layout:?}").to_lowercase();
+        add("kallsyms", &name, rodata);
+    }
+    add("image", "symtab", small_image());
+    let btf = fixture::btf();
+    let types = u16::from_le_bytes([btf[12], btf[13]]);
+    add(
+        "btf",
+        "task",
+        [&types.to_le_bytes()[..], &btf[24..]].concat(),
+    );
+    add("tables", "all", lists());
+
+    let kernel = small_kernel();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    gzip.write_all(&kernel).expect("into memory");
+    let gzip = gzip.finish().expect("into memory");
+    add("bzimage", "elf", kernel.clone());
+    add("bzimage", "gzip", bzimage_around(&gzip));
+    add("payload", "plain", kernel.clone());
+    add("payload", "gzip", gzip);
+    let block = lz4_flex::block::compress(&kernel);
+    let mut lz4 = vec![0x02, 0x21, 0x4c, 0x18];
+    lz4.extend(u32::try_from(block.len()).expect("small").to_le_bytes());
+    lz4.extend(block);
+    add("payload", "lz4", with_size(lz4, &kernel));
+    let level = ruzstd::encoding::CompressionLevel::Fastest;
+    let zstd = ruzstd::encoding::compress_to_vec(kernel.as_slice(), level);
+    add("payload", "zstd", with_size(zstd, &kernel));
+    // As the kernel's build does it (scripts/xz_wrap.sh): CRC32, and the x86 branch filter.
+    let mut options = lzma_rust2::XzOptions::with_preset(1);
+    options.set_check_sum_type(lzma_rust2::CheckType::Crc32);
+    options.prepend_pre_filter(lzma_rust2::FilterType::BcjX86, 0);
+    let mut xz = lzma_rust2::XzWriter::new(Vec::new(), options).expect("the options are sound");
+    xz.write_all(&kernel).expect("into memory");
+    let xz = xz.finish().expect("into memory");
+    add("payload", "xz", with_size(xz, &kernel));
+
+    for (name, text) in [
+        ("symbol", "p vfs_read"),
+        ("offset", "p:mine/read_more vfs_read+0x10"),
+        ("address", " p:at\t0xffffffff81000010 "),
+        ("cold", "p do_exit.cold+16"),
+        ("return", "r8:back vfs_read"),
+        ("arguments", "p vfs_read $arg1 +8(%di):u64 if $comm"),
+    ] {
+        add("definition", name, text.into());
+    }
+    for (name, text) in [
+        ("star", "vfs_*\0vfs_open"),
+        ("class", "[!a-u]fs_rea?\0"),
+        ("either", "{vfs,__x64_sys}_{read,write}"),
+        ("typo", "vfs_raed\0vfs_reader"),
+    ] {
+        add("pattern", name, text.into());
+    }
+    for (name, code) in INSTRUCTIONS {
+        let mut bytes = vec![u8::try_from(code.len()).expect("short")];
+        bytes.extend(*code);
+        bytes.extend(TEXT.to_le_bytes());
+        bytes.extend((-0x10_0000_i32).to_le_bytes());
+        bytes.push(0);
+        bytes.extend((0x1000_u64..0x1012).flat_map(u64::to_le_bytes));
+        add("insn", name, bytes);
+    }
+    let at = |at: u64, code: &[u8]| [&at.to_le_bytes()[..], code].concat();
+    for (name, code) in [
+        ("nops", &b"\x90\x90\x90\xfc\x6a\xff"[..]),
+        ("clac", b"\x0f\x01\xca\xfc\x6a\xff"),
+        ("endbr", b"\xf3\x0f\x1e\xfa\x0f\x01\xca\xfc"),
+    ] {
+        add("gate", name, at(TEXT, code));
+    }
+    let function =
+        b"\xf3\x0f\x1e\xfa\x0f\x1f\x44\0\0\x55\x48\x89\xe5\xe8\0\0\0\0\x74\x02\x5d\xc3\x0f\x0b";
+    add("boundary", "function", at(TEXT, function));
+    add("boundary", "wrapping", at(u64::MAX - 3, function));
+    for five in [false, true] {
+        let name = if five { "five" } else { "four" };
+        add("walk", name, walk(five));
+        add("hidden", name, hidden(five));
+    }
+    seeds
+}
+
+fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
+    stream.extend(u32::try_from(kernel.len()).expect("small").to_le_bytes());
+    stream
+}
+
+/// As few symbols as a kallsyms table may have, and a name that takes two bytes of length.
+fn symbols(layout: Layout) -> Vec<fixture::Raw> {
+    let mut symbols = Vec::new();
+    if !matches!(layout, Layout::Offsets615 | Layout::Place70) {
+        symbols.push(('A', "current_task".to_owned(), 0x40));
+    }
+    symbols.push(('T', "_stext".to_owned(), TEXT));
+    for n in 0..66 {
+        symbols.push(('t', format!("vfs_{n}"), TEXT + 0x10 * n));
+    }
+    symbols.push(('t', "x".repeat(0x90), TEXT + 0x800));
+    symbols.push(('T', "_etext".to_owned(), TEXT + 0x1000));
+    symbols
+}
+
+fn section(name: &'static str, at: u64, exec: bool, data: Vec<u8>) -> fixture::Section {
+    fixture::Section {
+        name,
+        at,
+        exec,
+        data,
+    }
+}
+
+fn small_image() -> Vec<u8> {
+    let banner = b"Linux version 6.1.0-9-test (a@b)\0".to_vec();
+    fixture::elf(
+        &[
+            section(".text", TEXT, true, vec![0x90; 0x100]),
+            section(".rodata", TABLE, false, banner),
+            section(".BTF", TABLE + 0x1000, false, fixture::btf()),
+        ],
+        &[
+            ("_stext", TEXT, 0, true),
+            ("asm_exc_int3", TEXT + 0x10, 0x20, true),
+            ("_etext", TEXT + 0x100, 0, true),
+            ("current_task", 0x40, 8, false),
+            ("init_top_pgt", TABLE, 8, false),
+        ],
+    )
+}
+
+/// A bootable file of one segment at 1 MiB.
+fn small_kernel() -> Vec<u8> {
+    // Its physical address and entry point are those of the image: below the link address.
+    fixture::elf(&[section(".text", TEXT, true, vec![0xf4; 0x40])], &[])
+}
+
+fn lists() -> Vec<u8> {
+    let sizes = [1_u8, 2, 1, 2];
+    let mut bytes = sizes.to_vec();
+    let start = bytes.len();
+    let here = |bytes: &Vec<u8>| TABLE + (bytes.len() - start) as u64;
+    bytes.extend((TEXT + 0x10).to_le_bytes());
+    bytes.extend(0_u64.to_le_bytes());
+    // Jump labels, static calls, exceptions: entries of so many bytes, the first four of which are
+    // an address relative to their own.
+    for (size, entry) in sizes.into_iter().skip(1).zip([16, 8, 12]) {
+        let end = bytes.len() + usize::from(size) * 16;
+        while bytes.len() + entry <= end {
+            let target = TEXT + 0x100 + 2 * bytes.len() as u64;
+            let offset = target.wrapping_sub(here(&bytes)).to_le_bytes();
+            bytes.extend(&offset[..4]);
+            bytes.resize(bytes.len() + entry - 4, 0);
+        }
+        bytes.resize(end, 0);
+    }
+    bytes
+}
+
+/// Name and code of instructions of every kind of treatment.
+const INSTRUCTIONS: &[(&str, &[u8])] = &[
+    ("nop", &[0x0f, 0x1f, 0x44, 0, 0]),
+    ("endbr64", &[0xf3, 0x0f, 0x1e, 0xfa]),
+    ("push", &[0x41, 0x57]),
+    ("pop", &[0x5d]),
+    ("mov", &[0x48, 0x89, 0xe5]),
+    ("lea", &[0x48, 0x8d, 0x44, 0x8f, 0x10]),
+    ("add", &[0x48, 0x83, 0xc0, 1]),
+    ("sub", &[0x48, 0x83, 0xec, 0x28]),
+    ("test", &[0x48, 0x85, 0xff]),
+    ("cmp", &[0x48, 0x39, 0xf7]),
+    ("call", &[0xe8, 0, 1, 0, 0]),
+    ("call_register", &[0xff, 0xd0]),
+    ("call_memory", &[0xff, 0x15, 0, 1, 0, 0]),
+    ("jmp", &[0xeb, 0x10]),
+    ("jmp_memory", &[0xff, 0x24, 0xc5, 0, 0x40, 0x80, 0xff]),
+    ("je", &[0x74, 0x10]),
+    ("jne_near", &[0x0f, 0x85, 0x10, 0, 0, 0]),
+    ("ret", &[0xc3]),
+    ("ret_n", &[0xc2, 8, 0]),
+    ("pushf", &[0x9c]),
+    ("popf", &[0x9d]),
+    ("cli", &[0xfa]),
+    ("sti", &[0xfb]),
+    ("load", &[0x48, 0x8b, 0x47, 8]),
+    ("rip_relative", &[0x48, 0x8b, 0x05, 0xf0, 0xff, 0xff, 0xff]),
+    ("per_cpu", &[0x65, 0x48, 0x8b, 0x04, 0x25, 0, 0xad, 1, 0]),
+    ("lock", &[0xf0, 0x48, 0x0f, 0xb1, 0x0f]),
+    ("rep", &[0xf3, 0x48, 0xab]),
+    ("avx", &[0xc5, 0xfd, 0x6f, 0x05, 0, 4, 0, 0]),
+    ("movabs", &[0x48, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8]),
+];
+
+/// An address whose entries all have index 1, canonical in both modes.
+const ONES: u64 = 0x0000_0080_4020_1000;
+
+/// Tables in which each level but the last is the page after its parent; entries as the target `walk`
+/// reads them.
+fn entries(five: bool) -> Vec<u8> {
+    let mut bytes = vec![u8::from(five)];
+    // The five-level root has its one entry at index 0, as ONES is below 2^47.
+    let (levels, top): (u16, u16) = if five { (5, 0) } else { (4, 1) };
+    let mut entry = |index: u16, value: u64| {
+        bytes.extend(index.to_le_bytes());
+        bytes.extend(value.to_le_bytes());
+    };
+    for level in 0..levels {
+        let index = if level == 0 { top } else { 1 };
+        entry(level * 512 + index, (u64::from(level + 1) * 0x1000) | 0x23);
+    }
+    // A large page beside the last table but one.
+    entry((levels - 2) * 512 + 2, 0x83 | 1 << 63);
+    entry(u16::MAX, 0);
+    bytes.truncate(bytes.len() - 8);
+    bytes
+}
+
+fn walk(five: bool) -> Vec<u8> {
+    let mut bytes = entries(five);
+    let accesses: [(u64, u16); 4] = [
+        (ONES + 8, 8),
+        (ONES + 0xffc, 8),
+        (ONES + 0x20_0000, 64),
+        (u64::MAX - 7, 8),
+    ];
+    for (at, len) in accesses {
+        bytes.extend(at.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(0_u64.to_le_bytes());
+        bytes.extend(16_u64.to_le_bytes());
+    }
+    bytes
+}
+
+fn hidden(five: bool) -> Vec<u8> {
+    let mut bytes = entries(five);
+    bytes.extend(ONES.to_le_bytes());
+    bytes.push(8);
+    bytes.extend(200_u16.to_le_bytes());
+    bytes
+}

@@ -1,0 +1,47 @@
+//! `cargo lab coverage`: how much of a kernel's text takes probes, by which mechanism, and what
+//! does not.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::cargo;
+use crate::job::{Job, Step};
+use crate::rig::Kind;
+use crate::run;
+use crate::setup::Ready;
+
+/// Which kernel.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// A vmlinux or bzImage [default: the stock kernel the lab's guests run]
+    kernel: Option<PathBuf>,
+}
+
+/// Far more than decoding the largest kernel takes.
+const LIMIT: Duration = Duration::from_secs(600);
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let ready = Ready::make(Kind::Direct, false, false)?;
+    let built = ready
+        .workspace
+        .build(&["--package=hvprobe-tests", "--bin=coverage"])?;
+    let kernel = match &options.kernel {
+        Some(kernel) => kernel
+            .canonicalize()
+            .with_context(|| format!("cannot find {}", kernel.display()))?,
+        None => ready.cache.guest_kernel(),
+    };
+    let mut job = Job::new(&built, LIMIT);
+    let program = cargo::program_named(&built, "coverage")?;
+    job.programs.push(("coverage".to_owned(), program));
+    job.steps.push(Step {
+        program: "coverage".to_owned(),
+        arguments: vec![kernel.into()],
+        package: None,
+    });
+    run::run_job(Kind::Direct, &ready, &job)
+}

@@ -1,0 +1,146 @@
+//! How much of a kernel's text the instruction policy reaches, and by which mechanism.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{Action, Refusal, classify, text};
+
+use super::text::{Apart, Text};
+
+/// How many refused instructions are shown as examples for each reason.
+const EXAMPLES: usize = 3;
+
+/// What becomes of the instructions of a kernel that can be probed.
+#[derive(Clone, Debug, Default)]
+pub struct Coverage {
+    /// Carried out by the host.
+    pub emulated: u64,
+    /// Run as a copy that jumps back.
+    pub boosted: u64,
+    /// Boosted or emulated by themselves, but in the exception table: run as a copy that traps, so
+    /// that a fault is handed to the kernel as if it had come from the instruction's own place.
+    pub stepped: u64,
+    /// Refused, by reason.
+    pub refused: BTreeMap<Refusal, Refused>,
+    /// What is not among the instructions that can be probed.
+    pub apart: Apart,
+}
+
+/// Refused instructions of one reason.
+#[derive(Clone, Debug, Default)]
+pub struct Refused {
+    /// How many there are.
+    pub count: u64,
+    /// Counts by mnemonic.
+    pub by_mnemonic: BTreeMap<String, u64>,
+    /// The first of them.
+    pub examples: Vec<(Gva, String)>,
+}
+
+impl Coverage {
+    /// Goes through all of `kernel`.
+    #[must_use]
+    pub fn of(kernel: &Text) -> Self {
+        let mut coverage = Self::default();
+        let apart = kernel.for_each(|site| match classify(kernel.code(site.at), site.at) {
+            Ok(displaced) => {
+                let counter = match displaced.action() {
+                    // A fixup takes a copy; what has none keeps being emulated.
+                    _ if kernel.image().has_fixup(site.at)
+                        && displaced.trapped(site.at).is_ok() =>
+                    {
+                        &mut coverage.stepped
+                    }
+                    Action::Emulate(_) => &mut coverage.emulated,
+                    Action::Boost => &mut coverage.boosted,
+                };
+                *counter += 1;
+            }
+            Err(refusal) => {
+                let refused = coverage.refused.entry(refusal).or_default();
+                refused.count += 1;
+                let mnemonic = format!("{:?}", site.instruction.mnemonic()).to_lowercase();
+                *refused.by_mnemonic.entry(mnemonic).or_default() += 1;
+                if refused.examples.len() < EXAMPLES {
+                    let text = text(kernel.code(site.at), site.at);
+                    refused.examples.push((site.at, text));
+                }
+            }
+        });
+        coverage.apart = apart;
+        coverage
+    }
+
+    /// How many instructions are refused.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.values().map(|refused| refused.count).sum()
+    }
+
+    /// How many instructions can be probed as far as the kernel's own rules go.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.emulated + self.boosted + self.stepped + self.refused()
+    }
+
+    /// `part` of all instructions, in thousandths of a percent.
+    fn share(&self, part: u64) -> Share {
+        Share(part.saturating_mul(100_000) / self.total().max(1))
+    }
+
+    /// Whether at most `per_mille` instructions in a thousand are refused.
+    #[must_use]
+    pub fn refuses_at_most(&self, per_mille: u64) -> bool {
+        self.refused() * 1000 <= self.total() * per_mille
+    }
+}
+
+/// Thousandths of a percent.
+struct Share(u64);
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>3}.{:03} %", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line =
+            |name: &str, count: u64| writeln!(f, "{name:<34}{count:>10}  {}", self.share(count));
+        line("probeable instructions", self.total())?;
+        line("  emulated", self.emulated)?;
+        line("  boosted", self.boosted)?;
+        line("  stepped (exception table)", self.stepped)?;
+        line("  refused", self.refused())?;
+        let mut reasons: Vec<_> = self.refused.iter().collect();
+        reasons.sort_by_key(|(_, refused)| std::cmp::Reverse(refused.count));
+        for (reason, refused) in reasons {
+            let share = self.share(refused.count);
+            writeln!(f, "    {:>10}  {share}  {reason}", refused.count)?;
+            let mut mnemonics: Vec<_> = refused.by_mnemonic.iter().collect();
+            mnemonics.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+            let mnemonics: Vec<String> = mnemonics
+                .iter()
+                .map(|(mnemonic, count)| format!("{mnemonic} {count}"))
+                .collect();
+            writeln!(f, "                {}", mnemonics.join(", "))?;
+            for (at, text) in &refused.examples {
+                writeln!(f, "                {at} {text}")?;
+            }
+        }
+        let Apart { forbidden, broken } = self.apart;
+        writeln!(
+            f,
+            "not counted: {forbidden} instructions the kernel rules out"
+        )?;
+        if broken > 0 {
+            writeln!(
+                f,
+                "not counted: the rest of {broken} functions, behind bytes that are no instruction"
+            )?;
+        }
+        Ok(())
+    }
+}

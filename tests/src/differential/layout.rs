@@ -1,0 +1,163 @@
+//! Where everything is in the bench guest's memory, and the page tables that say so.
+//!
+//! ```text
+//!  physical                 virtual
+//!  0x0001000  system pages  0xffffc90000000000 + physical: GDT, TSS, IDT, stubs, exception stack
+//!  0x0008000  slots         0xffffffff80400000, one page, and nothing else near it
+//!  0x0009000  landing page  0xffffffff80800000, likewise
+//!  0x0010000  arena, 32 KiB 0xffff888001000000 and 0x400000, with nothing mapped around;
+//!                           and again and again wherever the kernel's upper 2 GiB have no text
+//!  0x0020000  page tables
+//!  0x1000000  kernel text   where it is linked
+//! ```
+//! So whatever a RIP-relative or absolute operand names lies in the arena, and no page table ever
+//! changes. A second root is the same but for the upper 2 GiB, where only text is mapped: with it
+//! those operands fault.
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::paging::{Levels, PageTables, entry};
+use hvprobe_vmm::memory::GuestRam;
+
+pub(super) const PAGE: u64 = 0x1000;
+
+/// What is added to the physical addresses of the first 64 KiB.
+pub(super) const SYSTEM: u64 = 0xffff_c900_0000_0000;
+pub(super) const GDT: Gpa = Gpa(0x1000);
+pub(super) const TSS: Gpa = Gpa(0x1100);
+pub(super) const IDT: Gpa = Gpa(0x2000);
+pub(super) const STUBS: Gpa = Gpa(0x3000);
+/// Where exceptions begin to push.
+pub(super) const EXCEPTION_STACK: Gpa = Gpa(0x6000);
+
+const SLOT_FRAME: u64 = 0x8000;
+const LANDING_FRAME: u64 = 0x9000;
+/// A page for out-of-line slots.
+pub(super) const SLOTS: u64 = MAP + (4 << 20);
+/// A page for branches to go to.
+pub(super) const LANDING: u64 = MAP + (8 << 20);
+
+pub(super) const ARENA_FRAMES: Gpa = Gpa(0x1_0000);
+pub(super) const ARENA_SIZE: u64 = 0x8000;
+/// The arena.
+pub(super) const ARENA: u64 = 0xffff_8880_0100_0000;
+/// The arena again, for 32-bit addresses.
+pub(super) const LOW_ARENA: u64 = 0x40_0000;
+
+const TABLES: u64 = 0x2_0000;
+
+/// `__START_KERNEL_map`: kernel text is linked and mapped from here on, physical address 0 first.
+pub(super) const MAP: u64 = 0xffff_ffff_8000_0000;
+
+const TABLE: u64 = entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
+const LEAF: u64 = TABLE | entry::DIRTY;
+const MIB2: u64 = 2 << 20;
+
+/// The two address spaces.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spaces {
+    /// Everything is mapped.
+    pub(super) full: PageTables,
+    /// Without data in the upper 2 GiB.
+    pub(super) bare: PageTables,
+}
+
+/// Hands out pages for tables.
+struct Builder<'a> {
+    ram: &'a GuestRam,
+    next: u64,
+}
+
+impl Builder<'_> {
+    /// A table with these entries; all others are empty.
+    fn table(&mut self, entries: impl IntoIterator<Item = (u64, u64)>) -> Result<u64, OutOfRange> {
+        let table = self.next;
+        self.next += PAGE;
+        self.ram.write(Gpa(table), &[0; 0x1000])?;
+        for (index, entry) in entries {
+            self.ram
+                .write(Gpa(table + index % 512 * 8), &entry.to_le_bytes())?;
+        }
+        Ok(table)
+    }
+
+    /// Tables of levels 3 to 1 for the leaves from `at` on, all in one piece of 2 MiB.
+    fn chain(&mut self, at: u64, leaves: impl Iterator<Item = u64>) -> Result<u64, OutOfRange> {
+        let leaves: Vec<_> = (at >> 12..).zip(leaves).collect();
+        let level1 = self.table(leaves)?;
+        let level2 = self.table([(at >> 21, level1 | TABLE)])?;
+        self.table([(at >> 30, level2 | TABLE)])
+    }
+
+    /// The table of level 3 for the upper 2 GiB. `data` gives the entry of page `n` without text.
+    fn upper(&mut self, text: (u64, u64), data: impl Fn(u64) -> u64) -> Result<u64, OutOfRange> {
+        let data_only = self.table((0..512).map(|n| (n, data(n))))?;
+        let mut halves = Vec::new();
+        for gib in [MAP, MAP + (1 << 30)] {
+            let mut pieces = Vec::new();
+            for piece in (0..512).map(|n| gib + n * MIB2) {
+                let has_text = piece.saturating_add(MIB2) > text.0 && piece < text.1;
+                let frame = match piece {
+                    SLOTS => Some(SLOT_FRAME),
+                    LANDING => Some(LANDING_FRAME),
+                    _ => None,
+                };
+                let table = if let Some(frame) = frame {
+                    self.table([(0, frame | LEAF)])?
+                } else if has_text {
+                    self.table((0..512).map(|n| {
+                        let page = piece + n * PAGE;
+                        let is_text = page + PAGE > text.0 && page < text.1;
+                        (
+                            n,
+                            if is_text {
+                                (page - MAP) | LEAF
+                            } else {
+                                data(n)
+                            },
+                        )
+                    }))?
+                } else {
+                    data_only
+                };
+                pieces.push((piece >> 21, table | TABLE));
+            }
+            halves.push((gib >> 30, self.table(pieces)? | TABLE));
+        }
+        self.table(halves)
+    }
+}
+
+/// Writes the page tables for a kernel with text in `text`.
+pub(super) fn write_page_tables(ram: &GuestRam, text: (u64, u64)) -> Result<Spaces, OutOfRange> {
+    let mut builder = Builder { ram, next: TABLES };
+    let arena = |n: u64| (ARENA_FRAMES.0 + n * PAGE % ARENA_SIZE) | LEAF;
+    let frames = || (0..ARENA_SIZE / PAGE).map(arena);
+    let low = builder.chain(LOW_ARENA, frames())?;
+    let direct = builder.chain(ARENA, frames())?;
+    let system = builder.chain(SYSTEM, (0..16).map(|n| (n * PAGE) | LEAF))?;
+    let root = |builder: &mut Builder<'_>, upper: u64| {
+        let root = builder.table([
+            (LOW_ARENA >> 39, low | TABLE),
+            (ARENA >> 39, direct | TABLE),
+            (SYSTEM >> 39, system | TABLE),
+            (MAP >> 39, upper | TABLE),
+        ])?;
+        Ok(PageTables {
+            root: Gpa(root),
+            levels: Levels::Four,
+        })
+    };
+    let full = builder.upper(text, arena)?;
+    let bare = builder.upper(text, |_| 0)?;
+    Ok(Spaces {
+        full: root(&mut builder, full)?,
+        bare: root(&mut builder, bare)?,
+    })
+}
+
+/// The system page or stack at `at`, as the guest addresses it.
+pub(super) fn system(at: Gpa) -> Gva {
+    Gva(SYSTEM + at.0)
+}

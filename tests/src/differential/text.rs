@@ -1,0 +1,267 @@
+//! The instructions of a kernel's text that a probe can be put on.
+//!
+//! What holds: every [`Site`] is an instruction of a function, decoded from that function's start,
+//! in text that stays, and not in a place the kernel itself rules out
+//! ([`KernelImage::forbidden`]). What the compiler fills the space behind a function with is no
+//! instruction of it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::MAX_LEN;
+use hvprobe_introspect::image::{ImageError, KernelImage};
+use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_vmm::loader::{Kernel, LoadError};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+
+use crate::rig;
+
+/// Where tests find the stock kernel's image (`cargo lab test` sets it).
+const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
+
+/// Why there is no kernel to take instructions from.
+#[derive(Debug)]
+pub enum TextError {
+    /// The file cannot be read or unpacked.
+    Load(LoadError),
+    /// It cannot be taken apart.
+    Image(ImageError),
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(error) => f.write_str(&rig::chain(error)),
+            Self::Image(error) => f.write_str(&rig::chain(error)),
+        }
+    }
+}
+
+impl std::error::Error for TextError {}
+
+/// The image of the stock kernel the tests boot, if there is one on this machine.
+#[must_use]
+pub fn stock_kernel() -> Option<PathBuf> {
+    let named = std::env::var_os(VMLINUZ).map(PathBuf::from);
+    named
+        .into_iter()
+        .chain([rig::guest(1, &[]).kernel])
+        .find(|path| path.is_file())
+}
+
+/// One instruction of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Site {
+    /// Where it is.
+    pub at: Gva,
+    /// What it is.
+    pub instruction: Instruction,
+}
+
+/// A kernel's text.
+#[derive(Debug)]
+pub struct Text {
+    image: KernelImage,
+    start: Gva,
+    end: Gva,
+}
+
+/// What is counted beside the instructions that can be probed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Apart {
+    /// Instructions of functions or places that the kernel rules out.
+    pub forbidden: u64,
+    /// Functions whose end cannot be decoded, and so is left out.
+    pub broken: u64,
+}
+
+impl Text {
+    /// Reads a kernel: an ELF `vmlinux` or a `bzImage`.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not such a kernel.
+    pub fn open(path: &Path) -> Result<Self, TextError> {
+        let kernel = Kernel::open(path).map_err(TextError::Load)?;
+        let image = KernelImage::parse(kernel.elf()).map_err(TextError::Image)?;
+        let bound = |name| image.symbols().address_of(name);
+        // Without these symbols `parse` finds no text.
+        let missing = || TextError::Image(ImageError::NoText);
+        let start = bound("_stext").ok_or_else(missing)?;
+        let end = bound("_etext").ok_or_else(missing)?;
+        Ok(Self { image, start, end })
+    }
+
+    /// The image the text is part of.
+    #[must_use]
+    pub fn image(&self) -> &KernelImage {
+        &self.image
+    }
+
+    /// Its first address, and the one after its last.
+    #[must_use]
+    pub fn bounds(&self) -> (Gva, Gva) {
+        (self.start, self.end)
+    }
+
+    /// The bytes from `at` on, as many as an instruction may have.
+    #[must_use]
+    pub fn code(&self, at: Gva) -> &[u8] {
+        let left = self.end.offset_from(at).unwrap_or(0);
+        let len = usize::try_from(left).map_or(MAX_LEN, |left| left.min(MAX_LEN));
+        self.image.bytes_at(at, len).unwrap_or_default()
+    }
+
+    /// Hands every instruction that can be probed to `each`, in the order of their addresses.
+    pub fn for_each(&self, each: impl FnMut(&Site)) -> Apart {
+        self.for_each_in(|_| true, each)
+    }
+
+    /// The same for functions whose start `is_wanted`.
+    pub fn for_each_in(
+        &self,
+        is_wanted: impl Fn(Gva) -> bool,
+        mut each: impl FnMut(&Site),
+    ) -> Apart {
+        let mut apart = Apart::default();
+        let mut starts: Vec<u64> = self
+            .image
+            .symbols()
+            .iter()
+            .filter(|symbol| symbol.kind == SymbolKind::Text)
+            .map(|symbol| symbol.addr.0)
+            .filter(|at| (self.start.0..self.end.0).contains(at))
+            .collect();
+        starts.dedup();
+        let ends = starts.iter().skip(1).copied().chain([self.end.0]);
+        for (start, end) in starts.iter().copied().zip(ends) {
+            if is_wanted(Gva(start)) {
+                self.function(start, end, &mut apart, &mut each);
+            }
+        }
+        apart
+    }
+
+    fn function(&self, start: u64, end: u64, apart: &mut Apart, each: &mut impl FnMut(&Site)) {
+        let code = usize::try_from(end - start)
+            .ok()
+            .and_then(|len| self.image.bytes_at(Gva(start), len))
+            .unwrap_or_default();
+        let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+        let mut instructions = Vec::new();
+        while decoder.can_decode() {
+            let instruction = decoder.decode();
+            if instruction.is_invalid() {
+                apart.broken += 1;
+                break;
+            }
+            instructions.push(instruction);
+        }
+        while instructions.last().is_some_and(is_padding) && instructions.len() > 1 {
+            instructions.pop();
+        }
+        for instruction in instructions {
+            let at = Gva(instruction.ip());
+            if self.image.forbidden(at).is_some() {
+                apart.forbidden += 1;
+            } else {
+                each(&Site { at, instruction });
+            }
+        }
+    }
+}
+
+/// Whether this is what compilers and linkers fill the space behind functions with.
+fn is_padding(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Nop || instruction.code() == Code::Int3
+}
+
+/// What makes instructions alike for whoever carries them out: the encoding, the way memory is
+/// addressed, and the prefixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Form {
+    code: u16,
+    addressing: Addressing,
+    prefixes: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Addressing {
+    None,
+    Rip,
+    Absolute,
+    Stack,
+    Base,
+    Index,
+    BaseIndex,
+}
+
+impl Form {
+    /// The form of `instruction`.
+    #[must_use]
+    pub fn of(instruction: &Instruction) -> Self {
+        let memory = (0..instruction.op_count())
+            .any(|operand| instruction.op_kind(operand) == OpKind::Memory);
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let addressing = match (base, index) {
+            _ if !memory => Addressing::None,
+            (Register::RIP | Register::EIP, _) => Addressing::Rip,
+            (Register::RSP, _) => Addressing::Stack,
+            (Register::None, Register::None) => Addressing::Absolute,
+            (_, Register::None) => Addressing::Base,
+            (Register::None, _) => Addressing::Index,
+            (..) => Addressing::BaseIndex,
+        };
+        let prefixes = [
+            instruction.has_lock_prefix(),
+            instruction.has_rep_prefix(),
+            instruction.has_repne_prefix(),
+            instruction.segment_prefix() == Register::GS,
+            instruction.segment_prefix() == Register::FS,
+            // An address-size prefix, and nothing else, makes these 32 bits wide.
+            base.is_gpr32() || index.is_gpr32(),
+        ];
+        Self {
+            code: instruction.code() as u16,
+            addressing,
+            prefixes: (0..)
+                .zip(prefixes)
+                .map(|(bit, is_set)| u8::from(is_set) << bit)
+                .sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(code: &[u8]) -> Form {
+        Form::of(&Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).decode())
+    }
+
+    #[test]
+    fn registers_and_constants_do_not_make_a_form() {
+        // mov [rbx+8], rcx and mov [rdi+0x10], rdx
+        let alike = [[0x48, 0x89, 0x4b, 8], [0x48, 0x89, 0x57, 0x10]];
+        assert_eq!(form(&alike[0]), form(&alike[1]));
+    }
+
+    #[test]
+    fn addressing_and_prefixes_make_a_form() {
+        let different: [&[u8]; 7] = [
+            &[0x48, 0x89, 0x4b, 8],                   // mov [rbx+8], rcx
+            &[0x48, 0x89, 0x4c, 0x24, 8],             // mov [rsp+8], rcx
+            &[0x48, 0x89, 0x4c, 0x13, 8],             // mov [rbx+rdx+8], rcx
+            &[0x48, 0x89, 0x0d, 8, 0, 0, 0],          // mov [rip+8], rcx
+            &[0x65, 0x48, 0x89, 0x4b, 8],             // mov gs:[rbx+8], rcx
+            &[0x67, 0x48, 0x89, 0x4b, 8],             // mov [ebx+8], rcx
+            &[0x48, 0x89, 0x0c, 0x25, 8, 0, 0, 0x80], // mov [0xffffffff80000008], rcx
+        ];
+        for (index, one) in different.iter().enumerate() {
+            for other in &different[index + 1..] {
+                assert_ne!(form(one), form(other), "{one:02x?} {other:02x?}");
+            }
+        }
+    }
+}

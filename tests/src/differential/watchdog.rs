@@ -1,0 +1,99 @@
+//! Takes a virtual CPU out of the guest when it does not come out by itself.
+//!
+//! What holds: the thread that is signalled is alive, as it has to take the lock to disarm, and the
+//! signal is sent under the lock.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+/// How often the time is looked at, and the signal repeated: one that lands just before `KVM_RUN`
+/// has no effect.
+const PERIOD: Duration = Duration::from_millis(250);
+
+/// The thread to wake, when, and whether that was done.
+#[derive(Debug, Default)]
+struct Watched {
+    runner: Option<(libc::pthread_t, Instant)>,
+    expired: bool,
+}
+
+/// A thread that watches another one's runs.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    watched: Arc<Mutex<Watched>>,
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn lock(watched: &Mutex<Watched>) -> MutexGuard<'_, Watched> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watchdog {
+    pub(super) fn new() -> Self {
+        install_handler();
+        let watched = Arc::new(Mutex::new(Watched::default()));
+        let (end, ended) = mpsc::channel::<()>();
+        let shared = Arc::clone(&watched);
+        let thread = thread::spawn(move || {
+            while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                let mut watched = lock(&shared);
+                if let Some((runner, deadline)) = watched.runner
+                    && Instant::now() >= deadline
+                {
+                    watched.expired = true;
+                    // SAFETY: the runner is alive: it disarms, which takes the lock that is held
+                    // here, before it goes on. The signal has a handler.
+                    unsafe { libc::pthread_kill(runner, signal()) };
+                }
+            }
+        });
+        Self {
+            watched,
+            end: Some(end),
+            thread: Some(thread),
+        }
+    }
+
+    /// Runs `guest` on this thread and interrupts it after `limit`. Returns whether it was.
+    pub(super) fn watch<T>(&self, limit: Duration, guest: impl FnOnce() -> T) -> (T, bool) {
+        // SAFETY: has no preconditions.
+        let runner = unsafe { libc::pthread_self() };
+        *lock(&self.watched) = Watched {
+            runner: Some((runner, Instant::now() + limit)),
+            expired: false,
+        };
+        let result = guest();
+        let mut watched = lock(&self.watched);
+        watched.runner = None;
+        (result, watched.expired)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Neither the signal that machines wake their vCPUs with nor that of micro-guests.
+fn signal() -> libc::c_int {
+    SIGRTMIN() + 2
+}
+
+fn install_handler() {
+    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Err(error) = register_signal_handler(signal(), nothing) {
+            eprintln!("a run that hangs will not be interrupted: {error}");
+        }
+    });
+}

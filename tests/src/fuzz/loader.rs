@@ -1,0 +1,70 @@
+//! The file a guest is booted from.
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_vmm::loader::{Kernel, load};
+use hvprobe_vmm::memory::{GuestRam, MIN_RAM};
+
+/// Sectors of the boot code in front of the payload, besides the first.
+const SECTORS: u8 = 1;
+
+/// A kernel image, whatever it is. One that can be read is also loaded into a small machine, and
+/// nothing but what the loader says may then be above 1 MiB.
+pub fn bzimage(data: &[u8]) -> bool {
+    match Kernel::parse(data.to_vec()) {
+        Ok(kernel) => {
+            assert!(kernel.elf().starts_with(b"\x7fELF"));
+            place(&kernel);
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
+}
+
+fn place(kernel: &Kernel) {
+    const INITRD: [&[u8]; 2] = [b"first", b"second part"];
+    let ram = GuestRam::new(MIN_RAM).expect("any host has so much");
+    let Ok(entry) = load(kernel, &ram, &INITRD, "quiet", Gpa(0xe_0000)) else {
+        return;
+    };
+    assert!(entry.rip < entry.kernel_end && entry.kernel_end <= ram.low_end());
+    let (initrd, size) = entry.initrd.expect("there is one");
+    assert!(entry.kernel_end <= initrd && initrd.0 + size <= ram.low_end().0);
+    // Between the kernel and the initramfs nothing was touched.
+    let gap = usize::try_from(initrd.0 - entry.kernel_end.0).expect("in memory");
+    let mut bytes = vec![0; gap.min(1 << 16)];
+    ram.read(entry.kernel_end, &mut bytes).expect("in memory");
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    let (hidden, _) = ram.hidden();
+    let mut bytes = [0; 4096];
+    ram.read(hidden, &mut bytes).expect("in memory");
+    assert_eq!(bytes, [0; 4096]);
+}
+
+/// A packed kernel, in a `bzImage` that is sound around it.
+pub fn payload(data: &[u8]) -> bool {
+    bzimage(&bzimage_around(data))
+}
+
+/// A `bzImage` with this payload (Linux, Documentation/arch/x86/boot.rst).
+#[must_use]
+pub fn bzimage_around(payload: &[u8]) -> Vec<u8> {
+    let mut file = vec![0; (usize::from(SECTORS) + 1) * 512];
+    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    for (at, bytes) in [
+        (0x1f1, &[SECTORS][..]),
+        (0x1fe, &[0x55, 0xaa, 0xeb, 0x6a]),
+        (0x202, b"HdrS"),
+        (0x206, &0x020f_u16.to_le_bytes()),
+        (0x22c, &0x7fff_ffff_u32.to_le_bytes()),
+        (0x238, &2047_u32.to_le_bytes()),
+        (0x24c, &length.to_le_bytes()),
+    ] {
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    file.extend(payload);
+    file
+}

@@ -1,0 +1,61 @@
+//! What must hold of every decoder, whatever bytes it is given.
+//!
+//! Each [`Target`] takes any bytes, hands them to one decoder and panics if a promise is broken:
+//! nothing else that happens is an error. It is run in two ways: by libFuzzer through the programs
+//! in `fuzz/fuzz_targets`, and by the test `fuzz_corpus` over the committed corpus and random
+//! mutations of it. Where bytes that are merely random would be turned down at the door, the target
+//! builds a sound file around them.
+
+mod definition;
+#[path = "../../../introspect/src/image/fixture.rs"]
+#[allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "shared with the tests of the image"
+)]
+mod fixture;
+mod image;
+mod input;
+mod insn;
+mod loader;
+mod memory;
+mod paging;
+mod symbols;
+
+pub use definition::definition;
+pub use image::{btf, image, kallsyms, tables};
+pub use insn::{boundary, gate, insn};
+pub use loader::{bzimage, bzimage_around, payload};
+pub use paging::{hidden, walk};
+pub use symbols::pattern;
+
+/// A decoder under test.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name: that of its program in `fuzz/fuzz_targets` and of its folder in `fuzz/corpus`.
+    pub name: &'static str,
+    /// Runs it. Returns whether the bytes got past the decoder's own checks; panics if a promise is
+    /// broken.
+    pub run: fn(&[u8]) -> bool,
+}
+
+/// All targets, by name.
+pub const TARGETS: [Target; 13] = [
+    target("boundary", boundary),
+    target("btf", btf),
+    target("bzimage", bzimage),
+    target("definition", definition),
+    target("gate", gate),
+    target("hidden", hidden),
+    target("image", image),
+    target("insn", insn),
+    target("kallsyms", kallsyms),
+    target("pattern", pattern),
+    target("payload", payload),
+    target("tables", tables),
+    target("walk", walk),
+];
+
+const fn target(name: &'static str, run: fn(&[u8]) -> bool) -> Target {
+    Target { name, run }
+}

@@ -1,0 +1,39 @@
+//! What a client searches the symbols for.
+
+use hvprobe_arch::Gva;
+use hvprobe_introspect::symbols::{RawSymbol, SymbolKind, Symbols};
+
+/// A shell-style pattern over a few names; also looked up as a name. The bytes up to a zero are
+/// what is searched for, each part after it is a name in the table.
+pub fn pattern(data: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(data);
+    let mut parts = text.split('\0');
+    let wanted = parts.next().unwrap_or_default();
+    let names = ["vfs_read", "vfs_write", "__x64_sys_read"]
+        .into_iter()
+        .chain(parts);
+    let symbols = Symbols::new(
+        (0..).zip(names).map(|(n, name)| RawSymbol {
+            name,
+            addr: Gva(n * 0x10),
+            size: None,
+            kind: SymbolKind::Text,
+        }),
+        &[],
+    );
+    match symbols.lookup(wanted) {
+        Ok(symbol) => assert_eq!(symbol.name, wanted),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+    match symbols.glob(wanted) {
+        Ok(found) => {
+            let found = found.count();
+            assert!(found <= symbols.len());
+            found > 0
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! What probes need of a host and what every KVM seen so far does, whatever it runs on.
+
+use hvprobe_vmm::selfcheck;
+
+#[test]
+fn faults_of_displaced_instructions_can_be_handed_on_wherever_int3_is_caught() {
+    let report = match selfcheck::run() {
+        Ok(report) if report.catch_mode.is_some() => report,
+        Ok(_) => {
+            eprintln!("skipped: needs a KVM that lets int3 be caught");
+            return;
+        }
+        Err(error) => {
+            eprintln!("skipped: needs KVM: {error}");
+            return;
+        }
+    };
+    assert!(report.exception_window, "{:#?}", report.items);
+}

@@ -1,0 +1,463 @@
+//! What a probe is to do at its hits, from the terms of the wire to those of the engine and back.
+//!
+//! Invariants: whatever of the engine goes out comes back the same; what a client left out where
+//! something has to be said, or said with a number that means nothing, is refused by name. Limits
+//! are the engine's own ([`ProbeSpec::check`](hvprobe_introspect::probe::ProbeSpec::check)).
+
+use std::time::Duration;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_introspect::probe::Mechanism;
+use hvprobe_introspect::probe::spec::{
+    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
+};
+use hvprobe_proto::v1;
+
+/// Every general register with its name on the wire and its name in the kernel's definitions.
+const REGISTERS: [(Gpr, v1::Register, &str); 16] = [
+    (Gpr::Rax, v1::Register::Rax, "ax"),
+    (Gpr::Rbx, v1::Register::Rbx, "bx"),
+    (Gpr::Rcx, v1::Register::Rcx, "cx"),
+    (Gpr::Rdx, v1::Register::Rdx, "dx"),
+    (Gpr::Rsi, v1::Register::Rsi, "si"),
+    (Gpr::Rdi, v1::Register::Rdi, "di"),
+    (Gpr::Rsp, v1::Register::Rsp, "sp"),
+    (Gpr::Rbp, v1::Register::Rbp, "bp"),
+    (Gpr::R8, v1::Register::R8, "r8"),
+    (Gpr::R9, v1::Register::R9, "r9"),
+    (Gpr::R10, v1::Register::R10, "r10"),
+    (Gpr::R11, v1::Register::R11, "r11"),
+    (Gpr::R12, v1::Register::R12, "r12"),
+    (Gpr::R13, v1::Register::R13, "r13"),
+    (Gpr::R14, v1::Register::R14, "r14"),
+    (Gpr::R15, v1::Register::R15, "r15"),
+];
+
+/// Every comparison with its name on the wire.
+const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
+    (Comparison::Equal, v1::Comparison::Equal),
+    (Comparison::NotEqual, v1::Comparison::NotEqual),
+    (Comparison::Less, v1::Comparison::Less),
+    (Comparison::LessOrEqual, v1::Comparison::LessOrEqual),
+    (Comparison::Greater, v1::Comparison::Greater),
+    (Comparison::GreaterOrEqual, v1::Comparison::GreaterOrEqual),
+    (Comparison::AnyBit, v1::Comparison::AnyBit),
+];
+
+/// Why a message means nothing to the engine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Meaningless {
+    /// Something has to be there.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// An enumeration has no such value.
+    #[error("{number} is no {what}")]
+    Unknown { what: &'static str, number: i32 },
+    /// A number that the engine cannot count to.
+    #[error("{what} of {number} is too large")]
+    TooLarge { what: &'static str, number: u32 },
+}
+
+/// The mechanism wished for.
+pub(super) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
+    match v1::Mechanism::try_from(number) {
+        Ok(v1::Mechanism::Unspecified) => Ok(None),
+        Ok(v1::Mechanism::Emulated) => Ok(Some(Mechanism::Emulated)),
+        Ok(v1::Mechanism::Boosted) => Ok(Some(Mechanism::Boosted)),
+        Ok(v1::Mechanism::Stepped) => Ok(Some(Mechanism::Stepped)),
+        Err(_) => Err(Meaningless::Unknown {
+            what: "mechanism",
+            number,
+        }),
+    }
+}
+
+/// What is to happen at a hit.
+pub(super) fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
+    use v1::actions::{Hold as WireHold, Then as WireThen};
+    Ok(Actions {
+        when: all(wire.when, condition)?,
+        registers: match wire.registers {
+            None => RegisterSet::default(),
+            Some(set) => all(set.registers, register)?.into_iter().collect(),
+        },
+        capture: all(wire.capture, item)?,
+        capture_at_return: all(wire.capture_at_return, item)?,
+        changes: all(wire.changes, change)?,
+        then: match wire.then {
+            None => Then::Proceed,
+            Some(WireThen::ReturnValue(value)) => Then::Return(value),
+            Some(WireThen::Jump(at)) => Then::Jump(Gva(at)),
+        },
+        post: wire.post,
+        faults: wire.faults,
+        hold: match wire.hold {
+            None => None,
+            Some(WireHold::Stop(v1::StopMachine {})) => Some(Hold::Stop),
+            Some(WireHold::Ask(ask)) => Some(Hold::Ask {
+                deadline: Duration::from_millis(ask.deadline_ms.into()),
+                default: decision(ask.fallback.unwrap_or_default())?,
+            }),
+        },
+    })
+}
+
+/// What a client decided.
+pub(super) fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
+    Ok(Decision {
+        changes: all(wire.changes, change)?,
+        then: match wire.then {
+            None => Then::Proceed,
+            Some(v1::decision::Then::ReturnValue(value)) => Then::Return(value),
+            Some(v1::decision::Then::Jump(at)) => Then::Jump(Gva(at)),
+        },
+    })
+}
+
+fn all<W, T>(
+    wire: Vec<W>,
+    convert: impl Fn(W) -> Result<T, Meaningless>,
+) -> Result<Vec<T>, Meaningless> {
+    wire.into_iter().map(convert).collect()
+}
+
+/// `None` for REGISTER_UNSPECIFIED.
+fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
+    match v1::Register::try_from(number) {
+        Ok(v1::Register::Unspecified) => Ok(None),
+        Ok(wanted) => Ok(REGISTERS
+            .iter()
+            .find(|(_, wire, _)| *wire == wanted)
+            .map(|(gpr, _, _)| *gpr)),
+        Err(_) => Err(Meaningless::Unknown {
+            what: "register",
+            number,
+        }),
+    }
+}
+
+fn register(number: i32) -> Result<Gpr, Meaningless> {
+    base(number)?.ok_or(Meaningless::Missing("a register"))
+}
+
+fn condition(wire: v1::Condition) -> Result<Condition, Meaningless> {
+    let wanted = wire.comparison();
+    let comparison = COMPARISONS.iter().find(|(_, wire)| *wire == wanted);
+    Ok(Condition {
+        register: register(wire.register)?,
+        comparison: match comparison {
+            Some((comparison, _)) => *comparison,
+            None => return Err(Meaningless::Missing("the comparison of a condition")),
+        },
+        value: wire.value,
+    })
+}
+
+fn item(wire: v1::Item) -> Result<Item, Meaningless> {
+    let short =
+        |what, number| u16::try_from(number).map_err(|_| Meaningless::TooLarge { what, number });
+    match wire.what {
+        None => Err(Meaningless::Missing("what is to be captured")),
+        Some(v1::item::What::Memory(memory)) => Ok(Item::Memory {
+            base: register(memory.base)?,
+            offset: memory.offset,
+            len: short("a capture's length", memory.length)?,
+        }),
+        Some(v1::item::What::Stack(word)) => Ok(Item::Stack(short("a stack word", word)?)),
+    }
+}
+
+fn change(wire: v1::Change) -> Result<Change, Meaningless> {
+    match wire.what {
+        None => Err(Meaningless::Missing("what is to be changed")),
+        Some(v1::change::What::Register(set)) => Ok(Change::Register {
+            register: register(set.register)?,
+            value: set.value,
+        }),
+        Some(v1::change::What::Memory(write)) => Ok(Change::Memory {
+            base: base(write.base)?,
+            offset: write.offset,
+            bytes: write.data.into(),
+        }),
+    }
+}
+
+/// What happens at a hit, for clients.
+pub(super) fn to_wire(actions: &Actions) -> v1::Actions {
+    use v1::actions::{Hold as WireHold, Then as WireThen};
+    v1::Actions {
+        when: actions.when.iter().map(wire_condition).collect(),
+        registers: (actions.registers != RegisterSet::default()).then(|| v1::RegisterSet {
+            registers: REGISTERS
+                .iter()
+                .filter(|(gpr, _, _)| actions.registers.contains(*gpr))
+                .map(|(_, wire, _)| (*wire).into())
+                .collect(),
+        }),
+        capture: actions.capture.iter().map(wire_item).collect(),
+        capture_at_return: actions.capture_at_return.iter().map(wire_item).collect(),
+        changes: actions.changes.iter().map(wire_change).collect(),
+        then: match actions.then {
+            Then::Proceed => None,
+            Then::Return(value) => Some(WireThen::ReturnValue(value)),
+            Then::Jump(at) => Some(WireThen::Jump(at.0)),
+        },
+        post: actions.post,
+        faults: actions.faults,
+        hold: match &actions.hold {
+            None => None,
+            Some(Hold::Stop) => Some(WireHold::Stop(v1::StopMachine {})),
+            Some(Hold::Ask { deadline, default }) => Some(WireHold::Ask(v1::Ask {
+                deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX),
+                fallback: Some(wire_decision(default)),
+            })),
+        },
+    }
+}
+
+fn wire_decision(decision: &Decision) -> v1::Decision {
+    v1::Decision {
+        changes: decision.changes.iter().map(wire_change).collect(),
+        then: match decision.then {
+            Then::Proceed => None,
+            Then::Return(value) => Some(v1::decision::Then::ReturnValue(value)),
+            Then::Jump(at) => Some(v1::decision::Then::Jump(at.0)),
+        },
+    }
+}
+
+/// The row of `gpr`.
+fn named(gpr: Gpr) -> (v1::Register, &'static str) {
+    let row = REGISTERS.iter().find(|(row, _, _)| *row == gpr);
+    row.map_or((v1::Register::Unspecified, "?"), |(_, wire, name)| {
+        (*wire, *name)
+    })
+}
+
+fn wire_condition(condition: &Condition) -> v1::Condition {
+    let comparison = COMPARISONS
+        .iter()
+        .find(|(comparison, _)| *comparison == condition.comparison);
+    v1::Condition {
+        register: named(condition.register).0.into(),
+        comparison: comparison
+            .map_or(v1::Comparison::Unspecified, |(_, wire)| *wire)
+            .into(),
+        value: condition.value,
+    }
+}
+
+fn wire_item(item: &Item) -> v1::Item {
+    v1::Item {
+        what: Some(match item {
+            Item::Memory { base, offset, len } => v1::item::What::Memory(v1::MemoryItem {
+                base: named(*base).0.into(),
+                offset: *offset,
+                length: (*len).into(),
+            }),
+            Item::Stack(word) => v1::item::What::Stack((*word).into()),
+        }),
+    }
+}
+
+fn wire_change(change: &Change) -> v1::Change {
+    v1::Change {
+        what: Some(match change {
+            Change::Register { register, value } => v1::change::What::Register(v1::SetRegister {
+                register: named(*register).0.into(),
+                value: *value,
+            }),
+            Change::Memory {
+                base,
+                offset,
+                bytes,
+            } => v1::change::What::Memory(v1::WriteMemory {
+                base: base
+                    .map_or(v1::Register::Unspecified, |base| named(base).0)
+                    .into(),
+                offset: *offset,
+                data: bytes.to_vec(),
+            }),
+        }),
+    }
+}
+
+/// What `item` reads, as definitions have it: `+16(%di)`, `$stack3`.
+pub(super) fn item_text(item: &Item) -> String {
+    match item {
+        Item::Memory { base, offset, .. } => format!("{offset:+}(%{})", named(*base).1),
+        Item::Stack(word) => format!("$stack{word}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_gpr() -> impl Strategy<Value = Gpr> {
+        (0..REGISTERS.len()).prop_map(|row| REGISTERS[row].0)
+    }
+
+    fn any_change() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            (any_gpr(), any::<u64>())
+                .prop_map(|(register, value)| Change::Register { register, value }),
+            (
+                proptest::option::of(any_gpr()),
+                any::<i64>(),
+                proptest::collection::vec(any::<u8>(), 0..9)
+            )
+                .prop_map(|(base, offset, bytes)| Change::Memory {
+                    base,
+                    offset,
+                    bytes: bytes.into(),
+                }),
+        ]
+    }
+
+    fn any_then() -> impl Strategy<Value = Then> {
+        prop_oneof![
+            Just(Then::Proceed),
+            any::<u64>().prop_map(Then::Return),
+            any::<u64>().prop_map(|at| Then::Jump(Gva(at))),
+        ]
+    }
+
+    fn any_item() -> impl Strategy<Value = Item> {
+        prop_oneof![
+            (any_gpr(), any::<i64>(), any::<u16>()).prop_map(|(base, offset, len)| Item::Memory {
+                base,
+                offset,
+                len
+            }),
+            any::<u16>().prop_map(Item::Stack),
+        ]
+    }
+
+    fn any_hold() -> impl Strategy<Value = Hold> {
+        let changes = proptest::collection::vec(any_change(), 0..3);
+        prop_oneof![
+            Just(Hold::Stop),
+            (any::<u32>(), changes, any_then()).prop_map(|(ms, changes, then)| Hold::Ask {
+                deadline: Duration::from_millis(ms.into()),
+                default: Decision { changes, then },
+            }),
+        ]
+    }
+
+    fn any_actions() -> impl Strategy<Value = Actions> {
+        let condition =
+            (any_gpr(), 0..COMPARISONS.len(), any::<u64>()).prop_map(|(register, row, value)| {
+                Condition {
+                    register,
+                    comparison: COMPARISONS[row].0,
+                    value,
+                }
+            });
+        let items = || proptest::collection::vec(any_item(), 0..4);
+        (
+            proptest::collection::vec(condition, 0..3),
+            proptest::option::of(proptest::collection::vec(any_gpr(), 0..16)),
+            items(),
+            items(),
+            proptest::collection::vec(any_change(), 0..4),
+            any_then(),
+            any::<(bool, bool)>(),
+            proptest::option::of(any_hold()),
+        )
+            .prop_map(
+                |(when, registers, capture, at_return, changes, then, flags, hold)| Actions {
+                    when,
+                    registers: registers
+                        .map_or_else(RegisterSet::default, |set| set.into_iter().collect()),
+                    capture,
+                    capture_at_return: at_return,
+                    changes,
+                    then,
+                    post: flags.0,
+                    faults: flags.1,
+                    hold,
+                },
+            )
+    }
+
+    proptest! {
+        #[test]
+        fn actions_come_back_as_they_went_out(out in any_actions()) {
+            prop_assert_eq!(actions(to_wire(&out)), Ok(out));
+        }
+    }
+
+    #[test]
+    fn each_register_keeps_its_name() {
+        for (gpr, wire, name) in REGISTERS {
+            let long = format!("{gpr:?}").to_lowercase();
+            assert_eq!(long, format!("{wire:?}").to_lowercase());
+            assert!(long == name || long == format!("r{name}"), "{long} {name}");
+        }
+    }
+
+    #[test]
+    fn messages_that_mean_nothing_are_refused_by_name() {
+        let refused = |wire: v1::Actions| actions(wire).unwrap_err().to_string();
+        let of_change = |what| v1::Actions {
+            changes: vec![v1::Change { what }],
+            ..Default::default()
+        };
+        let of_item = |what| v1::Actions {
+            capture: vec![v1::Item { what }],
+            ..Default::default()
+        };
+        assert_eq!(refused(of_change(None)), "what is to be changed is missing");
+        assert_eq!(refused(of_item(None)), "what is to be captured is missing");
+        let memory = v1::MemoryItem {
+            base: 99,
+            offset: 0,
+            length: 1 << 16,
+        };
+        let of_memory = |memory| refused(of_item(Some(v1::item::What::Memory(memory))));
+        assert_eq!(of_memory(memory), "99 is no register");
+        let base = v1::Register::Unspecified.into();
+        assert_eq!(
+            of_memory(v1::MemoryItem { base, ..memory }),
+            "a register is missing"
+        );
+        let base = v1::Register::Rdi.into();
+        assert_eq!(
+            of_memory(v1::MemoryItem { base, ..memory }),
+            "a capture's length of 65536 is too large"
+        );
+        assert_eq!(
+            refused(of_item(Some(v1::item::What::Stack(70_000)))),
+            "a stack word of 70000 is too large"
+        );
+        let when = v1::Condition {
+            register: base,
+            comparison: 42,
+            value: 0,
+        };
+        assert_eq!(
+            refused(v1::Actions {
+                when: vec![when],
+                ..Default::default()
+            }),
+            "the comparison of a condition is missing"
+        );
+        assert_eq!(mechanism(17).unwrap_err().to_string(), "17 is no mechanism");
+    }
+
+    #[test]
+    fn items_are_told_as_definitions_have_them() {
+        let memory = |offset| Item::Memory {
+            base: Gpr::Rdi,
+            offset,
+            len: 8,
+        };
+        assert_eq!(item_text(&memory(0)), "+0(%di)");
+        assert_eq!(item_text(&memory(-16)), "-16(%di)");
+        assert_eq!(item_text(&Item::Stack(3)), "$stack3");
+    }
+}

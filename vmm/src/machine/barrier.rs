@@ -1,0 +1,194 @@
+//! Which virtual CPU may run, decided: no locks, no threads, no waiting.
+//!
+//! ```text
+//!             park                       proceed: run
+//!   starting ──────► parked ◄──────────────────────────► running
+//!                      │              park                  │
+//!                      │ proceed: end                       │ leave
+//!                      └───────────────► ended ◄────────────┘
+//! ```
+//! A parked virtual CPU stays while something keeps it: a *transaction* (text is being changed), a
+//! *pause* of the machine, or a *hold* of its own. The *end* makes it leave whatever else keeps it.
+//! These are independent of each other.
+//!
+//! Invariants, whatever the order of calls:
+//! - from the moment [`Barrier::stopped`] said so until [`Barrier::finish`], nothing runs;
+//! - a running virtual CPU that something wants to keep has been asked, by [`Barrier::asks`], since
+//!   it began to run; one that nothing wants is not asked;
+//! - once ended, a virtual CPU stays so, and after [`Barrier::end`] each is ended by its next
+//!   `park` and `proceed`.
+
+use hvprobe_introspect::world::Standing;
+
+/// Where a virtual CPU is in the picture above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// Its thread has not begun; it parks before it runs anything.
+    Starting,
+    /// It may be executing the guest.
+    Running,
+    /// It waits. It has no standing if it has not run yet.
+    Parked(Option<Standing>),
+    /// Its thread has left its loop.
+    Ended,
+}
+
+/// What becomes of a parked virtual CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proceed {
+    /// It runs.
+    Run,
+    /// It leaves its loop.
+    End,
+    /// Something keeps it.
+    Stay,
+}
+
+/// Whether everything stands still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
+    /// No virtual CPU runs.
+    Yes,
+    /// This one does.
+    Not(usize),
+    /// The machine ends or has ended.
+    Over,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Vcpu {
+    presence: Presence,
+    held: bool,
+    asked: bool,
+}
+
+/// The state of all virtual CPUs of a machine.
+#[derive(Clone, Debug)]
+pub(super) struct Barrier {
+    transaction: bool,
+    paused: bool,
+    ending: bool,
+    vcpus: Vec<Vcpu>,
+}
+
+impl Barrier {
+    /// `vcpus` virtual CPUs that are starting; nothing keeps them.
+    pub(super) fn new(vcpus: usize) -> Self {
+        let vcpu = Vcpu {
+            presence: Presence::Starting,
+            held: false,
+            asked: false,
+        };
+        Self {
+            transaction: false,
+            paused: false,
+            ending: false,
+            vcpus: vec![vcpu; vcpus],
+        }
+    }
+
+    /// Virtual CPU `index` does not run any more.
+    pub(super) fn park(&mut self, index: usize, standing: Option<Standing>) {
+        self.vcpus[index].presence = Presence::Parked(standing);
+    }
+
+    /// Whether parked virtual CPU `index` may go on; if so, it has.
+    pub(super) fn proceed(&mut self, index: usize) -> Proceed {
+        let kept = self.keeps(index);
+        let vcpu = &mut self.vcpus[index];
+        if self.ending {
+            vcpu.presence = Presence::Ended;
+            Proceed::End
+        } else if kept {
+            Proceed::Stay
+        } else {
+            vcpu.presence = Presence::Running;
+            Proceed::Run
+        }
+    }
+
+    /// Virtual CPU `index` has left its loop.
+    pub(super) fn leave(&mut self, index: usize) {
+        self.vcpus[index].presence = Presence::Ended;
+    }
+
+    /// A transaction wants everything to stand still. One at a time.
+    pub(super) fn begin(&mut self) {
+        self.transaction = true;
+    }
+
+    /// The transaction is over, whether it came about or not.
+    pub(super) fn finish(&mut self) {
+        self.transaction = false;
+    }
+
+    /// Pauses the machine; whether it was not paused before.
+    pub(super) fn pause(&mut self) -> bool {
+        !std::mem::replace(&mut self.paused, true)
+    }
+
+    /// Ends a pause.
+    pub(super) fn resume(&mut self) {
+        self.paused = false;
+    }
+
+    /// Whether the machine is paused, or about to be.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Keeps virtual CPU `index` from running after its next `park`.
+    pub(super) fn hold(&mut self, index: usize) {
+        self.vcpus[index].held = true;
+    }
+
+    /// Ends its hold.
+    pub(super) fn release(&mut self, index: usize) {
+        self.vcpus[index].held = false;
+    }
+
+    /// Makes every virtual CPU leave its loop.
+    pub(super) fn end(&mut self) {
+        self.ending = true;
+    }
+
+    /// Whether nothing runs, and nothing can before something is called that lets it.
+    pub(super) fn stopped(&self) -> Stopped {
+        let all_ended = self.vcpus.iter().all(|v| v.presence == Presence::Ended);
+        if self.ending || all_ended {
+            return Stopped::Over;
+        }
+        let running = |vcpu: &Vcpu| vcpu.presence == Presence::Running;
+        self.vcpus
+            .iter()
+            .position(running)
+            .map_or(Stopped::Yes, Stopped::Not)
+    }
+
+    /// Where the parked virtual CPUs stand that have run.
+    pub(super) fn standings(&self) -> Vec<Standing> {
+        let standing = |vcpu: &Vcpu| match vcpu.presence {
+            Presence::Parked(standing) => standing,
+            Presence::Starting | Presence::Running | Presence::Ended => None,
+        };
+        self.vcpus.iter().filter_map(standing).collect()
+    }
+
+    /// Calls `tell` for every virtual CPU whose attention is wanted now and was not when this was
+    /// last called (`true`), or the other way round (`false`). To be called after every change.
+    pub(super) fn asks(&mut self, mut tell: impl FnMut(usize, bool)) {
+        for index in 0..self.vcpus.len() {
+            let wanted = self.ending || self.keeps(index);
+            if std::mem::replace(&mut self.vcpus[index].asked, wanted) != wanted {
+                tell(index, wanted);
+            }
+        }
+    }
+
+    fn keeps(&self, index: usize) -> bool {
+        self.transaction || self.paused || self.vcpus[index].held
+    }
+}
+
+#[cfg(test)]
+mod tests;
