@@ -13,7 +13,7 @@ use super::patch::Text;
 use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Place, Registry, SiteState};
 use super::returns::vacate;
-use super::table::{Counters, Member, Parts, ProbeTable, Returning, Role, Site};
+use super::table::{Counters, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
 use crate::calls::Fate;
 use crate::world::{Standing, StopError, World};
 
@@ -281,11 +281,11 @@ impl Registry {
                 }
             });
         let internal = site.internal.map(|internal| Member {
-            id: internal.id(),
+            id: Internal::ID,
             counters: Arc::new(Counters::new(0)),
             role: Role::Internal(internal),
         });
-        own.chain(internal).collect()
+        internal.into_iter().chain(own).collect()
     }
 
     /// Whether some return probe has a probepoint and is not about to leave.

@@ -428,7 +428,12 @@ impl State {
             if !apply(&decision.changes, regs, &scene.memory()) {
                 member.counters.error(self.vcpu);
             }
-            if self.diverts(scene, decision.then, member, regs) {
+            // Who stopped the machine still has to go where the probe says.
+            let then = match &member.role {
+                Role::Probe(actions) if actions.hold == Some(Hold::Stop) => actions.then,
+                _ => decision.then,
+            };
+            if self.diverts(scene, then, member, regs) {
                 self.miss_behind(site, probe);
                 return Outcome::Resume { shadow: false };
             }

@@ -101,7 +101,7 @@ pub enum Refused {
         at: Gva,
     },
     /// Another probe is there, and the guest rewrote the text under it.
-    #[error("the guest rewrote the text at {at} under another probe: unregister that one first")]
+    #[error("the guest rewrote the text at {at} under a probe: unregister the probes there first")]
     Rewritten {
         /// The address.
         at: Gva,

@@ -131,9 +131,6 @@ pub(super) struct SiteState {
     pub(super) gone: bool,
 }
 
-/// The last id a probe can have; the engine's own have those above.
-const LAST_ID: u32 = u32::MAX - 0x100;
-
 /// What a live kernel offers.
 #[derive(Debug)]
 pub(super) struct Live {
@@ -245,10 +242,13 @@ impl Registry {
             .filter(|(_, probe)| matches!(probe.place, Place::Pending))
             .map(|(id, _)| *id)
             .collect();
-        let mut refused = Vec::new();
+        let (mut refused, mut placed) = (Vec::new(), BTreeSet::new());
         for id in pending {
             match self.plan(&self.probes[&id].spec, world.memory()) {
-                Ok(point) => self.place(id, point),
+                Ok(point) => {
+                    self.place(id, point);
+                    placed.insert(id);
+                }
                 Err(Refused::ModuleNotLoaded { .. }) => {}
                 Err(why) => refused.push((id, why)),
             }
@@ -259,9 +259,16 @@ impl Registry {
                 match self.change(&BTreeSet::new(), mem, standing) {
                     Ok(table) => return Some(table),
                     Err(Obstacle { at, why }) => {
-                        // Every round has one site less.
-                        let site = self.sites.remove(&at)?;
-                        refused.extend(site.members.into_iter().map(|id| (id, why.clone())));
+                        // Every round has fewer new probes, or one site less.
+                        let site = self.sites.get_mut(&at)?;
+                        let new = site.members.extract_if(.., |id| placed.contains(id));
+                        let before = refused.len();
+                        refused.extend(new.map(|id| (id, why.clone())));
+                        if !site.armed && (site.members.is_empty() || refused.len() == before) {
+                            self.sites.remove(&at);
+                        } else if refused.len() == before {
+                            return None;
+                        }
                     }
                 }
             }
@@ -322,7 +329,7 @@ impl Registry {
                     return Err(refused(index, why));
                 }
             };
-            self.next_id = self.next_id.saturating_add(1).min(LAST_ID);
+            self.next_id = self.next_id.saturating_add(1);
             ids.push(id);
             if self.live.is_some()
                 && let Some(point) = point
@@ -462,6 +469,8 @@ impl Registry {
             // While the switch was off nobody watched modules come and go.
             self.modules_changed(None, world)?;
         }
+        // A site that was rewritten meanwhile stays as it is and keeps nobody else back.
+        self.watch(world.memory());
         let before = std::mem::replace(&mut self.switched_on, on);
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             self.switched_on = before;

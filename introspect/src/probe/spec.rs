@@ -276,6 +276,9 @@ pub enum SpecError {
         /// What was asked for.
         what: &'static str,
     },
+    /// The decision says where the guest goes on.
+    #[error("who asks for a decision cannot say where the guest goes on: put it into the default")]
+    PathAndQuestion,
     /// A deadline out of range.
     #[error("a deadline of {deadline:?}; between 1 ms and {DEADLINE_MAX:?} are possible")]
     Deadline {
@@ -332,6 +335,9 @@ impl ProbeSpec {
         check_capture(&[&actions.capture, &actions.capture_at_return])?;
         check_changes(&actions.changes)?;
         if let Some(Hold::Ask { deadline, default }) = &actions.hold {
+            if actions.then != Then::Proceed {
+                return Err(SpecError::PathAndQuestion);
+            }
             check_changes(&default.changes)?;
             if *deadline < Duration::from_millis(1) || *deadline > DEADLINE_MAX {
                 return Err(SpecError::Deadline {

@@ -121,15 +121,9 @@ pub(super) enum Internal {
 }
 
 impl Internal {
-    /// The id of the engine's own member: behind all probes of a site.
-    pub(super) fn id(self) -> ProbeId {
-        ProbeId(match self {
-            Self::TaskDead => u32::MAX - 3,
-            Self::Modules => u32::MAX - 2,
-            Self::FtraceBegins => u32::MAX - 1,
-            Self::FtraceEnds => u32::MAX,
-        })
-    }
+    /// The id of the engine's own member: before all probes of a site, none of which can keep the
+    /// hit from it.
+    pub(super) const ID: ProbeId = ProbeId(0);
 }
 
 /// What a member does at a hit.

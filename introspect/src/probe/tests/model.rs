@@ -146,6 +146,13 @@ impl Model {
         picked
     }
 
+    /// What the guest has rewritten was looked for.
+    fn watched(&mut self) {
+        for place in &mut self.places {
+            place.gone |= !place.probes.is_empty() && place.is_gone();
+        }
+    }
+
     /// The places as they are after a change, or `None` if one of them refuses it.
     fn settled(&self, places: &[Place], switched_on: bool) -> Option<Vec<Place>> {
         let places = places.iter().cloned();
@@ -168,23 +175,17 @@ impl Model {
             }
             Step::SetEnabled(which, on) => self.set_enabled(&self.pick(which), *on),
             Step::Switch(on) => {
-                let result = self.rig.registry.switch(*on, &*self.rig.guest);
-                match self.settled(&self.places, *on) {
-                    Some(places) => {
-                        result.expect("legal");
-                        self.places = places;
-                        self.switched_on = *on;
-                    }
-                    None => {
-                        result.expect_err("a place has changed");
-                    }
-                }
+                self.rig
+                    .registry
+                    .switch(*on, &*self.rig.guest)
+                    .expect("what has changed is left alone");
+                self.watched();
+                self.places = self.settled(&self.places, *on).expect("all are known");
+                self.switched_on = *on;
             }
             Step::Watch => {
                 self.rig.registry.watch(&self.rig.guest.mem);
-                for place in &mut self.places {
-                    place.gone |= !place.probes.is_empty() && place.is_gone();
-                }
+                self.watched();
             }
             Step::GuestWrites(at, own) => {
                 let place = &mut self.places[*at];
