@@ -30,12 +30,12 @@ const IN_TCG: Extent = Extent {
     more: 2000,
     states: 4,
 };
-/// What it tries where even decoding all of the kernel takes minutes.
+/// What it tries where a few states take a second.
 const IN_BOCHS: Extent = Extent {
-    one_in: 32,
+    one_in: 64,
     per_form: 1,
-    more: 400,
-    states: 3,
+    more: 100,
+    states: 1,
 };
 /// What `all` tries.
 const ALL: Extent = Extent {

@@ -130,15 +130,18 @@ impl fmt::Display for Coverage {
                 writeln!(f, "                {at} {text}")?;
             }
         }
-        let Apart { forbidden, broken } = self.apart;
+        let Apart {
+            forbidden,
+            undecodable,
+        } = &self.apart;
         writeln!(
             f,
             "not counted: {forbidden} instructions the kernel rules out"
         )?;
-        if broken > 0 {
+        for at in undecodable {
             writeln!(
                 f,
-                "not counted: the rest of {broken} functions, behind bytes that are no instruction"
+                "not counted: the function around {at} from there on, where bytes are no instruction"
             )?;
         }
         Ok(())

@@ -68,12 +68,12 @@ pub struct Text {
 }
 
 /// What is counted beside the instructions that can be probed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apart {
     /// Instructions of functions or places that the kernel rules out.
     pub forbidden: u64,
-    /// Functions whose end cannot be decoded, and so is left out.
-    pub broken: u64,
+    /// Where bytes are no instruction, so that the rest of the function around is left out.
+    pub undecodable: Vec<Gva>,
 }
 
 impl Text {
@@ -152,7 +152,7 @@ impl Text {
         while decoder.can_decode() {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
-                apart.broken += 1;
+                apart.undecodable.push(Gva(instruction.ip()));
                 break;
             }
             instructions.push(instruction);
