@@ -9,6 +9,7 @@ pub(crate) struct Row {
     /// Ticks of the guest's time stamp counter: fastest batch, middle batch. None where it stands
     /// still at a hit.
     pub(crate) ticks: Option<(f64, f64)>,
+    /// Of the fastest batch, which the rest of the machine disturbs least.
     pub(crate) microseconds: f64,
     /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
     pub(crate) exits: Option<[f64; 3]>,
@@ -18,16 +19,16 @@ pub(crate) struct Row {
 pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
     let mut table = format!(
         "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
-        "", "ticks", "at least", "us", "exits", "runs", "ioctls", "x kprobe", "x guest's"
+        "", "median", "fastest", "us", "exits", "runs", "ioctls", "x kprobe", "x guest's"
     );
-    let median = |name: &str| {
+    let microseconds = |name: &str| {
         let row = rows.iter().find(|row| row.name == name)?;
         Some(row.microseconds)
     };
     for row in rows {
         let (fastest, middle) = row.ticks.unzip();
         let [exits, runs, ioctls] = row.exits.map_or([None; 3], |numbers| numbers.map(Some));
-        let ratio = |to: &str| median(to).map(|of| row.microseconds / of);
+        let ratio = |to: &str| microseconds(to).map(|of| row.microseconds / of);
         let _ = writeln!(
             table,
             "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>11}{:>11}",
@@ -78,7 +79,7 @@ mod tests {
             },
         ];
         expect![[r#"
-                                                         ticks  at least        us   exits    runs  ioctls   x kprobe  x guest's
+                                                         median   fastest        us   exits    runs  ioctls   x kprobe  x guest's
             guest's kprobe                                3000      2900      1.50    0.00    0.00    0.00       0.10       1.00
             kprobe                                       30000     28000     15.00    1.00    1.00    0.00       1.00      10.00
             gdb                                              -         -    750.00       -       -       -      50.00     500.00
