@@ -62,13 +62,7 @@ fn run(options: &Options) -> Result<()> {
     let mut machine = Machine::boot(&options.guest, FUNCTION, CALL, options.calls)?;
     let base = machine.bare(None)?;
     let mut row = |name: &str, measured: Loop| {
-        rows.push(difference(
-            name,
-            &measured,
-            &base,
-            options.calls,
-            per_microsecond,
-        ));
+        rows.push(difference(name, &measured, &base, per_microsecond));
         eprintln!("{name}: {measured:?}");
     };
     let guests = [
