@@ -79,7 +79,7 @@ mod tests {
             },
         ];
         expect![[r#"
-                                                         median   fastest        us   exits    runs  ioctls   x kprobe  x guest's
+                                                        median   fastest        us   exits    runs  ioctls   x kprobe  x guest's
             guest's kprobe                                3000      2900      1.50    0.00    0.00    0.00       0.10       1.00
             kprobe                                       30000     28000     15.00    1.00    1.00    0.00       1.00      10.00
             gdb                                              -         -    750.00       -       -       -      50.00     500.00
