@@ -14,7 +14,7 @@ use crate::sys;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Getpgid,
-    Getppid,
+    Getsid,
     Nanosleep,
     PipeWrite,
     PipeRead,
@@ -36,7 +36,7 @@ impl Kind {
     /// In the order of the discriminants.
     pub(crate) const ALL: [Self; KINDS] = [
         Self::Getpgid,
-        Self::Getppid,
+        Self::Getsid,
         Self::Nanosleep,
         Self::PipeWrite,
         Self::PipeRead,
@@ -51,7 +51,7 @@ impl Kind {
     pub(crate) fn symbol(self) -> &'static str {
         match self {
             Self::Getpgid => "__x64_sys_getpgid",
-            Self::Getppid => "__x64_sys_getppid",
+            Self::Getsid => "__x64_sys_getsid",
             Self::Nanosleep => "__x64_sys_nanosleep",
             Self::PipeWrite => "pipe_write",
             Self::PipeRead => "pipe_read",
@@ -130,7 +130,7 @@ impl<'a> Worker<'a> {
                 )
             }
             26..38 => self.count(Kind::FutexWakeOp, sys::futex_wake_op(&self.word)),
-            38..48 => self.count(Kind::Getppid, sys::plain(libc::SYS_getppid, 0)),
+            38..48 => self.count(Kind::Getsid, sys::plain(libc::SYS_getsid, 0)),
             _ => self.count(Kind::Getpgid, sys::plain(libc::SYS_getpgid, 0)),
         }
     }
