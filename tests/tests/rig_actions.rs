@@ -534,18 +534,16 @@ fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
     if rig("forced mechanisms").is_none() {
         return;
     }
-    // `mov 0x70(%rdi),%edi` in the caller, which only a copy can do, and the entry nop.
-    let (copied, entry) = (format!("p {ENTRY}+5"), format!("p {ENTRY}"));
-    for (definition, wanted, post) in [
-        (&copied, Some(Mechanism::Boosted), false),
-        (&copied, Some(Mechanism::Stepped), false),
-        (&copied, None, true),
-        (&entry, Some(Mechanism::Boosted), false),
-        (&entry, Some(Mechanism::Stepped), true),
+    // `mov 0x70(%rdi),%edi`, which only a copy can do.
+    let definition = format!("p {ENTRY}+5");
+    for (wanted, post) in [
+        (Some(Mechanism::Boosted), false),
+        (Some(Mechanism::Stepped), false),
+        (None, true),
     ] {
         let mut spec = ProbeSpec {
             mechanism: wanted,
-            ..probe(definition)
+            ..probe(&definition)
         };
         spec.actions.post = post;
         let mut config = guest(2, &["workload", "hammer", "1", "2"]);
@@ -564,6 +562,18 @@ fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
         assert_eq!(posts.count() as u64, if post { calls } else { 0 });
         eprintln!("{definition} {mechanism:?}: {calls} calls");
     }
+    // The entry nop needs no copy.
+    let mut config = guest(1, &["workload", "hammer", "1", "1"]);
+    config.probes = vec![ProbeSpec {
+        mechanism: Some(Mechanism::Boosted),
+        ..probe(&format!("p {ENTRY}"))
+    }];
+    let error = Machine::boot(config).expect_err("an impossible mechanism");
+    assert!(
+        chain(&error).ends_with("can only be emulated, not boosted"),
+        "{}",
+        chain(&error)
+    );
 }
 
 #[test]
