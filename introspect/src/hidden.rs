@@ -4,7 +4,7 @@
 //! |------|-------------------------------------------------------------|------------------|
 //! | 0    | the page table (level 1) that maps the others               | not reach it     |
 //! | 1    | the *stubs* of the exception window, and the trampoline     | read and execute |
-//! | 2    | the interrupt descriptor table of the exception window      | read             |
+//! | 2    | the interrupt descriptor table of the exception window      | read and execute |
 //! | 3 …  | slots, each page entered when its first slot is taken       | read and execute |
 //!
 //! The region becomes visible to the guest's kernel when its page table is entered into an empty
@@ -227,7 +227,7 @@ impl HiddenRegion {
         }
         let frame = self.at.wrapping_add(IDT_PAGE * PAGE);
         mem.write(frame, &table)?;
-        self.enter(mem, IDT_PAGE, entry::NO_EXECUTE)
+        self.enter(mem, IDT_PAGE)
     }
 
     fn empty_entry(
@@ -305,12 +305,14 @@ impl HiddenRegion {
     fn add_page(&self, mem: &dyn PhysMemory, n: u64) -> Result<(), HiddenError> {
         let frame = self.at.wrapping_add(n * PAGE);
         mem.write(frame, &PAGE_OF_INT3)?;
-        self.enter(mem, n, 0)
+        self.enter(mem, n)
     }
 
-    fn enter(&self, mem: &dyn PhysMemory, n: u64, extra: u64) -> Result<(), HiddenError> {
+    /// No page is marked as not executable: where the guest has EFER.NXE clear that bit is reserved,
+    /// and delivering an exception through such a page would fault (SDM vol. 3, 4.7).
+    fn enter(&self, mem: &dyn PhysMemory, n: u64) -> Result<(), HiddenError> {
         let frame = self.at.wrapping_add(n * PAGE);
-        let value = frame.0 | entry::PRESENT | entry::ACCESSED | extra;
+        let value = frame.0 | entry::PRESENT | entry::ACCESSED;
         mem.write(self.at.wrapping_add(n * 8), &value.to_le_bytes())?;
         Ok(())
     }

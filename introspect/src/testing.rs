@@ -94,6 +94,10 @@ impl Memory {
 }
 
 impl PhysMemory for Memory {
+    fn ranges(&self) -> Vec<(Gpa, u64)> {
+        vec![(Gpa(0), HIDDEN.0)]
+    }
+
     fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
         let range = self.range(at, into.len())?;
         into.copy_from_slice(&self.bytes.borrow()[range]);

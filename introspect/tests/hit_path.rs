@@ -143,7 +143,14 @@ impl Cpu<'_> {
             clock: &self.clock,
             gs_base: self.guest.gs_base(),
         };
-        let frame = [0, self.regs.rip, 0x10, self.regs.rflags, self.regs.rsp, 0x18];
+        let frame = [
+            0,
+            self.regs.rip,
+            0x10,
+            self.regs.rflags,
+            self.regs.rsp,
+            0x18,
+        ];
         self.regs.rsp -= 0x40;
         for (word, n) in frame.into_iter().zip(0..) {
             let at = Gva(self.regs.rsp + 8 * n);
@@ -157,11 +164,7 @@ impl Cpu<'_> {
 
 /// Lets `act` use a virtual CPU whose ring of `capacity` events nobody empties; returns the calls of
 /// the allocator that `act` makes, and how many events there were and were dropped.
-fn calls_with(
-    rig: &Rig,
-    capacity: usize,
-    mut act: impl FnMut(&mut Cpu<'_>),
-) -> (u64, (u64, u64)) {
+fn calls_with(rig: &Rig, capacity: usize, mut act: impl FnMut(&mut Cpu<'_>)) -> (u64, (u64, u64)) {
     // The listener is busy until it is told otherwise, so the ring stays full.
     let (go_on, busy) = mpsc::channel::<()>();
     let (report, reports) = mpsc::channel();

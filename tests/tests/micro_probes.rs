@@ -215,9 +215,7 @@ const NO_COPY: [&str; 6] = ["pushfq", "jmp", "jmp r10", "call", "call r10", "ret
 
 fn same_in_place_and_displaced(flags: u64) {
     for way in [Mechanism::Emulated, Mechanism::Boosted, Mechanism::Stepped] {
-        let can = |sample: &Sample| {
-            way == Mechanism::Emulated || !NO_COPY.contains(&sample.0)
-        };
+        let can = |sample: &Sample| way == Mechanism::Emulated || !NO_COPY.contains(&sample.0);
         let samples: Vec<Sample> = SAMPLES.iter().copied().filter(can).collect();
         same_one_way(flags, way, &samples);
     }

@@ -156,11 +156,12 @@ fn shown(regs: &v1::Registers) -> impl Iterator<Item = (&'static str, u64)> {
 
 /// A duration in the unit that suits it.
 pub(crate) fn duration(ns: u64) -> String {
-    match ns {
-        ..1_000_000 => format!("{}.{:03}us", ns / 1000, ns % 1000),
-        ..1_000_000_000 => format!("{}.{:03}ms", ns / 1_000_000, ns / 1000 % 1000),
-        _ => format!("{}.{:03}s", ns / 1_000_000_000, ns / 1_000_000 % 1000),
-    }
+    let (thousandths, unit) = match ns {
+        0..1_000_000 => (ns, "us"),
+        1_000_000..1_000_000_000 => (ns / 1000, "ms"),
+        _ => (ns / 1_000_000, "s"),
+    };
+    format!("{}.{:03}{unit}", thousandths / 1000, thousandths % 1000)
 }
 
 /// The name of an exception (SDM vol. 3, table 6-1).

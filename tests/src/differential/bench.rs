@@ -297,14 +297,12 @@ impl Bench {
         stops.sort_unstable();
         stops.dedup();
         for stop in &stops {
-            // `out` exits within microseconds where an int3 may take a thousand times longer, but
-            // is one byte longer.
-            let behind = stop.wrapping_add(1);
-            let bytes: &[u8] = if behind == at || stops.contains(&behind) {
-                &[0xcc]
-            } else {
-                &OUT
-            };
+            // `out` exits within microseconds where an int3 may take a thousand times longer. But
+            // it must not reach into what follows, and hosts differ in whether RIP has passed it
+            // at the exit, so that RIP must not be another stop's.
+            let (second, behind) = (stop.wrapping_add(1), stop.wrapping_add(2));
+            let needs_int3 = second == at || stops.contains(&second) || stops.contains(&behind);
+            let bytes: &[u8] = if needs_int3 { &[0xcc] } else { &OUT };
             let mut before = vec![0; bytes.len()];
             let tables = self.spaces.full;
             tables
@@ -453,6 +451,7 @@ impl Bench {
         }
         self.planted
             .iter()
+            .filter(|(_, before)| before.len() == 2)
             .find(|(at, _)| rip == at.0 || rip == at.0 + 2)
             .map(|(at, _)| End::At(*at))
     }

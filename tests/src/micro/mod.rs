@@ -9,9 +9,13 @@
 //!              …05000   IDT
 //!              …06000   data: 4 KiB for the test's results, 4 KiB of stack
 //!              …08000   text
+//!   0xffffffff81200000  RAM: what happened to the guest, see [`recorder`]
+//!   0xffffffff82000000  the local APIC
 //! ```
 
 mod elf;
+pub mod host;
+pub mod recorder;
 
 use std::fmt;
 use std::io::Write;
@@ -32,6 +36,18 @@ const TEXT: u64 = 0x8000;
 
 /// Address of 4 KiB of zeroed memory in which the test's code leaves its results.
 pub const RESULTS: u64 = VIRT + DATA;
+/// Address of the level-2 page table whose entries map 2 MiB each from [`WINDOW`] on: those below
+/// the micro-kernel are empty, and so are those from the 17th on.
+pub const PMD: u64 = VIRT + 0x2000;
+/// First address of what [`PMD`] maps.
+pub const WINDOW: u64 = 0xffff_ffff_8000_0000;
+/// Address of the registers of the local APIC (SDM vol. 3, 11.4.1).
+pub const APIC: u64 = WINDOW + (16 << 21);
+/// An address at which nothing is mapped.
+pub const UNMAPPED: u64 = WINDOW + (32 << 21);
+/// Address of the interrupt descriptor table.
+pub const IDT_BASE: u64 = VIRT + IDT;
+
 /// Offset in [`RESULTS`] of the number of #BP the micro-kernel itself has handled.
 pub const OWN_BREAKPOINTS: u64 = 0xff0;
 /// Offset in [`RESULTS`] of the address after the last int3 that it handled.
@@ -44,6 +60,16 @@ pub const UNEXPECTED_EXCEPTION: u8 = 0xee;
 pub struct MicroKernel {
     asm: CodeAssembler,
     functions: Vec<(String, CodeLabel)>,
+    handlers: Vec<Handler>,
+}
+
+/// A handler of the test's own.
+#[derive(Clone, Copy)]
+struct Handler {
+    vector: u8,
+    label: CodeLabel,
+    /// Entry of the interrupt stack table, or 0.
+    stack: u8,
 }
 
 const ENTRY: &str = "startup_64";
@@ -59,7 +85,8 @@ impl fmt::Debug for MicroKernel {
     }
 }
 
-type Asm<T> = Result<T, iced_x86::IcedError>;
+/// What the assembler says.
+pub type Asm<T> = Result<T, iced_x86::IcedError>;
 
 impl MicroKernel {
     /// A micro-kernel whose `main` is what `body` assembles. `body` may define functions with
@@ -72,6 +99,7 @@ impl MicroKernel {
         let mut kernel = Self {
             asm: CodeAssembler::new(64)?,
             functions: Vec::new(),
+            handlers: Vec::new(),
         };
         let main = kernel.asm.create_label();
         kernel.prologue(main)?;
@@ -93,6 +121,16 @@ impl MicroKernel {
     pub fn function(&mut self, name: &str, label: CodeLabel) -> Asm<()> {
         self.define(name, label)?;
         self.asm.db(&[0x0f, 0x1f, 0x44, 0x00, 0x00])
+    }
+
+    /// Has interrupts and exceptions of number `vector` handled at `label`, on a stack of the
+    /// interrupt stack table if `stack` is not 0.
+    pub fn handler(&mut self, vector: u8, label: CodeLabel, stack: u8) {
+        self.handlers.push(Handler {
+            vector,
+            label,
+            stack,
+        });
     }
 
     fn define(&mut self, name: &str, mut label: CodeLabel) -> Asm<()> {
@@ -203,7 +241,12 @@ impl MicroKernel {
         symbols.push(mark("init_top_pgt", VIRT, false));
 
         let mut content = page_tables();
-        content.extend(idt(start(BREAKPOINT), start(UNEXPECTED)));
+        let mut gates = vec![(start(UNEXPECTED), 0); 256];
+        gates[3].0 = start(BREAKPOINT);
+        for handler in &self.handlers {
+            gates[usize::from(handler.vector)] = (address(&handler.label)?, handler.stack);
+        }
+        content.extend(idt(&gates));
         content.resize(usize::try_from(TEXT)?, 0);
         content.extend(&assembled.inner.code_buffer);
         let entry = start(ENTRY) - VIRT + PHYS;
@@ -236,6 +279,8 @@ fn page_tables() -> Vec<u8> {
     for (n, entry) in (0_u64..).zip(&mut pages[2]).skip(8).take(8) {
         *entry = (n << 21) | LARGE;
     }
+    // Not cached, as memory of devices has to be.
+    pages[2][16] = 0xfee0_0000 | LARGE | 0x18;
     pages[0][0] = at(3);
     pages[3][0] = at(4);
     for (n, entry) in (0_u64..).zip(&mut pages[4]) {
@@ -248,15 +293,15 @@ fn page_tables() -> Vec<u8> {
         .collect()
 }
 
-/// Interrupt gates for the exceptions (SDM vol. 3, 6.14.1), with selector 0x10 of the loader's GDT.
-fn idt(breakpoint: u64, unexpected: u64) -> Vec<u8> {
-    let mut table = vec![0; 0x1000];
-    for vector in 0..32 {
-        let handler = if vector == 3 { breakpoint } else { unexpected };
+/// Interrupt gates (SDM vol. 3, 6.14.1) to these handlers on these stacks, with selector 0x10 of the
+/// loader's GDT.
+fn idt(gates: &[(u64, u8)]) -> Vec<u8> {
+    let mut table = vec![0; gates.len() * 16];
+    for ((handler, stack), gate) in gates.iter().zip(table.chunks_exact_mut(16)) {
         let bytes = handler.to_le_bytes();
-        let gate = &mut table[vector * 16..vector * 16 + 16];
         gate[..2].copy_from_slice(&bytes[..2]);
         gate[2] = 0x10;
+        gate[4] = *stack;
         gate[5] = 0x8e;
         gate[6..12].copy_from_slice(&bytes[2..]);
     }

@@ -19,6 +19,7 @@ mod hammer;
 mod hold_kvm;
 mod kprobe_event;
 mod modules;
+mod raw;
 mod rng;
 mod shared;
 mod static_keys;
@@ -38,6 +39,8 @@ CALL is getpgid, getsid or sched_get_priority_max.
 Calls:
   calls CALL N           make exactly N calls
   reads N                read one byte from /dev/zero exactly N times
+  raw NR ARGS...         make the system call number NR; an argument is a number or `buffer`, which
+                         stands for fresh memory; print `result: N`, an error as -errno
   hammer SECONDS THREADS call getpgid in THREADS threads, one per CPU, for SECONDS
   stdin-hold [THREADS]   print `ready`, call getpgid in THREADS threads (default: one per CPU)
                          until a line or the end of the input arrives on stdin
@@ -109,6 +112,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
     match *words {
         ["calls", name, count] => calls::repeat(Call::named(name)?, number(count)?),
         ["reads", count] => calls::read_zeros(number(count)?),
+        ["raw", number, ref arguments @ ..] => raw::call(number, arguments),
         ["hammer", seconds, threads] => hammer::for_seconds(number(seconds)?, number(threads)?),
         ["stdin-hold"] => hammer::until_input(sys::available_cpus()?),
         ["stdin-hold", threads] => hammer::until_input(number(threads)?),

@@ -14,6 +14,7 @@
 
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_introspect::probe::hit::{Held, HitHandler, Inquiry, Outcome, Surroundings};
 use hvprobe_introspect::probe::spec::Decision;
@@ -214,7 +215,12 @@ impl Catcher {
                 }
             }
             Outcome::Fault(fault) => {
-                cpu.set_regs_now(regs)?;
+                // The processor sets RF in the frames of faults (SDM vol. 3, 17.3.1.1); KVM does not
+                // in those of faults it is told to inject.
+                cpu.set_regs_now(&Regs {
+                    rflags: regs.rflags | rflags::RF,
+                    ..*regs
+                })?;
                 if let Some(address) = fault.address {
                     cpu.set_cr2(address.0)?;
                 }

@@ -1,6 +1,8 @@
 //! Random changes by the user and the guest, and random hits, against a model of what must be in
 //! memory and what must have been counted.
 
+mod place;
+
 use std::collections::BTreeMap;
 
 use hvprobe_arch::{Gva, Regs};
@@ -9,54 +11,12 @@ use proptest::prelude::*;
 use super::super::patch::GATE_PORT;
 use super::*;
 use crate::testing::{DATA_VIRT, STACK, regs};
+use place::{Flavour, Place, Probe, REWRITTEN, SPOTS, Spot};
 
-/// A place that is probed.
-struct Spot {
-    symbol: &'static str,
-    offset: u64,
-    /// Length of its instruction.
-    len: u64,
-    emulated: bool,
-}
-
-const fn spot(symbol: &'static str, offset: u64, len: u64, emulated: bool) -> Spot {
-    Spot {
-        symbol,
-        offset,
-        len,
-        emulated,
-    }
-}
-
-impl Spot {
-    fn is_entry(&self) -> bool {
-        self.offset == 0
-    }
-}
-
-const SPOTS: [Spot; 6] = [
-    spot("filler_000", 0, 1, true),
-    spot("filler_001", 0, 4, false),
-    spot("filler_002", 0, 1, true),
-    spot("vfs_read", 9, 1, true),
-    spot("vfs_read", 0xd, 4, false),
-    spot("filler_003", 0, 4, false),
-];
-/// What the guest writes over its own code: a `nop`.
-const REWRITTEN: u8 = 0x90;
 /// How many calls of a function are followed at a time.
 const MAXACTIVE: usize = 2;
 /// How deep calls are nested.
 const DEPTH: usize = 5;
-
-/// What is probed at a spot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flavour {
-    Hits,
-    HitsAndPost,
-    /// At an entry; else as `Hits`.
-    Returns,
-}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -99,90 +59,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Die),
         1 => Just(Step::Unstoppable),
     ]
-}
-
-/// A probe, as it must be.
-#[derive(Clone, Debug)]
-struct Probe {
-    flavour: Flavour,
-    disabled: bool,
-    counts: Counts,
-}
-
-/// One spot: the guest's code and the probes there.
-#[derive(Clone)]
-struct Place {
-    spot: &'static Spot,
-    at: Gva,
-    /// The first byte of the guest's own code as it was built, and as it is now.
-    built: u8,
-    own: u8,
-    /// The first byte when the first of the probes was registered.
-    planned: u8,
-    probes: BTreeMap<ProbeId, Probe>,
-    armed: bool,
-    /// The guest wrote over our int3.
-    overwritten: bool,
-    gone: bool,
-}
-
-impl Place {
-    fn byte(&self) -> u8 {
-        if self.armed && !self.overwritten {
-            INT3
-        } else {
-            self.own
-        }
-    }
-
-    fn is_gone(&self) -> bool {
-        let as_left = if self.armed {
-            !self.overwritten
-        } else {
-            self.own == self.planned
-        };
-        self.gone || !as_left
-    }
-
-    /// Arms or disarms; `None` when it has to be armed and cannot.
-    fn settle(mut self, switched_on: bool) -> Option<Self> {
-        let wanted = switched_on && self.probes.values().any(|probe| !probe.disabled);
-        if wanted && !self.armed && !self.gone {
-            if self.own != self.planned {
-                return None;
-            }
-            self.armed = true;
-            self.overwritten = false;
-        } else if !wanted && self.armed {
-            self.armed = false;
-            self.gone |= self.overwritten;
-        }
-        if self.probes.is_empty() {
-            self.gone = false;
-        }
-        Some(self)
-    }
-
-    /// Where the instruction that a probe displaced ends.
-    fn next(&self) -> Gva {
-        let len = if self.planned == REWRITTEN {
-            1
-        } else {
-            self.spot.len
-        };
-        self.at.wrapping_add(len)
-    }
-
-    fn mechanism(&self) -> Mechanism {
-        let post = |probe: &Probe| !probe.disabled && probe.flavour == Flavour::HitsAndPost;
-        if self.spot.emulated || self.planned == REWRITTEN {
-            Mechanism::Emulated
-        } else if self.probes.values().any(post) {
-            Mechanism::Stepped
-        } else {
-            Mechanism::Boosted
-        }
-    }
 }
 
 /// A function that was called and has not returned.
@@ -422,7 +298,11 @@ impl Model {
         let (pc, next) = (self.places[at].at, self.places[at].next());
         let ret = self.rig.at("filler_300", self.calls % 16);
         // A call below all others, or something that touches no frame.
-        let top = if is_call { slot(depth) } else { slot(DEPTH + 5) };
+        let top = if is_call {
+            slot(depth)
+        } else {
+            slot(DEPTH + 5)
+        };
         self.rig.guest.write(top, &ret.0.to_le_bytes());
         self.cpu.regs = Regs {
             rsp: top.0,

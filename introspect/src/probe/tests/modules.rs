@@ -6,8 +6,8 @@ use super::super::hit::{Held, Outcome};
 use super::super::spec::Decision;
 use super::*;
 use crate::image::fixture::TEXT;
-use crate::modules::tests::fixture::{Age, EXTABLE, LOCKS, MODULES, RawSym, STATE, btf};
 use crate::modules::tests::fixture::Guest as Modules;
+use crate::modules::tests::fixture::{Age, EXTABLE, LOCKS, MODULES, RawSym, STATE, btf};
 use crate::testing::regs;
 use crate::world::StopError;
 
@@ -88,27 +88,30 @@ impl Loader {
         self.rig.guest.write(at, &state.to_le_bytes());
     }
 
-    fn changed(&mut self) -> Vec<(ProbeId, Refused)> {
+    /// The registry looks at the modules; the text of `formed` is final.
+    fn changed(&mut self, formed: Option<Loaded>) -> Vec<(ProbeId, Refused)> {
         let registry = &mut self.rig.registry;
         registry
-            .modules_changed(&*self.rig.guest)
+            .modules_changed(formed.map(|module| module.at), &*self.rig.guest)
             .expect("the guest stops")
     }
 
     /// Whether the engine watches modules come and go.
     fn watches(&self) -> bool {
-        let bytes = ["do_init_module", "free_module"].map(|name| self.rig.byte(self.rig.at(name, 0)));
+        let bytes =
+            ["do_init_module", "free_module"].map(|name| self.rig.byte(self.rig.at(name, 0)));
         assert_eq!(bytes[0], bytes[1]);
         bytes[0] == INT3
     }
 
-    /// A virtual CPU comes to the function `name` of the kernel, and is held there.
-    fn held_at(&self, name: &str) -> Cpu {
+    /// A virtual CPU comes to the function `name` of the kernel with `module`, and is held there.
+    fn held_at(&self, name: &str, module: Loaded) -> Cpu {
         let mut cpu = Cpu::new(&self.rig);
         let at = self.rig.at(name, 0);
-        assert_eq!(cpu.hit(at), Outcome::Hold(Held::Modules));
+        cpu.regs.rdi = module.at.0;
+        assert_eq!(cpu.hit(at), Outcome::Hold(Held::Modules(module.at)));
         assert_eq!(cpu.regs.rip, at.0);
-        assert_eq!(cpu.handler.question(), None);
+        assert_eq!(cpu.question(), None);
         cpu
     }
 }
@@ -117,13 +120,21 @@ impl Loader {
 fn probe_of_a_module_that_is_not_loaded_waits_and_is_planted_before_its_init_runs() {
     let mut loader = Loader::live();
     assert!(!loader.watches());
-    let ids = loader.rig.register(&specs(["p m:enter", "p m:work", "p other:work"]));
-    assert!(ids.iter().all(|id| loader.rig.state(*id) == ProbeState::Pending));
+    let ids = loader
+        .rig
+        .register(&specs(["p m:enter", "p m:work", "p other:work"]));
+    assert!(
+        ids.iter()
+            .all(|id| loader.rig.state(*id) == ProbeState::Pending)
+    );
     assert!(loader.watches());
 
     let module = loader.load("m", COMING);
-    let mut cpu = loader.held_at("do_init_module");
-    assert_eq!(loader.changed(), []);
+    // It is not final yet when some other module comes.
+    assert_eq!(loader.changed(None), []);
+    assert_eq!(loader.rig.state(ids[0]), ProbeState::Pending);
+    let mut cpu = loader.held_at("do_init_module", module);
+    assert_eq!(loader.changed(Some(module)), []);
     let mechanisms = [Mechanism::Emulated, Mechanism::Stepped];
     for ((id, offset), mechanism) in ids.iter().zip([0, 0x40]).zip(mechanisms) {
         let at = module.base.wrapping_add(offset);
@@ -144,11 +155,13 @@ fn probe_of_a_module_that_is_not_loaded_waits_and_is_planted_before_its_init_run
 fn probe_of_a_module_that_leaves_is_gone_and_its_text_as_it_was() {
     let mut loader = Loader::live();
     let module = loader.load("m", 0);
-    let ids = loader.rig.register(&specs(["p m:enter", "p m:work", "p filler_000"]));
+    let ids = loader
+        .rig
+        .register(&specs(["p m:enter", "p m:work", "p filler_000"]));
     assert!(loader.watches());
-    let mut cpu = loader.held_at("free_module");
+    let mut cpu = loader.held_at("free_module", module);
     loader.set_state(module, GOING);
-    assert_eq!(loader.changed(), []);
+    assert_eq!(loader.changed(None), []);
     for id in &ids[..2] {
         let info = loader.rig.info(*id);
         assert_eq!((info.state, info.addr), (ProbeState::Gone, None));
@@ -162,14 +175,17 @@ fn probe_of_a_module_that_leaves_is_gone_and_its_text_as_it_was() {
     assert_eq!(cpu.regs.rip, loader.rig.at("free_module", 0).0);
     // What is gone stays gone, whatever comes, and can be unregistered.
     loader.set_state(module, 0);
-    assert_eq!(loader.changed(), []);
+    assert_eq!(loader.changed(None), []);
     assert_eq!(loader.rig.state(ids[0]), ProbeState::Gone);
     loader.rig.disable(&ids).unwrap();
     loader.rig.enable(&ids).unwrap();
     assert_eq!(loader.rig.byte(module.base), 0x55);
     let again = loader.rig.one("p m:enter");
     assert_eq!(loader.rig.byte(module.base), INT3);
-    loader.rig.unregister(&[ids[0], ids[1], ids[2], again]).unwrap();
+    loader
+        .rig
+        .unregister(&[ids[0], ids[1], ids[2], again])
+        .unwrap();
     assert_eq!(loader.rig.byte(module.base), 0x55);
     assert!(!loader.watches());
 }
@@ -181,7 +197,7 @@ fn module_that_is_no_longer_there_takes_its_probes_along() {
     let id = loader.rig.one("p m:enter");
     let head = MODULES.0.to_le_bytes();
     loader.rig.guest.write(MODULES, &head);
-    assert_eq!(loader.changed(), []);
+    assert_eq!(loader.changed(None), []);
     assert_eq!(loader.rig.state(id), ProbeState::Gone);
 }
 
@@ -194,7 +210,7 @@ fn module_that_is_leaving_or_not_ready_counts_as_not_loaded() {
         assert_eq!(loader.rig.state(id), ProbeState::Pending);
         assert_eq!(loader.rig.byte(module.base), 0x55);
         loader.set_state(module, COMING);
-        assert_eq!(loader.changed(), []);
+        assert_eq!(loader.changed(Some(module)), []);
         assert_eq!(loader.rig.byte(module.base), INT3);
     }
 }
@@ -202,9 +218,11 @@ fn module_that_is_leaving_or_not_ready_counts_as_not_loaded() {
 #[test]
 fn pending_probe_that_the_module_has_no_place_for_is_refused_when_it_comes() {
     let mut loader = Loader::live();
-    let ids = loader.rig.register(&specs(["p m:enter", "p m:nobody", "p m:init_module"]));
+    let ids = loader
+        .rig
+        .register(&specs(["p m:enter", "p m:nobody", "p m:init_module"]));
     let module = loader.load("m", COMING);
-    let refused = loader.changed();
+    let refused = loader.changed(Some(module));
     let at = module.base.wrapping_add(0x2000);
     assert_eq!(refused.len(), 2);
     assert_eq!(refused[0].0, ids[1]);
@@ -229,10 +247,15 @@ fn modules_loaded_already_are_searched_as_the_kernel_is() {
         ("p m:work+1", "is inside the instruction"),
         ("p m:__SCT__own", "static call"),
         ("p nobody", "unknown symbol `nobody`"),
-        ("r m:enter", "return probes need the layout of the guest's tasks"),
+        (
+            "r m:enter",
+            "return probes need the layout of the guest's tasks",
+        ),
     ];
     for (definition, expected) in expected {
-        let result = loader.rig.changes_nothing(|rig| rig.try_register(&[spec(definition)]));
+        let result = loader
+            .rig
+            .changes_nothing(|rig| rig.try_register(&[spec(definition)]));
         let (_, why) = refusal(result);
         assert!(why.to_string().contains(expected), "{why}");
     }
@@ -255,7 +278,7 @@ fn disabled_probe_of_a_module_is_placed_but_not_planted() {
     let mut loader = Loader::live();
     let id = loader.rig.register(&[disabled("p m:enter")])[0];
     let module = loader.load("m", COMING);
-    loader.changed();
+    loader.changed(Some(module));
     assert_eq!(loader.rig.state(id), ProbeState::Placed);
     assert_eq!(loader.rig.byte(module.base), 0x55);
     loader.rig.enable(&[id]).unwrap();
@@ -265,8 +288,11 @@ fn disabled_probe_of_a_module_is_placed_but_not_planted() {
 #[test]
 fn user_may_probe_what_the_engine_watches() {
     let mut loader = Loader::live();
-    let ids = loader.rig.register(&specs(["p m:enter", "p do_init_module"]));
-    let mut cpu = loader.held_at("do_init_module");
+    let ids = loader
+        .rig
+        .register(&specs(["p m:enter", "p do_init_module"]));
+    let module = loader.load("m", COMING);
+    let mut cpu = loader.held_at("do_init_module", module);
     assert_eq!(loader.rig.counts(ids[1]).hits, 1);
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     loader.rig.unregister(&ids[..1]).unwrap();
@@ -282,11 +308,12 @@ fn guest_that_does_not_stop_for_its_modules_is_reported_and_may_be_asked_again()
     let id = loader.rig.one("p m:enter");
     let module = loader.load("m", COMING);
     loader.rig.guest.refuse_stops(true);
-    let result = loader.rig.registry.modules_changed(&*loader.rig.guest);
+    let registry = &mut loader.rig.registry;
+    let result = registry.modules_changed(Some(module.at), &*loader.rig.guest);
     assert!(matches!(result, Err(StopError::Unresponsive { .. })));
     assert_eq!(loader.rig.byte(module.base), 0x55);
     loader.rig.guest.refuse_stops(false);
-    assert_eq!(loader.changed(), []);
+    assert_eq!(loader.changed(None), []);
     assert_eq!(loader.rig.state(id), ProbeState::Placed);
     assert_eq!(loader.rig.byte(module.base), INT3);
 }
