@@ -229,14 +229,15 @@ pub fn info(machine: &Machine, id: ProbeId) -> ProbeInfo {
     found.unwrap_or_else(|| panic!("no probe {id}"))
 }
 
-/// Every `key: value` that was printed with this key.
+/// Every `key: value` that was printed with this key, in lines that have come to their end.
 ///
 /// # Panics
 /// When a value is not a number.
 #[must_use]
 pub fn values(printed: &str, key: &str) -> Vec<i64> {
     let values = printed
-        .lines()
+        .split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
         .filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
     let number = |value: &str| value.split(' ').next()?.parse().ok();
     values

@@ -259,10 +259,10 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
         used.count()
     };
     let (emulated, stepped) = (used(Mechanism::Emulated), used(Mechanism::Stepped));
-    assert!(emulated > 5 && stepped > 5, "{emulated} {stepped}");
+    assert!(emulated > 5 && stepped > 3, "{emulated} {stepped}");
     assert_eq!(emulated + stepped, ids.len());
     machine.console_input(b"\n");
-    running.wait_for("result: -3");
+    running.wait_printed(|printed| values(printed, "result").len() == 2);
     machine.unregister(&ids).expect("registered");
     assert_eq!(running.text(INNER), original);
     let (ending, events, printed) = running.finish();
@@ -513,7 +513,7 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
         assert!(!machine.armed());
         let off = hits();
         // While off, a new probe waits with the others.
-        let late = running.register(probe(&format!("p {INNER}+1")));
+        let late = running.register(probe(&format!("p {INNER}+6")));
         assert_eq!(texts(&running), originals);
         assert!(placed());
         assert_eq!(machine.probes().iter().filter(|p| p.disabled).count(), 1);
@@ -527,4 +527,131 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
     machine.console_input(b"\n");
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
+}
+
+#[test]
+fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
+    if rig("forced mechanisms").is_none() {
+        return;
+    }
+    // `mov 0x70(%rdi),%edi`, which only a copy can do.
+    let definition = format!("p {ENTRY}+5");
+    for (wanted, post) in [
+        (Some(Mechanism::Boosted), false),
+        (Some(Mechanism::Stepped), false),
+        (None, true),
+    ] {
+        let mut spec = ProbeSpec {
+            mechanism: wanted,
+            ..probe(&definition)
+        };
+        spec.actions.post = post;
+        let mut config = guest(2, &["workload", "hammer", "1", "2"]);
+        config.probes = vec![spec];
+        let running = Running::boot(config);
+        let machine = running.machine.clone();
+        running.wait_live();
+        let mechanism = machine.probes()[0].mechanism;
+        let (ending, events, printed) = running.finish();
+        assert_clean(&ending, &printed, 0);
+        let counts = machine.probes()[0].counts;
+        let calls = u64::try_from(values(&printed, "calls")[0]).expect("a number of calls");
+        assert_eq!((counts.hits, counts.missed, counts.faults), (calls, 0, 0));
+        assert_eq!(mechanism, Some(wanted.unwrap_or(Mechanism::Stepped)));
+        let posts = events.iter().filter(|event| event.kind == EventKind::Post);
+        assert_eq!(posts.count() as u64, if post { calls } else { 0 });
+        eprintln!("{definition} {mechanism:?}: {calls} calls");
+    }
+    // The entry nop needs no copy.
+    let mut config = guest(1, &["workload", "hammer", "1", "1"]);
+    config.probes = vec![ProbeSpec {
+        mechanism: Some(Mechanism::Boosted),
+        ..probe(&format!("p {ENTRY}"))
+    }];
+    let error = Machine::boot(config).expect_err("an impossible mechanism");
+    assert!(
+        chain(&error).ends_with("can only be emulated, not boosted"),
+        "{}",
+        chain(&error)
+    );
+}
+
+#[test]
+fn thousands_are_registered_in_one_call_or_none() {
+    const MANY: usize = 3000;
+    if rig("thousands of probes").is_none() {
+        return;
+    }
+    let commands = "echo ready; read line; ls -lR /sys/kernel/mm >/tmp/list; workload reads 10; \
+        echo work done; read line";
+    let mut running = Running::boot(guest(2, &script(commands)));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let image = machine.image();
+    let names: Vec<&str> = image
+        .symbols()
+        .iter()
+        .filter(|symbol| symbol.kind == SymbolKind::Text && image.is_ftrace_site(symbol.addr))
+        .filter(|symbol| !image.is_init_text(symbol.addr) && image.forbidden(symbol.addr).is_none())
+        .filter(|symbol| image.symbols().lookup(symbol.name).is_ok())
+        .map(|symbol| symbol.name)
+        .collect();
+    let step = names.len() / MANY;
+    let names: Vec<&str> = names.into_iter().step_by(step).take(MANY).collect();
+    assert_eq!(names.len(), MANY);
+    let texts = || -> Vec<[u8; 8]> {
+        let text = |name: &&str| {
+            let mut text = [0; 8];
+            let at = running.address(name);
+            machine.read_kernel(at, &mut text).expect("mapped");
+            text
+        };
+        names.iter().map(text).collect()
+    };
+    let originals = texts();
+    let mut batch: Vec<_> = names
+        .iter()
+        .map(|name| probe(&format!("p {name}")))
+        .collect();
+
+    batch.insert(MANY / 2, probe("p exc_int3"));
+    let began = Instant::now();
+    let error = machine.register(&batch).expect_err("one cannot be probed");
+    let refused = began.elapsed();
+    assert!(
+        chain(&error).starts_with(&format!("probe {} (p exc_int3): ", MANY / 2)),
+        "{error:?}"
+    );
+    assert_eq!(machine.probes(), []);
+    assert!(texts() == originals);
+
+    batch.remove(MANY / 2);
+    let began = Instant::now();
+    let ids = machine
+        .register(&batch)
+        .unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let registered = began.elapsed();
+    let now = texts();
+    assert!(
+        now.iter()
+            .zip(&originals)
+            .all(|(now, then)| now[0] == 0xcc && now[1..] == then[1..])
+    );
+    machine.console_input(b"\n");
+    drop(running.wait_for("work done"));
+    let probes = machine.probes();
+    let hit = probes.iter().filter(|probe| probe.counts.hits > 0).count();
+    assert!(hit > 20, "{hit} of {MANY} were hit");
+    assert!(probes.iter().all(|probe| probe.state == ProbeState::Placed));
+    let began = Instant::now();
+    machine.unregister(&ids).expect("registered");
+    let unregistered = began.elapsed();
+    assert_eq!(machine.probes(), []);
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+    eprintln!(
+        "{MANY} probes: refused in {refused:?}, registered in {registered:?}, {hit} hit, \
+         unregistered in {unregistered:?}"
+    );
 }

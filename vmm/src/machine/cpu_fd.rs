@@ -26,6 +26,9 @@ const FLAG_INSTRUCTION_BYTES: u64 = 1;
 /// Interrupts are held off for one instruction because of `sti`.
 const SHADOW_INT_STI: u8 = KVM_X86_SHADOW_INT_STI.to_le_bytes()[0];
 
+/// Type of an available 64-bit TSS (SDM vol. 3, table 3-2).
+const TSS_AVAILABLE: u8 = 9;
+
 /// How often the kernel was called for one virtual CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ioctls {
@@ -65,6 +68,7 @@ pub(super) enum Exit {
 #[derive(Debug)]
 pub(crate) struct CpuFd {
     fd: VcpuFd,
+    mode: CatchMode,
     ioctls: Ioctls,
 }
 
@@ -82,6 +86,7 @@ impl CpuFd {
         };
         let mut cpu = Self {
             fd,
+            mode,
             ioctls: Ioctls::default(),
         };
         cpu.set_debug(debug)?;
@@ -212,17 +217,35 @@ impl CpuFd {
     /// Sets CR2, the address of the last page fault.
     pub(super) fn set_cr2(&mut self, address: u64) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 1;
-        self.fd.sync_regs_mut().sregs.cr2 = address;
-        let sregs = *self.sregs();
+        let sregs = self.sregs_to_set();
+        sregs.cr2 = address;
+        let sregs = *sregs;
         self.fd.set_sregs(&sregs)
     }
 
     /// Points IDTR at another table from the next entry on; returns where the one of the last exit
     /// is. Its limit stays. No ioctl. All other system registers are as at the last exit.
     pub(crate) fn set_idt_base(&mut self, base: u64) -> u64 {
-        let own = std::mem::replace(&mut self.fd.sync_regs_mut().sregs.idt.base, base);
+        let own = std::mem::replace(&mut self.sregs_to_set().idt.base, base);
         self.fd.set_sync_dirty_reg(SyncReg::SystemRegister);
         own
+    }
+
+    /// The system registers of the last exit as they have to be for KVM to take them back unchanged.
+    fn sregs_to_set(&mut self) -> &mut kvm_sregs {
+        let mode = self.mode;
+        let sregs = &mut self.fd.sync_regs_mut().sregs;
+        // KVM sets a bit here at an exit with an interrupt on its way, clears none in this page
+        // (`__get_sregs` in arch/x86/kvm/x86.c since 5.14), and would raise that interrupt again.
+        // It still knows of one that is on its way.
+        sregs.interrupt_bitmap = [0; 4];
+        // KVM reports every TSS as busy on SVM. QEMU, whose SVM is the one without exits for int3,
+        // lets user mode access ports only under an available one, which is what `ltr` left in its
+        // register (`helper_check_io` in target/i386/tcg).
+        if mode == CatchMode::IdtGate {
+            sregs.tr.type_ = TSS_AVAILABLE;
+        }
+        sregs
     }
 
     /// Holds maskable interrupts off until the next instruction is over, as `sti` does. Valid only
