@@ -26,8 +26,8 @@ const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin
 
 /// Modules of the guest's kernel that its programs may load, as `/lib/modules/NAME.ko`. `dummy`
 /// makes a network device when it is loaded, which runs several of its functions, and keeps text
-/// for loading and unloading only.
-const GUEST_MODULES: [&str; 1] = ["drivers/net/dummy.ko"];
+/// for loading and unloading only; `crc-itu-t` is another that nothing uses.
+const GUEST_MODULES: [&str; 2] = ["drivers/net/dummy.ko", "lib/crc-itu-t.ko"];
 
 /// The initramfs of the guests that hvprobe boots.
 pub(crate) fn guest(workload: &Path, kernel: &Kernel) -> Result<Vec<u8>> {
