@@ -36,7 +36,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Boot a guest, plant probes, print their hits: everything in one process
-    Run(Run),
+    Run(Box<Run>),
     /// Keep machines for clients that connect to a unix socket
     Serve(ServerAt),
     /// Machines of a server
@@ -113,12 +113,12 @@ pub(crate) struct Guest {
     #[arg(short, long = "probe", value_name = "DEFINITION")]
     pub(crate) probes: Vec<String>,
 
-    #[command(flatten)]
-    pub(crate) hit: HitArgs,
-
     /// Program to run in the guest, with its arguments [default: a shell on the console]
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) hit: HitArgs,
 }
 
 #[derive(Debug, Args)]
@@ -197,27 +197,35 @@ pub(crate) struct NamedMachine {
     pub(crate) vm: Option<String>,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Vm {
-    /// Create a machine and start its guest
-    #[command(after_help = "\
+/// The machine to create.
+#[derive(Debug, Args)]
+#[command(after_help = "\
 Examples:
   hvprobe vm boot --name web --cpus 2 --memory 1G --kernel ./vmlinuz --initrd ./initrd.cpio
   hvprobe vm boot -p 'p vfs_read' -- sh -c 'while :; do ls -R /; done'")]
-    Boot {
-        #[command(flatten)]
-        server: ServerAt,
-        /// Name of the machine [default: one that is free]
-        #[arg(long, value_name = "NAME")]
-        name: Option<String>,
-        #[command(flatten)]
-        guest: Guest,
-        #[command(flatten)]
-        hold: HoldArgs,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+pub(crate) struct Boot {
+    #[command(flatten)]
+    pub(crate) server: ServerAt,
+
+    /// Name of the machine [default: one that is free]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) guest: Guest,
+
+    #[command(flatten)]
+    pub(crate) hold: HoldArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Vm {
+    /// Create a machine and start its guest
+    Boot(Box<Boot>),
     /// List machines, ended ones too
     #[command(visible_alias = "ls")]
     List {
@@ -237,34 +245,43 @@ Examples:
     Console(NamedMachine),
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Probe {
-    /// Plant probes, all or none
-    #[command(after_help = "\
+/// Probes to plant.
+#[derive(Debug, Args)]
+#[command(after_help = "\
 Examples:
   hvprobe probe add 'p vfs_read' 'p:opens do_sys_openat2'
   hvprobe probe add --disabled 'p tcp_sendmsg+0x20'
   hvprobe probe add --capture '+0(%si):64' --stop 'p do_exit'
-  hvprobe probe add --maxactive auto --when '%di==1' 'r __x64_sys_read'
+  hvprobe probe add --maxactive auto --when '%dx>=4096' 'r vfs_write'
 
 The probes stay until they are removed or the machine ends.")]
-    Add {
-        #[command(flatten)]
-        on: OnMachine,
-        /// Register them without planting them
-        #[arg(long)]
-        disabled: bool,
-        #[command(flatten)]
-        hit: HitArgs,
-        #[command(flatten)]
-        hold: HoldArgs,
-        /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`
-        #[arg(required = true, value_name = "DEFINITION")]
-        definitions: Vec<String>,
-        /// Print JSON, one object per line
-        #[arg(long)]
-        json: bool,
-    },
+pub(crate) struct Add {
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
+
+    /// Register them without planting them
+    #[arg(long)]
+    pub(crate) disabled: bool,
+
+    /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`
+    #[arg(required = true, value_name = "DEFINITION")]
+    pub(crate) definitions: Vec<String>,
+
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) hit: HitArgs,
+
+    #[command(flatten)]
+    pub(crate) hold: HoldArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Probe {
+    /// Plant probes, all or none
+    Add(Box<Add>),
     /// Take probes out
     #[command(visible_alias = "rm")]
     Remove(ChosenProbes),

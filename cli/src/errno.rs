@@ -32,6 +32,13 @@ pub(crate) fn name(value: u64) -> Option<&'static str> {
     (name != "-").then_some(name)
 }
 
+/// The name of the error that a function may have returned, as a `long` or as an `int`, whose upper
+/// half is no part of it and is zero where the compiler negated a constant.
+pub(crate) fn returned(value: u64) -> Option<&'static str> {
+    let int = u32::try_from(value).map(|value| i64::from(value.cast_signed()).cast_unsigned());
+    name(value).or_else(|| name(int.ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +67,11 @@ mod tests {
             1 << 63,
         ] {
             assert_eq!(name(value), None, "{value:#x}");
+        }
+        assert_eq!(returned(9_u64.wrapping_neg()), Some("EBADF"));
+        assert_eq!(returned(0xffff_fff7), Some("EBADF"));
+        for value in [0, 9, 0x7fff_fff7, 0x1_ffff_fff7] {
+            assert_eq!(returned(value), None, "{value:#x}");
         }
     }
 }

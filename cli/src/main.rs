@@ -58,7 +58,7 @@ fn main() -> ExitCode {
 
 async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(args) => run::run(args, started).await,
+        Command::Run(args) => run::run(*args, started).await,
         Command::Serve(at) => serve::serve(&at).await,
         Command::Vm(command) => vm::vm(command).await,
         Command::Probe(command) => probe::probe(command).await,

@@ -7,7 +7,7 @@ use hvprobe_proto::v1::{
     UnregisterRequest,
 };
 
-use crate::args::{ChosenProbes, Probe};
+use crate::args::{Add, ChosenProbes, Probe};
 use crate::client::{self, Client};
 use crate::definition;
 use crate::failure::{DONE, Refused};
@@ -15,14 +15,15 @@ use crate::output::{self, json, table};
 
 pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
     match command {
-        Probe::Add {
-            on,
-            disabled,
-            hit,
-            hold,
-            definitions,
-            json,
-        } => {
+        Probe::Add(add) => {
+            let Add {
+                on,
+                disabled,
+                hit,
+                hold,
+                definitions,
+                json,
+            } = *add;
             let probes = definition::specs(&definitions, disabled, &hit, &hold)?;
             let (mut client, machine) = Client::on_machine(&on).await?;
             let request = RegisterRequest {

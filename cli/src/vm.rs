@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use hvprobe_proto::v1::{ListMachinesRequest, Machine, PauseRequest, ResumeRequest, StopRequest};
 
-use crate::args::{NamedMachine, Vm};
+use crate::args::{Boot, NamedMachine, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
 use crate::failure::{DONE, INTERRUPTED, Refused};
@@ -14,13 +14,14 @@ use crate::{doctor, guest};
 
 pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
     match command {
-        Vm::Boot {
-            server,
-            name,
-            guest,
-            hold,
-            json,
-        } => {
+        Vm::Boot(boot) => {
+            let Boot {
+                server,
+                name,
+                guest,
+                hold,
+                json,
+            } = *boot;
             let request = guest::request(name, guest, &hold)?;
             let mut client = Client::connect(&server).await?;
             let answer = client.machines.boot(request).await.map_err(Refused::from)?;

@@ -253,11 +253,11 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
         (
             "vfs_read",
             expect![[r#"
-            hvprobe: bad definition: a definition starts with `p`: write `p vfs_read`
-              vfs_read
-              ^
-            status 2
-        "#]],
+                hvprobe: bad definition: a definition starts with `p` or `r`: write `p vfs_read`
+                  vfs_read
+                  ^
+                status 2
+            "#]],
         ),
         (
             "p",
@@ -305,11 +305,29 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
         "#]],
         ),
         (
-            "r vfs_read",
+            "r vfs_read+4",
             expect![[r#"
-            hvprobe: bad definition: not supported: return probes (`r`); write `p SYMBOL`
-              r vfs_read
-              ^
+            hvprobe: bad definition: a return probe begins at the function's entry: leave out the offset
+              r vfs_read+4
+                        ^
+            status 2
+        "#]],
+        ),
+        (
+            "p20 vfs_read",
+            expect![[r#"
+            hvprobe: bad definition: the number of calls in flight belongs to return probes: write `r20`
+              p20 vfs_read
+               ^
+            status 2
+        "#]],
+        ),
+        (
+            "p kvm-intel:vmx_vcpu_run",
+            expect![[r#"
+            hvprobe: bad definition: the kernel has `_` where the file of a module has `-`
+              p kvm-intel:vmx_vcpu_run
+                   ^
             status 2
         "#]],
         ),
@@ -361,6 +379,40 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
     ] {
         place.check(&["run", "-p", "p vfs_write", "-p", definition], expected);
     }
+    for option in [
+        ["--capture", "+16(%dj)"],
+        ["--capture-return", "%ax"],
+        ["--set", "%sp=x"],
+        ["--return", "-ENOTHING"],
+        ["--jump", "vfs_write"],
+        ["--when", "%di=1"],
+        ["--maxactive", "5000"],
+    ] {
+        let output = place.run(&[&["run"], &option[..], &["-p", "r vfs_read"]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(output.status.code(), Some(2), "{option:?}: {said}");
+        let begin = format!("hvprobe: bad {}: ", option[0]);
+        assert!(lines[0].starts_with(&begin), "{option:?}: {said}");
+        assert_eq!(lines[1], format!("  {}", option[1]));
+        assert!(lines[2].trim_start().starts_with('^'), "{option:?}: {said}");
+    }
+    place.check(
+        &["decide", "--answer", "maybe"],
+        expect![[r#"
+        hvprobe: bad --answer: write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)
+          maybe
+          ^
+        status 2
+    "#]],
+    );
+    place.check(
+        &["decide", "1"],
+        expect![[r#"
+        hvprobe: there is no terminal to ask at: say what to decide with --answer
+        status 2
+    "#]],
+    );
     place.check(
         &["probe", "add", "p vfs_read+"],
         expect![[r#"

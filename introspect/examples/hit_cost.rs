@@ -21,8 +21,9 @@ use hvprobe_arch::Gva;
 use hvprobe_introspect::definition::parse;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::probe::ProbeSpec;
-use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Stepped, Surroundings};
+use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
+use hvprobe_introspect::probe::spec::Actions;
 // The shared guest below names these as its own crate's.
 use hvprobe_introspect::{hidden, image, probe, world};
 
@@ -40,15 +41,18 @@ use testing::{Guest, Ticks, regs};
 enum Mechanism {
     /// `push rbp`, by the host.
     Emulated,
-    /// `mov rax, [rdi+8]`, in a slot.
+    /// `mov rax, [rdi+8]`, in a slot that jumps back.
+    Boosted,
+    /// The same, in a slot that ends in an int3, with a post-handler.
     Stepped,
     /// An int3 that is not ours.
     Foreign,
 }
 
 impl Mechanism {
-    const ALL: [(&str, Self); 3] = [
+    const ALL: [(&str, Self); 4] = [
         ("emulated", Self::Emulated),
+        ("boosted", Self::Boosted),
         ("stepped", Self::Stepped),
         ("foreign", Self::Foreign),
     ];
@@ -57,7 +61,8 @@ impl Mechanism {
     fn function(self) -> &'static str {
         match self {
             Self::Emulated => "filler_000",
-            Self::Stepped => "filler_001",
+            Self::Boosted => "filler_001",
+            Self::Stepped => "filler_003",
             Self::Foreign => "filler_002",
         }
     }
@@ -87,9 +92,17 @@ fn main() -> ExitCode {
         .go_live(guest.view(), None, &guest)
         .expect("the guest stops");
     // Each kind is planted, so that the table is the same whichever is hit.
-    let specs = ["p filler_000", "p filler_001"].map(|definition| ProbeSpec {
-        definition: parse(definition).expect("a definition"),
-        disabled: false,
+    let specs = [Mechanism::Emulated, Mechanism::Boosted, Mechanism::Stepped].map(|mechanism| {
+        let definition = format!("p {}", mechanism.function());
+        let post = matches!(mechanism, Mechanism::Stepped);
+        let actions = Actions {
+            post,
+            ..Actions::default()
+        };
+        ProbeSpec {
+            actions,
+            ..ProbeSpec::from(parse(&definition).expect("a definition"))
+        }
     });
     registry.register(&specs, &guest).expect("legal");
 
@@ -101,7 +114,7 @@ fn main() -> ExitCode {
         let _ = wait.recv();
     };
     let (collector, mut producers) =
-        Collector::start(1, count + 1, Box::new(sink)).expect("a thread can be started");
+        Collector::start(1, 2 * count + 1, Box::new(sink)).expect("a thread can be started");
     let mut handler = HitHandler::new(0, producers.pop().expect("one"));
     handler.adopt(guest.table(), Some(guest.view()));
     let clock = Ticks::default();
@@ -115,7 +128,7 @@ fn main() -> ExitCode {
         symbols.address_of(mechanism.function()).expect("there")
     };
     let first = handler.hit(at(Mechanism::Emulated), &mut regs(), &around);
-    assert_eq!(first, Outcome::Resume);
+    assert_eq!(first, Outcome::Resume { shadow: false });
     is_busy.recv().expect("the collector is there");
 
     hits(&mut handler, &around, at(mechanism), count);
@@ -143,10 +156,11 @@ type Around<'a> = Surroundings<'a, testing::Memory, Ticks>;
 fn hits(handler: &mut HitHandler, around: &Around<'_>, at: Gva, count: usize) {
     for _ in 0..count {
         let mut regs = black_box(regs());
-        if handler.hit(black_box(at), &mut regs, around) == Outcome::Step {
-            regs.rip += COPY_LEN;
-            let end = handler.stepped(&mut regs, around);
-            assert_eq!(end, Stepped::Done { more: false });
+        black_box(handler.hit(black_box(at), &mut regs, around));
+        if handler.is_stepping() {
+            let end = Gva(regs.rip + COPY_LEN);
+            black_box(handler.hit(end, &mut regs, around));
+            assert!(!handler.is_stepping());
         }
         black_box(&regs);
     }

@@ -5,6 +5,7 @@
 //! but the engine under test and the test itself ever writes to it.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,12 +47,12 @@ pub(crate) fn hidden() -> HiddenRegion {
     HiddenRegion::new(HIDDEN, 4 * PAGE, KERNEL_WINDOW)
 }
 
-/// Guest memory from address 0 up.
-#[derive(Debug)]
+/// Guest memory from address 0 up. A clone is the same memory.
+#[derive(Clone, Debug)]
 pub(crate) struct Memory {
-    bytes: RefCell<Vec<u8>>,
-    writes: Cell<u64>,
-    failing: Cell<Option<u64>>,
+    bytes: Rc<RefCell<Vec<u8>>>,
+    writes: Rc<Cell<u64>>,
+    failing: Rc<Cell<Option<u64>>>,
 }
 
 impl Memory {
@@ -59,9 +60,9 @@ impl Memory {
     pub(crate) fn new(hidden: u64) -> Self {
         let size = usize::try_from(HIDDEN.0 + hidden).expect("small");
         Self {
-            bytes: RefCell::new(vec![0; size]),
-            writes: Cell::new(0),
-            failing: Cell::new(None),
+            bytes: Rc::new(RefCell::new(vec![0; size])),
+            writes: Rc::default(),
+            failing: Rc::default(),
         }
     }
 
@@ -93,6 +94,10 @@ impl Memory {
 }
 
 impl PhysMemory for Memory {
+    fn ranges(&self) -> Vec<(Gpa, u64)> {
+        vec![(Gpa(0), HIDDEN.0)]
+    }
+
     fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
         let range = self.range(at, into.len())?;
         into.copy_from_slice(&self.bytes.borrow()[range]);

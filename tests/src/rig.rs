@@ -4,10 +4,11 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hvprobe_arch::Gva;
 use hvprobe_vmm::definition;
 use hvprobe_vmm::machine::{
-    DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeSpec, State,
-    Subscription,
+    DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
+    ProbeSpec, State, Subscription,
 };
 
 /// The rig the test runs in; `None`, and a line that says so, where there is none.
@@ -65,6 +66,7 @@ pub struct Running {
     /// The machine.
     pub machine: Arc<Machine>,
     events: Subscription,
+    seen: Vec<Event>,
     console: tokio::sync::mpsc::Receiver<Vec<u8>>,
     printed: Vec<u8>,
 }
@@ -93,6 +95,7 @@ impl Running {
         Self {
             machine,
             events,
+            seen: Vec::new(),
             console,
             printed,
         }
@@ -129,15 +132,76 @@ impl Running {
     /// # Panics
     /// When the guest ends before.
     pub fn wait_for(&mut self, text: &str) -> String {
+        self.wait_printed(|printed| printed.contains(text))
+    }
+
+    /// Waits until what the guest has printed is `enough`; returns it.
+    ///
+    /// # Panics
+    /// When the guest ends before.
+    pub fn wait_printed(&mut self, enough: impl Fn(&str) -> bool) -> String {
         loop {
             let printed = String::from_utf8_lossy(&self.printed).into_owned();
-            if printed.contains(text) {
+            if enough(&printed) {
                 return printed;
             }
             match self.console.blocking_recv() {
                 Some(more) => self.printed.extend(more),
-                None => panic!("the guest ended before it printed {text:?}:\n{printed}"),
+                None => panic!("the guest ended too early:\n{printed}"),
             }
+        }
+    }
+
+    /// Waits until the events since the start are `enough`; returns them.
+    ///
+    /// # Panics
+    /// When the guest ends before, or an event was lost.
+    pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
+        while !enough(&self.seen) {
+            let Some(delivery) = self.events.blocking_next() else {
+                panic!("the guest ended after {} events", self.seen.len());
+            };
+            assert_eq!(delivery.dropped, 0, "events were lost");
+            self.seen.extend(delivery.events);
+        }
+        &self.seen
+    }
+
+    /// Registers one probe.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn register(&self, spec: ProbeSpec) -> ProbeId {
+        match self.machine.register(&[spec]) {
+            Ok(ids) => ids[0],
+            Err(error) => panic!("{}", chain(&error)),
+        }
+    }
+
+    /// Where `symbol` is.
+    ///
+    /// # Panics
+    /// When the kernel has none or several of that name.
+    #[must_use]
+    pub fn address(&self, symbol: &str) -> Gva {
+        match self.machine.image().symbols().lookup(symbol) {
+            Ok(symbol) => symbol.addr,
+            Err(error) => panic!("{symbol}: {error}"),
+        }
+    }
+
+    /// The function named `symbol` as the guest has it now.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn text(&self, symbol: &str) -> Vec<u8> {
+        let found = self.machine.image().symbols().lookup(symbol);
+        let found = found.unwrap_or_else(|error| panic!("{symbol}: {error}"));
+        let mut text = vec![0; usize::try_from(found.size).expect("a function's size")];
+        match self.machine.read_kernel(found.addr, &mut text) {
+            Ok(()) => text,
+            Err(error) => panic!("{symbol}: {}", chain(&error)),
         }
     }
 
@@ -159,7 +223,7 @@ impl Running {
     /// When an event was lost.
     #[must_use]
     pub fn finish(mut self) -> (Ending, Vec<Event>, String) {
-        let mut events = Vec::new();
+        let mut events = std::mem::take(&mut self.seen);
         while let Some(delivery) = self.events.blocking_next() {
             assert_eq!(delivery.dropped, 0, "events were lost");
             events.extend(delivery.events);
@@ -167,6 +231,31 @@ impl Running {
         let (ending, printed) = self.end();
         (ending, events, printed)
     }
+}
+
+/// What probe `id` of `machine` is and has counted.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn info(machine: &Machine, id: ProbeId) -> ProbeInfo {
+    let found = machine.probes().into_iter().find(|probe| probe.id == id);
+    found.unwrap_or_else(|| panic!("no probe {id}"))
+}
+
+/// Every `key: value` that was printed with this key.
+///
+/// # Panics
+/// When a value is not a number.
+#[must_use]
+pub fn values(printed: &str, key: &str) -> Vec<i64> {
+    let values = printed
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
+    let number = |value: &str| value.split(' ').next()?.parse().ok();
+    values
+        .map(|value| number(value).unwrap_or_else(|| panic!("{key}: {value} is no number")))
+        .collect()
 }
 
 /// Asserts that the guest ran its command with this status and powered off by itself, and that its

@@ -11,20 +11,35 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Displaced, classify};
 use hvprobe_tests::differential::bench::{Bench, BenchError};
 use hvprobe_tests::differential::campaign::{Extent, Sample, Tally};
-use hvprobe_tests::differential::coverage::Coverage;
 use hvprobe_tests::differential::state::case;
 use hvprobe_tests::differential::text::{Site, Text, stock_kernel};
 use hvprobe_tests::differential::trial::{self, Mechanism, Verdict};
 use iced_x86::{Decoder, DecoderOptions};
 
-/// What every run tries.
+/// What every run tries on a processor or a fast emulation of one.
 const USUAL: Extent = Extent {
+    one_in: 1,
+    per_form: 3,
+    more: 6000,
+    states: 6,
+};
+/// What it tries in an emulated machine.
+const IN_TCG: Extent = Extent {
+    one_in: 1,
     per_form: 1,
     more: 2000,
     states: 4,
 };
+/// What it tries where even decoding all of the kernel takes minutes.
+const IN_BOCHS: Extent = Extent {
+    one_in: 32,
+    per_form: 1,
+    more: 400,
+    states: 3,
+};
 /// What `all` tries.
 const ALL: Extent = Extent {
+    one_in: 1,
     per_form: 24,
     more: 50_000,
     states: 12,
@@ -57,21 +72,6 @@ fn bench(text: &Text) -> Option<Bench> {
 }
 
 #[test]
-fn nearly_all_of_the_kernel_takes_probes() {
-    let Some(text) = kernel() else { return };
-    let coverage = Coverage::of(&text);
-    println!("{coverage}");
-    assert!(
-        coverage.refuses_at_most(5),
-        "more than 0.5 % are refused:\n{coverage}"
-    );
-    assert!(
-        coverage.total() > 1_000_000,
-        "the text was not found:\n{coverage}"
-    );
-}
-
-#[test]
 fn every_mechanism_does_what_the_instruction_does_in_place() {
     let Some(text) = kernel() else { return };
     let Some(mut bench) = bench(&text) else {
@@ -87,7 +87,12 @@ fn every_mechanism_does_what_the_instruction_does_in_place() {
     let (sample, states) = match wanted.strip_prefix("0x") {
         Some(at) => (one(&text, at), STATES_OF_ONE),
         None => {
-            let extent = if wanted == "all" { ALL } else { USUAL };
+            let extent = match std::env::var("HVPROBE_RIG").as_deref() {
+                _ if wanted == "all" => ALL,
+                Ok("tcg") => IN_TCG,
+                Ok("bochs") => IN_BOCHS,
+                _ => USUAL,
+            };
             (Sample::choose(&text, seed, extent), extent.states)
         }
     };
@@ -108,7 +113,8 @@ fn every_mechanism_does_what_the_instruction_does_in_place() {
         tally.different, 0,
         "replay with HVPROBE_DIFFERENTIAL_SEED={seed}"
     );
-    if sample.forms > 1 {
+    // Of a small sample nothing can be expected.
+    if sample.forms > 500 {
         assert!(
             tally.forms.len() * 10 >= sample.forms * 9,
             "few of {} forms could be run:\n{tally}",
@@ -135,6 +141,7 @@ fn an_instruction_that_is_not_the_one_in_place_is_noticed() {
     // Always the same: how many changes have no effect depends on the sample.
     const SEED: u64 = 1;
     let extent = Extent {
+        one_in: 8,
         per_form: 0,
         more: 400,
         states: 1,
@@ -155,7 +162,7 @@ fn an_instruction_that_is_not_the_one_in_place_is_noticed() {
             Verdict::Same { .. } => tried += 1,
             Verdict::Different(difference) => {
                 tried += 1;
-                *noticed.entry(difference.mechanism).or_insert(0) += 1;
+                *noticed.entry(difference.mechanism).or_insert(0_u32) += 1;
             }
         }
     }
@@ -165,7 +172,7 @@ fn an_instruction_that_is_not_the_one_in_place_is_noticed() {
     // Some do the same in the one state tried: a jump that is not taken, a flag that is set anyway.
     assert!(all * 10 > tried * 7, "{noticed:?} of {tried}");
     for mechanism in [Mechanism::Emulated, Mechanism::Boosted] {
-        assert!(noticed.contains_key(&mechanism), "{noticed:?}");
+        assert!(noticed.contains_key(&Some(mechanism)), "{noticed:?}");
     }
 }
 

@@ -159,7 +159,7 @@ fn request(command: &[&str], probes: &[&str]) -> BootRequest {
 fn specs(definitions: &[&str]) -> Vec<ProbeSpec> {
     let spec = |definition: &&str| ProbeSpec {
         definition: (*definition).into(),
-        disabled: false,
+        ..Default::default()
     };
     definitions.iter().map(spec).collect()
 }

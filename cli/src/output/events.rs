@@ -80,7 +80,7 @@ fn what(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
             None => line.push_str("?)"),
         }
         write!(line, " ret={:#x}", call.value)?;
-        if let Some(error) = errno::name(call.value) {
+        if let Some(error) = errno::returned(call.value) {
             write!(line, " (-{error})")?;
         }
         write!(line, " took={}", duration(call.duration_ns))?;
@@ -156,11 +156,12 @@ fn shown(regs: &v1::Registers) -> impl Iterator<Item = (&'static str, u64)> {
 
 /// A duration in the unit that suits it.
 pub(crate) fn duration(ns: u64) -> String {
-    match ns {
-        ..1_000_000 => format!("{}.{:03}us", ns / 1000, ns % 1000),
-        ..1_000_000_000 => format!("{}.{:03}ms", ns / 1_000_000, ns / 1000 % 1000),
-        _ => format!("{}.{:03}s", ns / 1_000_000_000, ns / 1_000_000 % 1000),
-    }
+    let (thousandths, unit) = match ns {
+        0..1_000_000 => (ns, "us"),
+        1_000_000..1_000_000_000 => (ns / 1000, "ms"),
+        _ => (ns / 1_000_000, "s"),
+    };
+    format!("{}.{:03}{unit}", thousandths / 1000, thousandths % 1000)
 }
 
 /// The name of an exception (SDM vol. 3, table 6-1).
@@ -334,46 +335,61 @@ pub(crate) mod tests {
 
     #[test]
     fn returns_show_value_duration_and_the_registers_at_entry() {
-        check(&returned(1), expect![[r#"
+        check(
+            &returned(1),
+            expect![[r#"
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (0xffffffff81234560 <- vfs_read) ret=0x1 took=12.345us rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
-        "#]]);
-        check(&returned(9_u64.wrapping_neg()), expect![[r#"
+        "#]],
+        );
+        check(
+            &returned(9_u64.wrapping_neg()),
+            expect![[r#"
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (0xffffffff81234560 <- vfs_read) ret=0xfffffffffffffff7 (-EBADF) took=12.345us rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
-        "#]]);
+        "#]],
+        );
     }
 
     #[test]
     fn posts_and_faults_say_so() {
         let mut event = hit();
         event.kind = EventKind::Post.into();
-        check(&event, expect![[r#"
+        check(
+            &event,
+            expect![[r#"
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) post rip=0xffffffff81234560 rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
-        "#]]);
+        "#]],
+        );
         event.kind = EventKind::Fault.into();
         event.fault = Some(v1::Fault {
             vector: 14,
             error_code: Some(2),
         });
-        check(&event, expect![[r#"
+        check(
+            &event,
+            expect![[r#"
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) fault #PF(0x2) rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
-        "#]]);
+        "#]],
+        );
         event.fault = Some(v1::Fault {
             vector: 9,
             error_code: None,
         });
-        check(&event, expect![[r#"
+        check(
+            &event,
+            expect![[r#"
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) fault exception 9 rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
-        "#]]);
+        "#]],
+        );
     }
 
     #[test]
@@ -395,11 +411,14 @@ pub(crate) mod tests {
             item("-8(%ax)", &[0; 8], true),
             item("", &[1], false),
         ];
-        check(&event, expect![[r#"
+        check(
+            &event,
+            expect![[r#"
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 +16(%di)=0011aa $stack2=0x201 -8(%ax)=(fault) captured=01
-        "#]]);
+        "#]],
+        );
     }
 
     #[test]

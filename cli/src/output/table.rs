@@ -378,10 +378,13 @@ mod tests {
             refusal: "mid-instruction".into(),
             ..pending.clone()
         };
-        check(&probes(&[placed.clone(), pending.clone()]), expect![[r#"
+        check(
+            &probes(&[placed.clone(), pending.clone()]),
+            expect![[r#"
             ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                   HITS  MISSED  FAULTS  ORPHANS
              1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]  12345       0       0        -
-            10  w             -                   p     p:w vfs_write  [PENDING]                  0       0       0        -"#]]);
+            10  w             -                   p     p:w vfs_write  [PENDING]                  0       0       0        -"#]],
+        );
         check(
             &probes(&[placed, pending, returns, disarmed, gone, refused]),
             expect![[r#"

@@ -47,78 +47,150 @@ fn captures_are_registers_memory_and_stack_words() {
 
 #[test]
 fn bad_captures_are_shown_where_they_are_bad() {
-    check(capture, "", expect![[r#"
+    check(
+        capture,
+        "",
+        expect![[r#"
 
         ^
-        capture a register (%di), memory (+16(%di):32) or the stack ($stack0)"#]]);
-    check(capture, "di", expect![[r#"
+        capture a register (%di), memory (+16(%di):32) or the stack ($stack0)"#]],
+    );
+    check(
+        capture,
+        "di",
+        expect![[r#"
         di
         ^
-        capture a register (%di), memory (+16(%di):32) or the stack ($stack0)"#]]);
-    check(capture, "%edi", expect![[r#"
+        capture a register (%di), memory (+16(%di):32) or the stack ($stack0)"#]],
+    );
+    check(
+        capture,
+        "%edi",
+        expect![[r#"
         %edi
         ^
-        no general register is called %edi: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]]);
-    check(capture, "%8", expect![[r#"
+        no general register is called %edi: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]],
+    );
+    check(
+        capture,
+        "%8",
+        expect![[r#"
         %8
         ^
-        no general register is called %8: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]]);
-    check(capture, "%rip", expect![[r#"
+        no general register is called %8: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]],
+    );
+    check(
+        capture,
+        "%rip",
+        expect![[r#"
         %rip
         ^
-        no general register is called %rip: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]]);
-    check(capture, "+16", expect![[r#"
+        no general register is called %rip: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"#]],
+    );
+    check(
+        capture,
+        "+16",
+        expect![[r#"
         +16
            ^
-        the register that holds the address is missing, as in +0(%di)"#]]);
-    check(capture, "+16(di)", expect![[r#"
+        the register that holds the address is missing, as in +0(%di)"#]],
+    );
+    check(
+        capture,
+        "+16(di)",
+        expect![[r#"
         +16(di)
             ^
-        a register belongs here, as in %di"#]]);
-    check(capture, "+16(%di", expect![[r#"
+        a register belongs here, as in %di"#]],
+    );
+    check(
+        capture,
+        "+16(%di",
+        expect![[r#"
         +16(%di
                ^
-        missing `)`"#]]);
-    check(capture, "+(%di)", expect![[r#"
+        missing `)`"#]],
+    );
+    check(
+        capture,
+        "+(%di)",
+        expect![[r#"
         +(%di)
          ^
-        missing offset: a number belongs here"#]]);
-    check(capture, "+16(%di):", expect![[r#"
+        missing offset: a number belongs here"#]],
+    );
+    check(
+        capture,
+        "+16(%di):",
+        expect![[r#"
         +16(%di):
                  ^
-        missing length: a number belongs here"#]]);
-    check(capture, "+16(%di):string", expect![[r#"
+        missing length: a number belongs here"#]],
+    );
+    check(
+        capture,
+        "+16(%di):string",
+        expect![[r#"
         +16(%di):string
                  ^
-        `s` is no digit of the length"#]]);
-    check(capture, "+16(%di):249", expect![[r#"
+        `s` is no digit of the length"#]],
+    );
+    check(
+        capture,
+        "+16(%di):249",
+        expect![[r#"
         +16(%di):249
                  ^
-        length of 249: at most 248"#]]);
-    check(capture, "+16(%di):0", expect![[r#"
+        length of 249: at most 248"#]],
+    );
+    check(
+        capture,
+        "+16(%di):0",
+        expect![[r#"
         +16(%di):0
                  ^
-        nothing can be read in 0 bytes"#]]);
-    check(capture, "+0x8000000000000000(%di)", expect![[r#"
+        nothing can be read in 0 bytes"#]],
+    );
+    check(
+        capture,
+        "+0x8000000000000000(%di)",
+        expect![[r#"
         +0x8000000000000000(%di)
         ^
-        the offset does not fit 64 bits with its sign"#]]);
-    check(capture, "$stack", expect![[r#"
+        the offset does not fit 64 bits with its sign"#]],
+    );
+    check(
+        capture,
+        "$stack",
+        expect![[r#"
         $stack
               ^
-        missing stack word: a number belongs here"#]]);
-    check(capture, "$stack65536", expect![[r#"
+        missing stack word: a number belongs here"#]],
+    );
+    check(
+        capture,
+        "$stack65536",
+        expect![[r#"
         $stack65536
               ^
-        stack word of 65536: at most 65535"#]]);
-    check(capture, "%di,%si", expect![[r#"
+        stack word of 65536: at most 65535"#]],
+    );
+    check(
+        capture,
+        "%di,%si",
+        expect![[r#"
         %di,%si
            ^
-        `,%si` is too much here"#]]);
-    check(capture, "%dí", expect![[r#"
+        `,%si` is too much here"#]],
+    );
+    check(
+        capture,
+        "%dí",
+        expect![[r#"
         %dí
           ^
-        'í' cannot be here: write printable ASCII"#]]);
+        'í' cannot be here: write printable ASCII"#]],
+    );
 }
 
 #[test]
@@ -133,38 +205,70 @@ fn values_are_numbers_or_negative_errors() {
     ] {
         assert_eq!(value(text), Ok(read), "{text}");
     }
-    check(value, "ENOMEM", expect![[r#"
+    check(
+        value,
+        "ENOMEM",
+        expect![[r#"
         ENOMEM
         ^
-        the kernel's functions return errors negative: write -ENOMEM"#]]);
-    check(value, "-ENOTHING", expect![[r#"
+        the kernel's functions return errors negative: write -ENOMEM"#]],
+    );
+    check(
+        value,
+        "-ENOTHING",
+        expect![[r#"
         -ENOTHING
          ^
-        no error is called ENOTHING"#]]);
-    check(value, "-0x8000000000000001", expect![[r#"
+        no error is called ENOTHING"#]],
+    );
+    check(
+        value,
+        "-0x8000000000000001",
+        expect![[r#"
         -0x8000000000000001
         ^
-        the value does not fit 64 bits"#]]);
-    check(value, "18446744073709551616", expect![[r#"
+        the value does not fit 64 bits"#]],
+    );
+    check(
+        value,
+        "18446744073709551616",
+        expect![[r#"
         18446744073709551616
         ^
-        the value does not fit 64 bits"#]]);
-    check(value, "010", expect![[r#"
+        the value does not fit 64 bits"#]],
+    );
+    check(
+        value,
+        "010",
+        expect![[r#"
         010
         ^
-        leading zero in the value: write decimal, or hex after 0x"#]]);
-    check(value, "12x", expect![[r#"
+        leading zero in the value: write decimal, or hex after 0x"#]],
+    );
+    check(
+        value,
+        "12x",
+        expect![[r#"
         12x
           ^
-        `x` is no digit of the value"#]]);
-    check(value, "--1", expect![[r#"
+        `x` is no digit of the value"#]],
+    );
+    check(
+        value,
+        "--1",
+        expect![[r#"
         --1
          ^
-        missing value: a number belongs here"#]]);
-    check(address, "-1", expect![[r#"
+        missing value: a number belongs here"#]],
+    );
+    check(
+        address,
+        "-1",
+        expect![[r#"
         -1
         ^
-        missing address: a number belongs here"#]]);
+        missing address: a number belongs here"#]],
+    );
 }
 
 #[test]
@@ -186,42 +290,78 @@ fn changes_have_the_width_they_are_given() {
         change("%ax=0x10").map(|change| change.what),
         Ok(Some(change::What::Register(set)))
     );
-    check(change, "%ax", expect![[r#"
+    check(
+        change,
+        "%ax",
+        expect![[r#"
         %ax
            ^
-        missing `=` and what it is set to"#]]);
-    check(change, "%ax=", expect![[r#"
+        missing `=` and what it is set to"#]],
+    );
+    check(
+        change,
+        "%ax=",
+        expect![[r#"
         %ax=
             ^
-        missing value: a number belongs here"#]]);
-    check(change, "ax=1", expect![[r#"
+        missing value: a number belongs here"#]],
+    );
+    check(
+        change,
+        "ax=1",
+        expect![[r#"
         ax=1
         ^
-        change a register (%ax=…) or memory (+8(%di)=…, @0x…=…)"#]]);
-    check(change, "+8(%di)=5", expect![[r#"
+        change a register (%ax=…) or memory (+8(%di)=…, @0x…=…)"#]],
+    );
+    check(
+        change,
+        "+8(%di)=5",
+        expect![[r#"
         +8(%di)=5
                 ^
-        memory is set to hex:BYTES, or u8:, u16:, u32: or u64: and a number"#]]);
-    check(change, "+8(%di)=hex:", expect![[r#"
+        memory is set to hex:BYTES, or u8:, u16:, u32: or u64: and a number"#]],
+    );
+    check(
+        change,
+        "+8(%di)=hex:",
+        expect![[r#"
         +8(%di)=hex:
                     ^
-        two hexadecimal digits for each byte belong here"#]]);
-    check(change, "+8(%di)=hex:123", expect![[r#"
+        two hexadecimal digits for each byte belong here"#]],
+    );
+    check(
+        change,
+        "+8(%di)=hex:123",
+        expect![[r#"
         +8(%di)=hex:123
                        ^
-        two hexadecimal digits for each byte belong here"#]]);
-    check(change, "+8(%di)=hex:12zz", expect![[r#"
+        two hexadecimal digits for each byte belong here"#]],
+    );
+    check(
+        change,
+        "+8(%di)=hex:12zz",
+        expect![[r#"
         +8(%di)=hex:12zz
                       ^
-        `z` is no hexadecimal digit"#]]);
-    check(change, "+8(%di)=u8:256", expect![[r#"
+        `z` is no hexadecimal digit"#]],
+    );
+    check(
+        change,
+        "+8(%di)=u8:256",
+        expect![[r#"
         +8(%di)=u8:256
                    ^
-        the value does not fit 8 bits"#]]);
-    check(change, "+8(%di)=u16:-32769", expect![[r#"
+        the value does not fit 8 bits"#]],
+    );
+    check(
+        change,
+        "+8(%di)=u16:-32769",
+        expect![[r#"
         +8(%di)=u16:-32769
                     ^
-        the value does not fit 16 bits"#]]);
+        the value does not fit 16 bits"#]],
+    );
     let long = format!("+0(%di)=hex:{}", "00".repeat(249));
     assert_eq!(change(&long).map_err(|error| error.column), Err(12));
 }
@@ -234,18 +374,30 @@ fn conditions_compare_a_register_with_a_value() {
     assert_eq!(read("%di<5"), Ok((Comparison::Less, 5)));
     assert_eq!(read("%di>=-1"), Ok((Comparison::GreaterOrEqual, u64::MAX)));
     assert_eq!(read("%di&1"), Ok((Comparison::AnyBit, 1)));
-    check(condition, "%di", expect![[r#"
+    check(
+        condition,
+        "%di",
+        expect![[r#"
         %di
            ^
-        compare with ==, !=, <, <=, >, >= or & (some bit in common)"#]]);
-    check(condition, "%di=1", expect![[r#"
+        compare with ==, !=, <, <=, >, >= or & (some bit in common)"#]],
+    );
+    check(
+        condition,
+        "%di=1",
+        expect![[r#"
         %di=1
            ^
-        compare with ==, !=, <, <=, >, >= or & (some bit in common)"#]]);
-    check(condition, "%di==", expect![[r#"
+        compare with ==, !=, <, <=, >, >= or & (some bit in common)"#]],
+    );
+    check(
+        condition,
+        "%di==",
+        expect![[r#"
         %di==
              ^
-        missing value: a number belongs here"#]]);
+        missing value: a number belongs here"#]],
+    );
 }
 
 #[test]
@@ -262,42 +414,78 @@ fn decisions_are_lists_and_asking_has_a_limit() {
     let then = Some(v1::decision::Then::Jump(0x1000));
     assert_eq!(asked.fallback.unwrap().then, then);
     assert_eq!(ask("500ms").map(|ask| ask.fallback), Ok(None));
-    check(decision, "", expect![[r#"
+    check(
+        decision,
+        "",
+        expect![[r#"
 
         ^
-        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]]);
-    check(decision, "return", expect![[r#"
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+    check(
+        decision,
+        "return",
+        expect![[r#"
         return
         ^
-        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]]);
-    check(decision, "return=1,jump=2", expect![[r#"
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+    check(
+        decision,
+        "return=1,jump=2",
+        expect![[r#"
         return=1,jump=2
                  ^
-        the guest can go on in one place only"#]]);
-    check(decision, "proceed,", expect![[r#"
+        the guest can go on in one place only"#]],
+    );
+    check(
+        decision,
+        "proceed,",
+        expect![[r#"
         proceed,
                 ^
-        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]]);
-    check(ask, "5", expect![[r#"
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
+    check(
+        ask,
+        "5",
+        expect![[r#"
         5
          ^
-        a time belongs here, as in 500ms or 5s"#]]);
-    check(ask, "0ms", expect![[r#"
+        a time belongs here, as in 500ms or 5s"#]],
+    );
+    check(
+        ask,
+        "0ms",
+        expect![[r#"
         0ms
         ^
-        a hit can wait between 1ms and 60s"#]]);
-    check(ask, "61s", expect![[r#"
+        a hit can wait between 1ms and 60s"#]],
+    );
+    check(
+        ask,
+        "61s",
+        expect![[r#"
         61s
         ^
-        a hit can wait between 1ms and 60s"#]]);
-    check(ask, "s", expect![[r#"
+        a hit can wait between 1ms and 60s"#]],
+    );
+    check(
+        ask,
+        "s",
+        expect![[r#"
         s
         ^
-        a hit can wait between 1ms and 60s"#]]);
-    check(ask, "1s,fail", expect![[r#"
+        a hit can wait between 1ms and 60s"#]],
+    );
+    check(
+        ask,
+        "1s,fail",
+        expect![[r#"
         1s,fail
            ^
-        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]]);
+        write proceed, return=VALUE, jump=ADDRESS or a change (%ax=…)"#]],
+    );
 }
 
 #[test]

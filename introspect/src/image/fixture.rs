@@ -445,11 +445,13 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
 }
 
 /// Functions that the engine has an interest in.
-pub(crate) const WATCHED: [&str; 4] = [
+pub(crate) const WATCHED: [&str; 6] = [
     "__switch_to",
     "do_task_dead",
     "do_init_module",
     "free_module",
+    "ftrace_arch_code_modify_prepare",
+    "ftrace_arch_code_modify_post_process",
 ];
 
 /// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`

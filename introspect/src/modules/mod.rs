@@ -23,7 +23,7 @@ use crate::symbols::{LookupError, Symbol, Symbols};
 mod layout;
 mod read;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use read::ModuleReader;
 

@@ -118,7 +118,7 @@ impl Registry {
         }
     }
 
-    fn has_module_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+    pub(super) fn has_module_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
         self.probes.iter().any(|(id, probe)| {
             let of_module = match &probe.place {
                 Place::Pending => matches!(

@@ -68,7 +68,7 @@ impl Registry {
             .map(|(at, site)| (*at, site.displaced, self.slot_kind(site, leaving)))
             .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
             .collect();
-        let mut taken = Vec::new();
+        let mut taken: Vec<(Gva, Option<SlotCode>)> = Vec::new();
         if self.has_return_probes(leaving)
             && let Some(live) = &self.live
         {
@@ -82,10 +82,13 @@ impl Registry {
             self.hidden.pin();
         }
         for (at, displaced, kind) in needed {
-            let code = match kind {
-                None => Ok(None),
-                Some(kind) => self.take_slot(&displaced, kind, mem, standing).map(Some),
-            };
+            let mut code = self.take_slot(&displaced, kind, mem);
+            if let Err(Refused::Slot { source, .. }) = &code
+                && matches!(source, HiddenError::OutOfSlots(_))
+            {
+                self.reclaim(&taken, mem, standing);
+                code = self.take_slot(&displaced, kind, mem);
+            }
             match code {
                 Ok(code) => taken.push((at, code)),
                 Err(why) => {
@@ -113,10 +116,10 @@ impl Registry {
     fn take_slot(
         &mut self,
         displaced: &Displaced,
-        kind: SlotKind,
+        kind: Option<SlotKind>,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
-    ) -> Result<SlotCode, Refused> {
+    ) -> Result<Option<SlotCode>, Refused> {
+        let Some(kind) = kind else { return Ok(None) };
         let at = displaced.at();
         let Some(live) = &self.live else {
             return Err(Refused::Unmapped { at });
@@ -126,7 +129,7 @@ impl Registry {
         if kind == SlotKind::Boosted
             && let Some((_, code)) = self.ghosts.iter().find(|(ghost, _)| ghost == displaced)
         {
-            return Ok(*code);
+            return Ok(Some(*code));
         }
         self.hidden.map(mem, &tables).map_err(refused)?;
         if kind == SlotKind::Trapped {
@@ -136,14 +139,7 @@ impl Registry {
                 .map_err(|_| Refused::NoWindow { at })?;
             self.hidden.build_idt(mem, &idt).map_err(refused)?;
         }
-        let slot = match self.hidden.take(mem) {
-            Err(HiddenError::OutOfSlots(_)) if !self.ghosts.is_empty() => {
-                self.reclaim(mem, standing);
-                self.hidden.take(mem)
-            }
-            taken => taken,
-        };
-        let slot = slot.map_err(refused)?;
+        let slot = self.hidden.take(mem).map_err(refused)?;
         let code = match kind {
             SlotKind::Boosted => displaced.boosted(slot),
             SlotKind::Trapped => displaced.trapped(slot),
@@ -165,12 +161,22 @@ impl Registry {
         if code.is_err() {
             put_back(self.hidden.release(mem, slot));
         }
-        code
+        code.map(Some)
     }
 
-    /// Gives back the ghosts that nobody can be inside of: no slot is left, so it is worth looking
-    /// through all of the guest's memory.
-    fn reclaim(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
+    /// Gives back the ghosts that nobody can be inside of, but for those `taken` for a site again:
+    /// no slot is left, so it is worth looking through all of the guest's memory.
+    fn reclaim(
+        &mut self,
+        taken: &[(Gva, Option<SlotCode>)],
+        mem: &dyn PhysMemory,
+        standing: &[Standing],
+    ) {
+        let is_taken =
+            |code: &SlotCode| taken.iter().any(|(_, other)| other.as_ref() == Some(code));
+        if self.ghosts.iter().all(|(_, code)| is_taken(code)) {
+            return;
+        }
         let Some(used) = self
             .hidden
             .referenced(mem, standing.iter().map(|cpu| cpu.rip))
@@ -179,7 +185,7 @@ impl Registry {
         };
         let hidden = &mut self.hidden;
         self.ghosts.retain(|(_, code)| {
-            let stays = used.contains(&code.at());
+            let stays = used.contains(&code.at()) || is_taken(code);
             if !stays {
                 put_back(hidden.release(mem, code.at()));
             }

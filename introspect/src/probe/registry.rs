@@ -458,7 +458,7 @@ impl Registry {
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
-        if on {
+        if on && self.has_module_probes(&BTreeSet::new()) {
             // While the switch was off nobody watched modules come and go.
             self.modules_changed(None, world)?;
         }

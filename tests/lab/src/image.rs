@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
 use crate::job::{Job, Stdio as JobStdio};
+use crate::kernel::Kernel;
 use crate::needed;
 use crate::setup::Ready;
 use crate::shell;
@@ -23,12 +24,21 @@ const RIG_INIT: &[u8] = include_bytes!("../../guest/rig-init");
 /// Mount points and folders that programs expect.
 const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin"];
 
+/// Modules of the guest's kernel that its programs may load, as `/lib/modules/NAME.ko`. `dummy`
+/// makes a network device when it is loaded, which runs several of its functions, and keeps text
+/// for loading and unloading only.
+const GUEST_MODULES: [&str; 1] = ["drivers/net/dummy.ko"];
+
 /// The initramfs of the guests that hvprobe boots.
-pub(crate) fn guest(workload: &Path) -> Result<Vec<u8>> {
+pub(crate) fn guest(workload: &Path, kernel: &Kernel) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, GUEST_INIT)?;
     programs(&mut archive, [("workload", workload)])?;
     userland(&mut archive)?;
+    for module in GUEST_MODULES {
+        let source = kernel.module(module);
+        archive.copy(&format!("lib/modules/{}", file_name(&source)?), &source)?;
+    }
     archive.finish()
 }
 

@@ -46,7 +46,7 @@ impl Ready {
 fn make_guest(workspace: &Workspace, cache: &Cache, kernel: &Kernel) -> Result<()> {
     let built = workspace.build(&["--package=hvprobe-workload"])?;
     let workload = cargo::program_named(&built, "workload")?;
-    let initrd = image::guest(&workload).context("cannot build the guest image")?;
+    let initrd = image::guest(&workload, kernel).context("cannot build the guest image")?;
     replace_if_different(&cache.guest_initrd(), &initrd)?;
     let bytes = std::fs::read(kernel.image()).context("cannot read the guest kernel")?;
     replace_if_different(&cache.guest_kernel(), &bytes)?;

@@ -17,13 +17,12 @@ use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::{Regs, rflags};
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_vmm::memory::{GuestRam, MemoryError};
-use kvm_bindings::{
-    KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs, kvm_xsave,
-};
+use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_sregs, kvm_xsave};
 use kvm_ioctls::{Cap, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 
 use super::layout::{self, Spaces};
 use super::state::Host;
+use super::system::{STUB, has_error_code, set_pat, set_registers, write_pages};
 use super::text::Text;
 use super::watchdog::Watchdog;
 
@@ -38,37 +37,10 @@ const MAX_PORTS: usize = 256;
 /// Far more than an instruction takes, on any host.
 const LIMIT: Duration = Duration::from_secs(20);
 
-const CODE: u16 = 0x10;
-/// A data segment that may be loaded into any data segment register.
-pub(super) const DATA: u16 = 0x18;
-const TASK: u16 = 0x20;
-const TSS_SIZE: u16 = 104;
-const GDT: [u64; 6] = [
-    0,
-    0,
-    0x00af_9b00_0000_ffff,
-    0x00cf_9300_0000_ffff,
-    // The TSS, in two halves.
-    0x0000_8900_0000_0000
-        | (layout::TSS.0 & 0xff_ffff) << 16
-        | (TSS_SIZE as u64 - 1)
-        | ((layout::SYSTEM >> 24) & 0xff) << 56,
-    layout::SYSTEM >> 32,
-];
-
 /// #BP.
 const BP: u8 = 3;
 /// #PF.
 pub(super) const PF: u8 = 14;
-
-/// CR4 bits (SDM vol. 3, 2.5).
-mod cr4 {
-    pub(super) const PAE: u64 = 1 << 5;
-    pub(super) const OSFXSR: u64 = 1 << 9;
-    pub(super) const OSXMMEXCPT: u64 = 1 << 10;
-    pub(super) const FSGSBASE: u64 = 1 << 16;
-    pub(super) const OSXSAVE: u64 = 1 << 18;
-}
 
 /// Why there is no bench.
 #[derive(Debug)]
@@ -181,6 +153,33 @@ impl fmt::Debug for Left {
     }
 }
 
+/// Copies general registers from one structure to another.
+macro_rules! registers {
+    ($from:expr => $to:ident) => {{
+        let from = $from;
+        $to {
+            rax: from.rax,
+            rbx: from.rbx,
+            rcx: from.rcx,
+            rdx: from.rdx,
+            rsi: from.rsi,
+            rdi: from.rdi,
+            rsp: from.rsp,
+            rbp: from.rbp,
+            r8: from.r8,
+            r9: from.r9,
+            r10: from.r10,
+            r11: from.r11,
+            r12: from.r12,
+            r13: from.r13,
+            r14: from.r14,
+            r15: from.r15,
+            rip: from.rip,
+            rflags: from.rflags,
+        }
+    }};
+}
+
 /// The virtual machine.
 #[derive(Debug)]
 pub struct Bench {
@@ -216,7 +215,7 @@ impl Bench {
             .and_then(|len| kernel.image().bytes_at(start, len))
             .unwrap_or_default();
         ram.write(Gpa(start.0 - layout::MAP), text)?;
-        write_system_pages(&ram)?;
+        write_pages(&ram)?;
         let spaces = layout::write_page_tables(&ram, (start.0, end.0))?;
 
         let vcpu = vm.create_vcpu(0).map_err(kvm("create a vCPU"))?;
@@ -233,10 +232,10 @@ impl Bench {
         let has_fsgsbase = leaf(7).is_some_and(|leaf| leaf.ebx & 1 != 0);
         vcpu.set_cpuid2(&cpuid).map_err(kvm("set CPUID"))?;
         let mut system = vcpu.get_sregs().map_err(kvm("read system registers"))?;
-        set_system(&mut system, &spaces, has_xsave, has_fsgsbase);
+        set_registers(&mut system, &spaces, has_xsave, has_fsgsbase);
         vcpu.set_sregs(&system)
             .map_err(kvm("set system registers"))?;
-        set_pat(&vcpu)?;
+        set_pat(&vcpu).map_err(kvm("set an MSR"))?;
         let extended = vcpu.get_xsave().map_err(kvm("read extended state"))?.region;
         let mut bench = Self {
             vcpu,
@@ -298,14 +297,12 @@ impl Bench {
         stops.sort_unstable();
         stops.dedup();
         for stop in &stops {
-            // `out` exits within microseconds where an int3 may take a thousand times longer, but
-            // is one byte longer.
-            let behind = stop.wrapping_add(1);
-            let bytes: &[u8] = if behind == at || stops.contains(&behind) {
-                &[0xcc]
-            } else {
-                &OUT
-            };
+            // `out` exits within microseconds where an int3 may take a thousand times longer. But
+            // it must not reach into what follows, and hosts differ in whether RIP has passed it
+            // at the exit, so that RIP must not be another stop's.
+            let (second, behind) = (stop.wrapping_add(1), stop.wrapping_add(2));
+            let needs_int3 = second == at || stops.contains(&second) || stops.contains(&behind);
+            let bytes: &[u8] = if needs_int3 { &[0xcc] } else { &OUT };
             let mut before = vec![0; bytes.len()];
             let tables = self.spaces.full;
             tables
@@ -384,7 +381,7 @@ impl Bench {
         system.fs.base = start.fs_base;
         system.gs.base = start.gs_base;
         let sync = self.vcpu.sync_regs_mut();
-        sync.regs = to_kvm(&start.regs);
+        sync.regs = registers!(start.regs => kvm_regs);
         sync.sregs = system;
         self.vcpu.set_sync_dirty_reg(SyncReg::Register);
         self.vcpu.set_sync_dirty_reg(SyncReg::SystemRegister);
@@ -422,6 +419,7 @@ impl Bench {
             };
             let rip = self.vcpu.sync_regs().regs.rip;
             if let Some(end) = self.known(&access, rip) {
+                self.complete();
                 return end;
             }
             ports.push(access);
@@ -429,6 +427,15 @@ impl Bench {
                 return End::Other("port access without end".to_owned());
             }
         }
+    }
+
+    /// Lets KVM be done with a port access. Otherwise it would skip the instruction that made it
+    /// if the next run begins there (KVM API, 5, the note on `KVM_EXIT_IO`).
+    fn complete(&mut self) {
+        self.vcpu.set_kvm_immediate_exit(1);
+        // Comes back with EINTR.
+        let _ = self.vcpu.run();
+        self.vcpu.set_kvm_immediate_exit(0);
     }
 
     /// Whether a port access was by one of our own `out`. Hosts differ in whether RIP has passed
@@ -444,6 +451,7 @@ impl Bench {
         }
         self.planted
             .iter()
+            .filter(|(_, before)| before.len() == 2)
             .find(|(at, _)| rip == at.0 || rip == at.0 + 2)
             .map(|(at, _)| End::At(*at))
     }
@@ -497,7 +505,7 @@ impl Bench {
 
     fn leave(&mut self, end: End, with_extended: bool, ports: Vec<PortAccess>) -> Left {
         let sync = self.vcpu.sync_regs();
-        let mut regs = from_kvm(&sync.regs);
+        let mut regs = registers!(sync.regs => Regs);
         let stubs = layout::system(layout::STUBS).0;
         if (stubs..stubs + layout::PAGE).contains(&regs.rip) {
             let vector = u8::try_from((regs.rip - stubs) / STUB).unwrap_or(0);
@@ -525,199 +533,5 @@ impl Bench {
                 .map(|state| Box::new(state.region)),
             ports,
         }
-    }
-}
-
-/// Bytes between two stubs.
-const STUB: u64 = 16;
-
-/// Exceptions that push an error code (SDM vol. 3, table 6-1; APM vol. 2, table 8-1).
-fn has_error_code(vector: u8) -> bool {
-    matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
-}
-
-fn write_system_pages(ram: &GuestRam) -> Result<(), OutOfRange> {
-    ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
-    // IST1 (SDM vol. 3, 7.7).
-    let stack = layout::system(layout::EXCEPTION_STACK).0;
-    ram.write(layout::TSS.wrapping_add(0x24), &stack.to_le_bytes())?;
-    // No port is open through the bitmap, which privilege level 0 does not need.
-    ram.write(layout::TSS.wrapping_add(0x66), &TSS_SIZE.to_le_bytes())?;
-    for vector in 0..32_u8 {
-        let at = u64::from(vector);
-        // out VECTOR, al
-        ram.write(layout::STUBS.wrapping_add(at * STUB), &[0xe6, vector])?;
-        let handler = layout::system(layout::STUBS).0 + at * STUB;
-        // A present interrupt gate that switches to IST1 (SDM vol. 3, 6.14.1).
-        let low = handler & 0xffff
-            | u64::from(CODE) << 16
-            | 1 << 32
-            | 0x8e << 40
-            | (handler >> 16 & 0xffff) << 48;
-        let gate = [low, handler >> 32].map(u64::to_le_bytes);
-        ram.write(layout::IDT.wrapping_add(at * 16), gate.as_flattened())?;
-    }
-    Ok(())
-}
-
-fn set_system(system: &mut kvm_sregs, spaces: &Spaces, has_xsave: bool, has_fsgsbase: bool) {
-    /// PE, MP, ET, NE, WP, PG (SDM vol. 3, 2.5). Linux has AM too; at privilege level 0 it does
-    /// nothing.
-    const CR0: u64 = 1 | 1 << 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
-    /// LME and LMA.
-    const EFER: u64 = 1 << 8 | 1 << 10;
-    system.cr0 = CR0;
-    system.cr3 = spaces.full.root.0;
-    system.cr4 = cr4::PAE | cr4::OSFXSR | cr4::OSXMMEXCPT;
-    if has_xsave {
-        system.cr4 |= cr4::OSXSAVE;
-    }
-    if has_fsgsbase {
-        system.cr4 |= cr4::FSGSBASE;
-    }
-    system.efer = EFER;
-    let code = kvm_segment {
-        selector: CODE,
-        limit: u32::MAX,
-        // Code, readable, accessed.
-        type_: 0xb,
-        present: 1,
-        s: 1,
-        l: 1,
-        g: 1,
-        ..Default::default()
-    };
-    let data = kvm_segment {
-        selector: DATA,
-        limit: u32::MAX,
-        // Data, writable, accessed.
-        type_: 3,
-        present: 1,
-        s: 1,
-        db: 1,
-        g: 1,
-        ..Default::default()
-    };
-    system.cs = code;
-    for segment in [
-        &mut system.ds,
-        &mut system.es,
-        &mut system.fs,
-        &mut system.gs,
-        &mut system.ss,
-    ] {
-        *segment = data;
-    }
-    system.tr = kvm_segment {
-        base: layout::system(layout::TSS).0,
-        limit: (TSS_SIZE - 1).into(),
-        selector: TASK,
-        // A busy 64-bit TSS.
-        type_: 0xb,
-        present: 1,
-        ..Default::default()
-    };
-    system.gdt.base = layout::system(layout::GDT).0;
-    system.gdt.limit = u16::try_from(size_of_val(&GDT) - 1).unwrap_or(0);
-    system.idt.base = layout::system(layout::IDT).0;
-    system.idt.limit = 32 * 16 - 1;
-}
-
-/// IA32_PAT as after reset, which some hosts leave at zero (SDM vol. 3, 12.12.4).
-fn set_pat(vcpu: &VcpuFd) -> Result<(), BenchError> {
-    let pat = kvm_msr_entry {
-        index: 0x277,
-        data: 0x0007_0406_0007_0406,
-        ..Default::default()
-    };
-    if let Ok(msrs) = Msrs::from_entries(&[pat]) {
-        vcpu.set_msrs(&msrs).map_err(kvm("set an MSR"))?;
-    }
-    Ok(())
-}
-
-fn to_kvm(regs: &Regs) -> kvm_regs {
-    let Regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
-    } = *regs;
-    kvm_regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
-    }
-}
-
-fn from_kvm(regs: &kvm_regs) -> Regs {
-    let kvm_regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
-    } = *regs;
-    Regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
     }
 }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use hvprobe_arch::Gva;
 use hvprobe_arch::insn::classify;
 
 use super::bench::{Bench, End};
@@ -21,6 +22,8 @@ const KEPT: usize = 50;
 /// How much to try.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
+    /// Instructions are taken from one in so many functions.
+    pub one_in: u64,
     /// Instructions of each form, if there are as many.
     pub per_form: usize,
     /// Instructions beyond these, of any form: common ones are tried more.
@@ -34,30 +37,46 @@ pub struct Extent {
 pub struct Sample {
     /// The instructions, by address.
     pub sites: Vec<Site>,
-    /// How many instructions they were chosen from.
+    /// How many instructions there were to choose from, refused ones included.
     pub among: u64,
-    /// How many forms those have.
+    /// How many forms those have that are not refused throughout.
     pub forms: usize,
 }
 
 impl Sample {
-    /// Chooses from all that the policy does not refuse.
+    /// Chooses among what the policy does not refuse.
     #[must_use]
     pub fn choose(text: &Text, seed: u64, extent: Extent) -> Self {
         let mut random = Random::new(&[seed]);
         let mut forms: BTreeMap<Form, (u64, Vec<Site>)> = BTreeMap::new();
         let mut more: Vec<Site> = Vec::new();
         let mut among = 0;
-        text.for_each(|site| {
-            if classify(text.code(site.at), site.at).is_err() {
-                return;
+        // Most are never kept, so that classifying them would be in vain.
+        let is_refused = |site: &Site| classify(text.code(site.at), site.at).is_err();
+        let mut keep = |kept: &mut Vec<Site>, size: usize, seen: u64, site: &Site| {
+            if let Some(place) = place(kept.len(), size, seen, &mut random)
+                && !is_refused(site)
+            {
+                if place == kept.len() {
+                    kept.push(*site);
+                } else {
+                    kept[place] = *site;
+                }
             }
+        };
+        let is_chosen = |function: Gva| {
+            let mut random = Random::new(&[seed, function.0]);
+            random.below(extent.one_in.max(1)) == 0
+        };
+        text.for_each_in(is_chosen, |site| {
             among += 1;
             let (seen, kept) = forms.entry(Form::of(&site.instruction)).or_default();
             *seen += 1;
-            reservoir(kept, extent.per_form, *seen, site, &mut random);
-            reservoir(&mut more, extent.more, among, site, &mut random);
+            keep(kept, extent.per_form, *seen, site);
+            keep(&mut more, extent.more, among, site);
         });
+        // Forms that are refused throughout are none to try.
+        forms.retain(|_, (_, kept)| extent.per_form == 0 || !kept.is_empty());
         let count = forms.len();
         let mut sites: Vec<Site> = forms.into_values().flat_map(|(_, kept)| kept).collect();
         sites.extend(more);
@@ -71,16 +90,13 @@ impl Sample {
     }
 }
 
-/// Keeps `size` of all sites seen, each with the same probability; this is number `seen`.
-fn reservoir(kept: &mut Vec<Site>, size: usize, seen: u64, site: &Site, random: &mut Random) {
-    if kept.len() < size {
-        kept.push(*site);
-    } else if let Some(kept) = usize::try_from(random.below(seen))
-        .ok()
-        .and_then(|index| kept.get_mut(index))
-    {
-        *kept = *site;
+/// Where to keep number `seen`, so that of all seen `size` are kept with the same probability.
+fn place(kept: usize, size: usize, seen: u64, random: &mut Random) -> Option<usize> {
+    if kept < size {
+        return Some(kept);
     }
+    let place = usize::try_from(random.below(seen)).ok()?;
+    (place < kept).then_some(place)
 }
 
 /// What came of it.
@@ -151,7 +167,7 @@ impl Tally {
                 *self.ends.entry(end).or_default() += 1;
                 self.forms.insert(Form::of(&site.instruction));
             }
-            Verdict::NotRun(reason) => self.skip(site, reason),
+            Verdict::NotRun(reason) => self.skip(site, reason.to_owned()),
             Verdict::Different(difference) => {
                 self.different += 1;
                 if self.differences.len() < KEPT {

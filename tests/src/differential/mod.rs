@@ -8,6 +8,7 @@ mod layout;
 pub mod random;
 mod special;
 pub mod state;
+mod system;
 pub mod text;
 pub mod trial;
 mod watchdog;

@@ -4,9 +4,9 @@
 use hvprobe_arch::regs::{Gpr, rflags};
 use iced_x86::{Mnemonic as M, OpKind, Register};
 
-use super::bench::DATA;
 use super::layout::ARENA;
 use super::state::{Draft, Exactness};
+use super::system::DATA;
 
 /// The general registers in the order of their encoding.
 pub(super) const GPRS: [Gpr; 16] = [

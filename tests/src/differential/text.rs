@@ -113,7 +113,16 @@ impl Text {
     }
 
     /// Hands every instruction that can be probed to `each`, in the order of their addresses.
-    pub fn for_each(&self, mut each: impl FnMut(&Site)) -> Apart {
+    pub fn for_each(&self, each: impl FnMut(&Site)) -> Apart {
+        self.for_each_in(|_| true, each)
+    }
+
+    /// The same for functions whose start `is_wanted`.
+    pub fn for_each_in(
+        &self,
+        is_wanted: impl Fn(Gva) -> bool,
+        mut each: impl FnMut(&Site),
+    ) -> Apart {
         let mut apart = Apart::default();
         let mut starts: Vec<u64> = self
             .image
@@ -126,7 +135,9 @@ impl Text {
         starts.dedup();
         let ends = starts.iter().skip(1).copied().chain([self.end.0]);
         for (start, end) in starts.iter().copied().zip(ends) {
-            self.function(start, end, &mut apart, &mut each);
+            if is_wanted(Gva(start)) {
+                self.function(start, end, &mut apart, &mut each);
+            }
         }
         apart
     }

@@ -42,7 +42,7 @@ pub enum Verdict {
         mechanisms: Vec<Mechanism>,
     },
     /// In place the instruction could not be run to an end.
-    NotRun(String),
+    NotRun(&'static str),
     /// A mechanism did something else.
     Different(Box<Difference>),
 }
@@ -50,8 +50,8 @@ pub enum Verdict {
 /// A mechanism that does not do what the instruction does.
 #[derive(Debug)]
 pub struct Difference {
-    /// The mechanism.
-    pub mechanism: Mechanism,
+    /// The mechanism; `None` if the instruction itself got nowhere.
+    pub mechanism: Option<Mechanism>,
     /// Where the instruction is.
     pub at: Gva,
     /// Its bytes.
@@ -74,7 +74,11 @@ impl fmt::Display for Difference {
             start,
             end,
         } = self;
-        writeln!(f, "{mechanism:?}: {at} {} ({bytes:02x?})", text(bytes, *at))?;
+        match mechanism {
+            Some(mechanism) => write!(f, "{mechanism:?}: ")?,
+            None => f.write_str("in place: ")?,
+        }
+        writeln!(f, "{at} {} ({bytes:02x?})", text(bytes, *at))?;
         write!(f, "{what}")?;
         writeln!(f, "  in place: {end:x?}")?;
         writeln!(f, "  from: {start:x?}")
@@ -116,18 +120,25 @@ pub fn run(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict {
 }
 
 fn compare_all(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict {
+    let different = |mechanism, what, end| {
+        Verdict::Different(Box::new(Difference {
+            mechanism,
+            at: displaced.at(),
+            bytes: displaced.bytes().to_vec(),
+            what,
+            start: case.start,
+            end,
+        }))
+    };
     bench.fill_arena(&case.arena);
     let expected = bench.run(&case.start, case.extended.as_ref());
     match &expected.end {
-        End::CannotEmulate(bytes) => {
-            let is_own = bytes.starts_with(displaced.bytes());
-            return Verdict::NotRun(if is_own {
-                "this host's KVM cannot carry it out".to_owned()
-            } else {
-                format!("this host's KVM stops at other bytes: {bytes:02x?}")
-            });
+        End::CannotEmulate(bytes) if bytes.starts_with(displaced.bytes()) => {
+            return Verdict::NotRun("this host's KVM cannot carry it out");
         }
-        End::Other(end) => return Verdict::NotRun(format!("in place: {end}")),
+        End::CannotEmulate(_) | End::Other(_) => {
+            return different(None, "  it came to no end\n".to_owned(), expected.end);
+        }
         End::At(_) | End::Exception { .. } => {}
     }
     let mut mechanisms = Vec::new();
@@ -142,19 +153,16 @@ fn compare_all(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict
             None => {}
             Some(what) if what.is_empty() => mechanisms.push(mechanism),
             Some(what) => {
-                return Verdict::Different(Box::new(Difference {
-                    mechanism,
-                    at: displaced.at(),
-                    bytes: displaced.bytes().to_vec(),
-                    what,
-                    start: case.start,
-                    end: expected.end,
-                }));
+                return different(Some(mechanism), what, expected.end);
             }
         }
     }
     if mechanisms.is_empty() {
-        return Verdict::NotRun("no mechanism is offered for it".to_owned());
+        return different(
+            None,
+            "  no mechanism is offered for it\n".to_owned(),
+            expected.end,
+        );
     }
     Verdict::Same {
         end: expected.end,

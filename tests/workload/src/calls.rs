@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read};
 
+use crate::sys;
+
 /// A cheap system call that no other program in the test guest makes on its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
@@ -29,19 +31,18 @@ impl Call {
             Self::Getsid => (libc::SYS_getsid, 0),
             Self::SchedGetPriorityMax => (libc::SYS_sched_get_priority_max, libc::SCHED_OTHER),
         };
-        // SAFETY: these calls take one integer and touch no memory of ours.
-        if unsafe { libc::syscall(number, argument) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        sys::plain(number, argument)
     }
+}
+
+/// Makes `count` calls.
+pub(crate) fn make(call: Call, count: u64) -> io::Result<()> {
+    (0..count).try_for_each(|_| call.make())
 }
 
 /// Makes `count` calls and prints the number made.
 pub(crate) fn repeat(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
-    for _ in 0..count {
-        call.make()?;
-    }
+    make(call, count)?;
     println!("calls: {count}");
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::calls::Call;
+use crate::sys;
 
 /// Hammers for `seconds` in `threads` threads and prints the total.
 pub(crate) fn for_seconds(seconds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
@@ -27,13 +28,12 @@ pub(crate) fn until_input(threads: usize) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// The number of CPUs this process may run on.
-pub(crate) fn available_cpus() -> io::Result<usize> {
-    thread::available_parallelism().map(usize::from)
-}
-
-fn hammer(threads: usize, wait: impl FnOnce() -> io::Result<()>) -> Result<(), Box<dyn Error>> {
-    let cpus = available_cpus()?;
+/// Hammers in `threads` threads while `wait` waits; prints the total.
+pub(crate) fn hammer(
+    threads: usize,
+    wait: impl FnOnce() -> io::Result<()>,
+) -> Result<(), Box<dyn Error>> {
+    let cpus = sys::available_cpus()?;
     let stop = AtomicBool::new(false);
     let total = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -58,23 +58,11 @@ fn hammer(threads: usize, wait: impl FnOnce() -> io::Result<()>) -> Result<(), B
 
 /// Calls until told to stop; returns the number of calls made.
 fn call_until(stop: &AtomicBool, cpu: usize) -> io::Result<u64> {
-    pin_to(cpu)?;
+    sys::pin(0, cpu)?;
     let mut calls = 0;
     while !stop.load(Ordering::Relaxed) {
         Call::Getpgid.make()?;
         calls += 1;
     }
     Ok(calls)
-}
-
-fn pin_to(cpu: usize) -> io::Result<()> {
-    // SAFETY: all-zero bytes are a valid, empty set.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set is ours; CPU_SET checks the index against the set's size.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the pointer and the size describe `set`.
-    if unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }

@@ -10,6 +10,8 @@ use std::error::Error;
 use std::ffi::{CStr, c_int, c_ulong};
 use std::io;
 
+use crate::sys::checked;
+
 const KVM_CREATE_VM: c_ulong = 0xae01;
 const KVM_CREATE_VCPU: c_ulong = 0xae41;
 const KVM_CREATE_IRQCHIP: c_ulong = 0xae60;
@@ -41,11 +43,4 @@ pub(crate) fn hold() -> Result<(), Box<dyn Error>> {
 fn ask(fd: c_int, request: c_ulong) -> io::Result<c_int> {
     // SAFETY: the requests used here take an integer and touch no memory of ours.
     checked(unsafe { libc::ioctl(fd, request, 0) })
-}
-
-fn checked(result: c_int) -> io::Result<c_int> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(result)
 }

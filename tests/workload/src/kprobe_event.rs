@@ -1,70 +1,139 @@
-//! The guest's own kprobe, set through tracefs: an int3 in guest text that is not hvprobe's.
+//! The guest's own kprobes and kretprobes, set through tracefs: int3s in guest text that are not
+//! hvprobe's.
 //!
 //! Jump optimization is switched off first, because an optimized kprobe replaces its int3 by a
 //! jump. The kernel still serves a probe on a function's first instruction by ftrace; give an
-//! offset inside the function to get an int3.
+//! offset inside the function to get an int3. A kretprobe's int3 is then at the entry only if
+//! ftrace is not used there.
 
 use std::error::Error;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::path::Path;
 
 use crate::calls::{self, Call};
+use crate::files;
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 const OPTIMIZATION: &str = "/proc/sys/debug/kprobes-optimization";
 const GROUP: &str = "workload";
-const EVENT: &str = "own";
 
-/// Probes `symbol` (`NAME[+OFFSET]`), makes `count` calls of `getpgid`, prints hits and misses.
-pub(crate) fn run(symbol: &str, count: u64) -> Result<(), Box<dyn Error>> {
-    if Path::new(OPTIMIZATION).exists() {
-        fs::write(OPTIMIZATION, "0").map_err(named(OPTIMIZATION))?;
+/// What an event is triggered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trigger {
+    /// Getting to the instruction.
+    Entry,
+    /// The function's return.
+    Return,
+}
+
+impl Trigger {
+    fn letter(self) -> char {
+        match self {
+            Self::Entry => 'p',
+            Self::Return => 'r',
+        }
     }
-    command(&format!("p:{GROUP}/{EVENT} {symbol}"))?;
-    let counted = enable(true).and_then(|()| {
-        calls::repeat(Call::Getpgid, count)?;
-        profile()
-    });
-    enable(false)?;
-    command(&format!("-:{GROUP}/{EVENT}"))?;
-    let (hits, misses) = counted?;
+
+    fn event(self) -> &'static str {
+        match self {
+            Self::Entry => "own",
+            Self::Return => "own_return",
+        }
+    }
+}
+
+/// What `kprobe_profile` says of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Profile {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+}
+
+/// An event that is set; disabled at first, removed when dropped.
+#[derive(Debug)]
+pub(crate) struct OwnEvent(Trigger);
+
+impl OwnEvent {
+    /// Sets the event on `symbol` (`NAME[+OFFSET]`).
+    pub(crate) fn set(trigger: Trigger, symbol: &str) -> io::Result<Self> {
+        if Path::new(OPTIMIZATION).exists() {
+            files::write(OPTIMIZATION, "0")?;
+        }
+        let (letter, event) = (trigger.letter(), trigger.event());
+        command(&format!("{letter}:{GROUP}/{event} {symbol}"))?;
+        Ok(Self(trigger))
+    }
+
+    pub(crate) fn enable(&self, on: bool) -> io::Result<()> {
+        let path = format!("{TRACEFS}/events/{GROUP}/{}/enable", self.0.event());
+        files::write(&path, if on { "1" } else { "0" })
+    }
+
+    /// What was counted since the event was set.
+    pub(crate) fn profile(&self) -> io::Result<Profile> {
+        let path = format!("{TRACEFS}/kprobe_profile");
+        let event = self.0.event();
+        parse_profile(&files::read(&path)?, event)
+            .ok_or_else(|| io::Error::other(format!("{path} has no line for {event}")))
+    }
+}
+
+impl Drop for OwnEvent {
+    fn drop(&mut self) {
+        let removed = self
+            .enable(false)
+            .and_then(|()| command(&format!("-:{GROUP}/{}", self.0.event())));
+        if let Err(error) = removed {
+            eprintln!("workload: {error}");
+        }
+    }
+}
+
+/// Sets an event on `symbol` and, `rounds` times, enables it, makes `count` calls of `getpgid` and
+/// disables it. Prints the calls, and the hits and misses of all rounds.
+pub(crate) fn run(
+    trigger: Trigger,
+    symbol: &str,
+    count: u64,
+    rounds: u64,
+) -> Result<(), Box<dyn Error>> {
+    let event = OwnEvent::set(trigger, symbol)?;
+    for _ in 0..rounds {
+        event.enable(true)?;
+        calls::make(Call::Getpgid, count)?;
+        event.enable(false)?;
+    }
+    let Profile { hits, misses } = event.profile()?;
+    println!("calls: {}", count * rounds);
     println!("kprobe_profile: {hits} {misses}");
     Ok(())
 }
 
-fn command(line: &str) -> Result<(), Box<dyn Error>> {
+fn command(line: &str) -> io::Result<()> {
     let path = format!("{TRACEFS}/kprobe_events");
     let mut file = OpenOptions::new()
         .append(true)
         .open(&path)
-        .map_err(named(&path))?;
-    file.write_all(line.as_bytes())
-        .map_err(|error| format!("kprobe_events refused `{line}`: {error}").into())
-}
-
-fn enable(on: bool) -> Result<(), Box<dyn Error>> {
-    let path = format!("{TRACEFS}/events/{GROUP}/{EVENT}/enable");
-    fs::write(&path, if on { "1" } else { "0" }).map_err(|error| named(&path)(error).into())
-}
-
-/// Reads the event's line of `kprobe_profile`: name, hits, misses.
-fn profile() -> Result<(u64, u64), Box<dyn Error>> {
-    let path = format!("{TRACEFS}/kprobe_profile");
-    let text = fs::read_to_string(&path).map_err(named(&path))?;
-    parse_profile(&text).ok_or_else(|| format!("{path} has no line for {EVENT}").into())
-}
-
-fn parse_profile(text: &str) -> Option<(u64, u64)> {
-    text.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        (words.next() == Some(EVENT)).then_some(())?;
-        Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+        .map_err(|error| files::named(&path, &error))?;
+    file.write_all(line.as_bytes()).map_err(|error| {
+        io::Error::new(
+            error.kind(),
+            format!("kprobe_events refused `{line}`: {error}"),
+        )
     })
 }
 
-fn named(path: &str) -> impl Fn(std::io::Error) -> String {
-    move |error| format!("{path}: {error}")
+/// The event's line: name, hits, misses.
+fn parse_profile(text: &str, event: &str) -> Option<Profile> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some(event)).then_some(())?;
+        Some(Profile {
+            hits: words.next()?.parse().ok()?,
+            misses: words.next()?.parse().ok()?,
+        })
+    })
 }
 
 #[cfg(test)]
@@ -73,12 +142,16 @@ mod tests {
 
     #[test]
     fn profile_line_of_our_event_is_found_among_others() {
-        let text = "  p_vfs_read_0     7   0\n  own    1000    3\n";
-        assert_eq!(parse_profile(text), Some((1000, 3)));
+        let text = "  p_vfs_read_0     7   0\n  own_return  5 5\n  own    1000    3\n";
+        let expected = Profile {
+            hits: 1000,
+            misses: 3,
+        };
+        assert_eq!(parse_profile(text, "own"), Some(expected));
     }
 
     #[test]
     fn profile_without_our_event_is_none() {
-        assert_eq!(parse_profile("  other 1 2\n"), None);
+        assert_eq!(parse_profile("  other 1 2\n", "own"), None);
     }
 }

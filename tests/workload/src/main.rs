@@ -8,23 +8,71 @@ use std::error::Error;
 use std::process::ExitCode;
 
 mod calls;
+mod child;
+mod debugger;
+mod die;
 mod exit_status;
+mod files;
+mod flight;
 mod hammer;
 mod hold_kvm;
 mod kprobe_event;
+mod modules;
+mod raw;
+mod rng;
+mod shared;
+mod static_keys;
+mod stress;
+mod sys;
+mod tsc_loop;
 
 use calls::Call;
+use flight::{deaths, execs, nested, ping_pong, sleepers};
+use kprobe_event::Trigger;
+use stress::Length;
 
 const USAGE: &str = "\
 usage: workload COMMAND
-  calls NAME N           make exactly N calls of the system call NAME
-                         (getpgid, getsid, sched_get_priority_max)
+CALL is getpgid, getsid or sched_get_priority_max.
+
+Calls:
+  calls CALL N           make exactly N calls
   reads N                read one byte from /dev/zero exactly N times
+  raw NR ARGS...         make the system call number NR; an argument is a number or `buffer`, which
+                         stands for fresh memory; print `result: N`, an error as -errno
   hammer SECONDS THREADS call getpgid in THREADS threads, one per CPU, for SECONDS
   stdin-hold [THREADS]   print `ready`, call getpgid in THREADS threads (default: one per CPU)
                          until a line or the end of the input arrives on stdin
-  kprobe-event SYM N     set the guest's own kprobe event on SYM[+OFF], call getpgid N times,
-                         print `kprobe_profile: HITS MISSES`, remove the event
+  stress Ns|N SEED [WORKERS]
+                         threads and processes on all CPUs make random calls for N seconds, or N
+                         steps each; prints `FUNCTION: N`, the calls of each kernel function
+  stress-directed SEED [WORKERS]
+                         the same, as lines on stdin say: `go` ... `stop`, `go STEPS`, `end`;
+                         prints the counts and `stretch N is over` when all workers rest
+  tsc-loop CALL N [PROBES SYM]
+                         print the time stamp counter's ticks per call, fastest and median batch of
+                         100; with the guest's own PROBES (p, r or pr) on SYM[+OFF]
+Long calls:
+  sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs
+  ping-pong PAIRS N      pairs of processes exchange a byte through pipes N times
+  nested DEPTH N         N nested calls of ep_loop_check_proc, DEPTH (1 to 4) deep
+  deaths N THREADS       N processes die while THREADS + 1 tasks of theirs are in pipe_read
+  execs N                N processes execute this program anew, every second one from a thread
+Breakpoints and text that are not hvprobe's:
+  kprobe-event SYM N [ROUNDS]
+                         set the guest's own kprobe event on SYM[+OFF]; ROUNDS times (default 1)
+                         enable it, call getpgid N times, disable it; print `kprobe_profile: HITS
+                         MISSES`, remove the event
+  kretprobe-event SYM N [ROUNDS]
+                         the same with a kretprobe event
+  ptrace-debugger N      debug a child that runs into a breakpoint N times
+  static-keys N          flip several static keys and tracepoints to and fro N times
+  modules FILE N [READ]  load and unload a module N times, reading the file READ in between
+Ends:
+  die panic|triple|reboot|hang
+                         print `ready`, call getpgid on all CPUs, and end the guest that way when a
+                         line or the end of the input arrives on stdin
+  nothing                end at once
   exit-status N          tell the host that the guest's command ended with status N
   hold-kvm               keep KVM's static keys steady, from the background (for rigs)
 Commands that call print `calls: N`, the exact number of calls made, at the end.";
@@ -41,20 +89,77 @@ fn main() -> ExitCode {
     }
 }
 
+/// Workers of a stress on each CPU, unless told otherwise: of each sort, one that stays and one
+/// that moves.
+const WORKERS_PER_CPU: usize = 4;
+
 fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
     match *words {
         ["calls", name, count] => calls::repeat(Call::named(name)?, number(count)?),
         ["reads", count] => calls::read_zeros(number(count)?),
+        ["raw", number, ref arguments @ ..] => raw::call(number, arguments),
         ["hammer", seconds, threads] => hammer::for_seconds(number(seconds)?, number(threads)?),
-        ["stdin-hold"] => hammer::until_input(hammer::available_cpus()?),
+        ["stdin-hold"] => hammer::until_input(sys::available_cpus()?),
         ["stdin-hold", threads] => hammer::until_input(number(threads)?),
-        ["kprobe-event", symbol, count] => kprobe_event::run(symbol, number(count)?),
+        ["stress", length, seed, ref workers @ ..] => {
+            let length =
+                Length::parse(length).ok_or("a stress takes `30s` or a number of steps")?;
+            stress::for_length(length, number(seed)?, stress_workers(workers)?)
+        }
+        ["stress-directed", seed, ref workers @ ..] => {
+            stress::directed(number(seed)?, stress_workers(workers)?)
+        }
+        ["tsc-loop", name, count] => tsc_loop::run(Call::named(name)?, number(count)?),
+        ["tsc-loop", name, count, probes, symbol] => {
+            tsc_loop::run_probed(probes, symbol, Call::named(name)?, number(count)?)
+        }
+        ["sleepers", threads, count] => sleepers::run(number(threads)?, number(count)?),
+        ["ping-pong", pairs, count] => ping_pong::run(number(pairs)?, number(count)?),
+        ["nested", depth, count] => nested::run(number(depth)?, number(count)?),
+        ["deaths", rounds, threads] => deaths::run(number(rounds)?, number(threads)?),
+        ["execs", count] => execs::run(number(count)?),
+        [
+            event @ ("kprobe-event" | "kretprobe-event"),
+            symbol,
+            count,
+            ref rounds @ ..,
+        ] => {
+            let trigger = if event == "kprobe-event" {
+                Trigger::Entry
+            } else {
+                Trigger::Return
+            };
+            let rounds = optional(rounds)?.unwrap_or(1);
+            kprobe_event::run(trigger, symbol, number(count)?, rounds)
+        }
+        ["ptrace-debugger", count] => debugger::run(number(count)?),
+        ["static-keys", count] => static_keys::run(number(count)?),
+        ["modules", file, count] => modules::run(file, number(count)?, None),
+        ["modules", file, count, read] => modules::run(file, number(count)?, Some(read)),
+        ["die", how] => die::amid_calls(die::How::named(how)?),
+        ["nothing"] => Ok(()),
         ["exit-status", status] => exit_status::report(number(status)?),
         ["hold-kvm"] => hold_kvm::hold(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");
             Ok(())
         }
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn stress_workers(words: &[&str]) -> Result<usize, Box<dyn Error>> {
+    Ok(match optional(words)? {
+        Some(workers) => workers,
+        None => WORKERS_PER_CPU * sys::available_cpus()?,
+    })
+}
+
+/// The number that may be the last word.
+fn optional<T: std::str::FromStr>(words: &[&str]) -> Result<Option<T>, Box<dyn Error>> {
+    match *words {
+        [] => Ok(None),
+        [word] => number(word).map(Some),
         _ => Err(USAGE.into()),
     }
 }

@@ -1,7 +1,7 @@
 //! `hvprobe.v1.Decisions`.
 //!
 //! ```text
-//!   opened ──(DecideFor)──► deciding ──(stream ends, machine ends, or an answer is no answer)──► over
+//!   opened ──(DecideFor)──► deciding ──(either stream or the machine ends, or a bad answer)──► over
 //! ```
 //! What is kept true: while a client decides, what the machine asks is either with that client or
 //! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
@@ -20,10 +20,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::convert::Captures;
-use super::error::{self, Failure, chain};
+use super::error::{Failure, chain};
 use super::fleet::Fleet;
 use super::{actions, convert, limits};
-use crate::machine::{Asker, Question, Token};
+use crate::machine::{AnswerError, Asker, Question, Token};
 
 /// Messages that wait for one client.
 const MESSAGES: usize = 16;
@@ -66,7 +66,6 @@ impl decisions_server::Decisions for Service {
 
         let (to_client, messages) = mpsc::channel(MESSAGES);
         let desk = Desk {
-            machine,
             captures: chosen
                 .iter()
                 .map(|probe| (probe.id, Captures::of(probe)))
@@ -112,7 +111,6 @@ fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> 
 
 /// A client that decides.
 struct Desk {
-    machine: String,
     captures: HashMap<u32, Captures>,
     asker: Asker,
     answers: Streaming<DecideRequest>,
@@ -141,7 +139,8 @@ impl Desk {
             tokio::select! {
                 question = self.asker.next() => match question {
                     Some(question) => self.put(&question).await?,
-                    None => return Err(Over::Because(error::ended(&self.machine))),
+                    // The machine has ended; so does the stream.
+                    None => return Ok(()),
                 },
                 answer = self.answers.message() => match answer {
                     Ok(Some(answer)) => self.take(answer).await?,
@@ -182,15 +181,17 @@ impl Desk {
             )
         };
         let decision = actions::decision(decision.unwrap_or_default()).map_err(|e| bad(&e))?;
-        decision.check().map_err(|error| bad(&error))?;
-        if self.asker.answer(Token(token), decision).is_ok() {
-            return Ok(());
+        match self.asker.answer(Token(token), decision) {
+            Ok(()) => Ok(()),
+            Err(AnswerError::Invalid(error)) => Err(bad(&error)),
+            Err(AnswerError::TooLate(_)) => {
+                self.send(DecideResponse {
+                    what: Some(decide_response::What::TooLate(v1::TooLate { token })),
+                    probes: Vec::new(),
+                })
+                .await
+            }
         }
-        self.send(DecideResponse {
-            what: Some(decide_response::What::TooLate(v1::TooLate { token })),
-            probes: Vec::new(),
-        })
-        .await
     }
 
     async fn send(&self, message: DecideResponse) -> Result<(), Over> {

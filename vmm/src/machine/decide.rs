@@ -307,7 +307,7 @@ pub struct Asker {
 
 impl Asker {
     /// The next question; `None` when the machine has ended. It may have lost its deadline while it
-    /// waited to be taken.
+    /// waited to be taken. Cancel safe: no question is lost.
     pub async fn next(&mut self) -> Option<Question> {
         self.questions.recv().await
     }

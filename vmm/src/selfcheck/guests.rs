@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use hvprobe_arch::Gpa;
 use kvm_bindings::{
-    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
-    kvm_guest_debug,
+    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
 use super::{CatchMode, OutRip};
@@ -56,28 +55,6 @@ pub(super) fn int3() -> Seen<CatchMode> {
             Ok(CatchMode::EmulationExit)
         }
         Stop::Out { port, .. } if port == u16::from(EXCEPTION + BP) => Ok(CatchMode::IdtGate),
-        other => Err(words(&other, rip)),
-    })
-}
-
-/// Whether one instruction is executed and then reported, with `flags` besides
-/// `KVM_GUESTDBG_SINGLESTEP`.
-pub(super) fn single_step(flags: u32) -> Seen<()> {
-    let code = [
-        0x48, 0xff, 0xc0, // inc rax
-        0x48, 0xff, 0xc0, // inc rax
-        0xe6, END,  // out END, al
-        0xf4, // hlt
-    ];
-    let mut guest = guest(&code)?;
-    guest.report_exception(DB, EXCEPTION + DB)?;
-    if let Err(refused) = debug(&guest, KVM_GUESTDBG_SINGLESTEP | flags, [0; 8]) {
-        return Ok(Err(refused));
-    }
-    let stop = guest.run(LIMIT);
-    let rip = rip(&guest)?;
-    Ok(match stop {
-        Stop::Debug { exception: 1, .. } if rip == CODE.0 + 3 => Ok(()),
         other => Err(words(&other, rip)),
     })
 }

@@ -74,10 +74,6 @@ pub struct HostReport {
     pub items: Vec<Finding>,
     /// How planted int3s are caught; `None` where nothing catches them.
     pub catch_mode: Option<CatchMode>,
-    /// Single-stepping reports each instruction.
-    pub single_step: bool,
-    /// Single-stepping can hold interrupts back for the step.
-    pub block_irq: bool,
     /// A fault in a displaced instruction can be handed on as one of the original.
     pub exception_window: bool,
     /// Hardware breakpoints fire.
@@ -155,10 +151,6 @@ const NEEDED: [(Cap, &str); 11] = [
     (Cap::SetGuestDebug, "KVM_CAP_SET_GUEST_DEBUG"),
 ];
 
-/// `KVM_CAP_SET_GUEST_DEBUG2` (include/uapi/linux/kvm.h), whose value is a mask of the control bits
-/// `KVM_SET_GUEST_DEBUG` takes.
-const SET_GUEST_DEBUG2: u64 = 195;
-
 /// Looks at this host. Takes a fraction of a second.
 ///
 /// # Errors
@@ -219,26 +211,6 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
         },
     });
 
-    let controls = kvm.check_extension_raw(SET_GUEST_DEBUG2);
-    let controls = u32::try_from(controls).unwrap_or(0);
-    let step = guests::single_step(0)?;
-    items.push(switch(
-        "single-step",
-        &step,
-        "instructions that cannot be emulated are stepped out of line",
-        "only probes on instructions that can be emulated work",
-    ));
-    let block_irq = if controls & kvm_bindings::KVM_GUESTDBG_BLOCKIRQ == 0 {
-        Err("KVM does not know the flag (Linux 5.16 does)".to_owned())
-    } else {
-        guests::single_step(kvm_bindings::KVM_GUESTDBG_BLOCKIRQ)?
-    };
-    items.push(switch(
-        "single-step with interrupts blocked",
-        &block_irq,
-        "a step cannot be diverted by an interrupt",
-        "only probes on instructions that can be emulated are safe",
-    ));
     let not_caught = || Ok(Err("not looked at, as int3 is not caught".to_owned()));
     let window = catch_mode.map_or_else(not_caught, window::exceptions)?;
     items.push(switch(
@@ -285,8 +257,6 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
     Ok(HostReport {
         items,
         catch_mode,
-        single_step: step.is_ok(),
-        block_irq: block_irq.is_ok(),
         exception_window: window.is_ok(),
         hw_breakpoints: hw_breakpoints.is_ok(),
         out_rip,

@@ -7,15 +7,16 @@ use hvprobe_arch::{Gpa, Gva};
 use super::super::{ModuleError, ModuleList, ModuleReader};
 use crate::image::KernelImage;
 use crate::image::fixture::{self, Layout, TEXT};
-use crate::testing::{Mapper, Memory, tables};
+use crate::testing::{MODULE_VIRT, Mapper, Memory, tables};
 
 /// Where the heads of the lists are.
-pub(super) const MODULES: Gva = Gva(0xffff_ffff_82a0_0000);
-pub(super) const LOCKS: Gva = Gva(MODULES.0 + 0x10);
+pub(crate) const MODULES: Gva = Gva(PAGE_OF_HEADS.0 + 0xc00);
+const PAGE_OF_HEADS: Gva = Gva(0xffff_ffff_82a0_0000);
+pub(crate) const LOCKS: Gva = Gva(MODULES.0 + 0x10);
 /// Where entries of the list of modules with lock prefixes are.
 const LOCK_ENTRIES: Gva = Gva(MODULES.0 + 0x100);
 /// The first module's memory; the others follow.
-const FIRST: Gva = Gva(0xffff_ffff_c000_0000);
+const FIRST: Gva = MODULE_VIRT;
 /// Each module has a page of text, one of data and one of init text.
 const PAGES: u64 = 3;
 /// How many fit.
@@ -26,7 +27,7 @@ const DATA_FRAME: Gpa = Gpa(0x3_0000);
 
 /// How old the kernel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Age {
+pub(crate) enum Age {
     /// `core_layout` and `init_layout`.
     V61,
     /// `mem[]`.
@@ -49,7 +50,8 @@ enum Ty {
 
 type Member = (&'static str, Ty, u32);
 
-const STATE: u32 = 0;
+/// Offset of the state.
+pub(crate) const STATE: u32 = 0;
 const LIST: u32 = 8;
 const NAME: u32 = 24;
 const CORE: u32 = 0x140;
@@ -132,7 +134,7 @@ fn structures(age: Age) -> Vec<(&'static str, u32, Vec<Member>)> {
 }
 
 /// BTF with the structures of a kernel of that age.
-pub(super) fn btf(age: Age) -> Vec<u8> {
+pub(crate) fn btf(age: Age) -> Vec<u8> {
     let (mut strings, mut types) = (vec![0_u8], Vec::<u8>::new());
     let mut count = 0;
     let mut string = |text: &str| {
@@ -194,10 +196,10 @@ pub(super) fn image(btf: Vec<u8>) -> KernelImage {
 }
 
 /// A symbol to be: name, section, address in the module's memory, size.
-pub(super) type RawSym = (&'static str, u16, u64, u64);
+pub(crate) type RawSym = (&'static str, u16, u64, u64);
 
 /// A guest with room for modules.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     pub(super) age: Age,
     pub(super) reader: ModuleReader,
     pub(super) mem: Memory,
@@ -210,13 +212,18 @@ impl Guest {
     pub(super) fn new(age: Age) -> Self {
         let mem = Memory::new(0);
         let mut mapper = Mapper::new(&mem);
-        mapper.map(MODULES, DATA_FRAME);
+        mapper.map(PAGE_OF_HEADS, DATA_FRAME);
         for n in 0..MODULE_COUNT * PAGES {
             mapper.map(
                 FIRST.wrapping_add(n * PAGE),
                 TEXT_FRAME.wrapping_add(n * PAGE),
             );
         }
+        Self::within(age, mem)
+    }
+
+    /// A guest without modules in memory of another, where the pages for them are mapped.
+    pub(crate) fn within(age: Age, mem: Memory) -> Self {
         let guest = Self {
             age,
             reader: ModuleReader::new(&image(btf(age))).unwrap(),
@@ -244,7 +251,7 @@ impl Guest {
 
     /// Adds a module in `state` (as in `enum module_state`) at the front of the list, with a page of
     /// text, one of data, and one of init text that it still has.
-    pub(super) fn add(&mut self, name: &str, state: u32) -> Made<'_> {
+    pub(crate) fn add(&mut self, name: &str, state: u32) -> Made<'_> {
         let base = FIRST.wrapping_add(self.count * PAGES * PAGE);
         self.count += 1;
         let at = base.wrapping_add(PAGE);
@@ -291,12 +298,12 @@ impl Guest {
 }
 
 /// A module being made.
-pub(super) struct Made<'a> {
+pub(crate) struct Made<'a> {
     guest: &'a mut Guest,
     /// Where its memory begins.
-    pub(super) base: Gva,
+    pub(crate) base: Gva,
     /// Where its `struct module` is.
-    pub(super) at: Gva,
+    pub(crate) at: Gva,
     /// Where its next table goes.
     free: Gva,
 }
@@ -324,7 +331,7 @@ impl Made<'_> {
     }
 
     /// Writes bytes into the text.
-    pub(super) fn code(self, offset: u64, bytes: &[u8]) -> Self {
+    pub(crate) fn code(self, offset: u64, bytes: &[u8]) -> Self {
         self.guest.put(self.base.wrapping_add(offset), bytes);
         self
     }
@@ -337,7 +344,7 @@ impl Made<'_> {
     }
 
     /// The symbol table.
-    pub(super) fn symbols(mut self, symbols: &[RawSym]) -> Self {
+    pub(crate) fn symbols(mut self, symbols: &[RawSym]) -> Self {
         let (mut table, mut strings) = (Vec::new(), vec![0]);
         for (name, section, at, size) in symbols {
             table.extend_from_slice(&u32::try_from(strings.len()).unwrap().to_le_bytes());
@@ -367,7 +374,7 @@ impl Made<'_> {
     }
 
     /// A table of entries of `size` bytes that begin with a relative address.
-    pub(super) fn relative(mut self, fields: (u32, u32), size: usize, offsets: &[u64]) -> Self {
+    pub(crate) fn relative(mut self, fields: (u32, u32), size: usize, offsets: &[u64]) -> Self {
         let (at, len) = self.entries(size, offsets);
         self.table(fields, at, len)
     }
@@ -403,7 +410,7 @@ impl Made<'_> {
     }
 }
 
-pub(super) const EXTABLE: (u32, u32) = (0x88, 0x80);
+pub(crate) const EXTABLE: (u32, u32) = (0x88, 0x80);
 pub(super) const JUMPS: (u32, u32) = (0x308, 0x310);
 pub(super) const CALLS: (u32, u32) = (0x318, 0x320);
 pub(super) const FTRACE: (u32, u32) = (0x328, 0x330);

@@ -9,7 +9,7 @@ use crate::image::{BtfError, Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
 use crate::testing::tables;
 
-mod fixture;
+pub(crate) mod fixture;
 
 use fixture::{
     AGES, Age, BLACKLIST, CALLS, EXTABLE, FTRACE, Guest, JUMPS, KALLSYMS, KPROBES, LOCKS,

@@ -284,13 +284,13 @@ fn stop_holds_the_guest_at_the_probepoint_and_those_behind_go_on_after_it() {
         ..regs()
     };
     assert_eq!(cpu.regs, held);
-    assert_eq!(cpu.handler.question(), Some(Hold::Stop));
+    assert_eq!(cpu.question(), None);
     assert!(!cpu.handler.is_stepping());
     let hits: Vec<_> = ids.iter().map(|id| rig.counts(*id).hits).collect();
     assert_eq!(hits, [1, 1, 0]);
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs, pushed(at));
-    assert_eq!(cpu.handler.question(), None);
+    assert_eq!(cpu.question(), None);
     let events = cpu.events();
     assert_eq!(probes_of(&events), [ids[0], ids[1], ids[2], ids[2]]);
     assert_eq!(events[3].kind, EventKind::Post);
@@ -300,12 +300,31 @@ fn stop_holds_the_guest_at_the_probepoint_and_those_behind_go_on_after_it() {
 #[test]
 fn answer_may_change_the_guest_and_send_it_elsewhere() {
     let mut rig = Rig::live();
-    let ids = rig.register(&[acting(EMULATED, holding(ask())), spec(EMULATED)]);
+    let asking = Actions {
+        capture: vec![Item::Stack(1)],
+        ..holding(ask())
+    };
+    rig.guest.write(Gva(STACK.0 + 8), &STACK.0.to_le_bytes());
+    let ids = rig.register(&[acting(EMULATED, asking), spec(EMULATED)]);
     let at = rig.addr(ids[0]);
     let mut cpu = Cpu::new(&rig);
     let asked = Outcome::Hold(Held::Ask(ids[0]));
     assert_eq!(cpu.hit(at), asked);
-    assert_eq!(cpu.handler.question(), Some(ask()));
+    let inquiry = cpu.question().unwrap();
+    let Hold::Ask { deadline, default } = ask() else {
+        panic!("not to stop");
+    };
+    assert_eq!((inquiry.deadline, inquiry.default), (deadline, default));
+    let asked_with = Regs {
+        rip: at.0,
+        ..regs()
+    };
+    assert_eq!(
+        (inquiry.event.probe, inquiry.event.regs),
+        (ids[0], asked_with)
+    );
+    assert_eq!(inquiry.event.captured.bytes(), STACK.0.to_le_bytes());
+    assert!(inquiry.event.task.is_some());
     let proceed = Decision {
         changes: vec![set(Gpr::Rbp, 0x99), poke(None, 0, b"x")],
         then: Then::Proceed,
@@ -383,13 +402,14 @@ fn hold_whose_probe_left_meanwhile_goes_on_without_it() {
     cpu.regs = regs();
     cpu.hit(at);
     rig.unregister(&[id]).unwrap();
+    assert_eq!(cpu.question(), None);
     assert_eq!(cpu.resume(&decision), RESUME);
     let retried = Regs {
         rip: at.0,
         ..regs()
     };
     assert_eq!(cpu.regs, retried);
-    assert_eq!(cpu.handler.question(), None);
+    assert_eq!(cpu.question(), None);
 }
 
 #[test]
@@ -401,7 +421,7 @@ fn virtual_cpu_that_is_not_held_has_nothing_to_resume() {
         changes: vec![set(Gpr::Rax, 0x99)],
         then: Then::Jump(Gva(0)),
     };
-    assert_eq!(cpu.handler.question(), None);
+    assert_eq!(cpu.question(), None);
     assert_eq!(cpu.resume(&decision), RESUME);
     assert_eq!(cpu.regs, regs());
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
-use super::super::hit::{HitHandler, Outcome, Surroundings};
+use super::super::hit::{HitHandler, Inquiry, Outcome, Surroundings};
 use super::super::spec::Decision;
 use super::super::table::ProbeTable;
 use super::Rig;
@@ -104,6 +104,11 @@ impl Cpu {
     pub(super) fn enter_slot(&mut self, at: Gva) -> Gva {
         assert_eq!(self.hit(at), RESUME);
         Gva(self.regs.rip)
+    }
+
+    /// What is to be asked at the hit the guest is held at.
+    pub(super) fn question(&mut self) -> Option<Inquiry> {
+        self.with(|handler, regs, around| handler.question(regs, around))
     }
 
     pub(super) fn resume(&mut self, decision: &Decision) -> Outcome {

@@ -15,6 +15,7 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
         name: "p_0xffffffff81000109".to_owned(),
         definition: "p 0xffffffff81000109".to_owned(),
         kind: Kind::Probe,
+        actions: std::sync::Arc::default(),
         maxactive: None,
         addr: Some(rig.at("vfs_read", 9)),
         symbol: Some(("vfs_read".to_owned(), 9)),

@@ -4,7 +4,8 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{SLOT_SIZE, SlotKind};
 
 use super::*;
-use crate::testing::SLOTS;
+use crate::testing::{SLOTS, STACK};
+use crate::world::Standing;
 
 fn forced(mechanism: Mechanism, definition: &str) -> ProbeSpec {
     ProbeSpec {
@@ -164,17 +165,65 @@ fn boosted_slot_stays_as_a_ghost_for_the_next_probe_on_the_same_instruction() {
     let ghost = first.unwrap();
     assert!(rig.is_mapped());
     assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
-    // Nobody else gets it, even when there is no other.
+    // Nobody else gets it while there are others.
     let others = (1..SLOTS).map(|n| spec(&format!("p filler_{:03}", 2 * n + 1)));
     let others: Vec<_> = others.collect();
-    let ids = rig.register(&others);
-    assert!(
-        ids.iter()
-            .all(|id| slot(&rig, rig.addr(*id)).unwrap().0 != ghost)
-    );
-    assert!(rig.try_register(&[spec("p filler_401")]).is_err());
+    for id in rig.register(&others) {
+        assert_ne!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
+    }
     let id = rig.one(BOOSTED);
     assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
+}
+
+/// A guest without a free slot, but with a ghost of [`BOOSTED`], which is returned.
+fn haunted() -> (Rig, Gva) {
+    let mut rig = Rig::live();
+    assert_eq!(exhaust(&mut rig), SLOTS);
+    let first = rig.list()[0].id;
+    let (ghost, _) = slot(&rig, rig.addr(first)).unwrap();
+    rig.unregister(&[first]).unwrap();
+    (rig, ghost)
+}
+
+#[test]
+fn ghost_that_somebody_was_interrupted_in_is_never_reclaimed() {
+    let newcomer = [spec("p filler_501")];
+    let inside = |ghost: Gva| ghost.wrapping_add(4);
+    // In an exception frame, and on a virtual CPU.
+    let (mut rig, ghost) = haunted();
+    rig.guest
+        .write(Gva(STACK.0 + 0x40), &inside(ghost).0.to_le_bytes());
+    assert!(rig.try_register(&newcomer).is_err());
+    assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
+    rig.guest.write(Gva(STACK.0 + 0x40), &[0; 8]);
+    rig.guest.stand(&[Standing {
+        rip: inside(ghost),
+        rsp: STACK,
+        gs_base: 0,
+    }]);
+    assert!(rig.try_register(&newcomer).is_err());
+    assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
+    // Nobody is any more.
+    rig.guest.stand(&[]);
+    let id = rig.register(&newcomer)[0];
+    assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
+}
+
+#[test]
+fn ghost_that_comes_back_to_life_is_not_reclaimed_for_another_in_the_same_batch() {
+    let (mut rig, ghost) = haunted();
+    let batch = specs([BOOSTED, "p filler_501"]);
+    let (index, why) = refusal(rig.try_register(&batch));
+    assert_eq!(index, 1);
+    assert!(matches!(why, Refused::Slot { .. }), "{why}");
+    let id = rig.one(BOOSTED);
+    assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
+    // With room for one, both get their own.
+    let last = rig.list().iter().rev().nth(1).unwrap().id;
+    rig.unregister(&[id, last]).unwrap();
+    let ids = rig.register(&batch);
+    assert_eq!(slot(&rig, rig.addr(ids[0])).unwrap().0, ghost);
+    assert_ne!(slot(&rig, rig.addr(ids[1])).unwrap().0, ghost);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod actions;
 mod batch;
 mod cpu;
 mod enable;
+mod ftrace;
 mod hit;
 mod listed;
 mod mechanisms;

@@ -1,4 +1,6 @@
-//! Return probes: the entry, the return, and the calls that never come back.
+//! Return probes: the entry and the return.
+
+mod leaving;
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +12,6 @@ use super::super::spec::{Change, Comparison, Condition, Decision, Item, Then};
 use super::*;
 use crate::event::{Call, Event, EventKind};
 use crate::testing::{DATA_VIRT, STACK, regs};
-use crate::world::Standing;
 
 /// A function whose first instruction is emulated, and its kprobe.
 const FUNCTION: &str = "r filler_000";
@@ -306,101 +307,6 @@ fn call_without_a_stack_or_a_task_is_missed() {
 }
 
 #[test]
-fn frame_that_was_left_behind_is_an_orphan() {
-    let mut rig = Rig::live();
-    let ids = rig.register(&specs([FUNCTION, OTHER]));
-    let [outer, inner] = [0, 1].map(|n| rig.addr(ids[n]));
-    let mut cpu = Cpu::new(&rig);
-    // The inner one is unwound without returning: the outer one returns.
-    cpu.call(&rig, outer, frame(0), caller(&rig, 0));
-    cpu.call(&rig, inner, frame(1), caller(&rig, 1));
-    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
-    assert_eq!((hits(&rig, ids[1]), rig.counts(ids[1]).orphans), (0, 1));
-    // Or another function is called from further up.
-    cpu.call(&rig, inner, frame(3), caller(&rig, 3));
-    cpu.call(&rig, outer, frame(2), caller(&rig, 2));
-    assert_eq!(rig.counts(ids[1]).orphans, 2);
-    assert_eq!(cpu.ret(&rig, frame(2), 0), caller(&rig, 2));
-    assert_eq!((hits(&rig, ids[0]), rig.counts(ids[0]).orphans), (2, 0));
-}
-
-#[test]
-fn calls_of_a_dead_task_are_orphans() {
-    let mut rig = Rig::live();
-    let dead = rig.at("do_task_dead", 0);
-    assert_eq!(rig.byte(dead), 0x90);
-    let ids = rig.register(&specs([FUNCTION, "r1 filler_002"]));
-    assert_eq!(rig.byte(dead), INT3);
-    let mut cpu = Cpu::new(&rig);
-    cpu.call(&rig, rig.addr(ids[0]), frame(0), caller(&rig, 0));
-    cpu.call(&rig, rig.addr(ids[1]), frame(1), caller(&rig, 1));
-    let mut other = Cpu::numbered(&rig, 0);
-    other.gs_base = rig.second_task();
-    let slot = Gva(DATA_VIRT.0 + 0x700);
-    other.call(&rig, rig.addr(ids[0]), slot, caller(&rig, 2));
-    // The first one dies.
-    cpu.regs.rsp = frame(2).0;
-    assert_eq!(cpu.hit(dead), RESUME);
-    assert_eq!(cpu.regs.rip, dead.0 + 1);
-    let orphans: Vec<_> = ids.iter().map(|id| rig.counts(*id).orphans).collect();
-    assert_eq!(orphans, [1, 1]);
-    // The only instance can be used again, and the other task is not affected.
-    other.call(&rig, rig.addr(ids[1]), Gva(slot.0 - 0x20), caller(&rig, 3));
-    assert_eq!(rig.counts(ids[1]).missed, 0);
-    assert_eq!(other.ret(&rig, Gva(slot.0 - 0x20), 0), caller(&rig, 3));
-    assert_eq!(other.ret(&rig, slot, 0), caller(&rig, 2));
-    // Nobody is told of the engine's own probe, and it leaves with the last return probe.
-    assert!(cpu.events().is_empty());
-    assert_eq!(rig.list().len(), 2);
-    rig.unregister(&ids[..1]).unwrap();
-    assert_eq!(rig.byte(dead), INT3);
-    rig.unregister(&ids[1..]).unwrap();
-    assert_eq!(rig.byte(dead), 0x90);
-}
-
-#[test]
-fn engines_own_probe_shares_its_place_with_the_users() {
-    let mut rig = Rig::live();
-    let user = rig.one("p do_task_dead");
-    let at = rig.addr(user);
-    let id = rig.one(FUNCTION);
-    let mut cpu = Cpu::new(&rig);
-    cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
-    assert_eq!(cpu.hit(at), RESUME);
-    assert_eq!(rig.counts(id).orphans, 1);
-    rig.unregister(&[user]).unwrap();
-    assert_eq!(rig.byte(at), INT3);
-    let user = rig.one("p do_task_dead");
-    rig.unregister(&[id]).unwrap();
-    assert_eq!(rig.byte(at), INT3);
-    assert_eq!(cpu.hit(at), RESUME);
-    rig.unregister(&[user]).unwrap();
-    assert_eq!(rig.byte(at), 0x90);
-    assert_eq!(cpu.events().len(), 2);
-}
-
-#[test]
-fn change_that_fails_leaves_the_engines_own_probes_as_they_were() {
-    let mut rig = Rig::live();
-    let dead = rig.at("do_task_dead", 0);
-    rig.guest.refuse_stops(true);
-    assert!(rig.try_register(&[spec(FUNCTION)]).is_err());
-    rig.guest.refuse_stops(false);
-    // The next change does not bring what the failed one wanted.
-    rig.one("p filler_004");
-    let other = rig.one("p filler_006");
-    rig.disable(&[other]).unwrap();
-    assert_eq!(rig.byte(dead), 0x90);
-
-    let id = rig.one(FUNCTION);
-    rig.guest.refuse_stops(true);
-    rig.unregister(&[id]).unwrap_err();
-    rig.guest.refuse_stops(false);
-    rig.enable(&[other]).unwrap();
-    assert_eq!(rig.byte(dead), INT3);
-}
-
-#[test]
 fn task_may_go_to_another_virtual_cpu_during_the_call() {
     let mut rig = Rig::live();
     let id = rig.one(FUNCTION);
@@ -434,125 +340,6 @@ fn tasks_that_take_turns_keep_their_calls_apart() {
         assert_eq!(cpu.ret(&rig, slot, 0), caller(&rig, n.into()));
     }
     assert_eq!((hits(&rig, id), rig.counts(id).orphans), (4, 0));
-}
-
-#[test]
-fn unregistering_gives_the_calls_in_flight_their_return_addresses_back() {
-    let mut rig = Rig::live();
-    let ids = rig.register(&specs([FUNCTION, FUNCTION, OTHER]));
-    let mut cpu = Cpu::new(&rig);
-    cpu.call(&rig, rig.addr(ids[0]), frame(0), caller(&rig, 0));
-    cpu.call(&rig, rig.addr(ids[2]), frame(1), caller(&rig, 1));
-    // The frame has another probe.
-    assert_eq!(rig.stops_of(|rig| rig.unregister(&ids[..1]).unwrap()), 1);
-    assert!(rig.is_taken(frame(0)));
-    rig.unregister(&ids[1..2]).unwrap();
-    assert_eq!(rig.word(frame(0)), caller(&rig, 0));
-    assert!(rig.is_taken(frame(1)));
-    assert_eq!(cpu.ret(&rig, frame(1), 1), caller(&rig, 1));
-    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
-    rig.unregister(&ids[2..]).unwrap();
-    // Somebody may have read the trampoline's address already: it stays.
-    assert!(rig.is_mapped());
-    let events = cpu.events();
-    assert_eq!(events.len(), 1);
-    assert_eq!(events[0].probe, ids[2]);
-    assert_eq!(rig.unmatched(), 0);
-}
-
-#[test]
-fn virtual_cpu_at_the_trampoline_finds_its_way_after_the_probe_has_left() {
-    let mut rig = Rig::live();
-    let id = rig.one(FUNCTION);
-    let mut cpu = Cpu::new(&rig);
-    cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
-    let trampoline = rig.trampoline();
-    // It has executed the `ret` and not yet the int3.
-    rig.guest.stand(&[
-        Standing {
-            rip: rig.addr(id),
-            rsp: Gva(0),
-            gs_base: 0,
-        },
-        Standing {
-            rip: trampoline,
-            rsp: STACK.wrapping_add(8),
-            gs_base: cpu.gs_base,
-        },
-    ]);
-    rig.unregister(&[id]).unwrap();
-    // Meanwhile the place above its stack may hold anything.
-    rig.guest.write(STACK, &0xdead_u64.to_le_bytes());
-    cpu.regs = Regs {
-        rip: trampoline.0,
-        rsp: STACK.0 + 8,
-        rax: 42,
-        ..regs()
-    };
-    assert_eq!(cpu.hit(trampoline), RESUME);
-    let back = Regs {
-        rip: caller(&rig, 0).0,
-        rsp: STACK.0 + 8,
-        rax: 42,
-        ..regs()
-    };
-    assert_eq!(cpu.regs, back);
-    assert!(cpu.events().is_empty());
-    assert_eq!(rig.unmatched(), 0);
-}
-
-#[test]
-fn return_that_nobody_knows_goes_to_the_address_that_was_popped() {
-    let mut rig = Rig::live();
-    let id = rig.one(FUNCTION);
-    let trampoline = rig.trampoline();
-    let mut cpu = Cpu::new(&rig);
-    // The `ret` read the trampoline's address just before the real one was put back.
-    let ret = caller(&rig, 0);
-    rig.guest.write(STACK, &ret.0.to_le_bytes());
-    cpu.regs.rsp = STACK.0 + 8;
-    assert_eq!(cpu.hit(trampoline), RESUME);
-    assert_eq!(cpu.regs.rip, ret.0);
-    assert_eq!(rig.unmatched(), 1);
-    // Where not even that is known, the guest gets what is its own.
-    rig.guest.write(STACK, &trampoline.0.to_le_bytes());
-    assert_eq!(cpu.hit(trampoline), Outcome::Foreign);
-    cpu.regs.rsp = 0x1000;
-    assert_eq!(cpu.hit(trampoline), Outcome::Foreign);
-    assert_eq!(rig.unmatched(), 3);
-    assert_eq!(rig.counts(id), Counts::default());
-    assert!(cpu.events().is_empty());
-}
-
-#[test]
-fn disabled_return_probe_sees_no_entries_and_lets_the_calls_it_saw_go_home() {
-    let mut rig = Rig::live();
-    let id = rig.one(FUNCTION);
-    let other = rig.one("p filler_000");
-    let entry = rig.addr(id);
-    let mut cpu = Cpu::new(&rig);
-    cpu.call(&rig, entry, frame(0), caller(&rig, 0));
-    rig.disable(&[id]).unwrap();
-    assert!(rig.is_taken(frame(0)));
-    cpu.call(&rig, entry, frame(1), caller(&rig, 1));
-    assert!(!rig.is_taken(frame(1)));
-    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
-    let counts = Counts {
-        missed: 1,
-        ..Counts::default()
-    };
-    assert_eq!(rig.counts(id), counts);
-    rig.enable(&[id]).unwrap();
-    cpu.call(&rig, entry, frame(0), caller(&rig, 0));
-    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
-    assert_eq!(hits(&rig, id), 1);
-
-    // The global switch does the same.
-    cpu.call(&rig, entry, frame(0), caller(&rig, 0));
-    rig.registry.switch(false, &*rig.guest).unwrap();
-    assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
-    assert_eq!((hits(&rig, id), rig.counts(id).missed), (1, 2));
-    assert_eq!(hits(&rig, other), 4);
 }
 
 #[test]

@@ -1,13 +1,11 @@
 //! One boot of the guest, measured.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use hvprobe_lab::measure::stream::Lines;
 
 use crate::smaps;
 use crate::trace::FirstEntry;
@@ -48,11 +46,11 @@ impl Boot {
             .spawn()
             .with_context(|| format!("cannot start {vmm}"))?;
         let mut running = Running(child);
-        let output = lines(running.0.stdout.take().context("no stdout")?);
-        let words = lines(running.0.stderr.take().context("no stderr")?);
+        let output = Lines::of(running.0.stdout.take().context("no stdout")?);
+        let words = Lines::of(running.0.stderr.take().context("no stderr")?);
 
-        if wait_for(&output, MARKER, PATIENCE).is_none() {
-            let last = words.try_iter().last().unwrap_or_default();
+        if output.wait_for(MARKER, PATIENCE).is_none() {
+            let last = words.last().unwrap_or_default();
             bail!("{vmm} did not come to /init; its last word: {last:?}");
         }
         let init = clock.elapsed();
@@ -62,7 +60,8 @@ impl Boot {
             // Its self-check runs guests of its own before, so it has to tell itself.
             Vmm::Hvprobe | Vmm::HvprobeBzImage => {
                 running.interrupt()?;
-                wait_for(&words, FIRST_INSTRUCTION, GRACE)
+                words
+                    .wait_for(FIRST_INSTRUCTION, GRACE)
                     .as_deref()
                     .and_then(milliseconds)
             }
@@ -109,36 +108,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// The lines of a stream, read by a thread so that the stream's writer never waits.
-fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut stream = BufReader::new(stream);
-        let mut line = Vec::new();
-        while stream
-            .read_until(b'\n', &mut line)
-            .is_ok_and(|length| length > 0)
-        {
-            // Whether anybody still listens does not matter: the stream is to be drained.
-            let _ = sender.send(String::from_utf8_lossy(&line).trim().to_owned());
-            line.clear();
-        }
-    });
-    receiver
-}
-
-/// The first line with `text` in it; none if the stream ends or the time is over before.
-fn wait_for(lines: &Receiver<String>, text: &str, limit: Duration) -> Option<String> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let line = lines.recv_timeout(left).ok()?;
-        if line.contains(text) {
-            return Some(line);
-        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use hvprobe_lab::measure::median;
+
 use crate::boot::Boot;
 use crate::vmm::Vmm;
 
@@ -56,16 +58,6 @@ fn number(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
 }
 
-/// The middle value, or the mean of the two middle ones.
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let upper = *values.get(values.len() / 2)?;
-    if values.len() % 2 == 1 {
-        return Some(upper);
-    }
-    Some(f64::midpoint(*values.get(values.len() / 2 - 1)?, upper))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,11 +91,5 @@ mod tests {
             memory beyond guest RAM, MiB                2.00          2.00    1.00          8.00    4.00         10.00    5.00
         "#]]
         .assert_eq(&render(&boots));
-    }
-
-    #[test]
-    fn median_of_an_even_number_is_between_the_middle_two() {
-        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), Some(2.5));
-        assert_eq!(median(Vec::new()), None);
     }
 }

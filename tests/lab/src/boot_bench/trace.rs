@@ -3,15 +3,11 @@
 //! The event carries a trigger that stops tracing at its first occurrence, so that what follows
 //! is not slowed down.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+use hvprobe_lab::measure::tracefs::{self, set};
 
-const TRACEFS: &str = "/sys/kernel/tracing";
 const TRIGGER: &str = "events/kvm/kvm_entry/trigger";
 
 /// Watches for the first entry into a guest. The trace event stays on while this lives.
@@ -21,14 +17,7 @@ pub(crate) struct FirstEntry(());
 impl FirstEntry {
     /// Mounts tracefs if need be and sets the event up.
     pub(crate) fn new() -> Result<Self> {
-        if !Path::new(TRACEFS).join("trace").exists() {
-            let mounted = Command::new("mount")
-                .args(["-t", "tracefs", "tracefs", TRACEFS])
-                .status();
-            if !mounted.is_ok_and(|status| status.success()) {
-                bail!("cannot mount tracefs");
-            }
-        }
+        tracefs::mount()?;
         set("tracing_on", "0")?;
         // The clock that programs measure with, too.
         set("trace_clock", "mono")?;
@@ -50,8 +39,7 @@ impl FirstEntry {
 
     /// When the first entry since [`Self::arm`] was, on `CLOCK_MONOTONIC`.
     pub(crate) fn seen(&self) -> Result<Option<Duration>> {
-        let path = format!("{TRACEFS}/trace");
-        let trace = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let trace = tracefs::get("trace")?;
         Ok(trace.lines().find_map(time_of_entry))
     }
 }
@@ -62,16 +50,6 @@ impl Drop for FirstEntry {
         let _ = set("events/kvm/kvm_entry/enable", "0");
         let _ = set(TRIGGER, "!traceoff:1");
     }
-}
-
-fn set(file: &str, value: &str) -> Result<()> {
-    let path = Path::new(TRACEFS).join(file);
-    OpenOptions::new()
-        .write(true)
-        .truncate(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(value.as_bytes()))
-        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The time in a line such as `  qemu-123  [000] .....  12.345678: kvm_entry: vcpu 0, rip 0xfff0`.

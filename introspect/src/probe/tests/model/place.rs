@@ -1,0 +1,134 @@
+//! The places that are probed, as they must be.
+
+use std::collections::BTreeMap;
+
+use hvprobe_arch::Gva;
+
+use super::super::*;
+
+/// A place that is probed.
+pub(super) struct Spot {
+    pub(super) symbol: &'static str,
+    pub(super) offset: u64,
+    /// Length of its instruction.
+    pub(super) len: u64,
+    pub(super) emulated: bool,
+}
+
+pub(super) const fn spot(symbol: &'static str, offset: u64, len: u64, emulated: bool) -> Spot {
+    Spot {
+        symbol,
+        offset,
+        len,
+        emulated,
+    }
+}
+
+impl Spot {
+    pub(super) fn is_entry(&self) -> bool {
+        self.offset == 0
+    }
+}
+
+pub(super) const SPOTS: [Spot; 6] = [
+    spot("filler_000", 0, 1, true),
+    spot("filler_001", 0, 4, false),
+    spot("filler_002", 0, 1, true),
+    spot("vfs_read", 9, 1, true),
+    spot("vfs_read", 0xd, 4, false),
+    spot("filler_003", 0, 4, false),
+];
+/// What the guest writes over its own code: a `nop`.
+pub(super) const REWRITTEN: u8 = 0x90;
+/// What is probed at a spot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flavour {
+    Hits,
+    HitsAndPost,
+    /// At an entry; else as `Hits`.
+    Returns,
+}
+
+/// A probe, as it must be.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    pub(super) flavour: Flavour,
+    pub(super) disabled: bool,
+    pub(super) counts: Counts,
+}
+
+/// One spot: the guest's code and the probes there.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub(super) spot: &'static Spot,
+    pub(super) at: Gva,
+    /// The first byte of the guest's own code as it was built, and as it is now.
+    pub(super) built: u8,
+    pub(super) own: u8,
+    /// The first byte when the first of the probes was registered.
+    pub(super) planned: u8,
+    pub(super) probes: BTreeMap<ProbeId, Probe>,
+    pub(super) armed: bool,
+    /// The guest wrote over our int3.
+    pub(super) overwritten: bool,
+    pub(super) gone: bool,
+}
+
+impl Place {
+    pub(super) fn byte(&self) -> u8 {
+        if self.armed && !self.overwritten {
+            INT3
+        } else {
+            self.own
+        }
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        let as_left = if self.armed {
+            !self.overwritten
+        } else {
+            self.own == self.planned
+        };
+        self.gone || !as_left
+    }
+
+    /// Arms or disarms; `None` when it has to be armed and cannot.
+    pub(super) fn settle(mut self, switched_on: bool) -> Option<Self> {
+        let wanted = switched_on && self.probes.values().any(|probe| !probe.disabled);
+        if wanted && !self.armed && !self.gone {
+            if self.own != self.planned {
+                return None;
+            }
+            self.armed = true;
+            self.overwritten = false;
+        } else if !wanted && self.armed {
+            self.armed = false;
+            self.gone |= self.overwritten;
+        }
+        if self.probes.is_empty() {
+            self.gone = false;
+        }
+        Some(self)
+    }
+
+    /// Where the instruction that a probe displaced ends.
+    pub(super) fn next(&self) -> Gva {
+        let len = if self.planned == REWRITTEN {
+            1
+        } else {
+            self.spot.len
+        };
+        self.at.wrapping_add(len)
+    }
+
+    pub(super) fn mechanism(&self) -> Mechanism {
+        let post = |probe: &Probe| !probe.disabled && probe.flavour == Flavour::HitsAndPost;
+        if self.spot.emulated || self.planned == REWRITTEN {
+            Mechanism::Emulated
+        } else if self.probes.values().any(post) {
+            Mechanism::Stepped
+        } else {
+            Mechanism::Boosted
+        }
+    }
+}

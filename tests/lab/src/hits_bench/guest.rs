@@ -1,0 +1,109 @@
+//! A guest with a shell on its console, and what loops in it cost.
+
+use std::io::Write;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use hvprobe_lab::measure::stream::Lines;
+
+/// For one answer of the shell; an emulator inside an emulator is slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+/// What the guest's `/init` prints before it starts the shell.
+const SHELL: &str = "hvprobe-guest: no command given";
+
+/// Ticks of the guest's time stamp counter per call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ticks {
+    pub(crate) fastest: f64,
+    pub(crate) median: f64,
+}
+
+/// The program that shows a console on its stdout and types its stdin. Ended when dropped.
+#[derive(Debug)]
+pub(crate) struct Console {
+    program: Child,
+    input: ChildStdin,
+    output: Lines,
+    errors: Lines,
+}
+
+impl Console {
+    /// Starts `program`, and waits for the guest's shell.
+    pub(crate) fn open(program: &mut Command) -> Result<Self> {
+        let mut child = program
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.get_program().display()))?;
+        let console = Self {
+            input: child.stdin.take().context("no stdin")?,
+            output: Lines::of(child.stdout.take().context("no stdout")?),
+            errors: Lines::of(child.stderr.take().context("no stderr")?),
+            program: child,
+        };
+        if console.output.wait_for(SHELL, PATIENCE).is_none() {
+            bail!(
+                "no guest came to its shell; {} said {:?}",
+                program.get_program().display(),
+                console.errors.last().unwrap_or_default()
+            );
+        }
+        Ok(console)
+    }
+
+    /// Types a line.
+    pub(crate) fn type_line(&mut self, line: &str) -> Result<()> {
+        writeln!(self.input, "{line}")
+            .and_then(|()| self.input.flush())
+            .context("cannot type on the guest's console")
+    }
+
+    /// The rest of the next line that begins with `key` and a colon.
+    pub(crate) fn value(&self, key: &str) -> Result<String> {
+        self.output
+            .find(PATIENCE, |line| {
+                Some(line.strip_prefix(key)?.strip_prefix(": ")?.to_owned())
+            })
+            .with_context(|| format!("the guest does not print `{key}: ...`"))
+    }
+
+    /// Runs `workload tsc-loop` with `words`.
+    pub(crate) fn tsc_loop(&mut self, words: &str) -> Result<Ticks> {
+        self.type_line(&format!("workload tsc-loop {words}"))?;
+        let value = self.value("ticks")?;
+        parse_ticks(&value).with_context(|| format!("no ticks in {value:?}"))
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+fn parse_ticks(value: &str) -> Option<Ticks> {
+    let (fastest, median) = value.split_once(' ')?;
+    Some(Ticks {
+        fastest: fastest.parse().ok()?,
+        median: median.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_read() {
+        let expected = Ticks {
+            fastest: 1011.18,
+            median: 1093.7,
+        };
+        assert_eq!(parse_ticks("1011.18 1093.70"), Some(expected));
+        assert_eq!(parse_ticks("many"), None);
+    }
+}

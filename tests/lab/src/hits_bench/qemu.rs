@@ -1,0 +1,108 @@
+//! The gdb-style breakpoint: QEMU boots the guest, its gdbstub reports every hit to a client.
+//!
+//! With KVM the stub plants an int3, which only helps where KVM hands int3s over; elsewhere QEMU
+//! has to emulate the guest. While the machine is stopped its time stamp counter stands still, so
+//! the time is taken outside.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::gdb::{Continued, Gdb};
+use crate::guest::Console;
+
+/// How QEMU runs the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accelerator {
+    Kvm,
+    Tcg,
+}
+
+impl Accelerator {
+    /// KVM if `doctor`'s report, one JSON object per line, says that KVM hands int3s over.
+    pub(crate) fn for_breakpoints(doctor: &str) -> Self {
+        if doctor.contains("\"debug-exit\"") {
+            Self::Kvm
+        } else {
+            Self::Tcg
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// The same words as hvprobe's guest gets; `nokaslr` because symbols are looked up in the guest
+/// before its shell can be typed at.
+const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 mitigations=off nokaslr";
+
+/// Boots the guest of folder `guest`, sets a breakpoint on `function` and lets the guest run into
+/// it `hits` times.
+pub(crate) fn breakpoint(
+    accelerator: Accelerator,
+    guest: &Path,
+    function: &str,
+    call: &str,
+    hits: u32,
+) -> Result<Continued> {
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("gdb");
+    let mut console = Console::open(&mut command(accelerator, guest, &socket))?;
+    console.type_line(&format!(
+        "grep -w {function} /proc/kallsyms | sed 's/^/address: /'"
+    ))?;
+    let line = console.value("address")?;
+    let address = line.split_whitespace().next().unwrap_or_default();
+    let at = u64::from_str_radix(address, 16)
+        .with_context(|| format!("{function} has no address in {line:?}"))?;
+    let stream = UnixStream::connect(&socket).context("cannot connect to QEMU's gdbstub")?;
+    Gdb::connect(stream)?.count(at, hits, || {
+        console.type_line(&format!("workload calls {call} {hits}"))
+    })
+}
+
+fn command(accelerator: Accelerator, guest: &Path, socket: &Path) -> Command {
+    let mut command = Command::new("qemu-system-x86_64");
+    command.args(["-M", "q35", "-accel", accelerator.name(), "-smp", "1"]);
+    command.args(match accelerator {
+        Accelerator::Kvm => ["-cpu", "host"],
+        Accelerator::Tcg => ["-cpu", "max,-xsave"],
+    });
+    command.args(["-m", "256", "-append", CMDLINE]);
+    command.args(["-nodefaults", "-no-user-config", "-nographic"]);
+    command.args(["-serial", "stdio", "-no-reboot"]);
+    // QEMU looks for its firmware relative to its own folder, which is another in a rig.
+    command.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
+    command
+        .arg("-chardev")
+        .arg(format!(
+            "socket,id=gdb,server=on,wait=off,path={}",
+            socket.display()
+        ))
+        .args(["-gdb", "chardev:gdb"]);
+    command
+        .arg("-kernel")
+        .arg(guest.join("kernel"))
+        .arg("-initrd")
+        .arg(guest.join("initrd.cpio"));
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kvm_is_for_hosts_that_report_int3s() {
+        let line = r#"{"check":"int3","result":"ok","seen":"debug-exit"}"#;
+        assert_eq!(Accelerator::for_breakpoints(line), Accelerator::Kvm);
+        let line = r#"{"check":"int3","result":"limited","seen":"idt-gate"}"#;
+        assert_eq!(Accelerator::for_breakpoints(line), Accelerator::Tcg);
+    }
+}

@@ -1,0 +1,50 @@
+//! Files of tracefs.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+
+/// Mounts tracefs if need be.
+///
+/// # Errors
+/// When that is not possible here.
+pub fn mount() -> Result<()> {
+    if Path::new(TRACEFS).join("trace").exists() {
+        return Ok(());
+    }
+    let mounted = Command::new("mount")
+        .args(["-t", "tracefs", "tracefs", TRACEFS])
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        bail!("cannot mount tracefs");
+    }
+    Ok(())
+}
+
+/// Writes `value` to `file`.
+///
+/// # Errors
+/// When the kernel has no such file or refuses the value.
+pub fn set(file: &str, value: &str) -> Result<()> {
+    let path = Path::new(TRACEFS).join(file);
+    OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Reads all of `file`.
+///
+/// # Errors
+/// When the kernel has no such file.
+pub fn get(file: &str) -> Result<String> {
+    let path = Path::new(TRACEFS).join(file);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}

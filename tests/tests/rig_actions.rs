@@ -1,0 +1,530 @@
+//! What a hit does for the user, on a stock guest: captures, changes, skipped functions,
+//! post-handlers, faults, stops, the global switch, and batches of thousands.
+
+use std::time::Instant;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_introspect::event::EventKind;
+use hvprobe_introspect::probe::spec::{Change, Hold, Item, Then};
+use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
+use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec, ProbeState, State};
+
+/// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h), which is what the function of a
+/// system call gets in RDI.
+const PT_SI: i64 = 104;
+const PT_DI: i64 = 112;
+const PT_ORIG_AX: i64 = 120;
+
+const SYS_GETPGID: u64 = 121;
+const ENTRY: &str = "__x64_sys_getpgid";
+/// What [`ENTRY`] calls with the process id in EDI.
+const INNER: &str = "do_getpgid";
+const EPERM: i64 = 1;
+const ESRCH: i64 = 3;
+const EFAULT: i64 = 14;
+const ENOSYS: i64 = 38;
+/// A process id that no process of the guest has.
+const NOBODY: u64 = 31_007;
+/// An address of user space where nothing is mapped.
+const UNMAPPED: u64 = 0x0066_6000;
+
+const PAGE_FAULT: u8 = 14;
+
+fn script(commands: &str) -> [&str; 3] {
+    ["sh", "-c", commands]
+}
+
+fn word(register: Gpr, offset: i64) -> Item {
+    Item::Memory {
+        base: register,
+        offset,
+        len: 8,
+    }
+}
+
+fn words(event: &Event) -> Vec<u64> {
+    let words = event.captured.bytes().chunks_exact(8);
+    words
+        .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+        .collect()
+}
+
+fn of(events: &[Event], id: ProbeId) -> Vec<&Event> {
+    events.iter().filter(|event| event.probe == id).collect()
+}
+
+#[test]
+fn a_capture_at_a_system_call_is_what_the_program_passed() {
+    if rig("captures").is_none() {
+        return;
+    }
+    let mut spec = probe(&format!("p {ENTRY}"));
+    spec.actions.capture = vec![
+        word(Gpr::Rdi, PT_DI),
+        word(Gpr::Rdi, i64::MIN),
+        word(Gpr::Rdi, PT_ORIG_AX),
+        Item::Stack(0),
+        Item::Memory {
+            base: Gpr::Rdi,
+            offset: PT_SI,
+            len: 16,
+        },
+    ];
+    spec.actions.registers = [Gpr::Rdi].into_iter().collect();
+    let command = format!("workload raw {SYS_GETPGID} 31007 0x1122334455667788");
+    let mut config = guest(1, &script(&command));
+    config.probes = vec![spec];
+    let running = Running::boot(config);
+    let machine = running.machine.clone();
+    let at = running.address(ENTRY);
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    assert_eq!(values(&printed, "result"), [-ESRCH]);
+    let [event] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!((event.kind, event.regs.rip), (EventKind::Hit, at.0));
+    assert!(event.shown.contains(Gpr::Rdi) && !event.shown.contains(Gpr::Rax));
+    assert_eq!(event.task.map(|task| task.comm()), Some("workload".into()));
+    let captured = words(event);
+    assert_eq!(captured[0], NOBODY);
+    assert_eq!(captured[1], 0);
+    assert_eq!(captured[2], SYS_GETPGID);
+    let caller = machine.image().symbols().containing(Gva(captured[3]));
+    assert_eq!(caller.expect("the caller").0.name, "do_syscall_64");
+    assert_eq!(captured[4..], [0x1122_3344_5566_7788, NOBODY]);
+    let unreadable: Vec<_> = (0..5)
+        .filter(|&n| event.captured.is_unreadable(n))
+        .collect();
+    assert_eq!(unreadable, [1]);
+}
+
+#[test]
+fn a_changed_argument_is_the_one_the_kernel_acts_on() {
+    if rig("changes").is_none() {
+        return;
+    }
+    // In the memory the entry reads, and in the register the inner function reads.
+    let mut memory = probe(&format!("p {ENTRY}"));
+    memory.actions.changes = vec![Change::Memory {
+        base: Some(Gpr::Rdi),
+        offset: PT_DI,
+        bytes: Box::new(1_u64.to_le_bytes()),
+    }];
+    let mut register = probe(&format!("p {INNER}"));
+    register.actions.changes = vec![Change::Register {
+        register: Gpr::Rdi,
+        value: 1,
+    }];
+    let mut nowhere = probe(&format!("p {ENTRY}"));
+    nowhere.actions.changes = vec![Change::Memory {
+        base: None,
+        offset: 0x10,
+        bytes: Box::new([1]),
+    }];
+    let call = format!("workload raw {SYS_GETPGID} {NOBODY}");
+    let commands = format!("{call}; read line; {call}; read line; {call}; read line; {call}");
+    let mut running = Running::boot(guest(1, &script(&commands)));
+    running.wait_for("result: -3");
+    let machine = running.machine.clone();
+    let mut counts = Vec::new();
+    for (nth, spec) in [memory, register, nowhere].into_iter().enumerate() {
+        let id = running.register(spec);
+        machine.console_input(b"\n");
+        running.wait_printed(|printed| values(printed, "result").len() == nth + 2);
+        counts.push(info(&machine, id).counts);
+        machine.unregister(&[id]).expect("registered");
+    }
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    // The process group of process 1 is 0 or 1, depending on whether it made itself a session.
+    let results = values(&printed, "result");
+    assert!(matches!(results[..], [-3, 0 | 1, 0 | 1, -3]), "{results:?}");
+    assert_eq!(events.len(), 3);
+    let counts: Vec<_> = counts.iter().map(|c| (c.hits, c.errors)).collect();
+    assert_eq!(counts, [(1, 0), (1, 0), (1, 1)]);
+}
+
+#[test]
+fn a_skipped_function_gives_user_space_the_error_we_chose() {
+    if rig("skipped functions").is_none() {
+        return;
+    }
+    let skip = |definition: String, errno: i64| {
+        let mut spec = probe(&definition);
+        spec.actions.then = Then::Return((-errno).cast_unsigned());
+        spec
+    };
+    let before = probe(&format!("p:before {ENTRY}"));
+    let behind = probe(&format!("p:behind {ENTRY}"));
+    let inner = probe(&format!("p:inner {INNER}"));
+    let mut config = guest(
+        1,
+        &script("for n in 1 2 3 4 5; do workload raw 121 0; done; workload raw 124 31007"),
+    );
+    config.probes = vec![
+        before,
+        skip(format!("p:skip {ENTRY}"), EPERM),
+        behind,
+        inner,
+        skip("p __x64_sys_getsid".to_owned(), ENOSYS),
+    ];
+    let running = Running::boot(config);
+    let machine = running.machine.clone();
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    assert_eq!(
+        values(&printed, "result"),
+        [-EPERM, -EPERM, -EPERM, -EPERM, -EPERM, -ENOSYS]
+    );
+    let counts: Vec<_> = machine
+        .probes()
+        .iter()
+        .map(|probe| (probe.counts.hits, probe.counts.missed))
+        .collect();
+    assert_eq!(counts, [(5, 0), (5, 0), (0, 5), (0, 0), (1, 0)]);
+    assert_eq!(events.len(), 11);
+}
+
+#[test]
+fn a_function_sent_elsewhere_runs_there() {
+    if rig("changed paths").is_none() {
+        return;
+    }
+    // The system call that takes one integer and ignores it: getppid of a child of process 1.
+    let config = guest(
+        1,
+        &script("workload raw 121 0; workload raw 110; echo done"),
+    );
+    let mut running = Running::boot(config);
+    running.wait_live();
+    let mut spec = probe(&format!("p {ENTRY}"));
+    spec.actions.then = Then::Jump(running.address("__x64_sys_getppid"));
+    spec.actions.post = true;
+    let id = running.register(spec);
+    running.wait_for("done");
+    let machine = running.machine.clone();
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    let results = values(&printed, "result");
+    assert!(results[0] > 0 && results[0] == results[1], "{results:?}");
+    assert_eq!(info(&machine, id).counts.hits, 1);
+    let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, [EventKind::Hit]);
+}
+
+/// Every offset of `function` that can be probed.
+fn probeable(running: &Running, function: &str) -> Vec<u64> {
+    let size = running.text(function).len() as u64;
+    (0..size)
+        .filter(|offset| {
+            let spec = probe(&format!("p {function}+{offset}"));
+            let ids = running.machine.register(&[spec]);
+            ids.is_ok_and(|ids| running.machine.unregister(&ids).is_ok())
+        })
+        .collect()
+}
+
+#[test]
+fn a_post_handler_sees_what_the_next_pre_handler_sees() {
+    const CALLS: usize = 20;
+    if rig("post-handlers").is_none() {
+        return;
+    }
+    let commands = format!(
+        "echo ready; read line; workload calls getpgid {CALLS}; \
+         workload raw {SYS_GETPGID} 1; workload raw {SYS_GETPGID} {NOBODY}"
+    );
+    let mut running = Running::boot(guest(1, &script(&commands)));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let (at, original) = (running.address(INNER), running.text(INNER));
+    let offsets = probeable(&running, INNER);
+    assert_eq!(running.text(INNER), original);
+    assert!(offsets.len() > 20, "{offsets:x?}");
+    let specs: Vec<_> = offsets
+        .iter()
+        .map(|offset| {
+            let mut spec = probe(&format!("p {INNER}+{offset}"));
+            spec.actions.post = true;
+            spec
+        })
+        .collect();
+    let ids = machine.register(&specs).expect("known to be probeable");
+    let used = |mechanism| {
+        let probes = machine.probes();
+        let used = probes.iter().filter(|p| p.mechanism == Some(mechanism));
+        used.count()
+    };
+    let (emulated, stepped) = (used(Mechanism::Emulated), used(Mechanism::Stepped));
+    assert!(emulated > 5 && stepped > 5, "{emulated} {stepped}");
+    assert_eq!(emulated + stepped, ids.len());
+    machine.console_input(b"\n");
+    running.wait_for("result: -3");
+    machine.unregister(&ids).expect("registered");
+    assert_eq!(running.text(INNER), original);
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+
+    let inside = |rip: u64| rip.checked_sub(at.0).filter(|o| offsets.contains(o));
+    let mut pairs = 0;
+    let mut events = events.iter().peekable();
+    let mut calls = 0;
+    while let Some(pre) = events.next() {
+        assert_eq!(pre.kind, EventKind::Hit, "{pre:?}");
+        assert!(inside(pre.regs.rip).is_some(), "{pre:?}");
+        calls += usize::from(pre.regs.rip == at.0);
+        let post = events.next().expect("a post-handler for each pre-handler");
+        assert_eq!((post.kind, post.probe), (EventKind::Post, pre.probe));
+        // A call goes through another function before the next of ours.
+        if inside(post.regs.rip).is_some() {
+            let next = events.peek().expect("a hit where the guest goes on");
+            assert_eq!(post.regs, next.regs);
+            pairs += 1;
+        }
+    }
+    assert_eq!(calls, CALLS + 2);
+    assert!(pairs >= 8 * calls, "{pairs}");
+    eprintln!("{pairs} pairs, {emulated} emulated and {stepped} stepped sites");
+}
+
+/// Where an instruction of the kernel touches user memory, and a system call that gets there with
+/// the address of the memory as argument `address`.
+struct UserAccess {
+    function: &'static str,
+    fixup: u64,
+    /// Which register has the address at the instruction.
+    register: Gpr,
+    /// The call, with `@` for the address.
+    call: &'static str,
+    write: bool,
+}
+
+const USER_ACCESSES: [UserAccess; 3] = [
+    // put_user of getcpu.
+    UserAccess {
+        function: "__put_user_nocheck_4",
+        fixup: 3,
+        register: Gpr::Rcx,
+        call: "309 @ 0 0",
+        write: true,
+    },
+    // get_user of ioctl(0, FIONBIO).
+    UserAccess {
+        function: "__get_user_4",
+        fixup: 0x1c,
+        register: Gpr::Rax,
+        call: "16 0 0x5421 @",
+        write: false,
+    },
+    // copy_from_user of nanosleep.
+    UserAccess {
+        function: "copy_user_short_string",
+        fixup: 0xa,
+        register: Gpr::Rsi,
+        call: "35 @ 0",
+        write: false,
+    },
+];
+
+#[test]
+fn an_access_to_user_memory_faults_in_its_place() {
+    const TIMES: usize = 3;
+    if rig("faults").is_none() {
+        return;
+    }
+    let mut commands = "echo ready; read line; for n in 1 2 3; do ".to_owned();
+    for access in &USER_ACCESSES {
+        for address in ["buffer", &UNMAPPED.to_string()] {
+            commands += &format!("workload raw {}; ", access.call.replace('@', address));
+        }
+    }
+    commands += "done";
+    let mut running = Running::boot(guest(1, &script(&commands)));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let specs = USER_ACCESSES.map(|access| {
+        let at = running.address(access.function).wrapping_add(access.fixup);
+        assert!(machine.image().has_fixup(at), "{}", access.function);
+        let mut spec = probe(&format!("p {}+{}", access.function, access.fixup));
+        spec.actions.post = true;
+        spec.actions.faults = true;
+        spec
+    });
+    let ids = machine.register(&specs).expect("can be probed");
+    for id in &ids {
+        assert_eq!(info(&machine, *id).mechanism, Some(Mechanism::Stepped));
+    }
+    machine.console_input(b"\n");
+    running.wait_printed(|printed| values(printed, "result").len() == 6 * TIMES);
+    let counts: Vec<_> = ids.iter().map(|id| info(&machine, *id).counts).collect();
+    machine.unregister(&ids).expect("registered");
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    let expected = [0, -EFAULT].repeat(3 * TIMES);
+    assert_eq!(values(&printed, "result"), expected);
+
+    for ((access, id), counts) in USER_ACCESSES.iter().zip(ids).zip(counts) {
+        let all = of(&events, id);
+        let count = |wanted: &dyn Fn(&Event) -> bool| {
+            all.iter().filter(|event| wanted(event)).count() as u64
+        };
+        let is_fault = |event: &Event| matches!(event.kind, EventKind::Fault { .. });
+        assert_eq!(counts.hits, count(&|event| event.kind == EventKind::Hit));
+        assert_eq!(counts.faults, count(&is_fault));
+        // Each hit ends in one way or the other.
+        let posts = count(&|event| event.kind == EventKind::Post);
+        assert_eq!(counts.hits, counts.faults + posts);
+        assert_eq!(counts.missed, 0);
+        assert!(posts >= TIMES as u64, "{}: {posts}", access.function);
+        let at_unmapped: Vec<_> = all
+            .iter()
+            .filter(|event| event.regs.get(access.register) == UNMAPPED)
+            .collect();
+        assert_eq!(at_unmapped.len(), 2 * TIMES, "{}", access.function);
+        for pair in at_unmapped.chunks(2) {
+            assert_eq!(pair[0].kind, EventKind::Hit);
+            assert_eq!(
+                pair[1].kind,
+                EventKind::Fault {
+                    vector: PAGE_FAULT,
+                    error_code: Some(u32::from(access.write) << 1),
+                }
+            );
+            // RIP is the probepoint, the flags are the guest's own.
+            assert_eq!(pair[1].regs, pair[0].regs);
+        }
+        eprintln!("{}: {counts:?}", access.function);
+    }
+}
+
+/// Waits until a hit has stopped the machine; tells of which probe, on which CPU.
+fn wait_stopped(machine: &Machine) -> (ProbeId, usize) {
+    let mut status = machine.status();
+    loop {
+        assert!(!matches!(status.state, State::Stopped(_)), "{status:?}");
+        if let Some(stopped_at) = status.stopped_at {
+            assert_eq!(status.state, State::Paused);
+            return stopped_at;
+        }
+        status = machine.wait_change(&status);
+    }
+}
+
+#[test]
+fn a_hit_stops_the_machine_until_it_is_resumed() {
+    const STOPS: usize = 4;
+    if rig("stops").is_none() {
+        return;
+    }
+    // One CPU hammers on the function whose hits stop the machine, another on a file.
+    let commands = "workload reads 1000000 & \
+        echo ready; read line; workload calls getpgid 10; kill %1; wait; echo over";
+    let mut running = Running::boot(guest(2, &script(commands)));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let mut spec = probe(&format!("p {ENTRY}"));
+    spec.actions.hold = Some(Hold::Stop);
+    let before = running.register(probe(&format!("p:before {ENTRY}")));
+    let id = running.register(spec);
+    let behind = running.register(probe(&format!("p:behind {ENTRY}")));
+    machine.console_input(b"\n");
+    for stop in 1..=STOPS {
+        let (probe, _) = wait_stopped(&machine);
+        assert_eq!(probe, id);
+        let events = running.wait_events(|events| of(events, id).len() == stop);
+        let event = of(events, id)[stop - 1];
+        // Memory is as the hit found it: the argument is where the registers say.
+        let mut argument = [0xff; 8];
+        let pt_di = Gva(event.regs.rdi).wrapping_add(PT_DI.cast_unsigned());
+        machine.read_kernel(pt_di, &mut argument).expect("mapped");
+        assert_eq!(argument, [0; 8]);
+        // Both virtual CPUs stand still, also while text is being changed.
+        machine.pause().expect("paused already");
+        let runs = || machine.ioctls().iter().map(|i| i.run).collect::<Vec<_>>();
+        let standing = runs();
+        let hits = |id| info(&machine, id).counts.hits;
+        let other = running.register(self::probe("p vfs_read"));
+        machine.unregister(&[other]).expect("registered");
+        assert_eq!(runs(), standing);
+        let stop = stop as u64;
+        assert_eq!(
+            (hits(before), hits(id), hits(behind)),
+            (stop, stop, stop - 1)
+        );
+        assert_eq!(machine.status().stopped_at.map(|(id, _)| id), Some(id));
+        if stop == STOPS as u64 {
+            machine.unregister(&[id]).expect("registered");
+        }
+        machine.resume().expect("paused");
+    }
+    running.wait_for("over");
+    let counts = |id| info(&machine, id).counts;
+    let (before, behind) = (counts(before), counts(behind));
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    assert_eq!(values(&printed, "calls"), [10]);
+    assert_eq!((before.hits, before.missed), (10, 0));
+    // The probe that held left while it held: the one behind it did not run at that hit.
+    assert_eq!(behind.hits + behind.missed, 10);
+    assert_eq!(machine.status().stopped_at, None);
+}
+
+#[test]
+fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
+    const ROUNDS: usize = 10;
+    const PROBED: [&str; 3] = [ENTRY, INNER, "do_task_dead"];
+    if rig("the global switch").is_none() {
+        return;
+    }
+    let mut running = Running::boot(guest(2, &["workload", "stdin-hold", "2"]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let texts = |running: &Running| PROBED.map(|function| running.text(function));
+    let originals = texts(&running);
+    let ids = [
+        running.register(probe(&format!("p {ENTRY}"))),
+        running.register(probe(&format!("r {ENTRY}"))),
+        running.register(probe(&format!("p {INNER}+14"))),
+    ];
+    let disabled = running.register(ProbeSpec {
+        disabled: true,
+        ..probe(&format!("p {INNER}"))
+    });
+    let hits = || ids.map(|id| info(&machine, id).counts.hits);
+    let placed = || {
+        machine
+            .probes()
+            .iter()
+            .all(|p| p.state == ProbeState::Placed)
+    };
+    for _ in 0..ROUNDS {
+        assert!(machine.armed());
+        let since = hits();
+        while hits().iter().zip(since).any(|(now, then)| *now < then + 5) {
+            std::thread::yield_now();
+        }
+        for (now, original) in texts(&running).iter().zip(&originals) {
+            assert_ne!(now, original);
+        }
+        machine.set_armed(false).expect("running");
+        assert!(!machine.armed());
+        let off = hits();
+        // While off, a new probe waits with the others.
+        let late = running.register(probe(&format!("p {INNER}+1")));
+        assert_eq!(texts(&running), originals);
+        assert!(placed());
+        assert_eq!(machine.probes().iter().filter(|p| p.disabled).count(), 1);
+        machine.unregister(&[late]).expect("registered");
+        // Nothing but calls that were in flight can have been counted.
+        assert_eq!(hits(), off);
+        machine.set_armed(true).expect("running");
+    }
+    assert_eq!(info(&machine, disabled).counts.hits, 0);
+    machine.set_armed(false).expect("running");
+    machine.console_input(b"\n");
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+}

@@ -1,0 +1,202 @@
+//! System calls without what the C library adds: one function here enters the kernel once, through
+//! the call it names.
+//!
+//! The workload's counts are exact because of that, and because the Rust runtime and busybox do
+//! without the calls that are counted (`nanosleep`: they use `clock_nanosleep`; `fork`: `clone`;
+//! `stat`: `newfstatat` or `statx`; `waitid`: `wait4`).
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+
+use libc::{c_int, c_long};
+
+/// The result of a call, or the error it set.
+pub(crate) fn checked<T: Default + PartialOrd>(result: T) -> io::Result<T> {
+    if result < T::default() {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
+
+/// A call of at most one integer, which touches no memory of ours.
+pub(crate) fn plain(number: c_long, argument: c_int) -> io::Result<()> {
+    // SAFETY: the callers' calls take integers only.
+    checked(unsafe { libc::syscall(number, argument) }).map(drop)
+}
+
+/// `nanosleep(2)` of less than a second.
+pub(crate) fn nanosleep(nanoseconds: u32) -> io::Result<()> {
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: c_long::from(nanoseconds.min(999_999_999)),
+    };
+    let none = std::ptr::null_mut::<libc::timespec>();
+    // SAFETY: the first pointer is to a timespec of ours, the second may be null.
+    checked(unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, none) }).map(drop)
+}
+
+/// Blocks for a moment without any of the sleeping calls that are counted.
+pub(crate) fn moment() {
+    // SAFETY: no descriptors are passed.
+    unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
+}
+
+/// `futex(2)` `FUTEX_WAIT`: blocks while `word` is `value`. Wakes up for no reason, too.
+pub(crate) fn futex_wait(word: &AtomicU32, value: u32) {
+    let forever = std::ptr::null::<libc::timespec>();
+    // SAFETY: the word outlives the call; a null time-out is for ever.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            value,
+            forever,
+        )
+    };
+}
+
+/// `futex(2)` `FUTEX_WAKE`: wakes all who wait for `word`.
+pub(crate) fn futex_wake(word: &AtomicU32) {
+    // SAFETY: the word outlives the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
+}
+
+/// `futex(2)` `FUTEX_WAKE_OP`, an operation nobody else uses: wakes nobody, adds nothing to `word`.
+pub(crate) fn futex_wake_op(word: &AtomicU32) -> io::Result<()> {
+    const ADD: c_int = 1;
+    // SAFETY: the word outlives the call; the operation adds 0 to it.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG,
+            0,
+            0_usize,
+            word.as_ptr(),
+            ADD << 28,
+        )
+    })
+    .map(drop)
+}
+
+/// `stat(2)`, the old one.
+pub(crate) fn stat(path: &CStr) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid stat.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a path with its NUL, and room for the answer.
+    checked(unsafe { libc::syscall(libc::SYS_stat, path.as_ptr(), &raw mut status) }).map(drop)
+}
+
+/// `fork(2)`, the old one: 0 in the child.
+///
+/// # Safety
+/// In a process with several threads the child may only make system calls, since a lock of another
+/// thread stays locked for ever.
+pub(crate) unsafe fn fork() -> io::Result<c_int> {
+    // SAFETY: the caller keeps to the rule above.
+    let pid = checked(unsafe { libc::syscall(libc::SYS_fork) })?;
+    c_int::try_from(pid).map_err(io::Error::other)
+}
+
+/// Ends this process at once.
+pub(crate) fn exit(status: c_int) -> ! {
+    // SAFETY: has no preconditions.
+    unsafe { libc::_exit(status) }
+}
+
+/// `waitid(2)` for the end of child `pid`.
+pub(crate) fn wait_end(pid: c_int) -> io::Result<()> {
+    let nothing = std::ptr::null_mut::<libc::siginfo_t>();
+    let none = std::ptr::null_mut::<libc::rusage>();
+    // SAFETY: both pointers may be null.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_waitid,
+            libc::P_PID,
+            pid,
+            nothing,
+            libc::WEXITED,
+            none,
+        )
+    })
+    .map(drop)
+}
+
+/// Restricts thread `thread` (0: this one) to `cpu`.
+pub(crate) fn pin(thread: c_int, cpu: usize) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid, empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is ours; CPU_SET checks the index against the set's size.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the pointer and the size describe `set`.
+    checked(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) }).map(drop)
+}
+
+/// This thread's number.
+pub(crate) fn thread_id() -> c_int {
+    // SAFETY: has no preconditions.
+    unsafe { libc::gettid() }
+}
+
+/// The number of CPUs this process may run on.
+pub(crate) fn available_cpus() -> io::Result<usize> {
+    std::thread::available_parallelism().map(usize::from)
+}
+
+/// A new epoll instance.
+pub(crate) fn epoll() -> io::Result<OwnedFd> {
+    // SAFETY: touches no memory.
+    let fd = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes `epoll` watch `watched` for input.
+pub(crate) fn epoll_add(epoll: BorrowedFd<'_>, watched: BorrowedFd<'_>) -> io::Result<()> {
+    let mut event = libc::epoll_event {
+        events: u32::try_from(libc::EPOLLIN).map_err(io::Error::other)?,
+        u64: 0,
+    };
+    // SAFETY: both descriptors are open; the event is ours.
+    checked(unsafe {
+        libc::epoll_ctl(
+            epoll.as_raw_fd(),
+            libc::EPOLL_CTL_ADD,
+            watched.as_raw_fd(),
+            &raw mut event,
+        )
+    })
+    .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forked_child_is_waited_for() {
+        // SAFETY: the child only makes a system call.
+        let child = unsafe { fork() }.unwrap();
+        if child == 0 {
+            exit(7);
+        }
+        wait_end(child).unwrap();
+        assert!(wait_end(child).is_err());
+    }
+
+    #[test]
+    fn wake_op_leaves_the_word() {
+        let word = AtomicU32::new(5);
+        futex_wake_op(&word).unwrap();
+        assert_eq!(word.into_inner(), 5);
+    }
+
+    #[test]
+    fn missing_file_has_no_status() {
+        let error = stat(c"/nowhere/at/all").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+}

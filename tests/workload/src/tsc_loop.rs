@@ -1,0 +1,84 @@
+//! What a call costs, in ticks of the time stamp counter.
+//!
+//! Batches are short, so that many pass without an interrupt: the minimum is the cost of the call
+//! alone, the median that of a usual one.
+
+use std::arch::x86_64::{_mm_lfence, _rdtsc};
+use std::error::Error;
+use std::io;
+
+use crate::calls::Call;
+use crate::kprobe_event::{OwnEvent, Profile, Trigger};
+use crate::sys;
+
+const BATCHES: u64 = 100;
+
+/// Makes about `count` calls in a hundred batches, on one CPU. Prints the calls made and the ticks
+/// per call in the fastest batch and in the middle one.
+pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
+    sys::pin(0, 0)?;
+    let size = count.div_ceil(BATCHES).max(1);
+    let mut batches = Vec::new();
+    batch(call, size)?;
+    for _ in 0..BATCHES {
+        batches.push(batch(call, size)?);
+    }
+    batches.sort_unstable();
+    let per_call = |ticks: u64| format!("{}.{:02}", ticks / size, ticks % size * 100 / size);
+    println!("calls: {}", (BATCHES + 1) * size);
+    println!(
+        "ticks: {} {}",
+        per_call(batches[0]),
+        per_call(batches[batches.len() / 2])
+    );
+    Ok(())
+}
+
+/// The same while the guest's own probes are on `symbol`: `p`, `r`, or `pr` for both.
+pub(crate) fn run_probed(
+    probes: &str,
+    symbol: &str,
+    call: Call,
+    count: u64,
+) -> Result<(), Box<dyn Error>> {
+    let events: Vec<OwnEvent> = probes
+        .chars()
+        .map(|letter| {
+            let trigger = match letter {
+                'p' => Trigger::Entry,
+                'r' => Trigger::Return,
+                _ => return Err(format!("a probe is p or r, not {letter}").into()),
+            };
+            Ok(OwnEvent::set(trigger, symbol)?)
+        })
+        .collect::<Result<_, Box<dyn Error>>>()?;
+    for event in &events {
+        event.enable(true)?;
+    }
+    run(call, count)?;
+    for event in &events {
+        event.enable(false)?;
+        let Profile { hits, misses } = event.profile()?;
+        println!("kprobe_profile: {hits} {misses}");
+    }
+    Ok(())
+}
+
+/// Ticks that `size` calls take.
+fn batch(call: Call, size: u64) -> io::Result<u64> {
+    let start = now();
+    for _ in 0..size {
+        call.make()?;
+    }
+    Ok(now().wrapping_sub(start))
+}
+
+fn now() -> u64 {
+    // SAFETY: every x86-64 processor has both instructions.
+    unsafe {
+        _mm_lfence();
+        let ticks = _rdtsc();
+        _mm_lfence();
+        ticks
+    }
+}
