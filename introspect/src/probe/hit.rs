@@ -400,7 +400,8 @@ impl State {
             return self.carry_out(scene, index, site, flight.taken, regs);
         }
         let taken = Taken::now(scene.around);
-        if self.flight.take().is_some() {
+        if let Some(flight) = self.flight.take() {
+            regs.rflags |= flight.interrupts;
             // The copy left the exception window on its own: nothing the instruction does on any
             // processor. The hit it meets is nested and runs no handlers.
             for member in &site.members {

@@ -585,6 +585,7 @@ fn hit_inside_the_window_takes_effect_but_is_missed() {
     cpu.enter_slot(rig.addr(ids[0]));
     assert_eq!(cpu.hit(rig.addr(ids[1])), RESUME);
     assert_eq!(cpu.regs.rsp, STACK.0 - 8);
+    assert_eq!(cpu.regs.rflags, regs().rflags);
     assert_eq!(cpu.handler.window(), None);
     assert_eq!((rig.counts(ids[1]).hits, rig.counts(ids[1]).missed), (0, 1));
     let events = cpu.events();
