@@ -191,8 +191,12 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
             };
             let plain = relative("plain", &records[2 * n]);
             let probed = relative("probed", &records[2 * n + 1]);
+            // A jump to no address faults there on some processors (QEMU's), and on others, which
+            // are what we emulate, before it is made.
+            let no_address = plain.vector == GP && plain.rip == case.operand;
             // QEMU's processor leaves RF clear where others set it.
             let same = Record {
+                rip: if no_address { plain.rip } else { probed.rip },
                 rflags: probed.rflags & (plain.rflags | !RF),
                 ..probed
             };
@@ -205,7 +209,7 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
                 assert_eq!(plain, probed, "{name}: word {word}");
             }
             // A jump itself succeeds on some processors; its target then faults.
-            let in_place = plain.rip == 5;
+            let in_place = probed.rip == 5;
             assert_eq!(probes[n].mechanism, Some(mechanism), "{name}");
             assert_eq!(
                 (probes[n].counts.hits, probes[n].counts.faults),
