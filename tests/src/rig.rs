@@ -113,6 +113,20 @@ impl Running {
         );
     }
 
+    /// Waits for `count` more events.
+    ///
+    /// # Panics
+    /// When the guest ends before.
+    pub fn wait_for_events(&mut self, count: usize) {
+        let mut seen = 0;
+        while seen < count {
+            match self.events.blocking_next() {
+                Some(delivery) => seen += delivery.events.len(),
+                None => panic!("the guest ended after {seen} of {count} events"),
+            }
+        }
+    }
+
     /// Waits until the guest has printed `text`; returns everything it printed.
     ///
     /// # Panics

@@ -72,9 +72,10 @@ pub enum Outcome {
 pub struct Fault {
     /// Its number.
     pub vector: u8,
-    /// Its error code.
-    pub error_code: u32,
-    /// For a page fault: the address accessed, which goes to CR2.
+    /// Its error code, if it has one.
+    pub error_code: Option<u32>,
+    /// For a page fault that the processor has not met itself: the address accessed, which goes to
+    /// CR2.
     pub address: Option<Gva>,
 }
 
@@ -255,6 +256,24 @@ impl HitHandler {
             .flight
             .and(self.table.fixtures())
             .map(|fixtures| fixtures.idt())
+    }
+
+    /// Gives up on the instruction that is half carried out, because it does not come to its end:
+    /// the guest has changed what it would have run there, or its handler of an NMI stays away. A
+    /// copy that has not run, or is being repeated, is taken back to the probepoint. Outside of the
+    /// exception window [`HitHandler::window`] tells of from then on, the guest is as it made
+    /// itself.
+    pub fn abandon(&mut self, regs: &mut Regs) {
+        let table = &*self.table;
+        self.state.put_off = None;
+        if let Some(flight) = self.state.flight.take()
+            && let Some(site) = table.site(flight.site)
+            && let Some(slot) = &site.slot
+            && let Some(at) = site.displaced.in_place(slot, Gva(regs.rip))
+        {
+            regs.rip = at.0;
+            regs.rflags |= flight.interrupts;
+        }
     }
 
     /// The vector whose stub RIP has reached: [`HitHandler::exception`] is to be called.

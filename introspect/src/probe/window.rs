@@ -24,6 +24,8 @@ const BREAKPOINT: u8 = 3;
 const GENERAL_PROTECTION: u8 = 13;
 const PAGE_FAULT: u8 = 14;
 const MACHINE_CHECK: u8 = 18;
+/// The first that is an interrupt.
+const INTERRUPTS: u8 = 32;
 
 /// Page-fault error code: the access was a write (SDM vol. 3, 4.7).
 const PF_WRITE: u32 = 1 << 1;
@@ -80,7 +82,7 @@ impl State {
                 let fault = exception_of(&fault, memory.wrote);
                 let kind = EventKind::Fault {
                     vector: fault.vector,
-                    error_code: Some(fault.error_code),
+                    error_code: fault.error_code,
                 };
                 self.faulted(scene, site, kind, regs, &taken);
                 Outcome::Fault(fault)
@@ -118,18 +120,18 @@ impl State {
         own_idt: Gva,
         regs: &mut Regs,
     ) -> Outcome {
-        let Some((flight, site, slot)) = self.flight.and_then(|flight| {
+        // Whatever comes of it, the copy has come to its end.
+        let Some((flight, site, slot)) = self.flight.take().and_then(|flight| {
             let site = scene.table.site(flight.site)?;
             Some((flight, site, site.slot.as_ref()?))
         }) else {
             return Outcome::Foreign;
         };
         let frame = Gva(regs.rsp).wrapping_add(if has_error_code(vector) { 8 } else { 0 });
-        let (Some(rip), Some(flags), Some(rsp), Some(handler)) = (
+        let (Some(rip), Some(flags), Some(rsp)) = (
             scene.read_u64(frame),
             scene.read_u64(frame.wrapping_add(FRAME_RFLAGS)),
             scene.read_u64(frame.wrapping_add(FRAME_RSP)),
-            gate_handler(scene, own_idt, vector),
         ) else {
             return Outcome::Foreign;
         };
@@ -142,9 +144,13 @@ impl State {
         let int3 = Gva(rip.wrapping_sub(1));
         if vector == BREAKPOINT && site.displaced.trap_end(slot, int3).is_some() {
             *regs = before;
+            self.flight = Some(flight);
             return self.slot_end(scene, flight.site, slot, int3, regs);
         }
-        self.flight = None;
+        let error_code = has_error_code(vector)
+            .then(|| scene.read_u64(Gva(regs.rsp)))
+            .flatten()
+            .and_then(|code| u32::try_from(code & u64::from(u32::MAX)).ok());
         let in_place = site.displaced.in_place(slot, Gva(rip));
         before.rip = in_place.map_or(rip, |at| at.0);
         before.rflags |= flight.interrupts;
@@ -157,13 +163,23 @@ impl State {
             before.rflags &= !rflags::IF;
             self.put_off = Some(flight);
         } else {
-            let error_code = has_error_code(vector)
-                .then(|| scene.read_u64(Gva(regs.rsp)))
-                .flatten()
-                .and_then(|code| u32::try_from(code & u64::from(u32::MAX)).ok());
             let kind = EventKind::Fault { vector, error_code };
             self.faulted(scene, site, kind, &before, &flight.taken);
         }
+        let Some(handler) = gate_handler(scene, own_idt, vector) else {
+            if vector == NMI || vector >= INTERRUPTS {
+                self.put_off = None;
+                return Outcome::Foreign;
+            }
+            // The guest's own table is nowhere: raised once more, without the window, the exception
+            // does to the guest what it would have done.
+            *regs = before;
+            return Outcome::Fault(Fault {
+                vector,
+                error_code,
+                address: None,
+            });
+        };
         let mut memory = scene.memory();
         // The processor wrote there a moment ago; should the guest have taken the page away
         // meanwhile, it sees the slot's address.
@@ -218,13 +234,13 @@ fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
     if matches!(fault.cause, WalkError::NonCanonical { .. }) {
         Fault {
             vector: GENERAL_PROTECTION,
-            error_code: 0,
+            error_code: Some(0),
             address: None,
         }
     } else {
         Fault {
             vector: PAGE_FAULT,
-            error_code: if write { PF_WRITE } else { 0 },
+            error_code: Some(if write { PF_WRITE } else { 0 }),
             address: Some(fault.at),
         }
     }

@@ -54,19 +54,36 @@ pub fn build(body: impl FnOnce(&mut MicroKernel) -> Asm<()>) -> (tempfile::TempD
 /// # Panics
 /// When it hangs or panics.
 pub fn within_limit<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    within(what, LIMIT, work)
+}
+
+fn within<T: Send + 'static>(
+    what: &str,
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (to, from) = mpsc::channel();
     let worker = std::thread::spawn(move || {
         // Whoever waited has given up, and says so.
         let _ = to.send(work());
     });
-    match from.recv_timeout(LIMIT) {
+    match from.recv_timeout(limit) {
         Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} took more than {LIMIT:?}"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} took more than {limit:?}"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => panic!("{what} has no result"),
         },
     }
+}
+
+/// The result of `work`, which waits for a guest that may not do its part: longer than the engine
+/// waits for one, and no more.
+///
+/// # Panics
+/// When it takes longer, or panics.
+pub fn hangs_not<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    within(what, Duration::from_secs(30), work)
 }
 
 /// Boots `config` and waits for the guest's end; all events are returned.

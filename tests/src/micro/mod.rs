@@ -53,6 +53,9 @@ pub const OWN_BREAKPOINTS: u64 = 0xff0;
 /// Offset in [`RESULTS`] of the address after the last int3 that it handled.
 pub const LAST_BREAKPOINT: u64 = 0xff8;
 
+/// More #BP than any test has use for.
+const MAX_BREAKPOINTS: i32 = 500;
+
 /// Status the guest reports when an exception it has no use for was raised.
 pub const UNEXPECTED_EXCEPTION: u8 = 0xee;
 
@@ -170,7 +173,7 @@ impl MicroKernel {
         self.asm.pop(rbx)?;
         self.asm.ret()?;
 
-        let breakpoint = self.asm.create_label();
+        let (breakpoint, unexpected) = (self.asm.create_label(), self.asm.create_label());
         self.define(BREAKPOINT, breakpoint)?;
         self.asm.db(&[0x0f, 0x1f, 0x00])?;
         self.asm.cld()?;
@@ -184,11 +187,16 @@ impl MicroKernel {
         )?;
         self.asm
             .inc(qword_ptr(rbx + i32::try_from(OWN_BREAKPOINTS).unwrap_or(0)))?;
+        // A guest that has gone astray in a field of int3s comes to an end.
+        self.asm.cmp(
+            qword_ptr(rbx + i32::try_from(OWN_BREAKPOINTS).unwrap_or(0)),
+            MAX_BREAKPOINTS,
+        )?;
+        self.asm.jae(unexpected)?;
         self.asm.pop(rbx)?;
         self.asm.pop(rax)?;
         self.asm.iretq()?;
 
-        let unexpected = self.asm.create_label();
         self.define(UNEXPECTED, unexpected)?;
         self.asm.mov(eax, u32::from(UNEXPECTED_EXCEPTION))?;
         self.asm.out(0xf4, al)?;

@@ -19,6 +19,8 @@ const MAX: u32 = 8192;
 /// Stack 1 of the interrupt stack table.
 const STACK: u64 = VIRT + 0x3f_0000;
 const NMI: i32 = 2;
+/// Status of a guest that has more to record than there is room for.
+pub const FULL: u8 = 0xfd;
 /// The first vector of interrupts.
 const INTERRUPTS: i32 = 32;
 /// Task state segment, descriptor tables (SDM vol. 3, 7.2.3, 7.7).
@@ -166,7 +168,7 @@ impl MicroKernel {
         a.add(rsp, 16)?;
         a.iretq()?;
         a.set_label(&mut full)?;
-        a.mov(al, 0xfd)?;
+        a.mov(eax, u32::from(FULL))?;
         a.out(0xf4, al)?;
         a.mov(al, 0xfe)?;
         a.out(0x64, al)?;

@@ -152,6 +152,11 @@ impl Barrier {
         self.ending = true;
     }
 
+    /// Whether every virtual CPU is to end.
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending
+    }
+
     /// Whether nothing runs, and nothing can before something is called that lets it.
     pub(super) fn stopped(&self) -> Stopped {
         let all_ended = self.vcpus.iter().all(|v| v.presence == Presence::Ended);

@@ -308,6 +308,7 @@ fn run(
             catcher: Catcher::new(machine.mode, HitHandler::new(number, events)),
             shared: Arc::clone(&machine.shared),
             notices: notices.clone(),
+            waited_since: None,
             ioctls: Arc::clone(&machine.ioctls[index]),
         };
         let thread = thread::Builder::new()

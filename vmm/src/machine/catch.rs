@@ -171,9 +171,19 @@ impl Catcher {
             .handler
             .exception(vector, Gva(own_idt), &mut regs, &around);
         if outcome == Outcome::Foreign {
+            // The guest has the stub for its handler, as it has made it.
+            self.adjust_window(cpu);
             return Ok(None);
         }
         self.carry_out(cpu, outcome, &regs).map(Some)
+    }
+
+    /// Gives up on a step that does not come to its end; the virtual CPU may be stopped then.
+    pub(super) fn abandon(&mut self, cpu: &mut CpuFd) {
+        let mut regs = cpu.regs();
+        self.handler.abandon(&mut regs);
+        cpu.set_regs(&regs);
+        self.adjust_window(cpu);
     }
 
     /// What the hit that is held is to ask a client.
@@ -224,13 +234,19 @@ impl Catcher {
                 if let Some(address) = fault.address {
                     cpu.set_cr2(address.0)?;
                 }
-                cpu.inject(fault.vector, Some(fault.error_code))?;
+                cpu.inject(fault.vector, fault.error_code)?;
             }
             Outcome::Hold(held) => {
                 cpu.set_regs(regs);
                 waits = Some(held);
             }
         }
+        self.adjust_window(cpu);
+        Ok(waits)
+    }
+
+    /// Opens or closes the exception window, as the handler wants it.
+    fn adjust_window(&mut self, cpu: &mut CpuFd) {
         match (self.handler.window(), self.own_idt) {
             (Some(ours), None) => self.own_idt = Some(cpu.set_idt_base(ours.0)),
             (None, Some(own)) => {
@@ -239,7 +255,6 @@ impl Catcher {
             }
             _ => {}
         }
-        Ok(waits)
     }
 
     /// Before parking in `idt-gate`: a virtual CPU on its way from an int3 to the gate is taken

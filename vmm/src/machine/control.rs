@@ -23,6 +23,10 @@ use super::kick::Kickable;
 /// past it something is broken, and the caller is told.
 const ACKNOWLEDGE: Duration = Duration::from_secs(10);
 
+/// How often a virtual CPU that does not park is kicked again: it does not while an instruction is
+/// half carried out, and can give up on that only outside of the guest.
+const KICK_AGAIN: Duration = Duration::from_millis(50);
+
 /// What a virtual CPU takes over when it goes on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outfit {
@@ -209,12 +213,22 @@ impl Control {
             if waited >= ACKNOWLEDGE {
                 return Err(StopError::Unresponsive { vcpu, waited });
             }
-            state = self
+            let (awake, timeout) = self
                 .changed
-                .wait_timeout(state, ACKNOWLEDGE - waited)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+                .wait_timeout(state, KICK_AGAIN.min(ACKNOWLEDGE - waited))
+                .unwrap_or_else(PoisonError::into_inner);
+            state = awake;
+            if timeout.timed_out() {
+                for thread in state.threads.iter().flatten() {
+                    thread.kick();
+                }
+            }
         }
+    }
+
+    /// Whether every virtual CPU is to leave its loop. Not for the hit path.
+    pub(super) fn is_ending(&self) -> bool {
+        self.state().barrier.is_ending()
     }
 
     /// Stops every virtual CPU until [`Control::resume`]; returns when they have, or when somebody

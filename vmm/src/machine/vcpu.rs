@@ -1,12 +1,14 @@
 //! The thread of one virtual CPU: run the guest, take up its exit, again.
 //!
 //! Invariants: only this thread touches its `VcpuFd`; it parks, or ends, only outside of a step, so
-//! whoever has stopped the world finds no instruction half carried out; every exit is taken up
+//! whoever has stopped the world finds no instruction half carried out, where a step that the guest
+//! keeps from its end is given up after [`STEP_LIMIT`]; every exit is taken up
 //! completely before the next look at [`Control`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_introspect::probe::ProbeId;
@@ -15,7 +17,7 @@ use hvprobe_introspect::probe::patch::GATE_PORT;
 use hvprobe_introspect::probe::spec::Decision;
 use hvprobe_introspect::world::Standing;
 use kvm_bindings::kvm_sregs;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::catch::{Catcher, Gate, Waits};
 use super::clock::HostClock;
@@ -27,6 +29,10 @@ use super::kick::Guard;
 use super::tripwire::Tripwire;
 use crate::devices::{DeviceEvent, Ports};
 use crate::memory::GuestRam;
+
+/// How long a stop waits for the end of an instruction that is half carried out. The longest string
+/// operations take milliseconds.
+const STEP_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
@@ -133,6 +139,8 @@ pub(super) struct Vcpu {
     pub(super) catcher: Catcher,
     pub(super) shared: Arc<Shared>,
     pub(super) notices: Sender<Notice>,
+    /// Since when it is to stop and an instruction is half carried out.
+    pub(super) waited_since: Option<Instant>,
     /// Published whenever the virtual CPU parks.
     pub(super) ioctls: Arc<IoctlTotals>,
 }
@@ -179,7 +187,7 @@ impl Vcpu {
         let shared = Arc::clone(&self.shared);
         loop {
             if shared.control.look(self.index, || guard.clear())
-                && !self.catcher.handler.is_stepping()
+                && self.may_stand(&shared.control)
                 && let Order::End = self.stand(guard)
             {
                 return Why::Told;
@@ -214,6 +222,26 @@ impl Vcpu {
         let ioctls = self.cpu.ioctls();
         self.ioctls.run.store(ioctls.run, Ordering::Relaxed);
         self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
+    }
+
+    /// Whether no instruction is half carried out, or one that is given up on: the machine ends, or
+    /// the guest keeps it from its end. Asked when the virtual CPU is to stop.
+    fn may_stand(&mut self, control: &Control) -> bool {
+        if !self.catcher.handler.is_stepping() {
+            self.waited_since = None;
+            return true;
+        }
+        let since = *self.waited_since.get_or_insert_with(Instant::now);
+        if !control.is_ending() && since.elapsed() < STEP_LIMIT {
+            return false;
+        }
+        warn!(
+            vcpu = self.index,
+            "gave up on a stepped instruction that did not end"
+        );
+        self.catcher.abandon(&mut self.cpu);
+        self.waited_since = None;
+        true
     }
 
     /// Parks between two instructions of the guest.

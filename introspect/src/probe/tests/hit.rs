@@ -174,7 +174,7 @@ fn emulated_instruction_without_a_stack_faults_at_the_probepoint() {
     cpu.regs.rsp = 0x1000;
     let fault = Fault {
         vector: 14,
-        error_code: 2,
+        error_code: Some(2),
         address: Some(Gva(0xff8)),
     };
     assert_eq!(cpu.hit(at), Outcome::Fault(fault));
@@ -226,7 +226,7 @@ fn jump_to_where_no_address_is_raises_a_general_protection_fault() {
     cpu.regs.rax = 1 << 63;
     let fault = Fault {
         vector: 13,
-        error_code: 0,
+        error_code: Some(0),
         address: None,
     };
     assert_eq!(cpu.hit(rig.addr(id)), Outcome::Fault(fault));

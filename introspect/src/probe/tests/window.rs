@@ -3,7 +3,7 @@
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
-use super::super::hit::Outcome;
+use super::super::hit::{Fault, Outcome};
 use super::*;
 use crate::event::EventKind;
 use crate::testing::{STACK, regs};
@@ -450,8 +450,8 @@ fn exception_that_is_none_of_the_window_changes_nothing() {
     cpu.regs = regs();
     assert_eq!(cpu.exception(PAGE_FAULT), Outcome::Foreign);
     assert_eq!(cpu.regs, regs());
-    // A frame that cannot be read, and a handler that cannot.
-    let slot = cpu.enter_slot(at);
+    // A frame that cannot be read: the guest goes on where it is, and nothing is stepped any more.
+    cpu.enter_slot(at);
     let stepping = Regs {
         rsp: 0x1000,
         ..cpu.regs
@@ -459,13 +459,97 @@ fn exception_that_is_none_of_the_window_changes_nothing() {
     cpu.regs = stepping;
     assert_eq!(cpu.exception(PAGE_FAULT), Outcome::Foreign);
     assert_eq!(cpu.regs, stepping);
-    cpu.regs.rsp = STACK.0 - 0x40;
-    assert_eq!(cpu.exception_with(PAGE_FAULT, Gva(0)), Outcome::Foreign);
+    assert!(!cpu.handler.is_stepping());
+    assert_eq!(cpu.handler.window(), None);
     assert_eq!(rig.counts(id).faults, 0);
-    // It is still being stepped.
-    cpu.regs.rip = slot.0;
-    assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
-    assert_eq!(cpu.events().len(), 2);
+    assert_eq!(cpu.events().len(), 1);
+}
+
+#[test]
+fn exception_without_a_handler_is_raised_once_more_in_its_place() {
+    for (vector, code) in [(PAGE_FAULT, Some(2)), (0, None)] {
+        let Stepped {
+            rig,
+            mut cpu,
+            id,
+            at,
+            slot,
+        } = stepped(all(BOOSTED));
+        cpu.regs.rsp = STACK.0 - 0x40;
+        let before = cpu.regs;
+        push_frame(&rig, &mut cpu, slot, code);
+        let outcome = cpu.exception_with(vector, Gva(0));
+        let fault = Fault {
+            vector,
+            error_code: code,
+            address: None,
+        };
+        assert_eq!(outcome, Outcome::Fault(fault));
+        let in_place = Regs {
+            rip: at.0,
+            rflags: before.rflags | IF,
+            ..before
+        };
+        assert_eq!(cpu.regs, in_place);
+        assert!(!cpu.handler.is_stepping());
+        assert_eq!(rig.counts(id).faults, 1);
+    }
+}
+
+#[test]
+fn nmi_without_a_handler_is_not_put_off() {
+    let Stepped {
+        rig, mut cpu, slot, ..
+    } = stepped(all(BOOSTED));
+    cpu.regs.rsp = STACK.0 - 0x40;
+    push_frame(&rig, &mut cpu, slot, None);
+    assert_eq!(cpu.exception_with(NMI, Gva(0)), Outcome::Foreign);
+    assert!(!cpu.handler.is_stepping());
+}
+
+/// What the processor pushes for an exception at `rip`.
+fn push_frame(rig: &Rig, cpu: &mut Cpu, rip: Gva, code: Option<u32>) {
+    let words = [0x18, cpu.regs.rsp, cpu.regs.rflags, 0x10, rip.0];
+    for word in words.into_iter().chain(code.map(u64::from)) {
+        cpu.regs.rsp -= 8;
+        rig.guest.write(Gva(cpu.regs.rsp), &word.to_le_bytes());
+    }
+}
+
+#[test]
+fn abandoned_step_goes_back_to_where_it_would_be_in_place() {
+    for (in_slot, in_place) in [(0, Some(0)), (LEN, Some(LEN)), (1, None)] {
+        let Stepped {
+            mut cpu, at, slot, ..
+        } = stepped(post(BOOSTED));
+        cpu.regs.rip = slot.0 + in_slot;
+        let before = cpu.regs;
+        cpu.handler.abandon(&mut cpu.regs);
+        let expected = match in_place {
+            Some(offset) => Regs {
+                rip: at.0 + offset,
+                rflags: before.rflags | IF,
+                ..before
+            },
+            None => before,
+        };
+        assert_eq!(cpu.regs, expected);
+        assert!(!cpu.handler.is_stepping());
+        assert_eq!(cpu.handler.window(), None);
+        // The handlers have run.
+        assert_eq!(cpu.events().len(), 1);
+    }
+}
+
+#[test]
+fn abandoned_nmi_handler_may_stay_away() {
+    let Stepped { mut cpu, slot, .. } = stepped(post(BOOSTED));
+    cpu.raise(NMI, None, slot);
+    assert!(cpu.handler.is_stepping());
+    let before = cpu.regs;
+    cpu.handler.abandon(&mut cpu.regs);
+    assert_eq!(cpu.regs, before);
+    assert!(!cpu.handler.is_stepping());
 }
 
 #[test]
