@@ -224,8 +224,8 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
             }
             let has_code = case.vector != 0;
             let fault = EventKind::Fault {
-                vector: u8::try_from(case.vector).unwrap(),
-                error_code: has_code.then(|| u32::try_from(plain.error_code).unwrap()),
+                vector: u8::try_from(case.vector).expect("a vector"),
+                error_code: has_code.then(|| u32::try_from(plain.error_code).expect("32 bits")),
             };
             assert_eq!(kinds, [EventKind::Hit, fault], "{name}");
             for event in seen {
@@ -294,7 +294,7 @@ fn a_fault_that_is_resolved_runs_the_instruction_again_and_hits_again() {
             a.xor(r15d, r15d)?;
             a.mov(rbx, UNMAPPED + 0x40)?;
             a.mov(eax, 77)?;
-            a.push(i32::try_from(flags).unwrap())?;
+            a.push(i32::try_from(flags).expect("few bits"))?;
             a.popfq()?;
             a.call(function)?;
             a.pushfq()?;
@@ -400,7 +400,7 @@ fn sends(kernel: &mut MicroKernel, command: u32, flags: u64) -> Asm<()> {
         let a = kernel.asm();
         a.mov(rbx, APIC)?;
         a.mov(eax, command)?;
-        a.push(i32::try_from(flags).unwrap())?;
+        a.push(i32::try_from(flags).expect("few bits"))?;
         a.popfq()?;
         a.call(function)?;
         exit(a)?;
