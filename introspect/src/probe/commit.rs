@@ -152,11 +152,9 @@ impl Registry {
         let Some(live) = &self.live else { return };
         let tables = &live.view.tables;
         for at in disarming {
-            if let Some(site) = self.sites.get_mut(at)
-                && let Some(original) = site.displaced.bytes().first()
-            {
+            if let Some(site) = self.sites.get_mut(at) {
                 site.armed = false;
-                site.gone |= !Text { tables, mem }.disarm(*at, *original);
+                site.gone |= !Text { tables, mem }.disarm(*at, site.displaced.bytes());
             }
         }
     }

@@ -55,7 +55,7 @@ impl Registry {
         let text = Text { tables, mem };
         let at = site.displaced.at();
         let as_left = if site.armed {
-            text.is_patched(at)
+            text.is_patched(at, site.displaced.bytes())
         } else {
             text.holds(at, site.displaced.bytes())
         };

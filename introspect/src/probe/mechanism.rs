@@ -22,9 +22,13 @@ use crate::hidden::{HiddenError, IDT_SIZE};
 use crate::world::Standing;
 
 impl Registry {
-    /// How `site`'s instruction takes effect with the probes that are enabled now.
+    /// How `site`'s instruction takes effect with the probes that are enabled now, or would with
+    /// all if none is.
     pub(super) fn mechanism(&self, site: &SiteState) -> Mechanism {
-        match self.slot_kind(site, &BTreeSet::new()) {
+        let none = BTreeSet::new();
+        let enabled = |id: &ProbeId| self.is_enabled(*id, &none);
+        let any = site.members.iter().any(enabled);
+        match self.slot_kind_for(site, |id| !any || enabled(&id)) {
             None => Mechanism::Emulated,
             Some(SlotKind::Boosted) => Mechanism::Boosted,
             Some(SlotKind::Trapped) => Mechanism::Stepped,
@@ -33,9 +37,17 @@ impl Registry {
 
     /// The kind of slot `site` needs for its enabled probes.
     fn slot_kind(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Option<SlotKind> {
+        self.slot_kind_for(site, |id| self.is_enabled(id, leaving))
+    }
+
+    fn slot_kind_for(
+        &self,
+        site: &SiteState,
+        counts: impl Fn(ProbeId) -> bool,
+    ) -> Option<SlotKind> {
         let (mut post, mut least) = (false, Mechanism::Emulated);
         for id in &site.members {
-            if self.is_enabled(*id, leaving)
+            if counts(*id)
                 && let Some(probe) = self.probes.get(id)
             {
                 post |= probe.spec.actions.post;

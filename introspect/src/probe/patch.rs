@@ -39,9 +39,10 @@ impl Text<'_> {
             .is_some_and(|now| self.tables.read(self.mem, at, now).is_ok() && now == bytes)
     }
 
-    /// Whether our int3 is at `at`.
-    pub(super) fn is_patched(&self, at: Gva) -> bool {
-        self.byte(at) == Some(INT3)
+    /// Whether our int3 is at `at`, in front of the rest of the instruction that was there.
+    pub(super) fn is_patched(&self, at: Gva, instruction: &[u8]) -> bool {
+        let rest = instruction.get(1..).unwrap_or_default();
+        self.byte(at) == Some(INT3) && self.holds(at.wrapping_add(1), rest)
     }
 
     /// Plants an int3 at every one of `sites`, given with the bytes expected there.
@@ -70,9 +71,11 @@ impl Text<'_> {
         Ok(())
     }
 
-    /// Gives the byte at `at` back; `false` when our int3 is no longer there, and nothing was done.
-    pub(super) fn disarm(&self, at: Gva, original: u8) -> bool {
-        self.is_patched(at) && self.tables.write(self.mem, at, &[original]).is_ok()
+    /// Gives `instruction` its first byte back, at `at`; `false` when what was left there no longer
+    /// is, and nothing was done.
+    pub(super) fn disarm(&self, at: Gva, instruction: &[u8]) -> bool {
+        let first = instruction.get(..1).unwrap_or_default();
+        self.is_patched(at, instruction) && self.tables.write(self.mem, at, first).is_ok()
     }
 
     /// Puts our `out` over the head of the guest's #BP entry.

@@ -1,0 +1,323 @@
+//! Guests that work against the probes in them: whatever they do to our patches, our hidden memory,
+//! their tables and stacks, the host goes on, and probes can be taken out and machines be stopped. On
+//! whatever KVM there is.
+
+mod region;
+mod tables;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::Gva;
+use hvprobe_introspect::probe::spec::Hold;
+use hvprobe_tests::micro::host::{build, catch_mode, hangs_not, result, run, symbol, within_limit};
+use hvprobe_tests::micro::{Asm, MicroKernel, OWN_BREAKPOINTS, PMD, WINDOW};
+use hvprobe_tests::rig::{Running, probe};
+use hvprobe_vmm::machine::{
+    EndReason, Ending, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, State,
+};
+use iced_x86::code_asm::{CodeAssembler, CodeLabel, byte_ptr, ptr, qword_ptr, registers::*};
+
+/// Where slots begin in the hidden region, which these guests know too well, and their size.
+const SLOTS: u64 = 0x3000;
+const SLOT: u64 = 32;
+
+/// Where a guest that has found the hidden region maps it, to write to it.
+const WRITABLE: u64 = WINDOW + (33 << 21);
+
+/// The statuses guests end with.
+const DONE: u8 = 42;
+
+fn with(definition: &str, mechanism: Mechanism) -> ProbeSpec {
+    ProbeSpec {
+        mechanism: Some(mechanism),
+        ..probe(definition)
+    }
+}
+
+/// One probe of each kind: `emulated`, `boosted` in slot 0, `stepped` in slot 1.
+fn one_each() -> Vec<ProbeSpec> {
+    vec![
+        with("p emulated+5", Mechanism::Emulated),
+        with("p boosted+5", Mechanism::Boosted),
+        with("p stepped+5", Mechanism::Stepped),
+    ]
+}
+
+/// The functions that [`one_each`] probes.
+struct Probed {
+    emulated: CodeLabel,
+    boosted: CodeLabel,
+    stepped: CodeLabel,
+}
+
+impl Probed {
+    fn new(kernel: &mut MicroKernel) -> Self {
+        Self {
+            emulated: kernel.label(),
+            boosted: kernel.label(),
+            stepped: kernel.label(),
+        }
+    }
+
+    fn call(&self, a: &mut CodeAssembler) -> Asm<()> {
+        a.call(self.emulated)?;
+        a.call(self.boosted)?;
+        a.call(self.stepped)
+    }
+
+    /// `push rbx`, which is emulated, and a multiplication, which is not.
+    fn define(&self, kernel: &mut MicroKernel) -> Asm<()> {
+        kernel.function("emulated", self.emulated)?;
+        kernel.asm().push(rbx)?;
+        kernel.asm().pop(rbx)?;
+        kernel.asm().ret()?;
+        for (name, label) in [("boosted", self.boosted), ("stepped", self.stepped)] {
+            kernel.function(name, label)?;
+            kernel.asm().imul_2(rax, rbx)?;
+            kernel.asm().nop()?;
+            kernel.asm().ret()?;
+        }
+        Ok(())
+    }
+}
+
+fn done(a: &mut CodeAssembler) -> Asm<()> {
+    a.mov(al, u32::from(DONE))?;
+    a.ret()
+}
+
+/// `checkpoint` is where the guest waits for the host; its probe is the last.
+fn checkpoint(kernel: &mut MicroKernel, label: CodeLabel) -> Asm<()> {
+    kernel.function("checkpoint", label)?;
+    kernel.asm().nop()?;
+    kernel.asm().ret()
+}
+
+fn holding() -> ProbeSpec {
+    let mut spec = probe("p checkpoint+5");
+    spec.actions.hold = Some(Hold::Stop);
+    spec
+}
+
+/// Waits until the guest has come to its checkpoint, or has ended.
+fn at_checkpoint(machine: &Arc<Machine>) -> State {
+    let machine = Arc::clone(machine);
+    within_limit("the way to the checkpoint", move || {
+        let mut status = machine.status();
+        while !(matches!(status.state, State::Stopped(_)) || status.stopped_at.is_some()) {
+            status = machine.wait_change(&status);
+        }
+        status.state
+    })
+}
+
+/// Takes all probes out, one by one, and stops the machine.
+fn dismantle(machine: &Arc<Machine>) -> Ending {
+    let machine = Arc::clone(machine);
+    hangs_not("taking probes out and stopping", move || {
+        for probe in machine.probes() {
+            // The machine may have ended.
+            let _ = machine.unregister(&[probe.id]);
+        }
+        machine.stop()
+    })
+}
+
+/// The guest has mapped the hidden region at [`WRITABLE`] after this. Changes RAX and RBX.
+fn find_hidden(a: &mut CodeAssembler) -> Asm<()> {
+    a.mov(rbx, PMD)?;
+    a.mov(rax, qword_ptr(rbx))?;
+    a.or(rax, 0x83)?;
+    a.mov(qword_ptr(rbx + 33 * 8), rax)
+}
+
+/// Forgets what the processor knows of the tables. Changes RAX.
+fn flush(a: &mut CodeAssembler) -> Asm<()> {
+    a.mov(rax, cr3)?;
+    a.mov(cr3, rax)
+}
+
+/// Boots, waits for the end the guest makes of itself, and checks that nobody else did.
+fn ended(config: MachineConfig) -> (Arc<Machine>, Ending, Vec<Event>) {
+    let (machine, ending, events) = run(config);
+    if let EndReason::Crash(report) = &ending.reason {
+        assert!(!report.contains("panicked"), "{report}");
+    }
+    // What has ended can still be told to.
+    assert_eq!(dismantle(&machine), ending);
+    (machine, ending, events)
+}
+
+fn is_done(ending: &Ending) -> bool {
+    (&ending.reason, ending.guest_status) == (&EndReason::Reset, Some(DONE))
+}
+
+#[test]
+fn text_that_the_guest_rewrites_is_left_to_it() {
+    if catch_mode("rewritten text").is_none() {
+        return;
+    }
+    let (_folder, mut config) = build(|kernel| {
+        let (probed, here) = (Probed::new(kernel), kernel.label());
+        let a = kernel.asm();
+        probed.call(a)?;
+        // Other instructions: `inc ebx; nop…`; `stepped` gets the int3 that is there already.
+        for function in [probed.emulated, probed.boosted] {
+            a.lea(rcx, ptr(function))?;
+            a.mov(byte_ptr(rcx + 5), 0xf8)?;
+        }
+        a.lea(rcx, ptr(probed.stepped))?;
+        a.mov(byte_ptr(rcx + 5), 0xcc)?;
+        a.call(here)?;
+        a.call(probed.stepped)?;
+        done(a)?;
+        probed.define(kernel)?;
+        checkpoint(kernel, here)
+    });
+    config.probes = one_each();
+    config.probes.push(holding());
+    let running = Running::boot(config);
+    let machine = running.machine.clone();
+    assert_eq!(at_checkpoint(&machine), State::Paused);
+    let probes = machine.probes();
+    let states: Vec<_> = probes.iter().map(|probe| probe.state.clone()).collect();
+    assert_eq!(
+        states,
+        [
+            ProbeState::Gone,
+            ProbeState::Gone,
+            ProbeState::Placed,
+            ProbeState::Placed
+        ]
+    );
+    let enabled = machine
+        .disable(&[probes[0].id])
+        .and_then(|()| machine.enable(&[probes[0].id]));
+    assert!(enabled.is_err(), "armed over what the guest wrote");
+    let taken = machine.register(&[probe("p emulated+5")]);
+    assert!(taken.is_err(), "{taken:?}");
+    let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
+    machine
+        .unregister(&ids[..3])
+        .expect("they can be taken out");
+    let byte = |name: &str| {
+        let mut byte = [0];
+        let at = Gva(symbol(&machine, name) + 5);
+        machine.read_kernel(at, &mut byte).expect("text is mapped");
+        byte[0]
+    };
+    assert_eq!(
+        [byte("emulated"), byte("boosted"), byte("stepped")],
+        [0xf8, 0xf8, 0x48]
+    );
+    machine.resume().expect("it goes on");
+    let (ending, ..) = within_limit("the guest", || running.finish());
+    assert!(is_done(&ending), "{ending:?}");
+    assert_eq!(result(&machine, OWN_BREAKPOINTS), 0);
+}
+
+#[test]
+fn guests_whose_steps_never_end_can_be_stopped() {
+    if catch_mode("endless steps").is_none() {
+        return;
+    }
+    // `jmp .` instead of the copy.
+    const FOREVER: u32 = 0xfeeb;
+    for removed_first in [true, false] {
+        let (_folder, mut config) = build(|kernel| {
+            let probed = Probed::new(kernel);
+            let a = kernel.asm();
+            probed.call(a)?;
+            find_hidden(a)?;
+            a.mov(rbx, WRITABLE + SLOTS + SLOT)?;
+            a.mov(iced_x86::code_asm::word_ptr(rbx), FOREVER)?;
+            flush(a)?;
+            a.call(probed.stepped)?;
+            done(a)?;
+            probed.define(kernel)
+        });
+        config.probes = one_each();
+        let running = Running::boot(config);
+        let machine = running.machine.clone();
+        within_limit("the second hit", move || {
+            let mut running = running;
+            running.wait_for_events(4);
+        });
+        let since = Instant::now();
+        if removed_first {
+            let taken = Arc::clone(&machine);
+            hangs_not("taking the probe out", move || {
+                let ids: Vec<_> = taken.probes().iter().map(|probe| probe.id).collect();
+                taken.unregister(&ids).expect("it can be taken out");
+            });
+        }
+        let ending = hangs_not("stopping", move || machine.stop());
+        assert!(since.elapsed() < Duration::from_secs(20), "{ending:?}");
+        // Without the probe the guest goes on where the copy was.
+        let went_on = is_done(&ending);
+        assert!(went_on || ending.reason == EndReason::Stopped, "{ending:?}");
+    }
+}
+
+fn first_line(ending: &Ending) -> String {
+    let text = format!("{} {:?}", ending.reason, ending.guest_status);
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
+    if catch_mode("self-modifying code").is_none() {
+        return;
+    }
+    let (_folder, config) = build(|kernel| {
+        let (probed, mut again) = (Probed::new(kernel), kernel.label());
+        let a = kernel.asm();
+        a.xor(r12d, r12d)?;
+        a.set_label(&mut again)?;
+        probed.call(a)?;
+        // The entry nop and its neighbour, and now and then the probepoint itself.
+        a.inc(r12d)?;
+        for function in [probed.emulated, probed.boosted, probed.stepped] {
+            let mut not_now = a.create_label();
+            a.lea(rcx, ptr(function))?;
+            a.mov(byte_ptr(rcx + 4), r12b)?;
+            a.mov(byte_ptr(rcx + 9), 0x90)?;
+            a.test(r12d, 0x1f)?;
+            a.jnz(not_now)?;
+            // A probepoint's first byte, over whatever is there.
+            a.mov(al, byte_ptr(rcx + 5))?;
+            a.mov(byte_ptr(rcx + 5), al)?;
+            a.set_label(&mut not_now)?;
+        }
+        a.jmp(again)?;
+        probed.define(kernel)
+    });
+    let running = Running::boot(config);
+    running.wait_live();
+    let machine = running.machine.clone();
+    let busy = Arc::clone(&machine);
+    hangs_not("a hundred changes", move || {
+        for round in 0..100 {
+            let registered = busy.register(&one_each());
+            let Ok(ids) = registered else {
+                // The text may have changed in between, or be none any more.
+                continue;
+            };
+            if round % 3 == 0 {
+                busy.disable(&ids).expect("probes can be disabled");
+                // Not where the guest has just put the int3 back.
+                let _ = busy.enable(&ids);
+            }
+            busy.unregister(&ids).expect("probes can be taken out");
+        }
+    });
+    let ending = dismantle(&machine);
+    assert!(
+        matches!(
+            ending.reason,
+            EndReason::Stopped | EndReason::Reset | EndReason::TripleFault(_)
+        ),
+        "{ending:?}"
+    );
+}

@@ -1,0 +1,186 @@
+//! Interrupts and NMIs around a stepped copy, and behind an emulated `sti`.
+
+use super::*;
+use hvprobe_introspect::event::EventKind;
+use hvprobe_tests::micro::host::{build, catch_mode, symbol};
+use hvprobe_tests::micro::recorder::{Record, records};
+use hvprobe_tests::micro::{APIC, Asm, IDT_BASE, MicroKernel, WINDOW};
+use hvprobe_vmm::machine::Mechanism;
+use hvprobe_vmm::selfcheck::{self, Verdict};
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, registers::*};
+
+/// Where nothing of the guest's may ever be seen to run.
+fn is_hidden(record: &Record) -> bool {
+    (WINDOW..WINDOW + (16 << 20)).contains(&record.rip)
+}
+
+/// What sends this processor an interrupt or NMI: EAX goes to the interrupt command register (SDM
+/// vol. 3, 11.6.1).
+const ICR: i32 = 0x300;
+
+const SELF_INTERRUPT: u32 = 1 << 18 | 1 << 14 | 0x40;
+
+/// To the processor with id 0, which the upper half of the register says after a reset.
+const SELF_NMI: u32 = 1 << 14 | 4 << 8;
+
+/// Leaves the guest for a moment: hosts that emulate the guest look for interrupts only then.
+fn exit(a: &mut CodeAssembler) -> Asm<()> {
+    a.out(0x80, al)?;
+    a.nop()
+}
+
+/// `main` sends itself what `command` says, with the instruction at `plain+5` and, displaced, with
+/// that at `probed+5`.
+fn sends(kernel: &mut MicroKernel, command: u32, flags: u64) -> Asm<()> {
+    kernel.start_recording()?;
+    let (plain, function) = (kernel.label(), kernel.label());
+    for function in [plain, function] {
+        let a = kernel.asm();
+        a.mov(rbx, APIC)?;
+        a.mov(eax, command)?;
+        a.push(i32::try_from(flags).expect("few bits"))?;
+        a.popfq()?;
+        a.call(function)?;
+        exit(a)?;
+        a.cli()?;
+    }
+    kernel.asm().mov(al, 42)?;
+    kernel.asm().ret()?;
+    probed(kernel, function, |a| a.mov(dword_ptr(rbx + ICR), eax))?;
+    kernel.function("plain", plain)?;
+    let a = kernel.asm();
+    a.mov(dword_ptr(rbx + ICR), eax)?;
+    a.ret()?;
+    kernel.record(&[2, 0x40], true)
+}
+
+#[test]
+fn what_a_stepped_copy_sends_its_own_processor_comes_right_after_it() {
+    if catch_mode("interrupts").is_none() {
+        return;
+    }
+    for (command, flags) in [
+        (SELF_INTERRUPT, 0x2 | IF),
+        (SELF_NMI, 0x2 | IF),
+        (SELF_NMI, 0x2),
+    ] {
+        let (_folder, mut config) = build(|kernel| sends(kernel, command, flags));
+        config.probes = vec![stepped("p probed+5")];
+        let (machine, events) = finished(config);
+        let records = records(&machine);
+        let [plain, displaced] = records[..] else {
+            panic!("{command:#x}: {records:#x?}")
+        };
+        let offset = |record: &Record, name| record.rip.wrapping_sub(symbol(&machine, name));
+        assert!(!is_hidden(&displaced), "{displaced:#x?}");
+        assert_eq!(displaced.idt, IDT_BASE);
+        assert_eq!(displaced.rflags & IF, flags & IF);
+        // Hosts that emulate the guest are not as prompt.
+        if offset(&plain, "plain") == 11 {
+            assert_eq!(offset(&displaced, "probed"), 11, "{records:#x?}");
+            let same = Record {
+                rip: plain.rip,
+                ..displaced
+            };
+            assert_eq!(plain, same, "{command:#x}: {records:#x?}");
+        }
+        assert_eq!(kinds(&events), [EventKind::Hit, EventKind::Post]);
+        assert_eq!(events[1].regs.rip, symbol(&machine, "probed") + 11);
+        assert_eq!(events[1].regs.rflags & IF, flags & IF);
+        assert_eq!(machine.probes()[0].counts.faults, 0);
+    }
+}
+
+#[test]
+fn interrupts_of_a_timer_never_show_a_stepped_copy() {
+    if catch_mode("timer").is_none() {
+        return;
+    }
+    const HITS: u32 = 300;
+    let (_folder, mut config) = build(|kernel| {
+        kernel.start_recording()?;
+        let (function, mut again) = (kernel.label(), kernel.label());
+        let a = kernel.asm();
+        // Periodic, vector 0x40, 1/16 of the bus frequency (SDM vol. 3, 11.5.4).
+        a.mov(rbx, APIC)?;
+        a.mov(dword_ptr(rbx + 0x3e0), 3)?;
+        a.mov(dword_ptr(rbx + 0x320), 1 << 17 | 0x40)?;
+        a.mov(dword_ptr(rbx + 0x380), 200_000)?;
+        a.mov(r12d, HITS)?;
+        a.set_label(&mut again)?;
+        a.sti()?;
+        a.call(function)?;
+        a.dec(r12d)?;
+        a.jnz(again)?;
+        a.cli()?;
+        a.mov(al, 42)?;
+        a.ret()?;
+        probed(kernel, function, |a| a.imul_2(rax, rbx))?;
+        kernel.record(&[0x40], true)
+    });
+    config.probes = vec![stepped("p probed+5")];
+    let (machine, events) = finished(config);
+    let records = records(&machine);
+    assert!(!records.is_empty(), "the timer never fired");
+    for record in &records {
+        assert!(!is_hidden(record) && record.idt == IDT_BASE, "{record:#x?}");
+    }
+    let counts = machine.probes()[0].counts;
+    assert_eq!((counts.hits, counts.missed), (u64::from(HITS), 0));
+    assert_eq!(events.len(), 2 * HITS as usize);
+    assert!(events.iter().all(|event| event.regs.rflags & IF != 0));
+}
+
+#[test]
+fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
+    if catch_mode("sti").is_none() {
+        return;
+    }
+    let report = selfcheck::run().expect("it has just run");
+    let holds_off = report
+        .items
+        .iter()
+        .any(|item| item.what == "interrupts held off after sti" && item.verdict == Verdict::Good);
+    // What follows `sti`, itself probed or not.
+    for more in [&[][..], &["p probed+6"]] {
+        let (_folder, mut config) = build(|kernel| {
+            kernel.start_recording()?;
+            let (plain, function) = (kernel.label(), kernel.label());
+            for function in [plain, function] {
+                let a = kernel.asm();
+                a.cli()?;
+                a.mov(rbx, APIC)?;
+                a.mov(dword_ptr(rbx + ICR), SELF_INTERRUPT)?;
+                a.call(function)?;
+                exit(a)?;
+                a.cli()?;
+            }
+            kernel.asm().mov(al, 42)?;
+            kernel.asm().ret()?;
+            for (name, label) in [("plain", plain), ("probed", function)] {
+                kernel.function(name, label)?;
+                let a = kernel.asm();
+                a.sti()?;
+                a.imul_2(rax, rbx)?;
+                a.nop()?;
+                a.nop()?;
+                a.ret()?;
+            }
+            kernel.record(&[0x40], true)
+        });
+        config.probes = vec![with_faults("p probed+5", Mechanism::Emulated)];
+        config.probes.extend(more.iter().map(|text| stepped(text)));
+        let (machine, _) = finished(config);
+        let records = records(&machine);
+        let [plain, displaced] = records[..] else {
+            panic!("{records:#x?}")
+        };
+        // Past `sti` and the instruction behind it, or later on hosts that emulate the guest.
+        let [plain, displaced] = [(plain, "plain"), (displaced, "probed")]
+            .map(|(record, name)| record.rip.wrapping_sub(symbol(&machine, name)));
+        if plain == 10 && holds_off {
+            assert_eq!(displaced, 10, "{more:?} {records:#x?}");
+        }
+        assert!(displaced >= 6, "{more:?} {records:#x?}");
+    }
+}
