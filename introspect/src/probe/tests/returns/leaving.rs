@@ -216,3 +216,22 @@ fn disabled_return_probe_sees_no_entries_and_lets_the_calls_it_saw_go_home() {
     assert_eq!((hits(&rig, id), rig.counts(id).missed), (1, 2));
     assert_eq!(hits(&rig, other), 4);
 }
+
+#[test]
+fn gate_stays_while_a_call_is_to_return_through_the_trampoline() {
+    let mut rig = Rig::with_gate();
+    let gate = rig.gate().at();
+    let original = rig.guest.read::<2>(gate);
+    let id = rig.one(FUNCTION);
+    let (entry, ret) = (rig.addr(id), caller(&rig, 0));
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.call(&rig, entry, STACK, ret), RESUME);
+    rig.registry.switch(false, &*rig.guest).unwrap();
+    assert_eq!(rig.byte(entry), 0x55);
+    assert_ne!(rig.guest.read::<2>(gate), original);
+    assert_eq!(cpu.ret(&rig, STACK, 0), ret);
+    // It goes with the next change.
+    rig.registry.switch(false, &*rig.guest).unwrap();
+    assert_eq!(rig.guest.read::<2>(gate), original);
+    assert_eq!((hits(&rig, id), rig.counts(id).missed), (0, 1));
+}
