@@ -5,6 +5,7 @@
 //! Nothing else in the guest makes the system calls used here while a test runs.
 
 use std::error::Error;
+use std::io;
 use std::process::ExitCode;
 
 mod calls;
@@ -72,6 +73,9 @@ Ends:
   die panic|triple|reboot|hang
                          print `ready`, call getpgid on all CPUs, and end the guest that way when a
                          line or the end of the input arrives on stdin
+Others:
+  held COMMAND...        print `ready`, run the command when a line arrives on stdin, print `over`,
+                         and wait for another line
   nothing                end at once
   exit-status N          tell the host that the guest's command ended with status N
   hold-kvm               keep KVM's static keys steady, from the background (for rigs)
@@ -87,6 +91,17 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs a command between two lines of stdin, so that a test can prepare for it and look at what
+/// it left.
+fn held(command: &[&str]) -> Result<(), Box<dyn Error>> {
+    let line = || io::stdin().read_line(&mut String::new()).map(drop);
+    println!("ready");
+    line()?;
+    run(command)?;
+    println!("over");
+    Ok(line()?)
 }
 
 /// Workers of a stress on each CPU, unless told otherwise: of each sort, one that stays and one
@@ -137,6 +152,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
         ["modules", file, count] => modules::run(file, number(count)?, None),
         ["modules", file, count, read] => modules::run(file, number(count)?, Some(read)),
         ["die", how] => die::amid_calls(die::How::named(how)?),
+        ["held", ref command @ ..] => held(command),
         ["nothing"] => Ok(()),
         ["exit-status", status] => exit_status::report(number(status)?),
         ["hold-kvm"] => hold_kvm::hold(),
