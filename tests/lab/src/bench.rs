@@ -1,4 +1,4 @@
-//! `cargo lab bench`: how fast and how lean hvprobe starts a guest, beside QEMU in the same rig.
+//! `cargo lab bench`: what hvprobe costs, beside its references in the same rig.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,9 +23,18 @@ pub(crate) struct Options {
     /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     rig: Option<Kind>,
-    /// How often each is measured; the table shows medians
+    /// boot: how often each is measured; the table shows medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
+    /// hits: calls in each loop
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
+    calls: u32,
+    /// hits: hits of gdb's breakpoint; 0 leaves that out, which takes minutes in an emulated machine
+    #[arg(long, default_value_t = 200)]
+    gdb_hits: u32,
+    /// Measure a development build, which is made sooner and is slower
+    #[arg(long)]
+    dev: bool,
     #[command(flatten)]
     machine: MachineOptions,
 }
@@ -36,11 +45,15 @@ enum What {
     /// The stock kernel boots under hvprobe and under QEMU (microvm, q35): time from the start of
     /// the process to the first guest instruction and to /init, memory beyond the guest's RAM
     Boot,
+    /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
+    /// breakpoint of gdb's: time, exits, ioctls
+    Hits,
 }
 
-/// Debian's QEMU, its program and the folders of its firmware.
+/// Debian's QEMU: its program, its firmware, and the module it emulates processors with.
 const QEMU: &str = "qemu-system-x86_64";
-const FIRMWARE: [&str; 6] = [
+const QEMU_FILES: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
     "/usr/share/qemu/bios-microvm.bin",
     "/usr/share/qemu/qboot.rom",
     "/usr/share/qemu/kvmvapic.bin",
@@ -51,29 +64,47 @@ const FIRMWARE: [&str; 6] = [
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     match options.what {
-        What::Boot => boot(options),
+        What::Boot => bench(
+            options,
+            "boot-bench",
+            &["--runs", &options.runs.to_string()],
+        ),
+        What::Hits => bench(
+            options,
+            "hits-bench",
+            &[
+                "--calls",
+                &options.calls.to_string(),
+                "--gdb-hits",
+                &options.gdb_hits.to_string(),
+            ],
+        ),
     }
 }
 
-fn boot(options: &Options) -> Result<ExitCode> {
+/// Runs `program` of this package in a rig that has hvprobe and QEMU.
+fn bench(options: &Options, program: &str, arguments: &[&str]) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
-    let mut arguments = run::PROGRAMS.to_vec();
-    arguments.extend(["--package=hvprobe-lab", "--release"]);
-    let built = workspace.build(&arguments)?;
+    let mut packages = run::PROGRAMS.to_vec();
+    packages.push("--package=hvprobe-lab");
+    if !options.dev {
+        packages.push("--release");
+    }
+    let built = workspace.build(&packages)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let ready = Ready::make(rig, false, true)?;
     packages::ensure(&["qemu-system-x86"])?;
 
     let mut job = Job::new(&built, options.machine.timeout(1800));
     options.machine.apply(&mut job);
-    let bench = cargo::program_named(&built, "boot-bench")?;
-    job.programs.push(("boot-bench".to_owned(), bench));
+    let path = cargo::program_named(&built, program)?;
+    job.programs.push((program.to_owned(), path));
     let guest = if rig == Kind::Direct {
         ready.cache.root().join("guest")
     } else {
         job.programs
             .push((QEMU.to_owned(), Path::new("/usr/bin").join(QEMU)));
-        job.files = FIRMWARE
+        job.files = QEMU_FILES
             .iter()
             .map(|path| (path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
             .collect();
@@ -82,13 +113,12 @@ fn boot(options: &Options) -> Result<ExitCode> {
     job.stdio = Stdio::of_stdout();
     job.environment = run::environment(rig);
     job.steps.push(Step {
-        program: "boot-bench".to_owned(),
-        arguments: vec![
-            "--runs".into(),
-            options.runs.to_string().into(),
-            "--guest".into(),
-            guest.into(),
-        ],
+        program: program.to_owned(),
+        arguments: arguments
+            .iter()
+            .map(Into::into)
+            .chain(["--guest".into(), guest.into()])
+            .collect(),
         package: None,
     });
     run::run_job(rig, &ready, &job)

@@ -144,12 +144,4 @@ mod tests {
         assert_eq!(milliseconds(line), Some(Duration::from_micros(12_500)));
         assert_eq!(milliseconds("first instruction of the guest"), None);
     }
-
-    #[test]
-    fn line_is_found_and_the_end_of_a_stream_is_not_waited_at() {
-        let stream = lines(&b"one\nsay marker now\nthree"[..]);
-        let found = wait_for(&stream, "marker", GRACE);
-        assert_eq!(found.as_deref(), Some("say marker now"));
-        assert_eq!(wait_for(&stream, "marker", GRACE), None);
-    }
 }

@@ -21,14 +21,6 @@ pub(crate) struct Gdb {
     to: UnixStream,
 }
 
-/// What a run over breakpoints took.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Continued {
-    pub(crate) hits: u32,
-    /// From the first hit to the last.
-    pub(crate) time: Duration,
-}
-
 impl Gdb {
     /// Connects, which stops the machine.
     pub(crate) fn connect(stream: UnixStream) -> Result<Self> {
@@ -47,19 +39,20 @@ impl Gdb {
 
     /// Sets a software breakpoint at `at` and lets the machine run, over and over, until `hits`
     /// hits; then removes the breakpoint and lets the machine go. `ready` is called when the
-    /// machine runs for the first time.
+    /// machine runs for the first time. Returns the times from each hit to the next.
     pub(crate) fn count(
         mut self,
         at: u64,
         hits: u32,
         ready: impl FnOnce() -> Result<()>,
-    ) -> Result<Continued> {
+    ) -> Result<Vec<Duration>> {
         let (insert, remove) = (format!("Z0,{at:x},1"), format!("z0,{at:x},1"));
         self.expect_ok(&insert)?;
         self.send("c")?;
         ready()?;
         self.expect_stop()?;
-        let first = Instant::now();
+        let mut times = Vec::new();
+        let mut last = Instant::now();
         for _ in 1..hits {
             self.expect_ok(&remove)?;
             self.send("s")?;
@@ -67,11 +60,13 @@ impl Gdb {
             self.expect_ok(&insert)?;
             self.send("c")?;
             self.expect_stop()?;
+            let now = Instant::now();
+            times.push(now - last);
+            last = now;
         }
-        let time = first.elapsed();
         self.expect_ok(&remove)?;
         self.expect_ok("D")?;
-        Ok(Continued { hits, time })
+        Ok(times)
     }
 
     fn expect_ok(&mut self, command: &str) -> Result<()> {
@@ -194,7 +189,7 @@ mod tests {
             ready = true;
             Ok(())
         });
-        assert_eq!(counted.unwrap().hits, 3);
+        assert_eq!(counted.unwrap().len(), 2);
         assert!(ready);
         let asked = stub.join().unwrap();
         let cycle = ["z0,1000,1", "s", "Z0,1000,1", "c"];

@@ -12,9 +12,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 /// What the guest's `/init` prints before it starts the shell.
 const SHELL: &str = "hvprobe-guest: no command given";
 
-/// Ticks of the guest's time stamp counter per call.
+/// Ticks of the guest's time stamp counter per call, in batches of a hundredth of the calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ticks {
+    pub(crate) calls: u32,
     pub(crate) fastest: f64,
     pub(crate) median: f64,
 }
@@ -72,8 +73,9 @@ impl Console {
     /// Runs `workload tsc-loop` with `words`.
     pub(crate) fn tsc_loop(&mut self, words: &str) -> Result<Ticks> {
         self.type_line(&format!("workload tsc-loop {words}"))?;
-        let value = self.value("ticks")?;
-        parse_ticks(&value).with_context(|| format!("no ticks in {value:?}"))
+        let calls = self.value("calls")?;
+        let ticks = self.value("ticks")?;
+        parse_ticks(&calls, &ticks).with_context(|| format!("no ticks in {ticks:?}"))
     }
 }
 
@@ -85,9 +87,10 @@ impl Drop for Console {
     }
 }
 
-fn parse_ticks(value: &str) -> Option<Ticks> {
-    let (fastest, median) = value.split_once(' ')?;
+fn parse_ticks(calls: &str, ticks: &str) -> Option<Ticks> {
+    let (fastest, median) = ticks.split_once(' ')?;
     Some(Ticks {
+        calls: calls.parse().ok()?,
         fastest: fastest.parse().ok()?,
         median: median.parse().ok()?,
     })
@@ -100,10 +103,11 @@ mod tests {
     #[test]
     fn ticks_are_read() {
         let expected = Ticks {
+            calls: 101,
             fastest: 1011.18,
             median: 1093.7,
         };
-        assert_eq!(parse_ticks("1011.18 1093.70"), Some(expected));
-        assert_eq!(parse_ticks("many"), None);
+        assert_eq!(parse_ticks("101", "1011.18 1093.70"), Some(expected));
+        assert_eq!(parse_ticks("101", "many"), None);
     }
 }

@@ -7,10 +7,11 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::gdb::{Continued, Gdb};
+use crate::gdb::Gdb;
 use crate::guest::Console;
 
 /// How QEMU runs the guest.
@@ -43,14 +44,14 @@ impl Accelerator {
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 mitigations=off nokaslr";
 
 /// Boots the guest of folder `guest`, sets a breakpoint on `function` and lets the guest run into
-/// it `hits` times.
+/// it `hits` times. Returns the times from each hit to the next.
 pub(crate) fn breakpoint(
     accelerator: Accelerator,
     guest: &Path,
     function: &str,
     call: &str,
     hits: u32,
-) -> Result<Continued> {
+) -> Result<Vec<Duration>> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("gdb");
     let mut console = Console::open(&mut command(accelerator, guest, &socket))?;
@@ -77,7 +78,8 @@ fn command(accelerator: Accelerator, guest: &Path, socket: &Path) -> Command {
     command.args(["-m", "256", "-append", CMDLINE]);
     command.args(["-nodefaults", "-no-user-config", "-nographic"]);
     command.args(["-serial", "stdio", "-no-reboot"]);
-    // QEMU looks for its firmware relative to its own folder, which is another in a rig.
+    // QEMU looks for its files relative to its own folder, which is another in a rig.
+    command.env("QEMU_MODULE_DIR", "/usr/lib/x86_64-linux-gnu/qemu");
     command.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
     command
         .arg("-chardev")

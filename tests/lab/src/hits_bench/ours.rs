@@ -1,0 +1,192 @@
+//! hvprobe's side: one machine, one mechanism after the other, all on the same function.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use hvprobe_lab::measure::stream::Lines;
+
+use crate::exits::{Counter, Counts};
+use crate::guest::{Console, Ticks};
+
+const MACHINE: &str = "hits";
+const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off";
+/// For the server to be there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A mechanism: its name in the table, and what `hvprobe probe add` is given for it. `{}` stands for
+/// the function.
+#[derive(Debug)]
+pub(crate) struct Mechanism {
+    pub(crate) name: &'static str,
+    add: &'static [&'static str],
+}
+
+pub(crate) const MECHANISMS: [Mechanism; 7] = [
+    Mechanism {
+        name: "kprobe, emulated",
+        add: &["--mechanism", "emulated", "p {}"],
+    },
+    Mechanism {
+        name: "kprobe, boosted",
+        add: &["--mechanism", "boosted", "p {}"],
+    },
+    Mechanism {
+        name: "kprobe, stepped",
+        add: &["--mechanism", "stepped", "p {}"],
+    },
+    Mechanism {
+        name: "kprobe with post-handler, emulated",
+        add: &["--mechanism", "emulated", "--post", "p {}"],
+    },
+    Mechanism {
+        name: "kprobe with post-handler, stepped",
+        add: &["--mechanism", "stepped", "--post", "p {}"],
+    },
+    Mechanism {
+        name: "return probe",
+        add: &["r {}"],
+    },
+    Mechanism {
+        name: "kprobe + return probe",
+        add: &["p {}", "r {}"],
+    },
+];
+
+/// What a loop cost, and what was counted in another run of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loop {
+    pub(crate) ticks: Ticks,
+    pub(crate) counts: Counts,
+}
+
+/// A machine of a server of its own, with a shell on its console.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    console: Console,
+    server: Server,
+    /// What `workload tsc-loop` is given.
+    work: String,
+    function: String,
+}
+
+impl Machine {
+    /// Boots the guest of folder `guest`, whose loops will make `calls` times the call that enters
+    /// `function`.
+    pub(crate) fn boot(guest: &Path, function: &str, call: &str, calls: u32) -> Result<Self> {
+        let server = Server::start()?;
+        let (kernel, initrd) = (guest.join("kernel"), guest.join("initrd.cpio"));
+        server.ask([
+            OsStr::new("vm"),
+            OsStr::new("boot"),
+            OsStr::new("--name"),
+            OsStr::new(MACHINE),
+            OsStr::new("--cmdline"),
+            OsStr::new(CMDLINE),
+            OsStr::new("--kernel"),
+            kernel.as_os_str(),
+            OsStr::new("--initrd"),
+            initrd.as_os_str(),
+        ])?;
+        let console = Console::open(server.command().args(["vm", "console", MACHINE]))?;
+        Ok(Self {
+            console,
+            server,
+            work: format!("{call} {calls}"),
+            function: function.to_owned(),
+        })
+    }
+
+    /// The loop without probes of ours; with the guest's own on the function if `own` names some
+    /// (see `workload help`).
+    pub(crate) fn bare(&mut self, own: Option<&str>) -> Result<Loop> {
+        self.measure(&match own {
+            Some(probes) => format!("{} {probes}", self.work),
+            None => self.work.clone(),
+        })
+    }
+
+    /// The loop with probes of ours.
+    pub(crate) fn probed(&mut self, mechanism: &Mechanism) -> Result<Loop> {
+        let words = mechanism
+            .add
+            .iter()
+            .map(|word| word.replace("{}", &self.function));
+        let add = ["probe", "add", "--vm", MACHINE].map(str::to_owned);
+        self.server.ask(add.into_iter().chain(words))?;
+        let measured = self.measure(&self.work.clone());
+        self.server
+            .ask(["probe", "remove", "--vm", MACHINE, "--all"])?;
+        measured
+    }
+
+    fn measure(&mut self, words: &str) -> Result<Loop> {
+        // First without, as counting takes time.
+        let ticks = self.console.tsc_loop(words)?;
+        let counter = Counter::start()?;
+        let before = counter.read()?;
+        self.console.tsc_loop(words)?;
+        let counts = counter.read()?.since(before);
+        Ok(Loop { ticks, counts })
+    }
+}
+
+/// `hvprobe serve`, ended when dropped.
+#[derive(Debug)]
+struct Server {
+    program: Child,
+    socket: PathBuf,
+    _folder: tempfile::TempDir,
+    _words: Lines,
+}
+
+impl Server {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let socket = folder.path().join("socket");
+        let mut program = Command::new("hvprobe")
+            .arg("serve")
+            .arg("--socket")
+            .arg(&socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start hvprobe")?;
+        let words = Lines::of(program.stderr.take().context("no stderr")?);
+        let listens = words.wait_for("listening on", PATIENCE);
+        let server = Self {
+            program,
+            socket,
+            _folder: folder,
+            _words: words,
+        };
+        listens.context("hvprobe serve does not listen")?;
+        Ok(server)
+    }
+
+    /// An `hvprobe` that will speak to this server.
+    fn command(&self) -> Command {
+        let mut command = Command::new("hvprobe");
+        command.env("HVPROBE_SOCKET", &self.socket);
+        command
+    }
+
+    fn ask(&self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
+        let output = self.command().args(words).stdin(Stdio::null()).output()?;
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Its machine has nothing to lose.
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}

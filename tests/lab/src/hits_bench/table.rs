@@ -1,0 +1,89 @@
+//! The comparison as a table: a row per way to probe the same function.
+
+use std::fmt::Write;
+
+/// What one hit adds to a call.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    /// Ticks of the guest's time stamp counter: fastest batch, middle batch. None where it stands
+    /// still at a hit.
+    pub(crate) ticks: Option<(f64, f64)>,
+    /// Of the fastest batch, which the rest of the machine disturbs least.
+    pub(crate) microseconds: f64,
+    /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
+    pub(crate) exits: Option<[f64; 3]>,
+}
+
+/// All rows; `kprobe` and `reference` name those that the two columns of ratios divide by.
+pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
+    let mut table = format!(
+        "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
+        "", "median", "fastest", "us", "exits", "runs", "ioctls", "x kprobe", "x guest's"
+    );
+    let microseconds = |name: &str| {
+        let row = rows.iter().find(|row| row.name == name)?;
+        Some(row.microseconds)
+    };
+    for row in rows {
+        let (fastest, middle) = row.ticks.unzip();
+        let [exits, runs, ioctls] = row.exits.map_or([None; 3], |numbers| numbers.map(Some));
+        let ratio = |to: &str| microseconds(to).map(|of| row.microseconds / of);
+        let _ = writeln!(
+            table,
+            "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>11}{:>11}",
+            row.name,
+            number(middle, 0),
+            number(fastest, 0),
+            number(Some(row.microseconds), 2),
+            number(exits, 2),
+            number(runs, 2),
+            number(ioctls, 2),
+            number(ratio(kprobe), 2),
+            number(ratio(reference), 2),
+        );
+    }
+    table
+}
+
+fn number(value: Option<f64>, places: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.places$}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use expect_test::expect;
+
+    #[test]
+    fn rows_are_compared_with_both_references() {
+        let rows = [
+            Row {
+                name: "guest's kprobe".to_owned(),
+                ticks: Some((2900.0, 3000.4)),
+                microseconds: 1.5,
+                exits: Some([0.0, 0.0, 0.0]),
+            },
+            Row {
+                name: "kprobe".to_owned(),
+                ticks: Some((28000.0, 30000.0)),
+                microseconds: 15.0,
+                exits: Some([1.001, 1.0, 0.0]),
+            },
+            Row {
+                name: "gdb".to_owned(),
+                ticks: None,
+                microseconds: 750.0,
+                exits: None,
+            },
+        ];
+        expect![[r#"
+                                                        median   fastest        us   exits    runs  ioctls   x kprobe  x guest's
+            guest's kprobe                                3000      2900      1.50    0.00    0.00    0.00       0.10       1.00
+            kprobe                                       30000     28000     15.00    1.00    1.00    0.00       1.00      10.00
+            gdb                                              -         -    750.00       -       -       -      50.00     500.00
+        "#]]
+        .assert_eq(&render(&rows, "kprobe", "guest's kprobe"));
+    }
+}
