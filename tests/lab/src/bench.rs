@@ -50,9 +50,10 @@ enum What {
     Hits,
 }
 
-/// Debian's QEMU, its program and the folders of its firmware.
+/// Debian's QEMU: its program, its firmware, and the module it emulates processors with.
 const QEMU: &str = "qemu-system-x86_64";
-const FIRMWARE: [&str; 6] = [
+const QEMU_FILES: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
     "/usr/share/qemu/bios-microvm.bin",
     "/usr/share/qemu/qboot.rom",
     "/usr/share/qemu/kvmvapic.bin",
@@ -103,7 +104,7 @@ fn bench(options: &Options, program: &str, arguments: &[&str]) -> Result<ExitCod
     } else {
         job.programs
             .push((QEMU.to_owned(), Path::new("/usr/bin").join(QEMU)));
-        job.files = FIRMWARE
+        job.files = QEMU_FILES
             .iter()
             .map(|path| (path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
             .collect();

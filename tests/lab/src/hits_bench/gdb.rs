@@ -29,7 +29,9 @@ impl Gdb {
             from: BufReader::new(stream.try_clone()?),
             to: stream,
         };
-        gdb.ask("qSupported:swbreak+;hwbreak+")?;
+        gdb.send("qSupported:swbreak+;hwbreak+")?;
+        // Being connected to stops the machine, which the stub tells first, unasked.
+        while stopped(&gdb.receive()?) {}
         let state = gdb.ask("?")?;
         if !stopped(&state) {
             bail!("QEMU's gdbstub does not say that it stopped: {state:?}");
@@ -164,6 +166,9 @@ mod tests {
     /// A stub that stops at once whenever it is told to go; returns what it was asked.
     fn stub(mut stream: UnixStream) -> Vec<String> {
         let mut asked = Vec::new();
+        stream
+            .write_all(packet("T02thread:01;").as_bytes())
+            .unwrap();
         let mut from = stream.try_clone().unwrap();
         while let Ok(command) = read_packet(&mut from) {
             let answer = match command.as_str() {

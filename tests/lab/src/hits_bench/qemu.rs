@@ -78,7 +78,8 @@ fn command(accelerator: Accelerator, guest: &Path, socket: &Path) -> Command {
     command.args(["-m", "256", "-append", CMDLINE]);
     command.args(["-nodefaults", "-no-user-config", "-nographic"]);
     command.args(["-serial", "stdio", "-no-reboot"]);
-    // QEMU looks for its firmware relative to its own folder, which is another in a rig.
+    // QEMU looks for its files relative to its own folder, which is another in a rig.
+    command.env("QEMU_MODULE_DIR", "/usr/lib/x86_64-linux-gnu/qemu");
     command.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
     command
         .arg("-chardev")

@@ -1,0 +1,325 @@
+//! Busy guests: every call accounted for while probes come and go at random, and guests that die
+//! in the middle of hits.
+//!
+//! The workload counts its own calls by the kernel function they enter, and rests between
+//! stretches; a probe that stays over a stretch must have counted the same calls. What happens at
+//! random is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats it, and
+//! `HVPROBE_STRESS_SECONDS` makes the test longer.
+
+use std::collections::HashMap;
+use std::env;
+use std::time::{Duration, Instant};
+
+use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
+use hvprobe_vmm::machine::{EndReason, Machine, Mechanism, ProbeId, ProbeSpec, State};
+
+/// Functions that the kernel enters once for each call the workload counts under their name.
+const COUNTED: [&str; 11] = [
+    "__x64_sys_getpgid",
+    "__x64_sys_getsid",
+    "__x64_sys_nanosleep",
+    "pipe_write",
+    "pipe_read",
+    "futex_wake_op",
+    "__x64_sys_fork",
+    "__x64_sys_waitid",
+    "__x64_sys_mremap",
+    "__x64_sys_newstat",
+    "__x64_sys_sched_setaffinity",
+];
+
+/// Functions that other probes come to and go from, beside those above.
+const BUSY: [&str; 13] = [
+    "do_getpgid",
+    "hrtimer_nanosleep",
+    "vfs_read",
+    "vfs_write",
+    "handle_mm_fault",
+    "path_openat",
+    "dput",
+    "try_to_wake_up",
+    "kmem_cache_alloc",
+    "do_exit",
+    "get_signal",
+    "hrtimer_interrupt",
+    "wake_up_new_task",
+];
+
+/// Changes in each stretch.
+const CHANGES: usize = 25;
+/// Hits of the probes that stay between two changes.
+const PACE: u64 = 100;
+/// The furthest from its start that a function is probed.
+const REACH: u64 = 48;
+
+fn setting(name: &str) -> Option<u64> {
+    let value = env::var(name).ok()?;
+    let number = value.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+/// The probes that come and go.
+struct Crowd {
+    random: Random,
+    here: Vec<ProbeId>,
+    accepted: usize,
+    refused: usize,
+}
+
+impl Crowd {
+    /// One change at random.
+    fn change(&mut self, running: &Running) {
+        let machine = &running.machine;
+        match self.random.below(10) {
+            0..4 => {
+                let batch: Vec<ProbeSpec> = (0..=self.random.below(6))
+                    .map(|_| self.newcomer())
+                    .collect();
+                match machine.register(&batch) {
+                    Ok(ids) => {
+                        self.accepted += ids.len();
+                        self.here.extend(ids);
+                    }
+                    // Most often not the start of an instruction; nothing of the batch is there.
+                    Err(_) => self.refused += batch.len(),
+                }
+            }
+            4..7 => {
+                let chosen = self.some();
+                self.here.retain(|id| !chosen.contains(id));
+                must(machine.unregister(&chosen));
+            }
+            7 => must(machine.disable(&self.some())),
+            _ => must(machine.enable(&self.some())),
+        }
+    }
+
+    fn newcomer(&mut self) -> ProbeSpec {
+        let function = if self.random.chance(50) {
+            self.random.pick(&COUNTED)
+        } else {
+            self.random.pick(&BUSY)
+        };
+        if self.random.chance(30) {
+            return ProbeSpec {
+                maxactive_auto: self.random.chance(50),
+                ..probe(&format!("r {function}"))
+            };
+        }
+        let offset = if self.random.chance(60) {
+            0
+        } else {
+            self.random.below(REACH)
+        };
+        let mut spec = probe(&format!("p {function}+{offset}"));
+        spec.disabled = self.random.chance(10);
+        spec.mechanism = match self.random.below(4) {
+            0 => Some(Mechanism::Boosted),
+            1 => Some(Mechanism::Stepped),
+            _ => None,
+        };
+        spec.actions.post = self.random.chance(20);
+        spec
+    }
+
+    fn some(&mut self) -> Vec<ProbeId> {
+        let random = &mut self.random;
+        let here = self.here.iter().copied();
+        here.filter(|_| random.chance(40)).collect()
+    }
+}
+
+fn must<E: std::error::Error>(changed: Result<(), E>) {
+    if let Err(error) = changed {
+        panic!("a change failed: {}", chain(&error));
+    }
+}
+
+/// Hits of these probes together.
+fn hits(machine: &Machine, ids: &[ProbeId]) -> u64 {
+    let probes = machine.probes();
+    let of_these = probes.iter().filter(|probe| ids.contains(&probe.id));
+    of_these.map(|probe| probe.counts.hits).sum()
+}
+
+/// Calls of each counted function since the workload's start, as it printed last.
+fn calls(printed: &str) -> HashMap<&'static str, i64> {
+    let last = |function| values(printed, function).last().copied();
+    COUNTED
+        .iter()
+        .map(|&function| (function, last(function).expect("the workload counts it")))
+        .collect()
+}
+
+/// Random changes on a guest with `cpus` CPUs for `stretches` stretches, or as long as the
+/// environment says.
+fn every_call_is_accounted_for(cpus: u32, stretches: u32) {
+    let seed = setting("HVPROBE_STRESS_SEED").unwrap_or(1);
+    let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));
+    eprintln!("HVPROBE_STRESS_SEED={seed}");
+    let mut running = Running::boot(guest(
+        cpus,
+        &["workload", "stress-directed", &seed.to_string()],
+    ));
+    let mut before = calls(&running.wait_for("ready"));
+    let machine = running.machine.clone();
+    let functions: Vec<&str> = COUNTED.into_iter().chain(BUSY).collect();
+    let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
+    // One of each kind on each counted function stays.
+    let staying: Vec<ProbeSpec> = COUNTED
+        .iter()
+        .flat_map(|function| {
+            let calls = probe(&format!("p {function}"));
+            let returns = ProbeSpec {
+                maxactive_auto: function.contains("nanosleep"),
+                ..probe(&format!("r {function}"))
+            };
+            [calls, returns]
+        })
+        .collect();
+    let staying = machine
+        .register(&staying)
+        .unwrap_or_else(|error| panic!("{}", chain(&error)));
+    let mut counted: HashMap<ProbeId, u64> = staying.iter().map(|&id| (id, 0)).collect();
+    let mut crowd = Crowd {
+        random: Random::new(&[seed]),
+        here: Vec::new(),
+        accepted: 0,
+        refused: 0,
+    };
+    let started = Instant::now();
+    let mut stretch = 0;
+    while stretch < stretches || started.elapsed() < least {
+        stretch += 1;
+        machine.console_input(b"go\n");
+        running.wait_printed(|printed| {
+            printed.matches("going").count() >= usize::try_from(stretch).expect("a few")
+        });
+        for _ in 0..CHANGES {
+            let seen = hits(&machine, &staying);
+            while hits(&machine, &staying) < seen + PACE {
+                std::thread::yield_now();
+            }
+            crowd.change(&running);
+        }
+        machine.console_input(b"stop\n");
+        let now = calls(&running.wait_for(&format!("stretch {stretch} is over")));
+        for (pair, function) in staying.chunks(2).zip(COUNTED) {
+            let made = now[function] - before[function];
+            for &id in pair {
+                let probe = info(&machine, id);
+                let counts = probe.counts;
+                let all = counts.hits + counts.missed + counts.orphans;
+                let new = all - counted.insert(id, all).unwrap_or(0);
+                assert_eq!(
+                    i64::try_from(new).expect("a count"),
+                    made,
+                    "stretch {stretch} of seed {seed}, {}: {counts:?}",
+                    probe.definition
+                );
+            }
+        }
+        before = now;
+    }
+    let probes = machine.probes();
+    let orphans: u64 = staying
+        .iter()
+        .map(|&id| info(&machine, id).counts.orphans)
+        .sum();
+    assert_eq!(orphans, 0, "every counted function returns");
+    let hits: u64 = probes.iter().map(|probe| probe.counts.hits).sum();
+    let missed: u64 = probes.iter().map(|probe| probe.counts.missed).sum();
+    eprintln!(
+        "{stretch} stretches, {:?}: {} probes came, {} were refused; {hits} hits, {missed} missed",
+        started.elapsed(),
+        crowd.accepted,
+        crowd.refused
+    );
+    assert!(crowd.accepted > 10);
+    let all: Vec<ProbeId> = probes.iter().map(|probe| probe.id).collect();
+    must(machine.unregister(&all));
+    for (name, original) in functions.iter().zip(&original) {
+        assert_eq!(&running.text(name), original, "{name}");
+    }
+    machine.console_input(b"end\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+}
+
+#[test]
+fn every_call_of_two_vcpus_is_accounted_for_while_probes_come_and_go() {
+    if rig("stress with 2 vCPUs").is_some() {
+        every_call_is_accounted_for(2, 4);
+    }
+}
+
+#[test]
+fn every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go() {
+    if rig("stress with 4 vCPUs").is_some() {
+        every_call_is_accounted_for(4, 2);
+    }
+}
+
+/// Boots a guest with probes on what all its CPUs call, and tells it to die that way.
+fn dying(how: &str) -> Running {
+    let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("two at most");
+    let mut running = Running::boot(guest(cpus, &["workload", "die", how]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let specs = [
+        probe("p __x64_sys_getpgid"),
+        probe("r __x64_sys_getpgid"),
+        ProbeSpec {
+            mechanism: Some(Mechanism::Stepped),
+            ..probe("p do_getpgid")
+        },
+    ];
+    let ids = machine
+        .register(&specs)
+        .unwrap_or_else(|error| panic!("{}", chain(&error)));
+    while ids.iter().any(|&id| info(&machine, id).counts.hits == 0) {
+        std::thread::yield_now();
+    }
+    machine.console_input(b"\n");
+    running
+}
+
+#[test]
+fn guests_that_die_amid_hits_are_reported() {
+    if rig("guests that die").is_none() {
+        return;
+    }
+    for how in ["panic", "triple", "reboot"] {
+        let running = dying(how);
+        let machine = running.machine.clone();
+        let (ending, printed) = running.end();
+        let expected = match how {
+            "triple" => matches!(ending.reason, EndReason::TripleFault(_)),
+            _ => ending.reason == EndReason::Reset,
+        };
+        assert!(expected, "{how}: {ending:?}:\n{printed}");
+        assert_eq!(ending.guest_status, None, "{how}");
+        assert!(matches!(machine.status().state, State::Stopped(_)), "{how}");
+        // It can still be asked, and answers sensibly.
+        assert!(machine.pause().is_err(), "{how}");
+        assert!(machine.register(&[probe("p vfs_read")]).is_err(), "{how}");
+        let _ = machine.probes();
+    }
+}
+
+#[test]
+fn a_guest_that_hangs_amid_hits_can_be_probed_and_stopped() {
+    if rig("a guest that hangs").is_none() {
+        return;
+    }
+    let mut running = dying("hang");
+    running.wait_for("end Kernel panic");
+    let machine = running.machine.clone();
+    assert_eq!(machine.status().state, State::Running);
+    let id = running.register(probe("p vfs_read"));
+    must(machine.unregister(&[id]));
+    let ending = machine.stop();
+    assert_eq!(ending.reason, EndReason::Stopped);
+    assert_eq!(machine.probes(), []);
+}
