@@ -122,7 +122,10 @@ impl Place {
     }
 
     pub(super) fn mechanism(&self) -> Mechanism {
-        let post = |probe: &Probe| !probe.disabled && probe.flavour == Flavour::HitsAndPost;
+        // With all disabled, what would be with all enabled.
+        let idle = self.probes.values().all(|probe| probe.disabled);
+        let counts = |probe: &Probe| idle || !probe.disabled;
+        let post = |probe: &Probe| counts(probe) && probe.flavour == Flavour::HitsAndPost;
         if self.spot.emulated || self.planned == REWRITTEN {
             Mechanism::Emulated
         } else if self.probes.values().any(post) {
