@@ -503,9 +503,8 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
     for _ in 0..ROUNDS {
         assert!(machine.armed());
         let since = hits();
-        while hits().iter().zip(since).any(|(now, then)| *now < then + 5) {
-            std::thread::yield_now();
-        }
+        running
+            .wait_while_running(|_| hits().iter().zip(since).all(|(now, then)| *now >= then + 5));
         for (now, original) in texts(&running).iter().zip(&originals) {
             assert_ne!(now, original);
         }
