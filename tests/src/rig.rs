@@ -167,6 +167,20 @@ impl Running {
         &self.seen
     }
 
+    /// Waits until `enough` says so of the machine, which it has to be asked again and again.
+    ///
+    /// # Panics
+    /// When the guest ends before.
+    pub fn wait_while_running(&mut self, enough: impl Fn(&Machine) -> bool) {
+        while !enough(&self.machine) {
+            if let State::Stopped(_) = self.machine.status().state {
+                let printed = self.wait_printed(|_| false);
+                panic!("{printed}");
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Registers one probe.
     ///
     /// # Panics

@@ -316,6 +316,19 @@ const STACK_SWITCHERS: [&str; 4] = [
     "ret_from_fork_asm",
 ];
 
+/// Functions that never return although their code alone, parts of which the compiler puts
+/// elsewhere, does not prove it (the kernel's own list: tools/objtool/noreturns.h).
+const NEVER_RETURN: [&str; 8] = [
+    "do_exit",
+    "do_group_exit",
+    "do_task_dead",
+    "kthread_exit",
+    "make_task_dead",
+    "__module_put_and_kthread_exit",
+    "cpu_startup_entry",
+    "panic",
+];
+
 /// [R7]: refuses functions whose return would not be that of the call.
 fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
     let refused = |why| Refused::NeverReturns {
@@ -324,6 +337,9 @@ fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refu
     };
     if STACK_SWITCHERS.contains(&symbol.name) {
         return Err(refused("switches stacks"));
+    }
+    if NEVER_RETURN.contains(&symbol.name) {
+        return Err(refused("never returns"));
     }
     let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
     let mut code = vec![0; size];
