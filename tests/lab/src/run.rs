@@ -125,13 +125,15 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 6] = [
+const PASSED_ON: [&str; 8] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
     "RUST_BACKTRACE",
     "HVPROBE_DIFFERENTIAL",
     "HVPROBE_DIFFERENTIAL_SEED",
+    "HVPROBE_STRESS_SECONDS",
+    "HVPROBE_STRESS_SEED",
 ];
 
 /// The environment of programs in a rig: where they are, and what is passed on to them.

@@ -287,6 +287,8 @@ impl Model {
         registry
             .switch(!self.switched_on, &*self.rig.guest)
             .expect_err("it does not stop");
+        // It has looked before it tried.
+        self.watched();
         self.rig
             .try_register(&specs(["p filler_100", "p filler_101", "r filler_102"]))
             .expect_err("it does not stop");

@@ -218,6 +218,12 @@ fn run(events: &[Event]) -> Machine {
     machine
 }
 
+/// The same without the end, after which nothing runs any more.
+fn without_end(events: Vec<Event>) -> Vec<Event> {
+    let lasts = |event: &Event| !matches!(event, Event::End);
+    events.into_iter().filter(lasts).collect()
+}
+
 proptest! {
     #[test]
     fn what_must_hold_holds_in_every_order(events in events(3)) {
@@ -233,8 +239,7 @@ proptest! {
 
     #[test]
     fn when_nothing_is_wanted_every_vcpu_runs(events in events(3)) {
-        let mut machine = run(&events);
-        prop_assume!(!machine.wanted.ended);
+        let mut machine = run(&without_end(events));
         machine.happen(Event::Finish);
         machine.happen(Event::Resume);
         for index in 0..3 {
@@ -245,8 +250,7 @@ proptest! {
 
     #[test]
     fn a_pause_survives_transactions(events in events(3)) {
-        let mut machine = run(&events);
-        prop_assume!(!machine.wanted.ended);
+        let mut machine = run(&without_end(events));
         machine.happen(Event::Pause);
         machine.everyone(Thread::Waiting);
         machine.happen(Event::Begin);
