@@ -60,11 +60,6 @@ fn run(options: &Options) -> Result<()> {
     let per_microsecond = ticks_per_microsecond();
     let mut rows = Vec::new();
     let mut machine = Machine::boot(&options.guest, FUNCTION, CALL, options.calls)?;
-    let base = machine.bare(None)?;
-    let mut row = |name: &str, measured: Loop| {
-        rows.push(difference(name, &measured, &base, per_microsecond));
-        eprintln!("{name}: {measured:?}");
-    };
     let guests = [
         ("guest's kprobe, by ftrace", format!("p {FUNCTION}")),
         ("guest's kprobe, by int3", format!("p {PAST_FTRACE}")),
@@ -74,11 +69,28 @@ fn run(options: &Options) -> Result<()> {
             format!("pr {FUNCTION}"),
         ),
     ];
-    for (name, own) in &guests {
-        row(name, machine.bare(Some(own))?);
-    }
-    for mechanism in &MECHANISMS {
-        row(mechanism.name, machine.probed(mechanism)?);
+    let all = |machine: &mut Machine| -> Result<Vec<Loop>> {
+        let mut loops = vec![machine.bare(None)?];
+        for (_, own) in &guests {
+            loops.push(machine.bare(Some(own))?);
+        }
+        for mechanism in &MECHANISMS {
+            loops.push(machine.probed(mechanism)?);
+        }
+        Ok(loops)
+    };
+    let timed = all(&mut machine)?;
+    machine.count()?;
+    let counted = all(&mut machine)?;
+    let mut loops = timed.iter().zip(&counted).map(|(timed, counted)| Loop {
+        ticks: timed.ticks,
+        counts: counted.counts,
+    });
+    let base = loops.next().context("nothing was measured")?;
+    let names = guests.iter().map(|(name, _)| *name);
+    let names = names.chain(MECHANISMS.iter().map(|mechanism| mechanism.name));
+    for (name, measured) in names.zip(loops) {
+        rows.push(difference(name, &measured, &base, per_microsecond));
     }
     drop(machine);
     if options.gdb_hits > 1 {

@@ -55,7 +55,7 @@ pub(crate) const MECHANISMS: [Mechanism; 7] = [
     },
 ];
 
-/// What a loop cost, and what was counted in another run of it.
+/// What a loop took, and what was counted if counting had begun.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loop {
     pub(crate) ticks: Ticks,
@@ -70,6 +70,8 @@ pub(crate) struct Machine {
     /// What `workload tsc-loop` is given.
     work: String,
     function: String,
+    /// Once everything was timed.
+    counter: Option<Counter>,
 }
 
 impl Machine {
@@ -96,7 +98,15 @@ impl Machine {
             server,
             work: format!("{call} {calls}"),
             function: function.to_owned(),
+            counter: None,
         })
+    }
+
+    /// Counts from now on, which takes time: for after everything was timed. Begun only once,
+    /// because an emulated rig's kernel does not stand it when its text is patched often.
+    pub(crate) fn count(&mut self) -> Result<()> {
+        self.counter = Some(Counter::start()?);
+        Ok(())
     }
 
     /// The loop without probes of ours; with the guest's own on the function if `own` names some
@@ -123,12 +133,10 @@ impl Machine {
     }
 
     fn measure(&mut self, words: &str) -> Result<Loop> {
-        // First without, as counting takes time.
+        let read = |counter: &Option<Counter>| counter.as_ref().map(Counter::read).transpose();
+        let before = read(&self.counter)?.unwrap_or_default();
         let ticks = self.console.tsc_loop(words)?;
-        let counter = Counter::start()?;
-        let before = counter.read()?;
-        self.console.tsc_loop(words)?;
-        let counts = counter.read()?.since(before);
+        let counts = read(&self.counter)?.unwrap_or_default().since(before);
         Ok(Loop { ticks, counts })
     }
 }
