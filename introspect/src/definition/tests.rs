@@ -1,7 +1,8 @@
 //! What is read, what is refused, and where the caret goes.
 
+mod round_trip;
+
 use expect_test::{Expect, expect};
-use proptest::prelude::*;
 
 use super::*;
 
@@ -569,44 +570,4 @@ fn carets_stay_in_place_whatever_the_text_holds() {
           ^
         control character '\u{1b}': a definition is one line of ASCII"#]],
     );
-}
-
-proptest! {
-    #[test]
-    fn printed_definitions_parse_to_themselves(
-        name in proptest::option::of("[A-Za-z_][A-Za-z0-9_]{0,62}(/[A-Za-z_][A-Za-z0-9_]{0,62})?"),
-        target in prop_oneof![
-            (
-                proptest::option::of("[A-Za-z1-9_][A-Za-z0-9_]{0,54}"),
-                "[A-Za-z_.][A-Za-z0-9_.$]{0,60}",
-                any::<u64>(),
-            )
-                .prop_map(|(module, name, offset)| Target::Symbol { module, name, offset }),
-            any::<u64>().prop_map(|at| Target::Address(Gva(at))),
-        ],
-        returns in proptest::option::of(proptest::option::of(1_u32..=4096)),
-    ) {
-        let (kind, target) = match (returns, target) {
-            (None, target) => (Kind::Probe, target),
-            (Some(maxactive), Target::Symbol { module, name, .. }) => {
-                (Kind::Return { maxactive }, Target::Symbol { module, name, offset: 0 })
-            }
-            (Some(maxactive), target) => (Kind::Return { maxactive }, target),
-        };
-        let definition = Definition { kind, name, target };
-        prop_assert_eq!(parse(&definition.to_string()), Ok(definition));
-    }
-
-    #[test]
-    fn errors_point_into_the_text(
-        text in "\\PC{0,40}|[p:r/a_0x+% \t]{0,20}|(p |p:a |r |r0x1:a )[a0x+. \t]{0,20}(%return)?",
-    ) {
-        match parse(&text) {
-            Ok(definition) => prop_assert_eq!(parse(&definition.to_string()), Ok(definition)),
-            Err(error) => {
-                prop_assert!(error.column <= text.chars().count());
-                prop_assert_eq!(error.render(&text).lines().count(), 2);
-            }
-        }
-    }
 }
