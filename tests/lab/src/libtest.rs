@@ -3,12 +3,17 @@
 //! A test that cannot run where it is prints a line that starts with `skipped:` and passes;
 //! libtest shows it under `successes:` when run with `--show-output`. Such a test is counted as
 //! skipped, not as passed, and once however many such lines it prints.
+//!
+//! What passed tests print is for nobody to read. The rest is kept: it tells why a test failed.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::AddAssign;
 
 /// Longer lines are none of libtest's; their rest is dropped.
 const LONGEST_LINE: usize = 4096;
+/// How much of a program's output is kept: the newest lines.
+const MOST_KEPT: usize = 1 << 20;
 
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +50,18 @@ pub(crate) struct Parser {
     place: Place,
     skips: u64,
     failures: Vec<String>,
+    kept: VecDeque<String>,
+    kept_bytes: usize,
+}
+
+/// What the binaries said since the last [`Parser::take`].
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) counts: Counts,
+    /// The tests that failed.
+    pub(crate) failures: Vec<String>,
+    /// The lines that are not about passed tests, and the reasons of those that skipped themselves.
+    pub(crate) lines: Vec<String>,
 }
 
 /// Where in a binary's output the parser is.
@@ -70,15 +87,46 @@ impl Parser {
         }
     }
 
-    /// What was counted since the last call, and the names of the tests that failed.
-    pub(crate) fn take(&mut self) -> (Counts, Vec<String>) {
+    /// What was read since the last call.
+    pub(crate) fn take(&mut self) -> Taken {
+        let last = std::mem::take(&mut self.line);
+        if !last.is_empty() {
+            self.read_line(&String::from_utf8_lossy(&last));
+        }
         let Self {
-            counts, failures, ..
+            counts,
+            failures,
+            kept,
+            ..
         } = std::mem::take(self);
-        (counts, failures)
+        Taken {
+            counts,
+            failures,
+            lines: kept.into(),
+        }
+    }
+
+    /// Keeps a line that is worth showing.
+    fn keep(&mut self, line: &str) {
+        self.kept_bytes += line.len();
+        self.kept.push_back(line.to_owned());
+        while self.kept_bytes > MOST_KEPT {
+            let oldest = self.kept.pop_front();
+            self.kept_bytes -= oldest.map_or(0, |line| line.len());
+        }
     }
 
     fn read_line(&mut self, line: &str) {
+        let before = self.place;
+        self.account(line);
+        let skip = line.starts_with("skipped:");
+        let passed = line.starts_with("test ") && line.ends_with(" ... ok");
+        if skip || (before == Place::Elsewhere && self.place == before && !passed) {
+            self.keep(line);
+        }
+    }
+
+    fn account(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
             let mut counts = parse_result(result);
             // A test that skipped itself is among those that passed.
@@ -139,8 +187,8 @@ mod tests {
             for piece in output.as_bytes().chunks(size) {
                 parser.read(piece);
             }
-            let (counts, failures) = parser.take();
-            expect.assert_eq(&[counts.to_string(), failures.concat()].join(";"));
+            let taken = parser.take();
+            expect.assert_eq(&[taken.counts.to_string(), taken.failures.concat()].join(";"));
         }
     }
 
@@ -173,6 +221,45 @@ mod tests {
              test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
             expect!["1 passed, 1 failed, 0 skipped;"],
         );
+    }
+
+    #[test]
+    fn what_passed_tests_say_is_not_kept_but_their_skips_and_failures_are() {
+        let mut parser = Parser::default();
+        parser.read(
+            b"running 3 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ok\n\nsuccesses:\n\n\
+              ---- a stdout ----\nchatter\n\n---- c stdout ----\nskipped: no KVM\n\n\
+              successes:\n    a\n    c\n\nfailures:\n\n---- b stdout ----\npanicked\n\n\
+              failures:\n    b\n\n\
+              test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\nend",
+        );
+        let lines = parser.take().lines.join("\n");
+        expect![[r#"
+            running 3 tests
+            test b ... FAILED
+
+            skipped: no KVM
+
+            ---- b stdout ----
+            panicked
+
+            failures:
+                b
+
+            test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
+            end"#]]
+        .assert_eq(&lines);
+    }
+
+    #[test]
+    fn only_the_newest_lines_are_kept() {
+        let mut parser = Parser::default();
+        for number in 0..MOST_KEPT / 8 {
+            parser.read(format!("{number:011}\n").as_bytes());
+        }
+        let lines = parser.take().lines;
+        assert_eq!(lines.len(), MOST_KEPT / 11);
+        assert_eq!(lines.last(), Some(&format!("{:011}", MOST_KEPT / 8 - 1)));
     }
 
     #[test]

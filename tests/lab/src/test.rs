@@ -35,6 +35,9 @@ pub(crate) struct Options {
     /// Run only the tests that belong in the rig
     #[arg(long)]
     rig_only: bool,
+    /// Show everything tests print as they print it, not only what failed ones did
+    #[arg(long, short)]
+    verbose: bool,
     /// Passed to every test program: a filter, --exact, --skip NAME, --ignored, ...
     #[arg(last = true)]
     arguments: Vec<OsString>,
@@ -47,7 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let ready = Ready::make(rig, false, true)?;
     let deadline = Instant::now() + options.machine.timeout(1200);
 
-    let mut report = Report::default();
+    let mut report = Report {
+        verbose: options.verbose,
+        ..Report::default()
+    };
     let mut finish = Finish::Complete;
     if !options.rig_only {
         let job = job_here(&ready, &built, options);
@@ -140,10 +146,13 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
     });
 }
 
-/// Shows the tests' output, adds up the results and remembers which programs failed.
+/// Shows what failed tests print, adds up the results and remembers which programs failed.
 #[derive(Debug, Default)]
 struct Report {
+    verbose: bool,
     parser: Parser,
+    /// When the running program began.
+    begun: Option<Instant>,
     counts: Counts,
     /// The names of the running job's programs.
     names: Vec<String>,
@@ -166,6 +175,8 @@ impl Report {
         job.timeout = deadline.saturating_duration_since(Instant::now());
         self.names = job.steps.iter().map(|step| step.program.clone()).collect();
         let outcome = rig.run(ready, &job, self)?;
+        let unfinished = self.parser.take();
+        self.show(&unfinished.lines);
         for (name, status) in self.names.iter().zip(&outcome.statuses) {
             if status.is_none() {
                 self.failed.push(format!("{name} (did not end)"));
@@ -176,6 +187,15 @@ impl Report {
             progress::note(&format!("serial log: {}", log.display()));
         }
         Ok(outcome.finish)
+    }
+
+    /// Prints what was kept of a program's output, unless it was shown as it came.
+    fn show(&self, lines: &[String]) {
+        if !self.verbose {
+            for line in lines {
+                println!("{line}");
+            }
+        }
     }
 
     /// Prints the closing lines; success if all tests passed and all programs ended.
@@ -201,6 +221,7 @@ impl Report {
 
 impl Listener for Report {
     fn begin(&mut self, step: usize) {
+        self.begun = Some(Instant::now());
         if let Some(name) = self.names.get(step) {
             println!("     Running {name}");
         }
@@ -208,6 +229,9 @@ impl Listener for Report {
 
     fn output(&mut self, bytes: &[u8]) -> Result<()> {
         self.parser.read(bytes);
+        if !self.verbose {
+            return Ok(());
+        }
         let mut stdout = stdout().lock();
         stdout
             .write_all(bytes)
@@ -216,16 +240,24 @@ impl Listener for Report {
     }
 
     fn end(&mut self, step: usize, status: u8) {
-        let (mut counts, failures) = self.parser.take();
+        let mut taken = self.parser.take();
         let name = self.names.get(step).map_or("?", String::as_str);
-        if status != 0 && failures.is_empty() {
+        let seconds = self
+            .begun
+            .map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+        println!("             {} in {seconds:.1} s", taken.counts);
+        if status == 0 {
+            taken.lines.retain(|line| line.starts_with("skipped:"));
+        }
+        self.show(&taken.lines);
+        if status != 0 && taken.failures.is_empty() {
             // A program that fell over without a result is one failure.
             self.failed.push(format!("{name} (status {status})"));
-            counts.failed = counts.failed.max(1);
+            taken.counts.failed = taken.counts.failed.max(1);
         }
-        for test in failures {
+        for test in taken.failures {
             self.failed.push(format!("{name}: {test}"));
         }
-        self.counts += counts;
+        self.counts += taken.counts;
     }
 }
