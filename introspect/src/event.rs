@@ -1,20 +1,17 @@
-//! Events: from the virtual CPU that was hit to whoever listens.
+//! Events: what probes saw, and the way from there to whoever listens.
 //!
-//! Each virtual CPU owns the producing end of a bounded ring; one collector thread owns all the
-//! consuming ends. Invariants: the producing side never blocks, allocates or takes a lock; an event
-//! that does not fit is counted as dropped and the count reaches the listener with the next batch;
-//! events of one virtual CPU stay in order; after [`Collector::finish`] nothing is left in a ring.
+//! Invariant: an event is one value of a fixed size that owns nothing on the heap, so that making,
+//! moving and dropping one never allocates.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::thread::{self, JoinHandle, Thread};
+mod collector;
 
 use hvprobe_arch::Regs;
-use rtrb::{Consumer, Producer, RingBuffer};
 
 use crate::probe::ProbeId;
 use crate::probe::spec::{CAPTURE_MAX, ITEMS_MAX, RegisterSet};
 use crate::task::Task;
+
+pub use collector::{Collector, EventProducer, Sink, Source};
 
 /// What an event tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +75,15 @@ impl Captured {
         index < ITEMS_MAX && self.unreadable >> index & 1 == 1
     }
 
-    /// Which items could not be read, a bit for each.
-    pub(crate) fn unreadable(&self) -> u32 {
+    /// Which items could not be read, a bit for each: the lowest for the first.
+    #[must_use]
+    pub fn unreadable(&self) -> u32 {
         self.unreadable
     }
 
     /// Appends an item of `len` bytes, which `read` fills or says that it cannot. What does not fit
     /// is left out; a capture that was checked fits.
-    pub(crate) fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
+    pub fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
         let start = usize::from(self.len);
         let Some(into) = self.bytes.get_mut(start..start + len) else {
             return;
@@ -136,273 +134,4 @@ pub struct Event {
     /// Host nanoseconds from taking up the exit until the guest could go on after the displaced
     /// instruction.
     pub cost_ns: u64,
-}
-
-/// Lets the collector sleep while there is nothing to collect.
-#[derive(Debug)]
-struct Waker {
-    asleep: AtomicBool,
-    collector: Thread,
-}
-
-impl Waker {
-    /// Called by a virtual CPU after it queued something. One load, unless the collector sleeps.
-    fn wake(&self) {
-        // Pairs with the fence in the collector: either it sees what was queued, or we see it
-        // asleep.
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
-            self.collector.unpark();
-        }
-    }
-}
-
-/// The end of the ring that a virtual CPU holds.
-#[derive(Debug)]
-pub struct EventProducer {
-    ring: Producer<Event>,
-    dropped: Arc<AtomicU64>,
-    waker: Arc<Waker>,
-}
-
-impl EventProducer {
-    /// Queues `event`, or counts it as dropped when the ring is full. Hot path: no lock, no
-    /// allocation; a system call only when the collector sleeps.
-    pub fn push(&mut self, event: Event) {
-        if self.ring.push(event).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-        self.waker.wake();
-    }
-}
-
-/// What the collector hands on: events in order of time, and how many were dropped before them.
-pub type Sink = Box<dyn FnMut(&[Event], u64) + Send>;
-
-/// The thread that empties the rings.
-#[derive(Debug)]
-pub struct Collector {
-    thread: Option<JoinHandle<()>>,
-    finish: Arc<AtomicBool>,
-}
-
-impl Collector {
-    /// Starts collecting from `vcpus` rings of `capacity` events each; batches go to `sink`.
-    /// Returns the producing ends, in the order of the virtual CPUs.
-    ///
-    /// # Errors
-    /// When the host cannot start another thread.
-    pub fn start(
-        vcpus: usize,
-        capacity: usize,
-        mut sink: Sink,
-    ) -> std::io::Result<(Self, Vec<EventProducer>)> {
-        let (producers, consumers): (Vec<_>, Vec<_>) =
-            (0..vcpus).map(|_| RingBuffer::new(capacity)).unzip();
-        let counters: Vec<_> = (0..vcpus).map(|_| Arc::new(AtomicU64::new(0))).collect();
-        let finish = Arc::new(AtomicBool::new(false));
-        let (waker_to, waker_from) = std::sync::mpsc::channel::<Arc<Waker>>();
-        let thread = thread::Builder::new().name("collector".into()).spawn({
-            let finish = Arc::clone(&finish);
-            let counters = counters.clone();
-            move || {
-                let Ok(waker) = waker_from.recv() else { return };
-                Drain {
-                    rings: consumers,
-                    dropped: counters,
-                    batch: Vec::with_capacity(BATCH),
-                    next_seq: 0,
-                }
-                .run(&waker, &finish, &mut sink);
-            }
-        })?;
-        let waker = Arc::new(Waker {
-            asleep: AtomicBool::new(false),
-            collector: thread.thread().clone(),
-        });
-        let collector = Self {
-            thread: Some(thread),
-            finish,
-        };
-        // The thread waits for this before anything else, so the channel is still open.
-        let _ = waker_to.send(Arc::clone(&waker));
-        let producers = producers
-            .into_iter()
-            .zip(counters)
-            .map(|(ring, dropped)| EventProducer {
-                ring,
-                dropped,
-                waker: Arc::clone(&waker),
-            })
-            .collect();
-        Ok((collector, producers))
-    }
-
-    /// Empties the rings a last time and ends the thread. The virtual CPUs must have stopped.
-    pub fn finish(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.finish.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A sink that panicked has already said so on standard error.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Collector {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// At most this many events make one batch.
-const BATCH: usize = 1024;
-
-struct Drain {
-    rings: Vec<Consumer<Event>>,
-    dropped: Vec<Arc<AtomicU64>>,
-    batch: Vec<Event>,
-    next_seq: u64,
-}
-
-impl Drain {
-    fn run(mut self, waker: &Waker, finish: &AtomicBool, sink: &mut Sink) {
-        loop {
-            // Read before the rings: what was queued before the order to finish is then seen.
-            let last = finish.load(Ordering::SeqCst);
-            if self.once(sink) {
-                continue;
-            }
-            if last {
-                return;
-            }
-            waker.asleep.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            if self.rings.iter().all(Consumer::is_empty) && !finish.load(Ordering::SeqCst) {
-                thread::park();
-            }
-            waker.asleep.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// Hands on one batch; `false` when there was nothing.
-    fn once(&mut self, sink: &mut Sink) -> bool {
-        self.batch.clear();
-        let share = (BATCH / self.rings.len().max(1)).max(1);
-        for ring in &mut self.rings {
-            for _ in 0..share {
-                let Ok(event) = ring.pop() else { break };
-                self.batch.push(event);
-            }
-        }
-        let dropped = self
-            .dropped
-            .iter()
-            .map(|d| d.swap(0, Ordering::Relaxed))
-            .sum();
-        if self.batch.is_empty() && dropped == 0 {
-            return false;
-        }
-        // Stable: events of one instant on one virtual CPU keep their order.
-        self.batch.sort_by_key(|e| e.host_ns);
-        for event in &mut self.batch {
-            event.seq = self.next_seq;
-            self.next_seq += 1;
-        }
-        sink(&self.batch, dropped);
-        true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use super::*;
-
-    fn event(vcpu: u32, host_ns: u64) -> Event {
-        Event {
-            kind: EventKind::Hit,
-            seq: 0,
-            probe: ProbeId(1),
-            vcpu,
-            host_ns,
-            guest_tsc: 0,
-            regs: Regs::default(),
-            shown: RegisterSet::default(),
-            captured: Captured::EMPTY,
-            task: None,
-            cost_ns: 0,
-        }
-    }
-
-    type Seen = Arc<Mutex<(Vec<Event>, u64)>>;
-
-    fn collector(vcpus: usize, capacity: usize) -> (Collector, Vec<EventProducer>, Seen) {
-        let seen = Seen::default();
-        let into = Arc::clone(&seen);
-        let (collector, producers) = Collector::start(
-            vcpus,
-            capacity,
-            Box::new(move |events, dropped| {
-                let mut seen = into.lock().expect("the sink does not panic");
-                seen.0.extend_from_slice(events);
-                seen.1 += dropped;
-            }),
-        )
-        .expect("a thread can be started");
-        (collector, producers, seen)
-    }
-
-    #[test]
-    fn every_event_of_parallel_producers_is_delivered_or_counted() {
-        let (collector, producers, seen) = collector(4, 64);
-        thread::scope(|scope| {
-            for (vcpu, mut producer) in producers.into_iter().enumerate() {
-                scope.spawn(move || {
-                    for n in 0..10_000 {
-                        producer.push(event(u32::try_from(vcpu).expect("small"), n));
-                    }
-                });
-            }
-        });
-        collector.finish();
-        let seen = seen.lock().expect("no panic");
-        assert_eq!(seen.0.len() as u64 + seen.1, 40_000);
-        for vcpu in 0..4 {
-            let times: Vec<_> = seen
-                .0
-                .iter()
-                .filter(|e| e.vcpu == vcpu)
-                .map(|e| e.host_ns)
-                .collect();
-            assert!(
-                times.is_sorted(),
-                "events of vCPU {vcpu} changed their order"
-            );
-        }
-        assert!(seen.0.iter().map(|e| e.seq).eq(0..seen.0.len() as u64));
-    }
-
-    #[test]
-    fn a_sleeping_collector_is_woken_by_a_single_event() {
-        let (to, from) = std::sync::mpsc::channel();
-        let (collector, mut producers) = Collector::start(
-            1,
-            8,
-            Box::new(move |events, _| {
-                let _ = to.send(events.len());
-            }),
-        )
-        .expect("a thread can be started");
-        for _ in 0..100 {
-            producers[0].push(event(0, 1));
-            assert_eq!(from.recv(), Ok(1));
-        }
-        collector.finish();
-    }
 }

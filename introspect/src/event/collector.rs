@@ -1,0 +1,245 @@
+//! The thread that gathers events and hands them on in batches.
+//!
+//! ```text
+//!   virtual CPU ──► ring ──┐
+//!   virtual CPU ──► ring ──┼──► collector ──► batch ──► sink
+//!   anything else ► Source ┘
+//! ```
+//! Each virtual CPU owns the producing end of a bounded ring; the collector owns all the consuming
+//! ends and the sources. Invariants: the producing side never blocks, allocates or takes a lock; an
+//! event that does not fit is counted as dropped and the count reaches the sink with the next batch;
+//! events of one ring or source stay in order, and those of one batch are in order of time; after
+//! [`Collector::finish`] nothing is left in a ring or a source.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::Duration;
+
+use rtrb::{Consumer, Producer, RingBuffer};
+
+use super::Event;
+
+/// Lets the collector sleep while there is nothing to collect.
+#[derive(Debug)]
+struct Waker {
+    asleep: AtomicBool,
+    collector: Thread,
+}
+
+impl Waker {
+    /// Called by a virtual CPU after it queued something. One load, unless the collector sleeps.
+    fn queued(&self) {
+        // Pairs with the fence in the collector: either it sees what was queued, or we see it
+        // asleep.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
+            self.collector.unpark();
+        }
+    }
+}
+
+/// The end of the ring that a virtual CPU holds.
+#[derive(Debug)]
+pub struct EventProducer {
+    ring: Producer<Event>,
+    dropped: Arc<AtomicU64>,
+    waker: Arc<Waker>,
+}
+
+impl EventProducer {
+    /// Queues `event`, or counts it as dropped when the ring is full. Hot path: no lock, no
+    /// allocation; a system call only when the collector sleeps.
+    pub fn push(&mut self, event: Event) {
+        if self.ring.push(event).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        self.waker.queued();
+    }
+
+    /// Has the collector look at its sources now, however long they said that they can wait.
+    pub fn wake(&self) {
+        // Kept by the thread if it is not asleep, so it cannot come between looking and sleeping.
+        self.waker.collector.unpark();
+    }
+}
+
+/// Where else events come from than the rings of the virtual CPUs. Only the collector's thread
+/// calls it.
+pub trait Source: Send {
+    /// Appends what there is to `batch`, at most `most` events, in the order they happened; the rest
+    /// stays for the next call, which follows at once. `seq` is given to them later. Returns how
+    /// many were lost since the last call.
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64;
+
+    /// How long the collector may sleep from now on before it has to call [`Source::drain`] again;
+    /// `None` if that is not needed until [`EventProducer::wake`].
+    fn patience(&self) -> Option<Duration>;
+}
+
+/// What the collector hands on: events in order of time, and how many were dropped before them.
+pub type Sink = Box<dyn FnMut(&[Event], u64) + Send>;
+
+/// The thread that empties the rings.
+#[derive(Debug)]
+pub struct Collector {
+    thread: Option<JoinHandle<()>>,
+    finish: Arc<AtomicBool>,
+}
+
+impl Collector {
+    /// Starts collecting from `vcpus` rings of `capacity` events each; batches go to `sink`.
+    /// Returns the producing ends, in the order of the virtual CPUs.
+    ///
+    /// # Errors
+    /// When the host cannot start another thread.
+    pub fn start(
+        vcpus: usize,
+        capacity: usize,
+        sink: Sink,
+    ) -> std::io::Result<(Self, Vec<EventProducer>)> {
+        Self::start_with(Vec::new(), vcpus, capacity, sink)
+    }
+
+    /// As [`Collector::start`], collecting from `sources` too.
+    ///
+    /// # Errors
+    /// When the host cannot start another thread.
+    pub fn start_with(
+        sources: Vec<Box<dyn Source>>,
+        vcpus: usize,
+        capacity: usize,
+        mut sink: Sink,
+    ) -> std::io::Result<(Self, Vec<EventProducer>)> {
+        let (producers, consumers): (Vec<_>, Vec<_>) =
+            (0..vcpus).map(|_| RingBuffer::new(capacity)).unzip();
+        let counters: Vec<_> = (0..vcpus).map(|_| Arc::new(AtomicU64::new(0))).collect();
+        let finish = Arc::new(AtomicBool::new(false));
+        let (waker_to, waker_from) = std::sync::mpsc::channel::<Arc<Waker>>();
+        let thread = thread::Builder::new().name("collector".into()).spawn({
+            let finish = Arc::clone(&finish);
+            let counters = counters.clone();
+            move || {
+                let Ok(waker) = waker_from.recv() else { return };
+                Drain {
+                    rings: consumers,
+                    dropped: counters,
+                    sources,
+                    batch: Vec::with_capacity(BATCH),
+                    next_seq: 0,
+                }
+                .run(&waker, &finish, &mut sink);
+            }
+        })?;
+        let waker = Arc::new(Waker {
+            asleep: AtomicBool::new(false),
+            collector: thread.thread().clone(),
+        });
+        let collector = Self {
+            thread: Some(thread),
+            finish,
+        };
+        // The thread waits for this before anything else, so the channel is still open.
+        let _ = waker_to.send(Arc::clone(&waker));
+        let producers = producers
+            .into_iter()
+            .zip(counters)
+            .map(|(ring, dropped)| EventProducer {
+                ring,
+                dropped,
+                waker: Arc::clone(&waker),
+            })
+            .collect();
+        Ok((collector, producers))
+    }
+
+    /// Empties the rings and sources a last time and ends the thread. Whoever fills them must have
+    /// stopped.
+    pub fn finish(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.finish.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A sink that panicked has already said so on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// At most this many events make one batch; with more virtual CPUs, one of each.
+const BATCH: usize = 1024;
+
+struct Drain {
+    rings: Vec<Consumer<Event>>,
+    dropped: Vec<Arc<AtomicU64>>,
+    sources: Vec<Box<dyn Source>>,
+    batch: Vec<Event>,
+    next_seq: u64,
+}
+
+impl Drain {
+    fn run(mut self, waker: &Waker, finish: &AtomicBool, sink: &mut Sink) {
+        loop {
+            // Read before the rings: what was queued before the order to finish is then seen.
+            let last = finish.load(Ordering::SeqCst);
+            if self.once(sink) {
+                continue;
+            }
+            if last {
+                return;
+            }
+            waker.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if self.rings.iter().all(Consumer::is_empty) && !finish.load(Ordering::SeqCst) {
+                let patience = self.sources.iter().filter_map(|source| source.patience());
+                match patience.min() {
+                    Some(patience) => thread::park_timeout(patience),
+                    None => thread::park(),
+                }
+            }
+            waker.asleep.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Hands on one batch; `false` when there was nothing.
+    fn once(&mut self, sink: &mut Sink) -> bool {
+        self.batch.clear();
+        let share = (BATCH / (self.rings.len() + self.sources.len()).max(1)).max(1);
+        for ring in &mut self.rings {
+            // There are so many, so the chunk is there.
+            if let Ok(events) = ring.read_chunk(ring.slots().min(share)) {
+                self.batch.extend(events);
+            }
+        }
+        let dropped = self.dropped.iter().map(|d| d.swap(0, Ordering::Relaxed));
+        let mut dropped: u64 = dropped.sum();
+        for source in &mut self.sources {
+            dropped += source.drain(&mut self.batch, share);
+        }
+        if self.batch.is_empty() && dropped == 0 {
+            return false;
+        }
+        if !self.batch.is_sorted_by_key(|event| event.host_ns) {
+            // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
+            self.batch.sort_by_cached_key(|event| event.host_ns);
+        }
+        for event in &mut self.batch {
+            event.seq = self.next_seq;
+            self.next_seq += 1;
+        }
+        sink(&self.batch, dropped);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

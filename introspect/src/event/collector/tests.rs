@@ -1,0 +1,202 @@
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, channel};
+
+use hvprobe_arch::Regs;
+
+use super::*;
+use crate::event::{Captured, EventKind};
+use crate::probe::ProbeId;
+use crate::probe::spec::RegisterSet;
+
+fn event(vcpu: u32, host_ns: u64) -> Event {
+    Event {
+        kind: EventKind::Hit,
+        seq: 0,
+        probe: ProbeId(1),
+        vcpu,
+        host_ns,
+        guest_tsc: 0,
+        regs: Regs::default(),
+        shown: RegisterSet::default(),
+        captured: Captured::EMPTY,
+        task: None,
+        cost_ns: 0,
+    }
+}
+
+type Seen = Arc<Mutex<(Vec<Event>, u64)>>;
+
+fn collector(
+    sources: Vec<Box<dyn Source>>,
+    vcpus: usize,
+    capacity: usize,
+) -> (Collector, Vec<EventProducer>, Seen) {
+    let seen = Seen::default();
+    let into = Arc::clone(&seen);
+    let (collector, producers) = Collector::start_with(
+        sources,
+        vcpus,
+        capacity,
+        Box::new(move |events, dropped| {
+            assert!(events.len() <= BATCH);
+            assert!(events.is_sorted_by_key(|event| event.host_ns));
+            let mut seen = into.lock().expect("the sink does not panic");
+            seen.0.extend_from_slice(events);
+            seen.1 += dropped;
+        }),
+    )
+    .expect("a thread can be started");
+    (collector, producers, seen)
+}
+
+/// Has `left` events of virtual CPU `vcpu`, and loses one at every call.
+struct Synthetic {
+    vcpu: u32,
+    left: u64,
+    calls: Arc<AtomicU64>,
+}
+
+impl Source for Synthetic {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+        let most = self.left.min(most as u64);
+        for _ in 0..most {
+            // Later and later.
+            batch.push(event(self.vcpu, u64::MAX - self.left));
+            self.left -= 1;
+        }
+        let lost = u64::from(most > 0);
+        self.calls.fetch_add(lost, Ordering::Relaxed);
+        lost
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+}
+
+fn times(seen: &[Event], vcpu: u32) -> Vec<u64> {
+    let of_vcpu = seen.iter().filter(|e| e.vcpu == vcpu);
+    of_vcpu.map(|e| e.host_ns).collect()
+}
+
+#[test]
+fn every_event_of_parallel_producers_is_delivered_or_counted() {
+    let (collector, producers, seen) = collector(Vec::new(), 4, 64);
+    thread::scope(|scope| {
+        for (vcpu, mut producer) in producers.into_iter().enumerate() {
+            scope.spawn(move || {
+                for n in 0..10_000 {
+                    producer.push(event(u32::try_from(vcpu).expect("small"), n));
+                }
+            });
+        }
+    });
+    collector.finish();
+    let seen = seen.lock().expect("no panic");
+    assert_eq!(seen.0.len() as u64 + seen.1, 40_000);
+    for vcpu in 0..4 {
+        assert!(
+            times(&seen.0, vcpu).is_sorted(),
+            "events of vCPU {vcpu} changed their order"
+        );
+    }
+    assert!(seen.0.iter().map(|e| e.seq).eq(0..seen.0.len() as u64));
+}
+
+#[test]
+fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
+    let calls = Arc::new(AtomicU64::new(0));
+    let source = |vcpu| -> Box<dyn Source> {
+        Box::new(Synthetic {
+            vcpu,
+            left: 5000,
+            calls: Arc::clone(&calls),
+        })
+    };
+    let (collector, mut producers, seen) = collector(vec![source(1), source(2)], 1, 4096);
+    for n in 0..3000 {
+        producers[0].push(event(0, n));
+    }
+    collector.finish();
+    let seen = seen.lock().expect("no panic");
+    assert_eq!(seen.0.len(), 13_000);
+    assert_eq!(seen.1, calls.load(Ordering::Relaxed));
+    for (vcpu, number) in [(0, 3000), (1, 5000), (2, 5000)] {
+        let times = times(&seen.0, vcpu);
+        assert_eq!(times.len(), number);
+        assert!(times.is_sorted(), "events of {vcpu} changed their order");
+    }
+    assert!(seen.0.iter().map(|e| e.seq).eq(0..13_000));
+}
+
+#[test]
+fn a_sleeping_collector_is_woken_by_a_single_event() {
+    let (to, from) = channel();
+    let (collector, mut producers) = Collector::start(
+        1,
+        8,
+        Box::new(move |events, _| {
+            let _ = to.send(events.len());
+        }),
+    )
+    .expect("a thread can be started");
+    for _ in 0..100 {
+        producers[0].push(event(0, 1));
+        assert_eq!(from.recv(), Ok(1));
+    }
+    collector.finish();
+}
+
+/// Hands on what comes through a channel.
+struct Relay {
+    from: Receiver<Event>,
+    patience: Option<Duration>,
+}
+
+impl Source for Relay {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+        batch.extend(self.from.try_iter().take(most));
+        0
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.patience
+    }
+}
+
+/// Sends an event into a source a hundred times and waits each time until it arrives.
+fn relay(patience: Option<Duration>, wake: bool) {
+    let (into, source) = channel();
+    let (to, from) = channel();
+    let source = Relay {
+        from: source,
+        patience,
+    };
+    let (collector, producers) = Collector::start_with(
+        vec![Box::new(source)],
+        1,
+        8,
+        Box::new(move |events, _| {
+            let _ = to.send(events.len());
+        }),
+    )
+    .expect("a thread can be started");
+    for n in 0..100 {
+        into.send(event(0, n)).expect("the source is there");
+        if wake {
+            producers[0].wake();
+        }
+        assert_eq!(from.recv(), Ok(1));
+    }
+    collector.finish();
+}
+
+#[test]
+fn a_source_is_emptied_when_its_patience_ends() {
+    relay(Some(Duration::from_micros(100)), false);
+}
+
+#[test]
+fn a_source_is_emptied_when_somebody_wakes_the_collector() {
+    relay(None, true);
+}
