@@ -6,6 +6,8 @@
 
 pub mod addr;
 pub mod boot;
+pub mod condition;
+pub mod detour;
 pub mod insn;
 pub mod mem;
 pub mod paging;

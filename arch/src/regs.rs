@@ -87,6 +87,64 @@ pub enum Gpr {
     R15,
 }
 
+impl Gpr {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 16] = [
+        Self::Rax,
+        Self::Rcx,
+        Self::Rdx,
+        Self::Rbx,
+        Self::Rsp,
+        Self::Rbp,
+        Self::Rsi,
+        Self::Rdi,
+        Self::R8,
+        Self::R9,
+        Self::R10,
+        Self::R11,
+        Self::R12,
+        Self::R13,
+        Self::R14,
+        Self::R15,
+    ];
+}
+
+/// A set of the sixteen general registers; RIP and RFLAGS are always shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterSet(u16);
+
+impl Default for RegisterSet {
+    /// All of them.
+    fn default() -> Self {
+        Self(u16::MAX)
+    }
+}
+
+impl FromIterator<Gpr> for RegisterSet {
+    fn from_iter<I: IntoIterator<Item = Gpr>>(registers: I) -> Self {
+        Self(
+            registers
+                .into_iter()
+                .fold(0, |set, register| set | 1 << (register as u8)),
+        )
+    }
+}
+
+impl RegisterSet {
+    /// Whether `register` is one of them.
+    #[must_use]
+    pub fn contains(self, register: Gpr) -> bool {
+        self.0 >> (register as u8) & 1 == 1
+    }
+
+    /// Those that are in it, in the order of their numbers.
+    pub fn iter(self) -> impl Iterator<Item = Gpr> {
+        Gpr::ALL
+            .into_iter()
+            .filter(move |register| self.contains(*register))
+    }
+}
+
 impl Regs {
     /// The value of `which`.
     #[must_use]

@@ -37,7 +37,7 @@ pub use text::text;
 use crate::Gva;
 use crate::paging::WalkError;
 use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
-use slot::Relocation;
+pub(crate) use slot::Relocation;
 
 /// The length in bytes of the longest instruction (SDM vol. 2, 2.3.11).
 pub const MAX_LEN: usize = 15;
@@ -70,6 +70,11 @@ impl Displaced {
     #[must_use]
     pub fn next(&self) -> Gva {
         self.at.wrapping_add(u64::from(self.len))
+    }
+
+    /// How a copy of it is made; `None` where a copy would not do the same.
+    pub(crate) fn copying(&self) -> Option<Relocation> {
+        self.relocation
     }
 
     /// The cheapest way to carry it out.
@@ -127,7 +132,7 @@ pub enum Effect {
 
 /// Why bytes are no instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DecodeFailure {
+pub(crate) enum DecodeFailure {
     /// No processor would take them for one.
     Invalid,
     /// The instruction goes on past the bytes given.
@@ -135,7 +140,10 @@ enum DecodeFailure {
 }
 
 /// Decodes the first instruction of `code`, which is at `at`.
-fn decode(code: &[u8], at: Gva) -> Result<(Instruction, iced_x86::ConstantOffsets), DecodeFailure> {
+pub(crate) fn decode(
+    code: &[u8],
+    at: Gva,
+) -> Result<(Instruction, iced_x86::ConstantOffsets), DecodeFailure> {
     let code = &code[..code.len().min(MAX_LEN)];
     let mut decoder = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE);
     let instruction = decoder.decode();

@@ -27,7 +27,7 @@ const JMP_REL32: u8 = 0xe9;
 
 /// How the bytes must change when the instruction moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Relocation {
+pub(crate) enum Relocation {
     /// Not at all.
     Verbatim,
     /// The 32-bit displacement at `offset` makes `target`, relative to the instruction's end.

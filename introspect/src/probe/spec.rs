@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use hvprobe_arch::Gva;
+pub use hvprobe_arch::condition::{Comparison, Condition};
 use hvprobe_arch::regs::Gpr;
+pub use hvprobe_arch::regs::RegisterSet;
 
 use super::Mechanism;
 use crate::definition::{Definition, Kind};
@@ -71,81 +73,6 @@ pub struct Actions {
     pub faults: bool,
     /// Whether the guest waits at the hit, and for whom.
     pub hold: Option<Hold>,
-}
-
-/// A comparison of a register with a constant, unsigned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Condition {
-    /// The register.
-    pub register: Gpr,
-    /// How to compare.
-    pub comparison: Comparison,
-    /// What with.
-    pub value: u64,
-}
-
-/// A comparison of unsigned 64-bit numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
-    /// Equal.
-    Equal,
-    /// Not equal.
-    NotEqual,
-    /// Less.
-    Less,
-    /// Less or equal.
-    LessOrEqual,
-    /// Greater.
-    Greater,
-    /// Greater or equal.
-    GreaterOrEqual,
-    /// Some bit in common.
-    AnyBit,
-}
-
-impl Condition {
-    /// Whether it holds for this value of its register.
-    #[must_use]
-    pub fn holds(&self, register: u64) -> bool {
-        match self.comparison {
-            Comparison::Equal => register == self.value,
-            Comparison::NotEqual => register != self.value,
-            Comparison::Less => register < self.value,
-            Comparison::LessOrEqual => register <= self.value,
-            Comparison::Greater => register > self.value,
-            Comparison::GreaterOrEqual => register >= self.value,
-            Comparison::AnyBit => register & self.value != 0,
-        }
-    }
-}
-
-/// A set of the sixteen general registers; RIP and RFLAGS are always shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegisterSet(u16);
-
-impl Default for RegisterSet {
-    /// All of them.
-    fn default() -> Self {
-        Self(u16::MAX)
-    }
-}
-
-impl FromIterator<Gpr> for RegisterSet {
-    fn from_iter<I: IntoIterator<Item = Gpr>>(registers: I) -> Self {
-        Self(
-            registers
-                .into_iter()
-                .fold(0, |set, register| set | 1 << (register as u8)),
-        )
-    }
-}
-
-impl RegisterSet {
-    /// Whether `register` is one of them.
-    #[must_use]
-    pub fn contains(self, register: Gpr) -> bool {
-        self.0 >> (register as u8) & 1 == 1
-    }
 }
 
 /// Something read at a hit.

@@ -221,30 +221,10 @@ fn is_based_on_segment(instruction: &Instruction) -> bool {
     matches!(instruction.memory_segment(), Name::FS | Name::GS)
 }
 
-/// The general registers in the order of their encoding.
-const GPRS: [Gpr; 16] = [
-    Gpr::Rax,
-    Gpr::Rcx,
-    Gpr::Rdx,
-    Gpr::Rbx,
-    Gpr::Rsp,
-    Gpr::Rbp,
-    Gpr::Rsi,
-    Gpr::Rdi,
-    Gpr::R8,
-    Gpr::R9,
-    Gpr::R10,
-    Gpr::R11,
-    Gpr::R12,
-    Gpr::R13,
-    Gpr::R14,
-    Gpr::R15,
-];
-
 /// The general register that `name` is or is a part of.
 fn gpr(name: Name) -> Option<Gpr> {
     if !name.is_gpr() {
         return None;
     }
-    GPRS.get(name.full_register().number()).copied()
+    Gpr::ALL.get(name.full_register().number()).copied()
 }

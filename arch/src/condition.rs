@@ -1,0 +1,52 @@
+//! Comparisons of a register with a constant: what a hit can be made to depend on.
+//!
+//! The host evaluates them ([`Condition::holds`]), and detours contain them as code; both must say
+//! the same.
+
+use crate::regs::Gpr;
+
+/// A comparison of a register with a constant, unsigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// The register.
+    pub register: Gpr,
+    /// How to compare.
+    pub comparison: Comparison,
+    /// What with.
+    pub value: u64,
+}
+
+/// A comparison of unsigned 64-bit numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// Equal.
+    Equal,
+    /// Not equal.
+    NotEqual,
+    /// Less.
+    Less,
+    /// Less or equal.
+    LessOrEqual,
+    /// Greater.
+    Greater,
+    /// Greater or equal.
+    GreaterOrEqual,
+    /// Some bit in common.
+    AnyBit,
+}
+
+impl Condition {
+    /// Whether it holds for this value of its register.
+    #[must_use]
+    pub fn holds(&self, register: u64) -> bool {
+        match self.comparison {
+            Comparison::Equal => register == self.value,
+            Comparison::NotEqual => register != self.value,
+            Comparison::Less => register < self.value,
+            Comparison::LessOrEqual => register <= self.value,
+            Comparison::Greater => register > self.value,
+            Comparison::GreaterOrEqual => register >= self.value,
+            Comparison::AnyBit => register & self.value != 0,
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! Pieces of code that detours and return code are made of.
+//!
+//! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`].
+//! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
+//! the frame calls `cell` the record's address.
+
+use super::record::{CELLS, CPU, Layout, SOURCE, TSC, Values};
+use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
+use crate::Gva;
+use crate::condition::{Comparison, Condition};
+use crate::regs::Gpr;
+use iced_x86::BlockEncoderOptions;
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr,
+};
+
+/// The bits of an address within its page.
+const IN_PAGE: i32 = 0xfff;
+
+/// What the code has pushed.
+#[derive(Debug)]
+pub(super) struct Frame {
+    /// The registers, the first pushed first, after the flags.
+    pub(super) saved: &'static [Gpr],
+    /// How many bytes were there already, below the stack pointer to record.
+    pub(super) below: i32,
+    /// The register that holds a record's address.
+    pub(super) cell: AsmRegister64,
+}
+
+impl Frame {
+    fn saved_bytes(&self) -> i32 {
+        self.saved.iter().map(|_| 8).sum()
+    }
+
+    /// Where the flags are, above RSP.
+    pub(super) fn flags(&self) -> i32 {
+        self.saved_bytes()
+    }
+
+    /// Where the stack pointer was, above RSP.
+    pub(super) fn rsp(&self) -> i32 {
+        self.flags() + 8 + self.below
+    }
+
+    /// Where a register is, above RSP, if it was pushed.
+    fn offset_of(&self, register: Gpr) -> Option<i32> {
+        let behind = self
+            .saved
+            .iter()
+            .rev()
+            .position(|saved| *saved == register)?;
+        i32::try_from(8 * behind).ok()
+    }
+}
+
+/// A cold piece of code that comes last: increments a counter and goes on.
+struct Count {
+    label: CodeLabel,
+    counter: Gva,
+    next: CodeLabel,
+}
+
+/// The same for the doorbell.
+struct Ringing {
+    label: CodeLabel,
+    next: CodeLabel,
+}
+
+/// An assembler with what is not yet written.
+pub(super) struct Emitter<'a> {
+    pub(super) a: CodeAssembler,
+    frame: &'a Frame,
+    ring: &'a Ring,
+    counts: Vec<Count>,
+    ringing: Vec<Ringing>,
+}
+
+impl<'a> Emitter<'a> {
+    pub(super) fn new(frame: &'a Frame, ring: &'a Ring) -> Result<Self, BuildError> {
+        for (what, at) in [
+            ("the ring's head", ring.head),
+            ("the ring's tail", ring.tail),
+            ("the ring", ring.cells),
+        ] {
+            reachable(what, at)?;
+        }
+        let is_possible = ring.capacity.is_power_of_two()
+            && (2 * u32::from(MAX_RECORD_CELLS)..=1 << 24).contains(&ring.capacity)
+            && (1..ring.capacity).contains(&ring.watermark);
+        if !is_possible {
+            return Err(BuildError::Ring {
+                capacity: ring.capacity,
+                watermark: ring.watermark,
+            });
+        }
+        Ok(Self {
+            a: CodeAssembler::new(64)?,
+            frame,
+            ring,
+            counts: Vec::new(),
+            ringing: Vec::new(),
+        })
+    }
+
+    /// Pushes flags and registers.
+    pub(super) fn save(&mut self) -> Result<(), BuildError> {
+        self.a.pushfq()?;
+        for register in self.frame.saved {
+            self.a.push(name(*register))?;
+        }
+        Ok(())
+    }
+
+    /// Puts the arithmetic flags and the registers back; no instruction here changes another flag.
+    /// (`popfq` would take longer than all of this.)
+    pub(super) fn restore(&mut self) -> Result<(), BuildError> {
+        let flags = self.frame.flags();
+        let a = &mut self.a;
+        // OF is bit 11: 8 in the second byte, and 8 + 0x78 overflows.
+        a.mov(al, byte_ptr(rsp + (flags + 1)))?;
+        a.and(al, 8)?;
+        a.add(al, 0x78)?;
+        a.mov(ah, byte_ptr(rsp + flags))?;
+        a.sahf()?;
+        for register in self.frame.saved.iter().rev() {
+            a.pop(name(*register))?;
+        }
+        a.lea(rsp, qword_ptr(rsp + 8))?;
+        Ok(())
+    }
+
+    /// Goes to `escape` unless the stack words up to number `highest` are in RSP's page.
+    pub(super) fn check_page(&mut self, highest: u16, escape: CodeLabel) -> Result<(), BuildError> {
+        let limit = IN_PAGE + 1 - 8 * (i32::from(highest) + 1);
+        if limit < 0 {
+            return Err(BuildError::FarWord { index: highest });
+        }
+        let a = &mut self.a;
+        a.lea(eax, qword_ptr(rsp + self.frame.rsp()))?;
+        a.and(eax, IN_PAGE)?;
+        a.cmp(eax, limit)?;
+        a.ja(escape)?;
+        Ok(())
+    }
+
+    /// Goes to `otherwise` unless `condition` holds.
+    pub(super) fn check(
+        &mut self,
+        condition: &Condition,
+        otherwise: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let saved = self.frame.offset_of(condition.register);
+        let above = self.frame.rsp();
+        let a = &mut self.a;
+        let register = match (condition.register, saved) {
+            (_, Some(offset)) => {
+                a.mov(rdx, qword_ptr(rsp + offset))?;
+                rdx
+            }
+            (Gpr::Rsp, None) => {
+                a.lea(rdx, qword_ptr(rsp + above))?;
+                rdx
+            }
+            (register, None) => name(register),
+        };
+        let is_any_bit = condition.comparison == Comparison::AnyBit;
+        match (i32::try_from(condition.value.cast_signed()), is_any_bit) {
+            (Ok(value), true) => a.test(register, value)?,
+            (Ok(value), false) => a.cmp(register, value)?,
+            (Err(_), _) => {
+                a.mov(rax, condition.value)?;
+                match is_any_bit {
+                    true => a.test(register, rax)?,
+                    false => a.cmp(register, rax)?,
+                }
+            }
+        }
+        match condition.comparison {
+            Comparison::Equal => a.jne(otherwise)?,
+            Comparison::NotEqual | Comparison::AnyBit => a.je(otherwise)?,
+            Comparison::Less => a.jae(otherwise)?,
+            Comparison::LessOrEqual => a.ja(otherwise)?,
+            Comparison::Greater => a.jbe(otherwise)?,
+            Comparison::GreaterOrEqual => a.jb(otherwise)?,
+        }
+        Ok(())
+    }
+
+    /// A place, in the cold part, that increments `counter` and goes on at `next`.
+    pub(super) fn counting(
+        &mut self,
+        what: &'static str,
+        counter: Gva,
+        next: CodeLabel,
+    ) -> Result<CodeLabel, BuildError> {
+        reachable(what, counter)?;
+        let label = self.a.create_label();
+        self.counts.push(Count {
+            label,
+            counter,
+            next,
+        });
+        Ok(label)
+    }
+
+    /// Reserves `cells` cells, or goes to `full`.
+    pub(super) fn reserve(&mut self, cells: u16, full: CodeLabel) -> Result<(), BuildError> {
+        let cell = self.frame.cell;
+        let mut retry = self.a.create_label();
+        let a = &mut self.a;
+        a.mov(rax, qword_ptr(absolute(self.ring.head)))?;
+        a.set_label(&mut retry)?;
+        a.lea(rcx, qword_ptr(rax + i32::from(cells)))?;
+        a.mov(rdx, rcx)?;
+        a.sub(rdx, qword_ptr(absolute(self.ring.tail)))?;
+        // Signed: the tail may have passed a head that was read too long ago, and then the exchange
+        // finds out.
+        a.cmp(rdx, self.ring.capacity.cast_signed())?;
+        a.jg(full)?;
+        a.lock().cmpxchg(qword_ptr(absolute(self.ring.head)), rcx)?;
+        a.jne(retry)?;
+        // The cell's index, below 2^24, times its size.
+        a.and(eax, (self.ring.capacity - 1).cast_signed())?;
+        a.shl(eax, CELL.trailing_zeros())?;
+        a.lea(cell, qword_ptr(rax + absolute(self.ring.cells)))?;
+        Ok(())
+    }
+
+    /// Writes everything of a record up to the flags, but the first word.
+    pub(super) fn header(
+        &mut self,
+        source: u32,
+        layout: &Layout,
+        capture: &Capture,
+    ) -> Result<(), BuildError> {
+        let cell = self.frame.cell;
+        let a = &mut self.a;
+        a.mov(dword_ptr(cell + SOURCE), source)?;
+        let cells = u32::from(layout.cells());
+        a.mov(dword_ptr(cell + CELLS), cells)?;
+        if let Some(cpu) = capture.cpu {
+            a.mov(eax, dword_ptr(per_cpu(cpu)).gs())?;
+            a.mov(word_ptr(cell + CPU), ax)?;
+        }
+        self.time(cell, TSC)?;
+        if let (Some(fields), Some(at)) = (&capture.task, layout.task()) {
+            self.task(fields, at)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the time stamp counter at `offset` of what `base` points at.
+    pub(super) fn time(&mut self, base: AsmRegister64, offset: usize) -> Result<(), BuildError> {
+        let a = &mut self.a;
+        a.rdtsc()?;
+        a.mov(dword_ptr(base + offset), eax)?;
+        a.mov(dword_ptr(base + (offset + 4)), edx)?;
+        Ok(())
+    }
+
+    fn task(&mut self, fields: &TaskFields, at: usize) -> Result<(), BuildError> {
+        let cell = self.frame.cell;
+        let a = &mut self.a;
+        a.mov(rax, qword_ptr(per_cpu(fields.current)).gs())?;
+        a.mov(edx, dword_ptr(rax + fields.pid))?;
+        a.mov(dword_ptr(cell + at), edx)?;
+        a.mov(edx, dword_ptr(rax + fields.tgid))?;
+        a.mov(dword_ptr(cell + (at + 4)), edx)?;
+        a.mov(rdx, qword_ptr(rax + fields.comm))?;
+        a.mov(qword_ptr(cell + (at + 8)), rdx)?;
+        let second = i64::from(fields.comm) + 8;
+        a.mov(rdx, qword_ptr(rax + second))?;
+        a.mov(qword_ptr(cell + (at + 16)), rdx)?;
+        Ok(())
+    }
+
+    /// Stores flags, registers and stack words, as they are at the probepoint, in what `base` points
+    /// at.
+    pub(super) fn values(
+        &mut self,
+        base: AsmRegister64,
+        values: &Values,
+        stack: &[u16],
+    ) -> Result<(), BuildError> {
+        let (flags, above) = (self.frame.flags(), self.frame.rsp());
+        self.word(base, values.flags(), flags)?;
+        for (register, offset) in values.registers() {
+            match (register, self.frame.offset_of(register)) {
+                (_, Some(saved)) => self.word(base, offset, saved)?,
+                (Gpr::Rsp, None) => {
+                    self.a.lea(rax, qword_ptr(rsp + above))?;
+                    self.a.mov(qword_ptr(base + offset), rax)?;
+                }
+                (register, None) => self.a.mov(qword_ptr(base + offset), name(register))?,
+            }
+        }
+        for (index, offset) in stack.iter().zip(values.words()) {
+            self.word(base, offset, above + 8 * i32::from(*index))?;
+        }
+        Ok(())
+    }
+
+    /// Copies the word `from` bytes above RSP to `offset` of what `base` points at.
+    fn word(&mut self, base: AsmRegister64, offset: usize, from: i32) -> Result<(), BuildError> {
+        self.a.mov(rax, qword_ptr(rsp + from))?;
+        self.a.mov(qword_ptr(base + offset), rax)?;
+        Ok(())
+    }
+
+    /// Writes the first word of a record, and rings the doorbell if that passed the watermark.
+    pub(super) fn publish(&mut self, cells: u16) -> Result<(), BuildError> {
+        let label = self.a.create_label();
+        let mut next = self.a.create_label();
+        self.ringing.push(Ringing { label, next });
+        let cell = self.frame.cell;
+        let cells = i32::from(cells);
+        let a = &mut self.a;
+        a.lea(rax, qword_ptr(rcx + (1 - cells)))?;
+        a.mov(qword_ptr(cell), rax)?;
+        a.sub(rcx, qword_ptr(absolute(self.ring.tail)))?;
+        // Of all that fill the ring, one is the first to make it so full.
+        a.sub(rcx, self.ring.watermark.cast_signed())?;
+        a.cmp(rcx, cells)?;
+        a.jb(label)?;
+        self.place(&mut next)
+    }
+
+    /// Puts `label` here.
+    pub(super) fn place(&mut self, label: &mut CodeLabel) -> Result<(), BuildError> {
+        self.a.set_label(label)?;
+        // An instruction has but one label; this one takes no room.
+        self.a.zero_bytes()?;
+        Ok(())
+    }
+
+    /// Writes the cold pieces.
+    pub(super) fn cold(&mut self) -> Result<(), BuildError> {
+        for mut count in std::mem::take(&mut self.counts) {
+            self.a.set_label(&mut count.label)?;
+            self.a.lock().inc(qword_ptr(absolute(count.counter)))?;
+            self.a.jmp(count.next)?;
+        }
+        for mut ringing in std::mem::take(&mut self.ringing) {
+            self.a.set_label(&mut ringing.label)?;
+            self.a.out(i32::from(self.ring.doorbell_port), al)?;
+            self.a.jmp(ringing.next)?;
+        }
+        Ok(())
+    }
+
+    /// What the code has pushed.
+    pub(super) fn frame(&self) -> &'a Frame {
+        self.frame
+    }
+
+    /// The code, at `ip` relative to where things it refers to are, with the places of labels.
+    /// Nothing depends on where all of that will be.
+    pub(super) fn finish<const N: usize>(
+        mut self,
+        ip: u64,
+        labels: [&CodeLabel; N],
+    ) -> Result<(Vec<u8>, [usize; N]), BuildError> {
+        let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let result = self.a.assemble_options(ip, options)?;
+        let mut offsets = [0; N];
+        for (offset, label) in offsets.iter_mut().zip(labels) {
+            *offset = usize::try_from(result.label_ip(label)?).unwrap_or(usize::MAX);
+        }
+        Ok((result.inner.code_buffer, offsets))
+    }
+}
+
+/// Checks that code can name `at` in 32 bits.
+pub(super) fn reachable(what: &'static str, at: Gva) -> Result<(), BuildError> {
+    i32::try_from(absolute(at))
+        .map(|_| ())
+        .map_err(|_| BuildError::Unreachable { what, at })
+}
+
+/// The address, as the displacement that names it without a register.
+pub(super) fn absolute(at: Gva) -> i64 {
+    at.0.cast_signed()
+}
+
+/// The displacement of something relative to the base of GS.
+pub(super) fn per_cpu(displacement: u32) -> i64 {
+    i64::from(displacement.cast_signed())
+}
+
+/// The assembler's name of `register`.
+pub(super) fn name(register: Gpr) -> AsmRegister64 {
+    match register {
+        Gpr::Rax => rax,
+        Gpr::Rcx => rcx,
+        Gpr::Rdx => rdx,
+        Gpr::Rbx => rbx,
+        Gpr::Rsp => rsp,
+        Gpr::Rbp => rbp,
+        Gpr::Rsi => rsi,
+        Gpr::Rdi => rdi,
+        Gpr::R8 => r8,
+        Gpr::R9 => r9,
+        Gpr::R10 => r10,
+        Gpr::R11 => r11,
+        Gpr::R12 => r12,
+        Gpr::R13 => r13,
+        Gpr::R14 => r14,
+        Gpr::R15 => r15,
+    }
+}

@@ -1,0 +1,130 @@
+//! The instances of a return probe: what is kept of each call in flight, in memory that the guest's
+//! code and the host share.
+//!
+//! ```text
+//!   free ──▶ taken ──▶ in flight ──▶ free
+//!       pop       slot set     slot zero, push
+//! ```
+//!
+//! Kept true: an instance is on the free list or belongs to one call; while its *slot* is not zero,
+//! the function was entered and has not returned, and the word at the slot is the instance's stub,
+//! but for the few instructions of the detour that are about to put it there. The *generation*
+//! counts the uses, and is never reset.
+//!
+//! The free list is a word, the index of the first free instance and, above, a tag that changes with
+//! every change of the word, so that an exchange that was overtaken fails. Each free instance holds
+//! the index of the next.
+
+use super::record::{Malformed, StackWords, Values, word};
+use super::{BuildError, record};
+use crate::Gva;
+use crate::regs::{RegisterSet, Regs};
+
+/// The end of the free list.
+pub(super) const NIL: u32 = u32::MAX;
+/// Offsets in an instance.
+pub(super) const NEXT: i64 = 0;
+pub(super) const GENERATION: usize = 8;
+pub(super) const RETURN: usize = 16;
+pub(super) const SLOT: usize = 24;
+pub(super) const TASK: usize = 32;
+pub(super) const ENTRY_TSC: usize = 40;
+const VALUES: usize = 48;
+
+/// What is kept of a call at its entry, beside time and flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryCapture {
+    /// Registers.
+    pub registers: RegisterSet,
+    /// Words above the stack pointer, by their number (`$stackN`).
+    pub stack: Vec<u16>,
+    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current
+    /// task; the instance's task is zero without it.
+    pub current: Option<u32>,
+}
+
+/// The instances of one probe, as the guest addresses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instances {
+    /// The first of them.
+    pub at: Gva,
+    /// How many there are.
+    pub count: u32,
+    /// The free list's word.
+    pub free: Gva,
+}
+
+/// Where everything is in an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstanceLayout {
+    values: Values,
+}
+
+/// An instance, as the host reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// How often it was used.
+    pub generation: u64,
+    /// Where the call returns to: what was found at the slot.
+    pub return_address: Gva,
+    /// Where on the stack the return address belongs; zero while no call is in flight.
+    pub slot: Gva,
+    /// The pointer to the task that made the call.
+    pub task: Gva,
+    /// The time stamp counter at entry.
+    pub tsc: u64,
+    /// Flags and captured registers at entry; the others, and RIP, are zero.
+    pub regs: Regs,
+    /// Stack words captured at entry.
+    pub stack: StackWords,
+}
+
+impl InstanceLayout {
+    /// The layout of instances with this content.
+    ///
+    /// # Errors
+    /// When more was asked for than an instance holds.
+    pub fn new(capture: &EntryCapture) -> Result<Self, BuildError> {
+        Values::new(VALUES, capture.registers, &capture.stack).map(|values| Self { values })
+    }
+
+    /// The distance between instances in bytes: a power of two, at least a cache line.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.values.end().next_power_of_two().max(record::CELL)
+    }
+
+    pub(super) fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// What `count` instances are before the first call, and the word of their free list.
+    #[must_use]
+    pub fn initial(&self, count: u32) -> (Vec<u8>, u64) {
+        let mut bytes = Vec::new();
+        for index in 0..count {
+            let next = if index + 1 < count { index + 1 } else { NIL };
+            let end = bytes.len() + self.stride();
+            bytes.extend(u64::from(next).to_le_bytes());
+            bytes.resize(end, 0);
+        }
+        (bytes, if count == 0 { u64::from(NIL) } else { 0 })
+    }
+
+    /// Reads an instance, which `bytes` begins with.
+    ///
+    /// # Errors
+    /// When there are too few bytes.
+    pub fn read(&self, bytes: &[u8]) -> Result<Instance, Malformed> {
+        let (regs, stack) = self.values.read(bytes)?;
+        Ok(Instance {
+            generation: word(bytes, GENERATION)?,
+            return_address: Gva(word(bytes, RETURN)?),
+            slot: Gva(word(bytes, SLOT)?),
+            task: Gva(word(bytes, TASK)?),
+            tsc: word(bytes, ENTRY_TSC)?,
+            regs,
+            stack,
+        })
+    }
+}

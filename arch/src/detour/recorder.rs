@@ -1,0 +1,253 @@
+//! The code of a detour.
+
+use super::emit::{Emitter, Frame};
+use super::span::{JUMP, Span, here, jump};
+use super::{BuildError, Capture, EntryCapture, Instances, Layout, Ring};
+use crate::Gva;
+use crate::condition::Condition;
+use crate::regs::Gpr;
+use iced_x86::code_asm::registers::rsi;
+use std::ops::Range;
+
+/// One probe that shares a detour.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// All must hold, or this hit is none.
+    pub conditions: &'a [Condition],
+    /// Counts (u64) the hits that a condition prevented.
+    pub vetoed: Gva,
+    /// What is done.
+    pub part: Part<'a>,
+}
+
+/// What a detour does for a probe.
+#[derive(Clone, Copy, Debug)]
+pub enum Part<'a> {
+    /// Writes a record.
+    Record {
+        /// The source that the record names.
+        source: u32,
+        /// What it holds.
+        capture: &'a Capture,
+        /// Counts (u64) the hits for which there was no room in the ring.
+        lost: Gva,
+    },
+    /// Takes an instance and puts its stub's address in place of the return address, which RSP
+    /// points at.
+    Return {
+        /// The instances.
+        instances: &'a Instances,
+        /// What is kept.
+        capture: &'a EntryCapture,
+        /// The first stub: where the [`ReturnCode`](super::ReturnCode) is.
+        stubs: Gva,
+        /// Counts (u64) the calls for which there was no free instance.
+        missed: Gva,
+    },
+}
+
+/// The code of a detour, wherever it will be.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    span: Span,
+    /// Everything, with room for the copies and the jump back.
+    code: Vec<u8>,
+    /// Where that room is.
+    tail: Range<usize>,
+    /// Offset of the int3.
+    escape: Option<usize>,
+}
+
+/// A detour.
+#[derive(Clone, Debug)]
+pub struct Detour {
+    at: Gva,
+    code: Vec<u8>,
+    jump: [u8; JUMP],
+    tail: Gva,
+    escape: Option<Gva>,
+    /// Each displaced instruction and its copy.
+    copies: Vec<(Gva, Gva)>,
+}
+
+/// The registers that a detour uses. What it calls with the others is nobody's business.
+const FRAME: Frame = Frame {
+    saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::Rsi],
+    below: 0,
+    cell: rsi,
+};
+
+impl Recorder {
+    /// The code that serves `members`, in their order, each time the jump is taken that displaces
+    /// `span`, and writes to `ring`.
+    ///
+    /// # Errors
+    /// When it cannot be made as asked for.
+    pub fn new(span: &Span, ring: &Ring, members: &[Member<'_>]) -> Result<Self, BuildError> {
+        let mut emitter = Emitter::new(&FRAME, ring)?;
+        let mut escape = emitter.a.create_label();
+        let highest = members.iter().flat_map(|member| member.part.stack()).max();
+        emitter.save()?;
+        if let Some(highest) = highest {
+            emitter.check_page(*highest, escape)?;
+        }
+        for member in members {
+            emitter.member(member)?;
+        }
+        emitter.restore()?;
+        let mut tail = emitter.a.create_label();
+        emitter.place(&mut tail)?;
+        let room = copies_len(span) + JUMP;
+        for _ in 0..room {
+            emitter.a.int3()?;
+        }
+        if highest.is_some() {
+            emitter.place(&mut escape)?;
+            emitter.restore()?;
+        }
+        let mut trap = emitter.a.create_label();
+        emitter.place(&mut trap)?;
+        if highest.is_some() {
+            emitter.a.int3()?;
+        }
+        emitter.cold()?;
+        let (code, [tail, trap]) = emitter.finish(0, [&tail, &trap])?;
+        Ok(Self {
+            span: span.clone(),
+            code,
+            tail: tail..tail + room,
+            escape: highest.map(|_| trap),
+        })
+    }
+
+    /// The length of the detour in bytes, wherever it will be.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.code.len()
+    }
+
+    /// The detour at `at`, which must [fit](Span::fits) the span if the guest may have been
+    /// interrupted inside it.
+    ///
+    /// # Errors
+    /// When something is out of reach from there.
+    pub fn place(&self, at: Gva) -> Result<Detour, BuildError> {
+        let tail = here(at, &self.code[..self.tail.start]);
+        let mut copied = Vec::with_capacity(self.tail.len());
+        let mut copies = Vec::new();
+        for (displaced, copying) in self.span.copies() {
+            copies.push((displaced.at(), here(tail, &copied)));
+            copying.emit(displaced, tail, &mut copied)?;
+        }
+        jump(self.span.end(), tail, &mut copied)?;
+        let mut code = self.code.clone();
+        code[self.tail.clone()].copy_from_slice(&copied);
+        Ok(Detour {
+            at,
+            jump: self.span.jump(at).map_err(|error| BuildError::OutOfReach {
+                target: error.at,
+                at,
+            })?,
+            tail,
+            escape: self.escape.map(|offset| here(at, &self.code[..offset])),
+            copies,
+            code,
+        })
+    }
+}
+
+impl Detour {
+    /// Where it is: what the jump leads to.
+    #[must_use]
+    pub fn at(&self) -> Gva {
+        self.at
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn code(&self) -> &[u8] {
+        &self.code
+    }
+
+    /// The jump to it, that takes the place of the displaced instructions' first bytes.
+    #[must_use]
+    pub fn jump(&self) -> [u8; JUMP] {
+        self.jump
+    }
+
+    /// The beginning of the displaced instructions' copies. Who goes there with the registers of the
+    /// probepoint skips the members.
+    #[must_use]
+    pub fn tail(&self) -> Gva {
+        self.tail
+    }
+
+    /// The int3 that is run, with the registers of the probepoint and before any member did
+    /// anything, when a stack word asked for is not in the stack pointer's page. The host serves the
+    /// members and goes on at the [tail](Self::tail). `None` if no stack words are asked for.
+    #[must_use]
+    pub fn escape(&self) -> Option<Gva> {
+        self.escape
+    }
+
+    /// Where the copy is of the displaced instruction at `boundary`.
+    #[must_use]
+    pub fn resume(&self, boundary: Gva) -> Option<Gva> {
+        self.copies
+            .iter()
+            .find_map(|(original, copy)| (*original == boundary).then_some(*copy))
+    }
+}
+
+impl Part<'_> {
+    /// The stack words it reads.
+    fn stack(&self) -> &[u16] {
+        match self {
+            Self::Record { capture, .. } => &capture.stack,
+            Self::Return { capture, .. } => &capture.stack,
+        }
+    }
+}
+
+impl Emitter<'_> {
+    fn member(&mut self, member: &Member<'_>) -> Result<(), BuildError> {
+        let mut next = self.a.create_label();
+        if !member.conditions.is_empty() {
+            let vetoed = self.counting("the count of vetoed hits", member.vetoed, next)?;
+            for condition in member.conditions {
+                self.check(condition, vetoed)?;
+            }
+        }
+        match member.part {
+            Part::Record {
+                source,
+                capture,
+                lost,
+            } => {
+                let layout = Layout::new(capture)?;
+                let full = self.counting("the count of lost records", lost, next)?;
+                self.reserve(layout.cells(), full)?;
+                self.header(source, &layout, capture)?;
+                self.values(rsi, layout.values(), &capture.stack)?;
+                self.publish(layout.cells())?;
+            }
+            Part::Return {
+                instances,
+                capture,
+                stubs,
+                missed,
+            } => {
+                let missed = self.counting("the count of missed calls", missed, next)?;
+                self.enter(instances, capture, stubs, missed)?;
+            }
+        }
+        self.place(&mut next)
+    }
+}
+
+/// How many bytes the copies of the displaced instructions have.
+fn copies_len(span: &Span) -> usize {
+    span.copies()
+        .map(|(displaced, copying)| copying.len(displaced))
+        .sum()
+}

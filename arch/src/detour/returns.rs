@@ -1,0 +1,261 @@
+//! The code that functions with a return probe return to, and the part of a detour that makes them.
+//!
+//! ```text
+//!   at entry                                     at the return
+//!   take an instance ─ none ─▶ missed += 1       stub: call common
+//!   keep [rsp], time, registers                  common: save flags and 5 registers
+//!   slot = rsp                                     the pushed address tells the instance
+//!   [rsp] = the instance's stub                    put the real return address in its place
+//!                                                  slot = 0
+//!                                                  reserve cells ─ full ─▶ lost += 1
+//!                                                  fill, publish
+//!                                                  free the instance
+//!                                                  restore; ret
+//! ```
+//!
+//! Each instance has a stub of its own, so that nothing is searched for when the function returns,
+//! whichever task or CPU that is. The stub calls, instead of pushing a number and jumping, so that
+//! for the processor's return predictor calls and returns stay paired: the callers further up return
+//! as predicted.
+//!
+//! If the return address found at entry is the stub of another return probe, that one's turn comes
+//! when this one's code returns to it.
+
+use super::emit::{Emitter, Frame, absolute, per_cpu, reachable};
+use super::instance::{ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
+use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
+use crate::Gva;
+use crate::regs::Gpr;
+use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+
+/// The distance between stubs in bytes.
+pub const STUB: u32 = 16;
+/// `call rel32`, which a stub begins with, and its length.
+const CALL_REL32: u8 = 0xe8;
+const CALL: u32 = 5;
+const INT3: u8 = 0xcc;
+/// Bits of a call's id that count the uses of its instance.
+const GENERATION_BITS: u32 = 40;
+/// What tells these ids from others.
+const ID: u64 = 1 << 63;
+const MAX_COUNT: u32 = 1 << 16;
+
+/// What ends the calls of a return probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Exit<'a> {
+    /// The source that records name.
+    pub source: u32,
+    /// What is recorded at the return; no stack words.
+    pub capture: &'a Capture,
+    /// The instances.
+    pub instances: &'a Instances,
+    /// What they hold.
+    pub entry: &'a EntryCapture,
+    /// Counts (u64) the returns for which there was no room in the ring.
+    pub lost: Gva,
+    /// The number of the first stub, among all probes' stubs: the calls' ids are made of it.
+    pub first_stub: u32,
+}
+
+/// The stubs of a return probe, one after the other, and then what they have in common. The bytes do
+/// not depend on where they will be, which must be a multiple of 16: there is the first stub.
+#[derive(Clone, Debug)]
+pub struct ReturnCode {
+    code: Vec<u8>,
+}
+
+/// The registers it uses, pushed above the address that the stub's call pushed.
+const FRAME: Frame = Frame {
+    saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::Rsi, Gpr::Rdi],
+    below: 8,
+    cell: rdi,
+};
+
+impl ReturnCode {
+    /// The code for `exit`, which records on `ring`.
+    ///
+    /// # Errors
+    /// When it cannot be made as asked for.
+    pub fn new(ring: &Ring, exit: &Exit<'_>) -> Result<Self, BuildError> {
+        let count = exit.instances.count;
+        let is_possible = (1..=MAX_COUNT).contains(&count)
+            && exit.first_stub.saturating_add(count) <= 1 << (63 - GENERATION_BITS);
+        if !is_possible {
+            return Err(BuildError::Instances {
+                count,
+                first: exit.first_stub,
+            });
+        }
+        let mut emitter = Emitter::new(&FRAME, ring)?;
+        emitter.leave(exit)?;
+        emitter.cold()?;
+        let stubs = count * STUB;
+        let (common, []) = emitter.finish(u64::from(stubs), [])?;
+        let mut code = Vec::new();
+        for stub in (0..stubs).step_by(STUB as usize) {
+            code.push(CALL_REL32);
+            code.extend((stubs - stub - CALL).to_le_bytes());
+            code.resize(code.len().next_multiple_of(STUB as usize), INT3);
+        }
+        code.extend(common);
+        Ok(Self { code })
+    }
+
+    /// Its bytes, of which the first are the first stub.
+    #[must_use]
+    pub fn code(&self) -> &[u8] {
+        &self.code
+    }
+}
+
+impl Emitter<'_> {
+    /// Takes an instance for the call that begins here, or goes to `missed`.
+    pub(super) fn enter(
+        &mut self,
+        instances: &Instances,
+        capture: &EntryCapture,
+        stubs: Gva,
+        missed: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let layout = InstanceLayout::new(capture)?;
+        let shift = check(instances, &layout)?;
+        let count = u64::from(instances.count.saturating_sub(1));
+        reachable("the stubs", stubs)?;
+        reachable("the last stub", stubs.wrapping_add(count * u64::from(STUB)))?;
+        let slot = qword_ptr(rsp + self.slot());
+        let mut retry = self.a.create_label();
+        let a = &mut self.a;
+        a.mov(rax, qword_ptr(absolute(instances.free)))?;
+        a.set_label(&mut retry)?;
+        a.mov(ecx, eax)?;
+        a.cmp(ecx, NIL.cast_signed())?;
+        a.je(missed)?;
+        a.shl(rcx, shift)?;
+        // If the instance has been taken meanwhile, this is no next one, and the tag says so.
+        a.mov(edx, dword_ptr(rcx + (absolute(instances.at) + NEXT)))?;
+        a.mov(rsi, rax)?;
+        a.shr(rsi, 32)?;
+        a.inc(esi)?;
+        a.shl(rsi, 32)?;
+        a.or(rsi, rdx)?;
+        a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rsi)?;
+        a.jne(retry)?;
+        a.lea(rsi, qword_ptr(rcx + absolute(instances.at)))?;
+        a.inc(qword_ptr(rsi + GENERATION))?;
+        a.mov(rax, slot)?;
+        a.mov(qword_ptr(rsi + RETURN), rax)?;
+        if let Some(current) = capture.current {
+            a.mov(rax, qword_ptr(per_cpu(current)).gs())?;
+            a.mov(qword_ptr(rsi + TASK), rax)?;
+        }
+        self.time(rsi, ENTRY_TSC)?;
+        self.values(rsi, layout.values(), &capture.stack)?;
+        let a = &mut self.a;
+        a.lea(rax, slot)?;
+        a.mov(qword_ptr(rsi + SLOT), rax)?;
+        // From the instance's offset to the stub's.
+        a.shr(ecx, shift - STUB.trailing_zeros())?;
+        a.lea(rcx, qword_ptr(rcx + absolute(stubs)))?;
+        a.mov(slot, rcx)?;
+        Ok(())
+    }
+
+    /// Ends a call: all of the common code but its cold pieces.
+    fn leave(&mut self, exit: &Exit<'_>) -> Result<(), BuildError> {
+        let Exit {
+            source,
+            capture,
+            instances,
+            entry,
+            ..
+        } = *exit;
+        let shift = check(instances, &InstanceLayout::new(entry)?)?;
+        let layout = Layout::of_return(capture, entry)?;
+        let pushed = qword_ptr(rsp + (self.slot() - 8));
+        let mut free = self.a.create_label();
+        self.save()?;
+        let a = &mut self.a;
+        a.mov(rsi, pushed)?;
+        // The end of the first stub's call, which is at 0 where the code is assembled.
+        let first = MemoryOperand::with_base_displ(Register::RIP, i64::from(CALL));
+        a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDX, first)?)?;
+        a.sub(rsi, rdx)?;
+        a.shl(rsi, shift - STUB.trailing_zeros())?;
+        a.lea(rsi, qword_ptr(rsi + absolute(instances.at)))?;
+        a.mov(rax, qword_ptr(rsi + RETURN))?;
+        a.mov(pushed, rax)?;
+        a.mov(qword_ptr(rsi + SLOT), 0)?;
+
+        let full = self.counting("the count of lost records", exit.lost, free)?;
+        self.reserve(layout.cells(), full)?;
+        self.header(source, &layout, capture)?;
+        self.values(rdi, layout.values(), &[])?;
+        if let Some(call) = layout.call() {
+            self.index(instances)?;
+            let a = &mut self.a;
+            a.shl(rax, GENERATION_BITS - shift)?;
+            a.mov(rdx, ID | u64::from(exit.first_stub) << GENERATION_BITS)?;
+            a.add(rax, rdx)?;
+            a.mov(rdx, qword_ptr(rsi + GENERATION))?;
+            a.shl(rdx, 64 - GENERATION_BITS)?;
+            a.shr(rdx, 64 - GENERATION_BITS)?;
+            a.add(rax, rdx)?;
+            a.mov(qword_ptr(rdi + call.id), rax)?;
+            a.mov(rax, qword_ptr(rsi + RETURN))?;
+            a.mov(qword_ptr(rdi + call.return_address), rax)?;
+            // Time and values are in the same order in both.
+            let offsets = (call.entry_tsc..layout.size()).step_by(8);
+            for (from, to) in (ENTRY_TSC..).step_by(8).zip(offsets) {
+                a.mov(rax, qword_ptr(rsi + from))?;
+                a.mov(qword_ptr(rdi + to), rax)?;
+            }
+        }
+        self.publish(layout.cells())?;
+
+        self.place(&mut free)?;
+        self.index(instances)?;
+        let mut retry = self.a.create_label();
+        let a = &mut self.a;
+        a.mov(ecx, eax)?;
+        a.shr(ecx, shift)?;
+        a.mov(rax, qword_ptr(absolute(instances.free)))?;
+        a.set_label(&mut retry)?;
+        a.mov(dword_ptr(rsi + NEXT), eax)?;
+        a.mov(rdx, rax)?;
+        a.shr(rdx, 32)?;
+        a.inc(edx)?;
+        a.shl(rdx, 32)?;
+        a.or(rdx, rcx)?;
+        a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;
+        a.jne(retry)?;
+        self.restore()?;
+        self.a.ret()?;
+        Ok(())
+    }
+
+    /// Makes RAX the offset, among the instances, of the one RSI points at.
+    fn index(&mut self, instances: &Instances) -> Result<(), BuildError> {
+        let [a, b, c, d, ..] = instances.at.0.to_le_bytes();
+        self.a.mov(eax, esi)?;
+        self.a.sub(eax, i32::from_le_bytes([a, b, c, d]))?;
+        Ok(())
+    }
+
+    /// Where RSP points at the probepoint, above RSP.
+    fn slot(&self) -> i32 {
+        self.frame().rsp()
+    }
+}
+
+/// Checks that code can name the instances, and gives the logarithm of their distance.
+fn check(instances: &Instances, layout: &InstanceLayout) -> Result<u32, BuildError> {
+    let stride = u64::try_from(layout.stride()).unwrap_or(u64::MAX);
+    let end = instances
+        .at
+        .wrapping_add(u64::from(instances.count) * stride);
+    reachable("the free list", instances.free)?;
+    reachable("the return instances", instances.at)?;
+    reachable("the end of the return instances", end)?;
+    Ok(stride.trailing_zeros())
+}
