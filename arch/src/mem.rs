@@ -35,6 +35,14 @@ pub trait PhysMemory {
         Vec::new()
     }
 
+    /// Stores `value` at `at`, little-endian.
+    ///
+    /// # Errors
+    /// As [`PhysMemory::write`].
+    fn write_u64(&self, at: Gpa, value: u64) -> Result<(), OutOfRange> {
+        self.write(at, &value.to_le_bytes())
+    }
+
     /// The little-endian 64-bit word at `at`.
     ///
     /// # Errors

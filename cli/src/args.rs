@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
 use crate::hit_args::{HitArgs, HoldArgs};
@@ -293,6 +293,13 @@ pub(crate) enum Probe {
     ArmAll(OnMachine),
     /// Restore all of the guest's bytes, whatever is enabled, until `arm-all`
     DisarmAll(OnMachine),
+    /// Use jumps that need no exits wherever probes can do without, or breakpoints everywhere
+    Optimization {
+        #[command(flatten)]
+        on: OnMachine,
+        /// Whether to use jumps
+        switch: Switch,
+    },
     /// List probes with their counters
     #[command(visible_alias = "ls")]
     List {
@@ -302,6 +309,15 @@ pub(crate) enum Probe {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// The positions of a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// As it is at first
+    On,
+    /// Until it is turned on again
+    Off,
 }
 
 /// Probes by number or name.

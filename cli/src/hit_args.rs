@@ -72,6 +72,8 @@ pub(crate) struct HoldArgs {
 /// A mechanism by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum How {
+    /// A jump to code that records the hit without an exit; refused where that cannot be
+    Optimized,
     /// Carried out by the host
     Emulated,
     /// A copy that jumps back
@@ -90,6 +92,7 @@ impl HitArgs {
     ) -> Result<v1::ProbeSpec, WrongUsage> {
         let mechanism = match self.mechanism {
             None => Mechanism::Unspecified,
+            Some(How::Optimized) => Mechanism::Optimized,
             Some(How::Emulated) => Mechanism::Emulated,
             Some(How::Boosted) => Mechanism::Boosted,
             Some(How::Stepped) => Mechanism::Stepped,

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use hvprobe_proto::v1::{
     self, ArmAllRequest, DisableRequest, DisarmAllRequest, EnableRequest, RegisterRequest,
-    UnregisterRequest,
+    SetOptimizationRequest, UnregisterRequest,
 };
 
-use crate::args::{Add, ChosenProbes, Probe};
+use crate::args::{Add, ChosenProbes, Probe, Switch};
 use crate::client::{self, Client};
 use crate::definition;
 use crate::failure::{DONE, Refused};
@@ -64,6 +64,14 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
         Probe::DisarmAll(on) => {
             let (mut client, machine) = Client::on_machine(&on).await?;
             let answer = client.probes.disarm_all(DisarmAllRequest { machine }).await;
+            answer.map_err(Refused::from)?;
+            Ok(DONE)
+        }
+        Probe::Optimization { on, switch } => {
+            let (mut client, machine) = Client::on_machine(&on).await?;
+            let on = switch == Switch::On;
+            let request = SetOptimizationRequest { machine, on };
+            let answer = client.probes.set_optimization(request).await;
             answer.map_err(Refused::from)?;
             Ok(DONE)
         }

@@ -7,6 +7,8 @@
 //! | 2    | the interrupt descriptor table of the exception window      | read and execute |
 //! | 3 …  | slots, each page entered when its first slot is taken       | read and execute |
 //!
+//! Behind these 2 MiB lies what detours take ([`detours`]).
+//!
 //! The region becomes visible to the guest's kernel when its page table is entered into an empty
 //! entry of the kernel's own level-2 table below the kernel image, where every process and every
 //! ±2 GiB displacement from kernel text reaches it.
@@ -21,6 +23,9 @@
 //! the guest; every byte of a free slot that the guest can reach is an int3; once a return address
 //! was replaced by the trampoline's, the region stays mapped.
 
+pub(crate) mod detours;
+mod extent;
+mod space;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +37,8 @@ use hvprobe_arch::paging::{PageTables, WalkError, entry};
 use hvprobe_arch::{Gpa, Gva};
 
 use crate::probe::patch::GATE_PORT;
+use detours::Detours;
+pub use detours::RingPlace;
 
 const PAGE: u64 = 4096;
 const EMPTY_TABLE: [u8; 4096] = [0; 4096];
@@ -158,12 +165,17 @@ pub struct HiddenRegion {
     /// Slots below this have been handed out at least once.
     fresh: u64,
     free: Vec<u64>,
+    /// `None` where the region is too small for detours.
+    pub(crate) detours: Option<Detours>,
 }
 
 impl HiddenRegion {
+    /// Bytes of a region that has room for everything. It begins at a multiple of 2 MiB then.
+    pub const FULL_SIZE: u64 = TABLE_SPAN + detours::SIZE;
+
     /// A region over `size` bytes of guest physical memory at `at` (page-aligned), to be mapped
-    /// somewhere in `window`. Nothing is touched until [`HiddenRegion::map`]. Whole pages are used,
-    /// and at most 2 MiB: what one page table maps.
+    /// somewhere in `window`. Nothing is touched until [`HiddenRegion::map`]. Whole pages are used:
+    /// at most 2 MiB, what one page table maps, and then [`HiddenRegion::FULL_SIZE`] with detours.
     #[must_use]
     pub fn new(at: Gpa, size: u64, window: Window) -> Self {
         let code_pages = (size.min(TABLE_SPAN) / PAGE).saturating_sub(SLOT_PAGES);
@@ -175,7 +187,15 @@ impl HiddenRegion {
             pinned: false,
             fresh: 0,
             free: Vec::new(),
+            detours: (size >= Self::FULL_SIZE)
+                .then(|| Detours::new(at.wrapping_add(TABLE_SPAN), window)),
         }
+    }
+
+    /// Where the ring is that detours record into; `None` where there are none.
+    #[must_use]
+    pub fn ring(&self) -> Option<RingPlace> {
+        Some(self.detours.as_ref()?.place())
     }
 
     /// Maps the region if it is not mapped.
@@ -318,7 +338,8 @@ impl HiddenRegion {
     }
 
     /// Which slots a word of the guest's memory, or one of the virtual CPUs that stand at
-    /// `instruction_pointers`, points into; `None` if its memory cannot be looked through. Return
+    /// `instruction_pointers`, points into, and all such pointers into the detours' code; `None` if
+    /// its memory cannot be looked through. Return
     /// addresses lie on stacks at multiples of 8 (SDM vol. 3, 6.14.2), so a slot that is not among
     /// them is in nobody's way. Reads all of the guest's memory.
     #[must_use]
@@ -327,17 +348,21 @@ impl HiddenRegion {
         mem: &dyn PhysMemory,
         instruction_pointers: impl IntoIterator<Item = Gva>,
     ) -> Option<HashSet<Gva>> {
-        let (ranges, base) = (mem.ranges(), self.mapped.as_ref()?.base);
+        let ranges = mem.ranges();
         if ranges.is_empty() {
             return None;
         }
+        let slots = self.mapped.as_ref().map(|mapped| mapped.base);
+        let code = self.detours.as_ref().and_then(Detours::code);
+        let inside = |at: Gva, start: Gva, len: u64| {
+            at.offset_from(start).is_some_and(|offset| offset < len)
+        };
         let mut found = HashSet::new();
         let mut note = |at: u64| {
-            if Gva(at)
-                .offset_from(base)
-                .is_some_and(|offset| offset < self.fresh * SLOT)
-            {
+            if slots.is_some_and(|base| inside(Gva(at), base, self.fresh * SLOT)) {
                 found.insert(Gva(at & !(SLOT - 1)));
+            } else if code.is_some_and(|(start, len)| inside(Gva(at), start, len)) {
+                found.insert(Gva(at));
             }
         };
         for rip in instruction_pointers {

@@ -9,6 +9,7 @@ pub mod hidden;
 pub mod image;
 pub mod modules;
 pub mod probe;
+pub mod ring;
 pub mod symbols;
 pub mod task;
 #[cfg(test)]

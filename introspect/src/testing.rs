@@ -169,6 +169,8 @@ pub(crate) struct Guest {
     pub(crate) mem: Memory,
     stops: Cell<u64>,
     refuses: Cell<bool>,
+    /// How often what detours recorded was asked for.
+    pub(crate) collected: Cell<u32>,
     meanwhile: RefCell<Option<Meanwhile>>,
     standing: RefCell<Vec<Standing>>,
     table: RefCell<Arc<ProbeTable>>,
@@ -200,6 +202,7 @@ impl Guest {
             mem,
             stops: Cell::new(0),
             refuses: Cell::new(false),
+            collected: Cell::new(0),
             meanwhile: RefCell::default(),
             standing: RefCell::default(),
             table: RefCell::default(),
@@ -306,6 +309,10 @@ impl World for Guest {
             *self.table.borrow_mut() = table;
         }
         Ok(())
+    }
+
+    fn collect(&self) {
+        self.collected.set(self.collected.get() + 1);
     }
 }
 

@@ -54,6 +54,10 @@ pub trait World {
     /// # Errors
     /// When a virtual CPU cannot be stopped; then `change` has not run.
     fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError>;
+
+    /// Hands on what detours have recorded up to now. Returns when that is done; a record that a
+    /// task was interrupted in the middle of is not waited for.
+    fn collect(&self);
 }
 
 /// The clocks read at a hit.

@@ -32,7 +32,7 @@ fn guest_file(name: &str) -> PathBuf {
     cache.join("guest").join(name)
 }
 
-/// A stock guest with `cpus` CPUs that runs `command`.
+/// A stock guest with `cpus` CPUs that runs `command`, and in which every probe is a breakpoint.
 #[must_use]
 pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
     MachineConfig {
@@ -45,6 +45,16 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
         command: command.iter().map(|&word| word.to_owned()).collect(),
         probes: Vec::new(),
         paused: false,
+        optimize: false,
+    }
+}
+
+/// The same, with jumps where they can be.
+#[must_use]
+pub fn optimizing_guest(cpus: u32, command: &[&str]) -> MachineConfig {
+    MachineConfig {
+        optimize: true,
+        ..guest(cpus, command)
     }
 }
 

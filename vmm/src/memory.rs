@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_introspect::hidden::HiddenRegion;
 use kvm_bindings::{KVMIO, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use vm_memory::{MmapRegion, VolatileMemory};
@@ -25,7 +26,7 @@ use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr, ioctl_with_ref};
 pub const MIN_RAM: u64 = 16 << 20;
 
 /// The size of the hidden region in bytes.
-pub const HIDDEN_SIZE: u64 = 4 << 20;
+pub const HIDDEN_SIZE: u64 = HiddenRegion::FULL_SIZE;
 
 /// Where RAM stops below 4 GiB: what follows belongs to the I/O APIC and the local APICs.
 pub const HOLE_START: u64 = 3 << 30;
@@ -348,6 +349,17 @@ impl PhysMemory for GuestRam {
         self.regions().collect()
     }
 
+    /// One store, never torn, when `at` is a multiple of 8.
+    #[inline]
+    fn write_u64(&self, at: Gpa, value: u64) -> Result<(), OutOfRange> {
+        let (slot, offset) = self.find(at, 8)?;
+        if let Ok(word) = slot.map.get_atomic_ref::<AtomicU64>(offset) {
+            word.store(value.to_le(), Ordering::Relaxed);
+            return Ok(());
+        }
+        self.write(at, &value.to_le_bytes())
+    }
+
     /// One load, never torn, when `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
@@ -417,22 +429,22 @@ mod tests {
     fn ram_leaves_the_hole_free_and_hides_the_region_above() {
         check(
             256 << 20,
-            expect!["[(Gpa(0x0), 10000000)] end 0x10000000 hidden (Gpa(0x140000000), 400000)"],
+            expect!["[(Gpa(0x0), 10000000)] end 0x10000000 hidden (Gpa(0x140000000), c00000)"],
         );
         check(
             3 << 30,
-            expect!["[(Gpa(0x0), c0000000)] end 0xc0000000 hidden (Gpa(0x140000000), 400000)"],
+            expect!["[(Gpa(0x0), c0000000)] end 0xc0000000 hidden (Gpa(0x140000000), c00000)"],
         );
         check(
             (3 << 30) + 1,
             expect![
-                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 200000)] end 0x100200000 hidden (Gpa(0x180000000), 400000)"
+                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 200000)] end 0x100200000 hidden (Gpa(0x180000000), c00000)"
             ],
         );
         check(
             8 << 30,
             expect![
-                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 140000000)] end 0x240000000 hidden (Gpa(0x280000000), 400000)"
+                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 140000000)] end 0x240000000 hidden (Gpa(0x280000000), c00000)"
             ],
         );
     }

@@ -274,6 +274,7 @@ pub(crate) fn probe_state(state: v1::ProbeState) -> &'static str {
 pub(crate) fn mechanism(mechanism: v1::Mechanism) -> Option<&'static str> {
     match mechanism {
         v1::Mechanism::Unspecified => None,
+        v1::Mechanism::Optimized => Some("optimized"),
         v1::Mechanism::Emulated => Some("emulated"),
         v1::Mechanism::Boosted => Some("boosted"),
         v1::Mechanism::Stepped => Some("stepped"),

@@ -153,6 +153,13 @@ impl Collector {
         Ok((collector, producers))
     }
 
+    /// Its thread: unparking it has it look at its sources now, however long they said that they can
+    /// wait.
+    #[must_use]
+    pub fn thread(&self) -> Option<&Thread> {
+        Some(self.thread.as_ref()?.thread())
+    }
+
     /// Empties the rings and sources a last time and ends the thread. Whoever fills them must have
     /// stopped.
     pub fn finish(mut self) {

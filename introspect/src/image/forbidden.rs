@@ -147,6 +147,8 @@ pub(crate) struct Lists {
     sites: Vec<(u64, u64, Site)>,
     /// Instructions in the exception table, sorted.
     fixups: Vec<u64>,
+    /// Where jump labels and handled exceptions lead, sorted.
+    landings: Vec<u64>,
     /// Calls to `__fentry__`, sorted; `None` when there is no list.
     ftrace: Option<Vec<u64>>,
     /// Lock prefixes, sorted.
@@ -224,6 +226,11 @@ impl Lists {
         self.fixups.extend(at.map(|at| at.0));
     }
 
+    /// Notes addresses that text is entered at other than by its own branches.
+    pub(super) fn add_landings(&mut self, at: impl Iterator<Item = Gva>) {
+        self.landings.extend(at.map(|at| at.0));
+    }
+
     /// Notes that there is a list of calls to `__fentry__`, and these are in it.
     pub(crate) fn add_ftrace_sites(&mut self, at: impl Iterator<Item = u64>) {
         self.ftrace.get_or_insert_default().extend(at);
@@ -249,7 +256,12 @@ impl Lists {
     pub(crate) fn sort(&mut self) {
         self.sites.sort_unstable();
         self.sites.dedup();
-        for list in [&mut self.functions, &mut self.fixups, &mut self.locks] {
+        for list in [
+            &mut self.functions,
+            &mut self.fixups,
+            &mut self.landings,
+            &mut self.locks,
+        ] {
             list.sort_unstable();
         }
         if let Some(ftrace) = &mut self.ftrace {
@@ -277,6 +289,14 @@ impl Lists {
     /// Whether an exception-table entry names the instruction at `at`.
     pub(crate) fn has_fixup(&self, at: Gva) -> bool {
         self.fixups.binary_search(&at.0).is_ok()
+    }
+
+    /// Whether a jump label or a handled exception leads to one of these addresses.
+    pub(super) fn has_landing(&self, range: &Range<u64>) -> bool {
+        let first = self.landings.partition_point(|at| *at < range.start);
+        self.landings
+            .get(first)
+            .is_some_and(|at| range.contains(at))
     }
 
     /// Whether a call to `__fentry__` is at `at`; `None` when there is no list of them.
@@ -325,13 +345,24 @@ pub(crate) fn relative(
     place: Gva,
     size: usize,
 ) -> impl Iterator<Item = Gva> + use<'_> {
-    let step = u64::try_from(size).unwrap_or(u64::MAX);
-    let places = std::iter::successors(Some(place), move |at| Some(at.wrapping_add(step)));
+    relative_field(table, place, size, 0)
+}
+
+/// As [`relative`], of the i32 that is `field` bytes into each entry and relative to itself.
+pub(super) fn relative_field(
+    table: &[u8],
+    place: Gva,
+    size: usize,
+    field: usize,
+) -> impl Iterator<Item = Gva> + use<'_> {
+    let wide = |len: usize| u64::try_from(len).unwrap_or(u64::MAX);
+    let first = place.wrapping_add(wide(field));
+    let places = std::iter::successors(Some(first), move |at| Some(at.wrapping_add(wide(size))));
     table
         .chunks_exact(size)
         .zip(places)
-        .filter_map(|(entry, place)| {
-            let offset = i32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
+        .filter_map(move |(entry, place)| {
+            let offset = i32::from_le_bytes(entry.get(field..field + 4)?.try_into().ok()?);
             Some(Gva(place.0.wrapping_add_signed(i64::from(offset))))
         })
 }

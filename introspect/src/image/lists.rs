@@ -9,7 +9,7 @@ use std::ops::Range;
 use hvprobe_arch::Gva;
 
 use super::elf::Elf;
-use super::forbidden::{Area, Lists, relative, words};
+use super::forbidden::{Area, Lists, relative, relative_field, words};
 use crate::symbols::Symbols;
 
 /// Reads all lists.
@@ -100,6 +100,7 @@ impl<'a> Source<'a> {
                 let code = self.elf.read(at, 2).and_then(|code| code.try_into().ok());
                 self.lists.add_jump_label(at, code);
             }
+            self.add_landings(place, table, 16);
         }
     }
 
@@ -138,7 +139,14 @@ impl<'a> Source<'a> {
     fn read_exception_table(&mut self) {
         if let Some((place, table)) = self.table("__start___ex_table", "__stop___ex_table") {
             self.lists.add_fixups(relative(table, place, 12));
+            self.add_landings(place, table, 12);
         }
+    }
+
+    /// The second fields of the entries: where they lead.
+    fn add_landings(&mut self, place: Gva, table: &[u8], size: usize) {
+        self.lists
+            .add_landings(relative_field(table, place, size, 4));
     }
 
     /// `__mcount_loc`: addresses of calls (kernel/trace/ftrace.c). A kernel without ftrace has no

@@ -185,6 +185,13 @@ impl KernelImage {
         self.lists.lock_prefix(at, first)
     }
 
+    /// Whether a jump label or a handled exception leads to an address from `start` up to, not
+    /// including, `end`.
+    #[must_use]
+    pub fn has_landing(&self, start: Gva, end: Gva) -> bool {
+        self.lists.has_landing(&(start.0..end.0))
+    }
+
     /// Whether the kernel's exception table has an entry for the instruction at `at`: it may fault
     /// by design, and the kernel looks up what to do then by the address of the instruction.
     #[must_use]
@@ -227,6 +234,15 @@ impl KernelImage {
     /// When the image's type information does not tell.
     pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
         self.task_layout.clone()
+    }
+
+    /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`;
+    /// `None` if the image does not tell, as that of a kernel for one processor.
+    #[must_use]
+    pub fn cpu_number(&self) -> Option<u64> {
+        let own = self.symbols.address_of("cpu_number").map(|at| at.0);
+        let btf = self.btf.as_ref().ok();
+        own.or_else(|| per_cpu(btf?, &self.symbols, "cpu_number", 4).ok())
     }
 
     /// Where members of structures lie, for any number of questions at the cost of one. A question
@@ -337,18 +353,23 @@ fn release(elf: &Elf<'_>) -> Option<String> {
     })
 }
 
-fn task_layout(btf: &Btf, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
-    // Its own variable up to 6.1 and from 6.15 on; in between in a structure.
-    let current_task = match symbols.address_of("current_task") {
-        Some(at) => at.0,
+/// What to add to a CPU's per-CPU base for the address of its variable `name`, which has `size`
+/// bytes: one of its own up to 6.1 and from 6.15 on; in between in a structure.
+fn per_cpu(btf: &Btf, symbols: &Symbols, name: &str, size: u64) -> Result<u64, BtfError> {
+    match symbols.address_of(name) {
+        Some(at) => Ok(at.0),
         None => {
             let at = symbols
                 .address_of("pcpu_hot")
                 .or_else(|| symbols.address_of("const_pcpu_hot"))
                 .ok_or(BtfError::NoCurrentTask)?;
-            at.0.wrapping_add(btf.field("pcpu_hot", "current_task", 8)?)
+            Ok(at.0.wrapping_add(btf.field("pcpu_hot", name, size)?))
         }
-    };
+    }
+}
+
+fn task_layout(btf: &Btf, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
+    let current_task = per_cpu(btf, symbols, "current_task", 8)?;
     Ok(TaskLayout {
         current_task,
         pid: btf.field("task_struct", "pid", 4)?,

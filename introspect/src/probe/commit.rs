@@ -1,17 +1,19 @@
 //! Makes guest text agree with the registry: one stop of the virtual CPUs, whole or not at all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::insn::SlotCode;
 use hvprobe_arch::mem::PhysMemory;
 use tracing::warn;
 
 use super::ProbeId;
-use super::patch::Text;
+use super::jump::Jump;
+use super::patch::{Edit, Text};
 use super::plan::{Obstacle, Refused};
-use super::registry::{Live, Place, Registry, SiteState};
+use super::registry::{Live, Patch, Place, Registry, SiteState};
 use super::returns::vacate;
 use super::table::{Counters, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
 use crate::calls::Fate;
@@ -35,39 +37,53 @@ impl Registry {
         if self.live.is_none() {
             return Ok(());
         }
+        let mut jumps = Some(self.prepare_jumps(leaving, world.memory()));
         let mut result = Ok(());
-        world
-            .stopped(&mut |mem, standing| {
-                self.change(leaving, mem, standing)
-                    .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
-                    .ok()
-            })
-            .map_err(CommitError::Stop)?;
+        let stopped = world.stopped(&mut |mem, standing| {
+            let jumps = jumps.take().unwrap_or_default();
+            self.change(leaving, jumps, mem, standing)
+                .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
+                .ok()
+        });
+        self.give_jumps_back(jumps.unwrap_or_default());
+        stopped.map_err(CommitError::Stop)?;
         result
     }
 
-    /// Arms every site with an enabled probe, disarms every other, forgets the `leaving` probes at
-    /// their sites and frees what nobody needs any more. Returns the table that matches the text.
+    /// Arms every site with an enabled probe, with the jumps that were prepared or with an int3,
+    /// disarms every other, forgets the `leaving` probes at their sites and frees what nobody needs
+    /// any more. Returns the table that matches the text.
     ///
     /// # Errors
     /// The site that could not be armed; then nothing has changed.
     pub(super) fn change(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
+        jumps: Vec<(Gva, Jump)>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
     ) -> Result<Arc<ProbeTable>, Obstacle> {
-        let sites_where = |condition: &dyn Fn(&SiteState) -> bool| -> Vec<Gva> {
-            let sites = self.sites.iter().filter(|(_, site)| condition(site));
-            sites.map(|(at, _)| *at).collect()
-        };
-        let wanted = |site: &SiteState| self.is_wanted(site, leaving);
-        let arming = sites_where(&|site| !site.armed && !site.gone && wanted(site));
-        let disarming = sites_where(&|site| site.armed && !wanted(site));
+        let mut jumps: BTreeMap<Gva, Jump> = jumps.into_iter().collect();
+        let (mut arming, mut disarming) = (Vec::new(), Vec::new());
+        for (at, site) in &self.sites {
+            if !self.is_wanted(site, leaving) {
+                if site.is_armed() {
+                    disarming.push(*at);
+                }
+            } else if let Some(patch) = self.next_patch(site, jumps.remove(at), leaving) {
+                arming.push((*at, patch));
+            }
+        }
+        self.give_jumps_back(jumps.into_iter().collect());
 
         let slots = match self.arm(&arming, leaving, mem, standing) {
             Ok(slots) => slots,
             Err(obstacle) => {
+                let unused = arming.into_iter().filter_map(|(at, patch)| match patch {
+                    Patch::Jump(jump) => Some((at, jump)),
+                    Patch::None | Patch::Breakpoint => None,
+                });
+                self.give_jumps_back(unused.collect());
                 self.tidy(mem);
                 return Err(obstacle);
             }
@@ -83,22 +99,53 @@ impl Registry {
                 self.let_go(displaced, old, mem);
             }
         }
-        if !arming.is_empty() {
-            let retired = Arc::make_mut(&mut self.retired);
-            for at in arming {
-                retired.insert(at.0);
-                if let Some(site) = self.sites.get_mut(&at) {
-                    site.armed = true;
-                }
-            }
+        for (at, patch) in arming {
+            self.set_patch(at, patch);
         }
         self.forget(leaving, mem);
         self.vacate_calls(leaving, mem, standing);
+        self.reclaim_jumps(mem, standing);
         self.tidy(mem);
         Ok(Arc::new(self.table(leaving)))
     }
 
-    /// Whether `site` is to carry an int3.
+    /// What `site`, which is wanted, is to hold instead of what it does, given the jump that was
+    /// prepared for it; `None` to leave it.
+    fn next_patch(
+        &self,
+        site: &SiteState,
+        prepared: Option<Jump>,
+        leaving: &BTreeSet<ProbeId>,
+    ) -> Option<Patch> {
+        match (&site.patch, prepared) {
+            _ if site.gone => None,
+            (_, Some(jump)) => Some(Patch::Jump(jump)),
+            (Patch::Jump(_), None) if self.keeps_jump(site, leaving) => None,
+            (Patch::Breakpoint, None) => None,
+            (Patch::None | Patch::Jump(_), None) => Some(Patch::Breakpoint),
+        }
+    }
+
+    /// The text at `at` holds `patch` now.
+    fn set_patch(&mut self, at: Gva, patch: Patch) {
+        let Some(site) = self.sites.get_mut(&at) else {
+            return;
+        };
+        let retired = Arc::make_mut(&mut self.retired);
+        if let Patch::Breakpoint = patch {
+            retired.insert(at.0);
+        } else if let Patch::Jump(jump) = &patch {
+            // Where a task may stand, the jump holds int3s.
+            let inside = (1..JUMP as u64).map(|n| at.wrapping_add(n));
+            let landings = inside.filter(|at| jump.detour.resume(*at).is_some());
+            retired.extend(landings.map(|at| at.0));
+        }
+        if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
+            self.let_jump_go(at, jump);
+        }
+    }
+
+    /// Whether `site` is to carry an int3 or a jump.
     pub(super) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
         let mut members = site.members.iter();
         let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
@@ -116,18 +163,24 @@ impl Registry {
                 .is_some_and(|probe| !probe.spec.disabled)
     }
 
-    /// Takes the slots that armed sites need now and have not, and plants the gate and the int3s of
-    /// the sites `arming`; returns the slots. On error the sites' text is as it was and no slot is
-    /// taken.
+    /// Takes the slots that armed sites need now and have not, plants the gate and makes the text of
+    /// the sites `arming` hold their patches; returns the slots. On error the sites' text is as it
+    /// was and no slot is taken.
     fn arm(
         &mut self,
-        arming: &[Gva],
+        arming: &[(Gva, Patch)],
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
-        let slots = self.take_slots(leaving, mem, standing)?;
-        let (Some(live), Some(first)) = (&mut self.live, arming.first()) else {
+        let next: BTreeMap<Gva, &Patch> = arming.iter().map(|(at, patch)| (*at, patch)).collect();
+        let jumping = |site: &SiteState| {
+            let at = site.displaced.at();
+            let patch = next.get(&at).copied().unwrap_or(&site.patch);
+            matches!(patch, Patch::Jump(_))
+        };
+        let slots = self.take_slots(&jumping, leaving, mem, standing)?;
+        let (Some(live), Some((first, _))) = (&mut self.live, arming.first()) else {
             return Ok(slots);
         };
         let tables = live.view.tables;
@@ -135,12 +188,13 @@ impl Registry {
             tables: &tables,
             mem,
         };
-        let sites = arming
+        let edits: Vec<Edit> = arming
             .iter()
-            .filter_map(|at| Some((*at, self.sites.get(at)?.displaced.bytes())));
+            .filter_map(|(at, patch)| Some(edit(self.sites.get(at)?, patch)))
+            .collect();
         let armed = plant_gate(live, &text)
             .map_err(|why| Obstacle { at: *first, why })
-            .and_then(|()| text.arm(sites));
+            .and_then(|()| text.replace(&edits));
         if let Err(obstacle) = armed {
             self.give_back(slots, mem);
             return Err(obstacle);
@@ -150,12 +204,16 @@ impl Registry {
 
     fn disarm(&mut self, disarming: &[Gva], mem: &dyn PhysMemory) {
         let Some(live) = &self.live else { return };
-        let tables = &live.view.tables;
+        let tables = live.view.tables;
+        let text = Text {
+            tables: &tables,
+            mem,
+        };
         for at in disarming {
             if let Some(site) = self.sites.get_mut(at) {
-                site.armed = false;
-                site.gone |= !Text { tables, mem }.disarm(*at, site.displaced.bytes());
+                site.gone |= !text.restore(&edit(site, &Patch::None));
             }
+            self.set_patch(*at, Patch::None);
         }
     }
 
@@ -216,7 +274,7 @@ impl Registry {
         self.returns.calls.live(|_| calls_in_flight = true);
         if let Some(live) = &mut self.live
             && !calls_in_flight
-            && !self.sites.values().any(|site| site.armed)
+            && !self.sites.values().any(SiteState::is_armed)
         {
             remove_gate(live, mem);
         }
@@ -231,10 +289,11 @@ impl Registry {
         let sites = self
             .sites
             .values()
-            .filter(|site| site.armed)
+            .filter(|site| site.is_armed())
             .map(|site| Site {
                 displaced: site.displaced,
                 slot: site.slot,
+                detour: site.jump().map(|jump| Arc::clone(&jump.detour)),
                 after_sti: site.after_sti,
                 members: self.members(site, leaving),
             })
@@ -258,6 +317,11 @@ impl Registry {
             fixtures: self.hidden.fixtures(),
             returning,
             returns: Arc::clone(&self.returns),
+            ghosts: self
+                .ghost_jumps
+                .iter()
+                .filter_map(|(_, jump)| Some((jump.detour.escape()?, jump.detour.tail())))
+                .collect(),
         })
     }
 
@@ -294,6 +358,15 @@ impl Registry {
         self.probes.iter().any(|(id, probe)| {
             probe.pool.is_some() && !leaving.contains(id) && matches!(probe.place, Place::At(_))
         })
+    }
+}
+
+/// What makes the text of `site` hold `patch`.
+fn edit(site: &SiteState, patch: &Patch) -> Edit {
+    Edit {
+        at: site.displaced.at(),
+        from: site.patched(&site.patch),
+        to: site.patched(patch),
     }
 }
 

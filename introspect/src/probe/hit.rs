@@ -388,10 +388,14 @@ impl State {
         at: Gva,
         regs: &mut Regs,
     ) -> Outcome {
-        let Some((index, site)) = scene.table.at(at) else {
+        let table = scene.table;
+        let Some(index) = table.find(at).or_else(|| table.escape(at)) else {
             return self.elsewhere(scene, at, regs);
         };
-        regs.rip = at.0;
+        let Some(site) = table.site(index) else {
+            return Outcome::Foreign;
+        };
+        regs.rip = site.displaced.at().0;
         self.after_sti = site.after_sti;
         if let Some(flight) = self.put_off.take_if(|flight| {
             flight.site == index && flight.rsp == regs.rsp && regs.rflags & rflags::IF == 0
@@ -559,6 +563,10 @@ impl State {
         let table = scene.table;
         if table.is_trampoline(at) {
             return self.returned(scene, regs);
+        }
+        if let Some(to) = table.inside_jump(at) {
+            regs.rip = to.0;
+            return Outcome::Resume { shadow: false };
         }
         if let Some((index, slot)) = table.slot_around(at) {
             return self.slot_end(scene, index, slot, at, regs);

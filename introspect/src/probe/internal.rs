@@ -86,8 +86,9 @@ impl Registry {
 
     /// Forgets sites that neither a probe nor the engine wants and that were never armed.
     fn drop_idle_internal(&mut self) {
-        self.sites
-            .retain(|_, site| !site.members.is_empty() || site.internal.is_some() || site.armed);
+        self.sites.retain(|_, site| {
+            !site.members.is_empty() || site.internal.is_some() || site.is_armed()
+        });
     }
 
     /// The guest's ftrace is about to patch text, or has done so: takes our int3s off its sites, or

@@ -42,6 +42,7 @@ impl Registry {
             },
             disabled: probe.spec.disabled,
             mechanism: site.map(|site| self.mechanism(site)),
+            unoptimized: site.and_then(|site| self.unoptimized(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),
             actions: Arc::clone(&probe.actions),
@@ -54,12 +55,7 @@ impl Registry {
         let tables = &live.view.tables;
         let text = Text { tables, mem };
         let at = site.displaced.at();
-        let as_left = if site.armed {
-            text.is_patched(at, site.displaced.bytes())
-        } else {
-            text.holds(at, site.displaced.bytes())
-        };
-        site.gone || !as_left
+        site.gone || !text.holds(at, &site.patched(&site.patch))
     }
 
     /// Looks whether the guest has rewritten text under a probe, and marks and reports what it
@@ -69,7 +65,7 @@ impl Registry {
             .sites
             .iter()
             .filter(|(_, site)| {
-                let left_to_ftrace = site.ftrace && !site.armed;
+                let left_to_ftrace = site.ftrace && !site.is_armed();
                 !site.gone && !left_to_ftrace && self.is_rewritten(site, mem)
             })
             .map(|(at, _)| *at)

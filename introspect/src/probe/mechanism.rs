@@ -29,6 +29,7 @@ impl Registry {
         let enabled = |id: &ProbeId| self.is_enabled(*id, &none);
         let any = site.members.iter().any(enabled);
         match self.slot_kind_for(site, |id| !any || enabled(&id)) {
+            _ if site.jump().is_some() => Mechanism::Optimized,
             None => Mechanism::Emulated,
             Some(SlotKind::Boosted) => Mechanism::Boosted,
             Some(SlotKind::Trapped) => Mechanism::Stepped,
@@ -65,10 +66,12 @@ impl Registry {
         }
     }
 
-    /// Takes and fills the slots that wanted sites need and have not. Returns what each site's slot
-    /// is to become; a ghost among them stays one until [`Registry::revive`] is told of it.
+    /// Takes and fills the slots that wanted sites need and have not; those that are `jumping` need
+    /// none. Returns what each site's slot is to become; a ghost among them stays one until
+    /// [`Registry::revive`] is told of it.
     pub(super) fn take_slots(
         &mut self,
+        jumping: &dyn Fn(&SiteState) -> bool,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
@@ -77,7 +80,10 @@ impl Registry {
             .sites
             .iter()
             .filter(|(_, site)| !site.gone && self.is_wanted(site, leaving))
-            .map(|(at, site)| (*at, site.displaced, self.slot_kind(site, leaving)))
+            .map(|(at, site)| {
+                let kind = (!jumping(site)).then(|| self.slot_kind(site, leaving));
+                (*at, site.displaced, kind.flatten())
+            })
             .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
             .collect();
         let mut taken: Vec<(Gva, Option<SlotCode>)> = Vec::new();

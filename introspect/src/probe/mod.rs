@@ -4,6 +4,7 @@ mod act;
 mod commit;
 pub mod hit;
 mod internal;
+mod jump;
 mod list;
 mod mechanism;
 pub mod patch;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 
 use crate::definition::Kind;
+pub use jump::Unoptimized;
 pub use plan::Refused;
 use spec::Actions;
 pub use spec::ProbeSpec;
@@ -40,6 +42,9 @@ impl fmt::Display for ProbeId {
 /// How the displaced instruction takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mechanism {
+    /// The probepoint holds a jump to code that records the hit and carries the instruction out: no
+    /// exit.
+    Optimized,
     /// The host carries it out on the saved registers: one exit per hit.
     Emulated,
     /// A copy in a slot is run, which ends in a jump back: one exit per hit.
@@ -51,6 +56,7 @@ pub enum Mechanism {
 impl fmt::Display for Mechanism {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Optimized => "optimized",
             Self::Emulated => "emulated",
             Self::Boosted => "boosted",
             Self::Stepped => "stepped",
@@ -92,6 +98,8 @@ pub struct ProbeInfo {
     pub disabled: bool,
     /// How the displaced instruction takes effect, once planned.
     pub mechanism: Option<Mechanism>,
+    /// Why it is armed with an int3 and not optimized.
+    pub unoptimized: Option<Unoptimized>,
     /// For a return probe that is placed: how many calls may be in flight now.
     pub maxactive: Option<u32>,
     /// What it has counted.

@@ -1,15 +1,19 @@
-//! One change of guest text: which probepoints get their int3, which get their byte back.
+//! One change of guest text: which probepoints get their int3 or jump, which get their bytes back.
 //!
 //! Invariant: everything is checked before the first byte is written, so a change happens whole or
-//! not at all; a byte is written only over the byte that was expected there; a probepoint the guest
+//! not at all; bytes are written only over those that were expected there; a probepoint the guest
 //! has rewritten is never written to.
 
+use std::collections::BTreeMap;
+
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::paging::{PageTables, WalkError};
 
 use super::plan::{Obstacle, PristineText, Refused};
+use super::registry::{Patch, SiteState};
 
 /// The breakpoint instruction.
 pub(super) const INT3: u8 = 0xcc;
@@ -18,6 +22,27 @@ pub(super) const INT3: u8 = 0xcc;
 /// that was interrupted between the first two bytes of `nop nop` while the entry was patched goes
 /// on as if nothing had happened. Nothing in a PC answers there.
 pub const GATE_PORT: u8 = 0x90;
+
+/// The port that detours write to when the ring fills up. Nothing in a PC answers there either.
+pub const DOORBELL_PORT: u8 = 0x91;
+
+/// What becomes of the text at one place.
+#[derive(Clone, Debug)]
+pub(super) struct Edit {
+    pub(super) at: Gva,
+    pub(super) from: Vec<u8>,
+    /// As many bytes.
+    pub(super) to: Vec<u8>,
+}
+
+impl Edit {
+    /// The part of `bytes`, one of the two, that is written: up to where they differ last.
+    fn changed<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+        let same = self.from.iter().rev().zip(self.to.iter().rev());
+        let same = same.take_while(|(from, to)| from == to).count();
+        &bytes[..bytes.len() - same.min(bytes.len())]
+    }
+}
 
 /// Guest text reached through the kernel's page tables.
 pub(super) struct Text<'a> {
@@ -34,35 +59,28 @@ impl Text<'_> {
 
     /// Whether the text at `at` is `bytes`.
     pub(super) fn holds(&self, at: Gva, bytes: &[u8]) -> bool {
-        let mut now = [0; hvprobe_arch::insn::MAX_LEN];
+        let mut now = [0; 2 * hvprobe_arch::insn::MAX_LEN];
         now.get_mut(..bytes.len())
             .is_some_and(|now| self.tables.read(self.mem, at, now).is_ok() && now == bytes)
     }
 
-    /// Whether our int3 is at `at`, in front of the rest of the instruction that was there.
-    pub(super) fn is_patched(&self, at: Gva, instruction: &[u8]) -> bool {
-        let rest = instruction.get(1..).unwrap_or_default();
-        self.byte(at) == Some(INT3) && self.holds(at.wrapping_add(1), rest)
-    }
-
-    /// Plants an int3 at every one of `sites`, given with the bytes expected there.
+    /// Replaces text as `edits` say.
     ///
     /// # Errors
-    /// The first site whose text is not as expected; then no byte has changed.
-    pub(super) fn arm<'s>(
-        &self,
-        sites: impl Iterator<Item = (Gva, &'s [u8])> + Clone,
-    ) -> Result<(), Obstacle> {
-        for (at, expected) in sites.clone() {
-            if !self.holds(at, expected) {
+    /// The first place where the text is not as expected; then no byte has changed.
+    pub(super) fn replace(&self, edits: &[Edit]) -> Result<(), Obstacle> {
+        for edit in edits {
+            let at = edit.at;
+            if !self.holds(at, &edit.from) {
                 let why = Refused::TextChanged { at };
                 return Err(Obstacle { at, why });
             }
         }
-        for (done, (at, _)) in sites.clone().enumerate() {
-            if self.tables.write(self.mem, at, &[INT3]).is_err() {
-                for (back, expected) in sites.take(done) {
-                    let _ = self.tables.write(self.mem, back, &expected[..1]);
+        for (done, edit) in edits.iter().enumerate() {
+            let at = edit.at;
+            if self.write(at, edit.changed(&edit.to)).is_err() {
+                for back in &edits[..done] {
+                    let _ = self.write(back.at, back.changed(&back.from));
                 }
                 let why = Refused::Unmapped { at };
                 return Err(Obstacle { at, why });
@@ -71,11 +89,14 @@ impl Text<'_> {
         Ok(())
     }
 
-    /// Gives `instruction` its first byte back, at `at`; `false` when what was left there no longer
-    /// is, and nothing was done.
-    pub(super) fn disarm(&self, at: Gva, instruction: &[u8]) -> bool {
-        let first = instruction.get(..1).unwrap_or_default();
-        self.is_patched(at, instruction) && self.tables.write(self.mem, at, first).is_ok()
+    /// As [`Text::replace`] of one place; `false` when what was expected there no longer is, and
+    /// nothing was done.
+    pub(super) fn restore(&self, edit: &Edit) -> bool {
+        self.holds(edit.at, &edit.from) && self.write(edit.at, edit.changed(&edit.to)).is_ok()
+    }
+
+    fn write(&self, at: Gva, bytes: &[u8]) -> Result<(), WalkError> {
+        self.tables.write(self.mem, at, bytes)
     }
 
     /// Puts our `out` over the head of the guest's #BP entry.
@@ -100,13 +121,37 @@ impl Text<'_> {
 }
 
 /// Live text with our own patches taken out again.
-pub(super) struct LiveText<'a, F> {
+pub(super) struct LiveText<'a> {
     pub(super) text: Text<'a>,
-    /// The byte our int3 at an address displaced, if there is one.
-    pub(super) displaced: F,
+    pub(super) sites: &'a BTreeMap<Gva, SiteState>,
 }
 
-impl<F: Fn(Gva) -> Option<u8>> PristineText for LiveText<'_, F> {
+impl LiveText<'_> {
+    /// Takes out our patches from `bytes`, which are at `at`.
+    fn clean(&self, at: Gva, bytes: &mut [u8]) {
+        let end = at.wrapping_add(bytes.len() as u64);
+        // A jump may begin before and reach in.
+        let first = at.wrapping_sub(JUMP as u64 - 1);
+        for (start, site) in self.sites.range(first.min(at)..end.max(at)) {
+            let patch: &[u8] = match &site.patch {
+                Patch::None => continue,
+                Patch::Breakpoint => &[INT3],
+                Patch::Jump(jump) => &jump.detour.jump(),
+            };
+            for ((n, ours), original) in (0..).zip(patch).zip(site.original()) {
+                let offset = start.wrapping_add(n).offset_from(at);
+                let offset = offset.and_then(|offset| usize::try_from(offset).ok());
+                if let Some(byte) = offset.and_then(|offset| bytes.get_mut(offset))
+                    && byte == ours
+                {
+                    *byte = *original;
+                }
+            }
+        }
+    }
+}
+
+impl PristineText for LiveText<'_> {
     fn read(&self, at: Gva, into: &mut [u8]) -> usize {
         let mut got = into.len();
         if self.text.tables.read(self.text.mem, at, into).is_err() {
@@ -119,11 +164,7 @@ impl<F: Fn(Gva) -> Option<u8>> PristineText for LiveText<'_, F> {
                 got += 1;
             }
         }
-        for (n, byte) in (0_u64..).zip(into[..got].iter_mut()) {
-            if *byte == INT3 {
-                *byte = (self.displaced)(at.wrapping_add(n)).unwrap_or(INT3);
-            }
-        }
+        self.clean(at, &mut into[..got]);
         got
     }
 

@@ -7,8 +7,10 @@
 use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{self, Displaced, Refusal, RelocateError};
 
+use super::jump::Unoptimized;
 use super::spec::Then;
 use super::{Mechanism, ProbeSpec};
 use crate::calls::PoolError;
@@ -129,6 +131,15 @@ pub enum Refused {
         /// What was asked for.
         wanted: Mechanism,
     },
+    /// A jump was asked for, and there can be none.
+    #[error("the probe at {at} cannot be optimized")]
+    Unoptimized {
+        /// The address.
+        at: Gva,
+        /// Why.
+        #[source]
+        source: Unoptimized,
+    },
     /// A return probe, or a function to be skipped, and not its entry.
     #[error(
         "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
@@ -223,6 +234,8 @@ pub(super) struct Probepoint {
     pub(super) after_sti: bool,
     /// The guest's ftrace puts a call there while it traces the function.
     pub(super) ftrace: bool,
+    /// What a jump would displace, if there can be one.
+    pub(super) span: Result<Span, Unoptimized>,
 }
 
 /// Finds and checks the probepoint of `spec`.
@@ -303,8 +316,69 @@ pub(super) fn plan(
         fixup: owner.has_fixup(at),
         after_sti,
         ftrace: owner.is_ftrace_site(at),
+        span: span(symbol, at, &owner, text),
         displaced,
     })
+}
+
+/// What a jump at `at` in the function `symbol` would displace.
+///
+/// # Errors
+/// Why there can be no jump.
+fn span(
+    symbol: Symbol<'_>,
+    at: Gva,
+    owner: &Owner<'_>,
+    text: &dyn PristineText,
+) -> Result<Span, Unoptimized> {
+    let code = function(symbol, text);
+    let span = Span::find(&code, symbol.addr, at)?;
+    if span.needs_quiescence() {
+        return Err(Unoptimized::Interrupted);
+    }
+    // A site of the kernel's may begin before the span and reach into it.
+    let mut byte = span.at();
+    while byte < span.end() {
+        if let Some(why) = owner.forbidden(byte) {
+            return Err(Unoptimized::Forbidden { at: byte, why });
+        }
+        if owner.has_fixup(byte) {
+            return Err(Unoptimized::Fixup { at: byte });
+        }
+        byte = byte.wrapping_add(1);
+    }
+    let inside = at.wrapping_add(1);
+    if span.interior().next().is_none() {
+        return Ok(span);
+    }
+    let Owner::Image(image) = owner else {
+        // Where a module's jump labels lead is not read.
+        let from = "a jump label of the module";
+        return Err(Unoptimized::Landing { from });
+    };
+    if image.has_landing(inside, span.end()) {
+        let from = "a jump label or the exception table";
+        return Err(Unoptimized::Landing { from });
+    }
+    // The compiler moves unlikely parts of a function elsewhere, from where they jump back.
+    let cold = format!("{}.cold", symbol.name);
+    for part in image.symbols().iter().filter(|part| part.name == cold) {
+        let code = function(part, text);
+        let from = "the function's unlikely part";
+        if span.check_branches(&code, part.addr).is_err() {
+            return Err(Unoptimized::Landing { from });
+        }
+    }
+    Ok(span)
+}
+
+/// The whole code of a function, as far as it can be read.
+fn function(symbol: Symbol<'_>, text: &dyn PristineText) -> Vec<u8> {
+    let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
+    let mut code = vec![0; size];
+    let got = text.read(symbol.addr, &mut code);
+    code.truncate(got);
+    code
 }
 
 /// Functions that return on another stack than they were called on, or for another task
@@ -341,10 +415,7 @@ fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refu
     if NEVER_RETURN.contains(&symbol.name) {
         return Err(refused("never returns"));
     }
-    let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
-    let mut code = vec![0; size];
-    let got = text.read(symbol.addr, &mut code);
-    code.truncate(got);
+    let code = function(symbol, text);
     if insn::may_return(&code, symbol.addr) {
         Ok(())
     } else {

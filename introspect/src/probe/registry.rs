@@ -7,7 +7,7 @@
 //!  (live)    ──────────────────────────────────► placed ◄┘ │ enable / disable
 //! ```
 //! A *site* is one address with the probes at it, in the order of their registration; it carries
-//! our int3 exactly while one of them is enabled. Invariants: a batch is registered whole or not at
+//! our int3, or a jump, exactly while one of them is enabled. Invariants: a batch is registered whole or not at
 //! all and costs one stop of the virtual CPUs; text is written only in that stop; the virtual CPUs
 //! leave the stop with a table that matches the text.
 
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{Displaced, GateHead, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
@@ -23,17 +24,20 @@ use tracing::warn;
 
 use super::commit::CommitError;
 use super::hit::KernelView;
-use super::patch::{LiveText, Text};
+use super::jump::{Jump, Unoptimized};
+use super::patch::{INT3, LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
 use super::returns::entry_data_size;
 use super::spec::{Actions, SpecError};
 use super::table::{Counters, Internal, Returns};
-use super::{ProbeId, ProbeSpec};
+use super::{Mechanism, ProbeId, ProbeSpec};
 use crate::calls::{CELLS, Calls, MaxActive, Pool};
 use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
+use crate::hidden::detours::CounterPlace;
 use crate::image::KernelImage;
 use crate::modules::{ModuleList, ModuleReader};
+use crate::ring::{Reader, Sources};
 use crate::world::{StopError, World};
 
 /// Why a batch was not registered. None of its probes is.
@@ -118,6 +122,8 @@ pub(super) struct SiteState {
     pub(super) fixup: bool,
     /// The instruction before it may be `sti`.
     pub(super) after_sti: bool,
+    /// What a jump would displace, if there can be one.
+    pub(super) span: Result<Span, Unoptimized>,
     /// The guest's ftrace puts a call there while it traces the function.
     pub(super) ftrace: bool,
     /// That call is there now.
@@ -126,9 +132,60 @@ pub(super) struct SiteState {
     pub(super) members: Vec<ProbeId>,
     /// What the engine itself wants to know here.
     pub(super) internal: Option<Internal>,
-    pub(super) armed: bool,
-    /// The guest rewrote our byte.
+    pub(super) patch: Patch,
+    /// Why there is no detour though the site could have a jump.
+    pub(super) unprepared: Option<Unoptimized>,
+    /// The guest rewrote our patch.
     pub(super) gone: bool,
+}
+
+/// What a site's text holds.
+#[derive(Clone, Debug)]
+pub(super) enum Patch {
+    /// Its own instruction.
+    None,
+    /// An int3 in front of the rest of its instruction.
+    Breakpoint,
+    /// A jump to a detour.
+    Jump(Jump),
+}
+
+impl SiteState {
+    pub(super) fn is_armed(&self) -> bool {
+        !matches!(self.patch, Patch::None)
+    }
+
+    pub(super) fn jump(&self) -> Option<&Jump> {
+        match &self.patch {
+            Patch::Jump(jump) => Some(jump),
+            Patch::None | Patch::Breakpoint => None,
+        }
+    }
+
+    /// The text as its author wrote it, as far as any patch reaches.
+    pub(super) fn original(&self) -> &[u8] {
+        let span = self.span.as_ref().map_or(&[][..], Span::bytes);
+        // The first instruction of a span is the site's own.
+        if span.is_empty() {
+            self.displaced.bytes()
+        } else {
+            span
+        }
+    }
+
+    /// The text with `patch` in it.
+    pub(super) fn patched(&self, patch: &Patch) -> Vec<u8> {
+        let mut text = self.original().to_vec();
+        let over: &[u8] = match patch {
+            Patch::None => &[],
+            Patch::Breakpoint => &[INT3],
+            Patch::Jump(jump) => &jump.detour.jump(),
+        };
+        for (byte, patched) in text.iter_mut().zip(over) {
+            *byte = *patched;
+        }
+        text
+    }
 }
 
 /// What a live kernel offers.
@@ -150,12 +207,20 @@ pub struct Registry {
     pub(super) modules: Option<ModuleList>,
     /// Where modules are whose text became final while we watched, though they are not live yet.
     pub(super) formed: BTreeSet<Gva>,
-    vcpus: usize,
+    pub(super) vcpus: usize,
     next_id: u32,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) sites: BTreeMap<Gva, SiteState>,
     /// Boosted slots whose probe has left: someone may have been interrupted inside.
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
+    /// Jumps that were in use, with their detours: someone may have been interrupted inside.
+    pub(super) ghost_jumps: Vec<(Gva, Jump)>,
+    /// Counters of probes that have left, which their ghosts may still increment.
+    pub(super) ghost_counters: Vec<(ProbeId, CounterPlace)>,
+    /// What turns records of detours into events.
+    pub(super) sources: Sources,
+    /// The global knob: jumps are used where they can be.
+    pub(super) optimize: bool,
     /// The global switch.
     pub(super) switched_on: bool,
     /// Functions the engine wanted to watch and could not.
@@ -187,6 +252,10 @@ impl Registry {
             probes: BTreeMap::new(),
             sites: BTreeMap::new(),
             ghosts: Vec::new(),
+            ghost_jumps: Vec::new(),
+            ghost_counters: Vec::new(),
+            sources: Sources::default(),
+            optimize: true,
             switched_on: true,
             unwatched: BTreeSet::new(),
             ftrace_patches: false,
@@ -199,6 +268,13 @@ impl Registry {
             hidden,
             live: None,
         }
+    }
+
+    /// The same registry, which uses jumps where they can be used, as it does by default, or not.
+    #[must_use]
+    pub fn with_optimization(mut self, on: bool) -> Self {
+        self.optimize = on;
+        self
     }
 
     /// The kernel's text is final: plants what was pending, in one stop. What turns out to be
@@ -254,9 +330,11 @@ impl Registry {
             }
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
+        let none = BTreeSet::new();
+        let mut jumps = self.prepare_jumps(&none, world.memory());
         world.stopped(&mut |mem, standing| {
             loop {
-                match self.change(&BTreeSet::new(), mem, standing) {
+                match self.change(&none, std::mem::take(&mut jumps), mem, standing) {
                     Ok(table) => return Some(table),
                     Err(Obstacle { at, why }) => {
                         // Every round has fewer new probes, or one site less.
@@ -264,11 +342,13 @@ impl Registry {
                         let new = site.members.extract_if(.., |id| placed.contains(id));
                         let before = refused.len();
                         refused.extend(new.map(|id| (id, why.clone())));
-                        if !site.armed && (site.members.is_empty() || refused.len() == before) {
+                        if !site.is_armed() && (site.members.is_empty() || refused.len() == before)
+                        {
                             self.sites.remove(&at);
                         } else if refused.len() == before {
                             return None;
                         }
+                        jumps = self.prepare_jumps(&none, mem);
                     }
                 }
             }
@@ -338,6 +418,10 @@ impl Registry {
             }
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
+        if let Some((index, why)) = self.unfulfilled(&ids) {
+            self.take_back(&ids, world);
+            return Err(refused(index, why));
+        }
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             self.take_back(&ids, world);
             match error {
@@ -352,6 +436,20 @@ impl Registry {
             }
         })?;
         Ok(ids)
+    }
+
+    /// The first of `ids` that asks for a jump and cannot have one.
+    fn unfulfilled(&self, ids: &[ProbeId]) -> Option<(usize, Refused)> {
+        ids.iter().enumerate().find_map(|(index, id)| {
+            let probe = self.probes.get(id)?;
+            let Place::At(at) = probe.place else {
+                return None;
+            };
+            let wants = probe.spec.mechanism == Some(Mechanism::Optimized);
+            let site = self.sites.get(&at).filter(|_| wants)?;
+            let source = self.fit(site, &BTreeSet::new()).err()?;
+            Some((index, Refused::Unoptimized { at, source }))
+        })
     }
 
     /// A new probe, with its instances if it is a return probe.
@@ -404,6 +502,9 @@ impl Registry {
             self.provide_internal(&BTreeSet::new(), world.memory());
             self.change_error(error, ids)
         })?;
+        // What was recorded before their jumps were gone is handed on first.
+        world.collect();
+        self.forget_sources(&leaving);
         for id in &leaving {
             self.probes.remove(id);
         }
@@ -479,6 +580,32 @@ impl Registry {
         })
     }
 
+    /// The global knob of optimization: uses jumps where they can be used, or int3s everywhere.
+    ///
+    /// # Errors
+    /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
+    pub fn set_optimization(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+        let before = std::mem::replace(&mut self.optimize, on);
+        self.commit(&BTreeSet::new(), world).map_err(|error| {
+            self.optimize = before;
+            let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+            self.change_error(error, &all)
+        })
+    }
+
+    /// Whether jumps are used where they can be.
+    #[must_use]
+    pub fn optimizes(&self) -> bool {
+        self.optimize
+    }
+
+    /// The ring that detours record into has to be read from there, with these sources; `None`
+    /// where no detour can be made.
+    #[must_use]
+    pub fn ring(&self) -> Option<Reader> {
+        Some(Reader::new(self.hidden.ring()?, self.sources.clone()))
+    }
+
     /// Whether the global switch is on.
     #[must_use]
     pub fn is_switched_on(&self) -> bool {
@@ -502,10 +629,7 @@ impl Registry {
                 let tables = &live.view.tables;
                 let text = LiveText {
                     text: Text { tables, mem },
-                    displaced: |at| {
-                        let site = self.sites.get(&at).filter(|site| site.armed)?;
-                        site.displaced.bytes().first().copied()
-                    },
+                    sites: &self.sites,
                 };
                 let point = plan(spec, &kernel, &text)?;
                 let at = point.displaced.at();
@@ -542,7 +666,9 @@ impl Registry {
                 slot: None,
                 members: Vec::new(),
                 internal: None,
-                armed: false,
+                span: point.span,
+                patch: Patch::None,
+                unprepared: None,
                 gone: false,
             })
     }
@@ -555,7 +681,7 @@ impl Registry {
         if let Some(site) = self.sites.get_mut(&at) {
             site.members.retain(|member| *member != id);
             // Before it was committed, it has no slot.
-            if site.members.is_empty() && site.internal.is_none() && !site.armed {
+            if site.members.is_empty() && site.internal.is_none() && !site.is_armed() {
                 self.sites.remove(&at);
             }
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{Detour, JUMP};
 use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -82,7 +83,21 @@ impl Counters {
         }
     }
 
-    pub(super) fn hit(&self, vcpu: u32) {
+    /// Adds hits that no virtual CPU is known for.
+    pub(crate) fn add_hits(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.hits.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds hits that a condition left alone.
+    pub(crate) fn add_vetoed(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.vetoed.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn hit(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.hits);
     }
 
@@ -155,6 +170,8 @@ pub(super) struct Site {
     pub(super) displaced: Displaced,
     /// The out-of-line copy; `None` when the instruction is emulated.
     pub(super) slot: Option<SlotCode>,
+    /// Where the jump that is there instead of an int3 leads.
+    pub(super) detour: Option<Arc<Detour>>,
     /// The instruction before it may be `sti`.
     pub(super) after_sti: bool,
     pub(super) members: Box<[Member]>,
@@ -185,6 +202,11 @@ pub struct ProbeTable {
     by_address: FxHashMap<u64, u32>,
     /// Their slots, by where they begin.
     by_slot: FxHashMap<u64, u32>,
+    /// The sites of detours, by the int3 with which they ask for an exit.
+    by_escape: FxHashMap<u64, u32>,
+    /// Where to go on from the int3s in the bytes of jumps, and from those of detours that have no
+    /// site any more.
+    inside_jumps: FxHashMap<u64, Gva>,
     sites: Vec<Site>,
     /// Addresses that carried one of our int3s once: a virtual CPU may still be on its way to the
     /// #BP entry with one of them in its exception frame.
@@ -203,6 +225,8 @@ pub(super) struct Parts {
     pub(super) fixtures: Option<Fixtures>,
     pub(super) returning: FxHashMap<ProbeId, Returning>,
     pub(super) returns: Arc<Returns>,
+    /// The int3s of detours without a site, and where to go on from each.
+    pub(super) ghosts: Vec<(Gva, Gva)>,
 }
 
 impl ProbeTable {
@@ -219,9 +243,26 @@ impl ProbeTable {
             .zip(0..)
             .filter_map(|(site, index)| Some((site.slot.as_ref()?.at().0, index)))
             .collect();
+        let detours = || {
+            let sites = sites.iter().zip(0..);
+            sites.filter_map(|(site, index)| Some((site.detour.as_ref()?, index)))
+        };
+        let by_escape = detours()
+            .filter_map(|(detour, index)| Some((detour.escape()?.0, index)))
+            .collect();
+        let landings = |site: &Site| {
+            let (at, detour) = (site.displaced.at(), site.detour.clone());
+            let inside = (1..JUMP as u64).map(move |n| at.wrapping_add(n));
+            inside.filter_map(move |at| Some((at, detour.as_ref()?.resume(at)?)))
+        };
+        let inside_jumps = sites.iter().flat_map(landings);
+        let inside_jumps = inside_jumps.chain(parts.ghosts);
+        let inside_jumps = inside_jumps.map(|(at, to)| (at.0, to)).collect();
         Self {
             by_address,
             by_slot,
+            by_escape,
+            inside_jumps,
             sites,
             retired: parts.retired,
             fixtures: parts.fixtures,
@@ -250,6 +291,16 @@ impl ProbeTable {
         let start = at.0 & !(SLOT_SIZE as u64 - 1);
         let index = *self.by_slot.get(&start)?;
         Some((index, self.site(index)?.slot.as_ref()?))
+    }
+
+    /// The site whose detour asks for an exit at `at`.
+    pub(super) fn escape(&self, at: Gva) -> Option<u32> {
+        self.by_escape.get(&at.0).copied()
+    }
+
+    /// Where to go on from the int3 at `at` in the bytes of a jump.
+    pub(super) fn inside_jump(&self, at: Gva) -> Option<Gva> {
+        self.inside_jumps.get(&at.0).copied()
     }
 
     pub(super) fn was_ours(&self, at: Gva) -> bool {

@@ -47,6 +47,11 @@ impl State {
         taken: Taken,
         regs: &mut Regs,
     ) -> Outcome {
+        if let Some(detour) = &site.detour {
+            // It runs the copies of all that the jump displaced.
+            regs.rip = detour.tail().0;
+            return Outcome::Resume { shadow: false };
+        }
         let Some(slot) = &site.slot else {
             return self.emulate(scene, site, taken, regs);
         };

@@ -271,6 +271,7 @@ impl MicroKernel {
             command: Vec::new(),
             probes: Vec::new(),
             paused: false,
+            optimize: false,
         })
     }
 }

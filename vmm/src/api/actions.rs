@@ -63,6 +63,7 @@ pub(super) enum Meaningless {
 pub(super) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
     match v1::Mechanism::try_from(number) {
         Ok(v1::Mechanism::Unspecified) => Ok(None),
+        Ok(v1::Mechanism::Optimized) => Ok(Some(Mechanism::Optimized)),
         Ok(v1::Mechanism::Emulated) => Ok(Some(Mechanism::Emulated)),
         Ok(v1::Mechanism::Boosted) => Ok(Some(Mechanism::Boosted)),
         Ok(v1::Mechanism::Stepped) => Ok(Some(Mechanism::Stepped)),

@@ -84,6 +84,7 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
     };
     let mechanism = match info.mechanism {
         None => v1::Mechanism::Unspecified,
+        Some(Mechanism::Optimized) => v1::Mechanism::Optimized,
         Some(Mechanism::Emulated) => v1::Mechanism::Emulated,
         Some(Mechanism::Boosted) => v1::Mechanism::Boosted,
         Some(Mechanism::Stepped) => v1::Mechanism::Stepped,
@@ -104,6 +105,9 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         refusal,
         disabled: info.disabled,
         mechanism: mechanism.into(),
+        unoptimized: info
+            .unoptimized
+            .map_or_else(String::new, |why| why.to_string()),
         hits: info.counts.hits,
         missed: info.counts.missed,
         faults: info.counts.faults,

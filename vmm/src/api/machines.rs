@@ -247,6 +247,7 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
         command: request.command,
         probes: probes::specs(request.probes)?,
         paused: false,
+        optimize: true,
     })
 }
 

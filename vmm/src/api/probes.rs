@@ -7,8 +7,8 @@ use hvprobe_introspect::world::StopError;
 use hvprobe_proto::v1::{
     self, ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
     DisarmAllResponse, EnableRequest, EnableResponse, ErrorKind, ListProbesRequest,
-    ListProbesResponse, RegisterRequest, RegisterResponse, UnregisterRequest, UnregisterResponse,
-    probes_server,
+    ListProbesResponse, RegisterRequest, RegisterResponse, SetOptimizationRequest,
+    SetOptimizationResponse, UnregisterRequest, UnregisterResponse, probes_server,
 };
 use tonic::{Code, Request, Response, Status};
 
@@ -117,6 +117,20 @@ impl probes_server::Probes for Service {
     ) -> Result<Response<DisarmAllResponse>, Status> {
         self.switch(&request.into_inner().machine, false).await?;
         Ok(Response::new(DisarmAllResponse {}))
+    }
+
+    async fn set_optimization(
+        &self,
+        request: Request<SetOptimizationRequest>,
+    ) -> Result<Response<SetOptimizationResponse>, Status> {
+        let SetOptimizationRequest { machine, on } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
+        handle
+            .blocking(move |machine| machine.set_optimization(on))
+            .await?
+            .map_err(|error| change_error(&machine, &error))?;
+        handle.touch();
+        Ok(Response::new(SetOptimizationResponse {}))
     }
 
     async fn list_probes(

@@ -17,6 +17,7 @@ use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
 use hvprobe_introspect::image::{ImageError, KernelImage};
 use hvprobe_introspect::probe::hit::HitHandler;
 use hvprobe_introspect::probe::registry::{RegisterError, Registry};
+use hvprobe_introspect::ring::Collection;
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 
@@ -26,6 +27,7 @@ use super::console::ConsoleOutput;
 use super::control::Control;
 use super::cpu_fd::CpuFd;
 use super::decide::Decisions;
+use super::detours::Detours;
 use super::subscription::Hub;
 use super::tripwire::Tripwire;
 use super::vcpu::{Shared, StoppedAt, Vcpu};
@@ -231,30 +233,39 @@ fn start(
 
     let (hidden_at, hidden_size) = ram.hidden();
     let hidden = HiddenRegion::new(hidden_at, hidden_size, KERNEL_WINDOW);
+    let mut registry =
+        Registry::new(Arc::clone(&image), cpus.len(), hidden).with_optimization(config.optimize);
+    let ram = Arc::new(ram);
+    let detours = Detours::new(Arc::clone(&ram), registry.ring().map(Collection::new));
     let shared = Arc::new(Shared {
         control: Control::new(cpus.len()),
-        ram: Arc::new(ram),
+        ram,
         ports,
         tripwire: Some(tripwire),
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),
         stopped_at: StoppedAt::default(),
         decisions: Decisions::default(),
+        detours: detours.clone(),
     });
     if config.paused {
         shared.control.pause_now();
     }
-    let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden);
-    registry.register(&config.probes, &Guest(&shared))?;
+    let guest = Guest(&shared);
+    registry.register(&config.probes, &guest)?;
 
     let hub = Arc::new(Hub::open());
     let sink = Arc::clone(&hub);
-    let (collector, producers) = Collector::start(
+    let (collector, producers) = Collector::start_with(
+        vec![Box::new(detours.clone())],
         cpus.len(),
         RING,
         Box::new(move |events, dropped| sink.deliver(events, dropped)),
     )
     .map_err(BootError::Thread)?;
+    if let Some(thread) = collector.thread() {
+        detours.set_collector(thread.clone());
+    }
     let ioctls = cpus.iter().map(|_| Arc::default()).collect();
     let machine = Arc::new(Machine {
         config,

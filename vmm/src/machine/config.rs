@@ -32,6 +32,9 @@ pub struct MachineConfig {
     pub probes: Vec<ProbeSpec>,
     /// Start paused: nothing runs before [`Machine::resume`](super::Machine::resume).
     pub paused: bool,
+    /// Use jumps instead of breakpoints where probes can do without exits;
+    /// [`Machine::set_optimization`](super::Machine::set_optimization) changes it.
+    pub optimize: bool,
 }
 
 /// What a machine is doing.

@@ -6,6 +6,7 @@
 //! `KVM_SET_REGS`, never both.
 
 use hvprobe_arch::Regs;
+use hvprobe_introspect::probe::patch::{DOORBELL_PORT, GATE_PORT};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_VCPUEVENT_VALID_NMI_PENDING,
     KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs, kvm_guest_debug, kvm_msr_entry,
@@ -28,6 +29,8 @@ const SHADOW_INT_STI: u8 = KVM_X86_SHADOW_INT_STI.to_le_bytes()[0];
 
 /// Type of an available 64-bit TSS (SDM vol. 3, table 3-2).
 const TSS_AVAILABLE: u8 = 9;
+const GATE: u16 = GATE_PORT as u16;
+const DOORBELL: u16 = DOORBELL_PORT as u16;
 
 /// How often the kernel was called for one virtual CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub(super) enum Exit {
     Device(DeviceEvent),
     /// A byte was written to the port of our patches; RIP tells whether by one of them.
     Gate,
+    /// A byte was written to the port that detours write to when the ring fills up.
+    Doorbell,
     /// `KVM_EXIT_DEBUG` with this exception number.
     Debug { exception: u32 },
     /// KVM could not go on; for a failed emulation the bytes at RIP.
@@ -102,10 +107,11 @@ impl CpuFd {
     }
 
     /// Runs the guest until it exits. Accesses to devices are carried out here.
-    pub(super) fn run(&mut self, devices: &Ports, gate_port: u16) -> Exit {
+    pub(super) fn run(&mut self, devices: &Ports) -> Exit {
         self.ioctls.run += 1;
         match self.fd.run() {
-            Ok(VcpuExit::IoOut(port, [_])) if port == gate_port => Exit::Gate,
+            Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
+            Ok(VcpuExit::IoOut(DOORBELL, [_])) => Exit::Doorbell,
             Ok(VcpuExit::IoOut(port, data)) => match devices.write(port, data) {
                 Some(event) => Exit::Device(event),
                 None => Exit::Handled,

@@ -22,6 +22,7 @@ mod control;
 mod cpu_fd;
 mod crash;
 mod decide;
+mod detours;
 mod kick;
 mod live;
 mod subscription;
@@ -114,7 +115,14 @@ impl World for Guest<'_> {
         let ram = &*self.0.ram;
         self.0
             .control
-            .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })
+            .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
+        // There may be detours where there were none.
+        self.0.detours.wake();
+        Ok(())
+    }
+
+    fn collect(&self) {
+        self.0.detours.catch_up();
     }
 }
 
@@ -313,9 +321,24 @@ impl Machine {
         &self.shared.decisions
     }
 
+    /// The global knob of optimization: jumps where they can be used, or int3s everywhere.
+    ///
+    /// # Errors
+    /// As [`Machine::enable`].
+    pub fn set_optimization(&self, on: bool) -> Result<(), ChangeError> {
+        self.registry().set_optimization(on, &Guest(&self.shared))
+    }
+
+    /// Whether jumps are used where they can be.
+    #[must_use]
+    pub fn optimizes(&self) -> bool {
+        self.registry().optimizes()
+    }
+
     /// Every registered probe.
     #[must_use]
     pub fn probes(&self) -> Vec<ProbeInfo> {
+        self.shared.detours.catch_up();
         self.registry().list(&*self.shared.ram)
     }
 

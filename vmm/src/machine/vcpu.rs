@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::Gva;
 use hvprobe_introspect::probe::ProbeId;
 use hvprobe_introspect::probe::hit::{Held, Inquiry};
-use hvprobe_introspect::probe::patch::GATE_PORT;
 use hvprobe_introspect::probe::spec::Decision;
 use hvprobe_introspect::world::Standing;
 use kvm_bindings::kvm_sregs;
@@ -25,6 +24,7 @@ use super::control::{Control, Order};
 use super::cpu_fd::{CpuFd, Exit, Ioctls};
 use super::crash;
 use super::decide::{Decisions, Reply};
+use super::detours::Detours;
 use super::kick::Guard;
 use super::tripwire::Tripwire;
 use crate::devices::{DeviceEvent, Ports};
@@ -105,6 +105,7 @@ pub(super) struct Shared {
     pub(super) first_entry_ns: AtomicU64,
     pub(super) stopped_at: StoppedAt,
     pub(super) decisions: Decisions,
+    pub(super) detours: Detours,
 }
 
 /// The hit that paused the machine.
@@ -270,6 +271,9 @@ impl Vcpu {
                 .adopt(Arc::clone(&outfit.table), outfit.view);
             if let Some(tsc) = self.cpu.guest_tsc() {
                 self.catcher.clock = HostClock::synchronised(tsc);
+                if self.index == 0 {
+                    self.shared.detours.set_clock(&self.catcher.clock);
+                }
             }
         }
         order
@@ -334,9 +338,13 @@ impl Vcpu {
 
     /// Runs the guest to its next exit and takes that up.
     fn once(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
-        let exit = self.cpu.run(&shared.ports, u16::from(GATE_PORT));
+        let exit = self.cpu.run(&shared.ports);
         let end = match exit {
             Exit::Gate => return self.patched_out(shared),
+            Exit::Doorbell => {
+                shared.detours.wake();
+                return Ok(Next::Run);
+            }
             Exit::Debug { exception: 3 } => {
                 return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
             }

@@ -22,6 +22,7 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
         state: ProbeState::Placed,
         disabled: true,
         mechanism: Some(Mechanism::Emulated),
+        unoptimized: None,
         counts: Counts::default(),
     };
     assert_eq!(list[1], info);

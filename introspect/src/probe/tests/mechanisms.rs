@@ -58,7 +58,7 @@ fn cheapest_mechanism_that_keeps_the_semantics_is_chosen() {
         if !spec.disabled {
             let kind = kind(&rig, rig.addr(id));
             let expected = match expected {
-                Emulated => None,
+                Mechanism::Optimized | Emulated => None,
                 Boosted => Some(SlotKind::Boosted),
                 Stepped => Some(SlotKind::Trapped),
             };

@@ -1,0 +1,193 @@
+//! The hidden region's memory for detours: their code, and what they share with us.
+//!
+//! | pages | what                                                              | the guest may    |
+//! |-------|-------------------------------------------------------------------|------------------|
+//! | 0, 1  | code of detours, int3s elsewhere                                  | read and execute |
+//! | 2 … 4 | the ring's control words, counters of each probe, the ring's cells | read and write   |
+//!
+//! Pages are of 2 MiB, and all are mapped when the first detour is made. The guest may write what it
+//! likes into the shared pages: nobody but itself gets to see nonsense then.
+
+use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::{Gpa, Gva};
+
+use super::extent::{Access, Extent, LARGE_PAGE};
+use super::space::Space;
+use super::{HiddenError, INT3, Window};
+use crate::probe::patch::DOORBELL_PORT;
+
+const CODE_PAGES: u64 = 2;
+const DATA_PAGES: u64 = 3;
+/// Bytes of guest physical memory that detours take.
+pub(super) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
+/// Where things lie in the shared pages.
+const HEAD: u64 = 0;
+const TAIL: u64 = 64;
+const COUNTERS: u64 = 4096;
+const CELLS: u64 = 1 << 20;
+/// How many cells the ring has: some milliseconds of the fastest stream of records.
+const CAPACITY: u32 = 1 << 16;
+/// A record may begin in the last cell and go on behind it.
+const CELLS_END: u64 = CELLS + (CAPACITY as u64 + MAX_RECORD_CELLS as u64) * CELL as u64;
+const _: () = assert!(CELLS_END <= DATA_PAGES * LARGE_PAGE);
+/// With this many cells in use, the host is told.
+const WATERMARK: u32 = CAPACITY / 4;
+/// Bytes of one probe's counters.
+const COUNTER: u64 = 16;
+/// Room for detours is taken in multiples of this.
+const UNIT: u64 = 16;
+
+/// Where the host finds the ring in the guest's physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingPlace {
+    /// The word that detours reserve from.
+    pub head: Gpa,
+    /// The word that tells them how far the host has read.
+    pub tail: Gpa,
+    /// The first cell.
+    pub cells: Gpa,
+    /// How many cells there are before the spare ones.
+    pub capacity: u32,
+}
+
+/// Counters that the detour of one probe increments, 64 bits each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CounterPlace(Gva);
+
+impl CounterPlace {
+    /// Hits that found no room in the ring.
+    pub(crate) fn lost(self) -> Gva {
+        self.0
+    }
+
+    /// Hits that a condition left alone.
+    pub(crate) fn vetoed(self) -> Gva {
+        self.0.wrapping_add(8)
+    }
+}
+
+/// The detours' memory of one machine.
+#[derive(Debug)]
+pub(crate) struct Detours {
+    code: Extent,
+    data: Extent,
+    place: RingPlace,
+    window: Window,
+    /// Free code and counters, once mapped.
+    free_code: Space,
+    free_counters: Space,
+}
+
+impl Detours {
+    pub(super) fn new(at: Gpa, window: Window) -> Self {
+        let data = at.wrapping_add(CODE_PAGES * LARGE_PAGE);
+        Self {
+            code: Extent::new(at, CODE_PAGES, Access::Execute),
+            data: Extent::new(data, DATA_PAGES, Access::Write),
+            place: RingPlace {
+                head: data.wrapping_add(HEAD),
+                tail: data.wrapping_add(TAIL),
+                cells: data.wrapping_add(CELLS),
+                capacity: CAPACITY,
+            },
+            window,
+            free_code: Space::default(),
+            free_counters: Space::default(),
+        }
+    }
+
+    pub(crate) fn place(&self) -> RingPlace {
+        self.place
+    }
+
+    /// Maps everything, if it is not mapped.
+    ///
+    /// # Errors
+    /// When there is no room in the window, or the tables cannot be followed.
+    pub(crate) fn map(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+    ) -> Result<Ring, HiddenError> {
+        let fresh = self.code.start().is_none() || self.data.start().is_none();
+        let data = self.data.map(mem, tables, self.window, 0)?;
+        let code = self.code.map(mem, tables, self.window, INT3)?;
+        if fresh {
+            self.free_code = Space::new(code, self.code.len());
+            let counters = data.wrapping_add(COUNTERS);
+            self.free_counters = Space::new(counters, CELLS - COUNTERS);
+        }
+        Ok(Ring {
+            head: data.wrapping_add(HEAD),
+            tail: data.wrapping_add(TAIL),
+            cells: data.wrapping_add(CELLS),
+            capacity: CAPACITY,
+            watermark: WATERMARK,
+            doorbell_port: DOORBELL_PORT,
+        })
+    }
+
+    /// Where the code is, once mapped.
+    pub(crate) fn code(&self) -> Option<(Gva, u64)> {
+        Some((self.code.start()?, self.code.len()))
+    }
+
+    /// Room for `size` bytes of code, at a place that `choose` finds between two addresses.
+    pub(crate) fn take(
+        &mut self,
+        size: u64,
+        choose: impl Fn(Gva, Gva) -> Option<Gva>,
+    ) -> Option<Gva> {
+        self.free_code.take(size.next_multiple_of(UNIT), choose)
+    }
+
+    /// Writes a detour; nobody can be on the way to it yet.
+    ///
+    /// # Errors
+    /// When it does not lie where the code is.
+    pub(crate) fn fill(
+        &self,
+        mem: &dyn PhysMemory,
+        at: Gva,
+        code: &[u8],
+    ) -> Result<(), HiddenError> {
+        let gpa = self.code.gpa(at, code.len() as u64);
+        mem.write(gpa.ok_or(HiddenError::OutOfSlots(0))?, code)?;
+        Ok(())
+    }
+
+    /// Gives a detour's room back; its bytes become int3s.
+    pub(crate) fn give_back(&mut self, mem: &dyn PhysMemory, at: Gva, size: u64) {
+        let size = size.next_multiple_of(UNIT);
+        if let Some(gpa) = self.code.gpa(at, size) {
+            for offset in (0..size).step_by(16) {
+                // The memory was there when the detour was written.
+                let _ = mem.write(gpa.wrapping_add(offset), &[INT3; 16]);
+            }
+            self.free_code.give_back(at, size);
+        }
+    }
+
+    /// Counters at zero for one more probe.
+    pub(crate) fn take_counters(&mut self, mem: &dyn PhysMemory) -> Option<CounterPlace> {
+        let at = self
+            .free_counters
+            .take(COUNTER, |first, _| Some(first))
+            .map(CounterPlace)?;
+        for counter in [at.lost(), at.vetoed()] {
+            mem.write(self.data.gpa(counter, 8)?, &[0; 8]).ok()?;
+        }
+        Some(at)
+    }
+
+    pub(crate) fn give_counters_back(&mut self, at: CounterPlace) {
+        self.free_counters.give_back(at.0, COUNTER);
+    }
+
+    /// Where a counter is in physical memory.
+    pub(crate) fn counter(&self, at: Gva) -> Option<Gpa> {
+        self.data.gpa(at, 8)
+    }
+}

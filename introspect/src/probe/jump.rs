@@ -1,0 +1,440 @@
+//! Which sites carry a jump to a detour instead of an int3, and the detours themselves.
+//!
+//! ```text
+//!              fit, prepared before a stop              a member or neighbour comes or goes,
+//!   breakpoint ───────────────────────────► jump ──────► the switch is turned ──► breakpoint
+//!                                                        └─ still fit ──► jump with a new detour
+//! ```
+//! Invariants: a jump is there only while every enabled member of its site is served by a record in
+//! the ring, and no other site lies under its bytes; a detour is written before anybody can come to
+//! it and never changed; one that was in use stays as it is (a *ghost*), for the same members at the
+//! same site, until there is no room and no word of guest memory points into it.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{
+    BuildError, Capture, Detour, Member, Part, Recorder, Ring, Span, TaskFields, Unfit,
+};
+use hvprobe_arch::mem::PhysMemory;
+use tracing::{debug, info};
+
+use super::registry::{Live, Patch, Probe, Registry, SiteState};
+use super::spec::{Actions, Item, Then};
+use super::{Mechanism, ProbeId};
+use crate::hidden::HiddenError;
+use crate::image::{Forbidden, TaskLayout};
+use crate::ring::Source;
+use crate::world::Standing;
+
+/// Why a probepoint keeps its int3.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unoptimized {
+    /// The global knob.
+    #[error("optimization is turned off")]
+    Off,
+    /// The engine needs the hit itself.
+    #[error("the engine watches this function")]
+    Internal,
+    /// Something is to happen at the hit that only an exit can do.
+    #[error("probe {probe} {what}")]
+    Synchronous {
+        /// The probe.
+        probe: ProbeId,
+        /// What needs the exit.
+        what: &'static str,
+    },
+    /// Another probe lies under the jump.
+    #[error("there is another probe at {at}, under the jump")]
+    Neighbour {
+        /// Where.
+        at: Gva,
+    },
+    /// The instructions do not allow it.
+    #[error(transparent)]
+    Instructions(#[from] Unfit),
+    /// The kernel patches bytes under the jump itself.
+    #[error("{at}, under the jump: {why}")]
+    Forbidden {
+        /// Where.
+        at: Gva,
+        /// The reason.
+        why: Forbidden,
+    },
+    /// An instruction under the jump may fault and must be found in its place.
+    #[error("the instruction at {at}, under the jump, has an exception-table entry")]
+    Fixup {
+        /// Where.
+        at: Gva,
+    },
+    /// Something enters between the instructions under the jump.
+    #[error("{from} leads into the bytes under the jump")]
+    Landing {
+        /// What.
+        from: &'static str,
+    },
+    /// A task may have been interrupted between the instructions under the jump.
+    #[error("a task may stand between the instructions under the jump")]
+    Interrupted,
+    /// The guest's kernel does not tell where a processor's number and its task are.
+    #[error("the kernel's per-CPU data cannot be found")]
+    NoPerCpu,
+    /// The detour cannot be made.
+    #[error("no detour can be made: {0}")]
+    Build(String),
+    /// There is no room for the detour.
+    #[error("there is no room for a detour")]
+    NoRoom,
+    /// The memory for detours cannot be mapped.
+    #[error("the memory for detours cannot be mapped")]
+    Memory(#[from] HiddenError),
+}
+
+impl From<BuildError> for Unoptimized {
+    fn from(error: BuildError) -> Self {
+        Self::Build(error.to_string())
+    }
+}
+
+/// A site's jump.
+#[derive(Clone, Debug)]
+pub(super) struct Jump {
+    pub(super) detour: Arc<Detour>,
+    /// The probes it records for, in the order of their registration.
+    pub(super) members: Vec<ProbeId>,
+}
+
+/// With this many bytes of detours that have no site, it is worth looking who is inside.
+const GHOSTS_MAX: u64 = 1 << 20;
+
+/// What the detours need to know of the guest.
+#[derive(Clone, Copy, Debug)]
+struct Surroundings {
+    ring: Ring,
+    /// `None` where there is one processor.
+    cpu: Option<u32>,
+    task: Option<TaskFields>,
+}
+
+/// Whether a probe's hits can be recorded without an exit; if not, what needs one.
+fn synchronous(actions: &Actions) -> Option<&'static str> {
+    let is_stack = |item: &Item| matches!(item, Item::Stack(_));
+    if actions.post {
+        Some("has a post-handler")
+    } else if actions.hold.is_some() {
+        Some("holds the virtual CPU")
+    } else if actions.then != Then::Proceed {
+        Some("changes the execution path")
+    } else if !actions.changes.is_empty() {
+        Some("changes registers or memory")
+    } else if actions.faults {
+        Some("reports faults")
+    } else if !actions.capture.iter().all(is_stack) {
+        Some("reads memory that may not be there")
+    } else {
+        None
+    }
+}
+
+/// What a detour records for a probe with these actions.
+fn capture(actions: &Actions, around: &Surroundings) -> Capture {
+    let words = actions.capture.iter().filter_map(|item| match item {
+        Item::Stack(word) => Some(*word),
+        Item::Memory { .. } => None,
+    });
+    Capture {
+        registers: actions.registers,
+        stack: words.collect(),
+        task: around.task,
+        cpu: around.cpu,
+    }
+}
+
+fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
+    Some(TaskFields {
+        current: u32::try_from(layout.current_task).ok()?,
+        pid: i32::try_from(layout.pid).ok()?,
+        tgid: i32::try_from(layout.tgid).ok()?,
+        comm: i32::try_from(layout.comm).ok()?,
+    })
+}
+
+impl Registry {
+    /// The span that a jump at `site` would displace.
+    ///
+    /// # Errors
+    /// Why the site is to have an int3.
+    pub(super) fn fit<'s>(
+        &self,
+        site: &'s SiteState,
+        leaving: &BTreeSet<ProbeId>,
+    ) -> Result<&'s Span, Unoptimized> {
+        if !self.optimize {
+            return Err(Unoptimized::Off);
+        }
+        if site.internal.is_some() {
+            return Err(Unoptimized::Internal);
+        }
+        for (id, probe) in self.enabled_members(site, leaving) {
+            let what = if probe.pool.is_some() {
+                Some("follows calls to their return")
+            } else if probe
+                .spec
+                .mechanism
+                .is_some_and(|m| m > Mechanism::Optimized)
+            {
+                Some("asks for an exit")
+            } else {
+                synchronous(&probe.actions)
+            };
+            if let Some(what) = what {
+                return Err(Unoptimized::Synchronous { probe: id, what });
+            }
+        }
+        let span = site.span.as_ref().map_err(Clone::clone)?;
+        let behind = (Bound::Excluded(span.at()), Bound::Excluded(span.end()));
+        let mut others = self.sites.range(behind);
+        if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other, leaving)) {
+            return Err(Unoptimized::Neighbour { at: *at });
+        }
+        Ok(span)
+    }
+
+    fn enabled_members<'s>(
+        &'s self,
+        site: &'s SiteState,
+        leaving: &'s BTreeSet<ProbeId>,
+    ) -> impl Iterator<Item = (ProbeId, &'s Probe)> {
+        let ids = site.members.iter().copied();
+        ids.filter(|id| self.is_enabled(*id, leaving))
+            .filter_map(|id| Some((id, self.probes.get(&id)?)))
+    }
+
+    /// Why `site` carries an int3 although it is armed; `None` for one that does not.
+    pub(super) fn unoptimized(&self, site: &SiteState) -> Option<Unoptimized> {
+        match &site.patch {
+            Patch::Breakpoint => Some(match self.fit(site, &BTreeSet::new()) {
+                Err(why) => why,
+                Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
+            }),
+            Patch::None | Patch::Jump(_) => None,
+        }
+    }
+
+    /// Makes the detours that sites want once `leaving` have left and do not have yet. Nobody can
+    /// come to them before the text is changed, so the guest may run meanwhile.
+    pub(super) fn prepare_jumps(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+    ) -> Vec<(Gva, Jump)> {
+        let mut wanted = Vec::new();
+        for (at, site) in &self.sites {
+            if site.gone || !self.is_wanted(site, leaving) || self.fit(site, leaving).is_err() {
+                continue;
+            }
+            let members = self.enabled_members(site, leaving).map(|(id, _)| id);
+            let members: Vec<ProbeId> = members.collect();
+            if site.jump().is_none_or(|jump| jump.members != members) {
+                wanted.push((*at, members));
+            }
+        }
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let around = self.map_detours(mem);
+        let mut prepared = Vec::with_capacity(wanted.len());
+        for (at, members) in wanted {
+            let jump = match &around {
+                Ok(around) => self.make_jump(at, members, around, mem),
+                Err(why) => Err(why.clone()),
+            };
+            let Some(site) = self.sites.get_mut(&at) else {
+                continue;
+            };
+            site.unprepared = match jump {
+                Ok(jump) => {
+                    prepared.push((at, jump));
+                    None
+                }
+                Err(why) => {
+                    debug!(%at, %why, "a probepoint keeps its int3");
+                    Some(why)
+                }
+            };
+        }
+        prepared
+    }
+
+    fn map_detours(&mut self, mem: &dyn PhysMemory) -> Result<Surroundings, Unoptimized> {
+        let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
+            return Err(Unoptimized::NoRoom);
+        };
+        let Live { view, .. } = live;
+        let cpu = match self.image.cpu_number() {
+            Some(at) => Some(u32::try_from(at).map_err(|_| Unoptimized::NoPerCpu)?),
+            None if self.vcpus == 1 => None,
+            None => return Err(Unoptimized::NoPerCpu),
+        };
+        let task = view
+            .task
+            .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
+        Ok(Surroundings {
+            ring: detours.map(mem, &view.tables)?,
+            cpu,
+            task: task.transpose()?,
+        })
+    }
+
+    fn make_jump(
+        &mut self,
+        at: Gva,
+        members: Vec<ProbeId>,
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) -> Result<Jump, Unoptimized> {
+        let ghost = |jump: &mut (Gva, Jump)| jump.0 == at && jump.1.members == members;
+        if let Some((_, jump)) = self.ghost_jumps.extract_if(.., ghost).next() {
+            return Ok(jump);
+        }
+        let mut sources = Vec::with_capacity(members.len());
+        for id in &members {
+            sources.push(self.source(*id, at, around, mem)?);
+        }
+        let recorders: Vec<Member<'_>> = sources
+            .iter()
+            .map(|source| Member {
+                conditions: &source.actions.when,
+                vetoed: source.counters_at.vetoed(),
+                part: Part::Record {
+                    source: source.probe.0,
+                    capture: &source.capture,
+                    lost: source.counters_at.lost(),
+                },
+            })
+            .collect();
+        let site = self.sites.get(&at).ok_or(Unoptimized::NoRoom)?;
+        let span = site.span.as_ref().map_err(Clone::clone)?;
+        let recorder = Recorder::new(span, &around.ring, &recorders)?;
+        let size = recorder.size() as u64;
+        let detours = self.hidden.detours.as_mut().ok_or(Unoptimized::NoRoom)?;
+        let place = |first: Gva, last: Gva| span.targets(first..last.wrapping_add(1)).next();
+        let to = detours.take(size, place).ok_or(Unoptimized::NoRoom)?;
+        let made = recorder
+            .place(to)
+            .map_err(Unoptimized::from)
+            .and_then(|detour| {
+                detours.fill(mem, to, detour.code())?;
+                let detour = Arc::new(detour);
+                Ok(Jump { detour, members })
+            });
+        if made.is_err() {
+            detours.give_back(mem, to, size);
+        }
+        made
+    }
+
+    /// What turns the records of probe `id` into events.
+    fn source(
+        &mut self,
+        id: ProbeId,
+        at: Gva,
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) -> Result<Arc<Source>, Unoptimized> {
+        if let Some(source) = self.sources.get(id) {
+            return Ok(source);
+        }
+        let probe = self.probes.get(&id).ok_or(Unoptimized::NoRoom)?;
+        let detours = self.hidden.detours.as_mut().ok_or(Unoptimized::NoRoom)?;
+        let place = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
+        let (lost, vetoed) = (
+            detours.counter(place.lost()),
+            detours.counter(place.vetoed()),
+        );
+        let (Some(lost), Some(vetoed)) = (lost, vetoed) else {
+            return Err(Unoptimized::NoRoom);
+        };
+        let source = Arc::new(Source::new(
+            id,
+            at,
+            capture(&probe.actions, around),
+            Arc::clone(&probe.actions),
+            Arc::clone(&probe.counters),
+            place,
+            (lost, vetoed),
+        )?);
+        self.sources.add(Arc::clone(&source));
+        Ok(source)
+    }
+
+    /// Whether the jump of `site` can stay as it is once `leaving` have left.
+    pub(super) fn keeps_jump(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+        let members = self.enabled_members(site, leaving).map(|(id, _)| id);
+        site.jump()
+            .is_some_and(|jump| jump.members.iter().copied().eq(members))
+            && self.fit(site, leaving).is_ok()
+    }
+
+    /// A site has no use for its jump any more; somebody may be in the detour.
+    pub(super) fn let_jump_go(&mut self, at: Gva, jump: Jump) {
+        self.ghost_jumps.push((at, jump));
+    }
+
+    /// Keeps what was prepared and not taken into use for another time.
+    pub(super) fn give_jumps_back(&mut self, prepared: Vec<(Gva, Jump)>) {
+        self.ghost_jumps.extend(prepared);
+    }
+
+    /// Forgets what the `leaving` probes recorded with, once nothing of it is in the ring.
+    pub(super) fn forget_sources(&mut self, leaving: &BTreeSet<ProbeId>) {
+        for id in leaving {
+            let source = self.sources.remove(*id);
+            self.ghost_counters
+                .extend(source.map(|source| (*id, source.counters_at)));
+        }
+    }
+
+    /// Gives back the detours of former jumps that nobody can be inside of, when they take much
+    /// room: it takes looking through all of the guest's memory.
+    pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
+        let size = |jump: &Jump| jump.detour.code().len() as u64;
+        let taken: u64 = self.ghost_jumps.iter().map(|(_, jump)| size(jump)).sum();
+        if taken < GHOSTS_MAX {
+            return;
+        }
+        let standing = standing.iter().map(|cpu| cpu.rip);
+        let (Some(used), Some(detours)) = (
+            self.hidden.referenced(mem, standing),
+            self.hidden.detours.as_mut(),
+        ) else {
+            return;
+        };
+        self.ghost_jumps.retain(|(_, jump)| {
+            let start = jump.detour.at();
+            let inside = |at: &Gva| {
+                at.offset_from(start)
+                    .is_some_and(|offset| offset < size(jump))
+            };
+            let stays = used.iter().any(inside);
+            if !stays {
+                detours.give_back(mem, start, size(jump));
+            }
+            stays
+        });
+        let ghosts = &self.ghost_jumps;
+        self.ghost_counters.retain(|(id, at)| {
+            let stays = ghosts.iter().any(|(_, jump)| jump.members.contains(id));
+            if !stays {
+                detours.give_counters_back(*at);
+            }
+            stays
+        });
+        info!(
+            stay = self.ghost_jumps.len(),
+            "detours of former probes given back"
+        );
+    }
+}

@@ -1,0 +1,348 @@
+//! The host's end of the ring that detours record into.
+//!
+//! A record takes whole cells, reserved by moving the *head* on, and begins with its position plus
+//! one once it is complete. Invariants: only the [`Reader`] moves the *tail*, over records that were
+//! complete, whose first words it has cleared before; what it reads it has copied out of the guest's
+//! reach first; a guest that writes nonsense here loses records, which are counted, and nothing else.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::detour::{BuildError, CELL, Capture, Header, Layout, MAX_RECORD_CELLS};
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::{Gpa, Gva};
+use rustc_hash::FxHashMap;
+
+use crate::event::{Captured, Event, EventKind};
+use crate::hidden::RingPlace;
+use crate::hidden::detours::CounterPlace;
+use crate::probe::ProbeId;
+use crate::probe::spec::Actions;
+use crate::probe::table::Counters;
+use crate::task::Task;
+
+/// The longest that a record waits to be read.
+const DEADLINE: Duration = Duration::from_millis(5);
+/// How often counters are looked at that the guest only increments.
+const SETTLE: Duration = Duration::from_secs(1);
+const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
+
+/// Whose records they are, and what they mean.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) probe: ProbeId,
+    at: Gva,
+    pub(crate) capture: Capture,
+    layout: Layout,
+    pub(crate) actions: Arc<Actions>,
+    counters: Arc<Counters>,
+    pub(crate) counters_at: CounterPlace,
+    lost: Tally,
+    vetoed: Tally,
+}
+
+/// A counter of the guest's, and how much of it was accounted for.
+#[derive(Debug)]
+struct Tally {
+    at: Gpa,
+    seen: AtomicU64,
+}
+
+impl Tally {
+    /// What was added since the last call.
+    fn take(&self, mem: &dyn PhysMemory) -> u64 {
+        let Ok(now) = mem.read_u64(self.at) else {
+            return 0;
+        };
+        now.wrapping_sub(self.seen.swap(now, Ordering::Relaxed))
+    }
+}
+
+impl Source {
+    /// # Errors
+    /// When there are no such records.
+    pub(crate) fn new(
+        probe: ProbeId,
+        at: Gva,
+        capture: Capture,
+        actions: Arc<Actions>,
+        counters: Arc<Counters>,
+        counters_at: CounterPlace,
+        (lost, vetoed): (Gpa, Gpa),
+    ) -> Result<Self, BuildError> {
+        let tally = |at| Tally {
+            at,
+            seen: AtomicU64::new(0),
+        };
+        Ok(Self {
+            probe,
+            at,
+            layout: Layout::new(&capture)?,
+            capture,
+            actions,
+            counters,
+            counters_at,
+            lost: tally(lost),
+            vetoed: tally(vetoed),
+        })
+    }
+
+    /// Accounts for what detours only counted; returns how many hits left no record.
+    fn settle(&self, mem: &dyn PhysMemory) -> u64 {
+        let lost = self.lost.take(mem);
+        self.counters.add_hits(lost);
+        self.counters.add_vetoed(self.vetoed.take(mem));
+        lost
+    }
+
+    /// The event that a record tells of; `None` if it is none of ours.
+    fn event(&self, record: &[u8], host_ns: impl Fn(u64) -> u64) -> Option<Event> {
+        let record = self.layout.decode(record).ok()?;
+        let mut regs = record.regs;
+        regs.rip = self.at.0;
+        let mut captured = Captured::EMPTY;
+        for word in record.stack.as_slice() {
+            captured.item(8, |bytes| {
+                bytes.copy_from_slice(&word.to_le_bytes());
+                true
+            });
+        }
+        Some(Event {
+            kind: EventKind::Hit,
+            seq: 0,
+            probe: self.probe,
+            vcpu: record.cpu.map_or(0, u32::from),
+            host_ns: host_ns(record.tsc),
+            guest_tsc: record.tsc,
+            regs,
+            shown: self.actions.registers,
+            captured,
+            task: record.task.map(|task| Task {
+                pid: task.pid.cast_signed(),
+                tgid: task.tgid.cast_signed(),
+                comm: task.comm,
+            }),
+            cost_ns: 0,
+        })
+    }
+}
+
+type Map = FxHashMap<u32, Arc<Source>>;
+
+/// The sources that there are now. The control side changes them, the reader takes what there is.
+#[derive(Clone, Debug, Default)]
+pub struct Sources(Arc<Mutex<Arc<Map>>>);
+
+impl Sources {
+    fn now(&self) -> Arc<Map> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Map) -> T) -> T {
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut map))
+    }
+
+    pub(crate) fn get(&self, id: ProbeId) -> Option<Arc<Source>> {
+        self.now().get(&id.0).cloned()
+    }
+
+    pub(crate) fn add(&self, source: Arc<Source>) {
+        self.change(|map| map.insert(source.probe.0, source));
+    }
+
+    pub(crate) fn remove(&self, id: ProbeId) -> Option<Arc<Source>> {
+        self.change(|map| map.remove(&id.0))
+    }
+}
+
+/// Empties the ring of one machine.
+#[derive(Debug)]
+pub struct Reader {
+    place: RingPlace,
+    sources: Sources,
+    tail: u64,
+    malformed: u64,
+}
+
+impl Reader {
+    /// A reader of the ring at `place`, which nobody else reads.
+    #[must_use]
+    pub fn new(place: RingPlace, sources: Sources) -> Self {
+        Self {
+            place,
+            sources,
+            tail: 0,
+            malformed: 0,
+        }
+    }
+
+    /// Whether everything reserved was read. One load.
+    fn is_empty(&self, mem: &dyn PhysMemory) -> bool {
+        mem.read_u64(self.place.head)
+            .is_ok_and(|head| head == self.tail)
+    }
+
+    /// Appends the events of at most `limit` records that are complete to `into`. Returns how many
+    /// records were nonsense or nobody's.
+    fn read(
+        &mut self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(u64) -> u64,
+        limit: usize,
+        into: &mut Vec<Event>,
+    ) -> u64 {
+        let before = self.malformed;
+        if self.is_empty(mem) {
+            return 0;
+        }
+        let sources = self.sources.now();
+        let start = self.tail;
+        for _ in 0..limit {
+            match self.next(mem, &sources, &host_ns, into) {
+                Ok(true) => {}
+                Ok(false) | Err(OutOfRange { .. }) => break,
+            }
+        }
+        if self.tail != start {
+            // What was cleared is cleared before detours may reserve it again.
+            fence(Ordering::Release);
+            let _ = mem.write_u64(self.place.tail, self.tail);
+        }
+        self.malformed - before
+    }
+
+    /// Takes one record; `false` when the next is not complete.
+    fn next(
+        &mut self,
+        mem: &dyn PhysMemory,
+        sources: &Map,
+        host_ns: &impl Fn(u64) -> u64,
+        into: &mut Vec<Event>,
+    ) -> Result<bool, OutOfRange> {
+        let cell = self.tail & u64::from(self.place.capacity - 1);
+        let at = self.place.cells.wrapping_add(cell * CELL as u64);
+        if mem.read_u64(at)? != self.tail.wrapping_add(1) {
+            return Ok(false);
+        }
+        fence(Ordering::Acquire);
+        let mut bytes = [0; RECORD_MAX];
+        mem.read(at, &mut bytes[..CELL])?;
+        let Ok(header) = Header::read(&bytes[..CELL]) else {
+            return self.resync(mem);
+        };
+        let Some(record) = bytes.get_mut(..usize::from(header.cells) * CELL) else {
+            return self.resync(mem);
+        };
+        mem.read(at, record)?;
+        for cell in 0..u64::from(header.cells) {
+            mem.write_u64(at.wrapping_add(cell * CELL as u64), 0)?;
+        }
+        self.tail = self.tail.wrapping_add(u64::from(header.cells));
+        let source = sources.get(&header.source);
+        match source.and_then(|source| Some((source, source.event(record, host_ns)?))) {
+            Some((source, event)) => {
+                source.counters.hit(event.vcpu);
+                into.push(event);
+            }
+            None => self.malformed += 1,
+        }
+        Ok(true)
+    }
+
+    /// The guest wrote nonsense where a record should begin: nothing between it and the head can be
+    /// made sense of.
+    fn resync(&mut self, mem: &dyn PhysMemory) -> Result<bool, OutOfRange> {
+        let head = mem.read_u64(self.place.head)?;
+        for cell in 0..u64::from(self.place.capacity) + u64::from(MAX_RECORD_CELLS) {
+            mem.write_u64(self.place.cells.wrapping_add(cell * CELL as u64), 0)?;
+        }
+        self.malformed += 1;
+        self.tail = head;
+        Ok(false)
+    }
+
+    /// Accounts for the hits that detours only counted. Returns how many of them left no record.
+    fn settle(&self, mem: &dyn PhysMemory) -> u64 {
+        let sources = self.sources.now();
+        sources.values().map(|source| source.settle(mem)).sum()
+    }
+}
+
+/// What a machine's collector and its control side share of the ring: the reader, and the events
+/// that the control side has read before the collector came to it.
+#[derive(Debug)]
+pub struct Collection {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    reader: Reader,
+    waiting: VecDeque<Event>,
+    lost: u64,
+    settled: Option<Instant>,
+}
+
+impl Collection {
+    /// A collection of what `reader` reads.
+    #[must_use]
+    pub fn new(reader: Reader) -> Self {
+        let state = State {
+            reader,
+            waiting: VecDeque::new(),
+            lost: 0,
+            settled: None,
+        };
+        Self {
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads and accounts for everything that has been recorded up to now; the collector gets it
+    /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
+    /// is read but lost.
+    pub fn catch_up(&self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
+        let mut state = self.lock();
+        let capacity = state.reader.place.capacity as usize;
+        let mut read = Vec::new();
+        let lost = state.reader.read(mem, host_ns, capacity, &mut read);
+        state.lost += lost + state.reader.settle(mem);
+        let room = capacity.saturating_sub(state.waiting.len());
+        state.lost += read.len().saturating_sub(room) as u64;
+        state.waiting.extend(read.into_iter().take(room));
+    }
+
+    /// Appends at most `most` events to `batch`; returns how many hits left none since the last
+    /// call.
+    pub fn drain(
+        &self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(u64) -> u64,
+        batch: &mut Vec<Event>,
+        most: usize,
+    ) -> u64 {
+        let mut state = self.lock();
+        let waiting = state.waiting.len().min(most);
+        batch.extend(state.waiting.drain(..waiting));
+        let mut lost = state.reader.read(mem, host_ns, most - waiting, batch);
+        if state.settled.is_none_or(|last| last.elapsed() > SETTLE) {
+            state.settled = Some(Instant::now());
+            lost += state.reader.settle(mem);
+        }
+        lost + std::mem::take(&mut state.lost)
+    }
+
+    /// How long the ring may be left alone; `None` while nothing records.
+    #[must_use]
+    pub fn patience(&self) -> Option<Duration> {
+        let sources = self.lock().reader.sources.now();
+        (!sources.is_empty()).then_some(DEADLINE)
+    }
+}

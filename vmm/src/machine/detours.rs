@@ -1,0 +1,79 @@
+//! What detours record, on its way to the machine's collector.
+//!
+//! The collector reads the ring at least every few milliseconds while anything records into it, and
+//! when a detour rings because much has come together. Whoever needs everything there is now has it
+//! read ahead ([`Detours::catch_up`]).
+
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::Duration;
+
+use hvprobe_introspect::event::{Event, Source};
+use hvprobe_introspect::ring::Collection;
+
+use super::clock::{HostClock, TimeTable};
+use crate::memory::GuestRam;
+
+/// The host's side of the ring.
+#[derive(Clone, Debug)]
+pub(super) struct Detours(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    ram: Arc<GuestRam>,
+    times: TimeTable,
+    collector: OnceLock<Thread>,
+    /// `None` where no detours can be made.
+    collection: Option<Collection>,
+}
+
+impl Detours {
+    pub(super) fn new(ram: Arc<GuestRam>, collection: Option<Collection>) -> Self {
+        Self(Arc::new(Inner {
+            ram,
+            times: TimeTable::new(),
+            collector: OnceLock::new(),
+            collection,
+        }))
+    }
+
+    /// Names the thread that is to be woken.
+    pub(super) fn set_collector(&self, thread: Thread) {
+        // There is one collector.
+        let _ = self.0.collector.set(thread);
+    }
+
+    /// The guest's time-stamp counter goes as `clock` says.
+    pub(super) fn set_clock(&self, clock: &HostClock) {
+        self.0.times.set(clock);
+    }
+
+    /// Has the collector read the ring now, and ask again how long it may sleep.
+    pub(super) fn wake(&self) {
+        if let Some(collector) = self.0.collector.get() {
+            collector.unpark();
+        }
+    }
+
+    /// Reads and accounts for everything that was recorded up to now.
+    pub(super) fn catch_up(&self) {
+        if let Some(collection) = &self.0.collection {
+            collection.catch_up(&*self.0.ram, self.0.times.now());
+            self.wake();
+        }
+    }
+}
+
+impl Source for Detours {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+        let Inner { ram, times, .. } = &*self.0;
+        match &self.0.collection {
+            Some(collection) => collection.drain(&**ram, times.now(), batch, most),
+            None => 0,
+        }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.0.collection.as_ref()?.patience()
+    }
+}
