@@ -43,6 +43,19 @@ pub trait PhysMemory {
         self.write(at, &value.to_le_bytes())
     }
 
+    /// Stores `new` at `at`, a multiple of 8, if the word there is `old`; whether it was. The guest's
+    /// processors may change it at the same time, so memory that has any must do this in one step.
+    ///
+    /// # Errors
+    /// As [`PhysMemory::write`].
+    fn exchange_u64(&self, at: Gpa, old: u64, new: u64) -> Result<bool, OutOfRange> {
+        let same = self.read_u64(at)? == old;
+        if same {
+            self.write_u64(at, new)?;
+        }
+        Ok(same)
+    }
+
     /// The little-endian 64-bit word at `at`.
     ///
     /// # Errors

@@ -25,6 +25,7 @@
 
 pub(crate) mod detours;
 mod extent;
+pub(crate) mod follow;
 mod space;
 #[cfg(test)]
 mod tests;

@@ -6,18 +6,21 @@
 //! reach first; a guest that writes nonsense here loses records, which are counted, and nothing else.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::detour::{BuildError, CELL, Capture, Header, Layout, MAX_RECORD_CELLS};
+use hvprobe_arch::detour::{
+    BuildError, CELL, Capture, EntryCapture, Header, Layout, MAX_RECORD_CELLS, Malformed, Part,
+};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
-use hvprobe_arch::{Gpa, Gva};
+use hvprobe_arch::{Gpa, Gva, Regs};
 use rustc_hash::FxHashMap;
 
-use crate::event::{Captured, Event, EventKind};
-use crate::hidden::RingPlace;
+use crate::event::{self, Captured, Event, EventKind};
 use crate::hidden::detours::CounterPlace;
+use crate::hidden::follow::Followed;
+use crate::hidden::{KERNEL_WINDOW, RingPlace};
 use crate::probe::ProbeId;
 use crate::probe::spec::Actions;
 use crate::probe::table::Counters;
@@ -33,14 +36,34 @@ const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) probe: ProbeId,
-    at: Gva,
-    pub(crate) capture: Capture,
+    what: What,
     layout: Layout,
     pub(crate) actions: Arc<Actions>,
     counters: Arc<Counters>,
-    pub(crate) counters_at: CounterPlace,
+    /// What its detour and its calls count in.
+    pub(crate) words: CounterPlace,
     lost: Tally,
     vetoed: Tally,
+    missed: Tally,
+    enabled: AtomicBool,
+}
+
+/// What records tell of.
+#[derive(Debug)]
+pub(crate) struct What {
+    /// The probepoint.
+    pub(crate) at: Gva,
+    pub(crate) capture: Capture,
+    /// For a return probe: what is kept of a call at its entry, and the calls.
+    pub(crate) followed: Option<(EntryCapture, Arc<Followed>)>,
+}
+
+/// Where the guest counts what leaves no record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tallies {
+    pub(crate) lost: Gpa,
+    pub(crate) vetoed: Gpa,
+    pub(crate) missed: Gpa,
 }
 
 /// A counter of the guest's, and how much of it was accounted for.
@@ -65,28 +88,69 @@ impl Source {
     /// When there are no such records.
     pub(crate) fn new(
         probe: ProbeId,
-        at: Gva,
-        capture: Capture,
+        what: What,
         actions: Arc<Actions>,
         counters: Arc<Counters>,
-        counters_at: CounterPlace,
-        (lost, vetoed): (Gpa, Gpa),
+        words: CounterPlace,
+        tallies: Tallies,
     ) -> Result<Self, BuildError> {
         let tally = |at| Tally {
             at,
             seen: AtomicU64::new(0),
         };
+        let layout = match &what.followed {
+            None => Layout::new(&what.capture)?,
+            Some((entry, _)) => Layout::of_return(&what.capture, entry)?,
+        };
         Ok(Self {
             probe,
-            at,
-            layout: Layout::new(&capture)?,
-            capture,
+            what,
+            layout,
             actions,
             counters,
-            counters_at,
-            lost: tally(lost),
-            vetoed: tally(vetoed),
+            words,
+            lost: tally(tallies.lost),
+            vetoed: tally(tallies.vetoed),
+            missed: tally(tallies.missed),
+            enabled: AtomicBool::new(true),
         })
+    }
+
+    /// What a detour does for it.
+    pub(crate) fn part(&self) -> Part<'_> {
+        match &self.what.followed {
+            None => Part::Record {
+                source: self.probe.0,
+                capture: &self.what.capture,
+                lost: self.words.lost(),
+            },
+            Some((entry, calls)) => Part::Return {
+                instances: &calls.instances,
+                capture: entry,
+                stubs: calls.stubs,
+                missed: self.words.missed(),
+            },
+        }
+    }
+
+    /// The calls of a return probe.
+    pub(crate) fn followed(&self) -> Option<&Followed> {
+        Some(&*self.what.followed.as_ref()?.1)
+    }
+
+    /// A disabled return probe only counts the calls that return.
+    pub(crate) fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::Relaxed);
+    }
+
+    /// Accounts for the calls of a task that will not run again.
+    pub(crate) fn task_dead(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) {
+        if let Some(calls) = self.followed() {
+            let orphans = calls.reclaim(task, mem);
+            if orphans > 0 {
+                self.counters.add_orphans(orphans);
+            }
+        }
     }
 
     /// Accounts for what detours only counted; returns how many hits left no record.
@@ -94,27 +158,51 @@ impl Source {
         let lost = self.lost.take(mem);
         self.counters.add_hits(lost);
         self.counters.add_vetoed(self.vetoed.take(mem));
+        self.counters.add_missed(self.missed.take(mem));
         lost
     }
 
-    /// The event that a record tells of; `None` if it is none of ours.
-    fn event(&self, record: &[u8], host_ns: impl Fn(u64) -> u64) -> Option<Event> {
-        let record = self.layout.decode(record).ok()?;
+    /// The event that a record tells of, unless it is only to be counted, or is none of ours.
+    fn event(&self, record: &[u8], around: &Around<'_>) -> Result<Option<Event>, Malformed> {
+        let record = self.layout.decode(record)?;
+        let vcpu = record.cpu.map_or(0, u32::from);
         let mut regs = record.regs;
-        regs.rip = self.at.0;
+        regs.rip = self.what.at.0;
+        let (mut kind, mut stack) = (EventKind::Hit, &record.stack);
+        if let Some(call) = &record.call {
+            if !self.enabled.load(Ordering::Relaxed) {
+                self.counters.miss(vcpu);
+                return Ok(None);
+            }
+            regs.rip = around
+                .sources
+                .return_address(call.return_address, around.mem)
+                .0;
+            kind = EventKind::Return(event::Call {
+                id: call.id,
+                entry_ns: (around.host_ns)(call.tsc),
+                entry_tsc: call.tsc,
+                entry: Regs {
+                    rip: self.what.at.0,
+                    ..call.regs
+                },
+            });
+            stack = &call.stack;
+        }
+        self.counters.hit(vcpu);
         let mut captured = Captured::EMPTY;
-        for word in record.stack.as_slice() {
+        for word in stack.as_slice() {
             captured.item(8, |bytes| {
                 bytes.copy_from_slice(&word.to_le_bytes());
                 true
             });
         }
-        Some(Event {
-            kind: EventKind::Hit,
+        Ok(Some(Event {
+            kind,
             seq: 0,
             probe: self.probe,
-            vcpu: record.cpu.map_or(0, u32::from),
-            host_ns: host_ns(record.tsc),
+            vcpu,
+            host_ns: (around.host_ns)(record.tsc),
             guest_tsc: record.tsc,
             regs,
             shown: self.actions.registers,
@@ -125,11 +213,41 @@ impl Source {
                 comm: task.comm,
             }),
             cost_ns: 0,
-        })
+        }))
     }
 }
 
-type Map = FxHashMap<u32, Arc<Source>>;
+/// What records are read with.
+struct Around<'a> {
+    mem: &'a dyn PhysMemory,
+    host_ns: &'a dyn Fn(u64) -> u64,
+    sources: &'a Map,
+}
+
+/// How many return probes one call can be followed by.
+const NESTED_MAX: usize = 16;
+
+/// All sources, by the number their records have.
+#[derive(Clone, Debug, Default)]
+struct Map(FxHashMap<u32, Arc<Source>>);
+
+impl Map {
+    /// Where a function really returns to that found `at` on its stack: another return probe may
+    /// have come before.
+    fn return_address(&self, mut at: Gva, mem: &dyn PhysMemory) -> Gva {
+        for _ in 0..NESTED_MAX {
+            if at < KERNEL_WINDOW.start || at >= KERNEL_WINDOW.end {
+                break;
+            }
+            let mut followed = self.0.values().filter_map(|source| source.followed());
+            match followed.find_map(|calls| calls.return_address(at, mem)) {
+                Some(to) => at = to,
+                None => break,
+            }
+        }
+        at
+    }
+}
 
 /// The sources that there are now. The control side changes them, the reader takes what there is.
 #[derive(Clone, Debug, Default)]
@@ -146,15 +264,20 @@ impl Sources {
     }
 
     pub(crate) fn get(&self, id: ProbeId) -> Option<Arc<Source>> {
-        self.now().get(&id.0).cloned()
+        self.now().0.get(&id.0).cloned()
     }
 
     pub(crate) fn add(&self, source: Arc<Source>) {
-        self.change(|map| map.insert(source.probe.0, source));
+        self.change(|map| map.0.insert(source.probe.0, source));
     }
 
     pub(crate) fn remove(&self, id: ProbeId) -> Option<Arc<Source>> {
-        self.change(|map| map.remove(&id.0))
+        self.change(|map| map.0.remove(&id.0))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<Source>> + use<> {
+        let sources: Vec<_> = self.now().0.values().cloned().collect();
+        sources.into_iter()
     }
 }
 
@@ -165,6 +288,8 @@ pub struct Reader {
     sources: Sources,
     tail: u64,
     malformed: u64,
+    /// Guest and host time of the newest event.
+    newest: (u64, u64),
 }
 
 impl Reader {
@@ -176,6 +301,7 @@ impl Reader {
             sources,
             tail: 0,
             malformed: 0,
+            newest: (0, 0),
         }
     }
 
@@ -199,9 +325,14 @@ impl Reader {
             return 0;
         }
         let sources = self.sources.now();
+        let around = Around {
+            mem,
+            host_ns: &host_ns,
+            sources: &sources,
+        };
         let start = self.tail;
         for _ in 0..limit {
-            match self.next(mem, &sources, &host_ns, into) {
+            match self.next(&around, into) {
                 Ok(true) => {}
                 Ok(false) | Err(OutOfRange { .. }) => break,
             }
@@ -215,13 +346,8 @@ impl Reader {
     }
 
     /// Takes one record; `false` when the next is not complete.
-    fn next(
-        &mut self,
-        mem: &dyn PhysMemory,
-        sources: &Map,
-        host_ns: &impl Fn(u64) -> u64,
-        into: &mut Vec<Event>,
-    ) -> Result<bool, OutOfRange> {
+    fn next(&mut self, around: &Around<'_>, into: &mut Vec<Event>) -> Result<bool, OutOfRange> {
+        let mem = around.mem;
         let cell = self.tail & u64::from(self.place.capacity - 1);
         let at = self.place.cells.wrapping_add(cell * CELL as u64);
         if mem.read_u64(at)? != self.tail.wrapping_add(1) {
@@ -241,15 +367,23 @@ impl Reader {
             mem.write_u64(at.wrapping_add(cell * CELL as u64), 0)?;
         }
         self.tail = self.tail.wrapping_add(u64::from(header.cells));
-        let source = sources.get(&header.source);
-        match source.and_then(|source| Some((source, source.event(record, host_ns)?))) {
-            Some((source, event)) => {
-                source.counters.hit(event.vcpu);
-                into.push(event);
-            }
-            None => self.malformed += 1,
+        let source = around.sources.0.get(&header.source);
+        match source.map(|source| source.event(record, around)) {
+            Some(Ok(event)) => into.extend(event.map(|event| self.in_order(event))),
+            Some(Err(_)) | None => self.malformed += 1,
         }
         Ok(true)
+    }
+
+    /// Host time, which is worked out anew for each batch, does not run back where the guest's did
+    /// not.
+    fn in_order(&mut self, mut event: Event) -> Event {
+        let (tsc, ns) = self.newest;
+        if event.guest_tsc >= tsc {
+            event.host_ns = event.host_ns.max(ns);
+            self.newest = (event.guest_tsc, event.host_ns);
+        }
+        event
     }
 
     /// The guest wrote nonsense where a record should begin: nothing between it and the head can be
@@ -267,7 +401,7 @@ impl Reader {
     /// Accounts for the hits that detours only counted. Returns how many of them left no record.
     fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let sources = self.sources.now();
-        sources.values().map(|source| source.settle(mem)).sum()
+        sources.0.values().map(|source| source.settle(mem)).sum()
     }
 }
 
@@ -343,6 +477,6 @@ impl Collection {
     #[must_use]
     pub fn patience(&self) -> Option<Duration> {
         let sources = self.lock().reader.sources.now();
-        (!sources.is_empty()).then_some(DEADLINE)
+        (!sources.0.is_empty()).then_some(DEADLINE)
     }
 }

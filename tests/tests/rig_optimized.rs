@@ -2,6 +2,7 @@
 
 use std::thread::{JoinHandle, spawn};
 
+use hvprobe_introspect::event::EventKind;
 use hvprobe_tests::rig::{
     Running, assert_clean, info, optimizing_guest, probe, rig, rig_cpus, values,
 };
@@ -31,15 +32,11 @@ fn hits_at_an_entry_are_all_recorded_without_exits() {
     let stream = follow(&machine);
     let before = machine.probes().remove(0);
     assert_eq!(mechanism(&before), Mechanism::Optimized);
-    machine.pause().expect("running");
-    let runs = machine.ioctls()[0].run;
-    machine.resume().expect("paused");
+    let runs = exits(&machine);
     machine.console_input(b"\n");
     running.wait_for("calls:");
-    machine.pause().expect("running");
-    let runs = machine.ioctls()[0].run - runs;
+    let runs = exits(&machine) - runs;
     assert!(runs < CALLS as u64 / 10, "{runs} exits for {CALLS} hits");
-    machine.resume().expect("paused");
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
@@ -55,6 +52,68 @@ fn hits_at_an_entry_are_all_recorded_without_exits() {
     assert!(tasks.len() == events.len() && tasks.iter().all(|task| task.comm() == "workload"));
     assert!(events.is_sorted_by_key(|event| event.guest_tsc));
     assert!(events.is_sorted_by_key(|event| event.host_ns));
+}
+
+#[test]
+fn calls_are_followed_to_their_returns_without_exits() {
+    const CALLS: usize = 5_000;
+    if rig("an optimized return probe").is_none() {
+        return;
+    }
+    let calls = CALLS.to_string();
+    let mut config = optimizing_guest(1, &["workload", "held", "calls", "getpgid", &calls]);
+    let shared = ["r8:outer", "p:entry", "r8:inner"];
+    config.probes = shared
+        .map(|kind| probe(&format!("{kind} {FUNCTION}")))
+        .into();
+    let mut running = Running::boot(config);
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let stream = follow(&machine);
+    let ids = machine
+        .probes()
+        .iter()
+        .map(|probe| probe.id)
+        .collect::<Vec<_>>();
+    let runs = exits(&machine);
+    machine.console_input(b"\n");
+    running.wait_for("calls:");
+    let runs = exits(&machine) - runs;
+    assert!(runs < CALLS as u64 / 10, "{runs} exits for {CALLS} calls");
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+    let (events, dropped) = stream.join().expect("no panic");
+    assert_eq!(events.len() as u64 + dropped, 3 * CALLS as u64);
+    for probe in machine.probes() {
+        let counts = probe.counts;
+        let all = (counts.hits, counts.missed, counts.orphans);
+        assert_eq!(all, (CALLS as u64, 0, 0), "{}", probe.name);
+    }
+    let mut callers = Vec::new();
+    for event in &events {
+        match event.kind {
+            EventKind::Return(call) => {
+                assert!(call.entry_tsc < event.guest_tsc, "{event:?}");
+                assert_eq!(call.entry.rip, machine.probes()[0].addr.expect("placed").0);
+                assert_eq!(event.regs.rsp, call.entry.rsp + 8);
+                callers.push(event.regs.rip);
+            }
+            EventKind::Hit => assert_eq!(event.probe, ids[1]),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Which of the two came first makes no difference to what they tell.
+    callers.sort_unstable();
+    callers.dedup();
+    assert_eq!(callers.len(), 1, "{callers:x?}");
+}
+
+fn exits(machine: &Machine) -> u64 {
+    machine.pause().expect("running");
+    let runs = machine.ioctls()[0].run;
+    machine.resume().expect("paused");
+    runs
 }
 
 /// Every event of a machine until it ends, and how many were lost.

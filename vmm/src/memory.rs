@@ -360,6 +360,20 @@ impl PhysMemory for GuestRam {
         self.write(at, &value.to_le_bytes())
     }
 
+    #[inline]
+    fn exchange_u64(&self, at: Gpa, old: u64, new: u64) -> Result<bool, OutOfRange> {
+        let (slot, offset) = self.find(at, 8)?;
+        let word = slot.map.get_atomic_ref::<AtomicU64>(offset);
+        let word = word.map_err(|_| OutOfRange { at, len: 8 })?;
+        let exchanged = word.compare_exchange(
+            old.to_le(),
+            new.to_le(),
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
+        Ok(exchanged.is_ok())
+    }
+
     /// One load, never torn, when `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {

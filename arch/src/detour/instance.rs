@@ -80,6 +80,15 @@ pub struct Instance {
 }
 
 impl InstanceLayout {
+    /// Where the next free instance's index is, a word whose upper half is zero.
+    pub const NEXT: u64 = NEXT.unsigned_abs();
+    /// Where the return address is that was found at the slot.
+    pub const RETURN: u64 = RETURN as u64;
+    /// Where the slot's address is.
+    pub const SLOT: u64 = SLOT as u64;
+    /// Where the task is.
+    pub const TASK: u64 = TASK as u64;
+
     /// The layout of instances with this content.
     ///
     /// # Errors

@@ -32,10 +32,12 @@ const CAPACITY: u32 = 1 << 16;
 /// A record may begin in the last cell and go on behind it.
 const CELLS_END: u64 = CELLS + (CAPACITY as u64 + MAX_RECORD_CELLS as u64) * CELL as u64;
 const _: () = assert!(CELLS_END <= DATA_PAGES * LARGE_PAGE);
+/// Where the instances of return probes are: behind the cells.
+const INSTANCES: u64 = CELLS_END.next_multiple_of(4096);
 /// With this many cells in use, the host is told.
 const WATERMARK: u32 = CAPACITY / 4;
 /// Bytes of one probe's counters.
-const COUNTER: u64 = 16;
+const COUNTER: u64 = 32;
 /// Room for detours is taken in multiples of this.
 const UNIT: u64 = 16;
 
@@ -66,6 +68,16 @@ impl CounterPlace {
     pub(crate) fn vetoed(self) -> Gva {
         self.0.wrapping_add(8)
     }
+
+    /// Calls for which there was no free instance.
+    pub(crate) fn missed(self) -> Gva {
+        self.0.wrapping_add(16)
+    }
+
+    /// The word of the free list of instances.
+    pub(crate) fn free(self) -> Gva {
+        self.0.wrapping_add(24)
+    }
 }
 
 /// The detours' memory of one machine.
@@ -75,9 +87,10 @@ pub(crate) struct Detours {
     data: Extent,
     place: RingPlace,
     window: Window,
-    /// Free code and counters, once mapped.
+    /// What is free of the code, the counters and the memory for instances, once mapped.
     free_code: Space,
     free_counters: Space,
+    free_instances: Space,
 }
 
 impl Detours {
@@ -95,6 +108,7 @@ impl Detours {
             window,
             free_code: Space::default(),
             free_counters: Space::default(),
+            free_instances: Space::default(),
         }
     }
 
@@ -118,6 +132,8 @@ impl Detours {
             self.free_code = Space::new(code, self.code.len());
             let counters = data.wrapping_add(COUNTERS);
             self.free_counters = Space::new(counters, CELLS - COUNTERS);
+            let instances = data.wrapping_add(INSTANCES);
+            self.free_instances = Space::new(instances, self.data.len() - INSTANCES);
         }
         Ok(Ring {
             head: data.wrapping_add(HEAD),
@@ -176,7 +192,7 @@ impl Detours {
             .free_counters
             .take(COUNTER, |first, _| Some(first))
             .map(CounterPlace)?;
-        for counter in [at.lost(), at.vetoed()] {
+        for counter in [at.lost(), at.vetoed(), at.missed(), at.free()] {
             mem.write(self.data.gpa(counter, 8)?, &[0; 8]).ok()?;
         }
         Some(at)
@@ -186,8 +202,34 @@ impl Detours {
         self.free_counters.give_back(at.0, COUNTER);
     }
 
-    /// Where a counter is in physical memory.
-    pub(crate) fn counter(&self, at: Gva) -> Option<Gpa> {
+    /// Where a word of the shared pages is in physical memory.
+    pub(crate) fn word(&self, at: Gva) -> Option<Gpa> {
         self.data.gpa(at, 8)
+    }
+
+    /// Memory for instances, with `bytes` in it, at a multiple of `align`, a power of two.
+    pub(crate) fn take_instances(
+        &mut self,
+        mem: &dyn PhysMemory,
+        bytes: &[u8],
+        align: u64,
+    ) -> Option<(Gva, Gpa)> {
+        let len = bytes.len() as u64;
+        let at = self.free_instances.take(len, aligned(align))?;
+        let gpa = self.data.gpa(at, len)?;
+        mem.write(gpa, bytes).ok()?;
+        Some((at, gpa))
+    }
+
+    pub(crate) fn give_instances_back(&mut self, at: Gva, len: u64) {
+        self.free_instances.give_back(at, len);
+    }
+}
+
+/// The first multiple of `align` in a free piece.
+pub(crate) fn aligned(align: u64) -> impl Fn(Gva, Gva) -> Option<Gva> {
+    move |first, last| {
+        let at = Gva(first.0.checked_next_multiple_of(align)?);
+        (at <= last).then_some(at)
     }
 }

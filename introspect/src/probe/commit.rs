@@ -104,6 +104,7 @@ impl Registry {
         }
         self.forget(leaving, mem);
         self.vacate_calls(leaving, mem, standing);
+        self.settle_sources(leaving, mem);
         self.reclaim_jumps(mem, standing);
         self.tidy(mem);
         Ok(Arc::new(self.table(leaving)))
@@ -317,6 +318,11 @@ impl Registry {
             fixtures: self.hidden.fixtures(),
             returning,
             returns: Arc::clone(&self.returns),
+            followed: self
+                .sources
+                .iter()
+                .filter(|source| source.followed().is_some())
+                .collect(),
             ghosts: self
                 .ghost_jumps
                 .iter()

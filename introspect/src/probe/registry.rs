@@ -34,10 +34,9 @@ use super::{Mechanism, ProbeId, ProbeSpec};
 use crate::calls::{CELLS, Calls, MaxActive, Pool};
 use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
-use crate::hidden::detours::CounterPlace;
 use crate::image::KernelImage;
 use crate::modules::{ModuleList, ModuleReader};
-use crate::ring::{Reader, Sources};
+use crate::ring::{Reader, Source, Sources};
 use crate::world::{StopError, World};
 
 /// Why a batch was not registered. None of its probes is.
@@ -215,8 +214,10 @@ pub struct Registry {
     pub(super) ghosts: Vec<(Displaced, SlotCode)>,
     /// Jumps that were in use, with their detours: someone may have been interrupted inside.
     pub(super) ghost_jumps: Vec<(Gva, Jump)>,
-    /// Counters of probes that have left, which their ghosts may still increment.
-    pub(super) ghost_counters: Vec<(ProbeId, CounterPlace)>,
+    /// What probes that have left recorded with, and their ghosts still may.
+    pub(super) ghost_sources: Vec<Arc<Source>>,
+    /// The number of the next stub that calls return to.
+    pub(super) next_stub: u32,
     /// What turns records of detours into events.
     pub(super) sources: Sources,
     /// The global knob: jumps are used where they can be.
@@ -253,7 +254,8 @@ impl Registry {
             sites: BTreeMap::new(),
             ghosts: Vec::new(),
             ghost_jumps: Vec::new(),
-            ghost_counters: Vec::new(),
+            ghost_sources: Vec::new(),
+            next_stub: 0,
             sources: Sources::default(),
             optimize: true,
             switched_on: true,

@@ -161,6 +161,11 @@ impl State {
 
     /// The current task will not run again.
     pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>) {
+        for source in scene.table.followed() {
+            if let Some(task) = scene.task() {
+                source.task_dead(task, scene.around.mem);
+            }
+        }
         let open = || scene.table.returns()?.calls.open(scene.task()?);
         if let Some(mut calls) = open() {
             calls.discard_all(|call| {

@@ -15,6 +15,7 @@ use super::ProbeId;
 use super::spec::Actions;
 use crate::calls::{Calls, Pool};
 use crate::hidden::Fixtures;
+use crate::ring::Source;
 
 /// Counts of one probe on one virtual CPU, on a cache line of their own: virtual CPUs that hit the
 /// same probe do not slow each other down.
@@ -101,7 +102,21 @@ impl Counters {
         self.add(vcpu, |c| &c.hits);
     }
 
-    pub(super) fn miss(&self, vcpu: u32) {
+    /// Adds calls that there was no free instance for.
+    pub(crate) fn add_missed(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.missed.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds calls that never returned.
+    pub(crate) fn add_orphans(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.orphans.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn miss(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.missed);
     }
 
@@ -214,6 +229,8 @@ pub struct ProbeTable {
     fixtures: Option<Fixtures>,
     returning: FxHashMap<ProbeId, Returning>,
     returns: Option<Arc<Returns>>,
+    /// The return probes that follow calls without exits.
+    followed: Vec<Arc<Source>>,
 }
 
 /// What a table is made of.
@@ -225,6 +242,7 @@ pub(super) struct Parts {
     pub(super) fixtures: Option<Fixtures>,
     pub(super) returning: FxHashMap<ProbeId, Returning>,
     pub(super) returns: Arc<Returns>,
+    pub(super) followed: Vec<Arc<Source>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub(super) ghosts: Vec<(Gva, Gva)>,
 }
@@ -268,6 +286,7 @@ impl ProbeTable {
             fixtures: parts.fixtures,
             returning: parts.returning,
             returns: Some(parts.returns),
+            followed: parts.followed,
         }
     }
 
@@ -318,6 +337,10 @@ impl ProbeTable {
 
     pub(super) fn returning(&self, id: ProbeId) -> Option<&Returning> {
         self.returning.get(&id)
+    }
+
+    pub(super) fn followed(&self) -> &[Arc<Source>] {
+        &self.followed
     }
 
     pub(super) fn returns(&self) -> Option<&Returns> {

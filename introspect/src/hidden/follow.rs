@@ -1,0 +1,124 @@
+//! Calls that return probes follow without exits: where their instances are, and what the host does
+//! with them.
+//!
+//! A call in flight returns to the stub of its instance, whoever runs it and wherever. Invariants:
+//! the host takes an instance from a call only when the task that made it will never run again; the
+//! memory of a probe that has left stays as it is until nobody can be on the way through its code.
+
+use hvprobe_arch::detour::{InstanceLayout, Instances, STUB};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::{Gpa, Gva};
+
+/// How often the guest may be faster at the free list before the host gives an instance up.
+const TRIES: u32 = 1000;
+
+/// The calls of one return probe.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    pub(crate) instances: Instances,
+    pub(crate) layout: InstanceLayout,
+    /// Where the instances and the word of their free list are in physical memory.
+    pub(crate) at: Gpa,
+    pub(crate) free: Gpa,
+    /// The first stub, where the code begins.
+    pub(crate) stubs: Gva,
+    /// Bytes of the code.
+    pub(crate) code_len: u64,
+}
+
+impl Followed {
+    /// Bytes that the instances take.
+    pub(crate) fn len(&self) -> u64 {
+        u64::from(self.instances.count) * self.stride()
+    }
+
+    fn stride(&self) -> u64 {
+        self.layout.stride() as u64
+    }
+
+    /// Whether `at` lies in the code.
+    pub(crate) fn is_code(&self, at: Gva) -> bool {
+        at.offset_from(self.stubs)
+            .is_some_and(|offset| offset < self.code_len)
+    }
+
+    fn stub(&self, index: u32) -> Gva {
+        self.stubs.wrapping_add(u64::from(index) * u64::from(STUB))
+    }
+
+    fn instance_at(&self, index: u32) -> Gpa {
+        self.at.wrapping_add(u64::from(index) * self.stride())
+    }
+
+    fn word(&self, index: u32, offset: u64, mem: &(impl PhysMemory + ?Sized)) -> Option<u64> {
+        let at = self.instance_at(index).wrapping_add(offset);
+        mem.read_u64(at).ok()
+    }
+
+    /// The calls in flight, as (index, slot, return address).
+    fn in_flight<'a>(
+        &'a self,
+        mem: &'a (impl PhysMemory + ?Sized),
+    ) -> impl Iterator<Item = (u32, Gva, Gva)> + 'a {
+        (0..self.instances.count).filter_map(|index| {
+            let slot = self.word(index, InstanceLayout::SLOT, mem)?;
+            let to = self.word(index, InstanceLayout::RETURN, mem)?;
+            (slot != 0).then_some((index, Gva(slot), Gva(to)))
+        })
+    }
+
+    /// Where the call returns to whose stub is at `at`.
+    pub(crate) fn return_address(&self, at: Gva, mem: &dyn PhysMemory) -> Option<Gva> {
+        let offset = at.offset_from(self.stubs)?;
+        let index = u32::try_from(offset / u64::from(STUB)).ok()?;
+        (index < self.instances.count).then_some(())?;
+        self.word(index, InstanceLayout::RETURN, mem).map(Gva)
+    }
+
+    /// Lets the calls in flight return to their callers on their own. The virtual CPUs must stand
+    /// still. Who has already returned to a stub finishes there.
+    pub(crate) fn vacate(&self, tables: &PageTables, mem: &dyn PhysMemory) {
+        for (index, slot, to) in self.in_flight(mem) {
+            if tables.read_u64(mem, slot) == Ok(self.stub(index).0) {
+                // It could be read, so it is there.
+                let _ = tables.write(mem, slot, &to.0.to_le_bytes());
+            }
+        }
+    }
+
+    /// Frees the instances of calls that `task`, which will not run again, has made; returns how
+    /// many there were. Allocates nothing.
+    pub(crate) fn reclaim(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
+        let mut orphans = 0;
+        for (index, ..) in self.in_flight(mem) {
+            if self.word(index, InstanceLayout::TASK, mem) == Some(task.0) {
+                orphans += 1;
+                let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);
+                if mem.write_u64(slot, 0).is_ok() {
+                    self.give_back(index, mem);
+                }
+            }
+        }
+        orphans
+    }
+
+    /// Puts an instance on the free list, which the guest changes at the same time.
+    fn give_back(&self, index: u32, mem: &(impl PhysMemory + ?Sized)) {
+        for _ in 0..TRIES {
+            let Ok(free) = mem.read_u64(self.free) else {
+                return;
+            };
+            let (next, tag) = (free & u64::from(u32::MAX), free >> 32);
+            let to = (tag.wrapping_add(1) << 32) | u64::from(index);
+            let entry = self.instance_at(index).wrapping_add(InstanceLayout::NEXT);
+            if mem.write_u64(entry, next).is_err() {
+                return;
+            }
+            match mem.exchange_u64(self.free, free, to) {
+                Ok(true) | Err(_) => return,
+                Ok(false) => {}
+            }
+        }
+    }
+}
