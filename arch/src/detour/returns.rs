@@ -21,7 +21,7 @@
 //! If the return address found at entry is the stub of another return probe, that one's turn comes
 //! when this one's code returns to it.
 
-use super::emit::{Emitter, Frame, absolute, per_cpu, reachable};
+use super::emit::{Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable};
 use super::instance::{ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
 use crate::Gva;
@@ -91,7 +91,7 @@ impl ReturnCode {
         emitter.leave(exit)?;
         emitter.cold()?;
         let stubs = count * STUB;
-        let (common, []) = emitter.finish(u64::from(stubs), [])?;
+        let (common, []) = emitter.finish(stubs, [])?;
         let mut code = Vec::new();
         for stub in (0..stubs).step_by(STUB as usize) {
             code.push(CALL_REL32);
@@ -126,7 +126,12 @@ impl Emitter<'_> {
         let slot = qword_ptr(rsp + self.slot());
         let mut retry = self.a.create_label();
         let a = &mut self.a;
-        a.mov(rax, qword_ptr(absolute(instances.free)))?;
+        load(
+            a,
+            Code::Mov_r64_rm64,
+            Register::RAX,
+            absolute(instances.free),
+        )?;
         a.set_label(&mut retry)?;
         a.mov(ecx, eax)?;
         a.cmp(ecx, NIL.cast_signed())?;
@@ -146,7 +151,7 @@ impl Emitter<'_> {
         a.mov(rax, slot)?;
         a.mov(qword_ptr(rsi + RETURN), rax)?;
         if let Some(current) = capture.current {
-            a.mov(rax, qword_ptr(per_cpu(current)).gs())?;
+            load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(rsi + TASK), rax)?;
         }
         self.time(rsi, ENTRY_TSC)?;
@@ -177,8 +182,8 @@ impl Emitter<'_> {
         self.save()?;
         let a = &mut self.a;
         a.mov(rsi, pushed)?;
-        // The end of the first stub's call, which is at 0 where the code is assembled.
-        let first = MemoryOperand::with_base_displ(Register::RIP, i64::from(CALL));
+        let first = ORIGIN.cast_signed() + i64::from(CALL);
+        let first = MemoryOperand::with_base_displ(Register::RIP, first);
         a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDX, first)?)?;
         a.sub(rsi, rdx)?;
         a.shl(rsi, shift - STUB.trailing_zeros())?;
@@ -219,7 +224,12 @@ impl Emitter<'_> {
         let a = &mut self.a;
         a.mov(ecx, eax)?;
         a.shr(ecx, shift)?;
-        a.mov(rax, qword_ptr(absolute(instances.free)))?;
+        load(
+            a,
+            Code::Mov_r64_rm64,
+            Register::RAX,
+            absolute(instances.free),
+        )?;
         a.set_label(&mut retry)?;
         a.mov(dword_ptr(rsi + NEXT), eax)?;
         a.mov(rdx, rax)?;

@@ -635,15 +635,11 @@ fn instructions_of_a_kernel_do_what_they_do_in_place() {
             Err(Unfit::Refused { .. } | Unfit::Endbr { .. }) => continue,
             Err(unfit) => panic!("{code:02x?}: {unfit}"),
         };
+        let unaligned = |state: &mut State, _: &mut Vec<u8>, _: &mut Vec<u8>| {
+            state.regs.rflags &= !rflags::AC;
+        };
         for _ in 0..2 {
-            compare(
-                &bench,
-                &span,
-                "kernel text",
-                &mut random,
-                |_, _, _| {},
-                &mut seen,
-            );
+            compare(&bench, &span, "text", &mut random, unaligned, &mut seen);
         }
         tried += 1;
     }

@@ -9,6 +9,7 @@ use hvprobe_arch::detour::{Capture, Layout, Record, Ring};
 use hvprobe_arch::regs::{Gpr, RegisterSet};
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::reader::Reader;
+use hvprobe_tests::detour::traps;
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
 
@@ -38,8 +39,9 @@ fn argument() -> Capture {
     }
 }
 
-/// A ring in which nothing ever rings.
+/// A ring whose doorbell no one listens to.
 fn quiet(arena: &Arena, capacity: u32) -> Ring {
+    traps::install();
     arena.ring(capacity, capacity - 1, 0)
 }
 
