@@ -12,6 +12,7 @@ use hvprobe_tests::detour::reader::Reader;
 use hvprobe_tests::detour::traps;
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
+use std::sync::atomic::Ordering;
 
 /// Writes code at `at`, and gives its bytes.
 fn assemble(
@@ -54,4 +55,12 @@ fn next(reader: &mut Reader<'_>, layout: &Layout) -> Option<Record> {
         (header.position, header.source)
     );
     Some(record)
+}
+
+/// Lets others run when the ring is more than half full: the reader may be one of them.
+fn give_way(arena: &Arena, ring: &Ring) {
+    let [head, tail] = [ring.head, ring.tail].map(|at| arena.word(at).load(Ordering::SeqCst));
+    if head.wrapping_sub(tail) > u64::from(ring.capacity / 2) {
+        std::thread::yield_now();
+    }
 }
