@@ -84,7 +84,7 @@ impl<'a> Kind<'a> {
         let span = Span::find(&function, at, at)?;
         let mut room = Room::new(arena);
         let [lost, vetoed, missed, free] = [0, 1, 2, 3].map(|index| arena.counter(index));
-        let mut with = |member: Member<'_>, room: &mut Room<'_>| {
+        let with = |member: Member<'_>, room: &mut Room<'_>| {
             let detour = room.detour(&span, &self.ring, &[member])?;
             anyhow::Ok(Some(Planted::new(arena, &span, &detour)))
         };
@@ -241,7 +241,7 @@ fn main() -> anyhow::Result<()> {
     }
     let base = kinds.first().context("a kind")?.per_call();
     println!("{:<44} {:>8} {:>8}", "", "ns/call", "added");
-    let mut row = |name: &str, time: f64| println!("{name:<44} {time:>8.1} {:>8.1}", time - base);
+    let row = |name: &str, time: f64| println!("{name:<44} {time:>8.1} {:>8.1}", time - base);
     for kind in &kinds {
         row(kind.name, kind.per_call());
     }

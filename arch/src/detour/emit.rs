@@ -207,10 +207,11 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Reserves `cells` cells, or goes to `full`.
+    /// Reserves `cells` cells and writes the time there, or goes to `full`.
     pub(super) fn reserve(&mut self, cells: u16, full: CodeLabel) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let mut retry = self.a.create_label();
+        self.time(cell)?;
         let a = &mut self.a;
         load(
             a,
@@ -231,11 +232,13 @@ impl<'a> Emitter<'a> {
         // The cell's index, below 2^24, times its size.
         a.and(eax, (self.ring.capacity - 1).cast_signed())?;
         a.shl(eax, CELL.trailing_zeros())?;
-        a.lea(cell, qword_ptr(rax + absolute(self.ring.cells)))?;
+        let cells = absolute(self.ring.cells);
+        a.mov(qword_ptr(rax + (cells + i64::from(TSC))), cell)?;
+        a.lea(cell, qword_ptr(rax + cells))?;
         Ok(())
     }
 
-    /// Writes everything of a record up to the flags, but the first word.
+    /// Writes what comes before the flags, but the first word and the time.
     pub(super) fn header(
         &mut self,
         source: u32,
@@ -251,19 +254,19 @@ impl<'a> Emitter<'a> {
             load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
             a.mov(word_ptr(cell + CPU), ax)?;
         }
-        self.time(cell, TSC)?;
         if let (Some(fields), Some(at)) = (&capture.task, layout.task()) {
             self.task(fields, at)?;
         }
         Ok(())
     }
 
-    /// Stores the time stamp counter at `offset` of what `base` points at.
-    pub(super) fn time(&mut self, base: AsmRegister64, offset: usize) -> Result<(), BuildError> {
+    /// Makes `into` the time stamp counter. Best done before an exchange that locks the bus, which
+    /// waits for little else.
+    pub(super) fn time(&mut self, into: AsmRegister64) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.rdtsc()?;
-        a.mov(dword_ptr(base + offset), eax)?;
-        a.mov(dword_ptr(base + (offset + 4)), edx)?;
+        a.shl(rdx, 32)?;
+        a.lea(into, qword_ptr(rax + rdx))?;
         Ok(())
     }
 

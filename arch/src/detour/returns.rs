@@ -124,7 +124,9 @@ impl Emitter<'_> {
         reachable("the stubs", stubs)?;
         reachable("the last stub", stubs.wrapping_add(count * u64::from(STUB)))?;
         let slot = qword_ptr(rsp + self.slot());
+        let at = absolute(instances.at);
         let mut retry = self.a.create_label();
+        self.time(rsi)?;
         let a = &mut self.a;
         load(
             a,
@@ -138,15 +140,18 @@ impl Emitter<'_> {
         a.je(missed)?;
         a.shl(rcx, shift)?;
         // If the instance has been taken meanwhile, this is no next one, and the tag says so.
-        a.mov(edx, dword_ptr(rcx + (absolute(instances.at) + NEXT)))?;
-        a.mov(rsi, rax)?;
-        a.shr(rsi, 32)?;
-        a.inc(esi)?;
-        a.shl(rsi, 32)?;
-        a.or(rsi, rdx)?;
-        a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rsi)?;
+        a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
+        a.mov(rdx, rax)?;
+        a.shr(rdx, 32)?;
+        a.inc(edx)?;
+        a.shl(rdx, 32)?;
+        a.or(rdx, rcx)?;
+        a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;
         a.jne(retry)?;
-        a.lea(rsi, qword_ptr(rcx + absolute(instances.at)))?;
+        a.mov(ecx, eax)?;
+        a.shl(rcx, shift)?;
+        a.mov(qword_ptr(rcx + (at + i64::from(ENTRY_TSC))), rsi)?;
+        a.lea(rsi, qword_ptr(rcx + at))?;
         a.inc(qword_ptr(rsi + GENERATION))?;
         a.mov(rax, slot)?;
         a.mov(qword_ptr(rsi + RETURN), rax)?;
@@ -154,7 +159,6 @@ impl Emitter<'_> {
             load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(rsi + TASK), rax)?;
         }
-        self.time(rsi, ENTRY_TSC)?;
         self.values(rsi, layout.values(), &capture.stack)?;
         let a = &mut self.a;
         a.lea(rax, slot)?;
@@ -211,7 +215,7 @@ impl Emitter<'_> {
             a.mov(qword_ptr(rdi + call.return_address), rax)?;
             // Time and values are in the same order in both.
             let offsets = (call.entry_tsc..layout.size()).step_by(8);
-            for (from, to) in (ENTRY_TSC..).step_by(8).zip(offsets) {
+            for (from, to) in (u32::from(ENTRY_TSC)..).step_by(8).zip(offsets) {
                 a.mov(rax, qword_ptr(rsi + from))?;
                 a.mov(qword_ptr(rdi + to), rax)?;
             }
@@ -231,7 +235,7 @@ impl Emitter<'_> {
             absolute(instances.free),
         )?;
         a.set_label(&mut retry)?;
-        a.mov(dword_ptr(rsi + NEXT), eax)?;
+        a.mov(dword_ptr(rsi + u32::from(NEXT)), eax)?;
         a.mov(rdx, rax)?;
         a.shr(rdx, 32)?;
         a.inc(edx)?;

@@ -129,7 +129,7 @@ fn compare(
     span: &Span,
     name: &str,
     random: &mut Random,
-    setup: impl Fn(&mut State, &mut Vec<u8>, &mut Vec<u8>),
+    setup: impl Fn(&mut State, &mut [u8], &mut [u8]),
     seen: &mut Seen,
 ) {
     let arena = bench.arena();
@@ -242,7 +242,7 @@ fn compare(
 }
 
 type Build = fn(&mut CodeAssembler, &Bench<'_>) -> Result<(), IcedError>;
-type Setup = fn(&Bench<'_>, &mut State, &mut Vec<u8>, &mut Vec<u8>);
+type Setup = fn(&Bench<'_>, &mut State, &mut [u8], &mut [u8]);
 
 /// A function whose first instructions are displaced; it ends with a jump to the first exit.
 struct Case {
@@ -251,7 +251,7 @@ struct Case {
     setup: Setup,
 }
 
-fn nothing(_: &Bench<'_>, _: &mut State, _: &mut Vec<u8>, _: &mut Vec<u8>) {}
+fn nothing(_: &Bench<'_>, _: &mut State, _: &mut [u8], _: &mut [u8]) {}
 
 /// A word of the data page, by its offset.
 fn data(bench: &Bench<'_>, offset: u64) -> u64 {
@@ -274,7 +274,7 @@ fn branch(
 
 /// Makes the word at offset 0x80 of the data page, and that at the stack pointer, lead to the second
 /// exit.
-fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut Vec<u8>, data: &mut Vec<u8>) {
+fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut [u8], data: &mut [u8]) {
     let exit = bench.exit(1).0.to_le_bytes();
     data[0x80..0x88].copy_from_slice(&exit);
     let at = state.regs.rsp - bench.arena().stack().start.0;
@@ -285,7 +285,7 @@ fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut Vec<u8>, data: &m
 }
 
 /// Small counters, so that loops end either way.
-fn counts(_: &Bench<'_>, state: &mut State, _: &mut Vec<u8>, _: &mut Vec<u8>) {
+fn counts(_: &Bench<'_>, state: &mut State, _: &mut [u8], _: &mut [u8]) {
     state.regs.rcx &= 1;
 }
 
@@ -410,7 +410,7 @@ fn every_kind_of_copy_does_what_the_original_does() {
         let span = Span::find(&code, arena.function(), arena.function()).unwrap();
         let mut random = Random::new(&[1, number]);
         for _ in 0..150 {
-            let setup = |state: &mut State, stack: &mut Vec<u8>, data: &mut Vec<u8>| {
+            let setup = |state: &mut State, stack: &mut [u8], data: &mut [u8]| {
                 (case.setup)(&bench, state, stack, data);
             };
             compare(&bench, &span, case.name, &mut random, setup, &mut seen);
@@ -635,7 +635,7 @@ fn instructions_of_a_kernel_do_what_they_do_in_place() {
             Err(Unfit::Refused { .. } | Unfit::Endbr { .. }) => continue,
             Err(unfit) => panic!("{code:02x?}: {unfit}"),
         };
-        let unaligned = |state: &mut State, _: &mut Vec<u8>, _: &mut Vec<u8>| {
+        let unaligned = |state: &mut State, _: &mut [u8], _: &mut [u8]| {
             state.regs.rflags &= !rflags::AC;
         };
         for _ in 0..2 {

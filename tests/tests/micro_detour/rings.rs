@@ -138,7 +138,7 @@ fn records_of_several_threads_arrive_once_each_and_in_their_order() {
     let arena = Arena::new().unwrap();
     let probed = Probed::new(&arena, quiet(&arena, 256), &argument());
     let is_enough = AtomicBool::new(false);
-    let mut last = [None; THREADS as usize];
+    let mut last = vec![None; usize::try_from(THREADS).unwrap()];
     let mut arrived = 0;
     let calls: u64 = std::thread::scope(|scope| {
         let callers: Vec<_> = (0..THREADS)
