@@ -4,7 +4,9 @@
     reason = "a test fails where something is not as it must be"
 )]
 
-mod differential;
+mod compare;
+mod copies;
+mod kernel;
 mod returns;
 mod rings;
 
