@@ -5,6 +5,7 @@
 //! elsewhere. Tests named `micro_*` boot a kernel of a few hundred bytes, or run single instructions
 //! ([`differential`]), on any KVM. What decoders must stand is in [`fuzz`].
 
+pub mod detour;
 pub mod differential;
 pub mod fuzz;
 pub mod micro;

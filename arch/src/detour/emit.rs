@@ -9,11 +9,14 @@ use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;
-use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr,
 };
+use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand, Register};
 
+/// Where code is assembled that refers to itself, by its address there: beyond the small numbers that
+/// the assembler takes for labels.
+pub(super) const ORIGIN: u64 = 1 << 40;
 /// The bits of an address within its page.
 const IN_PAGE: i32 = 0xfff;
 
@@ -204,12 +207,18 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Reserves `cells` cells, or goes to `full`.
+    /// Reserves `cells` cells and writes the time there, or goes to `full`.
     pub(super) fn reserve(&mut self, cells: u16, full: CodeLabel) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let mut retry = self.a.create_label();
+        self.time(cell)?;
         let a = &mut self.a;
-        a.mov(rax, qword_ptr(absolute(self.ring.head)))?;
+        load(
+            a,
+            Code::Mov_r64_rm64,
+            Register::RAX,
+            absolute(self.ring.head),
+        )?;
         a.set_label(&mut retry)?;
         a.lea(rcx, qword_ptr(rax + i32::from(cells)))?;
         a.mov(rdx, rcx)?;
@@ -223,11 +232,13 @@ impl<'a> Emitter<'a> {
         // The cell's index, below 2^24, times its size.
         a.and(eax, (self.ring.capacity - 1).cast_signed())?;
         a.shl(eax, CELL.trailing_zeros())?;
-        a.lea(cell, qword_ptr(rax + absolute(self.ring.cells)))?;
+        let cells = absolute(self.ring.cells);
+        a.mov(qword_ptr(rax + (cells + i64::from(TSC))), cell)?;
+        a.lea(cell, qword_ptr(rax + cells))?;
         Ok(())
     }
 
-    /// Writes everything of a record up to the flags, but the first word.
+    /// Writes what comes before the flags, but the first word and the time.
     pub(super) fn header(
         &mut self,
         source: u32,
@@ -240,29 +251,29 @@ impl<'a> Emitter<'a> {
         let cells = u32::from(layout.cells());
         a.mov(dword_ptr(cell + CELLS), cells)?;
         if let Some(cpu) = capture.cpu {
-            a.mov(eax, dword_ptr(per_cpu(cpu)).gs())?;
+            load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
             a.mov(word_ptr(cell + CPU), ax)?;
         }
-        self.time(cell, TSC)?;
         if let (Some(fields), Some(at)) = (&capture.task, layout.task()) {
             self.task(fields, at)?;
         }
         Ok(())
     }
 
-    /// Stores the time stamp counter at `offset` of what `base` points at.
-    pub(super) fn time(&mut self, base: AsmRegister64, offset: usize) -> Result<(), BuildError> {
+    /// Makes `into` the time stamp counter. Best done before an exchange that locks the bus, which
+    /// waits for little else.
+    pub(super) fn time(&mut self, into: AsmRegister64) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.rdtsc()?;
-        a.mov(dword_ptr(base + offset), eax)?;
-        a.mov(dword_ptr(base + (offset + 4)), edx)?;
+        a.shl(rdx, 32)?;
+        a.lea(into, qword_ptr(rax + rdx))?;
         Ok(())
     }
 
     fn task(&mut self, fields: &TaskFields, at: usize) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let a = &mut self.a;
-        a.mov(rax, qword_ptr(per_cpu(fields.current)).gs())?;
+        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
         a.mov(edx, dword_ptr(rax + fields.pid))?;
         a.mov(dword_ptr(cell + at), edx)?;
         a.mov(edx, dword_ptr(rax + fields.tgid))?;
@@ -354,21 +365,55 @@ impl<'a> Emitter<'a> {
         self.frame
     }
 
-    /// The code, at `ip` relative to where things it refers to are, with the places of labels.
-    /// Nothing depends on where all of that will be.
+    /// The code, which begins `from` bytes after [`ORIGIN`], with the places of labels in it. Nothing
+    /// depends on where all of that will be.
     pub(super) fn finish<const N: usize>(
         mut self,
-        ip: u64,
+        from: u32,
         labels: [&CodeLabel; N],
     ) -> Result<(Vec<u8>, [usize; N]), BuildError> {
         let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-        let result = self.a.assemble_options(ip, options)?;
+        let begin = ORIGIN + u64::from(from);
+        let result = self.a.assemble_options(begin, options)?;
         let mut offsets = [0; N];
         for (offset, label) in offsets.iter_mut().zip(labels) {
-            *offset = usize::try_from(result.label_ip(label)?).unwrap_or(usize::MAX);
+            let at = result.label_ip(label)?.wrapping_sub(begin);
+            *offset = usize::try_from(at).unwrap_or(usize::MAX);
         }
         Ok((result.inner.code_buffer, offsets))
     }
+}
+
+/// Loads `into` from a place that its address alone names; the assembler would choose an encoding
+/// with 64 bits of it.
+pub(super) fn load(
+    a: &mut CodeAssembler,
+    code: Code,
+    into: Register,
+    displacement: i64,
+) -> Result<(), IcedError> {
+    let at = MemoryOperand::with_displ(displacement.cast_unsigned(), 8);
+    a.add_instruction(Instruction::with2(code, into, at)?)
+}
+
+/// The same relative to the base of GS.
+pub(super) fn load_per_cpu(
+    a: &mut CodeAssembler,
+    code: Code,
+    into: Register,
+    displacement: u32,
+) -> Result<(), IcedError> {
+    let displacement = i64::from(displacement.cast_signed());
+    let at = MemoryOperand::new(
+        Register::None,
+        Register::None,
+        1,
+        displacement,
+        8,
+        false,
+        Register::GS,
+    );
+    a.add_instruction(Instruction::with2(code, into, at)?)
 }
 
 /// Checks that code can name `at` in 32 bits.
@@ -381,11 +426,6 @@ pub(super) fn reachable(what: &'static str, at: Gva) -> Result<(), BuildError> {
 /// The address, as the displacement that names it without a register.
 pub(super) fn absolute(at: Gva) -> i64 {
     at.0.cast_signed()
-}
-
-/// The displacement of something relative to the base of GS.
-pub(super) fn per_cpu(displacement: u32) -> i64 {
-    i64::from(displacement.cast_signed())
 }
 
 /// The assembler's name of `register`.

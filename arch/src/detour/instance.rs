@@ -23,12 +23,12 @@ use crate::regs::{RegisterSet, Regs};
 /// The end of the free list.
 pub(super) const NIL: u32 = u32::MAX;
 /// Offsets in an instance.
-pub(super) const NEXT: i64 = 0;
+pub(super) const NEXT: u8 = 0;
 pub(super) const GENERATION: usize = 8;
 pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
-pub(super) const ENTRY_TSC: usize = 40;
+pub(super) const ENTRY_TSC: u8 = 40;
 const VALUES: usize = 48;
 
 /// What is kept of a call at its entry, beside time and flags.
@@ -131,7 +131,7 @@ impl InstanceLayout {
             return_address: Gva(word(bytes, RETURN)?),
             slot: Gva(word(bytes, SLOT)?),
             task: Gva(word(bytes, TASK)?),
-            tsc: word(bytes, ENTRY_TSC)?,
+            tsc: word(bytes, usize::from(ENTRY_TSC))?,
             regs,
             stack,
         })

@@ -106,3 +106,6 @@ pub enum BuildError {
     #[error("cannot assemble the detour")]
     Assemble(#[from] iced_x86::IcedError),
 }
+
+#[cfg(test)]
+mod tests;

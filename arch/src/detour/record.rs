@@ -38,7 +38,7 @@ pub const STACK_WORDS_MAX: usize = 31;
 /// Where the fields that every record begins with are.
 pub(super) const SOURCE: usize = 8;
 pub(super) const CELLS: usize = 12;
-pub(super) const TSC: usize = 16;
+pub(super) const TSC: u8 = 16;
 pub(super) const CPU: usize = 14;
 const FIXED: usize = 24;
 /// The size of pid, tgid and comm.
@@ -403,7 +403,7 @@ impl Layout {
             position: header.position,
             source: header.source,
             cpu: self.has_cpu.then_some(cpu),
-            tsc: word(bytes, TSC)?,
+            tsc: word(bytes, usize::from(TSC))?,
             task: task.transpose()?,
             regs,
             stack,
@@ -428,3 +428,6 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Malformed> 
 pub(super) fn word(bytes: &[u8], at: usize) -> Result<u64, Malformed> {
     array(bytes, at).map(u64::from_le_bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,7 +21,7 @@
 //! If the return address found at entry is the stub of another return probe, that one's turn comes
 //! when this one's code returns to it.
 
-use super::emit::{Emitter, Frame, absolute, per_cpu, reachable};
+use super::emit::{Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable};
 use super::instance::{ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
 use crate::Gva;
@@ -91,7 +91,7 @@ impl ReturnCode {
         emitter.leave(exit)?;
         emitter.cold()?;
         let stubs = count * STUB;
-        let (common, []) = emitter.finish(u64::from(stubs), [])?;
+        let (common, []) = emitter.finish(stubs, [])?;
         let mut code = Vec::new();
         for stub in (0..stubs).step_by(STUB as usize) {
             code.push(CALL_REL32);
@@ -124,32 +124,41 @@ impl Emitter<'_> {
         reachable("the stubs", stubs)?;
         reachable("the last stub", stubs.wrapping_add(count * u64::from(STUB)))?;
         let slot = qword_ptr(rsp + self.slot());
+        let at = absolute(instances.at);
         let mut retry = self.a.create_label();
+        self.time(rsi)?;
         let a = &mut self.a;
-        a.mov(rax, qword_ptr(absolute(instances.free)))?;
+        load(
+            a,
+            Code::Mov_r64_rm64,
+            Register::RAX,
+            absolute(instances.free),
+        )?;
         a.set_label(&mut retry)?;
         a.mov(ecx, eax)?;
         a.cmp(ecx, NIL.cast_signed())?;
         a.je(missed)?;
         a.shl(rcx, shift)?;
         // If the instance has been taken meanwhile, this is no next one, and the tag says so.
-        a.mov(edx, dword_ptr(rcx + (absolute(instances.at) + NEXT)))?;
-        a.mov(rsi, rax)?;
-        a.shr(rsi, 32)?;
-        a.inc(esi)?;
-        a.shl(rsi, 32)?;
-        a.or(rsi, rdx)?;
-        a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rsi)?;
+        a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
+        a.mov(rdx, rax)?;
+        a.shr(rdx, 32)?;
+        a.inc(edx)?;
+        a.shl(rdx, 32)?;
+        a.or(rdx, rcx)?;
+        a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;
         a.jne(retry)?;
-        a.lea(rsi, qword_ptr(rcx + absolute(instances.at)))?;
+        a.mov(ecx, eax)?;
+        a.shl(rcx, shift)?;
+        a.mov(qword_ptr(rcx + (at + i64::from(ENTRY_TSC))), rsi)?;
+        a.lea(rsi, qword_ptr(rcx + at))?;
         a.inc(qword_ptr(rsi + GENERATION))?;
         a.mov(rax, slot)?;
         a.mov(qword_ptr(rsi + RETURN), rax)?;
         if let Some(current) = capture.current {
-            a.mov(rax, qword_ptr(per_cpu(current)).gs())?;
+            load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(rsi + TASK), rax)?;
         }
-        self.time(rsi, ENTRY_TSC)?;
         self.values(rsi, layout.values(), &capture.stack)?;
         let a = &mut self.a;
         a.lea(rax, slot)?;
@@ -177,8 +186,8 @@ impl Emitter<'_> {
         self.save()?;
         let a = &mut self.a;
         a.mov(rsi, pushed)?;
-        // The end of the first stub's call, which is at 0 where the code is assembled.
-        let first = MemoryOperand::with_base_displ(Register::RIP, i64::from(CALL));
+        let first = ORIGIN.cast_signed() + i64::from(CALL);
+        let first = MemoryOperand::with_base_displ(Register::RIP, first);
         a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDX, first)?)?;
         a.sub(rsi, rdx)?;
         a.shl(rsi, shift - STUB.trailing_zeros())?;
@@ -206,7 +215,7 @@ impl Emitter<'_> {
             a.mov(qword_ptr(rdi + call.return_address), rax)?;
             // Time and values are in the same order in both.
             let offsets = (call.entry_tsc..layout.size()).step_by(8);
-            for (from, to) in (ENTRY_TSC..).step_by(8).zip(offsets) {
+            for (from, to) in (u32::from(ENTRY_TSC)..).step_by(8).zip(offsets) {
                 a.mov(rax, qword_ptr(rsi + from))?;
                 a.mov(qword_ptr(rdi + to), rax)?;
             }
@@ -219,9 +228,14 @@ impl Emitter<'_> {
         let a = &mut self.a;
         a.mov(ecx, eax)?;
         a.shr(ecx, shift)?;
-        a.mov(rax, qword_ptr(absolute(instances.free)))?;
+        load(
+            a,
+            Code::Mov_r64_rm64,
+            Register::RAX,
+            absolute(instances.free),
+        )?;
         a.set_label(&mut retry)?;
-        a.mov(dword_ptr(rsi + NEXT), eax)?;
+        a.mov(dword_ptr(rsi + u32::from(NEXT)), eax)?;
         a.mov(rdx, rax)?;
         a.shr(rdx, 32)?;
         a.inc(edx)?;

@@ -23,7 +23,7 @@ mod gate;
 mod policy;
 mod slot;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod text;
 
 pub use body::may_return;

@@ -51,7 +51,7 @@ impl Memory for Words {
 }
 
 /// Bytes from hexadecimal digits, with spaces wherever they help.
-pub(super) fn bytes(hex: &str) -> Vec<u8> {
+pub(crate) fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<char> = hex.chars().filter(|c| !c.is_whitespace()).collect();
     digits
         .chunks(2)

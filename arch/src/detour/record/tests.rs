@@ -1,0 +1,170 @@
+use super::*;
+use crate::detour::EntryCapture;
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+fn task() -> TaskFields {
+    TaskFields {
+        current: 0x1_fbc0,
+        pid: 0x9a0,
+        tgid: 0x9a4,
+        comm: 0xb80,
+    }
+}
+
+fn all() -> (Capture, EntryCapture) {
+    let capture = Capture {
+        registers: RegisterSet::default(),
+        stack: Vec::new(),
+        task: Some(task()),
+        cpu: Some(0x3_0000),
+    };
+    let entry = EntryCapture {
+        registers: RegisterSet::default(),
+        stack: (0..31).collect(),
+        current: None,
+    };
+    (capture, entry)
+}
+
+/// A published record with these cells and zeroes.
+fn blank(cells: u16) -> Vec<u8> {
+    let mut bytes = vec![0; usize::from(cells) * CELL];
+    bytes[0] = 1;
+    bytes[CELLS..CELLS + 2].copy_from_slice(&cells.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn the_largest_records_fit() {
+    let (capture, entry) = all();
+    let layout = Layout::of_return(&capture, &entry).unwrap();
+    assert_eq!((layout.size(), layout.cells()), (592, 10));
+    assert!(layout.cells() <= MAX_RECORD_CELLS);
+}
+
+#[test]
+fn fields_are_where_the_layout_says() {
+    let capture = Capture {
+        registers: RegisterSet::from_iter([Gpr::R9, Gpr::Rax, Gpr::Rsp]),
+        stack: vec![3, 0],
+        ..all().0
+    };
+    let layout = Layout::new(&capture).unwrap();
+    assert_eq!((layout.size(), layout.cells()), (96, 2));
+    let mut bytes = Vec::new();
+    for word in [
+        0x1001,                // position + 1
+        0x0005_0002_0000_0007, // CPU 5, 2 cells, source 7
+        0x1111,                // time
+        0x0000_0011_0000_0022, // tgid, pid
+        u64::from_le_bytes(*b"comm\0abc"),
+        u64::from_le_bytes(*b"12345678"),
+        0x246,
+        0xa0,
+        0x5b,
+        0x90,
+        0x33,
+        0x44,
+    ] {
+        bytes.extend(u64::to_le_bytes(word));
+    }
+    let record = layout.decode(&bytes).unwrap();
+    assert_eq!((record.position, record.source), (0x1000, 7));
+    assert_eq!((record.cpu, record.tsc), (Some(5), 0x1111));
+    let found = record.task.unwrap();
+    assert_eq!((found.pid, found.tgid), (0x22, 0x11));
+    assert_eq!(&found.comm, b"comm\0abc12345678");
+    let regs = Regs {
+        rflags: 0x246,
+        rax: 0xa0,
+        rsp: 0x5b,
+        r9: 0x90,
+        ..Regs::default()
+    };
+    assert_eq!(record.regs, regs);
+    assert_eq!(record.stack.as_slice(), [0x33, 0x44]);
+    assert_eq!(record.call, None);
+}
+
+#[test]
+fn what_is_no_record_is_refused() {
+    let layout = Layout::new(&all().0).unwrap();
+    let check = |bytes: &[u8], expected: Expect| {
+        expected.assert_eq(&layout.decode(bytes).unwrap_err().to_string());
+    };
+    assert!(layout.decode(&blank(3)).is_ok());
+    check(&[], expect!["0 bytes where at least 8 belong"]);
+    check(
+        &blank(3)[..182],
+        expect!["182 bytes where at least 184 belong"],
+    );
+    check(
+        &[0; 192],
+        expect!["the record at this place is not complete"],
+    );
+    check(
+        &blank(2),
+        expect!["a record of 2 cells where one of 3 belongs"],
+    );
+    let mut huge = blank(3);
+    huge[CELLS + 1] = 0xff;
+    check(
+        &huge,
+        expect!["a record of 65283 cells where one of 16 belongs"],
+    );
+}
+
+#[test]
+fn more_than_a_record_holds_is_refused() {
+    let (capture, entry) = all();
+    let words = Capture {
+        stack: vec![0; 32],
+        ..capture.clone()
+    };
+    expect!["32 words of the stack; at most 31 are possible"]
+        .assert_eq(&Layout::new(&words).unwrap_err().to_string());
+    let words = Capture {
+        stack: vec![0],
+        ..capture
+    };
+    expect!["stack words cannot be read without exits when a function returns, only at its entry"]
+        .assert_eq(&Layout::of_return(&words, &entry).unwrap_err().to_string());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_decoded_or_refused(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..1200),
+        published in any::<bool>(),
+        registers in any::<u16>(),
+        words in 0_usize..32,
+        of_return in any::<bool>(),
+    ) {
+        let registers = Gpr::ALL.into_iter().filter(|it| registers >> (*it as u8) & 1 == 1);
+        let (capture, mut entry) = all();
+        let mut capture = Capture { registers: registers.collect(), ..capture };
+        let stack: Vec<u16> = entry.stack.drain(..words).collect();
+        let layout = if of_return {
+            Layout::of_return(&capture, &EntryCapture { stack, ..entry })
+        } else {
+            capture.stack = stack;
+            Layout::new(&capture)
+        };
+        let layout = layout.unwrap();
+        if published && bytes.len() > CELLS + 2 {
+            bytes[CELLS..CELLS + 2].copy_from_slice(&layout.cells().to_le_bytes());
+        }
+        let _ = Header::read(&bytes);
+        match layout.decode(&bytes) {
+            Ok(record) => {
+                prop_assert!(bytes.len() >= layout.size());
+                prop_assert_eq!(record.call.is_some(), of_return);
+                let words_found = record.call.map_or(record.stack, |call| call.stack);
+                prop_assert_eq!(words_found.as_slice().len(), words);
+            }
+            Err(Malformed::Short { have, want }) => prop_assert!(have < want),
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Memory for a test's code and what it works on.
+//!
+//! ```text
+//!   +0        code that enters and leaves
+//!   +0x1000   the function
+//!   +0x4000   free for detours, at the distances that shaping asks for
+//!   +0x400000 words: counters, free lists, states
+//!   +0x410000 per-CPU data, the current task
+//!   +0x420000 what instructions may refer to
+//!   +0x430000 stack
+//!   +0x500000 instances
+//!   +0xa00000 ring
+//! ```
+
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, TaskFields};
+
+/// The size of an arena, and the distance between them.
+const SIZE: u64 = 16 << 20;
+/// Arenas lie from here on.
+const FIRST: u64 = 0x1000_0000;
+/// The number of arenas there can ever be: they end below 2 GiB.
+const MOST: u64 = 96;
+
+/// Where the function is.
+const FUNCTION: u64 = 0x1000;
+const DETOURS: Range<u64> = 0x4000..0x40_0000;
+const WORDS: u64 = 0x40_0000;
+const PER_CPU: u64 = 0x41_0000;
+const TASK: u64 = 0x41_1000;
+const DATA: Range<u64> = 0x42_0000..0x42_1000;
+const STACK: Range<u64> = 0x43_0000..0x43_8000;
+const INSTANCES: u64 = 0x50_0000;
+const HEAD: u64 = 0xa0_0000;
+const TAIL: u64 = 0xa0_0040;
+const CELLS: u64 = 0xa0_1000;
+/// The most cells of a ring.
+const CELLS_MAX: u32 = 1 << 16;
+
+/// Displacements relative to GS, and offsets in the task.
+const GS_CPU: u32 = 0x10;
+const GS_CURRENT: u32 = 0x20;
+const PID: u16 = 0x98;
+const TGID: u16 = 0x9c;
+const COMM: u16 = 0x120;
+
+/// The number of the CPU that all threads run on.
+pub const CPU: u16 = 0x1234;
+/// The current task's name.
+pub const COMM_TEXT: &[u8; 16] = b"kworker/0:1\0abcd";
+/// Its ids.
+pub const PID_AND_TGID: (u32, u32) = (4711, 4700);
+
+/// Memory below 2 GiB that can be read, written and run.
+#[derive(Debug)]
+pub struct Arena {
+    base: NonNull<u8>,
+}
+
+// SAFETY: the memory belongs to the arena until it is dropped, and is accessed through atomics only;
+// what generated code does there is the business of who calls it.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Memory with nothing in it but a task.
+    ///
+    /// # Errors
+    /// When there is no memory at these addresses.
+    pub fn new() -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            if number >= MOST {
+                return Err(io::ErrorKind::AddrNotAvailable.into());
+            }
+            match Self::at(FIRST + number * SIZE) {
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn at(address: u64) -> io::Result<Self> {
+        let wanted = usize::try_from(address).map_err(io::Error::other)?;
+        let size = usize::try_from(SIZE).map_err(io::Error::other)?;
+        // SAFETY: a new mapping that replaces none.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::with_exposed_provenance_mut(wanted),
+                size,
+                libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+                libc::MAP_PRIVATE
+                    | libc::MAP_ANONYMOUS
+                    | libc::MAP_NORESERVE
+                    | libc::MAP_FIXED_NOREPLACE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let arena = Self { base };
+        let gs = arena.gs();
+        let task = arena.gva(TASK);
+        arena.write(
+            gs.wrapping_add(u64::from(GS_CPU)),
+            &u32::from(CPU).to_le_bytes(),
+        );
+        arena.write(
+            gs.wrapping_add(u64::from(GS_CURRENT)),
+            &task.0.to_le_bytes(),
+        );
+        let (pid, tgid) = PID_AND_TGID;
+        arena.write(task.wrapping_add(u64::from(PID)), &pid.to_le_bytes());
+        arena.write(task.wrapping_add(u64::from(TGID)), &tgid.to_le_bytes());
+        arena.write(task.wrapping_add(u64::from(COMM)), COMM_TEXT);
+        Ok(arena)
+    }
+
+    fn gva(&self, offset: u64) -> Gva {
+        Gva(self.base.addr().get() as u64 + offset)
+    }
+
+    fn range(&self, offsets: Range<u64>) -> Range<Gva> {
+        self.gva(offsets.start)..self.gva(offsets.end)
+    }
+
+    /// Where code of the bench goes.
+    #[must_use]
+    pub fn entry(&self) -> Gva {
+        self.gva(0)
+    }
+
+    /// Where the function to probe goes.
+    #[must_use]
+    pub fn function(&self) -> Gva {
+        self.gva(FUNCTION)
+    }
+
+    /// Where detours may be.
+    #[must_use]
+    pub fn detours(&self) -> Range<Gva> {
+        self.range(DETOURS)
+    }
+
+    /// The `index`th of many words, each on its own cache line.
+    #[must_use]
+    pub fn counter(&self, index: u64) -> Gva {
+        self.gva(WORDS + index * 64)
+    }
+
+    /// The base of GS.
+    #[must_use]
+    pub fn gs(&self) -> Gva {
+        self.gva(PER_CPU)
+    }
+
+    /// The current task.
+    #[must_use]
+    pub fn current(&self) -> Gva {
+        self.gva(TASK)
+    }
+
+    /// How it is found.
+    #[must_use]
+    pub fn task(&self) -> TaskFields {
+        TaskFields {
+            current: GS_CURRENT,
+            pid: i32::from(PID),
+            tgid: i32::from(TGID),
+            comm: i32::from(COMM),
+        }
+    }
+
+    /// How the CPU's number is found.
+    #[must_use]
+    pub fn cpu(&self) -> u32 {
+        GS_CPU
+    }
+
+    /// A page for instructions to refer to.
+    #[must_use]
+    pub fn data(&self) -> Range<Gva> {
+        self.range(DATA)
+    }
+
+    /// A stack.
+    #[must_use]
+    pub fn stack(&self) -> Range<Gva> {
+        self.range(STACK)
+    }
+
+    /// Where instances may be.
+    #[must_use]
+    pub fn instances(&self) -> Gva {
+        self.gva(INSTANCES)
+    }
+
+    /// A ring of so many cells, whose doorbell rings at `watermark`.
+    #[must_use]
+    pub fn ring(&self, capacity: u32, watermark: u32, doorbell_port: u8) -> Ring {
+        assert!(capacity <= CELLS_MAX, "{capacity}");
+        assert!(CELLS + (u64::from(CELLS_MAX) + u64::from(MAX_RECORD_CELLS)) * CELL as u64 <= SIZE);
+        Ring {
+            head: self.gva(HEAD),
+            tail: self.gva(TAIL),
+            cells: self.gva(CELLS),
+            capacity,
+            watermark,
+            doorbell_port,
+        }
+    }
+
+    fn offset(&self, at: Gva, len: usize) -> usize {
+        let offset = at
+            .offset_from(self.gva(0))
+            .expect("an address in the arena");
+        let end = offset.checked_add(len as u64);
+        assert!(end.is_some_and(|end| end <= SIZE), "{at} is in the arena");
+        usize::try_from(offset).expect("less than the arena's size")
+    }
+
+    /// The word at `at`.
+    #[must_use]
+    pub fn word(&self, at: Gva) -> &AtomicU64 {
+        let offset = self.offset(at, 8);
+        assert!(at.0.is_multiple_of(8), "{at} is aligned");
+        // SAFETY: in the mapping, aligned, and alive as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.base.add(offset).as_ptr().cast()) }
+    }
+
+    fn bytes(&self, at: Gva, len: usize) -> &[AtomicU8] {
+        let offset = self.offset(at, len);
+        // SAFETY: in the mapping, alive as long as `self`; an `AtomicU8` is a byte.
+        unsafe { std::slice::from_raw_parts(self.base.add(offset).as_ptr().cast(), len) }
+    }
+
+    /// Copies `bytes` to `at`.
+    pub fn write(&self, at: Gva, bytes: &[u8]) {
+        for (to, from) in self.bytes(at, bytes.len()).iter().zip(bytes) {
+            to.store(*from, Ordering::Relaxed);
+        }
+    }
+
+    /// The `len` bytes at `at`.
+    #[must_use]
+    pub fn read(&self, at: Gva, len: usize) -> Vec<u8> {
+        let bytes = self.bytes(at, len).iter();
+        bytes.map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    /// The code at `at`, to be called.
+    #[must_use]
+    pub fn code(&self, at: Gva) -> *const () {
+        let offset = self.offset(at, 1);
+        // SAFETY: in the mapping.
+        unsafe { self.base.add(offset) }
+            .as_ptr()
+            .cast_const()
+            .cast()
+    }
+
+    /// Makes this arena's per-CPU data the calling thread's, which has no other use for GS.
+    pub fn enter(&self) {
+        const ARCH_SET_GS: libc::c_int = 0x1001;
+        // SAFETY: nothing in this process refers to memory through GS but generated code.
+        let result = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_GS, self.gs().0) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let size = usize::try_from(SIZE).unwrap_or(0);
+        // SAFETY: the mapping that `at` made; borrows of it have ended. Failing would leave it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), size) };
+    }
+}

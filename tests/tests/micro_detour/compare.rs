@@ -1,0 +1,242 @@
+//! A detour against the instructions it displaces: registers, flags, vector registers, the stack from
+//! the stack pointer on, and memory must be the same after both; and the records must tell exactly
+//! what was there before.
+
+use super::{no_registers, quiet};
+use hvprobe_arch::Gva;
+use hvprobe_arch::condition::{Comparison, Condition};
+use hvprobe_arch::detour::{Capture, Layout, Member, Part, Span};
+use hvprobe_arch::regs::{Gpr, RegisterSet, rflags};
+use hvprobe_tests::detour::arena::{Arena, COMM_TEXT, CPU, PID_AND_TGID};
+use hvprobe_tests::detour::bench::{Bench, Left, State};
+use hvprobe_tests::detour::probed::{Planted, Room};
+use hvprobe_tests::detour::reader::Reader;
+use hvprobe_tests::differential::random::Random;
+use std::arch::x86_64::_rdtsc;
+use std::sync::atomic::Ordering;
+
+/// Stack that instructions may use below and above the stack pointer.
+const AROUND: u64 = 0x3000;
+
+fn tsc() -> u64 {
+    // SAFETY: it only reads the counter.
+    unsafe { _rdtsc() }
+}
+
+/// A stack pointer: in the middle of a page, or so near its end that stack words leave it.
+pub(crate) fn stack_pointer(random: &mut Random, arena: &Arena) -> Gva {
+    let stack = arena.stack();
+    let pages = (stack.end.0 - stack.start.0 - 2 * AROUND) / 4096;
+    let page = stack.start.0 + AROUND + 4096 * random.below(pages);
+    let offset = match random.below(3) {
+        0 => 4096 - 8 * (1 + random.below(8)),
+        _ => 8 * random.below(512),
+    };
+    let odd = if random.chance(10) {
+        random.below(8)
+    } else {
+        0
+    };
+    Gva(page + offset + odd)
+}
+
+fn capture(random: &mut Random, arena: &Arena) -> Capture {
+    let registers = match random.below(3) {
+        0 => RegisterSet::default(),
+        1 => no_registers(),
+        _ => Gpr::ALL.into_iter().filter(|_| random.chance(40)).collect(),
+    };
+    let words = random.below(6);
+    Capture {
+        registers,
+        stack: (0..words)
+            .map(|_| u16::try_from(random.below(8)).unwrap())
+            .collect(),
+        task: random.chance(50).then(|| arena.task()),
+        cpu: random.chance(50).then(|| arena.cpu()),
+    }
+}
+
+fn condition(random: &mut Random, state: &State) -> Condition {
+    let register = random.pick(&Gpr::ALL);
+    let own = state.regs.get(register);
+    Condition {
+        register,
+        comparison: random.pick(&[
+            Comparison::Equal,
+            Comparison::NotEqual,
+            Comparison::Less,
+            Comparison::LessOrEqual,
+            Comparison::Greater,
+            Comparison::GreaterOrEqual,
+            Comparison::AnyBit,
+        ]),
+        value: match random.below(4) {
+            0 => own,
+            1 => own.wrapping_add(1),
+            2 => own.wrapping_sub(1),
+            _ => random.value(),
+        },
+    }
+}
+
+/// What can be seen after the code has run.
+struct After {
+    left: Left,
+    /// From the start of the stack's memory on.
+    stack: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl After {
+    /// Whether `other`'s stack is the same: at and above the stack pointer from before, and where
+    /// there are words that this has pushed.
+    fn has_stack_of(&self, other: &Self, before: &[u8], start: Gva, top: u64) -> bool {
+        (start.0..)
+            .zip(self.stack.iter().zip(&other.stack).zip(before))
+            .filter(|(at, _)| *at >= self.left.state.regs.rsp)
+            .all(|(at, ((one, two), before))| one == two || at < top && one == before)
+    }
+}
+
+/// Runs the function from these beginnings.
+fn run(bench: &Bench<'_>, state: &State, stack: &[u8], data: &[u8]) -> After {
+    let arena = bench.arena();
+    arena.write(arena.stack().start, stack);
+    arena.write(arena.data().start, data);
+    let left = bench.run(arena.function(), state);
+    After {
+        stack: arena.read(arena.stack().start, stack.len()),
+        data: arena.read(arena.data().start, data.len()),
+        left,
+    }
+}
+
+/// What happened in all comparisons.
+#[derive(Default)]
+pub(crate) struct Seen {
+    /// Detours that were left at their escape.
+    pub(crate) escapes: u64,
+    /// Records that were as they had to be.
+    pub(crate) records: u64,
+    /// Hits that a condition prevented.
+    pub(crate) vetoed: u64,
+}
+
+/// Compares both ways for one state, with one to three random members.
+pub(crate) fn compare(
+    bench: &Bench<'_>,
+    span: &Span,
+    name: &str,
+    random: &mut Random,
+    setup: impl Fn(&mut State, &mut [u8], &mut [u8]),
+    seen: &mut Seen,
+) {
+    let arena = bench.arena();
+    let (lost, vetoed) = (arena.counter(0), arena.counter(1));
+    let rsp_is = stack_pointer(random, arena);
+    let mut state = State::random(random, rsp_is);
+    let len = |range: std::ops::Range<Gva>| usize::try_from(range.end.0 - range.start.0).unwrap();
+    let mut bytes = |len: usize| -> Vec<u8> {
+        let words = (0..len / 8).flat_map(|_| random.next().to_le_bytes());
+        words.collect()
+    };
+    let (mut stack, mut data) = (bytes(len(arena.stack())), bytes(len(arena.data())));
+    setup(&mut state, &mut stack, &mut data);
+    let in_place = run(bench, &state, &stack, &data);
+
+    let captures: Vec<Capture> = (0..=random.below(3))
+        .map(|_| capture(random, arena))
+        .collect();
+    let conditions: Vec<Vec<Condition>> = captures
+        .iter()
+        .map(|_| {
+            (0..random.below(3))
+                .map(|_| condition(random, &state))
+                .collect()
+        })
+        .collect();
+    let members: Vec<Member<'_>> = (77..)
+        .zip(captures.iter().zip(&conditions))
+        .map(|(source, (capture, conditions))| Member {
+            conditions,
+            vetoed,
+            part: Part::Record {
+                source,
+                capture,
+                lost,
+            },
+        })
+        .collect();
+    let ring = quiet(arena, 64);
+    let mut room = Room::new(arena);
+    let detour = room.detour(span, &ring, &members).unwrap();
+    let planted = Planted::new(arena, span, &detour);
+    let vetoed_before = arena.word(vetoed).load(Ordering::SeqCst);
+    let mut reader = Reader::new(arena, ring);
+    let began = tsc();
+    let detoured = run(bench, &state, &stack, &data);
+    let ended = tsc();
+    let what = || format!("{name}: {:02x?} with {state:x?}", span.bytes());
+    assert!(
+        in_place.left == detoured.left,
+        "{}\n{:x?}\n{:x?}",
+        what(),
+        in_place.left,
+        detoured.left
+    );
+    let is_same = in_place.has_stack_of(&detoured, &stack, arena.stack().start, state.regs.rsp);
+    assert!(is_same, "stack after {}", what());
+    assert!(in_place.data == detoured.data, "memory after {}", what());
+
+    let word = |index: u16| {
+        let at = state.regs.rsp - arena.stack().start.0 + 8 * u64::from(index);
+        let at = usize::try_from(at).unwrap();
+        u64::from_le_bytes(stack[at..at + 8].try_into().unwrap())
+    };
+    let highest = captures.iter().flat_map(|capture| &capture.stack).max();
+    let leaves_page =
+        highest.is_some_and(|index| state.regs.rsp % 4096 + 8 * u64::from(*index) + 8 > 4096);
+    assert_eq!(planted.escapes(), u64::from(leaves_page), "{}", what());
+    seen.escapes += planted.escapes();
+    let mut vetoes = 0;
+    let mut time = began;
+    for ((source, capture), conditions) in (77..).zip(&captures).zip(&conditions) {
+        let holds = |condition: &Condition| condition.holds(state.regs.get(condition.register));
+        if leaves_page {
+            continue;
+        }
+        if !conditions.iter().all(holds) {
+            vetoes += 1;
+            continue;
+        }
+        let layout = Layout::new(capture).unwrap();
+        let (header, bytes) = reader.next_record().unwrap().expect("a record");
+        let record = layout.decode(&bytes).unwrap();
+        assert_eq!((header.source, header.cells), (source, layout.cells()));
+        let mut regs = state.regs;
+        regs.rflags |= rflags::FIXED | rflags::IF;
+        for register in Gpr::ALL {
+            if !capture.registers.contains(register) {
+                regs.set(register, 0);
+            }
+        }
+        assert_eq!(record.regs, regs, "{}", what());
+        let words: Vec<u64> = capture.stack.iter().map(|index| word(*index)).collect();
+        assert_eq!(record.stack.as_slice(), words);
+        assert!((time..ended).contains(&record.tsc));
+        time = record.tsc;
+        assert_eq!(record.cpu, capture.cpu.map(|_| CPU));
+        assert_eq!(record.task.is_some(), capture.task.is_some());
+        if let Some(task) = record.task {
+            assert_eq!((task.pid, task.tgid), PID_AND_TGID);
+            assert_eq!(&task.comm, COMM_TEXT);
+        }
+        seen.records += 1;
+    }
+    assert_eq!(reader.next_record(), Ok(None), "no more records");
+    let vetoed_after = arena.word(vetoed).load(Ordering::SeqCst);
+    assert_eq!(vetoed_after - vetoed_before, vetoes);
+    seen.vetoed += vetoes;
+    assert_eq!(arena.word(lost).load(Ordering::SeqCst), 0);
+}

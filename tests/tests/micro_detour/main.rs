@@ -1,0 +1,72 @@
+//! Detours run in this process, compared with the instructions they displace.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails where something is not as it must be"
+)]
+
+mod compare;
+mod copies;
+mod kernel;
+mod returns;
+mod rings;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{Capture, Layout, Record, Ring};
+use hvprobe_arch::regs::{Gpr, RegisterSet};
+use hvprobe_tests::detour::arena::Arena;
+use hvprobe_tests::detour::reader::Reader;
+use hvprobe_tests::detour::traps;
+use iced_x86::IcedError;
+use iced_x86::code_asm::CodeAssembler;
+use std::sync::atomic::Ordering;
+
+/// Writes code at `at`, and gives its bytes.
+fn assemble(
+    arena: &Arena,
+    at: Gva,
+    build: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Vec<u8> {
+    let mut a = CodeAssembler::new(64).unwrap();
+    build(&mut a).unwrap();
+    let code = a.assemble(at.0).unwrap();
+    arena.write(at, &code);
+    code
+}
+
+/// No registers.
+fn no_registers() -> RegisterSet {
+    RegisterSet::from_iter([])
+}
+
+/// Just RDI, which holds the first argument of a C function.
+fn argument() -> Capture {
+    Capture {
+        registers: RegisterSet::from_iter([Gpr::Rdi]),
+        ..Capture::default()
+    }
+}
+
+/// A ring whose doorbell no one listens to.
+fn quiet(arena: &Arena, capacity: u32) -> Ring {
+    traps::install();
+    arena.ring(capacity, capacity - 1, 0)
+}
+
+/// The next record, if there is one.
+fn next(reader: &mut Reader<'_>, layout: &Layout) -> Option<Record> {
+    let (header, bytes) = reader.next_record().unwrap()?;
+    let record = layout.decode(&bytes).unwrap();
+    assert_eq!(
+        (record.position, record.source),
+        (header.position, header.source)
+    );
+    Some(record)
+}
+
+/// Lets others run when the ring is more than half full: the reader may be one of them.
+fn give_way(arena: &Arena, ring: &Ring) {
+    let [head, tail] = [ring.head, ring.tail].map(|at| arena.word(at).load(Ordering::SeqCst));
+    if head.wrapping_sub(tail) > u64::from(ring.capacity / 2) {
+        std::thread::yield_now();
+    }
+}

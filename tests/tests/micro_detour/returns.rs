@@ -1,0 +1,522 @@
+//! Return probes without exits: what functions return, and with which registers, must be the same;
+//! each call that was taken must return once, with what was kept at its entry.
+
+use super::{argument, assemble, give_way, next, quiet};
+use hvprobe_arch::Gva;
+use hvprobe_arch::condition::{Comparison, Condition};
+use hvprobe_arch::detour::{
+    Capture, EntryCapture, Exit, InstanceLayout, Instances, Layout, Member, Part, Record, Ring,
+    STUB, Span,
+};
+use hvprobe_arch::regs::{Gpr, RegisterSet, rflags};
+use hvprobe_tests::detour::arena::Arena;
+use hvprobe_tests::detour::bench::{Bench, State};
+use hvprobe_tests::detour::probed::{Planted, Room};
+use hvprobe_tests::detour::reader::Reader;
+use hvprobe_tests::differential::random::Random;
+use iced_x86::IcedError;
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, registers::*};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long the tests wait for something that must come.
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOST: u64 = 0;
+const VETOED: u64 = 1;
+const MISSED: u64 = 2;
+/// The first of the free lists.
+const FREE: u64 = 8;
+
+/// A return probe's instances and code.
+struct Returns<'a> {
+    arena: &'a Arena,
+    instances: Instances,
+    entry: EntryCapture,
+    layout: Layout,
+    stubs: Gva,
+    first_stub: u32,
+    conditions: Vec<Condition>,
+}
+
+impl<'a> Returns<'a> {
+    /// The `number`th probe of the arena.
+    fn new(
+        room: &mut Room<'a>,
+        arena: &'a Arena,
+        ring: &Ring,
+        number: u32,
+        count: u32,
+        captures: (EntryCapture, Capture),
+    ) -> Self {
+        let (entry, capture) = captures;
+        let instances = Instances {
+            at: arena.instances().wrapping_add(u64::from(number) << 20),
+            count,
+            free: arena.counter(FREE + u64::from(number)),
+        };
+        let layout = InstanceLayout::new(&entry).unwrap();
+        let (bytes, free) = layout.initial(count);
+        arena.write(instances.at, &bytes);
+        arena.word(instances.free).store(free, Ordering::SeqCst);
+        let first_stub = 1000 * (number + 1);
+        let exit = Exit {
+            source: number,
+            capture: &capture,
+            instances: &instances,
+            entry: &entry,
+            lost: arena.counter(LOST),
+            first_stub,
+        };
+        let stubs = room.returns(ring, &exit).unwrap();
+        Self {
+            arena,
+            instances,
+            layout: Layout::of_return(&capture, &entry).unwrap(),
+            entry,
+            stubs,
+            first_stub,
+            conditions: Vec::new(),
+        }
+    }
+
+    fn member(&self) -> Member<'_> {
+        Member {
+            conditions: &self.conditions,
+            vetoed: self.arena.counter(VETOED),
+            part: Part::Return {
+                instances: &self.instances,
+                capture: &self.entry,
+                stubs: self.stubs,
+                missed: self.arena.counter(MISSED),
+            },
+        }
+    }
+
+    fn stub(&self, index: u64) -> Gva {
+        self.stubs.wrapping_add(index * u64::from(STUB))
+    }
+
+    /// Checks that every instance is free, and on the list once.
+    fn check_idle(&self) {
+        let layout = InstanceLayout::new(&self.entry).unwrap();
+        let at = |index: u64| {
+            self.instances
+                .at
+                .wrapping_add(index * layout.stride() as u64)
+        };
+        let mut free = HashSet::new();
+        let mut next = self.arena.word(self.instances.free).load(Ordering::SeqCst) & 0xffff_ffff;
+        while next != 0xffff_ffff {
+            assert!(next < u64::from(self.instances.count), "{next}");
+            assert!(free.insert(next), "{next} is on the list twice");
+            next = self.arena.word(at(next)).load(Ordering::SeqCst) & 0xffff_ffff;
+        }
+        assert_eq!(free.len(), usize::try_from(self.instances.count).unwrap());
+        for index in 0..u64::from(self.instances.count) {
+            let bytes = self.arena.read(at(index), layout.stride());
+            assert_eq!(layout.read(&bytes).unwrap().slot, Gva(0), "{index}");
+        }
+    }
+}
+
+fn counter(arena: &Arena, index: u64) -> u64 {
+    arena.word(arena.counter(index)).load(Ordering::SeqCst)
+}
+
+fn everything(arena: &Arena) -> (EntryCapture, Capture) {
+    let entry = EntryCapture {
+        registers: RegisterSet::default(),
+        stack: vec![0, 2],
+        current: Some(arena.task().current),
+    };
+    let capture = Capture {
+        registers: RegisterSet::default(),
+        stack: Vec::new(),
+        task: Some(arena.task()),
+        cpu: Some(arena.cpu()),
+    };
+    (entry, capture)
+}
+
+/// The argument at entry, the result at the return.
+fn in_and_out() -> (EntryCapture, Capture) {
+    let entry = EntryCapture {
+        registers: RegisterSet::from_iter([Gpr::Rdi]),
+        stack: Vec::new(),
+        current: None,
+    };
+    let capture = Capture {
+        registers: RegisterSet::from_iter([Gpr::Rax]),
+        ..argument()
+    };
+    (entry, capture)
+}
+
+/// Writes a function that begins with a nop of five bytes.
+fn function_with(
+    arena: &Arena,
+    build: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Span {
+    let code = assemble(arena, arena.function(), |a| {
+        a.nop_1(dword_ptr(rax + rax * 1 + 0x12))?;
+        build(a)
+    });
+    Span::find(&code, arena.function(), arena.function()).unwrap()
+}
+
+/// Writes such a function, and puts `members` on it.
+fn plant<'a>(
+    arena: &'a Arena,
+    room: &mut Room<'a>,
+    ring: &Ring,
+    members: &[Member<'_>],
+    build: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
+) -> Planted<'a> {
+    let span = function_with(arena, build);
+    let detour = room.detour(&span, ring, members).unwrap();
+    Planted::new(arena, &span, &detour)
+}
+
+type Build = fn(&mut CodeAssembler) -> Result<(), IcedError>;
+
+#[test]
+fn a_return_leaves_every_register_and_flag_as_the_function_did() {
+    let bodies: [(Build, u64); 3] = [
+        (|a| a.ret(), 8),
+        (
+            |a| {
+                a.push(rbx)?;
+                a.adc(rax, rdi)?;
+                a.std()?;
+                a.bswap(rdx)?;
+                a.movq(xmm3, rdx)?;
+                a.pop(rcx)?;
+                a.ret()
+            },
+            8,
+        ),
+        (
+            |a| {
+                a.cmp(rsi, rdx)?;
+                a.mov(rsi, rdi)?;
+                a.ret_1(0x18)
+            },
+            0x20,
+        ),
+    ];
+    let arena = Arena::new().unwrap();
+    let bench = Bench::new(&arena).unwrap();
+    let mut random = Random::new(&[4]);
+    for (body, released) in bodies {
+        let ring = quiet(&arena, 64);
+        let mut room = Room::new(&arena);
+        let returns = Returns::new(&mut room, &arena, &ring, 0, 3, everything(&arena));
+        let span = function_with(&arena, body);
+        let members = [returns.member()];
+        let detour = room.detour(&span, &ring, &members).unwrap();
+        let mut reader = Reader::new(&arena, ring);
+        for generation in 1..=300 {
+            let top = arena.stack().start.0 + 0x4000 + 8 * random.below(500);
+            let mut state = State::random(&mut random, Gva(top));
+            state.regs.rsp = top;
+            let words: Vec<u64> = (0..8).map(|_| random.next()).collect();
+            let run = || {
+                for (index, word) in (0..).zip(&words) {
+                    let at = Gva(top + 8 * index);
+                    arena.word(at).store(*word, Ordering::SeqCst);
+                }
+                let exit = bench.exit(1).0;
+                arena.word(Gva(top)).store(exit, Ordering::SeqCst);
+                let left = bench.run(arena.function(), &state);
+                let above = arena.read(Gva(top + released), 0x100);
+                (left, above)
+            };
+            let planted = Planted::new(&arena, &span, &detour);
+            let detoured = run();
+            drop(planted);
+            let in_place = run();
+            assert!(
+                in_place == detoured,
+                "{state:x?}\n{:x?}\n{:x?}",
+                in_place.0,
+                detoured.0
+            );
+            let record = next(&mut reader, &returns.layout).expect("a record");
+            let left = in_place.0.state.regs;
+            assert_eq!(left.rsp, top + released);
+            let mut regs = left;
+            regs.rip = 0;
+            assert_eq!(record.regs, regs);
+            let call = record.call.unwrap();
+            assert_eq!(call.return_address, bench.exit(1));
+            let mut regs = state.regs;
+            regs.rflags |= rflags::FIXED | rflags::IF;
+            assert_eq!(call.regs, regs);
+            assert_eq!(call.stack.as_slice(), [bench.exit(1).0, words[2]]);
+            assert!(call.tsc < record.tsc);
+            assert!(record.task.is_some() && record.cpu.is_some());
+            // The list is a stack: always the same instance.
+            let first = u64::from(returns.first_stub) << 40;
+            assert_eq!(call.id, 1 << 63 | first | generation);
+            returns.check_idle();
+        }
+    }
+}
+
+/// `sum(n) = n + sum(n - 1)`, recursively.
+fn sum(a: &mut CodeAssembler, function: Gva) -> Result<(), IcedError> {
+    let mut end = a.create_label();
+    a.xor(eax, eax)?;
+    a.test(rdi, rdi)?;
+    a.je(end)?;
+    a.push(rdi)?;
+    a.dec(rdi)?;
+    a.call(function.0)?;
+    a.pop(rdi)?;
+    a.add(rax, rdi)?;
+    a.set_label(&mut end)?;
+    a.ret()
+}
+
+type Function = extern "C" fn(u64) -> u64;
+
+fn function(arena: &Arena) -> Function {
+    // SAFETY: the tests' functions follow the C calling convention, and detours change nothing.
+    unsafe { std::mem::transmute(arena.code(arena.function())) }
+}
+
+fn drain(reader: &mut Reader<'_>, layout: &Layout) -> Vec<Record> {
+    std::iter::from_fn(|| next(reader, layout)).collect()
+}
+
+#[test]
+fn recursion_beyond_the_instances_is_counted_as_missed() {
+    const COUNT: u64 = 20;
+    let arena = Arena::new().unwrap();
+    arena.enter();
+    let ring = quiet(&arena, 256);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 20, in_and_out());
+    let members = [returns.member()];
+    let at = arena.function();
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| sum(a, at));
+    let mut reader = Reader::new(&arena, ring);
+    let mut missed = 0;
+    for depth in [0, 3, 19, 20, 50, 7] {
+        assert_eq!(function(&arena)(depth), depth * (depth + 1) / 2);
+        missed += (depth + 1).saturating_sub(COUNT);
+        assert_eq!(counter(&arena, MISSED), missed);
+        let records = drain(&mut reader, &returns.layout);
+        // The innermost of those that were taken returns first.
+        let taken = depth.saturating_sub(COUNT - 1)..=depth;
+        let arguments: Vec<u64> = records.iter().map(|it| it.call.unwrap().regs.rdi).collect();
+        assert_eq!(arguments, taken.clone().collect::<Vec<_>>());
+        let results: Vec<u64> = records.iter().map(|it| it.regs.rax).collect();
+        assert_eq!(results, taken.map(|n| n * (n + 1) / 2).collect::<Vec<_>>());
+        returns.check_idle();
+    }
+    assert_eq!(counter(&arena, LOST), 0);
+}
+
+#[test]
+fn two_probes_of_one_function_return_one_through_the_other() {
+    let arena = Arena::new().unwrap();
+    arena.enter();
+    let ring = quiet(&arena, 256);
+    let mut room = Room::new(&arena);
+    let first = Returns::new(&mut room, &arena, &ring, 0, 30, in_and_out());
+    let mut second = Returns::new(&mut room, &arena, &ring, 1, 30, in_and_out());
+    // The second one's entry handler vetoes odd arguments.
+    second.conditions = vec![Condition {
+        register: Gpr::Rdi,
+        comparison: Comparison::AnyBit,
+        value: 1,
+    }];
+    let members = [first.member(), second.member()];
+    let at = arena.function();
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| sum(a, at));
+    let mut reader = Reader::new(&arena, ring);
+    assert_eq!(function(&arena)(9), 45);
+    let records = drain(&mut reader, &first.layout);
+    let seen: Vec<(u32, u64)> = records
+        .iter()
+        .map(|it| (it.source, it.call.unwrap().regs.rdi))
+        .collect();
+    let expected: Vec<(u32, u64)> = (0..10)
+        .flat_map(|n| [(1, n), (0, n)])
+        .filter(|(source, n)| *source == 0 || n % 2 == 1)
+        .collect();
+    assert_eq!(seen, expected);
+    assert_eq!(counter(&arena, VETOED), 5);
+    for pair in records.windows(2) {
+        if let [inner, outer] = pair
+            && inner.source == 1
+        {
+            let (inner, outer) = (inner.call.unwrap(), outer.call.unwrap());
+            let index = (outer.id >> 40 & 0x7f_ffff) - u64::from(first.first_stub);
+            assert_eq!(inner.return_address, first.stub(index));
+        }
+    }
+    first.check_idle();
+    second.check_idle();
+}
+
+#[test]
+fn returns_are_taken_when_the_ring_is_full_and_their_records_lost() {
+    let arena = Arena::new().unwrap();
+    arena.enter();
+    let ring = quiet(&arena, 32);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 2, in_and_out());
+    let at = arena.function();
+    let members = [returns.member()];
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| sum(a, at));
+    let fits = 32 / u64::from(returns.layout.cells());
+    for _ in 0..fits + 9 {
+        assert_eq!(function(&arena)(0), 0);
+    }
+    assert_eq!(counter(&arena, LOST), 9);
+    let mut reader = Reader::new(&arena, ring);
+    assert_eq!(drain(&mut reader, &returns.layout).len() as u64, fits);
+    returns.check_idle();
+}
+
+#[test]
+fn calls_of_several_threads_keep_what_is_theirs() {
+    const THREADS: u64 = 3;
+    const WANTED: u64 = 100_000;
+    let arena = Arena::new().unwrap();
+    let ring = quiet(&arena, 1024);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 10, in_and_out());
+    let members = [returns.member()];
+    let at = arena.function();
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| sum(a, at));
+    let is_enough = AtomicBool::new(false);
+    let mut arrived = 0;
+    let mut ids = HashSet::new();
+    std::thread::scope(|scope| {
+        let (arena, ring, is_enough) = (&arena, &ring, &is_enough);
+        let callers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                scope.spawn(move || {
+                    arena.enter();
+                    let mut random = Random::new(&[5, thread]);
+                    let mut calls = 0;
+                    while !is_enough.load(Ordering::SeqCst) {
+                        let depth = random.below(14);
+                        calls += depth + 1;
+                        assert_eq!(function(arena)(depth), depth * (depth + 1) / 2);
+                        give_way(arena, ring);
+                    }
+                    calls
+                })
+            })
+            .collect();
+        let began = Instant::now();
+        let mut reader = Reader::new(arena, *ring);
+        loop {
+            let is_over = callers.iter().all(|caller| caller.is_finished());
+            let records = drain(&mut reader, &returns.layout);
+            for record in &records {
+                let call = record.call.unwrap();
+                let n = call.regs.rdi;
+                assert_eq!(record.regs.rax, n * (n + 1) / 2);
+                assert!(ids.insert(call.id), "{:#x} twice", call.id);
+            }
+            arrived += records.len() as u64;
+            if arrived >= WANTED || began.elapsed() > PATIENCE {
+                is_enough.store(true, Ordering::SeqCst);
+            }
+            if records.is_empty() {
+                if is_over {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+        let calls: u64 = callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .sum();
+        let (lost, missed) = (counter(arena, LOST), counter(arena, MISSED));
+        println!("{calls} calls: {arrived} arrived, {lost} lost, {missed} missed");
+        assert_eq!(arrived + lost + missed, calls);
+        assert!(missed > 0 && arrived >= WANTED);
+    });
+    returns.check_idle();
+}
+
+thread_local! {
+    /// Tells that the call is in flight, and waits until it may return.
+    static GATE: RefCell<Option<(mpsc::Sender<u64>, mpsc::Receiver<u64>)>> =
+        const { RefCell::new(None) };
+}
+
+extern "C" fn wait(thread: u64) -> u64 {
+    GATE.with_borrow(|gate| {
+        let (here, may_go) = gate.as_ref().expect("a gate");
+        here.send(thread).expect("a listener");
+        may_go.recv().expect("a result")
+    })
+}
+
+#[test]
+fn calls_return_in_any_order() {
+    const THREADS: usize = 8;
+    let arena = Arena::new().unwrap();
+    let ring = quiet(&arena, 256);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 8, in_and_out());
+    let members = [returns.member()];
+    let wait_at = (wait as *const ()).expose_provenance() as u64;
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| {
+        a.sub(rsp, 8)?;
+        a.mov(rax, wait_at)?;
+        a.call(rax)?;
+        a.add(rsp, 8)?;
+        a.ret()
+    });
+    let mut reader = Reader::new(&arena, ring);
+    let mut order: Vec<usize> = (0..THREADS).collect();
+    let mut random = Random::new(&[6]);
+    for index in (1..THREADS).rev() {
+        let other = usize::try_from(random.below(index as u64 + 1)).unwrap();
+        order.swap(index, other);
+    }
+    std::thread::scope(|scope| {
+        let (here, arrivals) = mpsc::channel();
+        let mut threads: Vec<_> = (0..THREADS as u64)
+            .map(|thread| {
+                let (go, may_go) = mpsc::channel();
+                let here = here.clone();
+                let arena = &arena;
+                let caller = scope.spawn(move || {
+                    arena.enter();
+                    GATE.set(Some((here, may_go)));
+                    function(arena)(thread)
+                });
+                assert_eq!(arrivals.recv(), Ok(thread));
+                (go, Some(caller))
+            })
+            .collect();
+        assert_eq!(drain(&mut reader, &returns.layout), []);
+        for index in order {
+            let (go, caller) = &mut threads[index];
+            let result = 100 + index as u64;
+            go.send(result).unwrap();
+            assert_eq!(caller.take().unwrap().join().unwrap(), result);
+            let records = drain(&mut reader, &returns.layout);
+            let [record] = records[..] else {
+                panic!("{records:?}")
+            };
+            assert_eq!(record.regs.rax, result);
+            assert_eq!(record.call.unwrap().regs.rdi, index as u64);
+        }
+    });
+    assert_eq!(counter(&arena, MISSED), 0);
+    returns.check_idle();
+}

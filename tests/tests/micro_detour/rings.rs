@@ -1,0 +1,313 @@
+//! The ring under pressure: full, past its watermark, with several writers, and with writers that are
+//! interrupted by others of the same thread, as NMIs interrupt.
+
+use super::{argument, assemble, give_way, next, quiet};
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{Capture, Layout, Member, Part, Ring, Span};
+use hvprobe_arch::regs::{Gpr, RegisterSet};
+use hvprobe_tests::detour::arena::Arena;
+use hvprobe_tests::detour::probed::{Planted, Room};
+use hvprobe_tests::detour::reader::Reader;
+use hvprobe_tests::detour::traps;
+use iced_x86::code_asm::{dword_ptr, qword_ptr, registers::*};
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the tests wait for something that must come.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Function = extern "C" fn(u64) -> u64;
+
+/// A function that adds one, probed.
+struct Probed<'a> {
+    arena: &'a Arena,
+    ring: Ring,
+    layout: Layout,
+    lost: Gva,
+    detour: Range<u64>,
+    _planted: Planted<'a>,
+}
+
+impl<'a> Probed<'a> {
+    fn new(arena: &'a Arena, ring: Ring, capture: &Capture) -> Self {
+        let code = assemble(arena, arena.function(), |a| {
+            a.nop_1(dword_ptr(rax + rax * 1 + 0x12))?;
+            a.lea(rax, qword_ptr(rdi + 1))?;
+            a.ret()
+        });
+        let span = Span::find(&code, arena.function(), arena.function()).unwrap();
+        let lost = arena.counter(0);
+        let member = Member {
+            conditions: &[],
+            vetoed: arena.counter(1),
+            part: Part::Record {
+                source: 5,
+                capture,
+                lost,
+            },
+        };
+        let detour = Room::new(arena).detour(&span, &ring, &[member]).unwrap();
+        Self {
+            arena,
+            ring,
+            layout: Layout::new(capture).unwrap(),
+            lost,
+            detour: detour.at().0..detour.at().0 + detour.code().len() as u64,
+            _planted: Planted::new(arena, &span, &detour),
+        }
+    }
+
+    fn function(&self) -> Function {
+        let code = self.arena.code(self.arena.function());
+        // SAFETY: the function above follows the C calling convention, and so does its detour, which
+        // changes no register.
+        unsafe { std::mem::transmute(code) }
+    }
+
+    fn call(&self, values: Range<u64>) {
+        let function = self.function();
+        for value in values {
+            assert_eq!(function(value), value + 1);
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        self.arena.word(self.lost).load(Ordering::SeqCst)
+    }
+
+    fn reader(&self) -> Reader<'a> {
+        Reader::new(self.arena, self.ring)
+    }
+
+    /// The arguments of the records there are.
+    fn drain(&self, reader: &mut Reader<'_>) -> Vec<u64> {
+        std::iter::from_fn(|| next(reader, &self.layout))
+            .map(|record| record.regs.rdi)
+            .collect()
+    }
+}
+
+#[test]
+fn a_full_ring_loses_what_does_not_fit_and_keeps_what_is_there() {
+    let arena = Arena::new().unwrap();
+    // Three cells, which divide no power of two, so that records go on past the end.
+    let capture = Capture {
+        registers: RegisterSet::default(),
+        ..Capture::default()
+    };
+    let probed = Probed::new(&arena, quiet(&arena, 32), &capture);
+    assert_eq!(probed.layout.cells(), 3);
+    let mut reader = probed.reader();
+    let mut lost = 0;
+    for round in 0..100 {
+        let first = round * 1000;
+        probed.call(first..first + 15);
+        lost += 5;
+        assert_eq!(probed.lost(), lost, "round {round}");
+        let kept: Vec<u64> = (first..first + 10).collect();
+        assert_eq!(probed.drain(&mut reader), kept);
+    }
+}
+
+#[test]
+fn the_doorbell_rings_once_each_time_the_watermark_is_passed() {
+    const PORT: u8 = 0x42;
+    traps::install();
+    let arena = Arena::new().unwrap();
+    let probed = Probed::new(&arena, arena.ring(64, 40, PORT), &argument());
+    assert_eq!(probed.layout.cells(), 1);
+    let mut reader = probed.reader();
+    for round in 0..5 {
+        probed.call(0..39);
+        assert_eq!(traps::doorbells(PORT), round);
+        probed.call(39..40);
+        assert_eq!(traps::doorbells(PORT), round + 1);
+        probed.call(40..90);
+        assert_eq!(traps::doorbells(PORT), round + 1);
+        assert_eq!(probed.drain(&mut reader).len(), 64);
+    }
+}
+
+#[test]
+fn records_of_several_threads_arrive_once_each_and_in_their_order() {
+    const THREADS: u64 = 3;
+    const WANTED: u64 = 200_000;
+    let arena = Arena::new().unwrap();
+    let probed = Probed::new(&arena, quiet(&arena, 256), &argument());
+    let is_enough = AtomicBool::new(false);
+    let mut last = vec![None; usize::try_from(THREADS).unwrap()];
+    let mut arrived = 0;
+    let calls: u64 = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (probed, is_enough) = (&probed, &is_enough);
+                scope.spawn(move || {
+                    probed.arena.enter();
+                    let first = thread << 32;
+                    let mut calls = 0;
+                    while !is_enough.load(Ordering::SeqCst) {
+                        probed.call(first + calls..first + calls + 50);
+                        calls += 50;
+                        give_way(probed.arena, &probed.ring);
+                    }
+                    calls
+                })
+            })
+            .collect();
+        let began = Instant::now();
+        let mut reader = probed.reader();
+        loop {
+            let is_over = callers.iter().all(|caller| caller.is_finished());
+            let values = probed.drain(&mut reader);
+            for value in &values {
+                let (thread, number) = (usize::try_from(value >> 32).unwrap(), Some(*value));
+                assert!(last[thread] < number, "{value:#x} after {last:x?}");
+                last[thread] = number;
+                arrived += 1;
+            }
+            if arrived >= WANTED || began.elapsed() > PATIENCE {
+                is_enough.store(true, Ordering::SeqCst);
+            }
+            if values.is_empty() {
+                if is_over {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+        callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .sum()
+    });
+    println!("{calls} calls: {arrived} arrived, {} lost", probed.lost());
+    assert_eq!(arrived + probed.lost(), calls);
+    assert!(arrived >= WANTED, "{arrived}");
+}
+
+/// What the handler works with.
+static NESTED: AtomicU64 = AtomicU64::new(0);
+static INSIDE: AtomicU64 = AtomicU64::new(0);
+static FUNCTION: AtomicU64 = AtomicU64::new(0);
+static DETOUR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// The first argument that the handler calls with.
+const FROM_HANDLER: u64 = 1 << 40;
+
+extern "C" fn nest(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the context is this handler's.
+    let rip = unsafe { traps::interrupted(context) }.cast_unsigned();
+    let [start, end] = DETOUR.each_ref().map(|bound| bound.load(Ordering::SeqCst));
+    if (start..end).contains(&rip) {
+        INSIDE.fetch_add(1, Ordering::SeqCst);
+    }
+    let at = usize::try_from(FUNCTION.load(Ordering::SeqCst)).unwrap_or(0);
+    // SAFETY: the test has put the function's address there.
+    let function: Function =
+        unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(at)) };
+    function(FROM_HANDLER + NESTED.fetch_add(1, Ordering::SeqCst));
+}
+
+/// Signals this thread again and again, until dropped.
+struct Timer(libc::timer_t);
+
+impl Timer {
+    fn start(interval: Duration) -> io::Result<Self> {
+        // SAFETY: all zeroes is valid.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = libc::SIGALRM;
+        // SAFETY: it has no preconditions.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        let mut timer = std::ptr::null_mut();
+        // SAFETY: both are valid.
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        let every = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: interval.subsec_nanos().into(),
+        };
+        let times = libc::itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        // SAFETY: the timer exists, and nothing is asked back.
+        match unsafe { libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut()) } {
+            0 => Ok(Self(timer)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the timer exists.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+#[test]
+fn detours_nest_wherever_they_are_interrupted() {
+    const WANTED: u64 = 500;
+    let arena = Arena::new().unwrap();
+    let capture = Capture {
+        registers: RegisterSet::from_iter([Gpr::Rdi, Gpr::Rsp, Gpr::Rax]),
+        task: Some(arena.task()),
+        ..Capture::default()
+    };
+    let probed = Probed::new(&arena, quiet(&arena, 1024), &capture);
+    FUNCTION.store(arena.function().0, Ordering::SeqCst);
+    DETOUR[0].store(probed.detour.start, Ordering::SeqCst);
+    DETOUR[1].store(probed.detour.end, Ordering::SeqCst);
+    traps::handle(libc::SIGALRM, nest).unwrap();
+    let is_over = AtomicBool::new(false);
+    let mut seen = HashSet::new();
+    let mut calls = 0;
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            arena.enter();
+            let began = Instant::now();
+            let timer = Timer::start(Duration::from_micros(20)).unwrap();
+            let mut calls = 0;
+            while INSIDE.load(Ordering::SeqCst) < WANTED && began.elapsed() < PATIENCE {
+                probed.call(calls..calls + 100);
+                calls += 100;
+                give_way(&arena, &probed.ring);
+            }
+            drop(timer);
+            is_over.store(true, Ordering::SeqCst);
+            calls
+        });
+        let mut reader = probed.reader();
+        loop {
+            let was_over = is_over.load(Ordering::SeqCst);
+            let values = probed.drain(&mut reader);
+            if was_over && values.is_empty() {
+                break;
+            }
+            if values.is_empty() {
+                std::thread::yield_now();
+            }
+            for value in values {
+                assert!(seen.insert(value), "{value:#x} twice");
+            }
+        }
+        calls = caller.join().unwrap();
+    });
+    let (nested, inside) = (NESTED.load(Ordering::SeqCst), INSIDE.load(Ordering::SeqCst));
+    println!(
+        "{calls} calls, {nested} nested, {inside} inside a detour, {} lost",
+        probed.lost()
+    );
+    assert!(
+        inside >= WANTED,
+        "interrupted inside a detour only {inside} times"
+    );
+    assert_eq!(seen.len() as u64 + probed.lost(), calls + nested);
+    let from_handler = seen.iter().filter(|value| **value >= FROM_HANDLER).count();
+    assert!(from_handler > 0);
+}
