@@ -81,7 +81,7 @@ pub struct Instance {
 
 impl InstanceLayout {
     /// Where the next free instance's index is, a word whose upper half is zero.
-    pub const NEXT: u64 = NEXT.unsigned_abs();
+    pub const NEXT: u64 = NEXT as u64;
     /// Where the return address is that was found at the slot.
     pub const RETURN: u64 = RETURN as u64;
     /// Where the slot's address is.
