@@ -19,7 +19,8 @@ use tracing::{info, warn};
 
 use super::commit::CommitError;
 use super::plan::{Obstacle, Refused};
-use super::registry::{Place, Registry, SiteState};
+use super::registry::Registry;
+use super::site::{Place, SiteState};
 use super::table::Internal;
 use super::{ProbeId, ProbeSpec};
 use crate::definition::{Definition, Kind, Target};

@@ -6,7 +6,8 @@ use hvprobe_arch::mem::PhysMemory;
 use tracing::warn;
 
 use super::patch::Text;
-use super::registry::{Place, Probe, Registry, SiteState};
+use super::registry::Registry;
+use super::site::{Place, Probe, SiteState};
 use super::{ProbeId, ProbeInfo, ProbeState};
 use crate::definition::{Definition, Kind, Target};
 

@@ -16,7 +16,8 @@ use hvprobe_arch::mem::PhysMemory;
 use tracing::{info, warn};
 
 use super::plan::{Obstacle, Refused};
-use super::registry::{Registry, SiteState};
+use super::registry::Registry;
+use super::site::SiteState;
 use super::{Mechanism, ProbeId};
 use crate::hidden::{HiddenError, IDT_SIZE};
 use crate::world::Standing;

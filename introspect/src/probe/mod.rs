@@ -2,6 +2,7 @@
 
 mod act;
 mod commit;
+mod error;
 pub mod hit;
 mod internal;
 mod jump;
@@ -9,8 +10,10 @@ mod list;
 mod mechanism;
 pub mod patch;
 mod plan;
+mod recording;
 pub mod registry;
 mod returns;
+mod site;
 pub mod spec;
 pub mod table;
 #[cfg(test)]

@@ -13,7 +13,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 
 use super::plan::{Obstacle, PristineText, Refused};
-use super::registry::{Patch, SiteState};
+use super::site::{Patch, SiteState};
 
 /// The breakpoint instruction.
 pub(super) const INT3: u8 = 0xcc;

@@ -16,176 +16,28 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{Displaced, GateHead, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
 use tracing::warn;
 
 use super::commit::CommitError;
+pub use super::error::{ChangeError, RegisterError};
 use super::hit::KernelView;
-use super::jump::{Jump, Unoptimized};
-use super::patch::{INT3, LiveText, Text};
+use super::jump::Jump;
+use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
 use super::returns::entry_data_size;
-use super::spec::{Actions, SpecError};
-use super::table::{Counters, Internal, Returns};
+use super::site::{Patch, Place, Probe, SiteState};
+use super::table::{Counters, Returns};
 use super::{Mechanism, ProbeId, ProbeSpec};
-use crate::calls::{CELLS, Calls, MaxActive, Pool};
+use crate::calls::{CELLS, Calls, MaxActive};
 use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
 use crate::image::KernelImage;
 use crate::modules::{ModuleList, ModuleReader};
 use crate::ring::{Reader, Source, Sources};
 use crate::world::{StopError, World};
-
-/// Why a batch was not registered. None of its probes is.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RegisterError {
-    /// One probe of the batch was refused.
-    #[error("probe {index} ({definition})")]
-    Refused {
-        /// Its position in the batch, from 0.
-        index: usize,
-        /// Its definition.
-        definition: String,
-        /// Why.
-        #[source]
-        source: Refused,
-    },
-    /// What one probe of the batch is to do makes no sense.
-    #[error("probe {index} ({definition})")]
-    Spec {
-        /// Its position in the batch, from 0.
-        index: usize,
-        /// Its definition.
-        definition: String,
-        /// Why.
-        #[source]
-        source: SpecError,
-    },
-    /// The virtual CPUs could not be stopped.
-    #[error(transparent)]
-    Stop(#[from] StopError),
-}
-
-/// Why a change of registered probes failed. Nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChangeError {
-    /// No probe has this id.
-    #[error("there is no probe {id} (index {index})")]
-    NoSuchProbe {
-        /// The id.
-        id: ProbeId,
-        /// Its position in the list given.
-        index: usize,
-    },
-    /// A probe could not be armed.
-    #[error("probe {id} cannot be armed")]
-    Refused {
-        /// The id.
-        id: ProbeId,
-        /// Why.
-        #[source]
-        source: Refused,
-    },
-    /// The virtual CPUs could not be stopped.
-    #[error(transparent)]
-    Stop(#[from] StopError),
-}
-
-#[derive(Debug)]
-pub(super) struct Probe {
-    pub(super) spec: ProbeSpec,
-    pub(super) counters: Arc<Counters>,
-    pub(super) actions: Arc<Actions>,
-    /// The instances of a return probe.
-    pub(super) pool: Option<Arc<Pool>>,
-    pub(super) place: Place,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Place {
-    Pending,
-    Refused(Refused),
-    At(Gva),
-    /// Its module was unloaded.
-    Gone,
-}
-
-#[derive(Debug)]
-pub(super) struct SiteState {
-    pub(super) symbol: (String, u64),
-    pub(super) displaced: Displaced,
-    /// The instruction may fault and must then be found in its place.
-    pub(super) fixup: bool,
-    /// The instruction before it may be `sti`.
-    pub(super) after_sti: bool,
-    /// What a jump would displace, if there can be one.
-    pub(super) span: Result<Span, Unoptimized>,
-    /// The guest's ftrace puts a call there while it traces the function.
-    pub(super) ftrace: bool,
-    /// That call is there now.
-    pub(super) occupied: bool,
-    pub(super) slot: Option<SlotCode>,
-    pub(super) members: Vec<ProbeId>,
-    /// What the engine itself wants to know here.
-    pub(super) internal: Option<Internal>,
-    pub(super) patch: Patch,
-    /// Why there is no detour though the site could have a jump.
-    pub(super) unprepared: Option<Unoptimized>,
-    /// The guest rewrote our patch.
-    pub(super) gone: bool,
-}
-
-/// What a site's text holds.
-#[derive(Clone, Debug)]
-pub(super) enum Patch {
-    /// Its own instruction.
-    None,
-    /// An int3 in front of the rest of its instruction.
-    Breakpoint,
-    /// A jump to a detour.
-    Jump(Jump),
-}
-
-impl SiteState {
-    pub(super) fn is_armed(&self) -> bool {
-        !matches!(self.patch, Patch::None)
-    }
-
-    pub(super) fn jump(&self) -> Option<&Jump> {
-        match &self.patch {
-            Patch::Jump(jump) => Some(jump),
-            Patch::None | Patch::Breakpoint => None,
-        }
-    }
-
-    /// The text as its author wrote it, as far as any patch reaches.
-    pub(super) fn original(&self) -> &[u8] {
-        let span = self.span.as_ref().map_or(&[][..], Span::bytes);
-        // The first instruction of a span is the site's own.
-        if span.is_empty() {
-            self.displaced.bytes()
-        } else {
-            span
-        }
-    }
-
-    /// The text with `patch` in it.
-    pub(super) fn patched(&self, patch: &Patch) -> Vec<u8> {
-        let mut text = self.original().to_vec();
-        let over: &[u8] = match patch {
-            Patch::None => &[],
-            Patch::Breakpoint => &[INT3],
-            Patch::Jump(jump) => &jump.detour.jump(),
-        };
-        for (byte, patched) in text.iter_mut().zip(over) {
-            *byte = *patched;
-        }
-        text
-    }
-}
 
 /// What a live kernel offers.
 #[derive(Debug)]

@@ -1,0 +1,60 @@
+//! Why the registry did not do what it was asked for.
+
+use super::spec::SpecError;
+use super::{ProbeId, Refused};
+use crate::world::StopError;
+
+/// Why a batch was not registered. None of its probes is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// One probe of the batch was refused.
+    #[error("probe {index} ({definition})")]
+    Refused {
+        /// Its position in the batch, from 0.
+        index: usize,
+        /// Its definition.
+        definition: String,
+        /// Why.
+        #[source]
+        source: Refused,
+    },
+    /// What one probe of the batch is to do makes no sense.
+    #[error("probe {index} ({definition})")]
+    Spec {
+        /// Its position in the batch, from 0.
+        index: usize,
+        /// Its definition.
+        definition: String,
+        /// Why.
+        #[source]
+        source: SpecError,
+    },
+    /// The virtual CPUs could not be stopped.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}
+
+/// Why a change of registered probes failed. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// No probe has this id.
+    #[error("there is no probe {id} (index {index})")]
+    NoSuchProbe {
+        /// The id.
+        id: ProbeId,
+        /// Its position in the list given.
+        index: usize,
+    },
+    /// A probe could not be armed.
+    #[error("probe {id} cannot be armed")]
+    Refused {
+        /// The id.
+        id: ProbeId,
+        /// Why.
+        #[source]
+        source: Refused,
+    },
+    /// The virtual CPUs could not be stopped.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+}

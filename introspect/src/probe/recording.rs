@@ -1,0 +1,243 @@
+//! What probes without exits record with: their sources of records, the instances and the code of
+//! those that follow calls, and what is left of all that when they have gone.
+//!
+//! Invariant: what a detour, or a call in flight, refers to stays as it is until no word of the
+//! guest's memory leads there.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{
+    Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
+};
+use hvprobe_arch::mem::PhysMemory;
+use tracing::info;
+
+use super::ProbeId;
+use super::jump::{Jump, Surroundings, Unoptimized};
+use super::registry::Registry;
+use super::site::Probe;
+use super::spec::{Actions, Item};
+use crate::hidden::HiddenError;
+use crate::hidden::detours::{CounterPlace, Detours, aligned};
+use crate::hidden::follow::Followed;
+use crate::ring::{Source, Tallies, What};
+use crate::world::Standing;
+
+/// With this many bytes of detours that have no site, it is worth looking who is inside.
+const GHOSTS_MAX: u64 = 1 << 20;
+
+fn stack_words(actions: &Actions) -> Vec<u16> {
+    let words = actions.capture.iter().filter_map(|item| match item {
+        Item::Stack(word) => Some(*word),
+        Item::Memory { .. } => None,
+    });
+    words.collect()
+}
+
+/// What is recorded for a probe with these actions: at its hits, or when a function returns.
+fn capture(probe: &Probe, around: &Surroundings) -> Capture {
+    let stack = match probe.pool {
+        None => stack_words(&probe.actions),
+        Some(_) => Vec::new(),
+    };
+    Capture {
+        registers: probe.actions.registers,
+        stack,
+        task: around.task,
+        cpu: around.cpu,
+    }
+}
+
+/// What is kept of a call at its entry.
+fn entry_capture(actions: &Actions, around: &Surroundings) -> EntryCapture {
+    EntryCapture {
+        registers: actions.registers,
+        stack: stack_words(actions),
+        current: around.task.map(|task| task.current),
+    }
+}
+
+impl Registry {
+    /// What turns the records of probe `id` into events.
+    pub(super) fn source(
+        &mut self,
+        id: ProbeId,
+        at: Gva,
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) -> Result<Arc<Source>, Unoptimized> {
+        if let Some(source) = self.sources.get(id) {
+            return Ok(source);
+        }
+        let (Some(probe), Some(detours)) = (self.probes.get(&id), &mut self.hidden.detours) else {
+            return Err(Unoptimized::NoRoom);
+        };
+        let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
+        let capture = capture(probe, around);
+        let followed = match &probe.pool {
+            None => None,
+            Some(pool) => {
+                let entry = entry_capture(&probe.actions, around);
+                let exit = Leaving {
+                    source: id,
+                    capture: &capture,
+                    entry: &entry,
+                    words,
+                    first_stub: self.next_stub,
+                };
+                let followed = follow(detours, pool.limit(), &exit, around, mem)?;
+                self.next_stub = self.next_stub.saturating_add(pool.limit());
+                Some((entry, Arc::new(followed)))
+            }
+        };
+        let place = |at| detours.word(at).ok_or(Unoptimized::NoRoom);
+        let tallies = Tallies {
+            lost: place(words.lost())?,
+            vetoed: place(words.vetoed())?,
+            missed: place(words.missed())?,
+        };
+        let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
+        let what = What {
+            at,
+            capture,
+            followed,
+        };
+        let source = Arc::new(Source::new(id, what, actions, counters, words, tallies)?);
+        self.sources.add(Arc::clone(&source));
+        Ok(source)
+    }
+
+    /// Forgets what the `leaving` probes recorded with, once nothing of it is in the ring.
+    pub(super) fn forget_sources(&mut self, leaving: &BTreeSet<ProbeId>) {
+        let sources = leaving.iter().filter_map(|id| self.sources.remove(*id));
+        self.ghost_sources.extend(sources);
+    }
+
+    /// Lets calls of the `leaving` probes return to their callers on their own, and tells the
+    /// reader who is enabled, while the virtual CPUs stand still.
+    pub(super) fn settle_sources(&self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
+        let Some(live) = &self.live else { return };
+        for source in self.sources.iter() {
+            let id = source.probe;
+            source.set_enabled(self.switched_on && self.is_enabled(id, leaving));
+            if leaving.contains(&id)
+                && let Some(followed) = source.followed()
+            {
+                followed.vacate(&live.view.tables, mem);
+            }
+        }
+    }
+
+    /// Gives back the detours of former jumps that nobody can be inside of, and what only they used,
+    /// when they take much room: it takes looking through all of the guest's memory.
+    pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
+        let size = |jump: &Jump| jump.detour.code().len() as u64;
+        let ghosts = self.ghost_jumps.iter().map(|(_, jump)| size(jump));
+        let followed = self
+            .ghost_sources
+            .iter()
+            .filter_map(|source| source.followed());
+        let taken: u64 = ghosts.sum::<u64>() + followed.map(|calls| calls.code_len).sum::<u64>();
+        if taken < GHOSTS_MAX {
+            return;
+        }
+        let standing = standing.iter().map(|cpu| cpu.rip);
+        let (Some(used), Some(detours)) = (
+            self.hidden.referenced(mem, standing),
+            self.hidden.detours.as_mut(),
+        ) else {
+            return;
+        };
+        self.ghost_jumps.retain(|(_, jump)| {
+            let start = jump.detour.at();
+            let inside = |at: &Gva| {
+                at.offset_from(start)
+                    .is_some_and(|offset| offset < size(jump))
+            };
+            let stays = used.iter().any(inside);
+            if !stays {
+                detours.give_back(mem, start, size(jump));
+            }
+            stays
+        });
+        let ghosts = &self.ghost_jumps;
+        self.ghost_sources.retain(|source| {
+            let entered = ghosts
+                .iter()
+                .any(|(_, jump)| jump.members.contains(&source.probe));
+            let followed = source.followed();
+            let left = followed.is_some_and(|calls| used.iter().any(|at| calls.is_code(*at)));
+            if entered || left {
+                return true;
+            }
+            detours.give_counters_back(source.words);
+            if let Some(calls) = followed {
+                detours.give_back(mem, calls.stubs, calls.code_len);
+                detours.give_instances_back(calls.instances.at, calls.len());
+            }
+            false
+        });
+        info!(
+            stay = self.ghost_jumps.len(),
+            "detours of former probes given back"
+        );
+    }
+}
+
+/// What is to be made of a return probe.
+struct Leaving<'a> {
+    source: ProbeId,
+    capture: &'a Capture,
+    entry: &'a EntryCapture,
+    words: CounterPlace,
+    first_stub: u32,
+}
+
+/// Makes `count` instances and the code that their calls return to.
+fn follow(
+    detours: &mut Detours,
+    count: u32,
+    leaving: &Leaving<'_>,
+    around: &Surroundings,
+    mem: &dyn PhysMemory,
+) -> Result<Followed, Unoptimized> {
+    let layout = InstanceLayout::new(leaving.entry)?;
+    let (bytes, first) = layout.initial(count);
+    let stride = layout.stride() as u64;
+    let room = detours.take_instances(mem, &bytes, stride);
+    let (at, gpa) = room.ok_or(Unoptimized::NoRoom)?;
+    let free = leaving.words.free();
+    let instances = Instances { at, count, free };
+    let exit = Exit {
+        source: leaving.source.0,
+        capture: leaving.capture,
+        instances: &instances,
+        entry: leaving.entry,
+        lost: leaving.words.lost(),
+        first_stub: leaving.first_stub,
+    };
+    let made = ReturnCode::new(&around.ring, &exit)
+        .map_err(Unoptimized::from)
+        .and_then(|code| {
+            let code_len = code.code().len() as u64;
+            let stubs = detours.take(code_len, aligned(u64::from(STUB)));
+            let stubs = stubs.ok_or(Unoptimized::NoRoom)?;
+            detours.fill(mem, stubs, code.code())?;
+            let free = detours.word(free).ok_or(Unoptimized::NoRoom)?;
+            mem.write_u64(free, first).map_err(HiddenError::from)?;
+            Ok(Followed {
+                instances,
+                layout,
+                at: gpa,
+                free,
+                stubs,
+                code_len,
+            })
+        });
+    if made.is_err() {
+        detours.give_instances_back(at, bytes.len() as u64);
+    }
+    made
+}
