@@ -260,8 +260,8 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Makes `into` the time stamp counter. Best done before an exchange that locks the bus, which
-    /// waits for little else.
+    /// Makes `into` the time stamp counter. Best done just before a locked exchange: that waits for
+    /// the pushes meanwhile, whereas behind it the two would take turns.
     pub(super) fn time(&mut self, into: AsmRegister64) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.rdtsc()?;

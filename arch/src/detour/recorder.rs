@@ -1,4 +1,8 @@
 //! The code of a detour.
+//!
+//! Only the copies of the displaced instructions and the jump back depend on where a detour is; so a
+//! [`Recorder`] is assembled once, its size is known before there is a place for it, and
+//! [`Recorder::place`] fills in the rest.
 
 use super::emit::{Emitter, Frame};
 use super::span::{JUMP, Span, here, jump};
@@ -70,7 +74,7 @@ pub struct Detour {
     copies: Vec<(Gva, Gva)>,
 }
 
-/// The registers that a detour uses. What it calls with the others is nobody's business.
+/// The registers that a detour uses, besides the stack pointer.
 const FRAME: Frame = Frame {
     saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::Rsi],
     below: 0,

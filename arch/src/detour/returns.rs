@@ -20,6 +20,9 @@
 //!
 //! If the return address found at entry is the stub of another return probe, that one's turn comes
 //! when this one's code returns to it.
+//!
+//! With supervisor shadow stacks (CET) a return to a stub would fault; a guest that enables them takes
+//! none of this.
 
 use super::emit::{Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable};
 use super::instance::{ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};

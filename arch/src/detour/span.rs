@@ -265,17 +265,17 @@ impl Span {
     /// low byte is free.
     pub fn targets(&self, within: Range<Gva>) -> impl Iterator<Item = Gva> {
         let (mask, value) = self.shape();
-        // Fitting addresses repeat every `period`, in windows of `len` bytes: the displacement's
-        // lowest byte is free, or all below the second is, or nothing is.
-        let (period, len) = match mask {
-            0 => (1 << 32, 1 << 32),
-            0xff => (0x100, 1),
-            0xff00 => (0x1_0000, 0x100),
-            _ => (0x1_0000, 1),
+        let Range { start, end } = within;
+        let shaped = self.at.wrapping_add(REACH).wrapping_add(value).0;
+        // Fitting addresses repeat every `period`, in windows of `len` bytes: nothing is given, or
+        // the displacement's second byte is, or its lowest, or both.
+        let (first, period, len) = match mask {
+            0 => (start.0, u64::MAX, u64::MAX),
+            0xff00 => (shaped, 0x1_0000, 0x100),
+            0xff => (shaped, 0x100, 1),
+            _ => (shaped, 0x1_0000, 1),
         };
         let step = if len == 1 { 1 } else { ALIGN };
-        let first = self.at.wrapping_add(REACH).wrapping_add(value).0;
-        let Range { start, end } = within;
         // The window that `start` is in, or the next.
         let skipped = start.0.wrapping_sub(first) % period;
         let window = start.0.checked_sub(skipped);

@@ -6,6 +6,7 @@
 
 mod compare;
 mod copies;
+mod interrupts;
 mod kernel;
 mod returns;
 mod rings;

@@ -1,6 +1,7 @@
 //! Return probes without exits: what functions return, and with which registers, must be the same;
 //! each call that was taken must return once, with what was kept at its entry.
 
+use super::interrupts::{Counts, Function, Interrupts};
 use super::{argument, assemble, give_way, next, quiet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::condition::{Comparison, Condition};
@@ -15,7 +16,7 @@ use hvprobe_tests::detour::probed::{Planted, Room};
 use hvprobe_tests::detour::reader::Reader;
 use hvprobe_tests::differential::random::Random;
 use iced_x86::IcedError;
-use iced_x86::code_asm::{CodeAssembler, dword_ptr, registers::*};
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers::*};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -281,8 +282,6 @@ fn sum(a: &mut CodeAssembler, function: Gva) -> Result<(), IcedError> {
     a.ret()
 }
 
-type Function = extern "C" fn(u64) -> u64;
-
 fn function(arena: &Arena) -> Function {
     // SAFETY: the tests' functions follow the C calling convention, and detours change nothing.
     unsafe { std::mem::transmute(arena.code(arena.function())) }
@@ -446,6 +445,79 @@ fn calls_of_several_threads_keep_what_is_theirs() {
         println!("{calls} calls: {arrived} arrived, {lost} lost, {missed} missed");
         assert_eq!(arrived + lost + missed, calls);
         assert!(missed > 0 && arrived >= WANTED);
+    });
+    returns.check_idle();
+}
+
+#[test]
+fn calls_and_returns_nest_wherever_they_are_interrupted() {
+    const THREADS: u64 = 2;
+    const WANTED: u64 = 300;
+    let arena = Arena::new().unwrap();
+    let ring = quiet(&arena, 4096);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 40, in_and_out());
+    let members = [returns.member()];
+    let at = arena.function();
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| {
+        a.lea(rax, qword_ptr(rdi + rdi * 2))?;
+        a.ret()
+    });
+    let code = returns.stubs.0..arena.detours().end.0;
+    assert!(!code.contains(&at.0));
+    let mut ids = HashSet::new();
+    let mut arrived = 0;
+    std::thread::scope(|scope| {
+        let (arena, ring, code) = (&arena, &ring, &code);
+        let callers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                scope.spawn(move || {
+                    arena.enter();
+                    let function = function(arena);
+                    let began = Instant::now();
+                    let interrupts = Interrupts::start(function, 1 << 32, code.clone()).unwrap();
+                    let mut calls = 0;
+                    while interrupts.inside() < WANTED && began.elapsed() < PATIENCE {
+                        for _ in 0..50 {
+                            let value = thread << 40 | calls;
+                            assert_eq!(function(value), 3 * value);
+                            calls += 1;
+                        }
+                        give_way(arena, ring);
+                    }
+                    let Counts { nested, inside } = interrupts.stop();
+                    assert!(
+                        inside >= WANTED,
+                        "interrupted in the code only {inside} times"
+                    );
+                    calls + nested
+                })
+            })
+            .collect();
+        let mut reader = Reader::new(arena, *ring);
+        loop {
+            let is_over = callers.iter().all(|caller| caller.is_finished());
+            let records = drain(&mut reader, &returns.layout);
+            for record in &records {
+                let call = record.call.unwrap();
+                assert_eq!(record.regs.rax, 3 * call.regs.rdi);
+                assert!(ids.insert(call.id), "{:#x} twice", call.id);
+            }
+            arrived += records.len() as u64;
+            if records.is_empty() {
+                if is_over {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+        let calls: u64 = callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .sum();
+        let (lost, missed) = (counter(arena, LOST), counter(arena, MISSED));
+        println!("{calls} calls: {arrived} arrived, {lost} lost, {missed} missed");
+        assert_eq!(arrived + lost + missed, calls);
     });
     returns.check_idle();
 }

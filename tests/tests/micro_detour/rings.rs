@@ -1,6 +1,7 @@
 //! The ring under pressure: full, past its watermark, with several writers, and with writers that are
 //! interrupted by others of the same thread, as NMIs interrupt.
 
+use super::interrupts::{Counts, Function, Interrupts};
 use super::{argument, assemble, give_way, next, quiet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Capture, Layout, Member, Part, Ring, Span};
@@ -11,15 +12,12 @@ use hvprobe_tests::detour::reader::Reader;
 use hvprobe_tests::detour::traps;
 use iced_x86::code_asm::{dword_ptr, qword_ptr, registers::*};
 use std::collections::HashSet;
-use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the tests wait for something that must come.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-type Function = extern "C" fn(u64) -> u64;
 
 /// A function that adds one, probed.
 struct Probed<'a> {
@@ -188,71 +186,11 @@ fn records_of_several_threads_arrive_once_each_and_in_their_order() {
     assert!(arrived >= WANTED, "{arrived}");
 }
 
-/// What the handler works with.
-static NESTED: AtomicU64 = AtomicU64::new(0);
-static INSIDE: AtomicU64 = AtomicU64::new(0);
-static FUNCTION: AtomicU64 = AtomicU64::new(0);
-static DETOUR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-/// The first argument that the handler calls with.
-const FROM_HANDLER: u64 = 1 << 40;
-
-extern "C" fn nest(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the context is this handler's.
-    let rip = unsafe { traps::interrupted(context) }.cast_unsigned();
-    let [start, end] = DETOUR.each_ref().map(|bound| bound.load(Ordering::SeqCst));
-    if (start..end).contains(&rip) {
-        INSIDE.fetch_add(1, Ordering::SeqCst);
-    }
-    let at = usize::try_from(FUNCTION.load(Ordering::SeqCst)).unwrap_or(0);
-    // SAFETY: the test has put the function's address there.
-    let function: Function =
-        unsafe { std::mem::transmute(std::ptr::with_exposed_provenance::<()>(at)) };
-    function(FROM_HANDLER + NESTED.fetch_add(1, Ordering::SeqCst));
-}
-
-/// Signals this thread again and again, until dropped.
-struct Timer(libc::timer_t);
-
-impl Timer {
-    fn start(interval: Duration) -> io::Result<Self> {
-        // SAFETY: all zeroes is valid.
-        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = libc::SIGALRM;
-        // SAFETY: it has no preconditions.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
-        let mut timer = std::ptr::null_mut();
-        // SAFETY: both are valid.
-        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0
-        {
-            return Err(io::Error::last_os_error());
-        }
-        let every = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: interval.subsec_nanos().into(),
-        };
-        let times = libc::itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        // SAFETY: the timer exists, and nothing is asked back.
-        match unsafe { libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut()) } {
-            0 => Ok(Self(timer)),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        // SAFETY: the timer exists.
-        unsafe { libc::timer_delete(self.0) };
-    }
-}
-
 #[test]
 fn detours_nest_wherever_they_are_interrupted() {
     const WANTED: u64 = 500;
+    /// The first argument that the handler calls with.
+    const FROM_HANDLER: u64 = 1 << 40;
     let arena = Arena::new().unwrap();
     let capture = Capture {
         registers: RegisterSet::from_iter([Gpr::Rdi, Gpr::Rsp, Gpr::Rax]),
@@ -260,27 +198,23 @@ fn detours_nest_wherever_they_are_interrupted() {
         ..Capture::default()
     };
     let probed = Probed::new(&arena, quiet(&arena, 1024), &capture);
-    FUNCTION.store(arena.function().0, Ordering::SeqCst);
-    DETOUR[0].store(probed.detour.start, Ordering::SeqCst);
-    DETOUR[1].store(probed.detour.end, Ordering::SeqCst);
-    traps::handle(libc::SIGALRM, nest).unwrap();
     let is_over = AtomicBool::new(false);
     let mut seen = HashSet::new();
-    let mut calls = 0;
-    std::thread::scope(|scope| {
+    let (calls, counts) = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
             arena.enter();
             let began = Instant::now();
-            let timer = Timer::start(Duration::from_micros(20)).unwrap();
+            let code = probed.detour.clone();
+            let interrupts = Interrupts::start(probed.function(), FROM_HANDLER, code).unwrap();
             let mut calls = 0;
-            while INSIDE.load(Ordering::SeqCst) < WANTED && began.elapsed() < PATIENCE {
+            while interrupts.inside() < WANTED && began.elapsed() < PATIENCE {
                 probed.call(calls..calls + 100);
                 calls += 100;
                 give_way(&arena, &probed.ring);
             }
-            drop(timer);
+            let counts = interrupts.stop();
             is_over.store(true, Ordering::SeqCst);
-            calls
+            (calls, counts)
         });
         let mut reader = probed.reader();
         loop {
@@ -296,9 +230,9 @@ fn detours_nest_wherever_they_are_interrupted() {
                 assert!(seen.insert(value), "{value:#x} twice");
             }
         }
-        calls = caller.join().unwrap();
+        caller.join().unwrap()
     });
-    let (nested, inside) = (NESTED.load(Ordering::SeqCst), INSIDE.load(Ordering::SeqCst));
+    let Counts { nested, inside } = counts;
     println!(
         "{calls} calls, {nested} nested, {inside} inside a detour, {} lost",
         probed.lost()

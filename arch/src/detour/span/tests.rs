@@ -257,6 +257,17 @@ fn jumps_are_int3_at_the_boundaries_that_can_be() {
 }
 
 #[test]
+fn targets_may_be_anywhere_in_reach() {
+    let at = Gva(0x1000_1000);
+    let span = Span::find(&bytes("0f1f440000"), at, at).unwrap();
+    let first = |start, end| span.targets(Gva(start)..Gva(end)).next();
+    assert_eq!(first(0x1000_0008, 0x1000_1000), Some(Gva(0x1000_0010)));
+    assert_eq!(first(0x1000_2000, 0x1000_2001), Some(Gva(0x1000_2000)));
+    assert_eq!(first(0x1000_2001, 0x1000_2010), None);
+    assert_eq!(first(0x2000, 0x1000), None);
+}
+
+#[test]
 fn a_jump_reaches_2_gib() {
     let span = find("0f1f440000 c3", 0).unwrap();
     let end = span.end();

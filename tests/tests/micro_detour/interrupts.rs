@@ -1,0 +1,116 @@
+//! Interrupts a thread again and again, wherever it is, to call a function: as an NMI does whose
+//! handler runs into a probe.
+
+use hvprobe_tests::detour::traps;
+use std::cell::Cell;
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The functions that tests probe.
+pub(crate) type Function = extern "C" fn(u64) -> u64;
+
+/// How far apart interruptions are, if the machine keeps up.
+const INTERVAL: Duration = Duration::from_micros(20);
+
+thread_local! {
+    /// What the handler works with. Neither is ever initialised late or destroyed.
+    static CALL: Cell<Option<(Function, u64)>> = const { Cell::new(None) };
+    static CODE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    static INSIDE: Cell<u64> = const { Cell::new(0) };
+    static NESTED: Cell<u64> = const { Cell::new(0) };
+}
+
+extern "C" fn nest(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the context is this handler's.
+    let rip = unsafe { traps::interrupted(context) }.cast_unsigned();
+    let Some((function, first)) = CALL.get() else {
+        return;
+    };
+    let (start, end) = CODE.get();
+    if (start..end).contains(&rip) {
+        INSIDE.set(INSIDE.get() + 1);
+    }
+    let nested = NESTED.get();
+    NESTED.set(nested + 1);
+    function(first + nested);
+}
+
+/// How often the thread was interrupted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    /// In all, each time with a call.
+    pub(crate) nested: u64,
+    /// While it was in the code given.
+    pub(crate) inside: u64,
+}
+
+/// Interruptions of the thread that started them.
+pub(crate) struct Interrupts(Timer);
+
+impl Interrupts {
+    /// From now on the thread calls `function` at any time, with `first` and the numbers that follow.
+    pub(crate) fn start(function: Function, first: u64, code: Range<u64>) -> io::Result<Self> {
+        CALL.set(Some((function, first)));
+        CODE.set((code.start, code.end));
+        INSIDE.set(0);
+        NESTED.set(0);
+        traps::handle(libc::SIGALRM, nest)?;
+        Timer::start(INTERVAL).map(Self)
+    }
+
+    /// How often the thread was interrupted in the code given.
+    pub(crate) fn inside(&self) -> u64 {
+        INSIDE.get()
+    }
+
+    /// Ends them.
+    pub(crate) fn stop(self) -> Counts {
+        drop(self.0);
+        CALL.set(None);
+        Counts {
+            nested: NESTED.get(),
+            inside: INSIDE.get(),
+        }
+    }
+}
+
+/// Signals this thread again and again, until dropped.
+struct Timer(libc::timer_t);
+
+impl Timer {
+    fn start(interval: Duration) -> io::Result<Self> {
+        // SAFETY: all zeroes is valid.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = libc::SIGALRM;
+        // SAFETY: it has no preconditions.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        let mut timer = std::ptr::null_mut();
+        // SAFETY: both are valid.
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0
+        {
+            return Err(io::Error::last_os_error());
+        }
+        let every = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: interval.subsec_nanos().into(),
+        };
+        let times = libc::itimerspec {
+            it_interval: every,
+            it_value: every,
+        };
+        // SAFETY: the timer exists, and nothing is asked back.
+        match unsafe { libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut()) } {
+            0 => Ok(Self(timer)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: the timer exists.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
