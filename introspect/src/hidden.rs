@@ -26,6 +26,7 @@
 pub(crate) mod detours;
 mod extent;
 pub(crate) mod follow;
+pub(crate) mod scan;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -340,46 +341,32 @@ impl HiddenRegion {
 
     /// Which slots a word of the guest's memory, or one of the virtual CPUs that stand at
     /// `instruction_pointers`, points into, and all such pointers into the detours' code; `None` if
-    /// its memory cannot be looked through. Return
-    /// addresses lie on stacks at multiples of 8 (SDM vol. 3, 6.14.2), so a slot that is not among
-    /// them is in nobody's way. Reads all of the guest's memory.
+    /// its memory cannot be looked through. Reads all of it.
     #[must_use]
     pub fn referenced(
         &self,
         mem: &dyn PhysMemory,
         instruction_pointers: impl IntoIterator<Item = Gva>,
     ) -> Option<HashSet<Gva>> {
-        let ranges = mem.ranges();
-        if ranges.is_empty() {
-            return None;
-        }
         let slots = self.mapped.as_ref().map(|mapped| mapped.base);
         let code = self.detours.as_ref().and_then(Detours::code);
         let inside = |at: Gva, start: Gva, len: u64| {
             at.offset_from(start).is_some_and(|offset| offset < len)
         };
-        let mut found = HashSet::new();
-        let mut note = |at: u64| {
-            if slots.is_some_and(|base| inside(Gva(at), base, self.fresh * SLOT)) {
-                found.insert(Gva(at & !(SLOT - 1)));
-            } else if code.is_some_and(|(start, len)| inside(Gva(at), start, len)) {
-                found.insert(Gva(at));
+        let is_slot = |at: Gva| slots.is_some_and(|base| inside(at, base, self.fresh * SLOT));
+        let is_detour = |at: Gva| code.is_some_and(|(start, len)| inside(at, start, len));
+        let within = self.window.start..self.window.end;
+        let found = scan::addresses(mem, instruction_pointers, &within, |at| {
+            is_slot(at) || is_detour(at)
+        })?;
+        let whole = |at: Gva| {
+            if is_slot(at) {
+                Gva(at.0 & !(SLOT - 1))
+            } else {
+                at
             }
         };
-        for rip in instruction_pointers {
-            note(rip.0);
-        }
-        let mut page = [0; 4096];
-        for (start, len) in ranges {
-            for offset in (0..len).step_by(4096) {
-                mem.read(start.wrapping_add(offset), &mut page).ok()?;
-                let (words, _) = page.as_chunks();
-                words
-                    .iter()
-                    .for_each(|word| note(u64::from_le_bytes(*word)));
-            }
-        }
-        Some(found)
+        Some(found.into_iter().map(whole).collect())
     }
 
     /// Writes `code` into its slot; the rest of the slot stays int3.

@@ -72,6 +72,8 @@ pub struct Detour {
     escape: Option<Gva>,
     /// Each displaced instruction and its copy.
     copies: Vec<(Gva, Gva)>,
+    /// Where the copies lead.
+    exits: Vec<Gva>,
 }
 
 /// The registers that a detour uses, besides the stack pointer.
@@ -155,6 +157,12 @@ impl Recorder {
             tail,
             escape: self.escape.map(|offset| here(at, &self.code[..offset])),
             copies,
+            exits: self
+                .span
+                .copies()
+                .filter_map(|(_, copying)| copying.target())
+                .chain([self.span.end()])
+                .collect(),
             code,
         })
     }
@@ -192,6 +200,12 @@ impl Detour {
     #[must_use]
     pub fn escape(&self) -> Option<Gva> {
         self.escape
+    }
+
+    /// Where the guest may go on that is inside it: after the displaced instructions, or where a
+    /// branch among them leads.
+    pub fn leads_to(&self) -> impl Iterator<Item = Gva> {
+        self.exits.iter().copied()
     }
 
     /// Where the copy is of the displaced instruction at `boundary`.

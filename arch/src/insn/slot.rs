@@ -157,6 +157,15 @@ impl Displaced {
         }
     }
 
+    /// Where a copy of the instruction may lead: to the next one, and to a conditional jump's target.
+    pub fn leads_to(&self) -> impl Iterator<Item = Gva> + use<> {
+        let target = match self.relocation {
+            Some(Relocation::Jcc { target, .. }) => Some(target),
+            _ => None,
+        };
+        std::iter::once(self.next()).chain(target)
+    }
+
     /// Where the guest goes on after the int3 at `at`, if that is one at the end of `slot`, which
     /// [`trapped`](Self::trapped) made. Hit path.
     #[must_use]

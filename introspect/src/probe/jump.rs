@@ -75,6 +75,12 @@ pub enum Unoptimized {
     /// A task may have been interrupted between the instructions under the jump.
     #[error("a task may stand between the instructions under the jump")]
     Interrupted,
+    /// The same, and the guest has too much memory to prove otherwise.
+    #[error(
+        "a task may stand between the instructions under the jump, and the guest has too much memory \
+         to look through in a stop"
+    )]
+    Unscannable,
     /// The guest's kernel does not tell where a processor's number and its task are.
     #[error("the kernel's per-CPU data cannot be found")]
     NoPerCpu,
@@ -185,6 +191,9 @@ impl Registry {
             }
         }
         let span = site.span.as_ref().map_err(Clone::clone)?;
+        if span.needs_quiescence() && !self.can_scan {
+            return Err(Unoptimized::Unscannable);
+        }
         let behind = (Bound::Excluded(span.at()), Bound::Excluded(span.end()));
         let mut others = self.sites.range(behind);
         if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other, leaving)) {

@@ -10,6 +10,7 @@ mod list;
 mod mechanism;
 pub mod patch;
 mod plan;
+mod quiescence;
 mod recording;
 pub mod registry;
 mod returns;

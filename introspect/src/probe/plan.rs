@@ -333,9 +333,6 @@ fn span(
 ) -> Result<Span, Unoptimized> {
     let code = function(symbol, text);
     let span = Span::find(&code, symbol.addr, at)?;
-    if span.needs_quiescence() {
-        return Err(Unoptimized::Interrupted);
-    }
     // A site of the kernel's may begin before the span and reach into it.
     let mut byte = span.at();
     while byte < span.end() {

@@ -27,6 +27,7 @@ use super::hit::KernelView;
 use super::jump::Jump;
 use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
+use super::quiescence::{Patience, is_feasible};
 use super::returns::entry_data_size;
 use super::site::{Patch, Place, Probe, SiteState};
 use super::table::{Counters, Returns};
@@ -74,6 +75,10 @@ pub struct Registry {
     pub(super) sources: Sources,
     /// The global knob: jumps are used where they can be.
     pub(super) optimize: bool,
+    /// The guest's memory can be looked through in one stop.
+    pub(super) can_scan: bool,
+    /// When to look again whether somebody is under a jump.
+    pub(super) patience: Patience,
     /// The global switch.
     pub(super) switched_on: bool,
     /// Functions the engine wanted to watch and could not.
@@ -110,6 +115,8 @@ impl Registry {
             next_stub: 0,
             sources: Sources::default(),
             optimize: true,
+            can_scan: false,
+            patience: Patience::default(),
             switched_on: true,
             unwatched: BTreeSet::new(),
             ftrace_patches: false,
@@ -147,6 +154,7 @@ impl Registry {
             gate,
             gate_planted: false,
         });
+        self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());
         let refused = self.settle_pending(world);
         if refused.is_err() {

@@ -395,7 +395,11 @@ impl Machine {
         let mut first = None;
         while left > 0 {
             match notices.recv_timeout(WATCH) {
-                Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
+                Err(RecvTimeoutError::Timeout) => {
+                    let mut registry = self.registry();
+                    registry.watch(&*self.shared.ram);
+                    registry.retry_jumps(&Guest(&self.shared));
+                }
                 Ok(Notice::Ftrace { vcpu, begins }) => {
                     let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
                     if let Err(error) = patches {

@@ -35,6 +35,17 @@ pub(in crate::detour) enum Copying {
 }
 
 impl Copying {
+    /// Where it leads, if not only to the next instruction.
+    pub(in crate::detour) fn target(self) -> Option<Gva> {
+        match self {
+            Self::Bytes { .. } | Self::IndirectCall { .. } => None,
+            Self::Branch { target, .. }
+            | Self::Jump { target }
+            | Self::Counted { target }
+            | Self::Call { target } => Some(target),
+        }
+    }
+
     /// How `displaced` is copied.
     pub(super) fn of(displaced: &Displaced) -> Result<Self, Unfit> {
         let at = displaced.at();

@@ -1,0 +1,166 @@
+//! Whether somebody may come to the bytes under a jump.
+//!
+//! A task that was interrupted just before an instruction under the jump goes on there; so does one
+//! that was interrupted in a copy, a slot's or a detour's, that ends in a jump to there. Where the
+//! jump's byte is an int3 the hit is translated ([`Span::fits`]). For the others it is proved, while
+//! the virtual CPUs stand still, that no word of the guest's memory and no virtual CPU leads there;
+//! as long as one does, the site keeps its int3, and is looked at again later.
+//!
+//! [`Span::fits`]: hvprobe_arch::detour::Span::fits
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
+use hvprobe_arch::mem::PhysMemory;
+use tracing::debug;
+
+use super::jump::{Jump, Unoptimized};
+use super::registry::Registry;
+use super::site::SiteState;
+use crate::hidden::scan;
+use crate::world::{Standing, World};
+
+/// The most of the guest's memory, in bytes, that is looked through in one stop.
+const MEMORY_MAX: u64 = 1 << 30;
+/// The longest time between two looks, in calls of [`Registry::retry_jumps`].
+const PATIENCE_MAX: u32 = 64;
+
+/// When to look next, in calls of [`Registry::retry_jumps`].
+#[derive(Debug)]
+pub(super) struct Patience {
+    left: u32,
+    next: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { left: 1, next: 2 }
+    }
+}
+
+/// What nobody may be on the way to for the jump at a site to be written.
+struct Doubt {
+    site: Gva,
+    points: Vec<Gva>,
+    /// Copies that lead to one of the points: where they begin, and their length.
+    copies: Vec<(Gva, u64)>,
+}
+
+/// The instructions under the jump that its bytes cannot be an int3 for.
+fn bare(span: &Span) -> Vec<Gva> {
+    let inside = span.interior().filter(|offset| *offset > 2);
+    inside
+        .map(|offset| span.at().wrapping_add(offset))
+        .collect()
+}
+
+/// Whether so much memory can be looked through.
+pub(super) fn is_feasible(mem: &dyn PhysMemory) -> bool {
+    let ranges = mem.ranges();
+    !ranges.is_empty() && ranges.iter().map(|(_, len)| len).sum::<u64>() <= MEMORY_MAX
+}
+
+impl Registry {
+    fn doubt(&self, at: Gva, site: &SiteState) -> Option<Doubt> {
+        let points = bare(site.span.as_ref().ok()?);
+        if points.is_empty() || site.jump().is_some() {
+            return None;
+        }
+        let slots = self
+            .ghosts
+            .iter()
+            .map(|(displaced, code)| (*displaced, *code));
+        let own = site.slot.map(|code| (site.displaced, code));
+        let slots = slots.chain(own).filter_map(|(displaced, code)| {
+            let leads = displaced.leads_to().any(|to| points.contains(&to));
+            leads.then(|| (code.at(), code.bytes().len() as u64))
+        });
+        let detours = self.ghost_jumps.iter().filter_map(|(of, jump)| {
+            let leads = *of != at && jump.detour.leads_to().any(|to| points.contains(&to));
+            leads.then(|| (jump.detour.at(), jump.detour.code().len() as u64))
+        });
+        let copies = slots.chain(detours).collect();
+        Some(Doubt {
+            site: at,
+            points,
+            copies,
+        })
+    }
+
+    /// Takes those of the prepared `jumps` back that somebody may be under. The virtual CPUs must
+    /// stand still.
+    pub(super) fn keep_safe(
+        &mut self,
+        jumps: &mut BTreeMap<Gva, Jump>,
+        mem: &dyn PhysMemory,
+        standing: &[Standing],
+    ) {
+        let doubts: Vec<Doubt> = jumps
+            .keys()
+            .filter_map(|at| self.doubt(*at, self.sites.get(at)?))
+            .collect();
+        if doubts.is_empty() {
+            return;
+        }
+        let (mut points, mut copies) = (BTreeSet::new(), Vec::new());
+        for doubt in &doubts {
+            points.extend(doubt.points.iter().copied());
+            copies.extend(doubt.copies.iter().copied());
+        }
+        let inside = |at: Gva, (start, len): (Gva, u64)| {
+            at.offset_from(start).is_some_and(|offset| offset < len)
+        };
+        let ends = copies.iter().map(|(start, len)| start.wrapping_add(*len));
+        let starts = copies.iter().map(|(start, _)| *start);
+        let low = points.iter().copied().chain(starts).min();
+        let high = points.iter().map(|at| at.wrapping_add(1)).chain(ends).max();
+        let within = low.unwrap_or(Gva(0))..high.unwrap_or(Gva(0));
+        let found = scan::addresses(mem, standing.iter().map(|cpu| cpu.rip), &within, |at| {
+            points.contains(&at) || copies.iter().any(|copy| inside(at, *copy))
+        });
+        for Doubt {
+            site,
+            points,
+            copies,
+        } in doubts
+        {
+            let leads =
+                |at: &Gva| points.contains(at) || copies.iter().any(|copy| inside(*at, *copy));
+            let is_clear = found
+                .as_ref()
+                .is_some_and(|found| !found.iter().any(|at| leads(at)));
+            if is_clear {
+                continue;
+            }
+            debug!(at = %site, "somebody may be under the jump");
+            if let Some(jump) = jumps.remove(&site) {
+                self.give_jumps_back(vec![(site, jump)]);
+            }
+            if let Some(site) = self.sites.get_mut(&site) {
+                site.unprepared = Some(Unoptimized::Interrupted);
+            }
+        }
+    }
+
+    /// Tries again to use jumps where somebody may have been under them. Meant to be called once a
+    /// second; looks less and less often when nothing changes.
+    pub fn retry_jumps(&mut self, world: &dyn World) {
+        let waits = |site: &SiteState| site.unprepared == Some(Unoptimized::Interrupted);
+        if !self.sites.values().any(waits) {
+            self.patience = Patience::default();
+            return;
+        }
+        self.patience.left = self.patience.left.saturating_sub(1);
+        if self.patience.left > 0 {
+            return;
+        }
+        let next = self.patience.next;
+        self.patience = Patience {
+            left: next,
+            next: (next * 2).min(PATIENCE_MAX),
+        };
+        // What cannot be changed now is tried again later.
+        let _ = self.commit(&BTreeSet::new(), world);
+    }
+}
