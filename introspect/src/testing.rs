@@ -47,6 +47,14 @@ pub(crate) fn hidden() -> HiddenRegion {
     HiddenRegion::new(HIDDEN, 4 * PAGE, KERNEL_WINDOW)
 }
 
+/// Where a hidden region of full size begins, in [`Guest::boot_whole`].
+pub(crate) const WHOLE_HIDDEN: Gpa = Gpa(2 << 20);
+
+/// A hidden region with room for detours.
+pub(crate) fn whole_hidden() -> HiddenRegion {
+    HiddenRegion::new(WHOLE_HIDDEN, HiddenRegion::FULL_SIZE, KERNEL_WINDOW)
+}
+
 /// Guest memory from address 0 up. A clone is the same memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
@@ -180,8 +188,18 @@ impl Guest {
     /// Boots the kernel in `elf`, whose text begins at `_stext` and takes up to 16 pages. A task
     /// runs: thread 77 of process 70, named `worker`.
     pub(crate) fn boot(elf: &[u8]) -> Self {
+        Self::boot_with(elf, 4 * PAGE)
+    }
+
+    /// As [`Guest::boot`], with memory for [`whole_hidden`].
+    pub(crate) fn boot_whole(elf: &[u8]) -> Self {
+        let hidden = WHOLE_HIDDEN.0 - HIDDEN.0 + HiddenRegion::FULL_SIZE;
+        Self::boot_with(elf, hidden)
+    }
+
+    fn boot_with(elf: &[u8], hidden: u64) -> Self {
         let image = Arc::new(KernelImage::parse(elf).expect("the fixture is a kernel"));
-        let mem = Memory::new(4 * PAGE);
+        let mem = Memory::new(hidden);
         let mut mapper = Mapper::new(&mem);
         let symbol = |name| image.symbols().address_of(name).expect("in the fixture");
         let (start, end) = (symbol("_stext"), symbol("_etext"));

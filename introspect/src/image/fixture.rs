@@ -331,6 +331,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     if layout != Layout::Offsets615 && layout != Layout::Place70 {
         add('A', "__per_cpu_start", 0);
         add('A', "current_task", 0x1fb80);
+        add('A', "cpu_number", 0x1fb88);
     }
     add('T', "_stext", TEXT);
     for (i, name) in functions.into_iter().enumerate() {

@@ -15,7 +15,7 @@ use super::patch::{Edit, Text};
 use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Registry};
 use super::returns::vacate;
-use super::site::{Patch, Place, SiteState};
+use super::site::{Patch, Place, SiteState, patched};
 use super::table::{Counters, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
 use crate::calls::Fate;
 use crate::world::{Standing, StopError, World};
@@ -78,7 +78,7 @@ impl Registry {
         }
         self.give_jumps_back(jumps.into_iter().collect());
 
-        let slots = match self.arm(&arming, leaving, mem, standing) {
+        let slots = match self.write(&arming, &disarming, leaving, mem, standing) {
             Ok(slots) => slots,
             Err(obstacle) => {
                 let unused = arming.into_iter().filter_map(|(at, patch)| match patch {
@@ -91,7 +91,9 @@ impl Registry {
             }
         };
         // Nothing below can fail.
-        self.disarm(&disarming, mem);
+        for at in disarming {
+            self.set_patch(at, Patch::None);
+        }
         for (at, code) in slots {
             if let Some(site) = self.sites.get_mut(&at) {
                 let (displaced, old) = (site.displaced, std::mem::replace(&mut site.slot, code));
@@ -167,23 +169,26 @@ impl Registry {
     }
 
     /// Takes the slots that armed sites need now and have not, plants the gate and makes the text of
-    /// the sites `arming` hold their patches; returns the slots. On error the sites' text is as it
-    /// was and no slot is taken.
-    fn arm(
+    /// the sites `arming` hold their patches, and that of those `disarming` none; returns the slots.
+    /// On error the text is as it was and no slot is taken.
+    fn write(
         &mut self,
         arming: &[(Gva, Patch)],
+        disarming: &[Gva],
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
-        let next: BTreeMap<Gva, &Patch> = arming.iter().map(|(at, patch)| (*at, patch)).collect();
+        const NONE: Patch = Patch::None;
+        let mut next: BTreeMap<Gva, &Patch> =
+            arming.iter().map(|(at, patch)| (*at, patch)).collect();
+        next.extend(disarming.iter().map(|at| (*at, &NONE)));
         let jumping = |site: &SiteState| {
-            let at = site.displaced.at();
-            let patch = next.get(&at).copied().unwrap_or(&site.patch);
-            matches!(patch, Patch::Jump(_))
+            let patch = next.get(&site.displaced.at()).copied();
+            matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
         };
         let slots = self.take_slots(&jumping, leaving, mem, standing)?;
-        let (Some(live), Some((first, _))) = (&mut self.live, arming.first()) else {
+        let Some(live) = &mut self.live else {
             return Ok(slots);
         };
         let tables = live.view.tables;
@@ -191,33 +196,34 @@ impl Registry {
             tables: &tables,
             mem,
         };
-        let edits: Vec<Edit> = arming
-            .iter()
-            .filter_map(|(at, patch)| Some(edit(self.sites.get(at)?, patch)))
-            .collect();
-        let armed = plant_gate(live, &text)
-            .map_err(|why| Obstacle { at: *first, why })
-            .and_then(|()| text.replace(&edits));
-        if let Err(obstacle) = armed {
+        // What the guest has rewritten is not given its bytes back.
+        let mut gone = Vec::new();
+        let mut edits = Vec::new();
+        for (at, patch) in &next {
+            let Some(site) = self.sites.get(at) else {
+                continue;
+            };
+            let edit = edit(&self.sites, site, patch, &next);
+            if matches!(patch, Patch::None) && !text.holds(*at, &edit.from) {
+                gone.push(*at);
+            } else {
+                edits.push(edit);
+            }
+        }
+        let planted = match arming.first() {
+            Some((first, _)) => plant_gate(live, &text).map_err(|why| Obstacle { at: *first, why }),
+            None => Ok(()),
+        };
+        if let Err(obstacle) = planted.and_then(|()| text.replace(&edits)) {
             self.give_back(slots, mem);
             return Err(obstacle);
         }
-        Ok(slots)
-    }
-
-    fn disarm(&mut self, disarming: &[Gva], mem: &dyn PhysMemory) {
-        let Some(live) = &self.live else { return };
-        let tables = live.view.tables;
-        let text = Text {
-            tables: &tables,
-            mem,
-        };
-        for at in disarming {
-            if let Some(site) = self.sites.get_mut(at) {
-                site.gone |= !text.restore(&edit(site, &Patch::None));
+        for at in gone {
+            if let Some(site) = self.sites.get_mut(&at) {
+                site.gone = true;
             }
-            self.set_patch(*at, Patch::None);
         }
+        Ok(slots)
     }
 
     /// Drops the `leaving` members, and sites nobody is left at.
@@ -369,12 +375,22 @@ impl Registry {
     }
 }
 
-/// What makes the text of `site` hold `patch`.
-fn edit(site: &SiteState, patch: &Patch) -> Edit {
+/// What makes the text of `site` hold `patch` while all sites get their `next` patches.
+fn edit<'s>(
+    sites: &'s BTreeMap<Gva, SiteState>,
+    site: &SiteState,
+    patch: &Patch,
+    next: &'s BTreeMap<Gva, &'s Patch>,
+) -> Edit {
+    let at = site.displaced.at();
+    let (now, then) = (site.original(&site.patch), site.original(patch));
+    let original = if now.len() > then.len() { now } else { then };
     Edit {
-        at: site.displaced.at(),
-        from: site.patched(&site.patch),
-        to: site.patched(patch),
+        at,
+        from: patched(sites, at, original, |_, site| &site.patch),
+        to: patched(sites, at, original, |at, site| {
+            next.get(&at).copied().unwrap_or(&site.patch)
+        }),
     }
 }
 

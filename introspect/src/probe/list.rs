@@ -7,7 +7,7 @@ use tracing::warn;
 
 use super::patch::Text;
 use super::registry::Registry;
-use super::site::{Place, Probe, SiteState};
+use super::site::{Place, Probe, SiteState, patched};
 use super::{ProbeId, ProbeInfo, ProbeState};
 use crate::definition::{Definition, Kind, Target};
 
@@ -56,7 +56,9 @@ impl Registry {
         let tables = &live.view.tables;
         let text = Text { tables, mem };
         let at = site.displaced.at();
-        site.gone || !text.holds(at, &site.patched(&site.patch))
+        let original = site.original(&site.patch);
+        let as_left = patched(&self.sites, at, original, |_, site| &site.patch);
+        site.gone || !text.holds(at, &as_left)
     }
 
     /// Looks whether the guest has rewritten text under a probe, and marks and reports what it

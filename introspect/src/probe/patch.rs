@@ -13,7 +13,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 
 use super::plan::{Obstacle, PristineText, Refused};
-use super::site::{Patch, SiteState};
+use super::site::SiteState;
 
 /// The breakpoint instruction.
 pub(super) const INT3: u8 = 0xcc;
@@ -89,12 +89,6 @@ impl Text<'_> {
         Ok(())
     }
 
-    /// As [`Text::replace`] of one place; `false` when what was expected there no longer is, and
-    /// nothing was done.
-    pub(super) fn restore(&self, edit: &Edit) -> bool {
-        self.holds(edit.at, &edit.from) && self.write(edit.at, edit.changed(&edit.to)).is_ok()
-    }
-
     fn write(&self, at: Gva, bytes: &[u8]) -> Result<(), WalkError> {
         self.tables.write(self.mem, at, bytes)
     }
@@ -133,16 +127,12 @@ impl LiveText<'_> {
         // A jump may begin before and reach in.
         let first = at.wrapping_sub(JUMP as u64 - 1);
         for (start, site) in self.sites.range(first.min(at)..end.max(at)) {
-            let patch: &[u8] = match &site.patch {
-                Patch::None => continue,
-                Patch::Breakpoint => &[INT3],
-                Patch::Jump(jump) => &jump.detour.jump(),
-            };
-            for ((n, ours), original) in (0..).zip(patch).zip(site.original()) {
+            let original = site.original(&site.patch);
+            for ((n, ours), original) in (0..).zip(site.patch.bytes()).zip(original) {
                 let offset = start.wrapping_add(n).offset_from(at);
                 let offset = offset.and_then(|offset| usize::try_from(offset).ok());
                 if let Some(byte) = offset.and_then(|offset| bytes.get_mut(offset))
-                    && byte == ours
+                    && *byte == ours
                 {
                     *byte = *original;
                 }

@@ -6,10 +6,11 @@
 //! ```
 //! Invariant: what a site says of its patch is what was last written to the guest's text there.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::Span;
+use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::insn::{Displaced, SlotCode};
 
 use super::jump::{Jump, Unoptimized};
@@ -87,28 +88,48 @@ impl SiteState {
         }
     }
 
-    /// The text as its author wrote it, as far as any patch reaches.
-    pub(super) fn original(&self) -> &[u8] {
-        let span = self.span.as_ref().map_or(&[][..], Span::bytes);
-        // The first instruction of a span is the site's own.
-        if span.is_empty() {
-            self.displaced.bytes()
-        } else {
-            span
+    /// The text as its author wrote it, as far as `patch` has to do with it: the site's instruction,
+    /// or all those under a jump.
+    pub(super) fn original(&self, patch: &Patch) -> &[u8] {
+        match (patch, &self.span) {
+            (Patch::Jump(_), Ok(span)) => span.bytes(),
+            _ => self.displaced.bytes(),
         }
     }
+}
 
-    /// The text with `patch` in it.
-    pub(super) fn patched(&self, patch: &Patch) -> Vec<u8> {
-        let mut text = self.original().to_vec();
-        let over: &[u8] = match patch {
-            Patch::None => &[],
-            Patch::Breakpoint => &[INT3],
-            Patch::Jump(jump) => &jump.detour.jump(),
+impl Patch {
+    /// The bytes that are there instead of the text's own.
+    pub(super) fn bytes(&self) -> impl Iterator<Item = u8> + use<> {
+        let (bytes, len) = match self {
+            Self::None => ([0; JUMP], 0),
+            Self::Breakpoint => ([INT3; JUMP], 1),
+            Self::Jump(jump) => (jump.detour.jump(), JUMP),
         };
-        for (byte, patched) in text.iter_mut().zip(over) {
-            *byte = *patched;
-        }
-        text
+        bytes.into_iter().take(len)
     }
+}
+
+/// What the guest's text is at `at`, where its author wrote `original`, while every one of `sites`
+/// holds the patch that `of` tells.
+pub(super) fn patched<'s>(
+    sites: &'s BTreeMap<Gva, SiteState>,
+    at: Gva,
+    original: &[u8],
+    of: impl Fn(Gva, &'s SiteState) -> &'s Patch,
+) -> Vec<u8> {
+    let mut text = original.to_vec();
+    let end = at.wrapping_add(original.len() as u64);
+    // A jump may begin before and reach in.
+    let first = at.wrapping_sub(JUMP as u64 - 1);
+    for (start, site) in sites.range(first.min(at)..end.max(at)) {
+        for (n, byte) in (0..).zip(of(*start, site).bytes()) {
+            let offset = start.wrapping_add(n).offset_from(at);
+            let offset = offset.and_then(|offset| usize::try_from(offset).ok());
+            if let Some(into) = offset.and_then(|offset| text.get_mut(offset)) {
+                *into = byte;
+            }
+        }
+    }
+    text
 }

@@ -7,6 +7,7 @@ mod cpu;
 mod enable;
 mod ftrace;
 mod hit;
+mod jump;
 mod listed;
 mod mechanisms;
 mod model;
@@ -31,7 +32,7 @@ use super::table::Counts;
 use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refused};
 use crate::definition::parse;
 use crate::image::fixture;
-use crate::testing::{Guest, Ticks, hidden};
+use crate::testing::{Guest, Ticks, hidden, whole_hidden};
 use cpu::{Cpu, RESUME};
 
 const INT3: u8 = 0xcc;
@@ -97,6 +98,19 @@ impl Rig {
             registry,
             clock,
         }
+    }
+
+    /// The kernel's text is final, and there is room for detours.
+    fn optimizing() -> Self {
+        let guest = Rc::new(Guest::boot_whole(&fixture::probed()));
+        let registry = Registry::new(guest.image.clone(), VCPUS, whole_hidden());
+        let mut rig = Self {
+            guest,
+            registry,
+            clock: Rc::default(),
+        };
+        rig.go_live(None);
+        rig
     }
 
     /// The kernel's text is final.

@@ -1,0 +1,333 @@
+//! Jumps in place of int3s: when, where to, and what becomes of them.
+
+use hvprobe_arch::detour::{JUMP, Span};
+
+use super::super::jump::Unoptimized;
+use super::super::spec::{Change, Hold, Item, Then};
+use super::*;
+use crate::testing::{DATA_VIRT, STACK};
+use crate::world::Standing;
+
+/// The entry nop of `vfs_read`: one instruction of five bytes.
+const ENTRY: &str = "p vfs_read";
+/// `push rbp; mov rbp, rsp; nop`: instructions begin one and four bytes in.
+const SHORT: &str = EMULATED;
+
+fn text(rig: &Rig, at: Gva) -> [u8; 8] {
+    rig.guest.read(at)
+}
+
+/// Where the jump at `at` leads.
+fn target(rig: &Rig, at: Gva) -> Gva {
+    let [opcode, a, b, c, d, ..] = text(rig, at);
+    assert_eq!(opcode, 0xe9, "no jump at {at}");
+    let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+    Gva(at.wrapping_add(JUMP as u64).0.wrapping_add_signed(distance))
+}
+
+fn why(rig: &Rig, id: ProbeId) -> Unoptimized {
+    rig.info(id).unoptimized.expect("not optimized")
+}
+
+fn is_optimized(rig: &Rig, id: ProbeId) -> bool {
+    let info = rig.info(id);
+    let optimized = info.mechanism == Some(Mechanism::Optimized);
+    assert_eq!(optimized, info.unoptimized.is_none(), "{info:?}");
+    optimized
+}
+
+#[test]
+fn a_probe_at_an_entry_nop_is_a_jump_and_leaves_no_trace() {
+    let mut rig = Rig::optimizing();
+    let before = rig.visible();
+    let id = rig.one(ENTRY);
+    let at = rig.addr(id);
+    assert!(is_optimized(&rig, id));
+    let to = target(&rig, at);
+    // The detour is there and ends in a jump back behind the nop.
+    assert_ne!(rig.byte(to), INT3);
+    let table = rig.guest.table();
+    let (_, site) = table.at(at).expect("armed");
+    let detour = site.detour.as_ref().expect("a detour");
+    assert_eq!(detour.at(), to);
+    let code: Vec<u8> = (0..detour.code().len() as u64)
+        .map(|n| rig.byte(to.wrapping_add(n)))
+        .collect();
+    assert_eq!(code, detour.code());
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(text(&rig, at)[..JUMP], [0x0f, 0x1f, 0x44, 0, 0]);
+    assert_eq!(rig.guest.collected.get(), 1);
+    let mut after = rig.visible();
+    // The entries that lead to the detours stay.
+    for (now, then) in after.iter_mut().zip(&before) {
+        if *now != *then && *then == 0 {
+            *now = 0;
+        }
+    }
+    assert!(after == before);
+}
+
+#[test]
+fn what_needs_an_exit_makes_it_a_breakpoint_and_the_jump_comes_back() {
+    let mut rig = Rig::optimizing();
+    let id = rig.one(ENTRY);
+    let at = rig.addr(id);
+    let first = target(&rig, at);
+    let synchronous = [
+        post(ENTRY),
+        acting(
+            ENTRY,
+            Actions {
+                then: Then::Return(0),
+                ..Actions::default()
+            },
+        ),
+        acting(
+            ENTRY,
+            Actions {
+                hold: Some(Hold::Stop),
+                ..Actions::default()
+            },
+        ),
+        acting(
+            ENTRY,
+            Actions {
+                faults: true,
+                ..Actions::default()
+            },
+        ),
+        acting(
+            ENTRY,
+            Actions {
+                changes: vec![Change::Memory {
+                    base: None,
+                    offset: 0,
+                    bytes: vec![1].into(),
+                }],
+                ..Actions::default()
+            },
+        ),
+        acting(
+            ENTRY,
+            Actions {
+                capture: vec![Item::Memory {
+                    base: hvprobe_arch::regs::Gpr::Rdi,
+                    offset: 0,
+                    len: 8,
+                }],
+                ..Actions::default()
+            },
+        ),
+        ProbeSpec {
+            mechanism: Some(Mechanism::Emulated),
+            ..spec(ENTRY)
+        },
+    ];
+    for spec in synchronous {
+        let other = rig.register(&[spec])[0];
+        assert!(!is_optimized(&rig, id) && !is_optimized(&rig, other));
+        let Unoptimized::Synchronous { probe, .. } = why(&rig, id) else {
+            panic!("{:?}", why(&rig, id));
+        };
+        assert_eq!(probe, other);
+        assert_eq!(text(&rig, at)[..JUMP], [INT3, 0x1f, 0x44, 0, 0]);
+        // Disabled, it needs nothing.
+        rig.disable(&[other]).unwrap();
+        assert!(is_optimized(&rig, id));
+        rig.unregister(&[other]).unwrap();
+        // The same members: the same detour.
+        assert_eq!(target(&rig, at), first);
+    }
+}
+
+#[test]
+fn several_probes_share_a_jump_and_a_stack_word_can_ask_for_an_exit() {
+    let mut rig = Rig::optimizing();
+    let words = Actions {
+        capture: vec![Item::Stack(0), Item::Stack(3)],
+        ..Actions::default()
+    };
+    let ids = rig.register(&[spec(ENTRY), acting(ENTRY, words), spec("r vfs_read")]);
+    assert!(ids.iter().all(|id| is_optimized(&rig, *id)));
+    let at = rig.addr(ids[0]);
+    let table = rig.guest.table();
+    let detour = table
+        .at(at)
+        .expect("armed")
+        .1
+        .detour
+        .clone()
+        .expect("a detour");
+    let escape = detour.escape().expect("words are read");
+    assert_eq!(rig.byte(escape), INT3);
+    // The hit at the escape is one of the probepoint, and goes on behind the members.
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(escape), RESUME);
+    assert_eq!(cpu.regs.rip, detour.tail().0);
+    let seen = cpu.events();
+    let told: Vec<_> = seen
+        .iter()
+        .map(|event| (event.probe, event.regs.rip))
+        .collect();
+    assert_eq!(told, [(ids[0], at.0), (ids[1], at.0)]);
+    for id in &ids[..2] {
+        assert_eq!(rig.counts(*id).hits, 1);
+    }
+}
+
+#[test]
+fn a_detour_that_was_left_still_leads_on() {
+    let mut rig = Rig::optimizing();
+    let words = Actions {
+        capture: vec![Item::Stack(1)],
+        ..Actions::default()
+    };
+    let id = rig.register(&[acting(ENTRY, words)])[0];
+    let table = rig.guest.table();
+    let detour = table.at(rig.addr(id)).expect("armed").1.detour.clone();
+    let detour = detour.expect("a detour");
+    rig.unregister(&[id]).unwrap();
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(detour.escape().expect("words are read")), RESUME);
+    assert_eq!(cpu.regs.rip, detour.tail().0);
+    assert!(cpu.events().is_empty());
+}
+
+#[test]
+fn another_probe_under_the_jump_takes_it_away_and_finds_the_text_as_it_was() {
+    let mut rig = Rig::optimizing();
+    let outer = rig.one(SHORT);
+    let at = rig.addr(outer);
+    assert!(is_optimized(&rig, outer));
+    let inner = rig.one(&format!("{SHORT}+1"));
+    let inside = rig.addr(inner);
+    assert_eq!(inside, at.wrapping_add(1));
+    assert_eq!(why(&rig, outer), Unoptimized::Neighbour { at: inside });
+    // The one inside has nobody under its own jump.
+    assert_eq!(rig.byte(at), INT3);
+    assert!(is_optimized(&rig, inner));
+    target(&rig, inside);
+    rig.unregister(&[inner]).unwrap();
+    assert!(is_optimized(&rig, outer));
+    // A boundary is looked for in the text without the jump.
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(&format!("{SHORT}+2"))]));
+    let (_, why) = refusal(result);
+    assert!(matches!(why, Refused::Boundary(_)), "{why}");
+}
+
+#[test]
+fn an_int3_in_the_bytes_of_a_jump_leads_to_the_copy() {
+    let mut rig = Rig::optimizing();
+    let id = rig.one(SHORT);
+    let at = rig.addr(id);
+    assert!(is_optimized(&rig, id));
+    let inside = at.wrapping_add(1);
+    assert_eq!(rig.byte(inside), INT3, "the displacement's low byte");
+    let table = rig.guest.table();
+    let detour = table
+        .at(at)
+        .expect("armed")
+        .1
+        .detour
+        .clone()
+        .expect("a detour");
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(inside), RESUME);
+    assert_eq!(Some(Gva(cpu.regs.rip)), detour.resume(inside));
+    // Who was on its way there when the jump went finds the text as it was.
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(cpu.hit(inside), RESUME);
+    assert_eq!(Gva(cpu.regs.rip), inside);
+    assert!(cpu.events().is_empty());
+}
+
+#[test]
+fn nobody_is_ever_left_under_a_jump() {
+    let mut rig = Rig::optimizing();
+    let at = rig.at("filler_000", 0);
+    let word = DATA_VIRT.wrapping_add(0x900);
+    // The third instruction begins where no choice of the target makes an int3.
+    let bare = at.wrapping_add(4);
+    rig.guest.write(word, &bare.0.to_le_bytes());
+    let id = rig.one(SHORT);
+    assert_eq!(why(&rig, id), Unoptimized::Interrupted);
+    assert_eq!(rig.byte(at), INT3);
+    let looks = |rig: &mut Rig, calls: u32| {
+        rig.stops_of(|rig| {
+            for _ in 0..calls {
+                rig.registry.retry_jumps(&*rig.guest);
+            }
+        })
+    };
+    // It is looked again after 1, 2, 4, ... calls.
+    assert_eq!(looks(&mut rig, 7), 3);
+    assert!(!is_optimized(&rig, id));
+    // The same for a virtual CPU that stands there.
+    rig.guest.write(word, &[0; 8]);
+    let standing = |rip| Standing {
+        rip,
+        rsp: STACK,
+        gs_base: 0,
+    };
+    rig.guest.stand(&[standing(bare)]);
+    assert_eq!(looks(&mut rig, 8), 1);
+    assert!(!is_optimized(&rig, id));
+    rig.guest.stand(&[standing(at.wrapping_add(5))]);
+    assert_eq!(looks(&mut rig, 16), 1);
+    assert!(is_optimized(&rig, id));
+    assert_eq!(looks(&mut rig, 100), 0);
+}
+
+#[test]
+fn the_knob_takes_jumps_away_and_puts_them_back() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&[spec(ENTRY), spec("r filler_002")]);
+    assert!(is_optimized(&rig, ids[0]) && is_optimized(&rig, ids[1]));
+    rig.registry.set_optimization(false, &*rig.guest).unwrap();
+    for id in &ids {
+        assert_eq!(why(&rig, *id), Unoptimized::Off);
+        assert_eq!(rig.byte(rig.addr(*id)), INT3);
+    }
+    rig.registry.set_optimization(true, &*rig.guest).unwrap();
+    assert!(is_optimized(&rig, ids[0]) && is_optimized(&rig, ids[1]));
+}
+
+#[test]
+fn a_jump_that_was_asked_for_is_had_or_refused() {
+    let mut rig = Rig::optimizing();
+    let forced = |definition| ProbeSpec {
+        mechanism: Some(Mechanism::Optimized),
+        ..spec(definition)
+    };
+    let id = rig.register(&[forced(ENTRY)])[0];
+    assert!(is_optimized(&rig, id));
+    // An instruction with an exception-table entry.
+    let specs = [spec(SHORT), forced("p sites+0x40")];
+    let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&specs)));
+    assert_eq!(index, 1);
+    assert!(matches!(why, Refused::Unoptimized { .. }), "{why}");
+}
+
+#[test]
+fn a_jump_the_guest_wrote_over_is_gone_and_never_written_again() {
+    let mut rig = Rig::optimizing();
+    let id = rig.one(ENTRY);
+    let at = rig.addr(id);
+    rig.guest.write(at.wrapping_add(2), &[0x90]);
+    assert_eq!(rig.state(id), ProbeState::Gone);
+    let left = text(&rig, at);
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(text(&rig, at), left);
+}
+
+#[test]
+fn a_span_ends_with_its_function() {
+    let rig = Rig::optimizing();
+    let last = rig.at("vfs_read", 0x18);
+    let mut code = vec![0; 0x1a];
+    let start = rig.at("vfs_read", 0);
+    for (n, byte) in (0..).zip(code.iter_mut()) {
+        *byte = rig.byte(start.wrapping_add(n));
+    }
+    assert!(Span::find(&code, start, last).is_err());
+}
