@@ -126,7 +126,6 @@ fn row(rate: u64, stuck: u64, seconds: u64) -> Result<()> {
         done: Some(done),
     };
     let (collector, _producers) = Collector::start_with(vec![Box::new(synthetic)], 1, 2, sink)?;
-    // The source goes away with the word when it has made all.
     is_done.recv()?;
     // With the sink go the streams.
     collector.finish();
@@ -307,8 +306,11 @@ impl Source for Synthetic {
             self.made += 1;
         }
         // What was made before has been handed on.
-        if number == 0 && self.made == self.all {
-            self.done = None;
+        if number == 0
+            && self.made == self.all
+            && let Some(done) = self.done.take()
+        {
+            let _ = done.send(());
         }
         0
     }
