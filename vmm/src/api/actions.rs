@@ -271,9 +271,7 @@ fn wire_change(change: &Change) -> v1::Change {
                 offset,
                 bytes,
             } => v1::change::What::Memory(v1::WriteMemory {
-                base: base
-                    .map_or(v1::Register::Unspecified, |base| named(base))
-                    .into(),
+                base: base.map_or(v1::Register::Unspecified, named).into(),
                 offset: *offset,
                 data: bytes.to_vec(),
             }),
