@@ -25,7 +25,7 @@ use hvprobe_proto::v1::{self, Comparison, Register, change, item};
 use hvprobe_vmm::definition::ParseError;
 
 use crate::errno;
-pub(crate) use text::{actions as actions_text, decision as decision_text, hex};
+pub(crate) use text::{actions as actions_text, decision as decision_text, hex, item_name};
 
 /// Bytes captured at an address for which no length is given.
 const DEFAULT_LENGTH: u32 = 8;

@@ -97,7 +97,7 @@ impl Running {
             Ok(machine) => machine,
             Err(error) => panic!("cannot boot: {}", chain(&error)),
         };
-        let events = machine.subscribe(Vec::new(), 1 << 16);
+        let events = machine.subscribe(Vec::new(), 1 << 20);
         let (printed, console) = machine.console_subscribe();
         if let Err(error) = machine.resume() {
             panic!("cannot start: {}", chain(&error));

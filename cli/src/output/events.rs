@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 
 use hvprobe_proto::v1::{self, EventKind};
 
+use super::captured::Captures;
 use super::harmless;
 use crate::errno;
 use crate::syntax::hex;
@@ -22,12 +23,14 @@ pub(crate) const HEADER: &str = "\
 pub(crate) struct Labels(HashMap<u32, Label>);
 
 /// How a probe's events are shown.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Label {
     /// Name of the event.
     pub(crate) name: String,
     /// Symbol and offset of the probepoint.
     pub(crate) symbol: Option<(String, u64)>,
+    /// What it captures.
+    pub(crate) captures: Captures,
 }
 
 impl Labels {
@@ -38,6 +41,7 @@ impl Labels {
             let label = Label {
                 name: harmless(probe.name.as_bytes()),
                 symbol: symbol.map(|at| (harmless(at.name.as_bytes()), at.offset)),
+                captures: Captures::of(probe),
             };
             self.0.insert(probe.id, label);
         }
@@ -47,7 +51,7 @@ impl Labels {
     pub(crate) fn of(&self, probe: u32) -> Label {
         self.0.get(&probe).cloned().unwrap_or_else(|| Label {
             name: format!("probe_{probe}"),
-            symbol: None,
+            ..Label::default()
         })
     }
 }
@@ -105,17 +109,17 @@ fn what(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
     for (name, value) in shown(&regs) {
         write!(line, " {name}={value:#x}")?;
     }
-    for item in &event.captured {
-        let name = match item.what.as_str() {
-            "" => "captured".to_owned(),
-            what => harmless(what.as_bytes()),
+    for item in label.captures.split(event) {
+        let name = match item.what {
+            "" => "captured",
+            what => what,
         };
-        match (item.unreadable, <[u8; 8]>::try_from(&item.data[..])) {
-            (true, _) => write!(line, " {name}=(fault)")?,
-            (false, Ok(word)) if name.starts_with("$stack") => {
+        match (item.data, item.data.map(<[u8; 8]>::try_from)) {
+            (None, _) => write!(line, " {name}=(fault)")?,
+            (Some(_), Some(Ok(word))) if name.starts_with("$stack") => {
                 write!(line, " {name}={:#x}", u64::from_le_bytes(word))?;
             }
-            (false, _) => write!(line, " {name}={}", hex(&item.data))?,
+            (Some(data), _) => write!(line, " {name}={}", hex(data))?,
         }
     }
     Ok(())
@@ -202,6 +206,7 @@ pub(crate) mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
+    use crate::output::captured;
 
     /// A hit of `vfs_read` by `dd`.
     pub(crate) fn hit() -> v1::Event {
@@ -222,6 +227,7 @@ pub(crate) mod tests {
             fault: None,
             call: None,
             captured: Vec::new(),
+            unreadable: 0,
         }
     }
 
@@ -253,14 +259,14 @@ pub(crate) mod tests {
     pub(crate) fn returned(value: u64) -> v1::Event {
         v1::Event {
             kind: EventKind::Return.into(),
-            call: Some(v1::Call {
+            call: Some(Box::new(v1::Call {
                 id: 7,
                 entry_ns: 1_234_567_877_778,
                 entry_tsc: 0x1_2345_0000,
                 duration_ns: 12_345,
                 value,
                 entry: Some(registers()),
-            }),
+            })),
             ..hit()
         }
     }
@@ -394,31 +400,29 @@ pub(crate) mod tests {
 
     #[test]
     fn chosen_registers_and_captures_are_all_shown() {
-        let item = |what: &str, data: &[u8], unreadable| v1::CapturedItem {
-            data: data.to_vec(),
-            unreadable,
-            what: what.to_owned(),
-        };
         let mut event = hit();
         event.registers = Some(v1::Registers {
             rbp: Some(5),
             r15: Some(6),
             ..Default::default()
         });
-        event.captured = vec![
-            item("+16(%di)", &[0, 0x11, 0xaa], false),
-            item("$stack2", &[1, 2, 0, 0, 0, 0, 0, 0], false),
-            item("-8(%ax)", &[0; 8], true),
-            item("", &[1], false),
-        ];
-        check(
-            &event,
-            expect![[r#"
-            #           TASK-PID     CPU#     TIMESTAMP  EVENT
-            #              | |         |          |      |
-                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 +16(%di)=0011aa $stack2=0x201 -8(%ax)=(fault) captured=01
-        "#]],
-        );
+        event.captured = captured::tests::BYTES.to_vec();
+        let mut labels = Labels::default();
+        labels.learn(&[v1::Probe {
+            actions: captured::tests::probe().actions,
+            ..probe()
+        }]);
+        event.unreadable = 0b01;
+        let known = line(&event, &labels.of(event.probe));
+        event.unreadable = 0b10;
+        let half_known = line(&event, &labels.of(event.probe));
+        event.probe = 2;
+        let unknown = line(&event, &labels.of(event.probe));
+        expect![[r#"
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 -4(%di)=(fault) $stack2=0x201
+                          dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 -4(%di)=0011aa $stack2=(fault)
+                          dd-123     [000]  1234.567890: probe_2: (0x0) rbp=0x5 r15=0x6 captured=0011aa0102000000000000"#]]
+        .assert_eq(&[known, half_known, unknown].join("\n"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::io;
 use hvprobe_proto::v1;
 use serde::{Serialize, Serializer};
 
+use super::captured;
 use super::events::Label;
 use super::harmless;
 use super::summary::Row;
@@ -112,11 +113,11 @@ struct Captured {
     data: Option<String>,
 }
 
-impl From<v1::CapturedItem> for Captured {
-    fn from(item: v1::CapturedItem) -> Self {
+impl From<captured::Item<'_>> for Captured {
+    fn from(item: captured::Item<'_>) -> Self {
         Self {
-            data: (!item.unreadable).then(|| hex(&item.data)),
-            what: item.what,
+            data: item.data.map(hex),
+            what: item.what.to_owned(),
         }
     }
 }
@@ -171,6 +172,8 @@ impl From<v1::Registers> for Registers {
 impl Line {
     /// A hit on `machine`.
     pub(crate) fn event(machine: &str, event: v1::Event, label: Label) -> Self {
+        let captured = label.captures.split(&event).into_iter();
+        let captured = captured.map(Captured::from).collect();
         let (symbol, offset) = label.symbol.unzip();
         let task = event.task.as_ref();
         Self::Event(Box::new(Event {
@@ -194,8 +197,8 @@ impl Line {
                 vector: fault.vector,
                 error_code: fault.error_code,
             }),
-            call: event.call.map(Call::from),
-            captured: event.captured.into_iter().map(Captured::from).collect(),
+            call: event.call.map(|call| Call::from(*call)),
+            captured,
         }))
     }
 }
@@ -396,6 +399,7 @@ mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
+    use crate::output::captured::Captures;
     use crate::output::events::tests::{hit, returned};
 
     fn check(line: &Line, expected: Expect) {
@@ -407,6 +411,7 @@ mod tests {
         let label = Label {
             name: "reads".into(),
             symbol: Some(("vfs_read".into(), 4)),
+            ..Label::default()
         };
         check(
             &Line::event("vm0", hit(), label),
@@ -421,11 +426,7 @@ mod tests {
         let label = Label {
             name: "r_vfs_read_0".into(),
             symbol: Some(("vfs_read".into(), 0)),
-        };
-        let item = |unreadable| v1::CapturedItem {
-            data: vec![0, 0xab],
-            unreadable,
-            what: "+0(%di)".into(),
+            captures: Captures::of(&captured::tests::probe()),
         };
         let only_rdi = Some(v1::Registers {
             rdi: Some(1),
@@ -434,11 +435,12 @@ mod tests {
         let mut event = returned(9_u64.wrapping_neg());
         event.registers = only_rdi;
         event.call.as_mut().unwrap().entry = only_rdi;
-        event.captured = vec![item(false), item(true)];
+        event.captured = captured::tests::BYTES.to_vec();
+        event.unreadable = 0b10;
         check(
             &Line::event("vm0", event, label),
             expect![[
-                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"+0(%di)","data":"00ab"},{"what":"+0(%di)","data":null}]}"#
+                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"-4(%di)","data":"0011aa"},{"what":"$stack2","data":null}]}"#
             ]],
         );
     }
@@ -447,7 +449,7 @@ mod tests {
     fn fault_has_its_exception() {
         let label = Label {
             name: "a".into(),
-            symbol: None,
+            ..Label::default()
         };
         let event = v1::Event {
             kind: v1::EventKind::Fault.into(),
@@ -469,7 +471,7 @@ mod tests {
     fn unknown_things_are_null() {
         let label = Label {
             name: "probe_1".into(),
-            symbol: None,
+            ..Label::default()
         };
         let event = v1::Event::default();
         check(

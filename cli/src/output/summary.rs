@@ -215,6 +215,7 @@ mod tests {
         let label = Label {
             name: "p_vfs_read_0".into(),
             symbol: Some(("vfs_read".into(), 0)),
+            ..Label::default()
         };
         let mut tally = Tally::default();
         for cost_ns in 1..=1000 {
@@ -261,6 +262,7 @@ mod tests {
         let label = Label {
             name: "r_vfs_read_0".into(),
             symbol: Some(("vfs_read".into(), 0)),
+            ..Label::default()
         };
         let mut tally = Tally::default();
         for thousands in 1..=100 {

@@ -41,11 +41,20 @@ fn value(value: u64) -> String {
     }
 }
 
+/// What `item` reads and how much of it: `+16(%di):4`, `$stack3`.
 pub(super) fn captured(item: &v1::Item) -> String {
+    let name = item_name(item);
+    match &item.what {
+        Some(item::What::Memory(memory)) => format!("{name}:{}", memory.length),
+        Some(item::What::Stack(_)) | None => name,
+    }
+}
+
+/// What `item` reads: `+16(%di)`, `$stack3`.
+pub(crate) fn item_name(item: &v1::Item) -> String {
     match &item.what {
         Some(item::What::Memory(memory)) => {
-            let base = register(memory.base);
-            format!("{:+}({base}):{}", memory.offset, memory.length)
+            format!("{:+}({})", memory.offset, register(memory.base))
         }
         Some(item::What::Stack(word)) => format!("$stack{word}"),
         None => "?".to_owned(),

@@ -1,15 +1,16 @@
 //! `cargo lab bench`: what hvprobe costs, beside its references in the same rig.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
 use crate::cargo::{self, Workspace};
 use crate::choose::choose;
 use crate::job::{Job, Stdio, Step};
 use crate::packages;
+use crate::process;
 use crate::rig::Kind;
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
@@ -32,6 +33,9 @@ pub(crate) struct Options {
     /// hits: hits of gdb's breakpoint; 0 leaves that out, which takes minutes in an emulated machine
     #[arg(long, default_value_t = 200)]
     gdb_hits: u32,
+    /// events: how long each rate is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
     /// Measure a development build, which is made sooner and is slower
     #[arg(long)]
     dev: bool,
@@ -48,6 +52,9 @@ enum What {
     /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
     /// breakpoint of gdb's: time, exits, ioctls
     Hits,
+    /// How many events a second reach a gRPC client, and at what cost of CPU time and memory. On
+    /// this machine, with made-up events and without a guest
+    Events,
 }
 
 /// Debian's QEMU: its program, its firmware, and the module it emulates processors with.
@@ -79,7 +86,23 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
                 &options.gdb_hits.to_string(),
             ],
         ),
+        What::Events => events(options),
     }
+}
+
+/// The way of events, which needs neither guest nor rig.
+fn events(options: &Options) -> Result<ExitCode> {
+    let mut packages = vec!["--package=hvprobe-tests", "--example=event_path"];
+    if !options.dev {
+        packages.push("--release");
+    }
+    let built = Workspace::locate()?.build(&packages)?;
+    let mut command = Command::new(cargo::program_named(&built, "event_path")?);
+    command.arg(options.seconds.to_string());
+    process::end_with_us(&mut command);
+    let status = command.status().context("cannot start event_path")?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(run::LAB_FAILED)))
 }
 
 /// Runs `program` of this package in a rig that has hvprobe and QEMU.

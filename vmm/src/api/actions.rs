@@ -14,24 +14,24 @@ use hvprobe_introspect::probe::spec::{
 };
 use hvprobe_proto::v1;
 
-/// Every general register with its name on the wire and its name in the kernel's definitions.
-const REGISTERS: [(Gpr, v1::Register, &str); 16] = [
-    (Gpr::Rax, v1::Register::Rax, "ax"),
-    (Gpr::Rbx, v1::Register::Rbx, "bx"),
-    (Gpr::Rcx, v1::Register::Rcx, "cx"),
-    (Gpr::Rdx, v1::Register::Rdx, "dx"),
-    (Gpr::Rsi, v1::Register::Rsi, "si"),
-    (Gpr::Rdi, v1::Register::Rdi, "di"),
-    (Gpr::Rsp, v1::Register::Rsp, "sp"),
-    (Gpr::Rbp, v1::Register::Rbp, "bp"),
-    (Gpr::R8, v1::Register::R8, "r8"),
-    (Gpr::R9, v1::Register::R9, "r9"),
-    (Gpr::R10, v1::Register::R10, "r10"),
-    (Gpr::R11, v1::Register::R11, "r11"),
-    (Gpr::R12, v1::Register::R12, "r12"),
-    (Gpr::R13, v1::Register::R13, "r13"),
-    (Gpr::R14, v1::Register::R14, "r14"),
-    (Gpr::R15, v1::Register::R15, "r15"),
+/// Every general register with its name on the wire.
+const REGISTERS: [(Gpr, v1::Register); 16] = [
+    (Gpr::Rax, v1::Register::Rax),
+    (Gpr::Rbx, v1::Register::Rbx),
+    (Gpr::Rcx, v1::Register::Rcx),
+    (Gpr::Rdx, v1::Register::Rdx),
+    (Gpr::Rsi, v1::Register::Rsi),
+    (Gpr::Rdi, v1::Register::Rdi),
+    (Gpr::Rsp, v1::Register::Rsp),
+    (Gpr::Rbp, v1::Register::Rbp),
+    (Gpr::R8, v1::Register::R8),
+    (Gpr::R9, v1::Register::R9),
+    (Gpr::R10, v1::Register::R10),
+    (Gpr::R11, v1::Register::R11),
+    (Gpr::R12, v1::Register::R12),
+    (Gpr::R13, v1::Register::R13),
+    (Gpr::R14, v1::Register::R14),
+    (Gpr::R15, v1::Register::R15),
 ];
 
 /// Every comparison with its name on the wire.
@@ -129,8 +129,8 @@ fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
         Ok(v1::Register::Unspecified) => Ok(None),
         Ok(wanted) => Ok(REGISTERS
             .iter()
-            .find(|(_, wire, _)| *wire == wanted)
-            .map(|(gpr, _, _)| *gpr)),
+            .find(|(_, wire)| *wire == wanted)
+            .map(|(gpr, _)| *gpr)),
         Err(_) => Err(Meaningless::Unknown {
             what: "register",
             number,
@@ -192,8 +192,8 @@ pub(super) fn to_wire(actions: &Actions) -> v1::Actions {
         registers: (actions.registers != RegisterSet::default()).then(|| v1::RegisterSet {
             registers: REGISTERS
                 .iter()
-                .filter(|(gpr, _, _)| actions.registers.contains(*gpr))
-                .map(|(_, wire, _)| (*wire).into())
+                .filter(|(gpr, _)| actions.registers.contains(*gpr))
+                .map(|(_, wire)| (*wire).into())
                 .collect(),
         }),
         capture: actions.capture.iter().map(wire_item).collect(),
@@ -228,12 +228,10 @@ fn wire_decision(decision: &Decision) -> v1::Decision {
     }
 }
 
-/// The row of `gpr`.
-fn named(gpr: Gpr) -> (v1::Register, &'static str) {
-    let row = REGISTERS.iter().find(|(row, _, _)| *row == gpr);
-    row.map_or((v1::Register::Unspecified, "?"), |(_, wire, name)| {
-        (*wire, *name)
-    })
+/// The name of `gpr`.
+fn named(gpr: Gpr) -> v1::Register {
+    let row = REGISTERS.iter().find(|(row, _)| *row == gpr);
+    row.map_or(v1::Register::Unspecified, |(_, wire)| *wire)
 }
 
 fn wire_condition(condition: &Condition) -> v1::Condition {
@@ -241,7 +239,7 @@ fn wire_condition(condition: &Condition) -> v1::Condition {
         .iter()
         .find(|(comparison, _)| *comparison == condition.comparison);
     v1::Condition {
-        register: named(condition.register).0.into(),
+        register: named(condition.register).into(),
         comparison: comparison
             .map_or(v1::Comparison::Unspecified, |(_, wire)| *wire)
             .into(),
@@ -253,7 +251,7 @@ fn wire_item(item: &Item) -> v1::Item {
     v1::Item {
         what: Some(match item {
             Item::Memory { base, offset, len } => v1::item::What::Memory(v1::MemoryItem {
-                base: named(*base).0.into(),
+                base: named(*base).into(),
                 offset: *offset,
                 length: (*len).into(),
             }),
@@ -266,7 +264,7 @@ fn wire_change(change: &Change) -> v1::Change {
     v1::Change {
         what: Some(match change {
             Change::Register { register, value } => v1::change::What::Register(v1::SetRegister {
-                register: named(*register).0.into(),
+                register: named(*register).into(),
                 value: *value,
             }),
             Change::Memory {
@@ -274,21 +272,11 @@ fn wire_change(change: &Change) -> v1::Change {
                 offset,
                 bytes,
             } => v1::change::What::Memory(v1::WriteMemory {
-                base: base
-                    .map_or(v1::Register::Unspecified, |base| named(base).0)
-                    .into(),
+                base: base.map_or(v1::Register::Unspecified, named).into(),
                 offset: *offset,
                 data: bytes.to_vec(),
             }),
         }),
-    }
-}
-
-/// What `item` reads, as definitions have it: `+16(%di)`, `$stack3`.
-pub(super) fn item_text(item: &Item) -> String {
-    match item {
-        Item::Memory { base, offset, .. } => format!("{offset:+}(%{})", named(*base).1),
-        Item::Stack(word) => format!("$stack{word}"),
     }
 }
 
@@ -394,10 +382,8 @@ mod tests {
 
     #[test]
     fn each_register_keeps_its_name() {
-        for (gpr, wire, name) in REGISTERS {
-            let long = format!("{gpr:?}").to_lowercase();
-            assert_eq!(long, format!("{wire:?}").to_lowercase());
-            assert!(long == name || long == format!("r{name}"), "{long} {name}");
+        for (gpr, wire) in REGISTERS {
+            assert_eq!(format!("{gpr:?}"), format!("{wire:?}"));
         }
     }
 
@@ -448,17 +434,5 @@ mod tests {
             "the comparison of a condition is missing"
         );
         assert_eq!(mechanism(17).unwrap_err().to_string(), "17 is no mechanism");
-    }
-
-    #[test]
-    fn items_are_told_as_definitions_have_them() {
-        let memory = |offset| Item::Memory {
-            base: Gpr::Rdi,
-            offset,
-            len: 8,
-        };
-        assert_eq!(item_text(&memory(0)), "+0(%di)");
-        assert_eq!(item_text(&memory(-16)), "-16(%di)");
-        assert_eq!(item_text(&Item::Stack(3)), "$stack3");
     }
 }

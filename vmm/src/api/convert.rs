@@ -3,7 +3,7 @@
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::definition::Kind;
-use hvprobe_introspect::event::{Event, EventKind};
+use hvprobe_introspect::event::{Call, Event, EventKind};
 use hvprobe_introspect::probe::spec::RegisterSet;
 use hvprobe_introspect::probe::{Mechanism, ProbeInfo, ProbeState};
 use hvprobe_introspect::symbols::{Symbol, SymbolKind};
@@ -121,52 +121,7 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
     }
 }
 
-/// How the bytes that a probe captured are told apart: the length of each item, and what it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Captures(Vec<(usize, String)>);
-
-impl Captures {
-    /// Those of `probe`, as [`probes`] made it.
-    pub(super) fn of(probe: &v1::Probe) -> Self {
-        let actions = probe.actions.clone().unwrap_or_default();
-        // What came from the engine can go back.
-        let actions = actions::actions(actions).unwrap_or_default();
-        let items = actions.capture.iter().chain(&actions.capture_at_return);
-        Self(
-            items
-                .map(|item| (item.len(), actions::item_text(item)))
-                .collect(),
-        )
-    }
-
-    /// `bytes` item by item; `unreadable` tells of each whether it could not be read.
-    fn split(&self, bytes: &[u8], unreadable: impl Fn(usize) -> bool) -> Vec<v1::CapturedItem> {
-        let mut rest = bytes;
-        let mut items = Vec::with_capacity(self.0.len());
-        for (index, (len, what)) in self.0.iter().enumerate() {
-            // Nothing is captured with some kinds of events.
-            let Some((data, others)) = rest.split_at_checked(*len) else {
-                break;
-            };
-            rest = others;
-            items.push(v1::CapturedItem {
-                data: data.to_vec(),
-                unreadable: unreadable(index),
-                what: what.clone(),
-            });
-        }
-        if !rest.is_empty() {
-            items.push(v1::CapturedItem {
-                data: rest.to_vec(),
-                ..Default::default()
-            });
-        }
-        items
-    }
-}
-
-/// `captures` are those of the event's probe, or none if it is not known any more.
-pub(super) fn event(event: &Event, captures: &Captures) -> v1::Event {
+pub(super) fn event(event: &Event) -> v1::Event {
     let (kind, fault, call) = match &event.kind {
         EventKind::Hit => (v1::EventKind::Hit, None, None),
         EventKind::Post => (v1::EventKind::Post, None, None),
@@ -182,11 +137,11 @@ pub(super) fn event(event: &Event, captures: &Captures) -> v1::Event {
                 id: call.id,
                 entry_ns: call.entry_ns,
                 entry_tsc: call.entry_tsc,
-                duration_ns: event.host_ns.saturating_sub(call.entry_ns),
+                duration_ns: duration_ns(call, event),
                 value: event.regs.rax,
                 entry: Some(registers(&call.entry, event.shown)),
             };
-            (v1::EventKind::Return, None, Some(call))
+            (v1::EventKind::Return, None, Some(Box::new(call)))
         }
     };
     v1::Event {
@@ -201,10 +156,14 @@ pub(super) fn event(event: &Event, captures: &Captures) -> v1::Event {
         kind: kind.into(),
         fault,
         call,
-        captured: captures.split(event.captured.bytes(), |index| {
-            event.captured.is_unreadable(index)
-        }),
+        captured: event.captured.bytes().to_vec(),
+        unreadable: event.captured.unreadable(),
     }
+}
+
+/// How long `call` took that `event` is the return of.
+pub(super) fn duration_ns(call: &Call, event: &Event) -> u64 {
+    event.host_ns.saturating_sub(call.entry_ns)
 }
 
 fn registers(regs: &Regs, shown: RegisterSet) -> v1::Registers {
@@ -232,12 +191,17 @@ fn registers(regs: &Regs, shown: RegisterSet) -> v1::Registers {
 }
 
 fn task(task: &Task) -> v1::Task {
-    let comm = task.comm.split(|&byte| byte == 0).next();
     v1::Task {
         pid: task.pid,
         tgid: task.tgid,
-        comm: comm.unwrap_or_default().to_vec(),
+        comm: comm(task).to_vec(),
     }
+}
+
+/// The command name up to its first zero byte.
+pub(super) fn comm(task: &Task) -> &[u8] {
+    let comm = task.comm.split(|&byte| byte == 0).next();
+    comm.unwrap_or_default()
 }
 
 /// `forbidden` is the reason why no probe can be planted at it.
@@ -272,7 +236,7 @@ pub(super) fn finding(finding: Finding) -> v1::Finding {
 
 #[cfg(test)]
 mod tests {
-    use hvprobe_introspect::event::{Call, Captured};
+    use hvprobe_introspect::event::Captured;
     use hvprobe_introspect::probe::ProbeId;
 
     use super::*;
@@ -324,7 +288,7 @@ mod tests {
             task: None,
             cost_ns: 6,
         };
-        let sent = event(&hit, &Captures::default());
+        let sent = event(&hit);
         let got = sent.registers.unwrap();
         assert_eq!((got.rax, got.rbx, got.rcx), (Some(1), Some(2), Some(3)));
         assert_eq!((got.rdx, got.rsi, got.rdi), (Some(4), Some(5), Some(6)));
@@ -336,46 +300,34 @@ mod tests {
         assert_eq!((sent.host_ns, sent.guest_tsc, sent.cost_ns), (4, 5, 6));
 
         hit.shown = [Gpr::Rdi].into_iter().collect();
-        let got = event(&hit, &Captures::default()).registers.unwrap();
+        let got = event(&hit).registers.unwrap();
         assert_eq!((got.rdi, got.rip, got.rflags), (Some(6), 17, 18));
         assert_eq!((got.rax, got.rsi, got.r15), (None, None, None));
     }
 
     #[test]
-    fn captured_bytes_are_told_apart_as_the_probe_asked_for_them() {
-        let item = |what| v1::Item { what: Some(what) };
-        let memory = item(v1::item::What::Memory(v1::MemoryItem {
-            base: v1::Register::Rdi.into(),
-            offset: -4,
-            length: 3,
-        }));
-        let captures = Captures::of(&v1::Probe {
-            actions: Some(v1::Actions {
-                capture: vec![memory],
-                capture_at_return: vec![item(v1::item::What::Stack(2))],
-                ..Default::default()
-            }),
-            ..Default::default()
+    fn captured_items_follow_each_other_and_those_unreadable_are_marked() {
+        let mut captured = Captured::EMPTY;
+        captured.item(3, |into| {
+            into.copy_from_slice(&[1, 2, 3]);
+            true
         });
-        let told = |captures: &Captures, bytes: &[u8]| -> Vec<(String, Vec<u8>, bool)> {
-            let items = captures.split(bytes, |index| index == 1);
-            let told = |item: v1::CapturedItem| (item.what, item.data, item.unreadable);
-            items.into_iter().map(told).collect()
-        };
-        let bytes = [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(
-            told(&captures, &bytes),
-            [
-                ("-4(%di)".into(), vec![1, 2, 3], false),
-                ("$stack2".into(), vec![0; 8], true),
-            ]
-        );
-        assert_eq!(told(&captures, &[]), []);
-        // Of a probe that is not known any more.
-        assert_eq!(
-            told(&Captures::default(), &bytes[..2]),
-            [(String::new(), vec![1, 2], false)]
-        );
+        captured.item(8, |_| false);
+        let sent = event(&Event {
+            kind: EventKind::Hit,
+            seq: 0,
+            probe: ProbeId(1),
+            vcpu: 0,
+            host_ns: 0,
+            guest_tsc: 0,
+            regs: Regs::default(),
+            shown: RegisterSet::default(),
+            captured,
+            task: None,
+            cost_ns: 0,
+        });
+        assert_eq!(sent.captured, [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(sent.unreadable, 0b10);
     }
 
     #[test]
@@ -389,25 +341,22 @@ mod tests {
                 ..Regs::default()
             },
         };
-        let sent = event(
-            &Event {
-                kind: EventKind::Return(call),
-                seq: 0,
-                probe: ProbeId(1),
-                vcpu: 0,
-                host_ns: 350,
-                guest_tsc: 0,
-                regs: Regs {
-                    rax: 42,
-                    ..Regs::default()
-                },
-                shown: [Gpr::Rdi].into_iter().collect(),
-                captured: Captured::EMPTY,
-                task: None,
-                cost_ns: 0,
+        let sent = event(&Event {
+            kind: EventKind::Return(call),
+            seq: 0,
+            probe: ProbeId(1),
+            vcpu: 0,
+            host_ns: 350,
+            guest_tsc: 0,
+            regs: Regs {
+                rax: 42,
+                ..Regs::default()
             },
-            &Captures::default(),
-        );
+            shown: [Gpr::Rdi].into_iter().collect(),
+            captured: Captured::EMPTY,
+            task: None,
+            cost_ns: 0,
+        });
         assert_eq!(sent.kind(), v1::EventKind::Return);
         let call = sent.call.unwrap();
         assert_eq!((call.id, call.entry_ns, call.entry_tsc), (9, 100, 7));

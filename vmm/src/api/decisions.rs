@@ -7,7 +7,6 @@
 //! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
 //! falls to the default.
 
-use std::collections::HashMap;
 use std::pin::Pin;
 
 use hvprobe_introspect::probe::ProbeId;
@@ -19,7 +18,6 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::convert::Captures;
 use super::error::{Failure, chain};
 use super::fleet::Fleet;
 use super::{actions, convert, limits};
@@ -66,10 +64,6 @@ impl decisions_server::Decisions for Service {
 
         let (to_client, messages) = mpsc::channel(MESSAGES);
         let desk = Desk {
-            captures: chosen
-                .iter()
-                .map(|probe| (probe.id, Captures::of(probe)))
-                .collect(),
             asker,
             answers,
             to_client,
@@ -111,7 +105,6 @@ fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> 
 
 /// A client that decides.
 struct Desk {
-    captures: HashMap<u32, Captures>,
     asker: Asker,
     answers: Streaming<DecideRequest>,
     to_client: mpsc::Sender<Result<DecideResponse, Status>>,
@@ -153,11 +146,9 @@ impl Desk {
 
     /// Puts a question to the client.
     async fn put(&self, question: &Question) -> Result<(), Over> {
-        let none = Captures::default();
-        let captures = self.captures.get(&question.event.probe.0).unwrap_or(&none);
         let question = v1::Question {
             token: question.token.0,
-            event: Some(convert::event(&question.event, captures)),
+            event: Some(convert::event(&question.event)),
             deadline_ns: question.deadline_ns,
         };
         self.send(DecideResponse {

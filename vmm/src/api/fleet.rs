@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 use tonic::{Code, Status};
 
 use super::error::{self, Failure, broken, chain};
+use super::events::Broadcast;
 use super::{convert, limits, probes};
 use crate::cpu::CpuError;
 use crate::machine::{BootError, Machine, MachineConfig, State};
@@ -67,6 +68,8 @@ pub(super) struct Handle {
     number: u64,
     /// Changes, or is touched, whenever the machine's state does.
     life: Arc<watch::Sender<Life>>,
+    /// Its events, for the clients that want them.
+    events: Broadcast,
     /// The probes before the machine was told to stop, with their last counters.
     stopping: Arc<OnceLock<Vec<v1::Probe>>>,
 }
@@ -180,8 +183,10 @@ impl Fleet {
             name: name.into(),
             number,
             life: Arc::new(watch::Sender::new(Life::Live(Arc::clone(&machine)))),
+            events: Broadcast::default(),
             stopping: Arc::default(),
         };
+        machine.listen(Box::new(handle.events.listener()));
         let watched = handle.clone();
         tokio::task::spawn_blocking(move || {
             let mut status = machine.status();
@@ -284,6 +289,11 @@ impl Slots {
 impl Handle {
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its events; there are none once it has ended.
+    pub(super) fn events(&self) -> &Broadcast {
+        &self.events
     }
 
     fn is_live(&self) -> bool {

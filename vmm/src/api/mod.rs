@@ -27,9 +27,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hvprobe_introspect::event::Sink;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
 use hvprobe_proto::v1::decisions_server::DecisionsServer;
-use hvprobe_proto::v1::events_server::EventsServer;
 use hvprobe_proto::v1::host_server::HostServer;
 use hvprobe_proto::v1::machines_server::MachinesServer;
 use hvprobe_proto::v1::probes_server::ProbesServer;
@@ -39,6 +39,7 @@ use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::Connected;
 
+use events::{EventsServer, Published};
 use fleet::Fleet;
 pub use socket::{ListenError, Listener};
 
@@ -65,6 +66,7 @@ pub enum ServeError {
 #[derive(Debug, Default)]
 pub struct Server {
     fleet: Fleet,
+    published: Published,
 }
 
 impl Server {
@@ -72,6 +74,13 @@ impl Server {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Offers what comes into the sink to clients that subscribe to the events of a machine called
+    /// `name`, though there is none: to measure or to test the way that events go. The streams end
+    /// when the sink goes.
+    pub fn publish(&mut self, name: &str) -> Sink {
+        self.published.add(name)
     }
 
     /// Serves whoever connects to `listener` until `stop` completes; then ends all machines, closes
@@ -131,9 +140,7 @@ impl Server {
         health_reporter
             .set_serving::<ProbesServer<probes::Service>>()
             .await;
-        health_reporter
-            .set_serving::<EventsServer<events::Service>>()
-            .await;
+        health_reporter.set_serving::<EventsServer>().await;
         health_reporter
             .set_serving::<DecisionsServer<decisions::Service>>()
             .await;
@@ -170,10 +177,10 @@ impl Server {
                 ProbesServer::new(probes::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
-            .add_service(
-                EventsServer::new(events::Service::new(fleet.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
+            .add_service(EventsServer::new(events::Service::new(
+                fleet.clone(),
+                self.published,
+            )))
             .add_service(
                 DecisionsServer::new(decisions::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),

@@ -25,6 +25,7 @@ mod decide;
 mod detours;
 mod kick;
 mod live;
+mod queue;
 mod subscription;
 mod tripwire;
 mod vcpu;
@@ -55,6 +56,8 @@ pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
 pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
 pub use hvprobe_introspect::event::Event;
+pub(crate) use queue::{Entrance, Exit, Taken, queue};
+pub(crate) use subscription::Listen;
 pub use subscription::{Delivery, Subscription};
 
 use crate::CatchMode;
@@ -342,8 +345,13 @@ impl Machine {
         self.registry().list(&*self.shared.ram)
     }
 
+    /// Has `listener` hear of events from now on, unless the machine has ended.
+    pub(crate) fn listen(&self, listener: Box<dyn Listen>) {
+        self.hub.listen(listener);
+    }
+
     /// A stream of the events of `filter`'s probes, or of all when it is empty, from now on. At
-    /// most `capacity` batches wait; then events are dropped and counted.
+    /// most `capacity` events wait; then they are dropped and counted.
     #[must_use]
     pub fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
         self.hub.subscribe(filter, capacity)

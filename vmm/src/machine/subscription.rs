@@ -1,15 +1,18 @@
-//! Events from the collector to listeners, each behind a bounded queue of its own.
+//! Events from the collector to whoever listens.
 //!
-//! Invariants: a slow listener slows neither the guest nor the others; what it loses is counted and
-//! told with the next batch it gets, or as a last batch without events when the machine ends.
+//! Invariants: the collector waits for no listener, so a slow one slows neither the guest nor the
+//! others; what a [`Subscription`] loses is counted and told with the next batch it gets, or as a
+//! last batch without events when the machine ends; what waits for it is bounded.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::mem::size_of;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hvprobe_introspect::event::Event;
 use hvprobe_introspect::probe::ProbeId;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::queue::{Entrance, Exit, Taken, queue};
 
 /// A batch of events as a listener gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,17 +23,18 @@ pub struct Delivery {
     pub dropped: u64,
 }
 
-#[derive(Debug)]
-struct Listener {
-    filter: Vec<ProbeId>,
-    queue: Sender<Delivery>,
-    dropped: Arc<AtomicU64>,
+/// Whom the collector hands events to. It is dropped when the machine has ended.
+pub(crate) trait Listen: Debug + Send {
+    /// Takes up a batch, before which `dropped` events were lost. Called by the collector's thread,
+    /// which empties no ring meanwhile: it must not wait for anybody. Says whether it wants more.
+    fn hear(&mut self, events: &[Event], dropped: u64) -> bool;
 }
 
 /// All listeners of one machine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Hub {
-    listeners: Mutex<Option<Vec<Listener>>>,
+    /// None once the machine has ended.
+    listeners: Mutex<Option<Vec<Box<dyn Listen>>>>,
 }
 
 impl Hub {
@@ -40,107 +44,102 @@ impl Hub {
         }
     }
 
-    /// Hands `events` to every listener that wants them.
+    /// Hands `events` to every listener.
     pub(super) fn deliver(&self, events: &[Event], dropped: u64) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(listeners) = listeners.as_mut() {
-            listeners.retain(|listener| listener.deliver(events, dropped));
+        if let Some(listeners) = self.listeners().as_mut() {
+            listeners.retain_mut(|listener| listener.hear(events, dropped));
+        }
+    }
+
+    /// Has `listener` hear of events from now on, unless the machine has ended.
+    pub(super) fn listen(&self, listener: Box<dyn Listen>) {
+        if let Some(listeners) = self.listeners().as_mut() {
+            listeners.push(listener);
         }
     }
 
     /// A new listener for the events of `filter`'s probes, or of all when it is empty. At most
-    /// `capacity` batches wait for it.
+    /// `capacity` events wait for it.
     pub(super) fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
-        let (to, from) = channel(capacity.max(1));
-        let dropped = Arc::new(AtomicU64::new(0));
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(listeners) = listeners.as_mut() {
-            listeners.push(Listener {
-                filter,
-                queue: to,
-                dropped: Arc::clone(&dropped),
-            });
-        }
-        Subscription {
-            queue: from,
-            dropped,
-        }
+        let (into, from) = queue(capacity.saturating_mul(size_of::<Event>()));
+        self.listen(Box::new(Subscriber {
+            filter: filter.into_iter().collect(),
+            queue: into,
+        }));
+        Subscription { queue: from }
     }
 
     /// The machine has ended: streams end after what is queued.
     pub(super) fn close(&self) {
-        *self
-            .listeners
+        *self.listeners() = None;
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Option<Vec<Box<dyn Listen>>>> {
+        self.listeners
             .lock()
-            .unwrap_or_else(PoisonError::into_inner) = None;
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Listener {
-    /// `false` when nobody listens any more.
-    fn deliver(&self, events: &[Event], dropped: u64) -> bool {
+/// The filling end of a subscription.
+#[derive(Debug)]
+struct Subscriber {
+    /// Empty for all probes.
+    filter: HashSet<ProbeId>,
+    queue: Entrance<Vec<Event>>,
+}
+
+impl Listen for Subscriber {
+    fn hear(&mut self, events: &[Event], dropped: u64) -> bool {
+        if self.queue.is_abandoned() {
+            return false;
+        }
+        self.queue.lose(dropped);
         let wanted: Vec<Event> = if self.filter.is_empty() {
             events.to_vec()
         } else {
-            let wants = |event: &&Event| self.filter.contains(&event.probe);
-            events.iter().filter(wants).copied().collect()
+            let wanted = events
+                .iter()
+                .filter(|event| self.filter.contains(&event.probe));
+            wanted.copied().collect()
         };
-        let dropped = self.dropped.swap(0, Ordering::Relaxed) + dropped;
-        if wanted.is_empty() && dropped == 0 {
-            return !self.queue.is_closed();
-        }
-        match self.queue.try_send(Delivery {
-            events: wanted,
-            dropped,
-        }) {
-            Ok(()) => true,
-            Err(TrySendError::Closed(_)) => false,
-            Err(TrySendError::Full(lost)) => {
-                let lost = lost.dropped + lost.events.len() as u64;
-                self.dropped.fetch_add(lost, Ordering::Relaxed);
-                true
+        if wanted.is_empty() {
+            self.queue.tell();
+        } else {
+            let weight = wanted.len() * size_of::<Event>();
+            if let Err(lost) = self.queue.put(wanted, weight) {
+                self.queue.lose(lost.len() as u64);
             }
         }
+        true
     }
 }
 
 /// A stream of events of one machine.
 #[derive(Debug)]
 pub struct Subscription {
-    queue: Receiver<Delivery>,
-    dropped: Arc<AtomicU64>,
+    queue: Exit<Vec<Event>>,
 }
 
 impl Subscription {
     /// The next batch; `None` after the last one when the machine has ended.
     pub async fn next(&mut self) -> Option<Delivery> {
-        match self.queue.recv().await {
-            Some(delivery) => Some(delivery),
-            None => self.rest(),
-        }
+        self.queue.next().await.map(Delivery::from)
     }
 
     /// As [`Subscription::next`], blocking the calling thread, which must not be one of an
     /// asynchronous runtime.
     pub fn blocking_next(&mut self) -> Option<Delivery> {
-        match self.queue.blocking_recv() {
-            Some(delivery) => Some(delivery),
-            None => self.rest(),
-        }
+        self.queue.blocking_next().map(Delivery::from)
     }
+}
 
-    fn rest(&mut self) -> Option<Delivery> {
-        let dropped = self.dropped.swap(0, Ordering::Relaxed);
-        (dropped > 0).then_some(Delivery {
-            events: Vec::new(),
-            dropped,
-        })
+impl From<Taken<Vec<Event>>> for Delivery {
+    fn from(taken: Taken<Vec<Event>>) -> Self {
+        Self {
+            events: taken.item.unwrap_or_default(),
+            dropped: taken.lost,
+        }
     }
 }
 
@@ -172,7 +171,7 @@ mod tests {
     #[test]
     fn a_slow_listener_learns_how_many_it_lost_and_the_other_loses_none() {
         let hub = Hub::open();
-        let mut slow = hub.subscribe(Vec::new(), 1);
+        let mut slow = hub.subscribe(Vec::new(), 2);
         let mut quick = hub.subscribe(Vec::new(), 8);
         for n in 0..3 {
             hub.deliver(&[event(n), event(n)], 0);
