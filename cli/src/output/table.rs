@@ -411,6 +411,7 @@ mod tests {
             first_entry_ns: None,
             stopped_at: None,
             disarmed: false,
+            skipped: Vec::new(),
         };
         let stopped = v1::Machine {
             state: v1::MachineState::Paused.into(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::SlotCode;
@@ -32,18 +33,27 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
         world: &dyn World,
     ) -> Result<(), CommitError> {
+        self.commit_timed(leaving, world).map(|_| ())
+    }
+
+    /// As [`Self::commit`]; returns for how long the virtual CPUs were stopped.
+    pub(super) fn commit_timed(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        world: &dyn World,
+    ) -> Result<Duration, CommitError> {
         if self.live.is_none() {
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
         let mut result = Ok(());
-        world
+        let stopped_for = world
             .stopped(&mut |mem, standing| {
                 self.change(leaving, mem, standing)
                     .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
                     .ok()
             })
             .map_err(CommitError::Stop)?;
-        result
+        result.map(|()| stopped_for)
     }
 
     /// Arms every site with an enabled probe, disarms every other, forgets the `leaving` probes at

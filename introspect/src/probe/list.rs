@@ -98,6 +98,7 @@ fn event_name(definition: &Definition) -> String {
         Target::Symbol { name, offset, .. } => {
             format!("{kind}_{}_{offset}", name.replace('.', "_"))
         }
+        Target::Functions { pattern, .. } => format!("{kind}_{pattern}"),
         Target::Address(at) => format!("{kind}_{at:#x}"),
     }
 }

@@ -1,7 +1,9 @@
 //! Probes: what users register, how it is planted, what it has counted.
 
 mod act;
+mod batch;
 mod commit;
+mod glob;
 pub mod hit;
 mod internal;
 mod list;
@@ -22,6 +24,8 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 
 use crate::definition::Kind;
+pub use batch::{Refusals, Registered, Skipped};
+pub use glob::BATCH_MAX;
 pub use plan::Refused;
 use spec::Actions;
 pub use spec::ProbeSpec;

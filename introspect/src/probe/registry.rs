@@ -21,6 +21,7 @@ use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
 use tracing::warn;
 
+use super::batch::Skipped;
 use super::commit::CommitError;
 use super::hit::KernelView;
 use super::patch::{LiveText, Text};
@@ -46,6 +47,32 @@ pub enum RegisterError {
         index: usize,
         /// Its definition.
         definition: String,
+        /// Why.
+        #[source]
+        source: Refused,
+    },
+    /// Some of the functions that a pattern of the batch stands for were refused.
+    #[error(
+        "probe {index} ({definition}): {count} of {functions} functions cannot be probed, so none \
+         was planted: name those you want, or have the others skipped (`--skip-refused`); the \
+         first"
+    )]
+    SomeRefused {
+        /// The pattern's position in the batch, from 0.
+        index: usize,
+        /// Its definition.
+        definition: String,
+        /// How many were refused.
+        count: usize,
+        /// How many match.
+        functions: usize,
+        /// The first that was refused.
+        #[source]
+        first: Box<Skipped>,
+    },
+    /// No probe of the batch is to blame, but something the engine plants itself.
+    #[error("probes cannot be planted now")]
+    Unplanted {
         /// Why.
         #[source]
         source: Refused,
@@ -255,23 +282,8 @@ impl Registry {
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
         world.stopped(&mut |mem, standing| {
-            loop {
-                match self.change(&BTreeSet::new(), mem, standing) {
-                    Ok(table) => return Some(table),
-                    Err(Obstacle { at, why }) => {
-                        // Every round has fewer new probes, or one site less.
-                        let site = self.sites.get_mut(&at)?;
-                        let new = site.members.extract_if(.., |id| placed.contains(id));
-                        let before = refused.len();
-                        refused.extend(new.map(|id| (id, why.clone())));
-                        if !site.armed && (site.members.is_empty() || refused.len() == before) {
-                            self.sites.remove(&at);
-                        } else if refused.len() == before {
-                            return None;
-                        }
-                    }
-                }
-            }
+            self.change_what_can_be(&placed, &mut refused, mem, standing)
+                .ok()
         })?;
         for (id, why) in &refused {
             if let Some(probe) = self.probes.get_mut(id) {
@@ -281,77 +293,22 @@ impl Registry {
         Ok(refused)
     }
 
-    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the
-    /// probes are checked against the kernel image and stay pending; so do probes of modules that
-    /// are not loaded.
-    ///
-    /// # Errors
-    /// Names the first probe that was refused and why; nothing has changed then.
-    pub fn register(
+    /// Adds the probe `spec` and, once the kernel is live, its site.
+    pub(super) fn add(
         &mut self,
-        specs: &[ProbeSpec],
-        world: &dyn World,
-    ) -> Result<Vec<ProbeId>, RegisterError> {
-        let refused = |index: usize, source| RegisterError::Refused {
-            index,
-            definition: specs[index].definition.to_string(),
-            source,
-        };
-        for (index, spec) in specs.iter().enumerate() {
-            spec.check().map_err(|source| RegisterError::Spec {
-                index,
-                definition: spec.definition.to_string(),
-                source,
-            })?;
+        spec: &ProbeSpec,
+        point: Option<Probepoint>,
+    ) -> Result<ProbeId, Refused> {
+        let id = ProbeId(self.next_id);
+        let probe = self.probe(id, spec)?;
+        self.probes.insert(id, probe);
+        self.next_id = self.next_id.saturating_add(1);
+        if self.live.is_some()
+            && let Some(point) = point
+        {
+            self.place(id, point);
         }
-        if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
-            self.read_modules(world.memory());
-        }
-        let mut points = Vec::with_capacity(specs.len());
-        for (index, spec) in specs.iter().enumerate() {
-            points.push(match self.plan(spec, world.memory()) {
-                Ok(point) => Some(point),
-                Err(Refused::ModuleNotLoaded { .. }) => None,
-                Err(why) => return Err(refused(index, why)),
-            });
-        }
-        let addresses: Vec<Option<Gva>> = points
-            .iter()
-            .map(|point| Some(point.as_ref()?.displaced.at()))
-            .collect();
-        let mut ids = Vec::with_capacity(specs.len());
-        for (index, (spec, point)) in specs.iter().zip(points).enumerate() {
-            let id = ProbeId(self.next_id);
-            match self.probe(id, spec) {
-                Ok(probe) => self.probes.insert(id, probe),
-                Err(why) => {
-                    self.take_back(&ids, world);
-                    return Err(refused(index, why));
-                }
-            };
-            self.next_id = self.next_id.saturating_add(1);
-            ids.push(id);
-            if self.live.is_some()
-                && let Some(point) = point
-            {
-                self.place(id, point);
-            }
-        }
-        self.provide_internal(&BTreeSet::new(), world.memory());
-        self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.take_back(&ids, world);
-            match error {
-                CommitError::Stop(error) => error.into(),
-                CommitError::Site(Obstacle { at, why }) => {
-                    let index = specs
-                        .iter()
-                        .zip(&addresses)
-                        .position(|(spec, address)| !spec.disabled && *address == Some(at));
-                    refused(index.unwrap_or(0), why)
-                }
-            }
-        })?;
-        Ok(ids)
+        Ok(id)
     }
 
     /// A new probe, with its instances if it is a return probe.
@@ -378,7 +335,7 @@ impl Registry {
     }
 
     /// Forgets probes that were not committed.
-    fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
+    pub(super) fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
         for id in ids {
             self.unplace(*id);
             self.probes.remove(id);
@@ -485,17 +442,22 @@ impl Registry {
         self.switched_on
     }
 
+    /// What there is to be probed.
+    pub(super) fn kernel(&self) -> Kernel<'_> {
+        Kernel {
+            image: &self.image,
+            modules: self.modules.as_ref(),
+            formed: &self.formed,
+        }
+    }
+
     /// Finds and checks the probepoint of `spec`.
     pub(super) fn plan(
         &self,
         spec: &ProbeSpec,
         mem: &dyn PhysMemory,
     ) -> Result<Probepoint, Refused> {
-        let kernel = Kernel {
-            image: &self.image,
-            modules: self.modules.as_ref(),
-            formed: &self.formed,
-        };
+        let kernel = self.kernel();
         match &self.live {
             None => plan(spec, &kernel, &ImageText(&self.image)),
             Some(live) => {

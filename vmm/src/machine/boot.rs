@@ -245,7 +245,7 @@ fn start(
         shared.control.pause_now();
     }
     let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden);
-    registry.register(&config.probes, &Guest(&shared))?;
+    let registered = registry.register_batch(&config.probes, config.refusals, &Guest(&shared))?;
 
     let hub = Arc::new(Hub::open());
     let sink = Arc::clone(&hub);
@@ -262,6 +262,7 @@ fn start(
         image,
         shared,
         registry: Mutex::new(registry),
+        skipped: registered.skipped,
         console,
         hub,
         ioctls,

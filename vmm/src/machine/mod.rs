@@ -42,7 +42,9 @@ use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
-pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
+pub use hvprobe_introspect::probe::{
+    Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refusals, Registered, Skipped,
+};
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
 use tokio::sync::mpsc;
@@ -95,6 +97,8 @@ pub struct Machine {
     image: Arc<KernelImage>,
     shared: Arc<Shared>,
     registry: Mutex<Registry>,
+    /// Probes of the configuration that were refused before the boot, and left out.
+    skipped: Vec<Skipped>,
     console: Arc<ConsoleOutput>,
     hub: Arc<Hub>,
     ioctls: Vec<Arc<IoctlTotals>>,
@@ -110,7 +114,7 @@ impl World for Guest<'_> {
         &*self.0.ram
     }
 
-    fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError> {
+    fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError> {
         let ram = &*self.0.ram;
         self.0
             .control
@@ -264,7 +268,36 @@ impl Machine {
     /// # Errors
     /// Names the first probe that was refused, and why.
     pub fn register(&self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
-        self.registry().register(specs, &Guest(&self.shared))
+        Ok(self.register_batch(specs, Refusals::Fail)?.ids())
+    }
+
+    /// Registers a batch of probes in one stop of the virtual CPUs; `refusals` says what becomes of
+    /// the rest when one is refused.
+    ///
+    /// # Errors
+    /// As [`Machine::register`]; when refusals are skipped, only for what makes no sense anywhere.
+    pub fn register_batch(
+        &self,
+        specs: &[ProbeSpec],
+        refusals: Refusals,
+    ) -> Result<Registered, RegisterError> {
+        let registered = self
+            .registry()
+            .register_batch(specs, refusals, &Guest(&self.shared))?;
+        info!(
+            machine = self.config.name,
+            probes = registered.probes.len(),
+            skipped = registered.skipped.len(),
+            stopped_for = ?registered.stopped_for,
+            "probes registered"
+        );
+        Ok(registered)
+    }
+
+    /// The probes of the configuration that were refused before the boot, and left out.
+    #[must_use]
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
     }
 
     /// Unregisters probes, all or none.

@@ -6,6 +6,7 @@ mod batch;
 mod cpu;
 mod enable;
 mod ftrace;
+mod glob;
 mod hit;
 mod listed;
 mod mechanisms;

@@ -1,0 +1,94 @@
+//! Many probes: patterns, on a stock guest.
+
+use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
+use hvprobe_vmm::machine::{ProbeState, Refusals};
+
+#[test]
+fn pattern_counts_every_call_of_each_function_that_matches() {
+    const CALLS: u64 = 200;
+    if rig("patterns").is_none() {
+        return;
+    }
+    let script = "echo ready; read line; workload calls getpgid 200";
+    let mut running = Running::boot(guest(1, &["sh", "-c", script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let done = machine
+        .register_batch(
+            &[probe("p __x64_sys_getp[!p]*"), probe("r vfs_*")],
+            Refusals::Fail,
+        )
+        .expect("functions that can be probed");
+    eprintln!(
+        "{} probes, stopped for {:?}",
+        done.probes.len(),
+        done.stopped_for
+    );
+    let symbols = machine.image().symbols();
+    let expected = symbols
+        .iter()
+        .filter(|symbol| symbol.kind == SymbolKind::Text)
+        .filter(|symbol| symbol.name.starts_with("vfs_") && !symbol.name.contains('.'))
+        .count();
+    let returns = done.probes.iter().filter(|(index, _)| *index == 1);
+    assert_eq!(returns.count(), expected);
+    machine.console_input(b"\n");
+    let (ending, _) = running.end();
+    assert!(
+        machine
+            .probes()
+            .iter()
+            .all(|probe| probe.state == ProbeState::Placed)
+    );
+    let (mut reads, mut calls) = (0, 0);
+    for (index, id) in done.probes {
+        let info = info(&machine, id);
+        assert_eq!(info.counts.missed, 0, "{}", info.name);
+        match info.name.as_str() {
+            "p___x64_sys_getpgid_0" => {
+                calls += info.counts.hits;
+                assert_eq!(index, 0);
+            }
+            "r_vfs_read_0" => reads += info.counts.hits,
+            _ => {}
+        }
+    }
+    assert_eq!(calls, CALLS);
+    assert!(reads > 0);
+    assert_eq!(ending.guest_status, Some(0));
+}
+
+#[test]
+fn refused_functions_are_told_and_the_rest_is_planted_on_request() {
+    if rig("patterns with refused functions").is_none() {
+        return;
+    }
+    let mut running = Running::boot(guest(1, &["sh", "-c", "echo ready; read line"]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let batch = [probe("p *debug*")];
+    let error = chain(&machine.register(&batch).expect_err("some are noinstr"));
+    eprintln!("{error}");
+    assert!(error.contains("none was planted"), "{error}");
+    assert_eq!(machine.probes(), []);
+    let done = machine
+        .register_batch(&batch, Refusals::Skip)
+        .expect("the rest can be planted");
+    for skipped in &done.skipped {
+        eprintln!("{}: {}", skipped.target, chain(&skipped.why));
+    }
+    assert!(!done.skipped.is_empty() && done.probes.len() > done.skipped.len());
+    assert!(
+        machine
+            .probes()
+            .iter()
+            .all(|probe| probe.state == ProbeState::Placed)
+    );
+    machine.unregister(&done.ids()).expect("registered");
+    let error = chain(&machine.register(&[probe("p vfs_raed*")]).expect_err("none"));
+    assert!(error.contains("did you mean"), "{error}");
+    machine.console_input(b"\n");
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+}
