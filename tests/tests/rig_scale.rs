@@ -1,8 +1,12 @@
-//! Many probes: patterns, on a stock guest.
+//! Many probes: patterns and a batch of 10,000, on a stock guest.
+
+use std::time::Instant;
 
 use hvprobe_introspect::symbols::SymbolKind;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 use hvprobe_vmm::machine::{ProbeState, Refusals};
+
+const FUNCTION: &str = "__x64_sys_getpgid";
 
 #[test]
 fn pattern_counts_every_call_of_each_function_that_matches() {
@@ -28,7 +32,7 @@ fn pattern_counts_every_call_of_each_function_that_matches() {
     let symbols = machine.image().symbols();
     let expected = symbols
         .iter()
-        .filter(|symbol| symbol.kind == SymbolKind::Text)
+        .filter(|symbol| symbol.kind == SymbolKind::Text && machine.image().is_text(symbol.addr))
         .filter(|symbol| symbol.name.starts_with("vfs_") && !symbol.name.contains('.'))
         .count();
     let returns = done.probes.iter().filter(|(index, _)| *index == 1);
@@ -90,5 +94,55 @@ fn refused_functions_are_told_and_the_rest_is_planted_on_request() {
     assert!(error.contains("did you mean"), "{error}");
     machine.console_input(b"\n");
     let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+}
+
+#[test]
+fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
+    const PROBES: usize = 10_000;
+    const CALLS: u64 = 100;
+    if rig("10,000 probes").is_none() {
+        return;
+    }
+    let script = "echo ready; read line; workload calls getpgid 100; echo work done; read line";
+    let mut running = Running::boot(guest(1, &["sh", "-c", script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let symbols = machine.image().symbols();
+    let is_alone = |name: &str| symbols.lookup(name).is_ok();
+    let functions: Vec<&str> = symbols
+        .iter()
+        .filter(|symbol| machine.image().is_ftrace_site(symbol.addr))
+        .filter(|symbol| machine.image().is_text(symbol.addr) && is_alone(symbol.name))
+        .filter(|symbol| symbol.name != FUNCTION)
+        .map(|symbol| symbol.name)
+        .collect();
+    assert!(functions.len() > PROBES, "{}", functions.len());
+    // Spread over the kernel.
+    let spread = functions.iter().step_by(functions.len() / PROBES);
+    let mut batch: Vec<_> = spread.map(|name| probe(&format!("p {name}"))).collect();
+    batch.push(probe(&format!("p {FUNCTION}")));
+    let since = Instant::now();
+    let done = machine
+        .register_batch(&batch, Refusals::Skip)
+        .expect("the guest stops");
+    eprintln!(
+        "{} probes in {:?}, stopped for {:?}; {} refused",
+        done.probes.len(),
+        since.elapsed(),
+        done.stopped_for,
+        done.skipped.len()
+    );
+    assert!(done.probes.len() >= PROBES * 9 / 10);
+    machine.console_input(b"\n");
+    running.wait_for("work done");
+    let since = Instant::now();
+    let ids = done.ids();
+    let counted = info(&machine, ids[ids.len() - 1]);
+    machine.unregister(&ids).expect("registered");
+    eprintln!("unregistered in {:?}", since.elapsed());
+    assert_eq!((counted.counts.hits, counted.counts.missed), (CALLS, 0));
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
 }

@@ -3,6 +3,7 @@
 mod act;
 mod batch;
 mod commit;
+mod ghosts;
 mod glob;
 pub mod hit;
 mod internal;

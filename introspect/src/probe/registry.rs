@@ -23,6 +23,7 @@ use tracing::warn;
 
 use super::batch::Skipped;
 use super::commit::CommitError;
+use super::ghosts::Ghosts;
 use super::hit::KernelView;
 use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
@@ -182,7 +183,7 @@ pub struct Registry {
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) sites: BTreeMap<Gva, SiteState>,
     /// Boosted slots whose probe has left: someone may have been interrupted inside.
-    pub(super) ghosts: Vec<(Displaced, SlotCode)>,
+    pub(super) ghosts: Ghosts,
     /// The global switch.
     pub(super) switched_on: bool,
     /// Functions the engine wanted to watch and could not.
@@ -213,7 +214,7 @@ impl Registry {
             next_id: 1,
             probes: BTreeMap::new(),
             sites: BTreeMap::new(),
-            ghosts: Vec::new(),
+            ghosts: Ghosts::default(),
             switched_on: true,
             unwatched: BTreeSet::new(),
             ftrace_patches: false,
