@@ -1,10 +1,11 @@
-//! Many probes: patterns and a batch of 10,000, on a stock guest.
+//! Many probes, and hits that are too many: patterns, a batch of 10,000, and budgets, on a stock
+//! guest.
 
 use std::time::Instant;
 
 use hvprobe_introspect::symbols::SymbolKind;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
-use hvprobe_vmm::machine::{ProbeState, Refusals};
+use hvprobe_vmm::machine::{Budget, Excess, ProbeSpec, ProbeState, Refusals};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
@@ -142,6 +143,80 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
     machine.unregister(&ids).expect("registered");
     eprintln!("unregistered in {:?}", since.elapsed());
     assert_eq!((counted.counts.hits, counted.counts.missed), (CALLS, 0));
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+}
+
+/// A probe of the function with a budget.
+fn budgeted(rate: u32, excess: Excess) -> ProbeSpec {
+    ProbeSpec {
+        budget: Some(Budget {
+            max_rate: Some(rate),
+            max_share: None,
+            excess,
+        }),
+        ..probe(&format!("p {FUNCTION}"))
+    }
+}
+
+#[test]
+fn sampled_and_counted_hits_together_are_all_calls() {
+    const RATE: u32 = 20;
+    const CALLS: u64 = 2000;
+    if rig("sampling").is_none() {
+        return;
+    }
+    let script = "echo ready; read line; workload calls getpgid 2000";
+    let mut running = Running::boot(guest(1, &["sh", "-c", script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let id = running.register(budgeted(RATE, Excess::Sample));
+    let mut stream = machine.subscribe(vec![id], 1 << 12);
+    let since = Instant::now();
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    let windows = since.elapsed().as_secs() + 2;
+    let counts = info(&machine, id).counts;
+    eprintln!("{counts:?} in {windows} windows");
+    assert_eq!(counts.hits + counts.throttled + counts.missed, CALLS);
+    assert!(counts.throttled > 0 && counts.hits <= u64::from(RATE) * windows);
+    let (mut events, mut told) = (0, 0);
+    while let Some(delivery) = stream.blocking_next() {
+        assert_eq!(delivery.dropped, 0);
+        events += delivery.events.len() as u64;
+        told += delivery
+            .throttled
+            .iter()
+            .map(|notice| notice.throttled.count)
+            .sum::<u64>();
+    }
+    assert_eq!((events, told), (counts.hits, counts.throttled));
+    assert_clean(&ending, &printed, 0);
+}
+
+#[test]
+fn probe_beyond_its_budget_is_turned_off_and_can_be_enabled_again() {
+    const RATE: u32 = 50;
+    if rig("turning off").is_none() {
+        return;
+    }
+    let mut running = Running::boot(guest(1, &["workload", "stdin-hold", "1"]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let original = running.text(FUNCTION);
+    let id = running.register(budgeted(RATE, Excess::Disable));
+    for round in 1..=2 {
+        running.wait_while_running(|machine| info(machine, id).disabled);
+        let info = info(&machine, id);
+        assert!(info.turned_off, "{info:?}");
+        assert_eq!(info.counts.hits, round * u64::from(RATE));
+        assert!(info.counts.throttled > 0);
+        assert_eq!(running.text(FUNCTION), original);
+        if round == 1 {
+            machine.enable(&[id]).expect("can be planted");
+        }
+    }
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);

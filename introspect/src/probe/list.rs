@@ -41,6 +41,8 @@ impl Registry {
                 Place::At(_) => ProbeState::Placed,
             },
             disabled: probe.spec.disabled,
+            turned_off: probe.counters.is_tripped(),
+            budget: probe.spec.budget,
             mechanism: site.map(|site| self.mechanism(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),
@@ -86,7 +88,7 @@ impl Registry {
 
 /// The event's name as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with `_` for what an
 /// event name cannot hold (`__trace_kprobe_create` in kernel/trace/trace_kprobe.c).
-fn event_name(definition: &Definition) -> String {
+pub(super) fn event_name(definition: &Definition) -> String {
     if let Some(name) = &definition.name {
         return name.clone();
     }

@@ -2,6 +2,7 @@
 
 mod act;
 mod batch;
+mod budget;
 mod commit;
 mod ghosts;
 mod glob;
@@ -26,6 +27,7 @@ use hvprobe_arch::Gva;
 
 use crate::definition::Kind;
 pub use batch::{Refusals, Registered, Skipped};
+pub use budget::{Budget, Excess, Throttled};
 pub use glob::BATCH_MAX;
 pub use plan::Refused;
 use spec::Actions;
@@ -95,6 +97,10 @@ pub struct ProbeInfo {
     pub state: ProbeState,
     /// Registered but not armed.
     pub disabled: bool,
+    /// It has exceeded its budget, and is disabled for it or about to be.
+    pub turned_off: bool,
+    /// What its hits may take.
+    pub budget: Option<Budget>,
     /// How the displaced instruction takes effect, once planned.
     pub mechanism: Option<Mechanism>,
     /// For a return probe that is placed: how many calls may be in flight now.

@@ -22,6 +22,7 @@ use rustc_hash::FxHashSet;
 use tracing::warn;
 
 use super::batch::Skipped;
+use super::budget::Throttled;
 use super::commit::CommitError;
 use super::ghosts::Ghosts;
 use super::hit::KernelView;
@@ -186,6 +187,8 @@ pub struct Registry {
     pub(super) ghosts: Ghosts,
     /// The global switch.
     pub(super) switched_on: bool,
+    /// What is to be told of probes that have left.
+    pub(super) last_throttled: Vec<Throttled>,
     /// Functions the engine wanted to watch and could not.
     pub(super) unwatched: BTreeSet<&'static str>,
     /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
@@ -216,6 +219,7 @@ impl Registry {
             sites: BTreeMap::new(),
             ghosts: Ghosts::default(),
             switched_on: true,
+            last_throttled: Vec::new(),
             unwatched: BTreeSet::new(),
             ftrace_patches: false,
             returns: Arc::new(Returns {
@@ -328,7 +332,7 @@ impl Registry {
         };
         Ok(Probe {
             spec: spec.clone(),
-            counters: Arc::new(Counters::new(self.vcpus)),
+            counters: Arc::new(Counters::with_budget(self.vcpus, spec.budget.as_ref())),
             actions: Arc::new(spec.actions.clone()),
             pool,
             place: Place::Pending,
@@ -362,8 +366,8 @@ impl Registry {
             self.provide_internal(&BTreeSet::new(), world.memory());
             self.change_error(error, ids)
         })?;
-        for id in &leaving {
-            self.probes.remove(id);
+        for id in leaving {
+            self.forget_probe(id);
         }
         Ok(())
     }
@@ -399,6 +403,9 @@ impl Registry {
                 let source = Refused::Rewritten { at };
                 return Err(ChangeError::Refused { id, source });
             }
+        }
+        if enabled {
+            self.refill(ids);
         }
         let mut before = BTreeMap::new();
         for id in ids {

@@ -13,7 +13,7 @@ use tonic::{Code, Request, Response, Status};
 use super::convert::Captures;
 use super::error::Failure;
 use super::fleet::{Fleet, Handle};
-use super::{convert, limits};
+use super::{budget, convert, limits};
 use crate::machine::{Delivery, Subscription};
 
 /// Batches that wait for one client before it begins to lose events.
@@ -125,7 +125,17 @@ impl Feed {
     }
 
     async fn pass_on(&mut self, delivery: &Delivery) -> Result<(), Gone> {
+        if !delivery.throttled.is_empty() {
+            self.send(SubscribeResponse {
+                throttled: delivery.throttled.iter().map(budget::notice).collect(),
+                ..Default::default()
+            })
+            .await?;
+        }
         let mut dropped = delivery.dropped;
+        if delivery.events.is_empty() && dropped == 0 {
+            return Ok(());
+        }
         if delivery.events.is_empty() {
             let told = SubscribeResponse {
                 dropped,

@@ -15,7 +15,7 @@ use tonic::{Code, Request, Response, Status};
 use super::actions::{self, Meaningless};
 use super::error::{self, Failure, chain};
 use super::fleet::{Fleet, Handle};
-use super::limits;
+use super::{budget, limits};
 
 /// The service.
 #[derive(Debug)]
@@ -154,6 +154,7 @@ pub(super) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
             actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
             maxactive_auto: probe.maxactive_auto,
+            budget: probe.budget.map(budget::budget).transpose().map_err(bad)?,
             definition,
         });
     }

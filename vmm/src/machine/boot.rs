@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
+use std::time::Instant;
 
 use hvprobe_introspect::event::{Collector, EventProducer};
 use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
@@ -266,6 +267,7 @@ fn start(
         console,
         hub,
         ioctls,
+        throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {
             live: false,
             ending: None,

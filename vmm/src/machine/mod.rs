@@ -25,6 +25,7 @@ mod decide;
 mod kick;
 mod live;
 mod subscription;
+mod throttle;
 mod tripwire;
 mod vcpu;
 
@@ -32,7 +33,7 @@ use std::sync::atomic::{self, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -43,7 +44,8 @@ use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
 pub use hvprobe_introspect::probe::{
-    Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refusals, Registered, Skipped,
+    Budget, Excess, Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refusals, Registered,
+    Skipped, Throttled,
 };
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
@@ -57,6 +59,7 @@ pub use cpu_fd::Ioctls;
 pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
 pub use hvprobe_introspect::event::Event;
 pub use subscription::{Delivery, Subscription};
+pub use throttle::ThrottleNotice;
 
 use crate::CatchMode;
 use crate::devices::DeviceEvent;
@@ -64,7 +67,8 @@ use console::ConsoleOutput;
 use subscription::Hub;
 use vcpu::{IoctlTotals, Notice, Shared, Why};
 
-/// How often text under probes is looked at, whether the guest has rewritten it.
+/// How often text under probes is looked at, whether the guest has rewritten it, and their budgets,
+/// whether one was exceeded.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Why a running machine could not be paused.
@@ -102,6 +106,8 @@ pub struct Machine {
     console: Arc<ConsoleOutput>,
     hub: Arc<Hub>,
     ioctls: Vec<Arc<IoctlTotals>>,
+    /// When it was last looked for hits that were throttled; after `registry`.
+    throttle_looked: Mutex<Instant>,
     life: Mutex<Life>,
     changed: Condvar,
 }
@@ -248,6 +254,7 @@ impl Machine {
             Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}
             Err(error) => warn!(%error, "the guest is ended with its probes in place"),
         }
+        self.tell_throttled();
         self.shared.control.end();
         self.wait()
     }
@@ -305,7 +312,9 @@ impl Machine {
     /// # Errors
     /// When one of them does not exist or the virtual CPUs do not stop.
     pub fn unregister(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry().unregister(ids, &Guest(&self.shared))
+        let unregistered = self.registry().unregister(ids, &Guest(&self.shared));
+        self.tell_throttled();
+        unregistered
     }
 
     /// Enables probes, all or none.
@@ -321,8 +330,11 @@ impl Machine {
     /// # Errors
     /// As [`Machine::unregister`].
     pub fn disable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry()
-            .set_enabled(ids, false, &Guest(&self.shared))
+        let disabled = self
+            .registry()
+            .set_enabled(ids, false, &Guest(&self.shared));
+        self.tell_throttled();
+        disabled
     }
 
     /// The global switch: takes every patch out of the guest, or arms every enabled probe again.
@@ -390,6 +402,12 @@ impl Machine {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn throttle_looked(&self) -> MutexGuard<'_, Instant> {
+        self.throttle_looked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn life(&self) -> MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -403,9 +421,16 @@ impl Machine {
     ) {
         let mut left = vcpus.len();
         let mut first = None;
+        let mut watched = Instant::now();
         while left > 0 {
-            match notices.recv_timeout(WATCH) {
-                Err(RecvTimeoutError::Timeout) => self.registry().watch(&*self.shared.ram),
+            // However many notices there are.
+            if watched.elapsed() >= WATCH {
+                self.registry().watch(&*self.shared.ram);
+                self.tell_throttled();
+                watched = Instant::now();
+            }
+            match notices.recv_timeout(WATCH.saturating_sub(watched.elapsed())) {
+                Err(RecvTimeoutError::Timeout) => {}
                 Ok(Notice::Ftrace { vcpu, begins }) => {
                     let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
                     if let Err(error) = patches {
@@ -437,6 +462,7 @@ impl Machine {
             panicked |= thread.join().is_err();
         }
         collector.finish();
+        self.tell_throttled();
         self.console.close();
         self.hub.close();
         self.shared.decisions.close();

@@ -18,6 +18,7 @@ mod returns;
 mod rewritten;
 mod slots;
 mod switch;
+mod throttle;
 mod window;
 
 use std::rc::Rc;
