@@ -398,10 +398,13 @@ mod tests {
             }),
             ..disarmed.clone()
         };
-        check(&probes(&[placed.clone(), throttled]), expect![[r#"
+        check(
+            &probes(&[placed.clone(), throttled]),
+            expect![[r#"
             ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                              HITS  MISSED  FAULTS  ORPHANS  THROTTLED  ACTIONS
              1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]             12345       0       0        -          -
-             1  r_vfs_read_0  0xffffffff81234560  r     vfs_read+0x1b  [DISABLED] [THROTTLED] [BOOSTED]  12345       0       0        2         77  post max-rate=100/s throttle=disable"#]]);
+             1  r_vfs_read_0  0xffffffff81234560  r     vfs_read+0x1b  [DISABLED] [THROTTLED] [BOOSTED]  12345       0       0        2         77  post max-rate=100/s throttle=disable"#]],
+        );
         let gone = v1::Probe {
             state: v1::ProbeState::Gone.into(),
             ..placed.clone()
