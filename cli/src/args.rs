@@ -109,9 +109,14 @@ pub(crate) struct Guest {
     pub(crate) memory: Size,
 
     /// Probe to plant as soon as the kernel's text is final: `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or
-    /// `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR` for the returns of a function; repeatable
+    /// `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR` for the returns of a function; a pattern such as
+    /// `vfs_*` in the place of SYM stands for every function that matches; repeatable
     #[arg(short, long = "probe", value_name = "DEFINITION")]
     pub(crate) probes: Vec<String>,
+
+    /// Leave out probes of places that cannot be probed, and say which, instead of failing
+    #[arg(long)]
+    pub(crate) skip_refused: bool,
 
     /// Program to run in the guest, with its arguments [default: a shell on the console]
     #[arg(last = true, value_name = "COMMAND")]
@@ -253,6 +258,7 @@ Examples:
   hvprobe probe add --disabled 'p tcp_sendmsg+0x20'
   hvprobe probe add --capture '+0(%si):64' --stop 'p do_exit'
   hvprobe probe add --maxactive auto --when '%dx>=4096' 'r vfs_write'
+  hvprobe probe add --skip-refused 'p tcp_*' 'r ext4:ext4_get_[a-f]*'
 
 The probes stay until they are removed or the machine ends.")]
 pub(crate) struct Add {
@@ -263,7 +269,12 @@ pub(crate) struct Add {
     #[arg(long)]
     pub(crate) disabled: bool,
 
-    /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`
+    /// Leave out probes of places that cannot be probed, and say which, instead of failing
+    #[arg(long)]
+    pub(crate) skip_refused: bool,
+
+    /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`; a pattern such
+    /// as `vfs_*` in the place of SYM stands for every function that matches
     #[arg(required = true, value_name = "DEFINITION")]
     pub(crate) definitions: Vec<String>,
 
@@ -280,7 +291,7 @@ pub(crate) struct Add {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Probe {
-    /// Plant probes, all or none
+    /// Plant probes, all or none unless told otherwise
     Add(Box<Add>),
     /// Take probes out
     #[command(visible_alias = "rm")]

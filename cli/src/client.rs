@@ -72,7 +72,7 @@ impl Client {
             .await
             .context("the server does not speak gRPC")?;
         Ok(Self {
-            machines: MachinesClient::new(channel.clone()),
+            machines: MachinesClient::new(channel.clone()).max_decoding_message_size(LISTS),
             probes: ProbesClient::new(channel.clone()).max_decoding_message_size(LISTS),
             events: EventsClient::new(channel.clone()),
             decisions: DecisionsClient::new(channel.clone()),

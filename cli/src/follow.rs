@@ -5,6 +5,7 @@ use std::io;
 
 use hvprobe_proto::v1::{Ending, SubscribeRequest, SubscribeResponse};
 
+use crate::budget;
 use crate::client::Client;
 use crate::failure::Refused;
 use crate::output::events::{self, Labels};
@@ -83,6 +84,13 @@ impl Printer {
                     count: batch.dropped,
                 })?,
                 Format::Text | Format::Aside => events::dropped(batch.dropped),
+            };
+            writeln!(text, "{line}")?;
+        }
+        for notice in &batch.throttled {
+            let line = match self.format {
+                Format::Json => serde_json::to_string(&json::Line::throttled(machine, notice))?,
+                Format::Text | Format::Aside => budget::notice(notice),
             };
             writeln!(text, "{line}")?;
         }
@@ -175,6 +183,34 @@ mod tests {
         "#]],
         );
         assert_eq!((printer.tally.events, printer.tally.dropped), (2, 5));
+    }
+
+    #[test]
+    fn throttled_hits_are_told() {
+        let throttled = SubscribeResponse {
+            throttled: vec![hvprobe_proto::v1::Throttled {
+                probe: 3,
+                name: "p_vfs_read_0".into(),
+                count: 17,
+                window_ns: 500_000_000,
+                disabled: true,
+            }],
+            ..batch(0, 0)
+        };
+        check(
+            &mut Printer::new(Format::Text, None),
+            &throttled,
+            expect![[r#"
+                # p_vfs_read_0: 17 hits throttled within 0.50 s; the probe is disabled, `hvprobe probe enable` turns it on again
+            "#]],
+        );
+        check(
+            &mut Printer::new(Format::Json, None),
+            &throttled,
+            expect![[r#"
+                {"type":"throttled","machine":"vm0","probe":3,"event":"p_vfs_read_0","count":17,"window_ns":500000000,"disabled":true}
+            "#]],
+        );
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub(crate) fn request(
         memory: guest.memory.0,
         command: guest.command,
         probes,
+        skip_refused: guest.skip_refused,
     })
 }
 

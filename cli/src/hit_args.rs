@@ -4,6 +4,7 @@ use clap::Args;
 use hvprobe_proto::v1::{self, Mechanism, actions};
 use hvprobe_vmm::definition::{self, Definition, Kind, ParseError};
 
+use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;
 use crate::syntax::{self, Capture};
 
@@ -53,6 +54,9 @@ pub(crate) struct HitArgs {
     /// How the instruction takes effect, at least [default: the cheapest that will do]
     #[arg(long, value_name = "HOW")]
     mechanism: Option<How>,
+
+    #[command(flatten)]
+    budget: BudgetArgs,
 }
 
 /// For whom the guest waits at a hit.
@@ -101,6 +105,7 @@ impl HitArgs {
             definition: text.to_owned(),
             mechanism: mechanism.into(),
             actions: self.actions(hold)?,
+            budget: self.budget.budget(),
             ..Default::default()
         };
         match self.maxactive.as_deref() {

@@ -4,6 +4,7 @@
 //! a socket, `run` and `doctor` start it in the same process.
 
 mod args;
+mod budget;
 mod client;
 mod clock;
 mod console;

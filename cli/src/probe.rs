@@ -1,17 +1,21 @@
 //! `hvprobe probe`: probes of a server's machine.
 
+use std::collections::HashSet;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use hvprobe_proto::v1::{
     self, ArmAllRequest, DisableRequest, DisarmAllRequest, EnableRequest, RegisterRequest,
     SetOptimizationRequest, UnregisterRequest,
 };
 
+use tracing::info;
+
 use crate::args::{Add, ChosenProbes, Probe, Switch};
 use crate::client::{self, Client};
 use crate::definition;
 use crate::failure::{DONE, Refused};
-use crate::output::{self, json, table};
+use crate::output::{self, json, skipped, table};
 
 pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
     match command {
@@ -19,6 +23,7 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             let Add {
                 on,
                 disabled,
+                skip_refused,
                 hit,
                 hold,
                 definitions,
@@ -29,9 +34,19 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             let request = RegisterRequest {
                 machine: machine.clone(),
                 probes,
+                skip_refused,
             };
             let answer = client.probes.register(request).await;
-            let ids = answer.map_err(Refused::from)?.into_inner().ids;
+            let registered = answer.map_err(Refused::from)?.into_inner();
+            if let Some(skipped) = skipped::text(&registered.skipped) {
+                output::tell(format_args!("{skipped}"));
+            }
+            info!(
+                probes = registered.ids.len(),
+                stopped_for = ?Duration::from_nanos(registered.stopped_ns),
+                "probes registered"
+            );
+            let ids: HashSet<u32> = registered.ids.into_iter().collect();
             let mut probes = client.list_probes(&machine).await?;
             probes.retain(|probe| ids.contains(&probe.id));
             list(&probes, json)

@@ -23,7 +23,7 @@ use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::follow::{self, Batch, Format, Printer};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
-use crate::output::table;
+use crate::output::{skipped, table};
 use crate::progress::Progress;
 use crate::signals::Interrupt;
 use crate::{doctor, guest, output, size, trace};
@@ -90,6 +90,9 @@ async fn boot_and_follow(
         () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
     };
     timings.mark("machine booted");
+    if let Some(skipped) = skipped::text(&booted.skipped) {
+        progress.tell(&skipped);
+    }
     tokio::select! {
         doubt = doctor::doubt(&mut client, &booted) => {
             if let Some(doubt) = doubt {

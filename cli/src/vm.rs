@@ -8,7 +8,7 @@ use crate::args::{Boot, NamedMachine, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
 use crate::failure::{DONE, INTERRUPTED, Refused};
-use crate::output::{self, json, table};
+use crate::output::{self, json, skipped, table};
 use crate::signals::Interrupt;
 use crate::{doctor, guest};
 
@@ -30,6 +30,9 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 json::print(&json::Machine::from(&machine))?;
             } else {
                 output::print(&machine.name)?;
+            }
+            if let Some(skipped) = skipped::text(&machine.skipped) {
+                output::tell(format_args!("{skipped}"));
             }
             if let Some(doubt) = doctor::doubt(&mut client, &machine).await {
                 output::tell(format_args!("{doubt}"));

@@ -7,6 +7,8 @@
 //!     target/release/examples/hit_cost emulated 1000
 //! ```
 //!
+//! A third argument is how many other probes there are, up to 500: the cost does not depend on it.
+//!
 //! The number after `Collected :` is the instructions that all the hits took in the engine: looking
 //! the probe up, carrying the instruction out, reading the task and queueing the event. It is the
 //! same in every run, as the collector, whose part is not counted, never gets to wake anybody. What
@@ -20,10 +22,10 @@ use std::sync::mpsc;
 use hvprobe_arch::Gva;
 use hvprobe_introspect::definition::parse;
 use hvprobe_introspect::event::Collector;
-use hvprobe_introspect::probe::ProbeSpec;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_introspect::probe::spec::Actions;
+use hvprobe_introspect::probe::{ProbeSpec, Refusals};
 // The shared guest below names these as its own crate's.
 use hvprobe_introspect::{hidden, image, probe, world};
 
@@ -74,15 +76,21 @@ const COPY_LEN: u64 = 4;
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let parsed = || {
-        let [mechanism, hits] = arguments.as_slice() else {
+        let [mechanism, hits, others @ ..] = arguments.as_slice() else {
             return None;
         };
+        let others = match others {
+            [] => 0,
+            [others] => others.parse().ok().filter(|others| *others <= 500)?,
+            _ => return None,
+        };
         let (_, mechanism) = Mechanism::ALL.iter().find(|(name, _)| name == mechanism)?;
-        Some((*mechanism, hits.parse().ok().filter(|hits| *hits > 0)?))
+        let hits = hits.parse().ok().filter(|hits| *hits > 0)?;
+        Some((*mechanism, hits, others))
     };
-    let Some((mechanism, count)) = parsed() else {
+    let Some((mechanism, count, others)) = parsed() else {
         let names = Mechanism::ALL.map(|(name, _)| name).join("|");
-        eprintln!("usage: hit_cost {names} HITS");
+        eprintln!("usage: hit_cost {names} HITS [OTHERS]");
         return ExitCode::from(2);
     };
 
@@ -105,6 +113,11 @@ fn main() -> ExitCode {
         }
     });
     registry.register(&specs, &guest).expect("legal");
+    let other = |n| ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"));
+    let others: Vec<_> = (10..10 + others).map(other).collect();
+    // What takes a slot when there is none left is left out.
+    let others = registry.register_batch(&others, Refusals::Skip, &guest);
+    others.expect("the guest stops");
 
     // The ring takes all events, and its collector is kept busy with the first one.
     let (go_on, wait) = mpsc::channel::<()>();

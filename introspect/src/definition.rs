@@ -7,18 +7,24 @@
 //! definition = "p" [":" NAME] blanks target ["%return"]
 //!            | "r" [MAXACTIVE] [":" NAME] blanks target ["%return"]
 //! NAME       = identifier | identifier "/" identifier      (group and event)
-//! target     = [MODULE ":"] SYMBOL ["+" OFFSET] | "0x" HEX
+//! target     = [MODULE ":"] SYMBOL ["+" OFFSET] | [MODULE ":"] PATTERN | "0x" HEX
 //! OFFSET, MAXACTIVE = decimal | "0x" HEX
 //! ```
 //!
 //! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
-//! a return probe is 0. Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
+//! a return probe is 0. A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
+//! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
 //! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
 //! that language is refused by name, never read as something it is not.
+
+mod pattern;
 
 use std::fmt;
 
 use hvprobe_arch::Gva;
+
+pub(crate) use pattern::{is_event_name, is_symbol_name};
+use pattern::{is_pattern, read_pattern};
 
 /// The longest event or group name, as in the kernel (`MAX_EVENT_NAME_LEN` less the final NUL).
 const LONGEST_NAME: usize = 63;
@@ -65,6 +71,13 @@ pub enum Target {
         /// Bytes from its start.
         offset: u64,
     },
+    /// Every function whose name matches.
+    Functions {
+        /// The module whose functions; when absent, those of the kernel and of all its modules.
+        module: Option<String>,
+        /// What the names match: a shell-style pattern.
+        pattern: String,
+    },
     /// An address in the guest kernel.
     Address(Gva),
 }
@@ -108,6 +121,12 @@ impl fmt::Display for Target {
                     0 => Ok(()),
                     offset => write!(f, "+{offset:#x}"),
                 }
+            }
+            Self::Functions { module, pattern } => {
+                if let Some(module) = module {
+                    write!(f, "{module}:")?;
+                }
+                f.write_str(pattern)
             }
             Self::Address(at) => write!(f, "{at}"),
         }
@@ -188,6 +207,12 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
         return error(
             at + word.find('+').unwrap_or(0),
             "a return probe begins at the function's entry: leave out the offset",
+        );
+    }
+    if let (Target::Functions { .. }, Some(_), Some(colon)) = (&target, &name, head.find(':')) {
+        return error(
+            column + colon,
+            "a name belongs to one probe: leave it out, the probes of a pattern have names of their own",
         );
     }
     if let Some(&(column, word)) = words.get(2) {
@@ -382,6 +407,10 @@ fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> 
             (Some(module.to_owned()), rest, column)
         }
     };
+    if is_pattern(place) {
+        let pattern = read_pattern(column, place)?;
+        return Ok((Target::Functions { module, pattern }, returns));
+    }
     let (name, offset) = symbol(column, place)?;
     let target = Target::Symbol {
         module,
@@ -487,7 +516,7 @@ fn number(column: usize, word: &str, what: &str) -> Result<u64, ParseError> {
 /// The message for a third word.
 fn trailing(target: &Target, word: &str) -> String {
     match target {
-        Target::Symbol { .. } if strip_hex(word).is_some() => {
+        Target::Symbol { .. } | Target::Functions { .. } if strip_hex(word).is_some() => {
             "both a symbol and an address given: give one of them".to_owned()
         }
         _ if word == "if" => "not supported: filters".to_owned(),

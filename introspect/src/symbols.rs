@@ -79,7 +79,8 @@ pub enum LookupError {
 #[error("bad pattern")]
 pub struct PatternError(#[from] globset::Error);
 
-struct Offer<'a>(&'a [String]);
+/// `; did you mean …?`, or nothing.
+pub(crate) struct Offer<'a>(pub(crate) &'a [String]);
 
 impl fmt::Display for Offer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -291,7 +292,7 @@ impl Symbols {
 
     /// Names of code like `name`, best first: few edits away, with a prefix as wrappers have (`sys_read`
     /// finds `__x64_sys_read`), or containing it.
-    fn near(&self, name: &str) -> Vec<String> {
+    pub(crate) fn near(&self, name: &str) -> Vec<String> {
         /// Longer names are not typed by hand, and the edit distance is quadratic.
         const LONGEST: usize = 128;
         /// Shorter texts occur in too many names to mean anything.

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{Levels, PageTables, entry};
@@ -312,7 +312,7 @@ impl World for Guest {
         &self.mem
     }
 
-    fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError> {
+    fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError> {
         if self.refuses.get() {
             return Err(StopError::Unresponsive {
                 vcpu: 1,
@@ -323,10 +323,11 @@ impl World for Guest {
         if let Some(act) = self.meanwhile.take() {
             act(self);
         }
+        let since = Instant::now();
         if let Some(table) = change(&self.mem, &self.standing.borrow()) {
             *self.table.borrow_mut() = table;
         }
-        Ok(())
+        Ok(since.elapsed())
     }
 
     fn collect(&self) {

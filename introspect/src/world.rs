@@ -49,11 +49,12 @@ pub trait World {
     fn memory(&self) -> &dyn PhysMemory;
 
     /// Stops every virtual CPU outside the slots, runs `change` once, hands the table it returns to
-    /// every virtual CPU, and lets them go on.
+    /// every virtual CPU, and lets them go on. Returns for how long they were stopped, from the
+    /// request to stop until they were let go.
     ///
     /// # Errors
     /// When a virtual CPU cannot be stopped; then `change` has not run.
-    fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError>;
+    fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError>;
 
     /// Hands on what detours have recorded up to now. Returns when that is done; a record that a
     /// task was interrupted in the middle of is not waited for.

@@ -8,10 +8,10 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_introspect::definition::parse;
 use hvprobe_introspect::event::Collector;
-use hvprobe_introspect::probe::ProbeSpec;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_introspect::probe::spec::{Actions, Change, Decision, Hold, Item};
+use hvprobe_introspect::probe::{Budget, Excess, ProbeSpec};
 // The shared guest below names these as its own crate's.
 use hvprobe_introspect::{hidden, image, probe, world};
 
@@ -264,6 +264,36 @@ fn hits_allocate_nothing_with_ten_probes_at_one_address_and_a_full_ring() {
     assert_eq!(calls, 0);
     assert_eq!(events + dropped, HITS * 10 * 7);
     assert!(dropped > 0, "the ring was never full");
+}
+
+#[test]
+fn hits_within_and_beyond_a_budget_allocate_nothing() {
+    let mut rig = Rig::new();
+    let budget = Budget {
+        max_rate: Some(10),
+        max_share: Some(50),
+        excess: Excess::Sample,
+    };
+    let spec = ProbeSpec {
+        budget: Some(budget),
+        actions: busy(),
+        ..ProbeSpec::from(parse("p filler_000").expect("a definition"))
+    };
+    let ids = rig.registry.register(&[spec], &rig.guest).expect("legal");
+    let list = rig.registry.list(&rig.guest.mem);
+    let at = list[0].addr.expect("placed");
+    let (calls, (events, dropped)) = calls_with(&rig, 64, |cpu| {
+        for _ in 0..HITS {
+            assert_eq!(cpu.hit_with(at, STACK.0), RESUME);
+        }
+    });
+    assert_eq!((calls, events, dropped), (0, 10, 0));
+    let list = rig.registry.list(&rig.guest.mem);
+    assert_eq!(list[0].id, ids[0]);
+    assert_eq!(
+        (list[0].counts.hits, list[0].counts.throttled),
+        (10, HITS - 10)
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use hvprobe_arch::Gva;
 use hvprobe_vmm::definition;
 use hvprobe_vmm::machine::{
     DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
-    ProbeSpec, State, Subscription,
+    ProbeSpec, Refusals, State, Subscription,
 };
 
 /// The rig the test runs in; `None`, and a line that says so, where there is none.
@@ -44,6 +44,7 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
         memory: 256 << 20,
         command: command.iter().map(|&word| word.to_owned()).collect(),
         probes: Vec::new(),
+        refusals: Refusals::Fail,
         paused: false,
         optimize: true,
     }

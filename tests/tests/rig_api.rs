@@ -128,6 +128,7 @@ impl Client {
         let request = RegisterRequest {
             machine: machine.into(),
             probes: specs(definitions),
+            skip_refused: false,
         };
         Ok(self.probes.register(request).await?.into_inner().ids)
     }
@@ -153,6 +154,7 @@ fn request(command: &[&str], probes: &[&str]) -> BootRequest {
         memory: guest.memory,
         command: guest.command,
         probes: specs(probes),
+        skip_refused: false,
     }
 }
 

@@ -13,6 +13,7 @@ use super::captured;
 use super::events::Label;
 use super::harmless;
 use super::summary::Row;
+use crate::budget;
 use crate::syntax::{actions_text, hex};
 
 /// A 64-bit value that is shown in hexadecimal.
@@ -38,6 +39,15 @@ pub(crate) enum Line {
     Event(Box<Event>),
     /// Events are missing from here on.
     Dropped { machine: String, count: u64 },
+    /// Hits beyond a probe's budget, which made no events.
+    Throttled {
+        machine: String,
+        probe: u32,
+        event: String,
+        count: u64,
+        window_ns: u64,
+        disabled: bool,
+    },
     /// A machine has ended; nothing more comes from it.
     Ended {
         machine: String,
@@ -170,6 +180,18 @@ impl From<v1::Registers> for Registers {
 }
 
 impl Line {
+    /// What was throttled on `machine`.
+    pub(crate) fn throttled(machine: &str, notice: &v1::Throttled) -> Self {
+        Self::Throttled {
+            machine: machine.to_owned(),
+            probe: notice.probe,
+            event: notice.name.clone(),
+            count: notice.count,
+            window_ns: notice.window_ns,
+            disabled: notice.disabled,
+        }
+    }
+
     /// A hit on `machine`.
     pub(crate) fn event(machine: &str, event: v1::Event, label: Label) -> Self {
         let captured = label.captures.split(&event).into_iter();
@@ -231,6 +253,7 @@ pub(crate) struct Summary {
     mechanism: Option<&'static str>,
     hits: Option<u64>,
     missed: Option<u64>,
+    throttled: u64,
     events: u64,
     cost_median_ns: Option<u64>,
     cost_p99_ns: Option<u64>,
@@ -249,6 +272,7 @@ impl From<&Row> for Summary {
             mechanism: row.mechanism,
             hits: row.hits,
             missed: row.missed,
+            throttled: row.throttled,
             events: row.events,
             cost_median_ns: row.cost_ns.map(|(median, _)| median),
             cost_p99_ns: row.cost_ns.map(|(_, p99)| p99),
@@ -321,6 +345,9 @@ pub(crate) struct Probe {
     vetoed: u64,
     orphans: u64,
     errors: u64,
+    throttled: u64,
+    turned_off: bool,
+    budget: Vec<String>,
     actions: Vec<String>,
 }
 
@@ -347,6 +374,9 @@ impl From<&v1::Probe> for Probe {
             vetoed: probe.vetoed,
             orphans: probe.orphans,
             errors: probe.errors,
+            throttled: probe.throttled,
+            turned_off: probe.turned_off,
+            budget: probe.budget.as_ref().map(budget::text).unwrap_or_default(),
             actions: actions_text(&probe.actions.clone().unwrap_or_default()),
         }
     }

@@ -7,6 +7,7 @@
 pub(crate) mod captured;
 pub(crate) mod events;
 pub(crate) mod json;
+pub(crate) mod skipped;
 pub(crate) mod summary;
 pub(crate) mod table;
 

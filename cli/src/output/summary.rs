@@ -64,6 +64,7 @@ impl Tally {
                 mechanism: table::mechanism(probe.mechanism()),
                 hits: Some(probe.hits),
                 missed: Some(probe.missed),
+                throttled: probe.throttled,
                 events: seen.map_or(0, |seen| seen.costs.len()),
                 cost_ns: seen.map(|seen| quantiles(&seen.costs)),
                 duration_ns: seen.and_then(Seen::durations),
@@ -88,6 +89,7 @@ impl Tally {
                 mechanism: None,
                 hits: None,
                 missed: None,
+                throttled: 0,
                 events: seen.costs.len(),
                 cost_ns: Some(quantiles(&seen.costs)),
                 duration_ns: seen.durations(),
@@ -133,6 +135,7 @@ pub(crate) struct Row {
     pub(crate) mechanism: Option<&'static str>,
     pub(crate) hits: Option<u64>,
     pub(crate) missed: Option<u64>,
+    pub(crate) throttled: u64,
     pub(crate) events: u64,
     /// Median and 99th percentile.
     pub(crate) cost_ns: Option<(u64, u64)>,
@@ -188,6 +191,13 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
             cells
         }),
     );
+    let throttled = rows.iter().filter(|row| row.throttled > 0);
+    for row in throttled {
+        text.push_str(&format!(
+            "\n{} hits of {} were throttled; HITS does not count them",
+            row.throttled, row.name
+        ));
+    }
     if dropped > 0 {
         text.push_str(&format!(
             "\n{dropped} events were dropped on the way here; HITS counts them, the rest does not"
@@ -239,6 +249,7 @@ mod tests {
             mechanism: v1::Mechanism::Emulated.into(),
             hits: 1003,
             missed: 1,
+            throttled: 55,
             ..Default::default()
         };
         let refused = v1::Probe {
@@ -254,6 +265,7 @@ mod tests {
             p_vfs_read_0  vfs_read  1003       1    1000  emulated                         5.02 µs         9.91 µs
             w             -            0       0       0  refused: mid-instruction               -               -
             p_vfs_read_0  vfs_read     -       -       1  -                         60129542.14 µs  60129542.14 µs
+            55 hits of p_vfs_read_0 were throttled; HITS does not count them
             3 events were dropped on the way here; HITS counts them, the rest does not"#]].assert_eq(&text(&rows, 3));
     }
 

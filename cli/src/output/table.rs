@@ -5,8 +5,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hvprobe_proto::v1;
 
 use super::harmless;
-use crate::size;
 use crate::syntax::actions_text;
+use crate::{budget, size};
 
 /// A column: its heading, and whether numbers stand in it.
 pub(crate) type Column = (&'static str, bool);
@@ -91,9 +91,17 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
         ("FAULTS", true),
         ("ORPHANS", true),
     ];
+    let with_budgets = probes.iter().any(|probe| probe.budget.is_some());
+    if with_budgets {
+        columns.push(("THROTTLED", true));
+    }
     let actions: Vec<String> = probes
         .iter()
-        .map(|probe| actions_text(&probe.actions.clone().unwrap_or_default()).join(" "))
+        .map(|probe| {
+            let mut words = actions_text(&probe.actions.clone().unwrap_or_default());
+            words.extend(probe.budget.iter().flat_map(budget::text));
+            words.join(" ")
+        })
         .collect();
     let with_actions = actions.iter().any(|actions| !actions.is_empty());
     if with_actions {
@@ -124,6 +132,12 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
                     _ => "-".to_owned(),
                 },
             ];
+            if with_budgets {
+                row.push(match probe.budget {
+                    Some(_) => probe.throttled.to_string(),
+                    None => "-".to_owned(),
+                });
+            }
             if with_actions {
                 row.push(actions);
             }
@@ -148,6 +162,9 @@ fn flags(probe: &v1::Probe) -> String {
         flags.push("[DISABLED]".to_owned());
     } else if placed && !probe.armed {
         flags.push("[DISARMED]".to_owned());
+    }
+    if probe.turned_off {
+        flags.push("[THROTTLED]".to_owned());
     }
     if let Some(mechanism) = mechanism(probe.mechanism()).filter(|_| placed) {
         flags.push(format!("[{}]", mechanism.to_uppercase()));
@@ -370,6 +387,25 @@ mod tests {
             armed: false,
             ..returns.clone()
         };
+        let throttled = v1::Probe {
+            armed: false,
+            disabled: true,
+            turned_off: true,
+            throttled: 77,
+            budget: Some(v1::Budget {
+                max_rate: 100,
+                max_cpu_percent: 0,
+                excess: v1::Excess::Disable.into(),
+            }),
+            ..disarmed.clone()
+        };
+        check(
+            &probes(&[placed.clone(), throttled]),
+            expect![[r#"
+            ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                              HITS  MISSED  FAULTS  ORPHANS  THROTTLED  ACTIONS
+             1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]             12345       0       0        -          -
+             1  r_vfs_read_0  0xffffffff81234560  r     vfs_read+0x1b  [DISABLED] [THROTTLED] [BOOSTED]  12345       0       0        2         77  post max-rate=100/s throttle=disable"#]],
+        );
         let gone = v1::Probe {
             state: v1::ProbeState::Gone.into(),
             ..placed.clone()
@@ -412,6 +448,7 @@ mod tests {
             first_entry_ns: None,
             stopped_at: None,
             disarmed: false,
+            skipped: Vec::new(),
         };
         let stopped = v1::Machine {
             state: v1::MachineState::Paused.into(),

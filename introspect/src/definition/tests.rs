@@ -1,5 +1,6 @@
 //! What is read, what is refused, and where the caret goes.
 
+mod patterns;
 mod round_trip;
 
 use expect_test::{Expect, expect};

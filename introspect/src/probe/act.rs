@@ -18,6 +18,8 @@ use crate::world::Clock;
 pub(super) struct Taken {
     pub(super) host_ns: u64,
     pub(super) guest_tsc: u64,
+    /// Members whose budget this hit is beyond: a bit for each of the first 64 of the site.
+    muted: u64,
 }
 
 impl Taken {
@@ -25,6 +27,27 @@ impl Taken {
         Self {
             host_ns: around.clock.host_ns(),
             guest_tsc: around.clock.guest_tsc(),
+            muted: 0,
+        }
+    }
+
+    /// The hit is beyond the budget of the site's member `index`. Of a member behind the 64th it is
+    /// forgotten, so that what comes after its pre-handler is reported.
+    pub(super) fn mute(&mut self, index: usize) {
+        let bit = u32::try_from(index).ok().and_then(|n| 1_u64.checked_shl(n));
+        self.muted |= bit.unwrap_or(0);
+    }
+
+    /// Whether the hit is beyond the budget of the site's member `index`.
+    pub(super) fn is_muted(&self, index: usize) -> bool {
+        index < 64 && self.muted >> index & 1 == 1
+    }
+
+    /// The same hit, taken up again after the guest was held.
+    pub(super) fn again(self, earlier: Self) -> Self {
+        Self {
+            muted: earlier.muted,
+            ..self
         }
     }
 }
@@ -53,17 +76,19 @@ pub(super) fn event(
     }
 }
 
-/// Adds `items`, the task and the cost to `event`, and queues it.
+/// Adds `items`, the task and the cost to `event`, and queues it. Returns the cost.
 pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     events: &mut EventProducer,
     mut event: Event,
     items: &[Item],
-) {
+) -> u64 {
     complete(scene, &mut event, items);
     let now = scene.around.clock.host_ns();
     event.cost_ns = now.saturating_sub(event.host_ns);
+    let cost_ns = event.cost_ns;
     events.push(event);
+    cost_ns
 }
 
 /// Adds `items` and the task to `event`.

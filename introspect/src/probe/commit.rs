@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::JUMP;
@@ -35,8 +36,17 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
         world: &dyn World,
     ) -> Result<(), CommitError> {
+        self.commit_timed(leaving, world).map(|_| ())
+    }
+
+    /// As [`Self::commit`]; returns for how long the virtual CPUs were stopped.
+    pub(super) fn commit_timed(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        world: &dyn World,
+    ) -> Result<Duration, CommitError> {
         if self.live.is_none() {
-            return Ok(());
+            return Ok(Duration::ZERO);
         }
         let mut jumps = Some(self.prepare_jumps(leaving, world.memory()));
         let mut result = Ok(());
@@ -47,8 +57,8 @@ impl Registry {
                 .ok()
         });
         self.give_jumps_back(jumps.unwrap_or_default());
-        stopped.map_err(CommitError::Stop)?;
-        result
+        let stopped_for = stopped.map_err(CommitError::Stop)?;
+        result.map(|()| stopped_for)
     }
 
     /// Arms every site with an enabled probe, with the jumps that were prepared or with an int3,

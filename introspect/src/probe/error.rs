@@ -1,5 +1,6 @@
 //! Why the registry did not do what it was asked for.
 
+use super::batch::Skipped;
 use super::spec::SpecError;
 use super::{ProbeId, Refused};
 use crate::world::StopError;
@@ -14,6 +15,32 @@ pub enum RegisterError {
         index: usize,
         /// Its definition.
         definition: String,
+        /// Why.
+        #[source]
+        source: Refused,
+    },
+    /// Some of the functions that a pattern of the batch stands for were refused.
+    #[error(
+        "probe {index} ({definition}): {count} of {functions} functions cannot be probed, so none \
+         was planted: name those you want, or have the others skipped (`--skip-refused`); the \
+         first"
+    )]
+    SomeRefused {
+        /// The pattern's position in the batch, from 0.
+        index: usize,
+        /// Its definition.
+        definition: String,
+        /// How many were refused.
+        count: usize,
+        /// How many match.
+        functions: usize,
+        /// The first that was refused.
+        #[source]
+        first: Box<Skipped>,
+    },
+    /// No probe of the batch is to blame, but something the engine plants itself.
+    #[error("probes cannot be planted now")]
+    Unplanted {
         /// Why.
         #[source]
         source: Refused,

@@ -423,10 +423,10 @@ impl State {
         index: u32,
         site: &Site,
         after: Option<ProbeId>,
-        taken: Taken,
+        mut taken: Taken,
         regs: &mut Regs,
     ) -> Outcome {
-        match self.pre_handlers(scene, site, after, &taken, regs) {
+        match self.pre_handlers(scene, site, after, &mut taken, regs) {
             Handled::Proceed => self.carry_out(scene, index, site, taken, regs),
             Handled::Diverted => Outcome::Resume { shadow: false },
             Handled::Hold(held) => Outcome::Hold(held),
@@ -439,14 +439,19 @@ impl State {
         decision: &Decision,
         regs: &mut Regs,
     ) -> Outcome {
-        let Some(Waiting { at, probe, .. }) = self.waiting.take() else {
+        let Some(Waiting {
+            at,
+            probe,
+            taken: earlier,
+        }) = self.waiting.take()
+        else {
             return Outcome::Resume { shadow: false };
         };
         let Some((index, site)) = scene.table.at(at) else {
             // The last probe here left meanwhile: the instruction is back in its place.
             return Outcome::Resume { shadow: false };
         };
-        let taken = Taken::now(scene.around);
+        let taken = Taken::now(scene.around).again(earlier);
         if let Some(member) = site.members.iter().find(|member| member.id == probe) {
             if !apply(&decision.changes, regs, &scene.memory()) {
                 member.counters.error(self.vcpu);
@@ -470,12 +475,12 @@ impl State {
         scene: &Scene<'_, M, C>,
         site: &Site,
         after: Option<ProbeId>,
-        taken: &Taken,
+        taken: &mut Taken,
         regs: &mut Regs,
     ) -> Handled {
-        let behind = |member: &&Member| after.is_none_or(|after| member.id > after);
-        for member in site.members.iter().filter(behind) {
-            let waiting = Waiting {
+        let behind = |(_, member): &(usize, &Member)| after.is_none_or(|after| member.id > after);
+        for (index, member) in site.members.iter().enumerate().filter(behind) {
+            let waiting = |taken: &Taken| Waiting {
                 at: site.displaced.at(),
                 probe: member.id,
                 taken: *taken,
@@ -491,7 +496,7 @@ impl State {
                     continue;
                 }
                 Role::Internal(internal) => {
-                    self.waiting = Some(waiting);
+                    self.waiting = Some(waiting(taken));
                     return Handled::Hold(match internal {
                         // Both functions watched take the module as their first argument.
                         Internal::Modules => Held::Modules(Gva(regs.rdi)),
@@ -501,14 +506,20 @@ impl State {
                     });
                 }
             };
-            member.counters.hit(self.vcpu);
-            let seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);
-            report(scene, &mut self.events, seen, &actions.capture);
+            let counters = &member.counters;
+            if counters.admit(self.vcpu, taken.host_ns) {
+                counters.hit(self.vcpu);
+                let seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);
+                let cost_ns = report(scene, &mut self.events, seen, &actions.capture);
+                counters.charge(taken.host_ns, cost_ns);
+            } else {
+                taken.mute(index);
+            }
             if !apply(&actions.changes, regs, &scene.memory()) {
                 member.counters.error(self.vcpu);
             }
             if let Some(hold) = &actions.hold {
-                self.waiting = Some(waiting);
+                self.waiting = Some(waiting(taken));
                 return Handled::Hold(match hold {
                     Hold::Stop => Held::Stop(member.id),
                     Hold::Ask { .. } => Held::Ask(member.id),

@@ -25,7 +25,6 @@ use super::table::Internal;
 use super::{ProbeId, ProbeSpec};
 use crate::definition::{Definition, Kind, Target};
 use crate::modules::ModuleState;
-use crate::symbols::LookupError;
 use crate::world::{StopError, World};
 
 const TASK_DEAD: &str = "do_task_dead";
@@ -141,13 +140,11 @@ impl Registry {
     pub(super) fn may_be_of_a_module(&self, spec: &ProbeSpec) -> bool {
         match &spec.definition.target {
             Target::Address(at) => !self.image.is_text(*at),
-            Target::Symbol {
+            Target::Functions { .. }
+            | Target::Symbol {
                 module: Some(_), ..
             } => true,
-            Target::Symbol { name, .. } => {
-                let found = self.image.symbols().lookup(name);
-                matches!(found, Err(LookupError::Unknown { .. }))
-            }
+            Target::Symbol { name, .. } => self.image.symbols().candidates(name).is_empty(),
         }
     }
 

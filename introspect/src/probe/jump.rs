@@ -181,6 +181,8 @@ impl Registry {
                 .is_some_and(|m| m > Mechanism::Optimized)
             {
                 Some("asks for an exit")
+            } else if probe.spec.budget.is_some() {
+                Some("has a budget")
             } else if probe.pool.is_some() {
                 unfollowable(probe)
             } else {

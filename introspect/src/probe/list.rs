@@ -42,6 +42,8 @@ impl Registry {
                 Place::At(_) => ProbeState::Placed,
             },
             disabled: probe.spec.disabled,
+            turned_off: probe.counters.is_tripped(),
+            budget: probe.spec.budget,
             mechanism: site.map(|site| self.mechanism(site)),
             unoptimized: site.and_then(|site| self.unoptimized(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
@@ -85,7 +87,7 @@ impl Registry {
 
 /// The event's name as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with `_` for what an
 /// event name cannot hold (`__trace_kprobe_create` in kernel/trace/trace_kprobe.c).
-fn event_name(definition: &Definition) -> String {
+pub(super) fn event_name(definition: &Definition) -> String {
     if let Some(name) = &definition.name {
         return name.clone();
     }
@@ -97,6 +99,7 @@ fn event_name(definition: &Definition) -> String {
         Target::Symbol { name, offset, .. } => {
             format!("{kind}_{}_{offset}", name.replace('.', "_"))
         }
+        Target::Functions { pattern, .. } => format!("{kind}_{pattern}"),
         Target::Address(at) => format!("{kind}_{at:#x}"),
     }
 }

@@ -146,9 +146,9 @@ impl Registry {
         let tables = live.view.tables;
         let refused = |source| Refused::Slot { at, source };
         if kind == SlotKind::Boosted
-            && let Some((_, code)) = self.ghosts.iter().find(|(ghost, _)| ghost == displaced)
+            && let Some(code) = self.ghosts.of(displaced)
         {
-            return Ok(Some(*code));
+            return Ok(Some(code));
         }
         self.hidden.map(mem, &tables).map_err(refused)?;
         if kind == SlotKind::Trapped {
@@ -191,9 +191,12 @@ impl Registry {
         mem: &dyn PhysMemory,
         standing: &[Standing],
     ) {
-        let is_taken =
-            |code: &SlotCode| taken.iter().any(|(_, other)| other.as_ref() == Some(code));
-        if self.ghosts.iter().all(|(_, code)| is_taken(code)) {
+        let taken: BTreeSet<Gva> = taken
+            .iter()
+            .filter_map(|(_, code)| Some(code.as_ref()?.at()))
+            .collect();
+        let is_taken = |code: &SlotCode| taken.contains(&code.at());
+        if self.ghosts.codes().all(is_taken) {
             return;
         }
         let Some(used) = self
@@ -202,14 +205,12 @@ impl Registry {
         else {
             return;
         };
-        let hidden = &mut self.hidden;
-        self.ghosts.retain(|(_, code)| {
-            let stays = used.contains(&code.at()) || is_taken(code);
-            if !stays {
-                put_back(hidden.release(mem, code.at()));
-            }
-            stays
-        });
+        let idle = |code: &&SlotCode| !used.contains(&code.at()) && !is_taken(code);
+        let idle: Vec<SlotCode> = self.ghosts.codes().filter(idle).copied().collect();
+        for code in idle {
+            self.ghosts.remove(&code);
+            put_back(self.hidden.release(mem, code.at()));
+        }
         info!(
             stay = self.ghosts.len(),
             "boosted slots of former probes given back"
@@ -220,7 +221,7 @@ impl Registry {
     /// unless they are ghosts.
     pub(super) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
         for code in taken.into_iter().filter_map(|(_, code)| code) {
-            if !self.ghosts.iter().any(|(_, ghost)| *ghost == code) {
+            if !self.ghosts.contains(&code) {
                 put_back(self.hidden.release(mem, code.at()));
             }
         }
@@ -228,7 +229,7 @@ impl Registry {
 
     /// A site has taken `code` into use, which may have been a ghost.
     pub(super) fn revive(&mut self, code: &SlotCode) {
-        self.ghosts.retain(|(_, ghost)| ghost != code);
+        self.ghosts.remove(code);
     }
 
     /// A site has no use for its slot any more.
@@ -239,7 +240,7 @@ impl Registry {
         mem: &dyn PhysMemory,
     ) {
         match code {
-            Some(code) if code.kind() == SlotKind::Boosted => self.ghosts.push((displaced, code)),
+            Some(code) if code.kind() == SlotKind::Boosted => self.ghosts.insert(displaced, code),
             Some(code) => put_back(self.hidden.release(mem, code.at())),
             None => {}
         }

@@ -1,8 +1,12 @@
 //! Probes: what users register, how it is planted, what it has counted.
 
 mod act;
+mod batch;
+mod budget;
 mod commit;
 mod error;
+mod ghosts;
+mod glob;
 pub mod hit;
 mod internal;
 mod jump;
@@ -27,6 +31,9 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 
 use crate::definition::Kind;
+pub use batch::{Refusals, Registered, Skipped};
+pub use budget::{Budget, Excess, Throttled};
+pub use glob::BATCH_MAX;
 pub use jump::Unoptimized;
 pub use plan::Refused;
 use spec::Actions;
@@ -100,6 +107,10 @@ pub struct ProbeInfo {
     pub state: ProbeState,
     /// Registered but not armed.
     pub disabled: bool,
+    /// It has exceeded its budget, and is disabled for it or about to be.
+    pub turned_off: bool,
+    /// What its hits may take.
+    pub budget: Option<Budget>,
     /// How the displaced instruction takes effect, once planned.
     pub mechanism: Option<Mechanism>,
     /// Why it is armed with an int3 and not optimized.

@@ -28,6 +28,30 @@ pub enum Refused {
     /// The symbol of a module is unknown or ambiguous.
     #[error(transparent)]
     ModuleSymbol(#[from] ModuleLookupError),
+    /// No function matches the pattern.
+    #[error("no function matches `{pattern}`{}", crate::symbols::Offer(.near))]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// Up to five names that look like it, best first.
+        near: Vec<String>,
+    },
+    /// More functions match the patterns of a batch than may be planted at once.
+    #[error("`{pattern}` brings the batch to {matches} probes or more; at most {max} are possible")]
+    TooManyMatches {
+        /// The pattern.
+        pattern: String,
+        /// How many there would be at least.
+        matches: usize,
+        /// How many may be.
+        max: usize,
+    },
+    /// A pattern where one place is wanted.
+    #[error("`{pattern}` is a pattern, which stands for no single place")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+    },
     /// A return probe cannot have its instances.
     #[error(transparent)]
     Instances(#[from] PoolError),
@@ -170,6 +194,14 @@ pub enum Refused {
     ModuleNotLoaded {
         /// Its name.
         module: String,
+    },
+    /// A pattern for functions of a module that is not loaded.
+    #[error("module {module} is not loaded, so nothing tells what `{pattern}` stands for")]
+    ModuleNeeded {
+        /// The module's name.
+        module: String,
+        /// The pattern.
+        pattern: String,
     },
     /// The copy cannot be made to work at its slot.
     #[error("the instruction at {at} cannot be relocated")]
@@ -432,7 +464,7 @@ pub(super) struct Kernel<'a> {
 
 impl<'a> Kernel<'a> {
     /// Whether the text of `module` is there, final, and stays until we are told.
-    fn is_loaded(&self, module: &Module) -> bool {
+    pub(super) fn is_loaded(&self, module: &Module) -> bool {
         match module.state() {
             ModuleState::Live => true,
             ModuleState::Coming => self.formed.contains(&module.address()),
@@ -514,6 +546,10 @@ fn resolve<'a>(
         Target::Address(at) => {
             let module = kernel.module_at(*at).map(Owner::Module);
             return Ok((*at, module.unwrap_or(image)));
+        }
+        Target::Functions { pattern, .. } => {
+            let pattern = pattern.clone();
+            return Err(Refused::Pattern { pattern });
         }
         Target::Symbol {
             module: Some(wanted),

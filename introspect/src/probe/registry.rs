@@ -16,13 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{Displaced, GateHead, SlotCode};
+use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
 use tracing::warn;
 
+use super::budget::Throttled;
 use super::commit::CommitError;
 pub use super::error::{ChangeError, RegisterError};
+use super::ghosts::Ghosts;
 use super::hit::KernelView;
 use super::jump::Jump;
 use super::patch::{LiveText, Text};
@@ -64,7 +66,7 @@ pub struct Registry {
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) sites: BTreeMap<Gva, SiteState>,
     /// Boosted slots whose probe has left: someone may have been interrupted inside.
-    pub(super) ghosts: Vec<(Displaced, SlotCode)>,
+    pub(super) ghosts: Ghosts,
     /// Jumps that were in use, with their detours: someone may have been interrupted inside.
     pub(super) ghost_jumps: Vec<(Gva, Jump)>,
     /// What probes that have left recorded with, and their ghosts still may.
@@ -81,6 +83,8 @@ pub struct Registry {
     pub(super) patience: Patience,
     /// The global switch.
     pub(super) switched_on: bool,
+    /// What is to be told of probes that have left.
+    pub(super) last_throttled: Vec<Throttled>,
     /// Functions the engine wanted to watch and could not.
     pub(super) unwatched: BTreeSet<&'static str>,
     /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
@@ -109,7 +113,7 @@ impl Registry {
             next_id: 1,
             probes: BTreeMap::new(),
             sites: BTreeMap::new(),
-            ghosts: Vec::new(),
+            ghosts: Ghosts::default(),
             ghost_jumps: Vec::new(),
             ghost_sources: Vec::new(),
             next_stub: 0,
@@ -118,6 +122,7 @@ impl Registry {
             can_scan: false,
             patience: Patience::default(),
             switched_on: true,
+            last_throttled: Vec::new(),
             unwatched: BTreeSet::new(),
             ftrace_patches: false,
             returns: Arc::new(Returns {
@@ -195,25 +200,14 @@ impl Registry {
         let none = BTreeSet::new();
         let mut jumps = self.prepare_jumps(&none, world.memory());
         world.stopped(&mut |mem, standing| {
-            loop {
-                match self.change(&none, std::mem::take(&mut jumps), mem, standing) {
-                    Ok(table) => return Some(table),
-                    Err(Obstacle { at, why }) => {
-                        // Every round has fewer new probes, or one site less.
-                        let site = self.sites.get_mut(&at)?;
-                        let new = site.members.extract_if(.., |id| placed.contains(id));
-                        let before = refused.len();
-                        refused.extend(new.map(|id| (id, why.clone())));
-                        if !site.is_armed() && (site.members.is_empty() || refused.len() == before)
-                        {
-                            self.sites.remove(&at);
-                        } else if refused.len() == before {
-                            return None;
-                        }
-                        jumps = self.prepare_jumps(&none, mem);
-                    }
-                }
-            }
+            self.change_what_can_be(
+                &placed,
+                std::mem::take(&mut jumps),
+                &mut refused,
+                mem,
+                standing,
+            )
+            .ok()
         })?;
         for (id, why) in &refused {
             if let Some(probe) = self.probes.get_mut(id) {
@@ -223,85 +217,26 @@ impl Registry {
         Ok(refused)
     }
 
-    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the
-    /// probes are checked against the kernel image and stay pending; so do probes of modules that
-    /// are not loaded.
-    ///
-    /// # Errors
-    /// Names the first probe that was refused and why; nothing has changed then.
-    pub fn register(
+    /// Adds the probe `spec` and, once the kernel is live, its site.
+    pub(super) fn add(
         &mut self,
-        specs: &[ProbeSpec],
-        world: &dyn World,
-    ) -> Result<Vec<ProbeId>, RegisterError> {
-        let refused = |index: usize, source| RegisterError::Refused {
-            index,
-            definition: specs[index].definition.to_string(),
-            source,
-        };
-        for (index, spec) in specs.iter().enumerate() {
-            spec.check().map_err(|source| RegisterError::Spec {
-                index,
-                definition: spec.definition.to_string(),
-                source,
-            })?;
+        spec: &ProbeSpec,
+        point: Option<Probepoint>,
+    ) -> Result<ProbeId, Refused> {
+        let id = ProbeId(self.next_id);
+        let probe = self.probe(id, spec)?;
+        self.probes.insert(id, probe);
+        self.next_id = self.next_id.saturating_add(1);
+        if self.live.is_some()
+            && let Some(point) = point
+        {
+            self.place(id, point);
         }
-        if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
-            self.read_modules(world.memory());
-        }
-        let mut points = Vec::with_capacity(specs.len());
-        for (index, spec) in specs.iter().enumerate() {
-            points.push(match self.plan(spec, world.memory()) {
-                Ok(point) => Some(point),
-                Err(Refused::ModuleNotLoaded { .. }) => None,
-                Err(why) => return Err(refused(index, why)),
-            });
-        }
-        let addresses: Vec<Option<Gva>> = points
-            .iter()
-            .map(|point| Some(point.as_ref()?.displaced.at()))
-            .collect();
-        let mut ids = Vec::with_capacity(specs.len());
-        for (index, (spec, point)) in specs.iter().zip(points).enumerate() {
-            let id = ProbeId(self.next_id);
-            match self.probe(id, spec) {
-                Ok(probe) => self.probes.insert(id, probe),
-                Err(why) => {
-                    self.take_back(&ids, world);
-                    return Err(refused(index, why));
-                }
-            };
-            self.next_id = self.next_id.saturating_add(1);
-            ids.push(id);
-            if self.live.is_some()
-                && let Some(point) = point
-            {
-                self.place(id, point);
-            }
-        }
-        self.provide_internal(&BTreeSet::new(), world.memory());
-        if let Some((index, why)) = self.unfulfilled(&ids) {
-            self.take_back(&ids, world);
-            return Err(refused(index, why));
-        }
-        self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.take_back(&ids, world);
-            match error {
-                CommitError::Stop(error) => error.into(),
-                CommitError::Site(Obstacle { at, why }) => {
-                    let index = specs
-                        .iter()
-                        .zip(&addresses)
-                        .position(|(spec, address)| !spec.disabled && *address == Some(at));
-                    refused(index.unwrap_or(0), why)
-                }
-            }
-        })?;
-        Ok(ids)
+        Ok(id)
     }
 
     /// The first of `ids` that asks for a jump and cannot have one.
-    fn unfulfilled(&self, ids: &[ProbeId]) -> Option<(usize, Refused)> {
+    pub(super) fn unfulfilled(&self, ids: &[ProbeId]) -> Option<(usize, Refused)> {
         ids.iter().enumerate().find_map(|(index, id)| {
             let probe = self.probes.get(id)?;
             let Place::At(at) = probe.place else {
@@ -330,7 +265,7 @@ impl Registry {
         };
         Ok(Probe {
             spec: spec.clone(),
-            counters: Arc::new(Counters::new(self.vcpus)),
+            counters: Arc::new(Counters::with_budget(self.vcpus, spec.budget.as_ref())),
             actions: Arc::new(spec.actions.clone()),
             pool,
             place: Place::Pending,
@@ -338,7 +273,7 @@ impl Registry {
     }
 
     /// Forgets probes that were not committed.
-    fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
+    pub(super) fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
         for id in ids {
             self.unplace(*id);
             self.probes.remove(id);
@@ -367,8 +302,8 @@ impl Registry {
         // What was recorded before their jumps were gone is handed on first.
         world.collect();
         self.forget_sources(&leaving);
-        for id in &leaving {
-            self.probes.remove(id);
+        for id in leaving {
+            self.forget_probe(id);
         }
         Ok(())
     }
@@ -404,6 +339,9 @@ impl Registry {
                 let source = Refused::Rewritten { at };
                 return Err(ChangeError::Refused { id, source });
             }
+        }
+        if enabled {
+            self.refill(ids);
         }
         let mut before = BTreeMap::new();
         for id in ids {
@@ -474,17 +412,22 @@ impl Registry {
         self.switched_on
     }
 
+    /// What there is to be probed.
+    pub(super) fn kernel(&self) -> Kernel<'_> {
+        Kernel {
+            image: &self.image,
+            modules: self.modules.as_ref(),
+            formed: &self.formed,
+        }
+    }
+
     /// Finds and checks the probepoint of `spec`.
     pub(super) fn plan(
         &self,
         spec: &ProbeSpec,
         mem: &dyn PhysMemory,
     ) -> Result<Probepoint, Refused> {
-        let kernel = Kernel {
-            image: &self.image,
-            modules: self.modules.as_ref(),
-            formed: &self.formed,
-        };
+        let kernel = self.kernel();
         match &self.live {
             None => plan(spec, &kernel, &ImageText(&self.image)),
             Some(live) => {

@@ -48,6 +48,10 @@ impl State {
             member.counters.veto(self.vcpu);
             return;
         }
+        // A probe that changes something at the return has to see it whatever its budget says.
+        if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.host_ns) {
+            return;
+        }
         if self.enter_call(scene, actions, pool, taken, regs).is_none() {
             member.counters.miss(self.vcpu);
         }
@@ -124,18 +128,22 @@ impl State {
                     probe.counters.miss(self.vcpu);
                     return;
                 }
-                probe.counters.hit(self.vcpu);
-                let kind = EventKind::Return(Call {
-                    id: call.id(),
-                    entry_ns: call.host_ns(),
-                    entry_tsc: call.guest_tsc(),
-                    entry: call.regs(),
-                });
-                let actions = &probe.actions;
-                let mut seen = event(kind, self.vcpu, call.probe(), actions, regs, &taken);
-                let mut data = [0; DATA_MAX];
-                restore(&mut seen.captured, &actions.capture, call.data(&mut data));
-                report(scene, &mut self.events, seen, &actions.capture_at_return);
+                let (actions, counters) = (&probe.actions, &probe.counters);
+                let now = taken.host_ns;
+                if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
+                    counters.hit(self.vcpu);
+                    let kind = EventKind::Return(Call {
+                        id: call.id(),
+                        entry_ns: call.host_ns(),
+                        entry_tsc: call.guest_tsc(),
+                        entry: call.regs(),
+                    });
+                    let mut seen = event(kind, self.vcpu, call.probe(), actions, regs, &taken);
+                    let mut data = [0; DATA_MAX];
+                    restore(&mut seen.captured, &actions.capture, call.data(&mut data));
+                    let items = &actions.capture_at_return;
+                    counters.charge(now, report(scene, &mut self.events, seen, items));
+                }
                 if !apply(&actions.changes, regs, &scene.memory()) {
                     probe.counters.error(self.vcpu);
                 }

@@ -11,6 +11,7 @@ use hvprobe_arch::regs::Gpr;
 pub use hvprobe_arch::regs::RegisterSet;
 
 use super::Mechanism;
+use super::budget::Budget;
 use crate::definition::{Definition, Kind};
 
 /// The most bytes one event carries of what was captured: memory, stack words and, for a return
@@ -35,6 +36,8 @@ pub struct ProbeSpec {
     /// For a return probe without a number of instances in its definition: add instances instead of
     /// missing calls.
     pub maxactive_auto: bool,
+    /// What its hits may take; all they want when absent.
+    pub budget: Option<Budget>,
     /// What happens at a hit.
     pub actions: Actions,
 }
@@ -46,6 +49,7 @@ impl From<Definition> for ProbeSpec {
             disabled: false,
             mechanism: None,
             maxactive_auto: false,
+            budget: None,
             actions: Actions::default(),
         }
     }
@@ -215,6 +219,15 @@ pub enum SpecError {
     /// Both a number of instances and `auto`.
     #[error("both {0} instances and automatic growth asked for: give one of them")]
     MaxactiveTwice(u32),
+    /// A budget without a limit.
+    #[error("a budget needs a limit: hits per second, or a share of the time")]
+    NoLimit,
+    /// No hit at all.
+    #[error("a budget of 0 hits per second: register the probe disabled instead")]
+    NoRate,
+    /// Not a share.
+    #[error("a budget of {0} % of the time; 1 to 100 % are possible")]
+    Share(u8),
     /// The stack pointer and the instruction pointer are changed by where the guest goes on.
     #[error("rsp cannot be set: the displaced instruction and the return rely on it")]
     StackPointer,
@@ -233,6 +246,9 @@ impl ProbeSpec {
     /// What makes no sense or exceeds a limit.
     pub fn check(&self) -> Result<(), SpecError> {
         let actions = &self.actions;
+        if let Some(budget) = &self.budget {
+            budget.check()?;
+        }
         if let Kind::Return {
             maxactive: Some(number),
         } = self.definition.kind

@@ -12,6 +12,7 @@ use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ProbeId;
+use super::budget::{Budget, Meter};
 use super::spec::Actions;
 use crate::calls::{Calls, Pool};
 use crate::hidden::Fixtures;
@@ -28,6 +29,7 @@ struct VcpuCounts {
     vetoed: AtomicU64,
     orphans: AtomicU64,
     errors: AtomicU64,
+    throttled: AtomicU64,
 }
 
 /// What a probe has counted, summed over the virtual CPUs.
@@ -46,12 +48,15 @@ pub struct Counts {
     pub orphans: u64,
     /// Changes that a handler could not make, because the guest's memory was not there.
     pub errors: u64,
+    /// Hits beyond the probe's budget: they made no event, and are not among the others.
+    pub throttled: u64,
 }
 
-/// The counters of one probe.
+/// The counters of one probe, and its budget.
 #[derive(Debug)]
 pub struct Counters {
     vcpus: Box<[VcpuCounts]>,
+    meter: Option<Meter>,
 }
 
 impl Counters {
@@ -60,6 +65,40 @@ impl Counters {
     pub fn new(vcpus: usize) -> Self {
         Self {
             vcpus: (0..vcpus).map(|_| VcpuCounts::default()).collect(),
+            meter: None,
+        }
+    }
+
+    /// As [`Counters::new`], for a probe with this budget.
+    pub(super) fn with_budget(vcpus: usize, budget: Option<&Budget>) -> Self {
+        Self {
+            meter: budget.map(|budget| Meter::new(budget, vcpus)),
+            ..Self::new(vcpus)
+        }
+    }
+
+    pub(super) fn meter(&self) -> Option<&Meter> {
+        self.meter.as_ref()
+    }
+
+    /// Whether the probe is, or is to be, turned off for exceeding its budget.
+    pub(super) fn is_tripped(&self) -> bool {
+        self.meter.as_ref().is_some_and(Meter::is_tripped)
+    }
+
+    /// Whether a hit at `now_ns` is within the probe's budget; if not, it is counted as throttled.
+    pub(super) fn admit(&self, vcpu: u32, now_ns: u64) -> bool {
+        let admitted = self.meter.as_ref().is_none_or(|meter| meter.admit(now_ns));
+        if !admitted {
+            self.add(vcpu, |c| &c.throttled);
+        }
+        admitted
+    }
+
+    /// The hit at `now_ns` took `cost_ns`.
+    pub(super) fn charge(&self, now_ns: u64, cost_ns: u64) {
+        if let Some(meter) = &self.meter {
+            meter.charge(now_ns, cost_ns);
         }
     }
 
@@ -74,6 +113,7 @@ impl Counters {
             sum.vetoed += counts.vetoed.load(Ordering::Relaxed);
             sum.orphans += counts.orphans.load(Ordering::Relaxed);
             sum.errors += counts.errors.load(Ordering::Relaxed);
+            sum.throttled += counts.throttled.load(Ordering::Relaxed);
         }
         sum
     }

@@ -202,9 +202,10 @@ impl State {
         regs: &Regs,
         taken: &Taken,
     ) {
-        for member in &site.members {
+        for (index, member) in site.members.iter().enumerate() {
             if let Role::Probe(actions) = &member.role
                 && actions.post
+                && !taken.is_muted(index)
             {
                 let seen = event(EventKind::Post, self.vcpu, member.id, actions, regs, taken);
                 report(scene, &mut self.events, seen, &actions.capture);
@@ -221,10 +222,11 @@ impl State {
         regs: &Regs,
         taken: &Taken,
     ) {
-        for member in &site.members {
+        for (index, member) in site.members.iter().enumerate() {
             member.counters.fault(self.vcpu);
             if let Role::Probe(actions) = &member.role
                 && actions.faults
+                && !taken.is_muted(index)
             {
                 let seen = event(kind, self.vcpu, member.id, actions, regs, taken);
                 report(scene, &mut self.events, seen, &actions.capture);

@@ -22,7 +22,7 @@ use std::io::Write;
 use std::path::Path;
 
 use elf::Symbol;
-use hvprobe_vmm::machine::MachineConfig;
+use hvprobe_vmm::machine::{MachineConfig, Refusals};
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, ptr, qword_ptr, registers::*};
 
 /// Where the micro-kernel is linked.
@@ -270,6 +270,7 @@ impl MicroKernel {
             memory: 64 << 20,
             command: Vec::new(),
             probes: Vec::new(),
+            refusals: Refusals::Fail,
             paused: false,
             optimize: false,
         })

@@ -10,7 +10,7 @@ use hvprobe_introspect::symbols::{Symbol, SymbolKind};
 use hvprobe_introspect::task::Task;
 use hvprobe_proto::v1;
 
-use super::actions;
+use super::{actions, budget};
 use crate::CatchMode;
 use crate::machine::{EndReason, Ending, Machine, State};
 use crate::selfcheck::{Finding, Verdict};
@@ -39,6 +39,7 @@ pub(super) fn machine(machine: &Machine) -> v1::Machine {
             vcpu: u32::try_from(vcpu).unwrap_or(u32::MAX),
         }),
         disarmed: !machine.armed(),
+        skipped: Vec::new(),
     }
 }
 
@@ -118,6 +119,9 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         errors: info.counts.errors,
         armed: armed && !info.disabled && state == v1::ProbeState::Placed,
         actions: Some(actions::to_wire(&info.actions)),
+        throttled: info.counts.throttled,
+        turned_off: info.turned_off,
+        budget: info.budget.as_ref().map(budget::to_wire),
     }
 }
 

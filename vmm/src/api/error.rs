@@ -85,7 +85,7 @@ pub(super) fn chain(error: &dyn Error) -> String {
 /// The status for a place that cannot be probed; `message` says of which probe and why.
 pub(super) fn refused(message: String, why: &Refused) -> Failure {
     match why {
-        Refused::Symbol(LookupError::Unknown { near, .. }) => {
+        Refused::Symbol(LookupError::Unknown { near, .. }) | Refused::NoMatch { near, .. } => {
             Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, message)
                 .offering(near.iter().cloned())
         }

@@ -57,7 +57,12 @@ impl machines_server::Machines for Service {
     async fn boot(&self, request: Request<BootRequest>) -> Result<Response<v1::Machine>, Status> {
         let config = config(request.into_inner())?;
         let handle = self.fleet.boot(config).await?;
-        Ok(Response::new(handle.describe().await?))
+        let mut machine = handle.describe().await?;
+        // If it has ended already, its probes do not matter any more.
+        if let Ok(booted) = handle.machine() {
+            machine.skipped = probes::skipped(booted.skipped());
+        }
+        Ok(Response::new(machine))
     }
 
     async fn list_machines(
@@ -246,6 +251,7 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
         },
         command: request.command,
         probes: probes::specs(request.probes)?,
+        refusals: probes::refusals(request.skip_refused),
         paused: false,
         optimize: true,
     })

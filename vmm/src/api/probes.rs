@@ -2,7 +2,7 @@
 
 use hvprobe_introspect::definition;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError};
-use hvprobe_introspect::probe::{ProbeId, ProbeSpec};
+use hvprobe_introspect::probe::{ProbeId, ProbeSpec, Refusals, Registered, Skipped};
 use hvprobe_introspect::world::StopError;
 use hvprobe_proto::v1::{
     self, ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
@@ -15,7 +15,7 @@ use tonic::{Code, Request, Response, Status};
 use super::actions::{self, Meaningless};
 use super::error::{self, Failure, chain};
 use super::fleet::{Fleet, Handle};
-use super::limits;
+use super::{budget, limits};
 
 /// The service.
 #[derive(Debug)]
@@ -53,15 +53,18 @@ impl probes_server::Probes for Service {
         &self,
         request: Request<RegisterRequest>,
     ) -> Result<Response<RegisterResponse>, Status> {
-        let RegisterRequest { machine, probes } = request.into_inner();
+        let RegisterRequest {
+            machine,
+            probes,
+            skip_refused,
+        } = request.into_inner();
         let specs = specs(probes)?;
         let handle = self.fleet.get(&machine)?;
-        let ids = handle
-            .blocking(move |machine| machine.register(&specs))
+        let registered = handle
+            .blocking(move |machine| machine.register_batch(&specs, refusals(skip_refused)))
             .await?
             .map_err(|error| register_error(&machine, &error))?;
-        let ids = ids.into_iter().map(|id| id.0).collect();
-        Ok(Response::new(RegisterResponse { ids }))
+        Ok(Response::new(response(&registered)))
     }
 
     async fn unregister(
@@ -165,10 +168,44 @@ pub(super) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
             actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
             maxactive_auto: probe.maxactive_auto,
+            budget: probe.budget.map(budget::budget).transpose().map_err(bad)?,
             definition,
         });
     }
     Ok(specs)
+}
+
+/// What becomes of a batch when a probe of it is refused.
+pub(super) fn refusals(skip: bool) -> Refusals {
+    if skip { Refusals::Skip } else { Refusals::Fail }
+}
+
+fn response(registered: &Registered) -> RegisterResponse {
+    RegisterResponse {
+        ids: registered.probes.iter().map(|(_, id)| id.0).collect(),
+        entries: registered
+            .probes
+            .iter()
+            .map(|(index, _)| entry(*index))
+            .collect(),
+        skipped: skipped(&registered.skipped),
+        stopped_ns: u64::try_from(registered.stopped_for.as_nanos()).unwrap_or(u64::MAX),
+    }
+}
+
+/// What was left out, for clients.
+pub(super) fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
+    let one = |skipped: &Skipped| v1::SkippedProbe {
+        entry: entry(skipped.index),
+        symbol: skipped.target.clone(),
+        reason: chain(&skipped.why),
+    };
+    skipped.iter().map(one).collect()
+}
+
+/// A position in a batch, which has far fewer entries than this can count.
+fn entry(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
 }
 
 /// Why a batch was not registered, for clients.
@@ -177,6 +214,11 @@ pub(super) fn register_error(machine: &str, error: &RegisterError) -> Status {
         RegisterError::Refused { index, source, .. } => {
             error::refused(chain(error), source).at_index(*index).into()
         }
+        RegisterError::SomeRefused { index, first, .. } => {
+            let why = &first.why;
+            error::refused(chain(error), why).at_index(*index).into()
+        }
+        RegisterError::Unplanted { source } => error::refused(chain(error), source).into(),
         RegisterError::Spec { index, .. } => {
             Failure::new(Code::InvalidArgument, ErrorKind::BadActions, chain(error))
                 .at_index(*index)
@@ -210,6 +252,10 @@ pub(super) fn stop_error(machine: &str, error: &StopError) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use hvprobe_introspect::probe::Refused;
+
     use super::*;
 
     fn read(definitions: &[&str]) -> Result<Vec<ProbeSpec>, Status> {
@@ -230,6 +276,30 @@ mod tests {
             .collect();
         assert_eq!(texts, ["p vfs_read", "p:w vfs_write+0x4"]);
         assert!(specs.iter().all(|spec| spec.disabled));
+    }
+
+    #[test]
+    fn answer_says_what_came_of_each_entry_and_what_was_left_out() {
+        let answer = response(&Registered {
+            probes: vec![(0, ProbeId(7)), (2, ProbeId(8)), (2, ProbeId(9))],
+            skipped: vec![Skipped {
+                index: 1,
+                definition: "p ext4:x".to_owned(),
+                target: "ext4:x".to_owned(),
+                why: Refused::ModuleNotLoaded {
+                    module: "ext4".to_owned(),
+                },
+            }],
+            stopped_for: Duration::from_micros(3),
+        });
+        assert_eq!(answer.ids, [7, 8, 9]);
+        assert_eq!(answer.entries, [0, 2, 2]);
+        assert_eq!(answer.stopped_ns, 3000);
+        let [skipped] = answer.skipped.as_slice() else {
+            panic!("{:?}", answer.skipped);
+        };
+        assert_eq!((skipped.entry, skipped.symbol.as_str()), (1, "ext4:x"));
+        assert_eq!(skipped.reason, "module ext4 is not loaded");
     }
 
     #[test]

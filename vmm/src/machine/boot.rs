@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
+use std::time::Instant;
 
 use hvprobe_introspect::event::{Collector, EventProducer};
 use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
@@ -251,8 +252,7 @@ fn start(
     if config.paused {
         shared.control.pause_now();
     }
-    let guest = Guest(&shared);
-    registry.register(&config.probes, &guest)?;
+    let registered = registry.register_batch(&config.probes, config.refusals, &Guest(&shared))?;
 
     let hub = Arc::new(Hub::open());
     let sink = Arc::clone(&hub);
@@ -273,9 +273,11 @@ fn start(
         image,
         shared,
         registry: Mutex::new(registry),
+        skipped: registered.skipped,
         console,
         hub,
         ioctls,
+        throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {
             live: false,
             ending: None,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use hvprobe_introspect::probe::{ProbeId, ProbeSpec};
+use hvprobe_introspect::probe::{ProbeId, ProbeSpec, Refusals};
 
 use crate::CatchMode;
 
@@ -30,6 +30,8 @@ pub struct MachineConfig {
     pub command: Vec<String>,
     /// Probes to plant as soon as the kernel's text is final.
     pub probes: Vec<ProbeSpec>,
+    /// What becomes of them when one is refused before the boot.
+    pub refusals: Refusals,
     /// Start paused: nothing runs before [`Machine::resume`](super::Machine::resume).
     pub paused: bool,
     /// Use jumps instead of breakpoints where probes can do without exits;

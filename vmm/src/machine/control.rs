@@ -182,20 +182,23 @@ impl Control {
 
     /// Stops every virtual CPU, applies `change` to where they stand, hands out the table it
     /// returns, and lets them go on unless something else keeps them. One transaction at a time.
+    /// Returns for how long they were stopped.
     pub(super) fn transact(
         &self,
         change: impl FnOnce(&[Standing]) -> Option<Arc<ProbeTable>>,
-    ) -> Result<(), StopError> {
+    ) -> Result<Duration, StopError> {
         let _one = self
             .transaction
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let _open = Transaction::begin(self);
+        let since = Instant::now();
+        let open = Transaction::begin(self);
         let standings = self.all_parked(|_| true)?;
         if let Some(table) = change(&standings) {
             self.state().outfit.table = table;
         }
-        Ok(())
+        drop(open);
+        Ok(since.elapsed())
     }
 
     /// Waits until nothing runs, as long as that is `wanted`; returns where they stand.

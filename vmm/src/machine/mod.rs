@@ -27,6 +27,7 @@ mod kick;
 mod live;
 mod queue;
 mod subscription;
+mod throttle;
 mod tripwire;
 mod vcpu;
 
@@ -34,7 +35,7 @@ use std::sync::atomic::{self, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -44,7 +45,10 @@ use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
-pub use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState};
+pub use hvprobe_introspect::probe::{
+    Budget, Excess, Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refusals, Registered,
+    Skipped, Throttled,
+};
 use hvprobe_introspect::world::{Change, StopError, World};
 use kvm_bindings::kvm_sregs;
 use tokio::sync::mpsc;
@@ -59,6 +63,7 @@ pub use hvprobe_introspect::event::Event;
 pub(crate) use queue::{Entrance, Exit, Taken, queue};
 pub(crate) use subscription::Listen;
 pub use subscription::{Delivery, Subscription};
+pub use throttle::ThrottleNotice;
 
 use crate::CatchMode;
 use crate::devices::DeviceEvent;
@@ -66,7 +71,8 @@ use console::ConsoleOutput;
 use subscription::Hub;
 use vcpu::{IoctlTotals, Notice, Shared, Why};
 
-/// How often text under probes is looked at, whether the guest has rewritten it.
+/// How often text under probes is looked at, whether the guest has rewritten it, and their budgets,
+/// whether one was exceeded.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Why a running machine could not be paused.
@@ -99,9 +105,13 @@ pub struct Machine {
     image: Arc<KernelImage>,
     shared: Arc<Shared>,
     registry: Mutex<Registry>,
+    /// Probes of the configuration that were refused before the boot, and left out.
+    skipped: Vec<Skipped>,
     console: Arc<ConsoleOutput>,
     hub: Arc<Hub>,
     ioctls: Vec<Arc<IoctlTotals>>,
+    /// When it was last looked for hits that were throttled; after `registry`.
+    throttle_looked: Mutex<Instant>,
     life: Mutex<Life>,
     changed: Condvar,
 }
@@ -114,14 +124,14 @@ impl World for Guest<'_> {
         &*self.0.ram
     }
 
-    fn stopped(&self, change: &mut Change<'_>) -> Result<(), StopError> {
+    fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError> {
         let ram = &*self.0.ram;
-        self.0
-            .control
+        let control = &self.0.control;
+        let stopped_for = control
             .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
         // There may be detours where there were none.
         self.0.detours.wake();
-        Ok(())
+        Ok(stopped_for)
     }
 
     fn collect(&self) {
@@ -255,6 +265,7 @@ impl Machine {
             Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}
             Err(error) => warn!(%error, "the guest is ended with its probes in place"),
         }
+        self.tell_throttled();
         self.shared.control.end();
         self.wait()
     }
@@ -275,7 +286,36 @@ impl Machine {
     /// # Errors
     /// Names the first probe that was refused, and why.
     pub fn register(&self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
-        self.registry().register(specs, &Guest(&self.shared))
+        Ok(self.register_batch(specs, Refusals::Fail)?.ids())
+    }
+
+    /// Registers a batch of probes in one stop of the virtual CPUs; `refusals` says what becomes of
+    /// the rest when one is refused.
+    ///
+    /// # Errors
+    /// As [`Machine::register`]; when refusals are skipped, only for what makes no sense anywhere.
+    pub fn register_batch(
+        &self,
+        specs: &[ProbeSpec],
+        refusals: Refusals,
+    ) -> Result<Registered, RegisterError> {
+        let registered = self
+            .registry()
+            .register_batch(specs, refusals, &Guest(&self.shared))?;
+        info!(
+            machine = self.config.name,
+            probes = registered.probes.len(),
+            skipped = registered.skipped.len(),
+            stopped_for = ?registered.stopped_for,
+            "probes registered"
+        );
+        Ok(registered)
+    }
+
+    /// The probes of the configuration that were refused before the boot, and left out.
+    #[must_use]
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
     }
 
     /// Unregisters probes, all or none.
@@ -283,7 +323,9 @@ impl Machine {
     /// # Errors
     /// When one of them does not exist or the virtual CPUs do not stop.
     pub fn unregister(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry().unregister(ids, &Guest(&self.shared))
+        let unregistered = self.registry().unregister(ids, &Guest(&self.shared));
+        self.tell_throttled();
+        unregistered
     }
 
     /// Enables probes, all or none.
@@ -299,8 +341,11 @@ impl Machine {
     /// # Errors
     /// As [`Machine::unregister`].
     pub fn disable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        self.registry()
-            .set_enabled(ids, false, &Guest(&self.shared))
+        let disabled = self
+            .registry()
+            .set_enabled(ids, false, &Guest(&self.shared));
+        self.tell_throttled();
+        disabled
     }
 
     /// The global switch: takes every patch out of the guest, or arms every enabled probe again.
@@ -388,6 +433,12 @@ impl Machine {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn throttle_looked(&self) -> MutexGuard<'_, Instant> {
+        self.throttle_looked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn life(&self) -> MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -401,13 +452,19 @@ impl Machine {
     ) {
         let mut left = vcpus.len();
         let mut first = None;
+        let mut watched = Instant::now();
         while left > 0 {
-            match notices.recv_timeout(WATCH) {
-                Err(RecvTimeoutError::Timeout) => {
-                    let mut registry = self.registry();
-                    registry.watch(&*self.shared.ram);
-                    registry.retry_jumps(&Guest(&self.shared));
-                }
+            // However many notices there are.
+            if watched.elapsed() >= WATCH {
+                let mut registry = self.registry();
+                registry.watch(&*self.shared.ram);
+                registry.retry_jumps(&Guest(&self.shared));
+                drop(registry);
+                self.tell_throttled();
+                watched = Instant::now();
+            }
+            match notices.recv_timeout(WATCH.saturating_sub(watched.elapsed())) {
+                Err(RecvTimeoutError::Timeout) => {}
                 Ok(Notice::Ftrace { vcpu, begins }) => {
                     let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
                     if let Err(error) = patches {
@@ -439,6 +496,7 @@ impl Machine {
             panicked |= thread.join().is_err();
         }
         collector.finish();
+        self.tell_throttled();
         self.console.close();
         self.hub.close();
         self.shared.decisions.close();

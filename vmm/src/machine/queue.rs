@@ -8,14 +8,20 @@
 //! ```
 //! Invariants: what waits never weighs more than the limit; who fills it never waits; what is lost
 //! is counted, and the count is told after what was put in before the loss and no later than with
-//! the first item after it. A queue that was full takes nothing until half of it is free again, so
+//! the first item after it; notices of throttled hits are never lost, those that have to wait are
+//! added up for each probe. A queue that was full takes nothing until half of it is free again, so
 //! that a slow reader has few long gaps and not many short ones.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hvprobe_introspect::probe::ProbeId;
 
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::throttle::ThrottleNotice;
 
 /// A queue in which items of at most `limit` together wait.
 pub(crate) fn queue<T>(limit: usize) -> (Entrance<T>, Exit<T>) {
@@ -36,6 +42,19 @@ struct Shared {
     waiting: AtomicUsize,
     /// Lost after what waits.
     lost: AtomicU64,
+    /// Notices that wait.
+    notices: Mutex<BTreeMap<ProbeId, ThrottleNotice>>,
+}
+
+impl Shared {
+    fn notices(&self) -> MutexGuard<'_, BTreeMap<ProbeId, ThrottleNotice>> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The notices that wait, which do so no longer.
+    fn take_notices(&self) -> Vec<ThrottleNotice> {
+        std::mem::take(&mut *self.notices()).into_values().collect()
+    }
 }
 
 #[derive(Debug)]
@@ -86,11 +105,27 @@ impl<T> Entrance<T> {
         self.shared.lost.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Has whoever waits be told now what was lost.
+    /// Keeps `notices` for whoever is told next.
+    pub(crate) fn note<'n>(&mut self, notices: impl Iterator<Item = &'n ThrottleNotice>) {
+        let mut kept = self.shared.notices();
+        for notice in notices {
+            kept.entry(notice.throttled.probe)
+                .and_modify(|earlier| {
+                    earlier.throttled.count += notice.throttled.count;
+                    earlier.throttled.disabled = notice.throttled.disabled;
+                    earlier.window += notice.window;
+                })
+                .or_insert_with(|| notice.clone());
+        }
+    }
+
+    /// Has whoever waits be told now what was lost, or is to be noticed.
     pub(crate) fn tell(&mut self) {
         // Whoever has something to take finds the loss after it.
         let waiting = self.shared.waiting.load(Ordering::Relaxed) > 0;
-        if !waiting && self.shared.lost.load(Ordering::Relaxed) > 0 {
+        let news =
+            self.shared.lost.load(Ordering::Relaxed) > 0 || !self.shared.notices().is_empty();
+        if !waiting && news {
             // With a weight, so that there is one such entry at most.
             self.append(None, 1);
         }
@@ -118,12 +153,14 @@ pub(crate) struct Exit<T> {
 }
 
 /// What is taken from a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Taken<T> {
     /// Lost before it.
     pub(crate) lost: u64,
-    /// Nothing, if only a loss is told.
+    /// Nothing, if only a loss or notices are told.
     pub(crate) item: Option<T>,
+    /// Hits that were throttled.
+    pub(crate) notices: Vec<ThrottleNotice>,
 }
 
 impl<T> Exit<T> {
@@ -175,10 +212,7 @@ impl<T> Exit<T> {
                 }
                 Err(nothing) => {
                     let lost = self.shared.lost.swap(0, Ordering::Relaxed);
-                    return match lost {
-                        0 => Err(nothing),
-                        lost => Ok(Taken { lost, item: None }),
-                    };
+                    return self.taken(lost, None).ok_or(nothing);
                 }
             }
         }
@@ -190,7 +224,16 @@ impl<T> Exit<T> {
             .waiting
             .fetch_sub(entry.weight, Ordering::Relaxed);
         let Entry { item, lost, .. } = entry;
-        (item.is_some() || lost > 0).then_some(Taken { lost, item })
+        self.taken(lost, item)
+    }
+
+    fn taken(&self, lost: u64, item: Option<T>) -> Option<Taken<T>> {
+        let notices = self.shared.take_notices();
+        (item.is_some() || lost > 0 || !notices.is_empty()).then_some(Taken {
+            lost,
+            item,
+            notices,
+        })
     }
 }
 
@@ -202,7 +245,11 @@ mod tests {
 
     fn item<T>(item: T, lost: u64) -> Option<Taken<T>> {
         let item = Some(item);
-        Some(Taken { lost, item })
+        Some(Taken {
+            lost,
+            item,
+            notices: Vec::new(),
+        })
     }
 
     #[test]
@@ -233,6 +280,7 @@ mod tests {
         let loss = Taken {
             lost: 3,
             item: None,
+            notices: Vec::new(),
         };
         assert_eq!(from.blocking_next(), Some(loss));
         assert_eq!(from.blocking_next(), None);

@@ -13,6 +13,7 @@ use hvprobe_introspect::event::Event;
 use hvprobe_introspect::probe::ProbeId;
 
 use super::queue::{Entrance, Exit, Taken, queue};
+use super::throttle::ThrottleNotice;
 
 /// A batch of events as a listener gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct Delivery {
     pub events: Vec<Event>,
     /// How many were lost, in the machine or before this listener, since the last delivery.
     pub dropped: u64,
+    /// Hits that were throttled.
+    pub throttled: Vec<ThrottleNotice>,
 }
 
 /// Whom the collector hands events to. It is dropped when the machine has ended.
@@ -28,6 +31,9 @@ pub(crate) trait Listen: Debug + Send {
     /// Takes up a batch, before which `dropped` events were lost. Called by the collector's thread,
     /// which empties no ring meanwhile: it must not wait for anybody. Says whether it wants more.
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool;
+
+    /// Takes up notices of throttled hits. Neither may it wait.
+    fn note(&mut self, notices: &[ThrottleNotice]);
 }
 
 /// All listeners of one machine.
@@ -55,6 +61,18 @@ impl Hub {
     pub(super) fn listen(&self, listener: Box<dyn Listen>) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.push(listener);
+        }
+    }
+
+    /// Tells `notices` to every listener that wants to hear of these probes.
+    pub(super) fn tell(&self, notices: &[ThrottleNotice]) {
+        if notices.is_empty() {
+            return;
+        }
+        if let Some(listeners) = self.listeners().as_mut() {
+            for listener in listeners {
+                listener.note(notices);
+            }
         }
     }
 
@@ -113,6 +131,14 @@ impl Listen for Subscriber {
         }
         true
     }
+
+    fn note(&mut self, notices: &[ThrottleNotice]) {
+        let wants = |notice: &&ThrottleNotice| {
+            self.filter.is_empty() || self.filter.contains(&notice.throttled.probe)
+        };
+        self.queue.note(notices.iter().filter(wants));
+        self.queue.tell();
+    }
 }
 
 /// A stream of events of one machine.
@@ -139,6 +165,7 @@ impl From<Taken<Vec<Event>>> for Delivery {
         Self {
             events: taken.item.unwrap_or_default(),
             dropped: taken.lost,
+            throttled: taken.notices,
         }
     }
 }
@@ -148,6 +175,9 @@ mod tests {
     use hvprobe_arch::Regs;
 
     use hvprobe_introspect::event::{Captured, EventKind};
+    use std::time::Duration;
+
+    use hvprobe_introspect::probe::Throttled;
     use hvprobe_introspect::probe::spec::RegisterSet;
 
     use super::*;
@@ -196,6 +226,38 @@ mod tests {
     }
 
     #[test]
+    fn notices_wait_for_a_slow_listener_and_are_added_up() {
+        let notice = |probe, count| ThrottleNotice {
+            throttled: Throttled {
+                probe: ProbeId(probe),
+                name: format!("p{probe}"),
+                count,
+                disabled: false,
+            },
+            window: Duration::from_secs(1),
+        };
+        let hub = Hub::open();
+        let mut slow = hub.subscribe(Vec::new(), 1);
+        let mut other = hub.subscribe(vec![ProbeId(2)], 8);
+        hub.deliver(&[event(1)], 0);
+        hub.tell(&[notice(1, 5), notice(2, 7)]);
+        hub.tell(&[notice(1, 6)]);
+        hub.close();
+        let first = slow.blocking_next().expect("an event");
+        assert_eq!(first.events.len(), 1);
+        let told = Some(first.throttled);
+        let twice = ThrottleNotice {
+            window: Duration::from_secs(2),
+            ..notice(1, 11)
+        };
+        assert_eq!(told, Some(vec![twice, notice(2, 7)]));
+        assert_eq!(slow.blocking_next(), None);
+        let told = other.blocking_next().map(|d| d.throttled);
+        assert_eq!(told, Some(vec![notice(2, 7)]));
+        assert_eq!(other.blocking_next(), None);
+    }
+
+    #[test]
     fn a_filter_lets_only_its_probes_through() {
         let hub = Hub::open();
         let mut filtered = hub.subscribe(vec![ProbeId(2)], 8);
@@ -206,7 +268,8 @@ mod tests {
             filtered.blocking_next(),
             Some(Delivery {
                 events: vec![event(2)],
-                dropped: 0
+                dropped: 0,
+                throttled: Vec::new(),
             })
         );
         assert_eq!(filtered.blocking_next(), None);

@@ -15,6 +15,11 @@ proptest! {
                 any::<u64>(),
             )
                 .prop_map(|(module, name, offset)| Target::Symbol { module, name, offset }),
+            (
+                proptest::option::of("[A-Za-z1-9_][A-Za-z0-9_]{0,54}"),
+                "[a-z_.]{0,8}(\\*|\\?|\\[!?[a-m]-[n-z]\\])[a-z_.*?]{0,8}",
+            )
+                .prop_map(|(module, pattern)| Target::Functions { module, pattern }),
             any::<u64>().prop_map(|at| Target::Address(Gva(at))),
         ],
         returns in proptest::option::of(proptest::option::of(1_u32..=4096)),
@@ -26,13 +31,14 @@ proptest! {
             }
             (Some(maxactive), target) => (Kind::Return { maxactive }, target),
         };
+        let name = name.filter(|_| !matches!(target, Target::Functions { .. }));
         let definition = Definition { kind, name, target };
         prop_assert_eq!(parse(&definition.to_string()), Ok(definition));
     }
 
     #[test]
     fn errors_point_into_the_text(
-        text in "\\PC{0,40}|[p:r/a_0x+% \t]{0,20}|(p |p:a |r |r0x1:a )[a0x+. \t]{0,20}(%return)?",
+        text in "\\PC{0,40}|[p:r/a_0x+% \t]{0,20}|(p |p:a |r |r0x1:a )[a0x+. \t*?\\[\\]!-]{0,20}(%return)?",
     ) {
         match parse(&text) {
             Ok(definition) => prop_assert_eq!(parse(&definition.to_string()), Ok(definition)),

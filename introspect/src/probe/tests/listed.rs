@@ -20,6 +20,8 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
         addr: Some(rig.at("vfs_read", 9)),
         symbol: Some(("vfs_read".to_owned(), 9)),
         state: ProbeState::Placed,
+        turned_off: false,
+        budget: None,
         disabled: true,
         mechanism: Some(Mechanism::Emulated),
         unoptimized: None,

@@ -6,6 +6,7 @@ mod batch;
 mod cpu;
 mod enable;
 mod ftrace;
+mod glob;
 mod hit;
 mod jump;
 mod listed;
@@ -18,6 +19,7 @@ mod returns;
 mod rewritten;
 mod slots;
 mod switch;
+mod throttle;
 mod window;
 
 use std::rc::Rc;

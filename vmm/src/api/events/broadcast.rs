@@ -12,7 +12,7 @@ use hvprobe_introspect::event::Event;
 use prost::bytes::Bytes;
 
 use super::wire;
-use crate::machine::{Entrance, Exit, Listen, queue};
+use crate::machine::{Entrance, Exit, Listen, ThrottleNotice, queue};
 
 /// Bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
 /// registers.
@@ -157,6 +157,16 @@ impl Listen for Listener {
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool {
         self.0.state().hear(events, dropped);
         true
+    }
+
+    fn note(&mut self, notices: &[ThrottleNotice]) {
+        for client in &mut self.0.state().clients {
+            let wants = |notice: &&ThrottleNotice| {
+                client.filter.is_empty() || client.filter.contains(&notice.throttled.probe.0)
+            };
+            client.queue.note(notices.iter().filter(wants));
+            client.queue.tell();
+        }
     }
 }
 

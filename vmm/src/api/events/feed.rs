@@ -12,6 +12,7 @@ use tonic::Status;
 
 use super::broadcast::Encoded;
 use super::server::Message;
+use crate::api::budget;
 use crate::api::fleet::Handle;
 use crate::machine::{Exit, Taken};
 
@@ -117,7 +118,14 @@ impl Feed {
         let mut unknown = HashSet::new();
         let mut bytes = 0;
         let mut next = Some(first);
-        while let Some(Taken { lost, item }) = next {
+        while let Some(Taken {
+            lost,
+            item,
+            notices,
+        }) = next
+        {
+            let throttled = notices.iter().map(budget::notice);
+            message.head.throttled.extend(throttled);
             let dropped = &mut message.head.dropped;
             *dropped = dropped.saturating_add(lost);
             if let Some(Encoded { events, probes }) = item {

@@ -1,0 +1,175 @@
+//! The options that limit what hits of a probe may take, and how they are shown.
+
+use std::time::Duration;
+
+use clap::Args;
+use hvprobe_proto::v1;
+
+/// What hits may take; for all probes defined in the same command.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Throttling")]
+pub(crate) struct BudgetArgs {
+    /// Report at most so many hits per second of each probe, such as 1000/s
+    #[arg(long, value_name = "N/s", value_parser = rate)]
+    max_rate: Option<u32>,
+
+    /// Spend at most so much of the time of all virtual CPUs on the hits of each probe, such as 5%
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    max_cpu: Option<u32>,
+
+    /// What becomes of hits beyond these limits [default: sample]
+    #[arg(long, value_name = "HOW")]
+    throttle: Option<How>,
+}
+
+/// What becomes of hits beyond a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum How {
+    /// They are counted but not reported, until the second is over
+    Sample,
+    /// The probe is disabled, until `hvprobe probe enable`
+    Disable,
+}
+
+impl BudgetArgs {
+    /// The budget asked for, if there is one.
+    pub(crate) fn budget(&self) -> Option<v1::Budget> {
+        if self.max_rate.is_none() && self.max_cpu.is_none() && self.throttle.is_none() {
+            return None;
+        }
+        Some(v1::Budget {
+            max_rate: self.max_rate.unwrap_or_default(),
+            max_cpu_percent: self.max_cpu.unwrap_or_default(),
+            excess: match self.throttle {
+                None | Some(How::Sample) => v1::Excess::Sample,
+                Some(How::Disable) => v1::Excess::Disable,
+            }
+            .into(),
+        })
+    }
+}
+
+fn rate(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix("/s").unwrap_or(text);
+    match number.parse() {
+        Ok(rate @ 1..) => Ok(rate),
+        _ => Err(format!(
+            "write a number of hits per second from 1 to {}, as in 1000/s",
+            u32::MAX
+        )),
+    }
+}
+
+fn percent(text: &str) -> Result<u32, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    match number.parse() {
+        Ok(percent @ 1..=100) => Ok(percent),
+        _ => Err("write a whole number of per cent from 1 to 100, as in 5%".to_owned()),
+    }
+}
+
+/// A budget in the words of the options.
+pub(crate) fn text(budget: &v1::Budget) -> Vec<String> {
+    let mut words = Vec::new();
+    if budget.max_rate > 0 {
+        words.push(format!("max-rate={}/s", budget.max_rate));
+    }
+    if budget.max_cpu_percent > 0 {
+        words.push(format!("max-cpu={}%", budget.max_cpu_percent));
+    }
+    words.push(
+        match budget.excess() {
+            v1::Excess::Unspecified | v1::Excess::Sample => "throttle=sample",
+            v1::Excess::Disable => "throttle=disable",
+        }
+        .to_owned(),
+    );
+    words
+}
+
+/// The line that says that hits were throttled.
+pub(crate) fn notice(notice: &v1::Throttled) -> String {
+    let name = crate::output::harmless(notice.name.as_bytes());
+    let seconds = Duration::from_nanos(notice.window_ns).as_secs_f64();
+    let hits = match notice.count {
+        1 => "1 hit".to_owned(),
+        count => format!("{count} hits"),
+    };
+    let then = if notice.disabled {
+        "; the probe is disabled, `hvprobe probe enable` turns it on again"
+    } else {
+        ""
+    };
+    format!("# {name}: {hits} throttled within {seconds:.2} s{then}")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        budget: BudgetArgs,
+    }
+
+    fn told(words: &[&str]) -> Result<Option<String>, String> {
+        let line = Line::try_parse_from(std::iter::once(&"x").chain(words))
+            .map_err(|error| error.to_string())?;
+        Ok(line.budget.budget().map(|budget| text(&budget).join(" ")))
+    }
+
+    #[test]
+    fn options_become_a_budget_and_are_shown_as_such() {
+        assert_eq!(told(&[]), Ok(None));
+        for (words, said) in [
+            (
+                &["--max-rate", "100/s"][..],
+                "max-rate=100/s throttle=sample",
+            ),
+            (&["--max-rate", "7"], "max-rate=7/s throttle=sample"),
+            (
+                &["--max-cpu", "5%", "--throttle", "disable"],
+                "max-cpu=5% throttle=disable",
+            ),
+        ] {
+            assert_eq!(told(words), Ok(Some(said.to_owned())));
+        }
+    }
+
+    #[test]
+    fn limits_that_mean_nothing_are_refused() {
+        for (words, said) in [
+            (["--max-rate", "0"], "from 1 to"),
+            (["--max-rate", "5/min"], "from 1 to"),
+            (["--max-cpu", "101%"], "from 1 to 100"),
+            (["--max-cpu", "0.5%"], "from 1 to 100"),
+            (["--throttle", "drop"], "possible values: sample, disable"),
+        ] {
+            let error = told(&words).unwrap_err();
+            assert!(error.contains(said), "{words:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn notices_say_how_many_and_whether_the_probe_is_off() {
+        let mut throttled = v1::Throttled {
+            probe: 1,
+            name: "p_vfs_read_0".to_owned(),
+            count: 1234,
+            window_ns: 1_004_000_000,
+            disabled: false,
+        };
+        assert_eq!(
+            notice(&throttled),
+            "# p_vfs_read_0: 1234 hits throttled within 1.00 s"
+        );
+        throttled.disabled = true;
+        throttled.count = 1;
+        assert!(
+            notice(&throttled).contains("1 hit throttled within 1.00 s; the probe is disabled")
+        );
+    }
+}

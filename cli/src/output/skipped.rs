@@ -1,0 +1,41 @@
+//! What was left out of a batch because it cannot be probed.
+
+use hvprobe_proto::v1::SkippedProbe;
+
+use super::harmless;
+
+/// How many were left out, and a line for each with the reason; `None` when all were planted.
+pub(crate) fn text(skipped: &[SkippedProbe]) -> Option<String> {
+    let head = match skipped.len() {
+        0 => return None,
+        1 => "1 place cannot be probed and was skipped:".to_owned(),
+        count => format!("{count} places cannot be probed and were skipped:"),
+    };
+    let lines = skipped.iter().map(|one| {
+        let symbol = harmless(one.symbol.as_bytes());
+        format!("\n  {symbol}: {}", harmless(one.reason.as_bytes()))
+    });
+    Some(std::iter::once(head).chain(lines).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn every_skipped_place_is_told_with_its_reason() {
+        let one = |symbol: &str| SkippedProbe {
+            entry: 0,
+            symbol: symbol.to_owned(),
+            reason: "it is noinstr code".to_owned(),
+        };
+        assert_eq!(text(&[]), None);
+        expect![[r#"
+            2 places cannot be probed and were skipped:
+              exc_int3: it is noinstr code
+              ext4:x: it is noinstr code"#]]
+        .assert_eq(&text(&[one("exc_int3"), one("ext4:x")]).unwrap());
+    }
+}

@@ -1,0 +1,68 @@
+//! Patterns: one definition for many functions.
+//!
+//! What is kept true: a pattern that was read compiles, and consists of the characters of a symbol's
+//! name, `*`, `?` and closed sets `[...]`.
+
+use globset::GlobBuilder;
+
+use super::{LONGEST_NAME, LONGEST_SYMBOL, ParseError, error, symbol_length};
+
+/// Whether `place` is meant as a pattern.
+pub(super) fn is_pattern(place: &str) -> bool {
+    // After the offset's sign it cannot be one.
+    let name = place.split('+').next().unwrap_or_default();
+    name.contains(['*', '?', '['])
+}
+
+/// Whether `name` can be given as the name of a symbol.
+pub(crate) fn is_symbol_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= LONGEST_SYMBOL && symbol_length(name) == name.len()
+}
+
+/// Whether `name` can be given as the name of an event.
+pub(crate) fn is_event_name(name: &str) -> bool {
+    name.len() <= LONGEST_NAME && super::identifier(0, name).is_ok()
+}
+
+/// The pattern in `word`, which begins at `column`.
+pub(super) fn read_pattern(column: usize, word: &str) -> Result<String, ParseError> {
+    if word.len() > LONGEST_SYMBOL {
+        return error(
+            column + LONGEST_SYMBOL,
+            format!("pattern longer than {LONGEST_SYMBOL} characters"),
+        );
+    }
+    let mut set = None;
+    for (i, c) in word.char_indices() {
+        match (c, set) {
+            ('[', None) => set = Some(i),
+            // The first character of a set, and the one behind its negation, are members.
+            (']', Some(start)) if !matches!(&word[start + 1..i], "" | "!" | "^") => set = None,
+            ('!' | '^' | '-' | ']', Some(_)) => {}
+            ('*' | '?', None) => {}
+            ('+' | '-', None) => {
+                return error(
+                    column + i,
+                    "an offset belongs to one function: a pattern has none",
+                );
+            }
+            (c, _) if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$') => {}
+            (c, Some(_)) => {
+                return error(
+                    column + i,
+                    format!("`{c}` cannot be part of a set of characters"),
+                );
+            }
+            (c, None) => {
+                return error(column + i, format!("`{c}` cannot be part of a pattern"));
+            }
+        }
+    }
+    if let Some(start) = set {
+        return error(column + start, "missing `]` after `[`");
+    }
+    match GlobBuilder::new(word).build() {
+        Ok(_) => Ok(word.to_owned()),
+        Err(bad) => error(column, format!("bad pattern: {}", bad.kind())),
+    }
+}
