@@ -16,6 +16,7 @@ mod choose;
 mod coverage;
 mod demo;
 mod image;
+mod instructions;
 mod job;
 mod kernel;
 mod libtest;
