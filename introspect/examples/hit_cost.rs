@@ -11,7 +11,8 @@
 //!
 //! The number after `Collected :` is the instructions that all the hits took in the engine: looking
 //! the probe up, carrying the instruction out, reading the task and queueing the event. It is the
-//! same in every run, as the collector, whose part is not counted, never gets to wake anybody. What
+//! same in every run, as the collector, whose part is not counted, never gets to wake anybody. A
+//! few dozen of a return probe's are the write and the read of a return address on the stack. What
 //! a counter of whole processes shows (`perf stat -e instructions:u`) is that and the start; the
 //! difference between twice as many hits and so many is the hits' own.
 
@@ -19,7 +20,8 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::mpsc;
 
-use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gpa, Gva};
 use hvprobe_introspect::definition::parse;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
@@ -36,39 +38,81 @@ mod fixture;
 #[allow(dead_code, reason = "shared with the unit tests")]
 mod testing;
 
-use testing::{Guest, Ticks, regs};
+use testing::{DATA, DATA_VIRT, Guest, STACK, Ticks, regs};
 
-/// How a hit is carried out.
+/// What is hit, and how the instruction there is carried out.
 #[derive(Clone, Copy)]
 enum Mechanism {
     /// `push rbp`, by the host.
     Emulated,
+    /// The same, with a post-handler.
+    EmulatedPost,
     /// `mov rax, [rdi+8]`, in a slot that jumps back.
     Boosted,
     /// The same, in a slot that ends in an int3, with a post-handler.
     Stepped,
+    /// A return probe: its entry, emulated, and the return.
+    Returned,
+    /// A return probe and a kprobe, on the same instruction.
+    Both,
     /// An int3 that is not ours.
     Foreign,
 }
 
 impl Mechanism {
-    const ALL: [(&str, Self); 4] = [
+    const ALL: [(&str, Self); 7] = [
         ("emulated", Self::Emulated),
+        ("emulated-post", Self::EmulatedPost),
         ("boosted", Self::Boosted),
         ("stepped", Self::Stepped),
+        ("returned", Self::Returned),
+        ("both", Self::Both),
         ("foreign", Self::Foreign),
     ];
 
-    /// The probed function, whose first instruction is carried out so.
+    /// The function it is measured on: even ones begin with `push rbp`, odd ones with `mov`.
     fn function(self) -> &'static str {
         match self {
             Self::Emulated => "filler_000",
             Self::Boosted => "filler_001",
-            Self::Stepped => "filler_003",
             Self::Foreign => "filler_002",
+            Self::Stepped => "filler_003",
+            Self::EmulatedPost => "filler_004",
+            Self::Returned => "filler_006",
+            Self::Both => "filler_008",
         }
     }
+
+    /// The probes on it.
+    fn probes(self) -> Vec<ProbeSpec> {
+        let kinds: &[&str] = match self {
+            Self::Emulated | Self::EmulatedPost | Self::Boosted | Self::Stepped => &["p"],
+            Self::Returned => &["r"],
+            Self::Both => &["p", "r"],
+            Self::Foreign => &[],
+        };
+        let spec = |kind: &&str| {
+            let definition = format!("{kind} {}", self.function());
+            let actions = Actions {
+                post: matches!(self, Self::EmulatedPost | Self::Stepped),
+                ..Actions::default()
+            };
+            ProbeSpec {
+                actions,
+                ..ProbeSpec::from(parse(&definition).expect("a definition"))
+            }
+        };
+        kinds.iter().map(spec).collect()
+    }
+
+    /// Whether a call of the function goes on to its return.
+    fn returns(self) -> bool {
+        matches!(self, Self::Returned | Self::Both)
+    }
 }
+
+/// Where the return address of a function is at its entry.
+const STACK_PHYS: Gpa = Gpa(DATA.0 + (STACK.0 - DATA_VIRT.0));
 
 /// Bytes after the start of the slot at which the copy ends: of `mov rax, [rdi+8]`.
 const COPY_LEN: u64 = 4;
@@ -100,18 +144,10 @@ fn main() -> ExitCode {
         .go_live(guest.view(), None, &guest)
         .expect("the guest stops");
     // Each kind is planted, so that the table is the same whichever is hit.
-    let specs = [Mechanism::Emulated, Mechanism::Boosted, Mechanism::Stepped].map(|mechanism| {
-        let definition = format!("p {}", mechanism.function());
-        let post = matches!(mechanism, Mechanism::Stepped);
-        let actions = Actions {
-            post,
-            ..Actions::default()
-        };
-        ProbeSpec {
-            actions,
-            ..ProbeSpec::from(parse(&definition).expect("a definition"))
-        }
-    });
+    let specs: Vec<_> = Mechanism::ALL
+        .iter()
+        .flat_map(|(_, mechanism)| mechanism.probes())
+        .collect();
     registry.register(&specs, &guest).expect("legal");
     let other = |n| ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"));
     let others: Vec<_> = (10..10 + others).map(other).collect();
@@ -144,7 +180,8 @@ fn main() -> ExitCode {
     assert_eq!(first, Outcome::Resume { shadow: false });
     is_busy.recv().expect("the collector is there");
 
-    hits(&mut handler, &around, at(mechanism), count);
+    let ret = mechanism.returns().then(|| at(Mechanism::Foreign));
+    hits(&mut handler, &around, at(mechanism), ret, count);
 
     drop(handler);
     drop(go_on);
@@ -154,26 +191,35 @@ fn main() -> ExitCode {
         .iter()
         .map(|probe| probe.counts.hits)
         .sum();
-    let expected = match mechanism {
-        Mechanism::Foreign => 1,
-        _ => 1 + count as u64,
-    };
+    let expected = 1 + (count * mechanism.probes().len()) as u64;
     assert_eq!(counted, expected, "hits were lost");
     ExitCode::SUCCESS
 }
 
 type Around<'a> = Surroundings<'a, testing::Memory, Ticks>;
 
-/// What a virtual CPU's thread does for hits, but for entering the guest.
+/// What a virtual CPU's thread does for hits, but for entering the guest. With `ret`, each is the
+/// call of a function that returns to there.
 #[inline(never)]
-fn hits(handler: &mut HitHandler, around: &Around<'_>, at: Gva, count: usize) {
+fn hits(handler: &mut HitHandler, around: &Around<'_>, at: Gva, ret: Option<Gva>, count: usize) {
     for _ in 0..count {
         let mut regs = black_box(regs());
+        if let Some(ret) = ret {
+            let written = around.mem.write(STACK_PHYS, &ret.0.to_le_bytes());
+            written.expect("mapped");
+        }
         black_box(handler.hit(black_box(at), &mut regs, around));
         if handler.is_stepping() {
             let end = Gva(regs.rip + COPY_LEN);
             black_box(handler.hit(end, &mut regs, around));
             assert!(!handler.is_stepping());
+        }
+        if let Some(ret) = ret {
+            let mut found = [0; 8];
+            around.mem.read(STACK_PHYS, &mut found).expect("mapped");
+            regs.rsp = STACK.0 + 8;
+            black_box(handler.hit(Gva(u64::from_le_bytes(found)), &mut regs, around));
+            assert_eq!(regs.rip, ret.0);
         }
         black_box(&regs);
     }

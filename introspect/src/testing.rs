@@ -24,7 +24,7 @@ const ROOT: Gpa = Gpa(0x1000);
 /// Where physical memory for text begins.
 const TEXT: Gpa = Gpa(0x2_0000);
 /// Where the page with the stack, the per-CPU variables and the task is.
-const DATA: Gpa = Gpa(0x3_0000);
+pub(crate) const DATA: Gpa = Gpa(0x3_0000);
 pub(crate) const DATA_VIRT: Gva = Gva(0xffff_ffff_82a0_0000);
 /// Where the page with the interrupt descriptor table is.
 const IDT: Gpa = Gpa(0x3_1000);

@@ -4,7 +4,8 @@
 //! The workload counts its own calls by the kernel function they enter, and rests between
 //! stretches; a probe that stays over a stretch must have counted the same calls. What happens at
 //! random is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats it, and
-//! `HVPROBE_STRESS_SECONDS` makes the test longer.
+//! `HVPROBE_STRESS_SECONDS` makes the test longer (it is silent meanwhile: give `cargo lab test`
+//! a `--silence` beyond that).
 
 use std::collections::HashMap;
 use std::env;

@@ -159,9 +159,15 @@ impl State {
         let in_place = site.displaced.in_place(slot, Gva(rip));
         before.rip = in_place.map_or(rip, |at| at.0);
         before.rflags |= flight.interrupts;
+        // The processor sets it in the frame of a fault (SDM vol. 3, 17.3.1.1), where the guest
+        // finds it; the instruction did not run with it.
+        let seen = Regs {
+            rflags: before.rflags & !rflags::RF,
+            ..before
+        };
         if in_place != Some(site.displaced.at()) {
             // The copy was complete; the exception came before its end was reached.
-            self.post_handlers(scene, site, &before, &flight.taken);
+            self.post_handlers(scene, site, &seen, &flight.taken);
         } else if vector == NMI || vector == MACHINE_CHECK {
             // The guest comes back to the probepoint with interrupts still held off, so straight to
             // its int3; the handlers have run.
@@ -169,7 +175,7 @@ impl State {
             self.put_off = Some(flight);
         } else {
             let kind = EventKind::Fault { vector, error_code };
-            self.faulted(scene, site, kind, &before, &flight.taken);
+            self.faulted(scene, site, kind, &seen, &flight.taken);
         }
         let Some(handler) = gate_handler(scene, own_idt, vector) else {
             if vector == NMI || vector >= INTERRUPTS {

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cargo::{self, Workspace};
 use crate::choose::choose;
+use crate::instructions;
 use crate::job::{Job, Stdio, Step};
 use crate::packages;
 use crate::process;
@@ -50,7 +51,8 @@ enum What {
     /// the process to the first guest instruction and to /init, memory beyond the guest's RAM
     Boot,
     /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
-    /// breakpoint of gdb's: time, exits, ioctls
+    /// breakpoint of gdb's: time, exits, ioctls, and the engine's instructions (counted on this
+    /// machine with valgrind)
     Hits,
     /// How many events a second reach a gRPC client, and at what cost of CPU time and memory. On
     /// this machine, with made-up events and without a guest
@@ -70,33 +72,32 @@ const QEMU_FILES: [&str; 7] = [
 ];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let workspace = Workspace::locate()?;
     match options.what {
-        What::Boot => bench(
-            options,
-            "boot-bench",
-            &["--runs", &options.runs.to_string()],
-        ),
-        What::Hits => bench(
-            options,
-            "hits-bench",
-            &[
-                "--calls",
-                &options.calls.to_string(),
-                "--gdb-hits",
-                &options.gdb_hits.to_string(),
-            ],
-        ),
-        What::Events => events(options),
+        What::Boot => {
+            let arguments = ["--runs".to_owned(), options.runs.to_string()];
+            bench(options, &workspace, "boot-bench", &arguments)
+        }
+        What::Hits => {
+            let mut arguments = vec![
+                format!("--calls={}", options.calls),
+                format!("--gdb-hits={}", options.gdb_hits),
+            ];
+            let counts = instructions::count(&workspace, !options.dev)?;
+            arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
+            bench(options, &workspace, "hits-bench", &arguments)
+        }
+        What::Events => events(options, &workspace),
     }
 }
 
 /// The way of events, which needs neither guest nor rig.
-fn events(options: &Options) -> Result<ExitCode> {
+fn events(options: &Options, workspace: &Workspace) -> Result<ExitCode> {
     let mut packages = vec!["--package=hvprobe-tests", "--example=event_path"];
     if !options.dev {
         packages.push("--release");
     }
-    let built = Workspace::locate()?.build(&packages)?;
+    let built = workspace.build(&packages)?;
     let mut command = Command::new(cargo::program_named(&built, "event_path")?);
     command.arg(options.seconds.to_string());
     process::end_with_us(&mut command);
@@ -106,8 +107,12 @@ fn events(options: &Options) -> Result<ExitCode> {
 }
 
 /// Runs `program` of this package in a rig that has hvprobe and QEMU.
-fn bench(options: &Options, program: &str, arguments: &[&str]) -> Result<ExitCode> {
-    let workspace = Workspace::locate()?;
+fn bench(
+    options: &Options,
+    workspace: &Workspace,
+    program: &str,
+    arguments: &[String],
+) -> Result<ExitCode> {
     let mut packages = run::PROGRAMS.to_vec();
     packages.push("--package=hvprobe-lab");
     if !options.dev {

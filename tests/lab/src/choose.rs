@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::process::{self, Apart, Audience, End, Group, Streams};
+use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
 use crate::progress;
 use crate::rig::Kind;
 use crate::signals::Signals;
@@ -53,8 +53,11 @@ fn doctor(hvprobe: &Path) -> Result<End> {
         discard: None,
         keyboard: None,
     };
-    let deadline = Instant::now() + PATIENCE;
-    process::watch(&mut group, &mut streams, deadline, &signals, &mut Nobody)
+    let limits = Limits {
+        deadline: Instant::now() + PATIENCE,
+        silence: None,
+    };
+    process::watch(&mut group, &mut streams, limits, &signals, &mut Nobody)
 }
 
 struct Nobody;

@@ -62,6 +62,8 @@ pub(crate) struct Job {
     pub(crate) memory: Option<u32>,
     /// For the whole run, the boot of the rig included.
     pub(crate) timeout: Duration,
+    /// The longest time without output, before which the rig counts as standing still.
+    pub(crate) silence: Option<Duration>,
     /// Whether to keep log and images even if all goes well.
     pub(crate) keep: bool,
 }
@@ -84,6 +86,7 @@ impl Job {
             cpus: None,
             memory: None,
             timeout,
+            silence: None,
             keep: false,
         }
     }

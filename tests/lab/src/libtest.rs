@@ -50,6 +50,7 @@ pub(crate) struct Parser {
     place: Place,
     skips: u64,
     failures: Vec<String>,
+    running: Option<String>,
     kept: VecDeque<String>,
     kept_bytes: usize,
 }
@@ -59,9 +60,19 @@ pub(crate) struct Parser {
 pub(crate) struct Taken {
     pub(crate) counts: Counts,
     /// The tests that failed.
-    pub(crate) failures: Vec<String>,
+    pub(crate) failures: Vec<Failure>,
+    /// The test that began last, if it has no result.
+    pub(crate) running: Option<String>,
     /// The lines that are not about passed tests, and the reasons of those that skipped themselves.
     pub(crate) lines: Vec<String>,
+}
+
+/// A test that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) test: String,
+    /// The one line of its output that tells most.
+    pub(crate) why: String,
 }
 
 /// Where in a binary's output the parser is.
@@ -96,13 +107,23 @@ impl Parser {
         let Self {
             counts,
             failures,
+            running,
             kept,
             ..
         } = std::mem::take(self);
+        let lines: Vec<String> = kept.into();
+        let failures = failures
+            .into_iter()
+            .map(|test| Failure {
+                why: reason(&lines, &test),
+                test,
+            })
+            .collect();
         Taken {
             counts,
             failures,
-            lines: kept.into(),
+            running,
+            lines,
         }
     }
 
@@ -127,6 +148,13 @@ impl Parser {
     }
 
     fn account(&mut self, line: &str) {
+        if let Some((test, result)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... "))
+        {
+            let over = ["ok", "FAILED", "ignored"].contains(&result);
+            self.running = (!over).then(|| test.to_owned());
+        }
         if let Some(result) = line.strip_prefix("test result: ") {
             let mut counts = parse_result(result);
             // A test that skipped itself is among those that passed.
@@ -135,6 +163,7 @@ impl Parser {
             counts.skipped += skips;
             self.counts += counts;
             self.skips = 0;
+            self.running = None;
             self.place = Place::Elsewhere;
         } else if let Some(name) = failed_test(line) {
             self.failures.push(name.to_owned());
@@ -154,6 +183,32 @@ impl Parser {
 /// The name in `test NAME ... FAILED`.
 fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// The longest reason, in characters.
+const LONGEST_REASON: usize = 160;
+
+/// Why `test` failed, by what it printed: what its panic said and where, else its first line.
+fn reason(lines: &[String], test: &str) -> String {
+    let heading = format!("---- {test} stdout ----");
+    let mut own = lines
+        .iter()
+        .map(|line| line.trim())
+        .skip_while(|line| *line != heading)
+        .skip(1)
+        .take_while(|line| !line.starts_with("---- ") && *line != "failures:")
+        .filter(|line| !line.is_empty());
+    let Some(first) = own.next() else {
+        return "it printed nothing".to_owned();
+    };
+    let panic = std::iter::once(first)
+        .chain(&mut own)
+        .find_map(|line| line.strip_suffix(':')?.split_once(" panicked at "));
+    let words = match panic {
+        Some((_, place)) => format!("{place}: {}", own.next().unwrap_or_default()),
+        None => first.to_owned(),
+    };
+    words.chars().take(LONGEST_REASON).collect()
 }
 
 /// Reads `ok. 5 passed; 0 failed; 1 ignored; …`.
@@ -188,7 +243,8 @@ mod tests {
                 parser.read(piece);
             }
             let taken = parser.take();
-            expect.assert_eq(&[taken.counts.to_string(), taken.failures.concat()].join(";"));
+            let failures: Vec<_> = taken.failures.iter().map(|it| it.test.as_str()).collect();
+            expect.assert_eq(&[taken.counts.to_string(), failures.concat()].join(";"));
         }
     }
 
@@ -249,6 +305,36 @@ mod tests {
             test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
             end"#]]
         .assert_eq(&lines);
+    }
+
+    #[test]
+    fn reason_is_what_the_panic_said_and_where_or_the_first_line() {
+        let mut parser = Parser::default();
+        parser.read(
+            b"test a ... FAILED\ntest b ... FAILED\ntest c ... FAILED\n\nfailures:\n\n\
+              ---- a stdout ----\nchatter\n\n\
+              thread 'a' (7) panicked at tests/tests/a.rs:3:5:\nleft: 1\nright: 2\n\n\
+              ---- b stdout ----\nError: no guest\n\nfailures:\n    a\n    b\n    c\n",
+        );
+        let failures = parser.take().failures;
+        let reasons: Vec<_> = failures.iter().map(|it| it.why.as_str()).collect();
+        assert_eq!(
+            reasons,
+            [
+                "tests/tests/a.rs:3:5: left: 1",
+                "Error: no guest",
+                "it printed nothing"
+            ]
+        );
+    }
+
+    #[test]
+    fn test_without_result_is_running() {
+        let mut parser = Parser::default();
+        parser.read(b"running 3 tests\ntest a ... ok\ntest b ... ");
+        assert_eq!(parser.take().running.as_deref(), Some("b"));
+        parser.read(b"test b ... ok\n");
+        assert_eq!(parser.take().running, None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod choose;
 mod coverage;
 mod demo;
 mod image;
+mod instructions;
 mod job;
 mod kernel;
 mod libtest;
@@ -24,6 +25,8 @@ mod packages;
 mod place;
 mod process;
 mod progress;
+mod report;
+mod retry;
 mod rig;
 mod run;
 mod serial;
@@ -72,6 +75,10 @@ enum Command {
     /// in the rig, one program after another in one boot. Tests that cannot run where they are
     /// print a line that starts with `skipped:`. The last line adds everything up; the exit status
     /// is 0 only if nothing failed.
+    ///
+    /// An emulated machine dies or stands still now and then through no fault of the tests: what
+    /// failed there, or did not end, runs once more in a fresh one. What passes then is listed as
+    /// `flaky:` before the last line; what fails twice has failed.
     Test(test::Options),
     /// Measure hvprobe against its references, in one rig and one run
     Bench(bench::Options),

@@ -140,8 +140,18 @@ pub(crate) enum End {
     Stopped,
     /// The deadline passed.
     TimedOut,
+    /// The group printed nothing for as long as it may be silent.
+    Silent,
     /// The lab received this signal.
     Interrupted(i32),
+}
+
+/// How long a group is watched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) deadline: Instant,
+    /// The longest time without a byte of output; none if the group may be silent.
+    pub(crate) silence: Option<Duration>,
 }
 
 /// Who gets what a group prints.
@@ -166,23 +176,27 @@ pub(crate) struct Streams {
     pub(crate) keyboard: Option<Keyboard>,
 }
 
-/// Passes output and input on until the child exits, the audience stops it, `deadline` passes or
-/// a signal arrives.
+/// Passes output and input on until the child exits, the audience stops it, it reaches one of the
+/// `limits` or a signal arrives.
 pub(crate) fn watch(
     group: &mut Group,
     streams: &mut Streams,
-    deadline: Instant,
+    limits: Limits,
     signals: &Signals,
     audience: &mut dyn Audience,
 ) -> Result<End> {
     let exit = exit_event(&group.child)?;
     let mut stdin = group.child.stdin.take();
     let mut buffer = vec![0; 64 << 10];
+    let mut heard = Instant::now();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = limits.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(End::TimedOut);
         }
+        let patience = limits
+            .silence
+            .map_or(left, |silence| silence.saturating_sub(heard.elapsed()));
         let keyboard = streams
             .keyboard
             .as_ref()
@@ -202,7 +216,7 @@ pub(crate) fn watch(
                 Some(signals.as_fd().as_raw_fd()),
                 keyboard,
             ],
-            left,
+            left.min(patience),
         )?;
         if signal_ready {
             return Ok(End::Interrupted(signals.next()?));
@@ -211,6 +225,7 @@ pub(crate) fn watch(
             streams.discard = None;
         }
         if output_ready {
+            heard = Instant::now();
             let length = take(&mut streams.output, &mut buffer)?;
             if length == 0 {
                 streams.output = None;
@@ -235,6 +250,13 @@ pub(crate) fn watch(
         if exit_ready && !output_ready {
             return Ok(End::Exited(group.end()?));
         }
+        // After the streams were looked at: the lab itself may have stood still.
+        if limits
+            .silence
+            .is_some_and(|silence| heard.elapsed() >= silence)
+        {
+            return Ok(End::Silent);
+        }
     }
 }
 
@@ -248,7 +270,11 @@ pub(crate) fn wind_down(
     audience: &mut dyn Audience,
 ) -> Result<End> {
     group.signal(signal);
-    watch(group, streams, Instant::now() + GRACE, signals, audience)
+    let limits = Limits {
+        deadline: Instant::now() + GRACE,
+        silence: None,
+    };
+    watch(group, streams, limits, signals, audience)
 }
 
 /// Reads what there is; a stream whose writers are gone reads as ended.
@@ -324,6 +350,14 @@ mod tests {
     }
 
     fn run(script: &str, limit: Duration) -> (End, String, Group) {
+        let limits = Limits {
+            deadline: Instant::now() + limit,
+            silence: None,
+        };
+        run_within(script, limits)
+    }
+
+    fn run_within(script: &str, limits: Limits) -> (End, String, Group) {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::null());
         command.stdout(Stdio::piped());
@@ -337,8 +371,7 @@ mod tests {
         };
         let mut collect = Collect::default();
         let signals = Signals::take().unwrap();
-        let deadline = Instant::now() + limit;
-        let end = watch(&mut group, &mut streams, deadline, &signals, &mut collect).unwrap();
+        let end = watch(&mut group, &mut streams, limits, &signals, &mut collect).unwrap();
         (end, String::from_utf8(collect.0).unwrap(), group)
     }
 
@@ -371,6 +404,17 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!alive(&output));
+    }
+
+    #[test]
+    fn silence_ends_the_watch_and_output_puts_it_off() {
+        let limits = Limits {
+            deadline: Instant::now() + LONG,
+            silence: Some(Duration::from_secs(1)),
+        };
+        let script = "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done; exec sleep 1000";
+        let (end, output, _group) = run_within(script, limits);
+        assert_eq!((end, output.as_str()), (End::Silent, "1\n2\n3\n4\n5\n"));
     }
 
     #[test]

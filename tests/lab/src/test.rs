@@ -2,23 +2,25 @@
 //!
 //! Tests are built once. Those of `tests/tests/rig_*.rs` need KVM that can run Linux guests and
 //! run in the rig only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig;
-//! all others, and the examples in the documentation, run on this machine.
+//! all others, and the examples in the documentation, run on this machine. An emulated rig now and
+//! then fails for reasons of its own, so what failed there runs again in a fresh one.
 
 use std::ffi::OsString;
-use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::job::{Job, Step};
-use crate::libtest::{Counts, Parser};
+use crate::libtest::Counts;
 use crate::progress;
-use crate::rig::{Finish, Kind, Listener};
+use crate::report::Report;
+use crate::retry::{self, Book, Due, SHOW};
+use crate::rig::{Finish, Kind};
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
 
@@ -35,6 +37,13 @@ pub(crate) struct Options {
     /// Run only the tests that belong in the rig
     #[arg(long)]
     rig_only: bool,
+    /// Run what failed again, so often at most, in a fresh rig [default: 1 in an emulated rig, else
+    /// 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
+    retries: Option<u32>,
+    /// End a rig that prints nothing for so many seconds [default: tcg 180, bochs 1800, else never]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    silence: Option<u64>,
     /// Show everything tests print as they print it, not only what failed ones did
     #[arg(long, short)]
     verbose: bool,
@@ -48,22 +57,18 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let built = workspace.build(&["--workspace", "--bins", "--tests"])?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let ready = Ready::make(rig, false, true)?;
-    let deadline = Instant::now() + options.machine.timeout(1200);
+    let deadline = Instant::now() + options.machine.timeout(1800);
 
-    let mut report = Report {
-        verbose: options.verbose,
-        ..Report::default()
-    };
-    let mut finish = Finish::Complete;
+    let mut total = Total::default();
     if !options.rig_only {
         let job = job_here(&ready, &built, options);
-        finish = report.follow(job, Kind::Direct, &ready, deadline)?;
+        total.run(job, Kind::Direct, &ready, deadline, options)?;
     }
-    if finish == Finish::Complete {
+    if total.end.is_none() {
         let job = job_in_rig(&ready, &built, rig, options);
-        finish = report.follow(job, rig, &ready, deadline)?;
+        total.run(job, rig, &ready, deadline, options)?;
     }
-    Ok(report.close(&finish))
+    Ok(total.close())
 }
 
 /// Everything but the tests that only a rig can run.
@@ -112,8 +117,6 @@ fn job_in_rig(ready: &Ready, built: &[Executable], rig: Kind, options: &Options)
     job
 }
 
-/// Tells libtest to print what passed tests said.
-const SHOW: &str = "--show-output";
 /// Where tests find the stock kernel's image.
 const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
 
@@ -146,72 +149,81 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
     });
 }
 
-/// Shows what failed tests print, adds up the results and remembers which programs failed.
+/// The results of all jobs.
 #[derive(Debug, Default)]
-struct Report {
-    verbose: bool,
-    parser: Parser,
-    /// When the running program began.
-    begun: Option<Instant>,
+struct Total {
     counts: Counts,
-    /// The names of the running job's programs.
-    names: Vec<String>,
+    flaky: Vec<String>,
     failed: Vec<String>,
+    /// Why no more jobs are run, if so.
+    end: Option<&'static str>,
 }
 
-impl Report {
-    /// Runs a job until `deadline`.
-    fn follow(
+impl Total {
+    /// Runs a job until `deadline`, and what failed of it again in fresh rigs.
+    fn run(
         &mut self,
         mut job: Job,
         rig: Kind,
         ready: &Ready,
         deadline: Instant,
-    ) -> Result<Finish> {
+        options: &Options,
+    ) -> Result<()> {
         if job.steps.is_empty() {
             progress::note(&format!("no tests for rig {}", rig.name()));
-            return Ok(Finish::Complete);
+            return Ok(());
         }
-        job.timeout = deadline.saturating_duration_since(Instant::now());
-        self.names = job.steps.iter().map(|step| step.program.clone()).collect();
-        let outcome = rig.run(ready, &job, self)?;
-        let unfinished = self.parser.take();
-        self.show(&unfinished.lines);
-        for (name, status) in self.names.iter().zip(&outcome.statuses) {
-            if status.is_none() {
-                self.failed.push(format!("{name} (did not end)"));
-                self.counts.failed += 1;
+        job.silence = options.silence.map(Duration::from_secs).or(rig.silence());
+        let retries = options.retries.unwrap_or(rig.retries());
+        let names = job.steps.iter().map(|step| step.program.clone()).collect();
+        let mut book = Book::new(names, retries);
+        while !book.due.is_empty() {
+            let mut job = part(&job, &book.due);
+            job.timeout = deadline.saturating_duration_since(Instant::now());
+            let names = job.steps.iter().map(|step| step.program.clone()).collect();
+            let mut report = Report::new(names, options.verbose);
+            let outcome = rig.run(ready, &job, &mut report)?;
+            book.record(report.finish(), &outcome.finish);
+            if let Finish::Broken(reason) = &outcome.finish {
+                progress::note(reason);
+            }
+            if let Some(log) = &outcome.log {
+                progress::note(&format!("serial log: {}", log.display()));
+            }
+            self.end = match outcome.finish {
+                Finish::Complete | Finish::Broken(_) => None,
+                Finish::TimedOut => Some("the time was over (--timeout)"),
+                Finish::Interrupted(_) => Some("interrupted"),
+            };
+            if self.end.is_some() {
+                book.give_up();
+            }
+            match book.due.len() {
+                0 => {}
+                1 => progress::note("once more, in a fresh rig: 1 program"),
+                due => progress::note(&format!("once more, in a fresh rig: {due} programs")),
             }
         }
-        if let Some(log) = &outcome.log {
-            progress::note(&format!("serial log: {}", log.display()));
-        }
-        Ok(outcome.finish)
+        self.counts += book.counts;
+        self.flaky.extend(book.flaky);
+        self.failed.extend(book.failed);
+        Ok(())
     }
 
-    /// Prints what was kept of a program's output, unless it was shown as it came.
-    fn show(&self, lines: &[String]) {
-        if !self.verbose {
-            for line in lines {
-                println!("{line}");
-            }
-        }
-    }
-
-    /// Prints the closing lines; success if all tests passed and all programs ended.
-    fn close(&self, finish: &Finish) -> ExitCode {
+    /// Prints the closing lines; success if all tests passed, at once or later.
+    fn close(&self) -> ExitCode {
         println!();
-        match finish {
-            Finish::Complete => {}
-            Finish::TimedOut => println!("the time was over (--timeout)"),
-            Finish::Interrupted(_) => println!("interrupted"),
-            Finish::Broken(reason) => println!("{reason}"),
+        if let Some(end) = self.end {
+            println!("{end}");
         }
-        for name in &self.failed {
-            println!("failed: {name}");
+        for line in &self.flaky {
+            println!("flaky: {line}");
+        }
+        for line in &self.failed {
+            println!("failed: {line}");
         }
         println!("{}", self.counts);
-        if *finish == Finish::Complete && self.failed.is_empty() && self.counts.failed == 0 {
+        if self.end.is_none() && self.failed.is_empty() && self.counts.failed == 0 {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
@@ -219,45 +231,21 @@ impl Report {
     }
 }
 
-impl Listener for Report {
-    fn begin(&mut self, step: usize) {
-        self.begun = Some(Instant::now());
-        if let Some(name) = self.names.get(step) {
-            println!("     Running {name}");
-        }
-    }
-
-    fn output(&mut self, bytes: &[u8]) -> Result<()> {
-        self.parser.read(bytes);
-        if !self.verbose {
-            return Ok(());
-        }
-        let mut stdout = stdout().lock();
-        stdout
-            .write_all(bytes)
-            .and_then(|()| stdout.flush())
-            .context("cannot write to stdout")
-    }
-
-    fn end(&mut self, step: usize, status: u8) {
-        let mut taken = self.parser.take();
-        let name = self.names.get(step).map_or("?", String::as_str);
-        let seconds = self
-            .begun
-            .map_or(0.0, |begun| begun.elapsed().as_secs_f64());
-        println!("             {} in {seconds:.1} s", taken.counts);
-        if status == 0 {
-            taken.lines.retain(|line| line.starts_with("skipped:"));
-        }
-        self.show(&taken.lines);
-        if status != 0 && taken.failures.is_empty() {
-            // A program that fell over without a result is one failure.
-            self.failed.push(format!("{name} (status {status})"));
-            taken.counts.failed = taken.counts.failed.max(1);
-        }
-        for test in taken.failures {
-            self.failed.push(format!("{name}: {test}"));
-        }
-        self.counts += taken.counts;
-    }
+/// The part of a job that is due, with the programs it needs.
+fn part(job: &Job, due: &[Due]) -> Job {
+    let mut part = job.clone();
+    part.steps = due
+        .iter()
+        .filter_map(|due| {
+            let mut step = job.steps.get(due.step)?.clone();
+            if !due.again.is_empty() {
+                step.arguments = retry::only(&step.arguments, &due.again);
+            }
+            Some(step)
+        })
+        .collect();
+    let is_of = |steps: &[Step], name: &str| steps.iter().any(|step| step.program == name);
+    part.programs
+        .retain(|(name, _)| is_of(&part.steps, name) || !is_of(&job.steps, name));
+    part
 }

@@ -127,8 +127,8 @@ impl World for Guest<'_> {
     fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError> {
         let ram = &*self.0.ram;
         let control = &self.0.control;
-        let stopped_for = control
-            .transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
+        let stopped_for =
+            control.transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
         // There may be detours where there were none.
         self.0.detours.wake();
         Ok(stopped_for)

@@ -151,12 +151,14 @@ fn fault_of_the_copy_is_the_guests_as_if_it_had_come_in_place() {
         slot,
     } = stepped(all(FIXUP));
     let code = 0x1_0000_0002;
+    // The processor pushes it with faults, and only there.
+    cpu.regs.rflags |= rflags::RF;
     assert_eq!(cpu.raise(PAGE_FAULT, Some(code), slot), Some(RESUME));
     assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
     assert_eq!(cpu.regs.rflags & IF, 0);
     let top = Gva(cpu.regs.rsp);
     assert_eq!(rig.guest.read(top), code.to_le_bytes());
-    let expected = [at.0, regs().rflags, STACK.0];
+    let expected = [at.0, regs().rflags | rflags::RF, STACK.0];
     assert_eq!(frame(&rig, top.wrapping_add(8)), expected);
     assert!(!cpu.handler.is_stepping());
     assert_eq!(cpu.handler.window(), None);

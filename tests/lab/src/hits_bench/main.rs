@@ -38,6 +38,9 @@ struct Options {
     /// Hits of gdb's breakpoint; 0 leaves that out, which takes long where QEMU has to emulate
     #[arg(long, default_value_t = 200)]
     gdb_hits: u32,
+    /// The engine's instructions of a kind of hit, as counted elsewhere
+    #[arg(long, value_name = "KIND=NUMBER", value_parser = counted)]
+    instructions: Vec<(String, u32)>,
     /// Folder with the guest's `kernel` and `initrd.cpio`
     #[arg(long, default_value = "/guest")]
     guest: PathBuf,
@@ -87,10 +90,17 @@ fn run(options: &Options) -> Result<()> {
         counts: counted.counts,
     });
     let base = loops.next().context("nothing was measured")?;
-    let names = guests.iter().map(|(name, _)| *name);
-    let names = names.chain(MECHANISMS.iter().map(|mechanism| mechanism.name));
-    for (name, measured) in names.zip(loops) {
-        rows.push(difference(name, &measured, &base, per_microsecond));
+    let names = guests.iter().map(|(name, _)| (*name, None));
+    let ours = MECHANISMS.iter().map(|it| (it.name, it.counted_as));
+    let instructions = |kind: &str| {
+        let mut all = options.instructions.iter();
+        all.find_map(|(counted, number)| (counted == kind).then_some(*number))
+    };
+    for ((name, kind), measured) in names.chain(ours).zip(loops) {
+        rows.push(Row {
+            instructions: kind.and_then(instructions),
+            ..difference(name, &measured, &base, per_microsecond)
+        });
     }
     drop(machine);
     if options.gdb_hits > 1 {
@@ -103,10 +113,16 @@ fn run(options: &Options) -> Result<()> {
         options.calls
     );
     println!(
+        "instr: instructions of hvprobe's engine, in user space, counted on a synthetic guest"
+    );
+    println!(
         "bare call: {} ticks; {per_microsecond:.0} ticks a us",
         base.ticks.median
     );
     print!("{}", table::render(&rows, MECHANISMS[0].name, guests[0].0));
+    if let Some(number) = instructions("foreign") {
+        println!("an int3 of the guest's own: {number} instructions before it is given back");
+    }
     Ok(())
 }
 
@@ -127,6 +143,7 @@ fn difference(name: &str, measured: &Loop, base: &Loop, per_microsecond: f64) ->
             per_call(|of| of.counts.runs),
             per_call(|of| of.counts.other_ioctls),
         ]),
+        instructions: None,
     }
 }
 
@@ -143,7 +160,14 @@ fn gdb(options: &Options) -> Result<Row> {
         ticks: None,
         microseconds: fastest_batch(&times).as_secs_f64() * 1e6,
         exits: None,
+        instructions: None,
     })
+}
+
+/// Reads `KIND=NUMBER`.
+fn counted(text: &str) -> Result<(String, u32)> {
+    let (kind, number) = text.split_once('=').context("no `=`")?;
+    Ok((kind.to_owned(), number.parse()?))
 }
 
 /// The shortest mean time in batches of at least a hundredth.

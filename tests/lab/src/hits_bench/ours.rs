@@ -16,41 +16,49 @@ const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations
 /// For the server to be there.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A mechanism: its name in the table, and what `hvprobe probe add` is given for it. `{}` stands for
-/// the function.
+/// A mechanism: its name in the table, what its instructions are counted as, if they are, and what
+/// `hvprobe probe add` is given for it. `{}` stands for the function.
 #[derive(Debug)]
 pub(crate) struct Mechanism {
     pub(crate) name: &'static str,
+    pub(crate) counted_as: Option<&'static str>,
     add: &'static [&'static str],
 }
 
 pub(crate) const MECHANISMS: [Mechanism; 7] = [
     Mechanism {
         name: "kprobe, emulated",
+        counted_as: Some("emulated"),
         add: &["--mechanism", "emulated", "p {}"],
     },
     Mechanism {
         name: "kprobe, boosted",
+        counted_as: Some("boosted"),
         add: &["--mechanism", "boosted", "p {}"],
     },
     Mechanism {
         name: "kprobe, stepped",
+        counted_as: None,
         add: &["--mechanism", "stepped", "p {}"],
     },
     Mechanism {
         name: "kprobe with post-handler, emulated",
+        counted_as: Some("emulated-post"),
         add: &["--mechanism", "emulated", "--post", "p {}"],
     },
     Mechanism {
         name: "kprobe with post-handler, stepped",
+        counted_as: Some("stepped"),
         add: &["--mechanism", "stepped", "--post", "p {}"],
     },
     Mechanism {
         name: "return probe",
+        counted_as: Some("returned"),
         add: &["r {}"],
     },
     Mechanism {
         name: "kprobe + return probe",
+        counted_as: Some("both"),
         add: &["p {}", "r {}"],
     },
 ];

@@ -13,13 +13,15 @@ pub(crate) struct Row {
     pub(crate) microseconds: f64,
     /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
     pub(crate) exits: Option<[f64; 3]>,
+    /// Of the engine, in user space; none where they were not counted.
+    pub(crate) instructions: Option<u32>,
 }
 
 /// All rows; `kprobe` and `reference` name those that the two columns of ratios divide by.
 pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
     let mut table = format!(
-        "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
-        "", "median", "fastest", "us", "exits", "runs", "ioctls", "x kprobe", "x guest's"
+        "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
+        "", "median", "fastest", "us", "exits", "runs", "ioctls", "instr", "x kprobe", "x guest's"
     );
     let microseconds = |name: &str| {
         let row = rows.iter().find(|row| row.name == name)?;
@@ -31,7 +33,7 @@ pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
         let ratio = |to: &str| microseconds(to).map(|of| row.microseconds / of);
         let _ = writeln!(
             table,
-            "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>11}{:>11}",
+            "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}",
             row.name,
             number(middle, 0),
             number(fastest, 0),
@@ -39,6 +41,7 @@ pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
             number(exits, 2),
             number(runs, 2),
             number(ioctls, 2),
+            number(row.instructions.map(f64::from), 0),
             number(ratio(kprobe), 2),
             number(ratio(reference), 2),
         );
@@ -64,25 +67,28 @@ mod tests {
                 ticks: Some((2900.0, 3000.4)),
                 microseconds: 1.5,
                 exits: Some([0.0, 0.0, 0.0]),
+                instructions: None,
             },
             Row {
                 name: "kprobe".to_owned(),
                 ticks: Some((28000.0, 30000.0)),
                 microseconds: 15.0,
                 exits: Some([1.001, 1.0, 0.0]),
+                instructions: Some(2345),
             },
             Row {
                 name: "gdb".to_owned(),
                 ticks: None,
                 microseconds: 750.0,
                 exits: None,
+                instructions: None,
             },
         ];
         expect![[r#"
-                                                        median   fastest        us   exits    runs  ioctls   x kprobe  x guest's
-            guest's kprobe                                3000      2900      1.50    0.00    0.00    0.00       0.10       1.00
-            kprobe                                       30000     28000     15.00    1.00    1.00    0.00       1.00      10.00
-            gdb                                              -         -    750.00       -       -       -      50.00     500.00
+                                                        median   fastest        us   exits    runs  ioctls   instr   x kprobe  x guest's
+            guest's kprobe                                3000      2900      1.50    0.00    0.00    0.00       -       0.10       1.00
+            kprobe                                       30000     28000     15.00    1.00    1.00    0.00    2345       1.00      10.00
+            gdb                                              -         -    750.00       -       -       -       -      50.00     500.00
         "#]]
         .assert_eq(&render(&rows, "kprobe", "guest's kprobe"));
     }

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::Kind;
-use super::emulated::{CMDLINE, Emulator, Plan, write_config};
+use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan, write_config};
 use crate::process::{self, Apart, Group, Streams};
 use crate::{progress, terminal};
 
@@ -81,6 +81,7 @@ fn configuration(plan: &Plan<'_>) -> String {
          ata0-master: type=cdrom, path=cd.iso, status=inserted\n\
          boot: cdrom\n\
          com1: enabled=1, mode=file, dev=serial\n\
+         com2: enabled=1, mode=file, dev={MESSAGES}\n\
          log: bochs.log\n\
          panic: action=fatal\n\
          clock: sync=none, time0=local\n"

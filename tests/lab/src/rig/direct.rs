@@ -13,16 +13,19 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Finish, Listener, Outcome};
+use super::{Finish, Listener, Outcome, stood_still};
 use crate::image::BUSYBOX;
 use crate::job::{Job, Stdio as JobStdio, Step};
 use crate::place::CACHE_VARIABLE;
-use crate::process::{self, Apart, Audience, End, Group, Streams};
+use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
 use crate::setup::Ready;
 use crate::signals::Signals;
 
 pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
-    let deadline = Instant::now() + job.timeout;
+    let limits = Limits {
+        deadline: Instant::now() + job.timeout,
+        silence: job.silence,
+    };
     let signals = Signals::take()?;
     let mut statuses = vec![None; job.steps.len()];
     for (number, step) in job.steps.iter().enumerate() {
@@ -41,7 +44,7 @@ pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Resu
             keyboard: None,
         };
         let mut words = Words(listener);
-        let end = process::watch(&mut group, &mut streams, deadline, &signals, &mut words)?;
+        let end = process::watch(&mut group, &mut streams, limits, &signals, &mut words)?;
         let finish = match end {
             End::Exited(status) => {
                 let status = shell_status(status);
@@ -57,6 +60,11 @@ pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Resu
                 let signal = libc::SIGTERM;
                 process::wind_down(&mut group, signal, &mut streams, &signals, &mut words)?;
                 Finish::TimedOut
+            }
+            End::Silent => {
+                let signal = libc::SIGTERM;
+                process::wind_down(&mut group, signal, &mut streams, &signals, &mut words)?;
+                Finish::Broken(stood_still(&step.program, job.silence))
             }
             End::Stopped => Finish::Broken("the output was not wanted any more".to_owned()),
         };

@@ -1,7 +1,9 @@
 //! What both emulated rigs have in common: pack, boot, listen, end.
 //!
-//! A run owns a work folder under the target folder and a log beside it. The folder goes with the
-//! run; the log stays if anything failed. The emulator is ended as soon as the last mark is read.
+//! A run owns a work folder under the target folder and two logs beside it, of the rig's two serial
+//! ports: one has the steps' output and the marks, the other what the rig's kernel says. The folder
+//! goes with the run; the logs stay if anything failed. The emulator is ended as soon as the last
+//! mark is read.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,10 +13,10 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, Result};
 
 use super::console::Console;
-use super::{Finish, Kind, Listener, Outcome};
+use super::{Finish, Kind, Listener, Outcome, stood_still};
 use crate::image;
 use crate::job::{Job, Stdio};
-use crate::process::{self, End, Group, Streams};
+use crate::process::{self, End, Group, Limits, Streams};
 use crate::progress;
 use crate::setup::Ready;
 use crate::signals::Signals;
@@ -58,8 +60,16 @@ impl Plan<'_> {
 
 const COMPLAINTS: &str = "stderr";
 
-/// The console's rate matters to Bochs, which takes as long as a real line would.
-pub(super) const CMDLINE: &str = "console=ttyS0,115200 panic=-1 mitigations=off quiet";
+/// The file in the plan's folder that gets the second serial port's output: the kernel's messages.
+pub(super) const MESSAGES: &str = "messages";
+
+/// The console is the second serial port: messages of the kernel cannot land in a step's output or
+/// inside a mark. Its rate matters to Bochs, which takes as long as a real line would. Warnings are
+/// printed, and no less.
+pub(super) const CMDLINE: &str = "console=ttyS1,115200 panic=-1 mitigations=off loglevel=5";
+
+/// How many lines of a broken rig's kernel are shown.
+const TAIL: usize = 20;
 
 pub(super) fn run(
     emulator: &dyn Emulator,
@@ -67,7 +77,10 @@ pub(super) fn run(
     job: &Job,
     listener: &mut dyn Listener,
 ) -> Result<Outcome> {
-    let deadline = Instant::now() + job.timeout;
+    let limits = Limits {
+        deadline: Instant::now() + job.timeout,
+        silence: job.silence,
+    };
     let kind = emulator.kind().name();
     // Before the spinner's thread starts, which inherits the mask.
     let signals = Signals::take()?;
@@ -78,7 +91,7 @@ pub(super) fn run(
         .prefix(&format!("{kind}-"))
         .disable_cleanup(job.keep)
         .tempdir_in(&labs)?;
-    let log_path = labs.join(format!("{kind}-{}.log", std::process::id()));
+    let log_path = folder.path().with_extension("log");
     let log =
         File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
 
@@ -107,27 +120,34 @@ pub(super) fn run(
     if plan.input {
         streams.keyboard = Some(Keyboard::open()?);
     }
-    let end = process::watch(&mut group, &mut streams, deadline, &signals, &mut console);
+    let end = process::watch(&mut group, &mut streams, limits, &signals, &mut console);
     spinner.finish_and_clear();
     // The terminal is usable again and the emulator is gone before anything is said about it.
     drop(streams);
     drop(group);
 
+    let messages = folder.path().join(MESSAGES);
     let finish = match end? {
         End::Stopped => console.finish.take().unwrap_or(Finish::Complete),
         End::TimedOut => Finish::TimedOut,
+        End::Silent => Finish::Broken(stood_still("the rig", job.silence)),
         End::Interrupted(signal) => Finish::Interrupted(signal),
         End::Exited(status) => Finish::Broken(post_mortem(
             &format!("the emulator ended early ({status})"),
-            &log_path,
-            &folder.path().join(COMPLAINTS),
+            &read(&messages),
+            &read(&folder.path().join(COMPLAINTS)),
         )),
     };
+    if let Finish::Broken(_) | Finish::TimedOut = finish {
+        show_last_words(&read(&messages));
+    }
     let statuses = std::mem::take(&mut console.statuses);
     let good = finish == Finish::Complete && statuses.iter().all(|status| *status == Some(0));
+    // Somebody may have cleaned up meanwhile, which is no failure of the job.
     if good && !job.keep {
-        // Somebody may have cleaned up meanwhile, which is no failure of the job.
         let _ = fs::remove_file(&log_path);
+    } else {
+        let _ = fs::copy(&messages, log_path.with_extension("kernel.log"));
     }
     if job.keep {
         progress::note(&format!("images kept in {}", folder.path().display()));
@@ -147,19 +167,34 @@ fn nonce() -> String {
     format!("{:x}-{time:x}", std::process::id())
 }
 
-/// Why the emulator ended: a kernel panic if the log has one, else the emulator's last words.
-fn post_mortem(default: &str, log: &Path, complaints: &Path) -> String {
-    let read = |path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
-    let log = read(log);
-    if let Some(line) = log.lines().rfind(|line| line.contains("Kernel panic")) {
+/// A log as far as it can be read.
+fn read(log: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned()
+}
+
+/// Why the emulator ended: a kernel panic if the kernel spoke of one, else the emulator's last
+/// words.
+fn post_mortem(default: &str, messages: &str, complaints: &str) -> String {
+    if let Some(line) = messages.lines().rfind(|line| line.contains("Kernel panic")) {
         return format!("the rig's kernel panicked: {}", line.trim());
     }
-    match read(complaints)
-        .lines()
-        .rfind(|line| !line.trim().is_empty())
-    {
+    match complaints.lines().rfind(|line| !line.trim().is_empty()) {
         Some(line) => format!("{default}: {}", line.trim()),
         None => default.to_owned(),
+    }
+}
+
+/// Shows the end of the kernel's messages.
+fn show_last_words(messages: &str) {
+    let lines: Vec<&str> = messages.lines().collect();
+    let tail = &lines[lines.len().saturating_sub(TAIL)..];
+    progress::note(if tail.is_empty() {
+        "the rig's kernel said nothing"
+    } else {
+        "the rig's kernel said last:"
+    });
+    for line in tail {
+        eprintln!("    {}", line.trim_end());
     }
 }
 
@@ -177,21 +212,15 @@ mod tests {
 
     #[test]
     fn post_mortem_prefers_the_panic_to_the_emulators_words() {
-        let folder = tempfile::tempdir().unwrap();
-        let (log, complaints) = (folder.path().join("log"), folder.path().join("stderr"));
-        assert_eq!(post_mortem("ended", &log, &complaints), "ended");
-        fs::write(&complaints, "qemu: no memory\n\n").unwrap();
+        let complaints = "qemu: no memory\n\n";
+        assert_eq!(post_mortem("ended", "", ""), "ended");
         assert_eq!(
-            post_mortem("ended", &log, &complaints),
+            post_mortem("ended", "", complaints),
             "ended: qemu: no memory"
         );
-        fs::write(
-            &log,
-            "[ 1.0] Kernel panic - not syncing: x\r\nrebooting\r\n",
-        )
-        .unwrap();
+        let messages = "[ 1.0] Kernel panic - not syncing: x\r\nrebooting\r\n";
         assert_eq!(
-            post_mortem("ended", &log, &complaints),
+            post_mortem("ended", messages, complaints),
             "the rig's kernel panicked: [ 1.0] Kernel panic - not syncing: x"
         );
     }

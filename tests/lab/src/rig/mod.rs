@@ -1,6 +1,7 @@
 //! The machines hvprobe runs on: two emulated ones, and this one.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -54,6 +55,26 @@ impl Kind {
         }
     }
 
+    /// How long a rig that runs tests may print nothing before it counts as standing still. On this
+    /// machine itself nothing but a program of ours can stand still, which the time limit ends.
+    pub(crate) fn silence(self) -> Option<Duration> {
+        match self {
+            Self::Tcg => Some(Duration::from_secs(180)),
+            // The same work takes ten times as long.
+            Self::Bochs => Some(Duration::from_secs(1800)),
+            Self::Direct => None,
+        }
+    }
+
+    /// How often what failed is run again by default. About one guest in a hundred dies or hangs
+    /// of its emulated processor.
+    pub(crate) fn retries(self) -> u32 {
+        match self {
+            Self::Tcg | Self::Bochs => 1,
+            Self::Direct => 0,
+        }
+    }
+
     /// Boots the rig if it is an emulated one, runs the job's steps and ends it.
     pub(crate) fn run(
         self,
@@ -100,4 +121,10 @@ pub(crate) enum Finish {
     Interrupted(i32),
     /// The rig ended before its steps, for this reason.
     Broken(String),
+}
+
+/// Why a rig, or a program on this machine, was ended that printed nothing for too long.
+fn stood_still(who: &str, silence: Option<Duration>) -> String {
+    let seconds = silence.unwrap_or_default().as_secs();
+    format!("{who} stood still: nothing printed for {seconds} s")
 }

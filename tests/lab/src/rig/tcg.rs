@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 
 use super::Kind;
-use super::emulated::{CMDLINE, Emulator, Plan};
+use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan};
 use crate::process::{Apart, Group, Streams};
 
 pub(super) struct Tcg;
@@ -47,6 +47,8 @@ impl Emulator for Tcg {
                 "stdio",
                 "-no-reboot",
             ])
+            .arg("-serial")
+            .arg(format!("file:{}", plan.folder.join(MESSAGES).display()))
             .arg("-kernel")
             .arg(plan.kernel)
             .arg("-initrd")

@@ -1,0 +1,95 @@
+//! Counts the instructions that hvprobe's engine takes for a hit, on this machine, under callgrind.
+//!
+//! Counted is the example `hit_cost` of the engine's package: the handler of a hit on a synthetic
+//! guest, without the entries into the guest and the ioctls around it. The numbers are the same in
+//! every run, on every machine.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::cargo::{self, Workspace};
+use crate::{packages, process, progress};
+
+/// What the example can count.
+const KINDS: [&str; 7] = [
+    "emulated",
+    "emulated-post",
+    "boosted",
+    "stepped",
+    "returned",
+    "both",
+    "foreign",
+];
+/// Hits counted together.
+const HITS: u64 = 1000;
+
+/// Each kind of hit and its instructions, as `hits-bench` takes them. Says so, and counts nothing, if
+/// there is no valgrind and it cannot be installed.
+pub(crate) fn count(workspace: &Workspace, release: bool) -> Result<Vec<String>> {
+    if let Err(error) = packages::ensure(&["valgrind"]) {
+        progress::note(&format!("instructions are not counted: {error:#}"));
+        return Ok(Vec::new());
+    }
+    let mut arguments = vec!["--package=hvprobe-introspect", "--example=hit_cost"];
+    if release {
+        arguments.push("--release");
+    }
+    let built = workspace.build(&arguments)?;
+    let program = cargo::program_named(&built, "hit_cost")?;
+    progress::step("counting the instructions of hits", || {
+        KINDS
+            .iter()
+            .map(|kind| Ok(format!("{kind}={}", of(&program, kind)?)))
+            .collect()
+    })
+}
+
+/// The instructions of one hit, rounded.
+fn of(program: &Path, kind: &str) -> Result<u64> {
+    let mut command = Command::new("valgrind");
+    process::end_with_us(&mut command);
+    let output = command
+        .args([
+            "--tool=callgrind",
+            "--callgrind-out-file=/dev/null",
+            "--collect-atstart=no",
+            "--toggle-collect=*hit_cost::hits*",
+        ])
+        .arg(program)
+        .args([kind, &HITS.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start valgrind")?;
+    let words = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let last = words.lines().next_back().unwrap_or("no word why");
+        bail!("hit_cost {kind} failed under valgrind: {last}");
+    }
+    collected(&words)
+        .map(|collected| (collected + HITS / 2) / HITS)
+        .with_context(|| format!("valgrind did not count hit_cost {kind}"))
+}
+
+/// The number in `==7== Collected : 12345`, if anything was counted.
+fn collected(words: &str) -> Option<u64> {
+    words
+        .lines()
+        .find_map(|line| line.split_once("Collected : "))
+        .and_then(|(_, number)| number.trim().parse().ok())
+        .filter(|number| *number > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn collected_instructions_are_read() {
+        let words = "==7== Events    : Ir\n==7== Collected : 3210000\n==7== \n==7== I   refs: 9\n";
+        assert_eq!(collected(words), Some(3_210_000));
+        assert_eq!(collected("==7== Collected : 0\n"), None);
+        assert_eq!(collected("valgrind: no such file\n"), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! What is shown while test programs run, and what came of each.
+
+use std::io::{Write, stdout};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::libtest::Parser;
+use crate::retry::Ran;
+use crate::rig::Listener;
+
+/// Listens to one start of a rig: shows what failed tests print and keeps what came of each step.
+#[derive(Debug)]
+pub(crate) struct Report {
+    verbose: bool,
+    parser: Parser,
+    /// When the running program began.
+    begun: Option<Instant>,
+    /// The names of the job's programs.
+    names: Vec<String>,
+    ran: Vec<Ran>,
+    /// The running step.
+    running: Option<usize>,
+}
+
+impl Report {
+    /// For a job whose programs have these names. `verbose` shows all output as it comes.
+    pub(crate) fn new(names: Vec<String>, verbose: bool) -> Self {
+        Self {
+            verbose,
+            parser: Parser::default(),
+            begun: None,
+            ran: vec![Ran::NotBegun; names.len()],
+            names,
+            running: None,
+        }
+    }
+
+    /// What came of each program, once the rig has ended. Shows the output of one that had not.
+    pub(crate) fn finish(mut self) -> Vec<Ran> {
+        let taken = self.parser.take();
+        self.show(&taken.lines);
+        if let Some(step) = self.running {
+            self.settle(step, Ran::Unfinished(taken.running));
+        }
+        self.ran
+    }
+
+    fn settle(&mut self, step: usize, ran: Ran) {
+        if let Some(slot) = self.ran.get_mut(step) {
+            *slot = ran;
+        }
+    }
+
+    /// Prints what was kept of a program's output, unless it was shown as it came.
+    fn show(&self, lines: &[String]) {
+        if !self.verbose {
+            for line in lines {
+                println!("{line}");
+            }
+        }
+    }
+}
+
+impl Listener for Report {
+    fn begin(&mut self, step: usize) {
+        self.begun = Some(Instant::now());
+        self.running = Some(step);
+        if let Some(name) = self.names.get(step) {
+            println!("     Running {name}");
+        }
+    }
+
+    fn output(&mut self, bytes: &[u8]) -> Result<()> {
+        self.parser.read(bytes);
+        if !self.verbose {
+            return Ok(());
+        }
+        let mut stdout = stdout().lock();
+        stdout
+            .write_all(bytes)
+            .and_then(|()| stdout.flush())
+            .context("cannot write to stdout")
+    }
+
+    fn end(&mut self, step: usize, status: u8) {
+        let mut taken = self.parser.take();
+        let seconds = self
+            .begun
+            .map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+        println!("             {} in {seconds:.1} s", taken.counts);
+        if status == 0 {
+            taken.lines.retain(|line| line.starts_with("skipped:"));
+        }
+        self.show(&taken.lines);
+        self.running = None;
+        let ran = Ran::Ended {
+            status,
+            counts: taken.counts,
+            failures: taken.failures,
+        };
+        self.settle(step, ran);
+    }
+}

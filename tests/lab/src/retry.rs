@@ -1,0 +1,274 @@
+//! Which tests are run again, and what is said of them in the end.
+//!
+//! A program is *due* until it is settled: whole at first, later only those of its tests that
+//! failed, if it ended and named them. A [`Book`] takes in what came of the due programs in one
+//! start of the rig. What passed is settled; what failed, or did not end, stays due while it has
+//! tries left and is settled as failed after that. A program that did not begin keeps its tries,
+//! except in a rig that began none. So every start of a rig uses up a try, and nothing that ran
+//! and failed passes without a line that says so.
+
+use std::ffi::OsString;
+
+use crate::libtest::{Counts, Failure};
+use crate::rig::Finish;
+
+/// The libtest option that the lab passes to every test program: print what passed tests said.
+pub(crate) const SHOW: &str = "--show-output";
+
+/// What came of a program in one start of the rig.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// The rig ended before it.
+    NotBegun,
+    /// It ran when the rig ended: in this test, if it said so.
+    Unfinished(Option<String>),
+    Ended {
+        status: u8,
+        counts: Counts,
+        failures: Vec<Failure>,
+    },
+}
+
+/// A program that is still to be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// The index of its step in the job.
+    pub(crate) step: usize,
+    /// Only these tests of it, as they failed first; the whole program if there are none.
+    pub(crate) again: Vec<Failure>,
+    /// Why it did not come to its end as a whole, and in which test, when it was first tried.
+    fell: Option<(Option<String>, String)>,
+    tries: u32,
+}
+
+/// What is due, and the closing lines about what is settled.
+#[derive(Debug)]
+pub(crate) struct Book {
+    names: Vec<String>,
+    retries: u32,
+    pub(crate) due: Vec<Due>,
+    pub(crate) counts: Counts,
+    /// What passed, but not at once.
+    pub(crate) flaky: Vec<String>,
+    pub(crate) failed: Vec<String>,
+}
+
+impl Book {
+    /// All programs are due, each `1 + retries` times at most.
+    pub(crate) fn new(names: Vec<String>, retries: u32) -> Self {
+        let due = (0..names.len())
+            .map(|step| Due {
+                step,
+                again: Vec::new(),
+                fell: None,
+                tries: 0,
+            })
+            .collect();
+        Self {
+            names,
+            retries,
+            due,
+            counts: Counts::default(),
+            flaky: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Takes in what came of each due program, in their order, in a rig that ended like this.
+    pub(crate) fn record(&mut self, ran: Vec<Ran>, finish: &Finish) {
+        let reason = match finish {
+            Finish::Complete => "the rig ended",
+            Finish::TimedOut => "the time was over",
+            Finish::Interrupted(_) => "interrupted",
+            Finish::Broken(reason) => reason,
+        };
+        let in_program = ran.iter().any(|ran| matches!(ran, Ran::Unfinished(_)));
+        if matches!(finish, Finish::Broken(_)) && !in_program {
+            self.flaky.push(format!("the rig, between tests: {reason}"));
+        }
+        let none_began = ran.iter().all(|ran| *ran == Ran::NotBegun);
+        for (mut due, ran) in std::mem::take(&mut self.due).into_iter().zip(ran) {
+            let settled = match ran {
+                Ran::NotBegun if none_began => {
+                    due.tries += 1;
+                    let over = due.tries > self.retries;
+                    if over {
+                        self.fail(&due, &format!("did not begin: {reason}"));
+                    }
+                    over
+                }
+                Ran::NotBegun => false,
+                Ran::Unfinished(test) => {
+                    self.fall(&mut due, test, &format!("did not end: {reason}"))
+                }
+                Ran::Ended {
+                    status,
+                    counts,
+                    failures,
+                } => self.ended(&mut due, status, counts, failures),
+            };
+            if !settled {
+                self.due.push(due);
+            }
+        }
+    }
+
+    /// Settles as failed what is still due, when there is no time or wish to go on.
+    pub(crate) fn give_up(&mut self) {
+        for due in std::mem::take(&mut self.due) {
+            let what = match &due.fell {
+                Some((Some(test), why)) => format!("in {test}: {why}"),
+                Some((None, why)) => why.clone(),
+                None if due.tries == 0 => "did not begin".to_owned(),
+                None => "not run again".to_owned(),
+            };
+            self.fail(&due, &what);
+        }
+    }
+
+    /// A program fell over or did not end; whether that settles it.
+    fn fall(&mut self, due: &mut Due, test: Option<String>, reason: &str) -> bool {
+        due.tries += 1;
+        if due.tries > self.retries {
+            let place = test.map_or(String::new(), |test| format!("in {test}: "));
+            self.fail(due, &format!("{place}{reason}"));
+            return true;
+        }
+        if due.again.is_empty() && due.fell.is_none() {
+            due.fell = Some((test, reason.to_owned()));
+        }
+        false
+    }
+
+    /// A program ended; whether that settles it.
+    fn ended(&mut self, due: &mut Due, status: u8, counts: Counts, failures: Vec<Failure>) -> bool {
+        let named = u64::try_from(failures.len()) == Ok(counts.failed);
+        let asked = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
+        let all_ran = counts.passed + counts.failed + counts.skipped >= asked;
+        if !named || !all_ran || (status == 0) != failures.is_empty() {
+            // It fell over, or did not run what it was to run. Its numbers mean nothing.
+            let reason = match status {
+                0 if all_ran => "tests failed, but its status is 0".to_owned(),
+                0 => "it ran too few tests".to_owned(),
+                _ => format!("status {status}"),
+            };
+            return self.fall(due, None, &reason);
+        }
+        due.tries += 1;
+        self.pass(due, &failures);
+        self.counts.passed += counts.passed;
+        self.counts.skipped += counts.skipped;
+        let fell = due.fell.take();
+        if due.tries <= self.retries && !failures.is_empty() {
+            let first = std::mem::take(&mut due.again);
+            due.again = failures
+                .into_iter()
+                .map(|mut failure| {
+                    let before = first.iter().find(|first| first.test == failure.test);
+                    failure.why = match (before, &fell) {
+                        (Some(before), _) => before.why.clone(),
+                        (None, Some((Some(test), why))) if *test == failure.test => why.clone(),
+                        (None, _) => failure.why,
+                    };
+                    failure
+                })
+                .collect();
+            return false;
+        }
+        self.counts.failed += counts.failed;
+        for failure in failures {
+            let name = &self.names[due.step];
+            let tries = tries(due.tries);
+            self.failed.push(format!("{name}: {}{tries}", failure.test));
+        }
+        true
+    }
+
+    /// Notes what passes now, all but `failures`, and did not before.
+    fn pass(&mut self, due: &Due, failures: &[Failure]) {
+        let name = &self.names[due.step];
+        let at = nth(due.tries);
+        let passes = |test: &str| failures.iter().all(|failure| failure.test != test);
+        for Failure { test, why } in due.again.iter().filter(|first| passes(&first.test)) {
+            self.flaky.push(format!(
+                "{name}: {test} (passed at the {at} try; first: {why})"
+            ));
+        }
+        let line = match &due.fell {
+            Some((Some(test), why)) if passes(test) => {
+                format!("{name}: {test} (passed at the {at} try; first: {why})")
+            }
+            Some((None, why)) => format!("{name} (ended at the {at} try; first: {why})"),
+            _ => return,
+        };
+        self.flaky.push(line);
+    }
+
+    /// Settles a program, or the tests of it that are due, as failed.
+    fn fail(&mut self, due: &Due, what: &str) {
+        let tests = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
+        self.counts.failed += tests.max(1);
+        let name = &self.names[due.step];
+        let tries = tries(due.tries);
+        self.failed.push(format!("{name} ({what}){tries}"));
+        for failure in &due.again {
+            self.failed
+                .push(format!("{name}: {} ({})", failure.test, failure.why));
+        }
+    }
+}
+
+/// What is added to the line about something that was tried more than once.
+fn tries(tries: u32) -> String {
+    if tries > 1 {
+        format!(" ({tries} tries)")
+    } else {
+        String::new()
+    }
+}
+
+fn nth(number: u32) -> String {
+    match number {
+        1 => "first".to_owned(),
+        2 => "second".to_owned(),
+        3 => "third".to_owned(),
+        _ => format!("{number}th"),
+    }
+}
+
+/// A step's arguments, changed so that just `tests` run: the user's filters go, options stay.
+pub(crate) fn only(arguments: &[OsString], tests: &[Failure]) -> Vec<OsString> {
+    /// Options of libtest whose value is the next argument.
+    const WITH_VALUE: [&str; 6] = [
+        "--logfile",
+        "--test-threads",
+        "--color",
+        "--format",
+        "--shuffle-seed",
+        "-Z",
+    ];
+    let own = arguments
+        .iter()
+        .position(|argument| argument == SHOW)
+        .map_or(0, |position| position + 1);
+    let (own, users) = arguments.split_at(own);
+    let mut kept = own.to_vec();
+    kept.push("--exact".into());
+    let mut users = users.iter();
+    while let Some(argument) = users.next() {
+        let text = argument.to_string_lossy();
+        if text == "--skip" {
+            users.next();
+        } else if WITH_VALUE.contains(&text.as_ref()) {
+            kept.push(argument.clone());
+            kept.extend(users.next().cloned());
+        } else if text.starts_with('-') && text != "--exact" && !text.starts_with("--skip=") {
+            kept.push(argument.clone());
+        }
+    }
+    kept.extend(tests.iter().map(|failure| failure.test.clone().into()));
+    kept
+}
+
+#[cfg(test)]
+mod tests;

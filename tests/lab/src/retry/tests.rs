@@ -1,0 +1,372 @@
+use super::*;
+
+use expect_test::{Expect, expect};
+
+fn book(retries: u32) -> Book {
+    Book::new(vec!["a".into(), "b".into(), "c".into()], retries)
+}
+
+fn passed(passed: u64) -> Ran {
+    Ran::Ended {
+        status: 0,
+        counts: Counts {
+            passed,
+            ..Counts::default()
+        },
+        failures: Vec::new(),
+    }
+}
+
+/// A program of three tests of which these failed.
+fn failed(tests: &[&str]) -> Ran {
+    let failed = u64::try_from(tests.len()).unwrap();
+    Ran::Ended {
+        status: 101,
+        counts: Counts {
+            passed: 3_u64.saturating_sub(failed),
+            failed,
+            skipped: 0,
+        },
+        failures: tests
+            .iter()
+            .map(|test| failure(test, "x.rs:1: no"))
+            .collect(),
+    }
+}
+
+fn fell(status: u8) -> Ran {
+    Ran::Ended {
+        status,
+        counts: Counts::default(),
+        failures: Vec::new(),
+    }
+}
+
+fn in_test(test: &str) -> Ran {
+    Ran::Unfinished(Some(test.to_owned()))
+}
+
+fn failure(test: &str, why: &str) -> Failure {
+    Failure {
+        test: test.to_owned(),
+        why: why.to_owned(),
+    }
+}
+
+fn broken(reason: &str) -> Finish {
+    Finish::Broken(reason.to_owned())
+}
+
+/// What is due, then the closing lines.
+fn check(book: &Book, expect: Expect) {
+    let mut text = String::new();
+    for due in &book.due {
+        let tests: Vec<_> = due.again.iter().map(|it| it.test.as_str()).collect();
+        text += &format!("due: {} {tests:?}\n", book.names[due.step]);
+    }
+    for line in &book.flaky {
+        text += &format!("flaky: {line}\n");
+    }
+    for line in &book.failed {
+        text += &format!("failed: {line}\n");
+    }
+    text += &format!("{}\n", book.counts);
+    expect.assert_eq(&text);
+}
+
+#[test]
+fn without_retries_a_failure_is_final() {
+    let mut book = book(0);
+    book.record(
+        vec![passed(3), failed(&["t", "u"]), fell(139)],
+        &Finish::Complete,
+    );
+    check(
+        &book,
+        expect![[r#"
+            failed: b: t
+            failed: b: u
+            failed: c (status 139)
+            4 passed, 3 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn failed_test_alone_runs_again_and_passes_with_a_line() {
+    let mut book = book(1);
+    book.record(
+        vec![passed(3), failed(&["t", "u"]), passed(1)],
+        &Finish::Complete,
+    );
+    check(
+        &book,
+        expect![[r#"
+            due: b ["t", "u"]
+            5 passed, 0 failed, 0 skipped
+        "#]],
+    );
+    book.record(vec![passed(2)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            flaky: b: t (passed at the second try; first: x.rs:1: no)
+            flaky: b: u (passed at the second try; first: x.rs:1: no)
+            7 passed, 0 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn what_fails_twice_has_failed() {
+    let mut book = Book::new(vec!["a".into()], 1);
+    book.record(vec![failed(&["t", "u"])], &Finish::Complete);
+    let again = Ran::Ended {
+        status: 101,
+        counts: Counts {
+            passed: 1,
+            failed: 1,
+            skipped: 0,
+        },
+        failures: vec![failure("u", "y.rs:2: other")],
+    };
+    book.record(vec![again], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            flaky: a: t (passed at the second try; first: x.rs:1: no)
+            failed: a: u (2 tries)
+            2 passed, 1 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn broken_rig_leaves_the_running_program_and_those_after_it_due() {
+    let mut book = book(1);
+    book.record(
+        vec![passed(3), in_test("t"), Ran::NotBegun],
+        &broken("the rig stood still"),
+    );
+    check(
+        &book,
+        expect![[r#"
+            due: b []
+            due: c []
+            3 passed, 0 failed, 0 skipped
+        "#]],
+    );
+    book.record(vec![passed(3), passed(3)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            flaky: b: t (passed at the second try; first: did not end: the rig stood still)
+            9 passed, 0 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn program_that_stands_still_twice_fails_and_those_after_it_still_run() {
+    let mut book = book(1);
+    book.record(
+        vec![passed(1), in_test("t"), Ran::NotBegun],
+        &broken("still"),
+    );
+    book.record(vec![in_test("t"), Ran::NotBegun], &broken("still"));
+    check(
+        &book,
+        expect![[r#"
+            due: c []
+            failed: b (in t: did not end: still) (2 tries)
+            1 passed, 1 failed, 0 skipped
+        "#]],
+    );
+    book.record(vec![passed(1)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            failed: b (in t: did not end: still) (2 tries)
+            2 passed, 1 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn rig_that_never_comes_up_uses_up_all_tries() {
+    let mut book = book(1);
+    let nothing = || vec![Ran::NotBegun, Ran::NotBegun, Ran::NotBegun];
+    book.record(nothing(), &broken("no module"));
+    book.record(nothing(), &broken("no module"));
+    check(
+        &book,
+        expect![[r#"
+            flaky: the rig, between tests: no module
+            flaky: the rig, between tests: no module
+            failed: a (did not begin: no module) (2 tries)
+            failed: b (did not begin: no module) (2 tries)
+            failed: c (did not begin: no module) (2 tries)
+            0 passed, 3 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn rig_that_breaks_after_its_last_test_is_not_passed_over() {
+    let mut book = book(1);
+    book.record(vec![passed(1), passed(1), passed(1)], &broken("panic"));
+    check(
+        &book,
+        expect![[r#"
+            flaky: the rig, between tests: panic
+            3 passed, 0 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn program_that_fell_over_runs_again_as_a_whole_and_counts_once() {
+    let mut book = Book::new(vec!["a".into()], 1);
+    // Two tests failed, then the process died: there is no result line.
+    let died = Ran::Ended {
+        status: 134,
+        counts: Counts::default(),
+        failures: vec![failure("t", "no"), failure("u", "no")],
+    };
+    book.record(vec![died], &Finish::Complete);
+    book.record(vec![passed(3)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            flaky: a (ended at the second try; first: status 134)
+            3 passed, 0 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn failed_test_that_does_not_run_again_has_not_passed() {
+    let mut book = Book::new(vec!["a".into()], 1);
+    book.record(vec![failed(&["t", "u"])], &Finish::Complete);
+    book.record(vec![passed(1)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            failed: a (it ran too few tests) (2 tries)
+            failed: a: t (x.rs:1: no)
+            failed: a: u (x.rs:1: no)
+            1 passed, 2 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn status_that_contradicts_the_result_is_a_failure() {
+    let mut book = book(0);
+    let liar = Ran::Ended {
+        status: 0,
+        counts: Counts {
+            passed: 1,
+            failed: 1,
+            skipped: 0,
+        },
+        failures: vec![failure("t", "no")],
+    };
+    let other = Ran::Ended {
+        status: 1,
+        counts: Counts {
+            passed: 3,
+            ..Counts::default()
+        },
+        failures: Vec::new(),
+    };
+    book.record(vec![liar, other, passed(1)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            failed: a (tests failed, but its status is 0)
+            failed: b (status 1)
+            1 passed, 2 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn first_reason_is_kept_over_several_tries() {
+    let mut book = Book::new(vec!["a".into()], 2);
+    let alone = |why: &str| Ran::Ended {
+        status: 101,
+        counts: Counts {
+            failed: 1,
+            ..Counts::default()
+        },
+        failures: vec![failure("t", why)],
+    };
+    book.record(vec![in_test("t")], &broken("still"));
+    book.record(vec![alone("second")], &Finish::Complete);
+    book.record(vec![passed(1)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            flaky: a: t (passed at the third try; first: did not end: still)
+            1 passed, 0 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_due_when_the_time_is_over_has_failed() {
+    let mut book = book(1);
+    book.record(
+        vec![failed(&["t"]), Ran::Unfinished(None), Ran::NotBegun],
+        &Finish::TimedOut,
+    );
+    book.give_up();
+    check(
+        &book,
+        expect![[r#"
+            failed: a (not run again)
+            failed: a: t (x.rs:1: no)
+            failed: b (did not end: the time was over)
+            failed: c (did not begin)
+            2 passed, 3 failed, 0 skipped
+        "#]],
+    );
+}
+
+#[test]
+fn arguments_of_a_second_try_name_the_tests_and_keep_options() {
+    let arguments: Vec<OsString> = [
+        "test",
+        "--doc",
+        "--",
+        SHOW,
+        "filter",
+        "--exact",
+        "--ignored",
+        "--skip",
+        "slow",
+        "--test-threads",
+        "2",
+        "other",
+        "--skip=x",
+    ]
+    .map(Into::into)
+    .to_vec();
+    let tests = [failure("m::t", ""), failure("u", "")];
+    assert_eq!(
+        only(&arguments, &tests),
+        [
+            "test",
+            "--doc",
+            "--",
+            SHOW,
+            "--exact",
+            "--ignored",
+            "--test-threads",
+            "2",
+            "m::t",
+            "u"
+        ]
+    );
+}
