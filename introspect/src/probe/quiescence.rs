@@ -127,9 +127,7 @@ impl Registry {
         {
             let leads =
                 |at: &Gva| points.contains(at) || copies.iter().any(|copy| inside(*at, *copy));
-            let is_clear = found
-                .as_ref()
-                .is_some_and(|found| !found.iter().any(leads));
+            let is_clear = found.as_ref().is_some_and(|found| !found.iter().any(leads));
             if is_clear {
                 continue;
             }

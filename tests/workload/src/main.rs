@@ -34,7 +34,7 @@ use stress::Length;
 
 const USAGE: &str = "\
 usage: workload COMMAND
-CALL is getpgid, getsid or sched_get_priority_max.
+CALL is getpgid, getsid, sched_get_priority_max, or out: no call, but a write to an idle port.
 
 Calls:
   calls CALL N           make exactly N calls

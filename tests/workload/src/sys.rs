@@ -5,6 +5,7 @@
 //! without the calls that are counted (`nanosleep`: they use `clock_nanosleep`; `fork`: `clone`;
 //! `stat`: `newfstatat` or `statx`; `waitid`: `wait4`).
 
+use std::arch::asm;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -170,6 +171,25 @@ pub(crate) fn epoll_add(epoll: BorrowedFd<'_>, watched: BorrowedFd<'_>) -> io::R
         )
     })
     .map(drop)
+}
+
+/// Lets this thread write to one port.
+pub(crate) fn grant_port(port: u16) -> io::Result<()> {
+    // SAFETY: grants access to a port; what is written there is the business of who writes.
+    match unsafe { libc::ioperm(libc::c_ulong::from(port), 1, 1) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Writes a byte to a port that was granted; only to devices made to be written to, or where there
+/// is none.
+pub(crate) fn write_port(port: u16, byte: u8) {
+    // SAFETY: without access the instruction faults and the program ends; with it, a byte goes to a
+    // port and no memory is touched.
+    unsafe {
+        asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ use table::Row;
 /// in the function it calls that the guest's ftrace has no business with.
 const CALL: &str = "getpgid";
 const FUNCTION: &str = "__x64_sys_getpgid";
+/// The row of what every hit with an exit takes at least.
+const EXIT: &str = "a bare exit (out)";
 const PAST_FTRACE: &str = "do_getpgid+5";
 
 /// Measures what a hit costs and prints a table.
@@ -73,7 +75,7 @@ fn run(options: &Options) -> Result<()> {
         ),
     ];
     let all = |machine: &mut Machine| -> Result<Vec<Loop>> {
-        let mut loops = vec![machine.bare(None)?];
+        let mut loops = vec![machine.exit()?, machine.bare(None)?];
         for (_, own) in &guests {
             loops.push(machine.bare(Some(own))?);
         }
@@ -89,7 +91,9 @@ fn run(options: &Options) -> Result<()> {
         ticks: timed.ticks,
         counts: counted.counts,
     });
-    let base = loops.next().context("nothing was measured")?;
+    let exit = loops.next().context("nothing was measured")?;
+    let base = loops.next().context("only an exit was measured")?;
+    rows.push(difference(EXIT, &exit, &nothing(&exit), per_microsecond));
     let names = guests.iter().map(|(name, _)| (*name, None));
     let ours = MECHANISMS.iter().map(|it| (it.name, it.counted_as));
     let instructions = |kind: &str| {
@@ -120,10 +124,31 @@ fn run(options: &Options) -> Result<()> {
         base.ticks.median
     );
     print!("{}", table::render(&rows, MECHANISMS[0].name, guests[0].0));
+    for (of, to) in [
+        ("kprobe, emulated", EXIT),
+        ("return probe", "kprobe, emulated"),
+        ("kprobe + return probe", "return probe"),
+        ("kprobe, optimized", guests[0].0),
+        ("kprobe, optimized", guests[1].0),
+        ("return probe, optimized", guests[2].0),
+        ("kprobe + return probe, optimized", guests[3].0),
+    ] {
+        if let Some(ratio) = table::ratio(&rows, of, to) {
+            println!("{of} / {to}: {ratio:.2}");
+        }
+    }
     if let Some(number) = instructions("foreign") {
         println!("an int3 of the guest's own: {number} instructions before it is given back");
     }
     Ok(())
+}
+
+/// What as many calls of nothing take.
+fn nothing(measured: &Loop) -> Loop {
+    let mut nothing = *measured;
+    (nothing.ticks.fastest, nothing.ticks.median) = (0.0, 0.0);
+    nothing.counts = exits::Counts::default();
+    nothing
 }
 
 /// What `measured` took more than `base`, per call.

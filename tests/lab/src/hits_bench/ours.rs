@@ -25,7 +25,7 @@ pub(crate) struct Mechanism {
     add: &'static [&'static str],
 }
 
-pub(crate) const MECHANISMS: [Mechanism; 7] = [
+pub(crate) const MECHANISMS: [Mechanism; 10] = [
     Mechanism {
         name: "kprobe, emulated",
         counted_as: Some("emulated"),
@@ -54,12 +54,27 @@ pub(crate) const MECHANISMS: [Mechanism; 7] = [
     Mechanism {
         name: "return probe",
         counted_as: Some("returned"),
-        add: &["r {}"],
+        add: &["--mechanism", "emulated", "r {}"],
     },
     Mechanism {
         name: "kprobe + return probe",
         counted_as: Some("both"),
-        add: &["p {}", "r {}"],
+        add: &["--mechanism", "emulated", "p {}", "r {}"],
+    },
+    Mechanism {
+        name: "kprobe, optimized",
+        counted_as: None,
+        add: &["--mechanism", "optimized", "p {}"],
+    },
+    Mechanism {
+        name: "return probe, optimized",
+        counted_as: None,
+        add: &["--mechanism", "optimized", "r {}"],
+    },
+    Mechanism {
+        name: "kprobe + return probe, optimized",
+        counted_as: None,
+        add: &["--mechanism", "optimized", "p {}", "r {}"],
     },
 ];
 
@@ -77,6 +92,7 @@ pub(crate) struct Machine {
     server: Server,
     /// What `workload tsc-loop` is given.
     work: String,
+    calls: u32,
     function: String,
     /// Once everything was timed.
     counter: Option<Counter>,
@@ -105,6 +121,7 @@ impl Machine {
             console,
             server,
             work: format!("{call} {calls}"),
+            calls,
             function: function.to_owned(),
             counter: None,
         })
@@ -124,6 +141,11 @@ impl Machine {
             Some(probes) => format!("{} {probes}", self.work),
             None => self.work.clone(),
         })
+    }
+
+    /// A loop that only leaves the guest, and comes back at once.
+    pub(crate) fn exit(&mut self) -> Result<Loop> {
+        self.measure(&format!("out {}", self.calls))
     }
 
     /// The loop with probes of ours.

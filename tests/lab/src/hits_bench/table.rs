@@ -23,14 +23,10 @@ pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
         "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
         "", "median", "fastest", "us", "exits", "runs", "ioctls", "instr", "x kprobe", "x guest's"
     );
-    let microseconds = |name: &str| {
-        let row = rows.iter().find(|row| row.name == name)?;
-        Some(row.microseconds)
-    };
     for row in rows {
         let (fastest, middle) = row.ticks.unzip();
         let [exits, runs, ioctls] = row.exits.map_or([None; 3], |numbers| numbers.map(Some));
-        let ratio = |to: &str| microseconds(to).map(|of| row.microseconds / of);
+        let ratio = |to: &str| ratio(rows, &row.name, to);
         let _ = writeln!(
             table,
             "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}",
@@ -47,6 +43,15 @@ pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
         );
     }
     table
+}
+
+/// How many times the time of the row `to` that of the row `of` is.
+pub(crate) fn ratio(rows: &[Row], of: &str, to: &str) -> Option<f64> {
+    let microseconds = |name: &str| {
+        let row = rows.iter().find(|row| row.name == name)?;
+        Some(row.microseconds)
+    };
+    Some(microseconds(of)? / microseconds(to)?)
 }
 
 fn number(value: Option<f64>, places: usize) -> String {
