@@ -480,3 +480,6 @@ impl Collection {
         (!sources.0.is_empty()).then_some(DEADLINE)
     }
 }
+
+#[cfg(test)]
+mod tests;

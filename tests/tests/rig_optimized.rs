@@ -1,12 +1,15 @@
 //! Probes without exits, on a stock guest.
 
+use std::collections::BTreeMap;
 use std::thread::{JoinHandle, spawn};
 
+use hvprobe_arch::insn::instruction_len;
 use hvprobe_introspect::event::EventKind;
+use hvprobe_introspect::probe::registry::RegisterError;
 use hvprobe_tests::rig::{
-    Running, assert_clean, info, optimizing_guest, probe, rig, rig_cpus, values,
+    Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,
 };
-use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeInfo};
+use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
@@ -158,4 +161,101 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
     assert!(!values(&printed, "calls").is_empty());
+}
+
+/// Functions on the way of every getpgid, of every timer interrupt, and between tasks.
+const HOT: [&str; 12] = [
+    "do_getpgid",
+    "find_task_by_vpid",
+    "__task_pid_nr_ns",
+    "hrtimer_interrupt",
+    "update_process_times",
+    "scheduler_tick",
+    "try_to_wake_up",
+    "ktime_get",
+    "kmem_cache_alloc",
+    "kmem_cache_free",
+    "handle_mm_fault",
+    "vfs_write",
+];
+/// How far into each of them jumps are tried.
+const REACH: u64 = 40;
+
+#[test]
+fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
+    if rig("jumps in hot functions").is_none() {
+        return;
+    }
+    let cpus = u32::try_from(rig_cpus()).expect("few");
+    let threads = cpus.to_string();
+    let mut running = Running::boot(optimizing_guest(
+        cpus,
+        &["workload", "stdin-hold", &threads],
+    ));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let original: Vec<Vec<u8>> = HOT.iter().map(|name| running.text(name)).collect();
+    // How many carried a jump, by the instructions under it: one, or several.
+    let mut jumps = [0, 0];
+    let mut refusals = BTreeMap::new();
+    for offset in 0..REACH {
+        let specs: Vec<_> = HOT
+            .iter()
+            .map(|name| ProbeSpec {
+                mechanism: Some(Mechanism::Optimized),
+                ..probe(&format!("p {name}+{offset}"))
+            })
+            .collect();
+        let mut ids = Vec::new();
+        for spec in &specs {
+            match machine.register(std::slice::from_ref(spec)) {
+                Ok(new) => ids.extend(new),
+                Err(error) => *refusals.entry(reason(&error)).or_insert(0) += 1,
+            }
+        }
+        // Whoever was to come to grief has been there meanwhile.
+        let own = running.register(probe("p __x64_sys_getpgid"));
+        running.wait_while_running(|machine| info(machine, own).counts.hits > 500);
+        for probe in ids.iter().map(|id| info(&machine, *id)) {
+            match (probe.mechanism, &probe.unoptimized) {
+                (Some(Mechanism::Optimized), _) => {
+                    let at = probe.addr.expect("placed");
+                    let (name, offset) = probe.symbol.expect("placed");
+                    let index = HOT
+                        .iter()
+                        .position(|hot| *hot == name)
+                        .expect("one of them");
+                    let code = &original[index][usize::try_from(offset).expect("small")..];
+                    let len = instruction_len(code, at).expect("an instruction");
+                    jumps[usize::from(len < 5)] += 1;
+                }
+                (_, Some(why)) => *refusals.entry(why.to_string()).or_insert(0) += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        ids.push(own);
+        machine.unregister(&ids).expect("registered");
+    }
+    for (name, original) in HOT.iter().zip(&original) {
+        assert_eq!(&running.text(name), original, "{name}");
+    }
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+    eprintln!(
+        "{} jumps over one instruction, {} over several",
+        jumps[0], jumps[1]
+    );
+    for (why, count) in refusals {
+        eprintln!("{count:>5}  {why}");
+    }
+    assert!(jumps[0] > 20 && jumps[1] > 20, "{jumps:?}");
+}
+
+/// Why a probe was refused, without the place.
+fn reason(error: &RegisterError) -> String {
+    let text = chain(error);
+    let text = text.split("): ").nth(1).unwrap_or(&text);
+    let words = text.split(' ').filter(|word| !word.starts_with("0x"));
+    words.collect::<Vec<_>>().join(" ")
 }

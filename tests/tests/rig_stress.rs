@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
-use hvprobe_vmm::machine::{EndReason, Machine, Mechanism, ProbeId, ProbeSpec, State};
+use hvprobe_vmm::machine::{
+    EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State,
+};
 
 /// Functions that the kernel enters once for each call the workload counts under their name.
 const COUNTED: [&str; 11] = [
@@ -154,15 +156,16 @@ fn calls(printed: &str) -> HashMap<&'static str, i64> {
 }
 
 /// Random changes on a guest with `cpus` CPUs for `stretches` stretches, or as long as the
-/// environment says.
-fn every_call_is_accounted_for(cpus: u32, stretches: u32) {
+/// environment says; with jumps where they can be, or without.
+fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let seed = setting("HVPROBE_STRESS_SEED").unwrap_or(1);
     let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));
     eprintln!("HVPROBE_STRESS_SEED={seed}");
-    let mut running = Running::boot(guest(
-        cpus,
-        &["workload", "stress-directed", &seed.to_string()],
-    ));
+    let command = ["workload", "stress-directed", &seed.to_string()];
+    let mut running = Running::boot(MachineConfig {
+        optimize,
+        ..guest(cpus, &command)
+    });
     let mut before = calls(&running.wait_for("ready"));
     let machine = running.machine.clone();
     let functions: Vec<&str> = COUNTED.into_iter().chain(BUSY).collect();
@@ -251,14 +254,21 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32) {
 #[test]
 fn every_call_of_two_vcpus_is_accounted_for_while_probes_come_and_go() {
     if rig("stress with 2 vCPUs").is_some() {
-        every_call_is_accounted_for(2, 4);
+        every_call_is_accounted_for(2, 4, false);
+    }
+}
+
+#[test]
+fn every_call_is_accounted_for_while_jumps_and_breakpoints_take_turns() {
+    if rig("stress with jumps").is_some() {
+        every_call_is_accounted_for(2, 4, true);
     }
 }
 
 #[test]
 fn every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go() {
     if rig("stress with 4 vCPUs").is_some() {
-        every_call_is_accounted_for(4, 2);
+        every_call_is_accounted_for(4, 2, false);
     }
 }
 

@@ -59,6 +59,12 @@ pub struct RingPlace {
 pub(crate) struct CounterPlace(Gva);
 
 impl CounterPlace {
+    /// Those of a test.
+    #[cfg(test)]
+    pub(crate) fn at(at: Gva) -> Self {
+        Self(at)
+    }
+
     /// Hits that found no room in the ring.
     pub(crate) fn lost(self) -> Gva {
         self.0
