@@ -46,7 +46,7 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
         probes: Vec::new(),
         refusals: Refusals::Fail,
         paused: false,
-        optimize: true,
+        optimize: false,
     }
 }
 
