@@ -42,8 +42,8 @@ pub(crate) struct HitArgs {
     #[arg(long)]
     faults: bool,
 
-    /// Follow only calls of a return probe that have this at entry, such as %di==0x10; repeatable,
-    /// all must hold
+    /// Only hits that have this, such as %di==0x10; for return probes, calls that have it at entry;
+    /// repeatable, all must hold
     #[arg(long, value_name = "CONDITION")]
     when: Vec<String>,
 

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::thread::{JoinHandle, spawn};
 
 use hvprobe_arch::insn::instruction_len;
+use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::EventKind;
 use hvprobe_introspect::probe::registry::RegisterError;
+use hvprobe_introspect::probe::spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,
 };
@@ -110,6 +112,70 @@ fn calls_are_followed_to_their_returns_without_exits() {
     callers.sort_unstable();
     callers.dedup();
     assert_eq!(callers.len(), 1, "{callers:x?}");
+}
+
+#[test]
+fn a_breakpoint_and_a_jump_tell_the_same() {
+    const CALLS: u64 = 300;
+    if rig("the same events with and without exits").is_none() {
+        return;
+    }
+    let mut told = Vec::new();
+    for optimize in [false, true] {
+        let mut config = optimizing_guest(1, &["workload", "calls", "getpgid", "300"]);
+        config.optimize = optimize;
+        let spec = |definition: &str, value| {
+            let mut spec = probe(definition);
+            spec.actions.capture = vec![Item::Stack(0), Item::Stack(2)];
+            spec.actions.registers = RegisterSet::from_iter([Gpr::Rsi, Gpr::Rax]);
+            spec.actions.when = vec![Condition {
+                register: Gpr::Rsi,
+                comparison: Comparison::Equal,
+                value,
+            }];
+            spec
+        };
+        // getpgid's number is what is in RSI there.
+        let number = u64::try_from(libc::SYS_getpgid).expect("a number");
+        let taken = |kind| spec(&format!("{kind} {FUNCTION}"), number);
+        let left = |kind| spec(&format!("{kind} {FUNCTION}"), number + 1);
+        config.probes = vec![taken("p"), left("p"), taken("r"), left("r")];
+        let running = Running::boot(config);
+        let machine = running.machine.clone();
+        let (ending, events, printed) = running.finish();
+        assert_clean(&ending, &printed, 0);
+        let probes = machine.probes();
+        let counts: Vec<_> = probes
+            .iter()
+            .map(|probe| (probe.counts.hits, probe.counts.vetoed, probe.counts.missed))
+            .collect();
+        let (all, none) = ((CALLS, 0, 0), (0, CALLS, 0));
+        assert_eq!(counts, [all, none, all, none], "optimize: {optimize}");
+        // What differs from boot to boot is left out: places on the stack, and times.
+        let event = |event: &Event| {
+            let entry = match event.kind {
+                EventKind::Return(call) => Some((call.entry.rsi, call.entry.rip)),
+                _ => None,
+            };
+            let words = event.captured.bytes();
+            (
+                event.probe,
+                event.vcpu,
+                (
+                    event.regs.rip,
+                    event.regs.rsi,
+                    event.task.map(|task| task.comm()),
+                ),
+                // The return address.
+                words[..8].to_vec(),
+                words.len(),
+                entry,
+            )
+        };
+        told.push(events.iter().map(event).collect::<Vec<_>>());
+    }
+    let jumps = told.pop().expect("two runs");
+    assert_eq!(told.pop().expect("two runs"), jumps);
 }
 
 fn exits(machine: &Machine) -> u64 {

@@ -8,7 +8,8 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
-use super::hit::{GuestMemory, Scene, Surroundings};
+use super::guest_memory::GuestMemory;
+use super::hit::{Scene, Surroundings};
 use super::spec::{Actions, Change, Item};
 use crate::event::{Captured, Event, EventKind, EventProducer};
 use crate::world::Clock;

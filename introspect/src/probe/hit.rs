@@ -23,7 +23,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hvprobe_arch::insn::{Memory, MemoryFault};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::{Gpr, rflags};
@@ -31,6 +30,7 @@ use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
 use super::act::{Taken, apply, complete, event, report};
+use super::guest_memory::GuestMemory;
 use super::spec::{Decision, Hold, Then};
 use super::table::{Internal, Member, ProbeTable, Role, Site};
 use crate::event::{Event, EventKind, EventProducer};
@@ -181,30 +181,6 @@ impl<M: PhysMemory + ?Sized, C: Clock> Scene<'_, M, C> {
     pub(super) fn task(&self) -> Option<Gva> {
         let (tables, mem) = (&self.view.tables, self.around.mem);
         self.view.task?.pointer(tables, mem, self.around.gs_base)
-    }
-}
-
-/// The guest's memory as the kernel sees it.
-pub(super) struct GuestMemory<'a, M: ?Sized> {
-    pub(super) tables: &'a PageTables,
-    pub(super) mem: &'a M,
-    /// Whether the last access was a write.
-    pub(super) wrote: bool,
-}
-
-impl<M: PhysMemory + ?Sized> Memory for GuestMemory<'_, M> {
-    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
-        self.wrote = false;
-        self.tables
-            .read_u64(self.mem, at)
-            .map_err(|cause| MemoryFault { at, cause })
-    }
-
-    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault> {
-        self.wrote = true;
-        self.tables
-            .write(self.mem, at, &value.to_le_bytes())
-            .map_err(|cause| MemoryFault { at, cause })
     }
 }
 
@@ -507,6 +483,11 @@ impl State {
                 }
             };
             let counters = &member.counters;
+            if !actions.apply_to(regs) {
+                counters.veto(self.vcpu);
+                taken.mute(index);
+                continue;
+            }
             if counters.admit(self.vcpu, taken.host_ns) {
                 counters.hit(self.vcpu);
                 let seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);

@@ -7,6 +7,7 @@ mod commit;
 mod error;
 mod ghosts;
 mod glob;
+mod guest_memory;
 pub mod hit;
 mod internal;
 mod jump;

@@ -14,7 +14,7 @@ use hvprobe_arch::{Gva, Regs};
 
 use super::act::{Taken, apply, capture, event, report};
 use super::hit::{Outcome, Scene, State};
-use super::spec::{Actions, Condition, Item};
+use super::spec::{Actions, Item};
 use super::table::Member;
 use crate::calls::{DATA_MAX, Ended, Entry, Fate, Frame, Pool};
 use crate::event::{Call, Captured, EventKind};
@@ -43,8 +43,7 @@ impl State {
         taken: &Taken,
         regs: &Regs,
     ) {
-        let wanted = |condition: &Condition| condition.holds(regs.get(condition.register));
-        if !actions.when.iter().all(wanted) {
+        if !actions.apply_to(regs) {
             member.counters.veto(self.vcpu);
             return;
         }

@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
-use hvprobe_arch::Gva;
 pub use hvprobe_arch::condition::{Comparison, Condition};
 use hvprobe_arch::regs::Gpr;
 pub use hvprobe_arch::regs::RegisterSet;
+use hvprobe_arch::{Gva, Regs};
 
 use super::Mechanism;
 use super::budget::Budget;
@@ -58,7 +58,8 @@ impl From<Definition> for ProbeSpec {
 /// What happens at a hit, apart from counting it and reporting it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Actions {
-    /// Return probes: all must hold at entry, or this call is left alone (the entry handler's veto).
+    /// All must hold, or this hit is left alone and nothing of the following happens. For a return
+    /// probe: at entry, or this call is left alone (the entry handler's veto).
     pub when: Vec<Condition>,
     /// Which registers events show.
     pub registers: RegisterSet,
@@ -77,6 +78,14 @@ pub struct Actions {
     pub faults: bool,
     /// Whether the guest waits at the hit, and for whom.
     pub hold: Option<Hold>,
+}
+
+impl Actions {
+    /// Whether they happen at a hit with these registers.
+    pub(super) fn apply_to(&self, regs: &Regs) -> bool {
+        let holds = |condition: &Condition| condition.holds(regs.get(condition.register));
+        self.when.iter().all(holds)
+    }
 }
 
 /// Something read at a hit.
@@ -268,7 +277,6 @@ impl ProbeSpec {
             (true, false) => Err(SpecError::ReturnOnly { what }),
             _ => Ok(()),
         };
-        needs_return(!actions.when.is_empty(), "an entry condition")?;
         needs_return(
             !actions.capture_at_return.is_empty(),
             "a capture at the return",

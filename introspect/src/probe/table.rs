@@ -42,7 +42,7 @@ pub struct Counts {
     pub missed: u64,
     /// Displaced instructions that faulted.
     pub faults: u64,
-    /// Calls that a return probe's entry condition left alone.
+    /// Hits, or a return probe's calls, that a condition left alone.
     pub vetoed: u64,
     /// Calls whose function never returned: its task exited or its frame was abandoned.
     pub orphans: u64,

@@ -6,7 +6,7 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 
 use super::super::hit::{Held, Outcome};
-use super::super::spec::{Change, Decision, Hold, Item, RegisterSet, Then};
+use super::super::spec::{Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then};
 use super::*;
 use crate::event::{Event, EventKind};
 use crate::testing::{STACK, regs};
@@ -424,4 +424,37 @@ fn virtual_cpu_that_is_not_held_has_nothing_to_resume() {
     assert_eq!(cpu.question(), None);
     assert_eq!(cpu.resume(&decision), RESUME);
     assert_eq!(cpu.regs, regs());
+}
+
+#[test]
+fn a_hit_that_a_condition_does_not_want_is_counted_and_nothing_else() {
+    let mut rig = Rig::live();
+    let when = |value| Condition {
+        register: Gpr::Rdi,
+        comparison: Comparison::Equal,
+        value,
+    };
+    let acts = |value| Actions {
+        when: vec![when(value)],
+        changes: vec![Change::Register {
+            register: Gpr::Rax,
+            value: 99,
+        }],
+        post: true,
+        ..Actions::default()
+    };
+    let found = crate::testing::regs();
+    let ids = rig.register(&[
+        acting(EMULATED, acts(found.rdi + 1)),
+        acting(EMULATED, acts(found.rdi)),
+    ]);
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(rig.addr(ids[0])), RESUME);
+    assert_eq!(cpu.regs.rax, 99);
+    let of: Vec<_> = cpu.events().iter().map(|event| event.probe).collect();
+    assert_eq!(of, [ids[1], ids[1]], "its hit and its post-handler");
+    let counts = rig.counts(ids[0]);
+    assert_eq!((counts.hits, counts.vetoed), (0, 1));
+    let counts = rig.counts(ids[1]);
+    assert_eq!((counts.hits, counts.vetoed), (1, 0));
 }

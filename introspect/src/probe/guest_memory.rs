@@ -1,0 +1,32 @@
+//! The memory that displaced instructions and handlers reach at a hit.
+//!
+//! Invariant: it is what the kernel itself could reach, whatever process runs.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{Memory, MemoryFault};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+
+/// The guest's memory as the kernel sees it.
+pub(super) struct GuestMemory<'a, M: ?Sized> {
+    pub(super) tables: &'a PageTables,
+    pub(super) mem: &'a M,
+    /// Whether the last access was a write.
+    pub(super) wrote: bool,
+}
+
+impl<M: PhysMemory + ?Sized> Memory for GuestMemory<'_, M> {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
+        self.wrote = false;
+        self.tables
+            .read_u64(self.mem, at)
+            .map_err(|cause| MemoryFault { at, cause })
+    }
+
+    fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault> {
+        self.wrote = true;
+        self.tables
+            .write(self.mem, at, &value.to_le_bytes())
+            .map_err(|cause| MemoryFault { at, cause })
+    }
+}
