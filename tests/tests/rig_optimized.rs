@@ -6,12 +6,12 @@ use std::thread::{JoinHandle, spawn};
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::EventKind;
-use hvprobe_introspect::probe::registry::RegisterError;
+use hvprobe_introspect::probe::Unoptimized;
 use hvprobe_introspect::probe::spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,
 };
-use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec};
+use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeInfo, Refusals};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
@@ -245,7 +245,7 @@ const HOT: [&str; 12] = [
     "vfs_write",
 ];
 /// How far into each of them jumps are tried.
-const REACH: u64 = 40;
+const REACH: u64 = 24;
 
 #[test]
 fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
@@ -263,22 +263,17 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
     let original: Vec<Vec<u8>> = HOT.iter().map(|name| running.text(name)).collect();
     // How many carried a jump, by the instructions under it: one, or several.
     let mut jumps = [0, 0];
-    let mut refusals = BTreeMap::new();
+    let mut reasons = BTreeMap::new();
     for offset in 0..REACH {
         let specs: Vec<_> = HOT
             .iter()
-            .map(|name| ProbeSpec {
-                mechanism: Some(Mechanism::Optimized),
-                ..probe(&format!("p {name}+{offset}"))
-            })
+            .map(|name| probe(&format!("p {name}+{offset}")))
             .collect();
-        let mut ids = Vec::new();
-        for spec in &specs {
-            match machine.register(std::slice::from_ref(spec)) {
-                Ok(new) => ids.extend(new),
-                Err(error) => *refusals.entry(reason(&error)).or_insert(0) += 1,
-            }
-        }
+        // What is no instruction, or cannot be probed, is left out.
+        let registered = machine.register_batch(&specs, Refusals::Skip);
+        let mut ids = registered
+            .unwrap_or_else(|error| panic!("{}", chain(&error)))
+            .ids();
         // Whoever was to come to grief has been there meanwhile.
         let own = running.register(probe("p __x64_sys_getpgid"));
         running.wait_while_running(|machine| info(machine, own).counts.hits > 500);
@@ -295,7 +290,7 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
                     let len = instruction_len(code, at).expect("an instruction");
                     jumps[usize::from(len < 5)] += 1;
                 }
-                (_, Some(why)) => *refusals.entry(why.to_string()).or_insert(0) += 1,
+                (_, Some(why)) => *reasons.entry(reason(why)).or_insert(0) += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -312,16 +307,15 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
         "{} jumps over one instruction, {} over several",
         jumps[0], jumps[1]
     );
-    for (why, count) in refusals {
+    for (why, count) in reasons {
         eprintln!("{count:>5}  {why}");
     }
     assert!(jumps[0] > 20 && jumps[1] > 20, "{jumps:?}");
 }
 
-/// Why a probe was refused, without the place.
-fn reason(error: &RegisterError) -> String {
-    let text = chain(error);
-    let text = text.split("): ").nth(1).unwrap_or(&text);
-    let words = text.split(' ').filter(|word| !word.starts_with("0x"));
+/// Why a probe is not optimized, without the place.
+fn reason(why: &Unoptimized) -> String {
+    let text = why.to_string();
+    let words = text.split(' ').filter(|word| !word.contains("0x"));
     words.collect::<Vec<_>>().join(" ")
 }

@@ -26,6 +26,8 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 struct Seen {
     label: Label,
+    events: u64,
+    /// Of those that took an exit.
     costs: Histogram<u32>,
     /// How long calls took, for return probes.
     durations: Option<Histogram<u32>>,
@@ -40,10 +42,14 @@ impl Tally {
         self.events += 1;
         let seen = self.probes.entry(event.probe).or_insert_with(|| Seen {
             label: label.clone(),
+            events: 0,
             costs: up_to(LONGEST),
             durations: None,
         });
-        seen.costs.saturating_record(event.cost_ns.max(1));
+        seen.events += 1;
+        if event.cost_ns > 0 {
+            seen.costs.saturating_record(event.cost_ns);
+        }
         if let Some(call) = &event.call {
             let durations = &mut seen.durations;
             durations
@@ -65,8 +71,8 @@ impl Tally {
                 hits: Some(probe.hits),
                 missed: Some(probe.missed),
                 throttled: probe.throttled,
-                events: seen.map_or(0, |seen| seen.costs.len()),
-                cost_ns: seen.map(|seen| quantiles(&seen.costs)),
+                events: seen.map_or(0, |seen| seen.events),
+                cost_ns: seen.and_then(Seen::costs),
                 duration_ns: seen.and_then(Seen::durations),
             }
         });
@@ -90,8 +96,8 @@ impl Tally {
                 hits: None,
                 missed: None,
                 throttled: 0,
-                events: seen.costs.len(),
-                cost_ns: Some(quantiles(&seen.costs)),
+                events: seen.events,
+                cost_ns: seen.costs(),
                 duration_ns: seen.durations(),
             });
         listed.chain(removed).collect()
@@ -99,6 +105,11 @@ impl Tally {
 }
 
 impl Seen {
+    /// Median and 99th percentile of the hits, if any took an exit.
+    fn costs(&self) -> Option<(u64, u64)> {
+        (!self.costs.is_empty()).then(|| quantiles(&self.costs))
+    }
+
     /// Median, 99th percentile and longest of the calls.
     fn durations(&self) -> Option<(u64, u64, u64)> {
         let durations = self.durations.as_ref()?;

@@ -143,10 +143,15 @@ impl Registry {
             }
         }
         self.provide_internal(&BTreeSet::new(), world.memory());
-        if let Some((place, why)) = self.unfulfilled(&ids_of(&probes)) {
-            self.take_back(&ids_of(&probes), world);
-            let (index, spec, _) = &planted[place];
-            return Err(refused(*index, spec, why));
+        while let Some((place, why)) = self.unfulfilled(&ids_of(&probes)) {
+            let (index, spec, _) = planted.remove(place);
+            if refusals == Refusals::Fail {
+                self.take_back(&ids_of(&probes), world);
+                return Err(refused(index, &spec, why));
+            }
+            let (_, id) = probes.remove(place);
+            self.take_back(&[id], world);
+            skipped.push(Skipped::new(index, &spec, why));
         }
         let stopped_for = match refusals {
             Refusals::Fail => {
