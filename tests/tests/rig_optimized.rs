@@ -245,7 +245,7 @@ const HOT: [&str; 12] = [
     "vfs_write",
 ];
 /// How far into each of them jumps are tried.
-const REACH: u64 = 24;
+const REACH: u64 = 14;
 
 #[test]
 fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
@@ -310,7 +310,7 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
     for (why, count) in reasons {
         eprintln!("{count:>5}  {why}");
     }
-    assert!(jumps[0] > 20 && jumps[1] > 20, "{jumps:?}");
+    assert!(jumps[0] > 10 && jumps[1] > 10, "{jumps:?}");
 }
 
 /// Why a probe is not optimized, without the place.
