@@ -115,6 +115,7 @@ fn configuration(plan: &Plan<'_>) -> String {
          com2: enabled=1, mode=file, dev={MESSAGES}\n\
          log: bochs.log\n\
          panic: action=fatal\n\
+         error: action=ignore\n\
          clock: sync=none, time0=local\n"
     )
 }
