@@ -45,8 +45,6 @@ pub(crate) fn end_with_us(command: &mut Command) {
 pub(crate) enum Apart {
     /// A process group of its own.
     Group,
-    /// A session of its own, with the child's stdin as its controlling terminal.
-    Session,
     /// The lab's own group, so that the child may use the lab's terminal. Only the child itself
     /// is then ended with the lab.
     No,
@@ -71,17 +69,6 @@ impl Group {
             Apart::Group => {
                 command.process_group(0);
             }
-            Apart::Session => {
-                // SAFETY: setsid and ioctl are async-signal-safe; the argument is an integer.
-                unsafe {
-                    command.pre_exec(|| {
-                        if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
-                            return Err(io::Error::last_os_error());
-                        }
-                        Ok(())
-                    });
-                }
-            }
             Apart::No => {}
         }
         let child = command
@@ -105,7 +92,7 @@ impl Group {
         };
         let target = match self.apart {
             Apart::No => process,
-            Apart::Group | Apart::Session => -process,
+            Apart::Group => -process,
         };
         // SAFETY: kill touches no memory, and the number is the child's as long as it is not
         // reaped, which callers see to.

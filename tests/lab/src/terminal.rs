@@ -1,9 +1,11 @@
-//! The lab's own terminal: raw input for a rig, and pseudo-terminals for programs that want one.
+//! The lab's own terminal as raw input for a rig, and a terminal that is a program's screen.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Read, stdin};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
@@ -89,32 +91,16 @@ fn make_raw(terminal: &File) -> io::Result<libc::termios> {
     Ok(cooked)
 }
 
-/// A new pseudo-terminal: the side to read from, and the side for a child's standard streams.
-pub(crate) fn pseudo_terminal() -> Result<(File, OwnedFd)> {
-    let (mut ours, mut theirs) = (-1, -1);
-    // SAFETY: the first two pointers are to integers that receive descriptors; the others may be
-    // null.
-    let result = unsafe {
-        libc::openpty(
-            &raw mut ours,
-            &raw mut theirs,
-            std::ptr::null_mut(),
-            std::ptr::null(),
-            std::ptr::null(),
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error()).context("cannot open a pseudo-terminal");
-    }
-    // SAFETY: openpty made both descriptors and nothing else owns them.
-    let (ours, theirs) = unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
-    for descriptor in [ours.as_raw_fd(), theirs.as_raw_fd()] {
-        // SAFETY: the descriptor is open; the flag is an integer.
-        if unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
-            return Err(io::Error::last_os_error()).context("cannot set up a pseudo-terminal");
-        }
-    }
-    Ok((ours, theirs))
+/// The terminal at `path`, to read what its other side shows there. Raw, so that nothing of that
+/// comes back to the other side as typed.
+pub(crate) fn screen(path: &Path) -> io::Result<File> {
+    let screen = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOCTTY)
+        .open(path)?;
+    make_raw(&screen)?;
+    Ok(screen)
 }
 
 /// Rows and columns of the terminal that stdout is, if it is one.

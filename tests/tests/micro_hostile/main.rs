@@ -222,6 +222,12 @@ fn guests_whose_steps_never_end_can_be_stopped() {
     if catch_mode("endless steps").is_none() {
         return;
     }
+    if std::env::var("HVPROBE_RIG").is_ok_and(|rig| rig == "bochs") {
+        // Its processor takes no interrupt out of a guest that was entered with interrupts off, so
+        // its own kernel never runs again.
+        eprintln!("skipped: endless steps need a processor that is interrupted in a guest");
+        return;
+    }
     // `jmp .` instead of the copy.
     const FOREVER: u32 = 0xfeeb;
     for removed_first in [true, false] {

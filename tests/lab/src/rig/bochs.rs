@@ -1,14 +1,20 @@
 //! Bochs with VMX: the slow rig, whose guests' int3s exit as on real hardware.
 //!
-//! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. It wants a
-//! terminal, starts in its debugger and does not end by itself.
+//! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. It starts in its
+//! debugger, which reads a file and then its stdin: that is at its end, so that the debugger ends
+//! Bochs if it comes up again, and an idle machine does not look at it for a millisecond each time.
+//! What the screen shows goes to a pseudo-terminal that Bochs makes and names on its stderr;
+//! somebody has to read there, or Bochs waits for ever once it is full.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -49,23 +55,48 @@ impl Emulator for Bochs {
         write_config(plan, "bochsrc", &configuration(plan))?;
         write_config(plan, "bochs.rc", "c\n")?;
 
-        let (screen, tty) = terminal::pseudo_terminal()?;
         let mut command = Command::new("bochs");
         command
             .args(["-q", "-f", "bochsrc", "-rc", "bochs.rc"])
             .current_dir(plan.folder)
             .env("TERM", "linux")
-            .stdin(tty.try_clone()?)
-            .stdout(tty)
-            .stderr(plan.complaints()?);
-        let group = Group::start(&mut command, Apart::Session)?;
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut group = Group::start(&mut command, Apart::Group)?;
+        let words = group.child().stderr.take().context("Bochs has no stderr")?;
         let streams = Streams {
             output: Some(serial),
-            discard: Some(screen),
+            discard: screen(words, plan.complaints()?),
             keyboard: None,
         };
         Ok((group, streams))
     }
+}
+
+/// How long Bochs may take to make its screen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Keeps what Bochs says on `words` in a file, until it ends. Returns its screen, or none if it said
+/// nothing of one.
+fn screen(words: ChildStderr, mut file: File) -> Option<File> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(words).lines().map_while(Result::ok) {
+            if let Some(path) = screen_named(&line) {
+                // Nobody waits any more if it took too long.
+                let _ = sender.send(terminal::screen(Path::new(path)));
+            }
+            let _ = writeln!(file, "{line}");
+        }
+    });
+    receiver.recv_timeout(PATIENCE).ok()?.ok()
+}
+
+/// The path in `Bochs connected to screen "PATH"`.
+fn screen_named(line: &str) -> Option<&str> {
+    line.strip_prefix("Bochs connected to screen \"")?
+        .strip_suffix('"')
 }
 
 fn configuration(plan: &Plan<'_>) -> String {
@@ -84,6 +115,7 @@ fn configuration(plan: &Plan<'_>) -> String {
          com2: enabled=1, mode=file, dev={MESSAGES}\n\
          log: bochs.log\n\
          panic: action=fatal\n\
+         error: action=ignore\n\
          clock: sync=none, time0=local\n"
     )
 }
@@ -130,4 +162,16 @@ fn make_fifo(path: &Path) -> Result<File> {
             .with_context(|| format!("cannot make the pipe {}", path.display()));
     }
     Ok(OpenOptions::new().read(true).write(true).open(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn screen_is_read_from_what_bochs_says() {
+        let line = "Bochs connected to screen \"/dev/pts/7\"";
+        assert_eq!(screen_named(line), Some("/dev/pts/7"));
+        assert_eq!(screen_named("00000000000i[      ] BXSHARE not set."), None);
+    }
 }

@@ -66,6 +66,14 @@ impl Kind {
         }
     }
 
+    /// The time limit for all tests, in seconds.
+    pub(crate) fn time_for_tests(self) -> u64 {
+        match self {
+            Self::Tcg | Self::Direct => 1800,
+            Self::Bochs => 7200,
+        }
+    }
+
     /// How often what failed is run again by default. About one guest in a hundred dies or hangs
     /// of its emulated processor.
     pub(crate) fn retries(self) -> u32 {
