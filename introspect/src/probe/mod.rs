@@ -4,6 +4,7 @@ mod act;
 mod batch;
 mod budget;
 mod commit;
+mod displaces;
 mod error;
 mod ghosts;
 mod glob;

@@ -10,6 +10,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{self, Displaced, Refusal, RelocateError};
 
+use super::displaces::span;
 use super::jump::Unoptimized;
 use super::spec::Then;
 use super::{Mechanism, ProbeSpec};
@@ -353,56 +354,8 @@ pub(super) fn plan(
     })
 }
 
-/// What a jump at `at` in the function `symbol` would displace.
-///
-/// # Errors
-/// Why there can be no jump.
-fn span(
-    symbol: Symbol<'_>,
-    at: Gva,
-    owner: &Owner<'_>,
-    text: &dyn PristineText,
-) -> Result<Span, Unoptimized> {
-    let code = function(symbol, text);
-    let span = Span::find(&code, symbol.addr, at)?;
-    // A site of the kernel's may begin before the span and reach into it.
-    let mut byte = span.at();
-    while byte < span.end() {
-        if let Some(why) = owner.forbidden(byte) {
-            return Err(Unoptimized::Forbidden { at: byte, why });
-        }
-        if owner.has_fixup(byte) {
-            return Err(Unoptimized::Fixup { at: byte });
-        }
-        byte = byte.wrapping_add(1);
-    }
-    let inside = at.wrapping_add(1);
-    if span.interior().next().is_none() {
-        return Ok(span);
-    }
-    let Owner::Image(image) = owner else {
-        // Where a module's jump labels lead is not read.
-        let from = "a jump label of the module";
-        return Err(Unoptimized::Landing { from });
-    };
-    if image.has_landing(inside, span.end()) {
-        let from = "a jump label or the exception table";
-        return Err(Unoptimized::Landing { from });
-    }
-    // The compiler moves unlikely parts of a function elsewhere, from where they jump back.
-    let cold = format!("{}.cold", symbol.name);
-    for part in image.symbols().iter().filter(|part| part.name == cold) {
-        let code = function(part, text);
-        let from = "the function's unlikely part";
-        if span.check_branches(&code, part.addr).is_err() {
-            return Err(Unoptimized::Landing { from });
-        }
-    }
-    Ok(span)
-}
-
 /// The whole code of a function, as far as it can be read.
-fn function(symbol: Symbol<'_>, text: &dyn PristineText) -> Vec<u8> {
+pub(super) fn function(symbol: Symbol<'_>, text: &dyn PristineText) -> Vec<u8> {
     let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
     let mut code = vec![0; size];
     let got = text.read(symbol.addr, &mut code);
@@ -480,7 +433,7 @@ impl<'a> Kernel<'a> {
 
 /// Whose text an address is.
 #[derive(Clone, Copy, Debug)]
-enum Owner<'a> {
+pub(super) enum Owner<'a> {
     Image(&'a KernelImage),
     Module(&'a Module),
 }
@@ -507,7 +460,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    fn forbidden(self, at: Gva) -> Option<Forbidden> {
+    pub(super) fn forbidden(self, at: Gva) -> Option<Forbidden> {
         match self {
             Self::Image(image) => image.forbidden(at),
             Self::Module(module) => module.forbidden(at),
@@ -521,7 +474,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    fn has_fixup(self, at: Gva) -> bool {
+    pub(super) fn has_fixup(self, at: Gva) -> bool {
         match self {
             Self::Image(image) => image.has_fixup(at),
             Self::Module(module) => module.has_fixup(at),
