@@ -7,6 +7,7 @@
 //! builds a sound file around them.
 
 mod definition;
+mod detour;
 #[path = "../../../introspect/src/image/fixture.rs"]
 #[allow(
     dead_code,
@@ -23,6 +24,7 @@ mod paging;
 mod symbols;
 
 pub use definition::definition;
+pub use detour::{detour, record};
 pub use image::{btf, image, kallsyms, tables};
 pub use insn::{boundary, gate, insn};
 pub use loader::{bzimage, bzimage_around, payload};
@@ -40,11 +42,12 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
     target("definition", definition),
+    target("detour", detour),
     target("gate", gate),
     target("hidden", hidden),
     target("image", image),
@@ -52,6 +55,7 @@ pub const TARGETS: [Target; 13] = [
     target("kallsyms", kallsyms),
     target("pattern", pattern),
     target("payload", payload),
+    target("record", record),
     target("tables", tables),
     target("walk", walk),
 ];
