@@ -343,8 +343,9 @@ impl Registry {
                 .collect(),
             ghosts: self
                 .ghost_jumps
-                .iter()
-                .filter_map(|(_, jump)| Some((jump.detour.escape()?, jump.detour.tail())))
+                .values()
+                .flatten()
+                .filter_map(|jump| Some((jump.detour.escape()?, jump.detour.tail())))
                 .collect(),
         })
     }

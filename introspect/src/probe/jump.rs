@@ -297,8 +297,9 @@ impl Registry {
         around: &Surroundings,
         mem: &dyn PhysMemory,
     ) -> Result<Jump, Unoptimized> {
-        let ghost = |jump: &mut (Gva, Jump)| jump.0 == at && jump.1.members == members;
-        if let Some((_, jump)) = self.ghost_jumps.extract_if(.., ghost).next() {
+        if let Some(ghosts) = self.ghost_jumps.get_mut(&at)
+            && let Some(jump) = ghosts.extract_if(.., |jump| jump.members == members).next()
+        {
             return Ok(jump);
         }
         let mut sources = Vec::with_capacity(members.len());
@@ -344,11 +345,13 @@ impl Registry {
 
     /// A site has no use for its jump any more; somebody may be in the detour.
     pub(super) fn let_jump_go(&mut self, at: Gva, jump: Jump) {
-        self.ghost_jumps.push((at, jump));
+        self.ghost_jumps.entry(at).or_default().push(jump);
     }
 
     /// Keeps what was prepared and not taken into use for another time.
     pub(super) fn give_jumps_back(&mut self, prepared: Vec<(Gva, Jump)>) {
-        self.ghost_jumps.extend(prepared);
+        for (at, jump) in prepared {
+            self.let_jump_go(at, jump);
+        }
     }
 }

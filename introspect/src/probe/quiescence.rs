@@ -76,8 +76,10 @@ impl Registry {
             let leads = displaced.leads_to().any(|to| points.contains(&to));
             leads.then(|| (code.at(), code.bytes().len() as u64))
         });
-        let detours = self.ghost_jumps.iter().filter_map(|(of, jump)| {
-            let leads = *of != at && jump.detour.leads_to().any(|to| points.contains(&to));
+        let ghosts = self.ghost_jumps.iter();
+        let others = ghosts.filter(|(of, _)| **of != at);
+        let detours = others.flat_map(|(_, jumps)| jumps).filter_map(|jump| {
+            let leads = jump.detour.leads_to().any(|to| points.contains(&to));
             leads.then(|| (jump.detour.at(), jump.detour.code().len() as u64))
         });
         let copies = slots.chain(detours).collect();

@@ -134,7 +134,7 @@ impl Registry {
     /// when they take much room: it takes looking through all of the guest's memory.
     pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
         let size = |jump: &Jump| jump.detour.code().len() as u64;
-        let ghosts = self.ghost_jumps.iter().map(|(_, jump)| size(jump));
+        let ghosts = self.ghost_jumps.values().flatten().map(size);
         let followed = self
             .ghost_sources
             .iter()
@@ -150,23 +150,31 @@ impl Registry {
         ) else {
             return;
         };
-        self.ghost_jumps.retain(|(_, jump)| {
-            let start = jump.detour.at();
-            let inside = |at: &Gva| {
-                at.offset_from(start)
-                    .is_some_and(|offset| offset < size(jump))
-            };
-            let stays = used.iter().any(inside);
-            if !stays {
-                detours.give_back(mem, start, size(jump));
-            }
-            stays
+        let mut stay = 0;
+        self.ghost_jumps.retain(|_, jumps| {
+            jumps.retain(|jump| {
+                let start = jump.detour.at();
+                let inside = |at: &Gva| {
+                    at.offset_from(start)
+                        .is_some_and(|offset| offset < size(jump))
+                };
+                let stays = used.iter().any(inside);
+                if !stays {
+                    detours.give_back(mem, start, size(jump));
+                }
+                stays
+            });
+            stay += jumps.len();
+            !jumps.is_empty()
         });
-        let ghosts = &self.ghost_jumps;
+        let entered: BTreeSet<ProbeId> = self
+            .ghost_jumps
+            .values()
+            .flatten()
+            .flat_map(|jump| jump.members.iter().copied())
+            .collect();
         self.ghost_sources.retain(|source| {
-            let entered = ghosts
-                .iter()
-                .any(|(_, jump)| jump.members.contains(&source.probe));
+            let entered = entered.contains(&source.probe);
             let followed = source.followed();
             let left = followed.is_some_and(|calls| used.iter().any(|at| calls.is_code(*at)));
             if entered || left {
@@ -179,10 +187,7 @@ impl Registry {
             }
             false
         });
-        info!(
-            stay = self.ghost_jumps.len(),
-            "detours of former probes given back"
-        );
+        info!(stay, "detours of former probes given back");
     }
 }
 

@@ -68,7 +68,7 @@ pub struct Registry {
     /// Boosted slots whose probe has left: someone may have been interrupted inside.
     pub(super) ghosts: Ghosts,
     /// Jumps that were in use, with their detours: someone may have been interrupted inside.
-    pub(super) ghost_jumps: Vec<(Gva, Jump)>,
+    pub(super) ghost_jumps: BTreeMap<Gva, Vec<Jump>>,
     /// What probes that have left recorded with, and their ghosts still may.
     pub(super) ghost_sources: Vec<Arc<Source>>,
     /// The number of the next stub that calls return to.
@@ -114,7 +114,7 @@ impl Registry {
             probes: BTreeMap::new(),
             sites: BTreeMap::new(),
             ghosts: Ghosts::default(),
-            ghost_jumps: Vec::new(),
+            ghost_jumps: BTreeMap::new(),
             ghost_sources: Vec::new(),
             next_stub: 0,
             sources: Sources::default(),
