@@ -443,22 +443,22 @@ mod tests {
     fn ram_leaves_the_hole_free_and_hides_the_region_above() {
         check(
             256 << 20,
-            expect!["[(Gpa(0x0), 10000000)] end 0x10000000 hidden (Gpa(0x140000000), c00000)"],
+            expect!["[(Gpa(0x0), 10000000)] end 0x10000000 hidden (Gpa(0x140000000), e00000)"],
         );
         check(
             3 << 30,
-            expect!["[(Gpa(0x0), c0000000)] end 0xc0000000 hidden (Gpa(0x140000000), c00000)"],
+            expect!["[(Gpa(0x0), c0000000)] end 0xc0000000 hidden (Gpa(0x140000000), e00000)"],
         );
         check(
             (3 << 30) + 1,
             expect![
-                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 200000)] end 0x100200000 hidden (Gpa(0x180000000), c00000)"
+                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 200000)] end 0x100200000 hidden (Gpa(0x180000000), e00000)"
             ],
         );
         check(
             8 << 30,
             expect![
-                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 140000000)] end 0x240000000 hidden (Gpa(0x280000000), c00000)"
+                "[(Gpa(0x0), c0000000), (Gpa(0x100000000), 140000000)] end 0x240000000 hidden (Gpa(0x280000000), e00000)"
             ],
         );
     }

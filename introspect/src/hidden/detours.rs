@@ -1,9 +1,10 @@
 //! The hidden region's memory for detours: their code, and what they share with us.
 //!
-//! | pages | what                                                              | the guest may    |
-//! |-------|-------------------------------------------------------------------|------------------|
-//! | 0, 1  | code of detours, int3s elsewhere                                  | read and execute |
-//! | 2 … 4 | the ring's control words, counters of each probe, the ring's cells | read and write   |
+//! | pages | what                                                   | the guest may    |
+//! |-------|--------------------------------------------------------|------------------|
+//! | 0, 1  | code of detours, int3s elsewhere                       | read and execute |
+//! | 2 … 5 | the ring's control words, counters of each probe, the  | read and write   |
+//! |       | ring's cells, instances of calls                       |                  |
 //!
 //! Pages are of 2 MiB, and all are mapped when the first detour is made. The guest may write what it
 //! likes into the shared pages: nobody but itself gets to see nonsense then.
@@ -19,7 +20,7 @@ use super::{HiddenError, INT3, Window};
 use crate::probe::patch::DOORBELL_PORT;
 
 const CODE_PAGES: u64 = 2;
-const DATA_PAGES: u64 = 3;
+const DATA_PAGES: u64 = 4;
 /// Bytes of guest physical memory that detours take.
 pub(super) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
 /// Where things lie in the shared pages.

@@ -25,6 +25,9 @@ use crate::hidden::follow::Followed;
 use crate::ring::{Source, Tallies, What};
 use crate::world::Standing;
 
+/// With this many bytes of instances, or this many counters, of probes that have left, likewise.
+const GHOST_INSTANCES_MAX: u64 = 1 << 20;
+const GHOST_COUNTERS_MAX: usize = 8192;
 /// With this many bytes of detours that have no site, it is worth looking who is inside.
 const GHOSTS_MAX: u64 = 1 << 20;
 
@@ -139,8 +142,13 @@ impl Registry {
             .ghost_sources
             .iter()
             .filter_map(|source| source.followed());
-        let taken: u64 = ghosts.sum::<u64>() + followed.map(|calls| calls.code_len).sum::<u64>();
-        if taken < GHOSTS_MAX {
+        let (code, instances) = followed.fold((ghosts.sum::<u64>(), 0), |(code, bytes), calls| {
+            (code + calls.code_len, bytes + calls.len())
+        });
+        let is_much = code >= GHOSTS_MAX
+            || instances >= GHOST_INSTANCES_MAX
+            || self.ghost_sources.len() >= GHOST_COUNTERS_MAX;
+        if !is_much {
             return;
         }
         let standing = standing.iter().map(|cpu| cpu.rip);

@@ -331,3 +331,30 @@ fn a_span_ends_with_its_function() {
     }
     assert!(Span::find(&code, start, last).is_err());
 }
+
+#[test]
+fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
+    let mut rig = Rig::optimizing();
+    let id = rig.one(ENTRY);
+    let at = rig.addr(id);
+    let first = target(&rig, at);
+    let code = rig.guest.read::<64>(first);
+    // A task was interrupted in there.
+    let inside = first.wrapping_add(5);
+    rig.guest
+        .write(DATA_VIRT.wrapping_add(0x900), &inside.0.to_le_bytes());
+    rig.unregister(&[id]).unwrap();
+    let mut places = std::collections::BTreeSet::new();
+    let mut again = 0;
+    // More than there is room for.
+    for _ in 0..12_000 {
+        let ids = rig.register(&[spec(ENTRY), spec("r vfs_read")]);
+        assert!(is_optimized(&rig, ids[0]) && is_optimized(&rig, ids[1]));
+        let place = target(&rig, at);
+        assert_ne!(place, first);
+        again += usize::from(!places.insert(place));
+        rig.unregister(&ids).unwrap();
+    }
+    assert!(again > 1000, "{again}");
+    assert_eq!(rig.guest.read::<64>(first), code);
+}
