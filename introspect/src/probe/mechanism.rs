@@ -30,11 +30,20 @@ impl Registry {
         let enabled = |id: &ProbeId| self.is_enabled(*id, &none);
         let any = site.members.iter().any(enabled);
         match self.slot_kind_for(site, |id| !any || enabled(&id)) {
-            _ if site.jump().is_some() => Mechanism::Optimized,
+            _ if self.is_or_would_be_jump(site) => Mechanism::Optimized,
             None => Mechanism::Emulated,
             Some(SlotKind::Boosted) => Mechanism::Boosted,
             Some(SlotKind::Trapped) => Mechanism::Stepped,
         }
+    }
+
+    fn is_or_would_be_jump(&self, site: &SiteState) -> bool {
+        if site.is_armed() {
+            return site.jump().is_some();
+        }
+        self.hidden.detours.is_some()
+            && site.unprepared.is_none()
+            && self.fit(site, &BTreeSet::new()).is_ok()
     }
 
     /// The kind of slot `site` needs for its enabled probes.

@@ -91,7 +91,7 @@ impl Catcher {
         Self {
             mode,
             handler,
-            clock: HostClock::synchronised(0),
+            clock: HostClock::unsynchronised(),
             own_idt: None,
         }
     }

@@ -13,11 +13,19 @@ pub(super) struct HostClock {
 }
 
 impl HostClock {
-    /// A clock whose guest TSC read `guest_tsc` a moment ago.
-    pub(super) fn synchronised(guest_tsc: u64) -> Self {
-        Self {
-            offset: guest_tsc.wrapping_sub(rdtsc()),
-        }
+    /// A clock of a guest whose TSC is what `read` finds, in the middle of the time that takes.
+    pub(super) fn synchronised(read: impl FnOnce() -> Option<u64>) -> Option<Self> {
+        let before = rdtsc();
+        let guest_tsc = read()?;
+        let took = rdtsc().wrapping_sub(before);
+        Some(Self {
+            offset: guest_tsc.wrapping_sub(before.wrapping_add(took / 2)),
+        })
+    }
+
+    /// A clock whose guest TSC is the host's.
+    pub(super) fn unsynchronised() -> Self {
+        Self { offset: 0 }
     }
 }
 
@@ -35,7 +43,7 @@ impl TimeTable {
     pub(super) fn new() -> Self {
         Self {
             offset: AtomicU64::new(0),
-            origin: (host_ns(), rdtsc()),
+            origin: both(),
         }
     }
 
@@ -46,18 +54,35 @@ impl TimeTable {
 
     /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading made not long ago.
     pub(super) fn now(&self) -> impl Fn(u64) -> u64 + use<> {
-        let (ns, tsc) = (host_ns(), rdtsc());
+        let (ns, tsc) = both();
         let (origin_ns, origin_tsc) = self.origin;
-        let (elapsed_ns, elapsed_tsc) = (ns - origin_ns, tsc.wrapping_sub(origin_tsc).max(1));
+        let elapsed_ns = ns.saturating_sub(origin_ns);
+        let elapsed_tsc = tsc.wrapping_sub(origin_tsc).max(1);
         let guest_now = tsc.wrapping_add(self.offset.load(Ordering::Relaxed));
         move |reading| {
-            // A reading on another processor may be ahead of ours by a little.
-            let ago = guest_now.wrapping_sub(reading).cast_signed().max(0);
-            let ago = u128::from(ago.unsigned_abs()) * u128::from(elapsed_ns);
-            let ago = u64::try_from(ago / u128::from(elapsed_tsc)).unwrap_or(u64::MAX);
-            ns.saturating_sub(ago)
+            let ago = guest_now.wrapping_sub(reading).cast_signed();
+            let apart = u128::from(ago.unsigned_abs()) * u128::from(elapsed_ns);
+            let apart = u64::try_from(apart / u128::from(elapsed_tsc)).unwrap_or(u64::MAX);
+            // What is known of the guest's counter is a little off, so a reading may seem to come.
+            if ago < 0 {
+                ns.saturating_add(apart)
+            } else {
+                ns.saturating_sub(apart)
+            }
         }
     }
+}
+
+/// Host time and host TSC at one moment: of several readings the one that the least came between.
+fn both() -> (u64, u64) {
+    let readings = (0..5).map(|_| {
+        let before = rdtsc();
+        let ns = host_ns();
+        let apart = rdtsc().wrapping_sub(before);
+        (apart, ns, before.wrapping_add(apart / 2))
+    });
+    let (_, ns, tsc) = readings.min().unwrap_or_default();
+    (ns, tsc)
 }
 
 fn rdtsc() -> u64 {

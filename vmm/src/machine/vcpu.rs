@@ -269,8 +269,8 @@ impl Vcpu {
             self.catcher
                 .handler
                 .adopt(Arc::clone(&outfit.table), outfit.view);
-            if let Some(tsc) = self.cpu.guest_tsc() {
-                self.catcher.clock = HostClock::synchronised(tsc);
+            if let Some(clock) = HostClock::synchronised(|| self.cpu.guest_tsc()) {
+                self.catcher.clock = clock;
                 if self.index == 0 {
                     self.shared.detours.set_clock(&self.catcher.clock);
                 }
