@@ -495,6 +495,8 @@ impl Machine {
         for thread in vcpus {
             panicked |= thread.join().is_err();
         }
+        // What detours only counted is told with the last events.
+        self.shared.detours.catch_up();
         collector.finish();
         self.tell_throttled();
         self.console.close();
