@@ -393,12 +393,6 @@ impl Registry {
         })
     }
 
-    /// Whether jumps are used where they can be.
-    #[must_use]
-    pub fn optimizes(&self) -> bool {
-        self.optimize
-    }
-
     /// The ring that detours record into has to be read from there, with these sources; `None`
     /// where no detour can be made.
     #[must_use]

@@ -377,12 +377,6 @@ impl Machine {
         self.registry().set_optimization(on, &Guest(&self.shared))
     }
 
-    /// Whether jumps are used where they can be.
-    #[must_use]
-    pub fn optimizes(&self) -> bool {
-        self.registry().optimizes()
-    }
-
     /// Every registered probe.
     #[must_use]
     pub fn probes(&self) -> Vec<ProbeInfo> {
