@@ -2,8 +2,12 @@
 //! kretprobes of its own, static keys and tracepoints, a debugger in user space, and ftrace on the
 //! very functions that we probe.
 
-use hvprobe_tests::rig::{Running, assert_clean, guest, info, probe, rig, values};
-use hvprobe_vmm::machine::{ProbeSpec, ProbeState};
+use hvprobe_arch::insn::instruction_len;
+use hvprobe_introspect::probe::Unoptimized;
+use hvprobe_tests::rig::{
+    Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
+};
+use hvprobe_vmm::machine::{Mechanism, ProbeId, ProbeSpec, ProbeState, Refusals};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
@@ -74,4 +78,104 @@ fn a_function_entry_is_left_to_the_guests_ftrace_while_it_traces_it() {
     let entry = info(&machine, ids[0]);
     assert_eq!(entry.counts.hits, 200, "{printed}");
     assert_eq!(entry.state, ProbeState::Placed);
+}
+
+/// A function in which a jump can displace several instructions.
+const SPANNED: &str = "do_getpgid";
+
+/// An offset into [`SPANNED`] where a probe gets a jump over several instructions, and the offset of
+/// the second of them.
+fn spanned(running: &Running) -> [u64; 2] {
+    let start = running.address(SPANNED);
+    let code = running.text(SPANNED);
+    let is_jump = |id: &ProbeId| {
+        let mechanism = info(&running.machine, *id).mechanism;
+        mechanism == Some(Mechanism::Optimized)
+    };
+    let second = |offset: u64| {
+        let spec = probe(&format!("p {SPANNED}+{offset}"));
+        let registered = running.machine.register_batch(&[spec], Refusals::Skip);
+        let ids = registered.ok()?.ids();
+        let jumps = !ids.is_empty() && ids.iter().all(is_jump);
+        running.machine.unregister(&ids).expect("registered");
+        let rest = &code[usize::try_from(offset).expect("small")..];
+        let len = instruction_len(rest, start.wrapping_add(offset))?;
+        (jumps && len < 5).then_some(offset + len as u64)
+    };
+    (1..64)
+        .find_map(|offset| Some([offset, second(offset)?]))
+        .expect("a jump over several instructions")
+}
+
+#[test]
+fn a_jump_and_the_guests_own_kprobe_never_meet() {
+    if rig("jumps beside the guest's kprobes").is_none() {
+        return;
+    }
+    let own = "/sys/kernel/tracing/events/kprobes/own";
+    let script = format!(
+        "echo ready; cd /sys/kernel/tracing; \
+         while read offset && test $offset != end; do \
+           if echo \"p:own {SPANNED}+$offset\" >> kprobe_events; \
+           then echo \"own: 1\"; else echo \"own: 0\"; fi; \
+           read line; \
+           if test -d {own}; then echo 1 > {own}/enable; fi; \
+           workload calls getpgid 100; \
+           if test -d {own}; then echo 0 > {own}/enable; \
+             cat kprobe_profile > /tmp/profile; read name hits misses < /tmp/profile; \
+             echo \"profile: $hits\"; fi; \
+           workload calls getpgid 100; \
+           echo over; read line; \
+           workload calls getpgid 100; \
+           if test -d {own}; then echo -:own >> kprobe_events; fi; \
+           echo \"gone: 1\"; \
+         done"
+    );
+    let mut running = Running::boot(optimizing_guest(2, &["sh", "-c", &script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let text = running.text(SPANNED);
+    let [offset, second] = spanned(&running);
+    let spec = probe(&format!("p {SPANNED}+{offset}"));
+    let count = |printed: &str, key| values(printed, key).len();
+
+    // Ours is there first: the guest finds a breakpoint there, and refuses.
+    let id = running.register(spec.clone());
+    assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
+    machine.console_input(format!("{offset}\n").as_bytes());
+    running.wait_printed(|printed| count(printed, "own") == 1);
+    assert_ne!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
+    machine.unregister(&[id]).expect("registered");
+    assert_eq!(running.text(SPANNED), text);
+    machine.console_input(b"\n");
+    running.wait_for("over");
+    machine.console_input(b"\n");
+    running.wait_printed(|printed| count(printed, "gone") == 1);
+
+    // The guest's is there first, not armed yet, under the jump that ours would get.
+    machine.console_input(format!("{second}\n").as_bytes());
+    running.wait_printed(|printed| count(printed, "own") == 2);
+    let there = probe(&format!("p {SPANNED}+{second}"));
+    let refused = machine
+        .register(&[there])
+        .expect_err("the guest's is there");
+    assert!(chain(&refused).contains("kprobe of its own"), "{refused}");
+    let id = running.register(spec);
+    let why = info(&machine, id).unoptimized;
+    let at = running.address(SPANNED).wrapping_add(second);
+    assert_eq!(why, Some(Unoptimized::Kprobe { at }));
+    machine.console_input(b"\n");
+    running.wait_printed(|printed| count(printed, "calls") == 5);
+    assert_eq!(info(&machine, id).counts.hits, 200);
+    machine.console_input(b"\n");
+    running.wait_printed(|printed| count(printed, "gone") == 2);
+    // Now there is nothing in the way.
+    running.wait_while_running(|machine| info(machine, id).unoptimized.is_none());
+    machine.unregister(&[id]).expect("registered");
+    assert_eq!(running.text(SPANNED), text);
+    machine.console_input(b"end\n");
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    assert_eq!(values(&printed, "own"), [0, 1], "{printed}");
+    assert_eq!(values(&printed, "profile"), [100], "{printed}");
 }

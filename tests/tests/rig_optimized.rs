@@ -213,7 +213,8 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let machine = running.machine.clone();
     let text = running.text(FUNCTION);
     let id = running.register(probe(&format!("p {FUNCTION}")));
-    for _ in 0..50 {
+    // Each time the list is asked for, what waits in the ring is read first: much for one processor.
+    for _ in 0..20 {
         assert_eq!(mechanism(&info(&machine, id)), Mechanism::Optimized);
         machine.set_optimization(false).expect("the guest stops");
         assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Emulated));

@@ -10,6 +10,9 @@ const RODATA: u64 = 0xffff_ffff_8200_0000;
 const BTF: u64 = 0xffff_ffff_8280_0000;
 const DATA: u64 = 0xffff_ffff_82a0_0000;
 const INIT_TEXT: u64 = 0xffff_ffff_8304_e000;
+/// In the part of the first page of data that the tests of the engine use for nothing else.
+pub(crate) const KPROBE_TABLE: u64 = DATA + 0xc00;
+pub(crate) const KPROBE_MUTEX: u64 = DATA + 0xe00;
 
 /// How kernels of several ages lay out kallsyms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +266,8 @@ pub(crate) fn elf(sections: &[Section], symtab: &[(&str, u64, u64, bool)]) -> Ve
 }
 
 /// BTF in which `task_struct` has `pid`, `tgid` and `comm` (behind a typedef and in an anonymous
-/// structure), and `pcpu_hot` a `current_task` in an anonymous union.
+/// structure), `pcpu_hot` a `current_task` in an anonymous union, and a `kprobe` and a `mutex` are as
+/// in 6.1, as far as the engine looks at them.
 pub(crate) fn btf() -> Vec<u8> {
     let mut strings = vec![0];
     let mut types = Vec::new();
@@ -292,6 +296,10 @@ pub(crate) fn btf() -> Vec<u8> {
     ty(&[0, kind(4, 1), 16, s("current_task"), 7, 64]); // 8
     ty(&[0, kind(5, 1), 64, 0, 8, 0]); // 9
     ty(&[s("pcpu_hot"), kind(4, 1), 64, 0, 9, 0]); // 10
+    ty(&[s("hlist_node"), kind(4, 0), 16]); // 11
+    ty(&[s("kprobe"), kind(4, 2), 48, s("hlist"), 11, 0]);
+    ty(&[s("addr"), 7, 40 * 8]); // 12
+    ty(&[s("mutex"), kind(4, 1), 32, s("owner"), 7, 0]); // 13
     let mut out = vec![0x9f, 0xeb, 1, 0];
     let len = |part: &[u8]| u32::try_from(part.len()).unwrap();
     for word in [24, 0, len(&types), len(&types), len(&strings)] {
@@ -381,6 +389,8 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     let mut data = Vec::new();
     let place = |data: &[u8], at: u64| at.wrapping_sub(DATA + data.len() as u64).to_le_bytes();
     add('D', "init_top_pgt", DATA);
+    add('d', "kprobe_table", KPROBE_TABLE);
+    add('d', "kprobe_mutex", KPROBE_MUTEX);
     data.resize(0x1000, 0);
     add('D', "__start_kprobe_blacklist", DATA + data.len() as u64);
     data.extend_from_slice(&(TEXT + 0x400).to_le_bytes());
@@ -446,13 +456,15 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
 }
 
 /// Functions that the engine has an interest in.
-pub(crate) const WATCHED: [&str; 6] = [
+pub(crate) const WATCHED: [&str; 8] = [
     "__switch_to",
     "do_task_dead",
     "do_init_module",
     "free_module",
     "ftrace_arch_code_modify_prepare",
     "ftrace_arch_code_modify_post_process",
+    "arch_prepare_kprobe",
+    "register_kprobe",
 ];
 
 /// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`

@@ -123,6 +123,7 @@ impl Registry {
         if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
             self.read_modules(world.memory());
         }
+        self.read_kprobes(world.memory());
         let (candidates, mut skipped) = self.candidates(specs, refusals, world.memory())?;
         let mut probes = Vec::with_capacity(candidates.len());
         let mut planted = Vec::with_capacity(candidates.len());

@@ -75,6 +75,7 @@ impl Registry {
         standing: &[Standing],
     ) -> Result<Arc<ProbeTable>, Obstacle> {
         let mut jumps: BTreeMap<Gva, Jump> = jumps.into_iter().collect();
+        self.leave_to_kprobes(&mut jumps, mem);
         self.keep_safe(&mut jumps, mem, standing);
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         for (at, site) in &self.sites {

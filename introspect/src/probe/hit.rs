@@ -89,6 +89,8 @@ pub enum Held {
     /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
     /// registry has to look.
     Modules(Gva),
+    /// The guest is about to register its kprobe whose `struct kprobe` is there.
+    Kprobe(Gva),
     /// The guest's ftrace is about to patch text, or has done so.
     Ftrace {
         /// Whether it is about to.
@@ -476,6 +478,7 @@ impl State {
                     return Handled::Hold(match internal {
                         // Both functions watched take the module as their first argument.
                         Internal::Modules => Held::Modules(Gva(regs.rdi)),
+                        Internal::Kprobe => Held::Kprobe(Gva(regs.rdi)),
                         internal => Held::Ftrace {
                             begins: *internal == Internal::FtraceBegins,
                         },

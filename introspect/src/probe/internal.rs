@@ -6,6 +6,7 @@
 //! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
 //! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
+//! | `arch_prepare_kprobe` | jumps may be written             | a kprobe of the guest's must not meet one ([`super::foreign`]) |
 //!
 //! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
 //! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
@@ -18,6 +19,7 @@ use hvprobe_arch::mem::PhysMemory;
 use tracing::{info, warn};
 
 use super::commit::CommitError;
+use super::foreign::PREPARES;
 use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
 use super::site::{Place, SiteState};
@@ -61,6 +63,9 @@ impl Registry {
             for (name, internal) in FTRACE_HOOKS {
                 self.watch_function(name, internal, mem);
             }
+        }
+        if self.has_to_know_kprobes(leaving) {
+            self.watch_function(PREPARES, Internal::Kprobe, mem);
         }
         self.drop_idle_internal();
     }

@@ -81,6 +81,18 @@ pub enum Unoptimized {
          to look through in a stop"
     )]
     Unscannable,
+    /// The guest has a kprobe of its own there, armed or not.
+    #[error("the guest has a kprobe of its own at {at}, which a jump would come in the way of")]
+    Kprobe {
+        /// Where.
+        at: Gva,
+    },
+    /// The guest may have a kprobe there soon.
+    #[error("the guest is changing its own kprobes")]
+    KprobesChange,
+    /// The guest may have kprobes of its own anywhere.
+    #[error("the kernel's own kprobes cannot be found, which a jump could come in the way of")]
+    HiddenKprobes,
     /// The guest's kernel does not tell where a processor's number and its task are.
     #[error("the kernel's per-CPU data cannot be found")]
     NoPerCpu,
@@ -93,6 +105,16 @@ pub enum Unoptimized {
     /// The memory for detours cannot be mapped.
     #[error("the memory for detours cannot be mapped")]
     Memory(#[from] HiddenError),
+}
+
+impl Unoptimized {
+    /// Whether it may be otherwise a moment later, with nothing changed here.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Interrupted | Self::Kprobe { .. } | Self::KprobesChange
+        )
+    }
 }
 
 impl From<BuildError> for Unoptimized {
@@ -196,6 +218,7 @@ impl Registry {
         if span.needs_quiescence() && !self.can_scan {
             return Err(Unoptimized::Unscannable);
         }
+        self.is_left_alone(span)?;
         let behind = (Bound::Excluded(span.at()), Bound::Excluded(span.end()));
         let mut others = self.sites.range(behind);
         if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other, leaving)) {

@@ -6,6 +6,7 @@ mod budget;
 mod commit;
 mod displaces;
 mod error;
+mod foreign;
 mod ghosts;
 mod glob;
 mod guest_memory;

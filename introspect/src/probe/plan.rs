@@ -133,6 +133,12 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
+    /// The guest's own kprobe would not be hit any more.
+    #[error("the guest has a kprobe of its own at {at}: it would not be hit any more")]
+    Kprobe {
+        /// The address.
+        at: Gva,
+    },
     /// The slot for the out-of-line copy could not be had.
     #[error("no out-of-line slot for {at}")]
     Slot {

@@ -143,10 +143,14 @@ impl Registry {
         }
     }
 
-    /// Tries again to use jumps where somebody may have been under them. Meant to be called once a
+    /// Tries again to use jumps where somebody may have been under them, or the guest had a kprobe of
+    /// its own. Meant to be called once a
     /// second; looks less and less often when nothing changes.
     pub fn retry_jumps(&mut self, world: &dyn World) {
-        let waits = |site: &SiteState| site.unprepared == Some(Unoptimized::Interrupted);
+        let waits = |site: &SiteState| {
+            let why = site.unprepared.as_ref();
+            why.is_some_and(Unoptimized::may_pass)
+        };
         if !self.sites.values().any(waits) {
             self.patience = Patience::default();
             return;

@@ -24,6 +24,7 @@ use tracing::warn;
 use super::budget::Throttled;
 use super::commit::CommitError;
 pub use super::error::{ChangeError, RegisterError};
+use super::foreign::Foreign;
 use super::ghosts::Ghosts;
 use super::hit::KernelView;
 use super::jump::Jump;
@@ -79,6 +80,12 @@ pub struct Registry {
     pub(super) optimize: bool,
     /// The guest's memory can be looked through in one stop.
     pub(super) can_scan: bool,
+    /// What is known of the guest's own kprobes.
+    pub(super) foreign: Foreign,
+    /// Where the guest is about to register one.
+    pub(super) guest_registers: Option<Gva>,
+    /// Where it had registered some when that was last looked at.
+    pub(super) kprobes: BTreeSet<Gva>,
     /// When to look again whether somebody is under a jump.
     pub(super) patience: Patience,
     /// The global switch.
@@ -103,6 +110,7 @@ impl Registry {
         if let Err(error) = &module_reader {
             warn!(%error, "modules cannot be probed");
         }
+        let foreign = Foreign::of(&image);
         let processors = u32::try_from(vcpus).unwrap_or(u32::MAX);
         Self {
             image,
@@ -120,6 +128,9 @@ impl Registry {
             sources: Sources::default(),
             optimize: true,
             can_scan: false,
+            foreign,
+            guest_registers: None,
+            kprobes: BTreeSet::new(),
             patience: Patience::default(),
             switched_on: true,
             last_throttled: Vec::new(),
@@ -161,6 +172,7 @@ impl Registry {
         });
         self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());
+        self.read_kprobes(world.memory());
         let refused = self.settle_pending(world);
         if refused.is_err() {
             for id in self.probes.keys().copied().collect::<Vec<_>>() {
@@ -386,8 +398,10 @@ impl Registry {
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn set_optimization(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
         let before = std::mem::replace(&mut self.optimize, on);
+        self.provide_internal(&BTreeSet::new(), world.memory());
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             self.optimize = before;
+            self.provide_internal(&BTreeSet::new(), world.memory());
             let all: Vec<ProbeId> = self.probes.keys().copied().collect();
             self.change_error(error, &all)
         })
@@ -437,6 +451,7 @@ impl Registry {
                 }
                 match self.sites.get(&at) {
                     Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
+                    _ if self.kprobes.contains(&at) => Err(Refused::Kprobe { at }),
                     _ => Ok(point),
                 }
             }

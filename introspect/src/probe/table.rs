@@ -188,6 +188,8 @@ pub(super) enum Internal {
     FtraceBegins,
     /// The guest's ftrace has patched text.
     FtraceEnds,
+    /// The guest is about to copy the instruction that a kprobe of its own is at.
+    Kprobe,
 }
 
 impl Internal {

@@ -466,6 +466,11 @@ impl Machine {
                     }
                     self.shared.control.release(vcpu);
                 }
+                Ok(Notice::Kprobe { vcpu, kprobe }) => {
+                    let guest = Guest(&self.shared);
+                    self.registry().guest_registers(kprobe, &guest);
+                    self.shared.control.release(vcpu);
+                }
                 Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
                 Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {

@@ -53,6 +53,13 @@ pub(super) enum Notice {
         /// Where the module is.
         module: Gva,
     },
+    /// The guest is about to register a kprobe of its own; the virtual CPU is held.
+    Kprobe {
+        /// Its index.
+        vcpu: usize,
+        /// Where the kprobe's structure is.
+        kprobe: Gva,
+    },
     /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
     Ftrace {
         /// Its index.
@@ -291,6 +298,11 @@ impl Vcpu {
                 shared.control.hold(self.index);
                 let vcpu = self.index;
                 let _ = self.notices.send(Notice::Modules { vcpu, module });
+            }
+            Held::Kprobe(kprobe) => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Kprobe { vcpu, kprobe });
             }
             Held::Ftrace { begins } => {
                 shared.control.hold(self.index);
