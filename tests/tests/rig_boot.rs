@@ -1,6 +1,7 @@
 //! A stock kernel boots under our VMM, and its probes count exactly.
 
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
+use hvprobe_vmm::machine::{DEFAULT_CMDLINE, Mechanism, ProbeSpec};
 
 fn boots_with(cpus: u32, test: &str) {
     if rig(test).is_none() {
@@ -53,4 +54,47 @@ fn a_probe_on_a_system_call_counts_exactly_the_calls_of_the_workload() {
         ours.windows(2)
             .all(|pair| pair[0].host_ns < pair[1].host_ns)
     );
+}
+
+/// Retpolines and return thunks are what the kernel makes of its own indirect calls and returns, and
+/// where the processor needs it, a system call comes in with page tables of its own.
+#[test]
+fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
+    const CALLS: u64 = 500;
+    if rig("mitigations").is_none() {
+        return;
+    }
+    let script = "cat /sys/devices/system/cpu/vulnerabilities/*; workload calls getpgid 500";
+    for optimize in [false, true] {
+        let mut config = guest(1, &["sh", "-c", script]);
+        config.cmdline = DEFAULT_CMDLINE.to_owned();
+        config.optimize = optimize;
+        let mut stepped = probe("p do_getpgid+5");
+        stepped.mechanism = Some(Mechanism::Stepped);
+        let ways = [
+            "p __x64_sys_getpgid",
+            "p __x64_sys_getpgid+5",
+            "r do_getpgid",
+        ];
+        config.probes = ways.map(probe).into_iter().chain([stepped]).collect();
+        let hot = ["p vfs_read", "r vfs_read", "p scheduler_tick", "r schedule"];
+        config.probes.extend(hot.map(|definition| ProbeSpec {
+            maxactive_auto: definition.starts_with('r'),
+            ..probe(definition)
+        }));
+        let running = Running::boot(config);
+        let machine = running.machine.clone();
+        let (ending, _, printed) = running.finish();
+        assert_clean(&ending, &printed, 0);
+        assert!(printed.contains("Mitigation: "), "{printed}");
+        for (n, probe) in machine.probes().iter().enumerate() {
+            let counts = probe.counts;
+            let what = format!("{}, optimize: {optimize}: {counts:?}", probe.name);
+            if n < 4 {
+                assert_eq!((counts.hits, counts.missed), (CALLS, 0), "{what}");
+            } else {
+                assert!(counts.hits > 0 && counts.missed == 0, "{what}");
+            }
+        }
+    }
 }
