@@ -5,8 +5,11 @@
 //! Formats are those of 4- and 5-level paging (SDM vol. 3, 4.5). Bits that a processor would
 //! report as reserved are ignored; permission bits are reported, never enforced.
 
+mod walker;
+
 use crate::mem::{OutOfRange, PhysMemory};
 use crate::{Gpa, Gva};
+pub use walker::Walker;
 
 /// Bits of page table entries (SDM vol. 3, tables 4-15 to 4-20).
 pub mod entry {
@@ -156,10 +159,24 @@ impl Step {
             _ => false,
         }
     }
+
+    /// What `at` translates to if this is the last step of the walk to it.
+    fn page(self, at: Gva) -> Result<Gpa, WalkError> {
+        let level = self.level;
+        if !self.is_present() {
+            return Err(WalkError::NotPresent { at, level });
+        }
+        let within = (1 << shift(level)) - 1;
+        // In a large page's entry the bits between the flags and the page's own alignment are not
+        // address bits (one is PAT).
+        Ok(Gpa(
+            (self.value & entry::ADDRESS & !within) | (at.0 & within)
+        ))
+    }
 }
 
 impl PageTables {
-    /// What `at` translates to. Hit path: one 8-byte read per level, no allocation.
+    /// What `at` translates to: one 8-byte read per level, no allocation.
     ///
     /// # Errors
     /// When the address is not canonical or not mapped, or a table lies outside guest memory. The
@@ -181,17 +198,8 @@ impl PageTables {
             mapping.user &= step.value & entry::USER != 0;
             mapping.executable &= step.value & entry::NO_EXECUTE == 0;
         })?;
-        if !leaf.is_present() {
-            return Err(WalkError::NotPresent {
-                at,
-                level: leaf.level,
-            });
-        }
+        mapping.gpa = leaf.page(at)?;
         mapping.page_size = 1 << shift(leaf.level);
-        let within = mapping.page_size - 1;
-        // In a large page's entry the bits between the flags and the page's own alignment are not
-        // address bits (one is PAT).
-        mapping.gpa = Gpa((leaf.value & entry::ADDRESS & !within) | (at.0 & within));
         Ok(mapping)
     }
 
