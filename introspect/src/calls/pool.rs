@@ -133,7 +133,7 @@ impl PoolCell {
         let stride = words(self.data_words);
         let start = offset.checked_mul(stride)?;
         let words = self.segments.0.get(segment)?.get()?;
-        words.get(start..start + stride).map(Record)
+        Record::new(words.get(start..start + stride)?)
     }
 
     /// Takes a free record. Hot path: no lock and no allocation, unless the pool has to grow.
@@ -200,14 +200,18 @@ impl PoolCell {
         let segment: Box<[_]> = (0..count as usize * stride)
             .map(|_| AtomicU64::new(0))
             .collect();
-        let last = count as usize - 1;
-        for (i, number) in (0..last).zip(first + 2..) {
-            Record(&segment[i * stride..][..stride]).set_next(u64::from(number));
-        }
         // Only the holder of the lock sets it, so it is empty.
-        let segment = place.get_or_init(|| segment);
+        place.get_or_init(|| segment);
         *grown += 1;
-        let last = Record(&segment[last * stride..][..stride]);
+        let last = first + count - 1;
+        for index in first..last {
+            if let Some(record) = self.record(index) {
+                record.set_next(u64::from(index) + 2);
+            }
+        }
+        let Some(last) = self.record(last) else {
+            return false;
+        };
         let mut head = Head(self.head.load(Ordering::Relaxed));
         loop {
             last.set_next(head.newest());

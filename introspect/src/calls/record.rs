@@ -53,15 +53,24 @@ pub(super) const fn words(data_words: usize) -> usize {
 
 /// The words of one record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Record<'a>(pub(super) &'a [AtomicU64]);
+pub(super) struct Record<'a> {
+    head: &'a [AtomicU64; DATA],
+    data: &'a [AtomicU64],
+}
 
-impl Record<'_> {
+impl<'a> Record<'a> {
+    /// The record in `words`, which are [`words`] many.
+    pub(super) fn new(words: &'a [AtomicU64]) -> Option<Self> {
+        let (head, data) = words.split_first_chunk()?;
+        Some(Self { head, data })
+    }
+
     fn get(self, word: usize) -> u64 {
-        self.0[word].load(Ordering::Relaxed)
+        self.head[word].load(Ordering::Relaxed)
     }
 
     fn put(self, word: usize, value: u64) {
-        self.0[word].store(value, Ordering::Relaxed);
+        self.head[word].store(value, Ordering::Relaxed);
     }
 
     /// The link to the next record of the list this one is in.
@@ -102,6 +111,7 @@ impl Record<'_> {
         self.put(META, self.get(META) | MUTED);
     }
 
+    #[inline]
     pub(super) fn write(self, entry: &Entry<'_>) {
         self.put(SLOT, entry.slot.0);
         self.put(RET, entry.ret.0);
@@ -111,25 +121,27 @@ impl Record<'_> {
         for (word, value) in (REGS..).zip(to_words(entry.regs)) {
             self.put(word, value);
         }
-        let kept = entry.data.len().min((self.0.len() - DATA) * 8);
+        let kept = entry.data.len().min(self.data.len() * 8);
         self.put(META, kept as u64);
-        for (word, chunk) in (DATA..).zip(entry.data[..kept].chunks(8)) {
+        for (word, chunk) in self.data.iter().zip(entry.data[..kept].chunks(8)) {
             let mut raw = [0; 8];
             raw[..chunk.len()].copy_from_slice(chunk);
-            self.put(word, u64::from_le_bytes(raw));
+            word.store(u64::from_le_bytes(raw), Ordering::Relaxed);
         }
     }
 
+    #[inline]
     pub(super) fn regs(self) -> Regs {
         from_words(std::array::from_fn(|i| self.get(REGS + i)))
     }
 
     pub(super) fn data(self, into: &mut [u8; DATA_MAX]) -> &[u8] {
-        let room = (self.0.len() - DATA) * 8;
+        let room = self.data.len() * 8;
         let len =
             usize::try_from(self.get(META) & !MUTED).map_or(0, |len| len.min(room).min(DATA_MAX));
-        for (word, chunk) in (DATA..).zip(into[..len].chunks_mut(8)) {
-            chunk.copy_from_slice(&self.get(word).to_le_bytes()[..chunk.len()]);
+        for (word, chunk) in self.data.iter().zip(into[..len].chunks_mut(8)) {
+            let word = word.load(Ordering::Relaxed);
+            chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
         }
         &into[..len]
     }

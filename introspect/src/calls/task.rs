@@ -188,10 +188,11 @@ impl<'a> TaskCalls<'a> {
     /// there is no such call, and then nothing is changed.
     pub fn returned(&mut self, slot: Gva, mut each: impl FnMut(Ended, &Call<'_>)) -> Option<Gva> {
         let ret = self.unwind_to(slot, &mut |call| each(Ended::Orphaned, call))?;
-        while let Some((_, record)) = self.first()
+        while let Some((pool, record)) = self.first()
             && record.slot() == slot
         {
-            self.pop(&mut |call| each(Ended::Returned, call));
+            report(pool, record, &mut |call| each(Ended::Returned, call));
+            self.take_out(self.newest, pool, record, None);
         }
         Some(ret)
     }
