@@ -5,7 +5,7 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::paging::Walker;
 
 use crate::image::TaskLayout;
 
@@ -35,39 +35,42 @@ impl Task {
 impl TaskLayout {
     /// Where the task that runs on the virtual CPU whose per-CPU base is `gs_base` is; `None` when
     /// the guest's memory does not tell. Allocates nothing.
+    #[inline]
     pub fn pointer(
         &self,
-        tables: &PageTables,
+        walker: &Walker,
         mem: &(impl PhysMemory + ?Sized),
         gs_base: u64,
     ) -> Option<Gva> {
         let pointer = Gva(gs_base.wrapping_add(self.current_task));
-        tables.read_u64(mem, pointer).ok().map(Gva)
+        walker.read_u64(mem, pointer).ok().map(Gva)
     }
 
-    /// The task that runs on the virtual CPU whose per-CPU base is `gs_base`; `None` when the
-    /// guest's memory does not hold one there. Allocates nothing.
-    pub fn current(
+    /// The task at `task`; `None` when the guest's memory does not hold one there. Allocates nothing.
+    #[inline]
+    pub fn read(
         &self,
-        tables: &PageTables,
+        walker: &Walker,
         mem: &(impl PhysMemory + ?Sized),
-        gs_base: u64,
+        task: Gva,
     ) -> Option<Task> {
-        let task = self.pointer(tables, mem, gs_base)?;
-        let int = |offset: u64| {
-            let mut raw = [0; 4];
-            tables
-                .read(mem, task.wrapping_add(offset), &mut raw)
-                .ok()
-                .map(|()| i32::from_le_bytes(raw))
-        };
-        let mut comm = [0; COMM_LEN];
-        tables
-            .read(mem, task.wrapping_add(self.comm), &mut comm)
-            .ok()?;
+        let read =
+            |offset: u64, into: &mut [u8]| walker.read(mem, task.wrapping_add(offset), into).ok();
+        let (mut pid, mut tgid, mut comm) = ([0; 4], [0; 4], [0; COMM_LEN]);
+        if self.tgid == self.pid.wrapping_add(4) {
+            // The kernel has them side by side: one read.
+            let mut both = [0; 8];
+            read(self.pid, &mut both)?;
+            let [a, b, c, d, rest @ ..] = both;
+            (pid, tgid) = ([a, b, c, d], rest);
+        } else {
+            read(self.pid, &mut pid)?;
+            read(self.tgid, &mut tgid)?;
+        }
+        read(self.comm, &mut comm)?;
         Some(Task {
-            pid: int(self.pid)?,
-            tgid: int(self.tgid)?,
+            pid: i32::from_le_bytes(pid),
+            tgid: i32::from_le_bytes(tgid),
             comm,
         })
     }
@@ -100,8 +103,14 @@ mod tests {
         mem
     }
 
+    fn find(layout: &TaskLayout, mem: &Memory, gs_base: u64) -> Option<Task> {
+        let walker = Walker::new(tables());
+        let task = layout.pointer(&walker, mem, gs_base)?;
+        layout.read(&walker, mem, task)
+    }
+
     fn current(mem: &Memory) -> Option<Task> {
-        LAYOUT.current(&tables(), mem, PAGE.0)
+        find(&LAYOUT, mem, PAGE.0)
     }
 
     #[test]
@@ -125,7 +134,7 @@ mod tests {
             current_task: 0x20_u64.wrapping_sub(5),
             ..LAYOUT
         };
-        assert!(layout.current(&tables(), &mem, PAGE.0 + 5).is_some());
+        assert!(find(&layout, &mem, PAGE.0 + 5).is_some());
     }
 
     #[test]
@@ -154,8 +163,8 @@ mod tests {
         ) {
             let layout = TaskLayout { current_task, pid, tgid, comm };
             let mem = memory(task);
-            let _ = layout.current(&tables(), &mem, gs_base);
-            let _ = layout.current(&tables(), &mem, PAGE.0.wrapping_sub(current_task).wrapping_add(0x20));
+            let _ = find(&layout, &mem, gs_base);
+            let _ = find(&layout, &mem, PAGE.0.wrapping_sub(current_task).wrapping_add(0x20));
         }
     }
 }

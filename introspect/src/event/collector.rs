@@ -50,8 +50,8 @@ pub struct EventProducer {
 impl EventProducer {
     /// Queues `event`, or counts it as dropped when the ring is full. Hot path: no lock, no
     /// allocation; a system call only when the collector sleeps.
-    pub fn push(&mut self, event: Event) {
-        if self.ring.push(event).is_err() {
+    pub fn push(&mut self, event: &Event) {
+        if self.ring.push(*event).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         self.waker.queued();

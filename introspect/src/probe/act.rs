@@ -9,7 +9,8 @@ use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
 use super::guest_memory::GuestMemory;
-use super::hit::{Scene, Surroundings};
+use super::hit::Surroundings;
+use super::scene::Scene;
 use super::spec::{Actions, Change, Item};
 use crate::event::{Captured, Event, EventKind, EventProducer};
 use crate::world::Clock;
@@ -54,6 +55,7 @@ impl Taken {
 }
 
 /// An event that is yet to be completed by [`report`].
+#[inline]
 pub(super) fn event(
     kind: EventKind,
     vcpu: u32,
@@ -81,15 +83,14 @@ pub(super) fn event(
 pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     events: &mut EventProducer,
-    mut event: Event,
+    event: &mut Event,
     items: &[Item],
 ) -> u64 {
-    complete(scene, &mut event, items);
+    complete(scene, event, items);
     let now = scene.around.clock.host_ns();
     event.cost_ns = now.saturating_sub(event.host_ns);
-    let cost_ns = event.cost_ns;
     events.push(event);
-    cost_ns
+    event.cost_ns
 }
 
 /// Adds `items` and the task to `event`.
@@ -98,11 +99,10 @@ pub(super) fn complete<M: PhysMemory + ?Sized, C>(
     event: &mut Event,
     items: &[Item],
 ) {
-    capture(scene, &mut event.captured, items, &event.regs);
-    let (view, around) = (scene.view, scene.around);
-    event.task = view
-        .task
-        .and_then(|layout| layout.current(&view.tables, around.mem, around.gs_base));
+    if !items.is_empty() {
+        capture(scene, &mut event.captured, items, &event.regs);
+    }
+    event.task = scene.current();
 }
 
 /// Appends `items`, read with `regs`.
@@ -112,23 +112,29 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     items: &[Item],
     regs: &Regs,
 ) {
+    let memory = scene.memory();
     for item in items {
         let at = match item {
             Item::Memory { base, offset, .. } => regs.get(*base).wrapping_add_signed(*offset),
             Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
         };
-        into.item(item.len(), |bytes| {
-            scene
-                .view
-                .tables
-                .read(scene.around.mem, Gva(at), bytes)
-                .is_ok()
-        });
+        into.item(item.len(), |bytes| memory.read(Gva(at), bytes).is_ok());
     }
 }
 
 /// Makes `changes`; whether all could be made. Those that can be are.
+#[inline]
 pub(super) fn apply<M: PhysMemory + ?Sized>(
+    changes: &[Change],
+    regs: &mut Regs,
+    memory: &GuestMemory<'_, M>,
+) -> bool {
+    changes.is_empty() || apply_all(changes, regs, memory)
+}
+
+/// Apart from [`apply`], so that hits that change nothing need not have all registers at hand.
+#[inline(never)]
+fn apply_all<M: PhysMemory + ?Sized>(
     changes: &[Change],
     regs: &mut Regs,
     memory: &GuestMemory<'_, M>,
@@ -144,7 +150,7 @@ pub(super) fn apply<M: PhysMemory + ?Sized>(
             } => {
                 let base = base.map_or(0, |base: Gpr| regs.get(base));
                 let at = Gva(base.wrapping_add_signed(*offset));
-                all &= memory.tables.write(memory.mem, at, bytes).is_ok();
+                all &= memory.write(at, bytes).is_ok();
             }
         }
     }

@@ -30,7 +30,7 @@ use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
 use super::act::{Taken, apply, complete, event, report};
-use super::guest_memory::GuestMemory;
+use super::scene::{Kernel, Scene};
 use super::spec::{Decision, Hold, Then};
 use super::table::{Internal, Member, ProbeTable, Role, Site};
 use crate::event::{Event, EventKind, EventProducer};
@@ -143,7 +143,7 @@ pub struct Surroundings<'a, M: ?Sized, C> {
 #[derive(Debug)]
 pub struct HitHandler {
     table: Arc<ProbeTable>,
-    view: Option<KernelView>,
+    kernel: Option<Kernel>,
     state: State,
 }
 
@@ -156,34 +156,6 @@ pub(super) struct State {
     pub(super) put_off: Option<InFlight>,
     waiting: Option<Waiting>,
     after_sti: bool,
-}
-
-/// Where a hit happens: borrowed, so that no shared reference count is touched.
-#[derive(Debug)]
-pub(super) struct Scene<'a, M: ?Sized, C> {
-    pub(super) table: &'a ProbeTable,
-    pub(super) view: &'a KernelView,
-    pub(super) around: &'a Surroundings<'a, M, C>,
-}
-
-impl<M: PhysMemory + ?Sized, C: Clock> Scene<'_, M, C> {
-    pub(super) fn memory(&self) -> GuestMemory<'_, M> {
-        GuestMemory {
-            tables: &self.view.tables,
-            mem: self.around.mem,
-            wrote: false,
-        }
-    }
-
-    pub(super) fn read_u64(&self, at: Gva) -> Option<u64> {
-        self.view.tables.read_u64(self.around.mem, at).ok()
-    }
-
-    /// The current task.
-    pub(super) fn task(&self) -> Option<Gva> {
-        let (tables, mem) = (&self.view.tables, self.around.mem);
-        self.view.task?.pointer(tables, mem, self.around.gs_base)
-    }
 }
 
 /// What the pre-handlers of a site came to.
@@ -202,7 +174,7 @@ impl HitHandler {
     pub fn new(vcpu: u32, events: EventProducer) -> Self {
         Self {
             table: Arc::default(),
-            view: None,
+            kernel: None,
             state: State {
                 vcpu,
                 events,
@@ -214,10 +186,10 @@ impl HitHandler {
         }
     }
 
-    /// Takes over a new table and view of the kernel. Call only while stopped.
+    /// Takes over a new table and view of the kernel. Call only while stopped. Allocates.
     pub fn adopt(&mut self, table: Arc<ProbeTable>, view: Option<KernelView>) {
         self.table = table;
-        self.view = view;
+        self.kernel = view.map(Kernel::new);
     }
 
     /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped
@@ -261,6 +233,14 @@ impl HitHandler {
         self.table.fixtures()?.vector(rip)
     }
 
+    /// Fills `into` with what the kernel has at `at`; whether it could be read. Hit path: what is read
+    /// here is likely to be looked at by the hit too.
+    pub fn read<M: PhysMemory + ?Sized>(&self, mem: &M, at: Gva, into: &mut [u8]) -> bool {
+        self.kernel
+            .as_ref()
+            .is_some_and(|kernel| kernel.read(mem, at, into))
+    }
+
     /// An int3 at `at` stopped the virtual CPU in kernel mode; `regs` are as at the probepoint,
     /// except that RIP may be anything.
     pub fn hit<M: PhysMemory + ?Sized, C: Clock>(
@@ -269,14 +249,10 @@ impl HitHandler {
         regs: &mut Regs,
         around: &Surroundings<'_, M, C>,
     ) -> Outcome {
-        let (table, Some(view)) = (&*self.table, &self.view) else {
+        let (table, Some(kernel)) = (&*self.table, &self.kernel) else {
             return Outcome::Foreign;
         };
-        let scene = Scene {
-            table,
-            view,
-            around,
-        };
+        let scene = Scene::new(table, kernel, around);
         self.state.hit(&scene, at, regs)
     }
 
@@ -288,14 +264,10 @@ impl HitHandler {
         regs: &mut Regs,
         around: &Surroundings<'_, M, C>,
     ) -> Outcome {
-        let (table, Some(view)) = (&*self.table, &self.view) else {
+        let (table, Some(kernel)) = (&*self.table, &self.kernel) else {
             return Outcome::Resume { shadow: false };
         };
-        let scene = Scene {
-            table,
-            view,
-            around,
-        };
+        let scene = Scene::new(table, kernel, around);
         self.state.resume(&scene, decision, regs)
     }
 
@@ -309,14 +281,10 @@ impl HitHandler {
         regs: &mut Regs,
         around: &Surroundings<'_, M, C>,
     ) -> Outcome {
-        let (table, Some(view)) = (&*self.table, &self.view) else {
+        let (table, Some(kernel)) = (&*self.table, &self.kernel) else {
             return Outcome::Foreign;
         };
-        let scene = Scene {
-            table,
-            view,
-            around,
-        };
+        let scene = Scene::new(table, kernel, around);
         self.state.exception(&scene, vector, own_idt, regs)
     }
 
@@ -335,11 +303,7 @@ impl HitHandler {
         around: &Surroundings<'_, M, C>,
     ) -> Option<Inquiry> {
         let Waiting { at, probe, taken } = self.state.waiting?;
-        let scene = Scene {
-            table: &self.table,
-            view: self.view.as_ref()?,
-            around,
-        };
+        let scene = Scene::new(&self.table, self.kernel.as_ref()?, around);
         let (_, site) = scene.table.at(at)?;
         let member = site.members.iter().find(|member| member.id == probe)?;
         let Role::Probe(actions) = &member.role else {
@@ -493,8 +457,8 @@ impl State {
             }
             if counters.admit(self.vcpu, taken.host_ns) {
                 counters.hit(self.vcpu);
-                let seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);
-                let cost_ns = report(scene, &mut self.events, seen, &actions.capture);
+                let mut seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);
+                let cost_ns = report(scene, &mut self.events, &mut seen, &actions.capture);
                 counters.charge(taken.host_ns, cost_ns);
             } else {
                 taken.mute(index);
@@ -567,13 +531,8 @@ impl State {
             return self.slot_end(scene, index, slot, at, regs);
         }
         let mut byte = [0];
-        let gone = table.was_ours(at)
-            && scene
-                .view
-                .tables
-                .read(scene.around.mem, at, &mut byte)
-                .is_ok()
-            && byte != [0xcc];
+        let gone =
+            table.was_ours(at) && scene.memory().read(at, &mut byte).is_ok() && byte != [0xcc];
         if gone {
             regs.rip = at.0;
             Outcome::Resume { shadow: false }

@@ -21,6 +21,7 @@ mod quiescence;
 mod recording;
 pub mod registry;
 mod returns;
+mod scene;
 mod site;
 pub mod spec;
 pub mod table;

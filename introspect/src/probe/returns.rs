@@ -13,7 +13,8 @@ use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
 
 use super::act::{Taken, apply, capture, event, report};
-use super::hit::{Outcome, Scene, State};
+use super::hit::{Outcome, State};
+use super::scene::Scene;
 use super::spec::{Actions, Item};
 use super::table::Member;
 use crate::calls::{DATA_MAX, Ended, Entry, Fate, Frame, Pool};
@@ -33,7 +34,8 @@ pub(super) fn entry_data_size(actions: &Actions) -> usize {
 
 impl State {
     /// The entry of a function with a return probe: puts the trampoline in the place of the return
-    /// address.
+    /// address. Not made part of what calls it, where it would cost other probes' hits registers.
+    #[inline(never)]
     pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -75,8 +77,13 @@ impl State {
                 orphaned.counters.orphan(self.vcpu);
             }
         })?;
-        let mut data = [0; DATA_MAX];
-        let data = entry_data(scene, &mut data, actions, regs);
+        let mut data;
+        let data = if actions.capture.is_empty() {
+            &[]
+        } else {
+            data = [0; DATA_MAX];
+            entry_data(scene, &mut data, &actions.capture, regs)
+        };
         let entry = Entry {
             id: returns.next_call.fetch_add(1, Ordering::Relaxed),
             slot,
@@ -91,9 +98,8 @@ impl State {
         }
         let planted = found == trampoline
             || scene
-                .view
-                .tables
-                .write(scene.around.mem, slot, &trampoline.0.to_le_bytes())
+                .walker
+                .write_u64(scene.around.mem, slot, trampoline.0)
                 .is_ok();
         if !planted {
             calls.take_back(1);
@@ -138,10 +144,12 @@ impl State {
                         entry: call.regs(),
                     });
                     let mut seen = event(kind, self.vcpu, call.probe(), actions, regs, &taken);
-                    let mut data = [0; DATA_MAX];
-                    restore(&mut seen.captured, &actions.capture, call.data(&mut data));
+                    if !actions.capture.is_empty() {
+                        let mut data = [0; DATA_MAX];
+                        restore(&mut seen.captured, &actions.capture, call.data(&mut data));
+                    }
                     let items = &actions.capture_at_return;
-                    counters.charge(now, report(scene, &mut self.events, seen, items));
+                    counters.charge(now, report(scene, &mut self.events, &mut seen, items));
                 }
                 if !apply(&actions.changes, regs, &scene.memory()) {
                     probe.counters.error(self.vcpu);
@@ -188,14 +196,11 @@ impl State {
 fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &'a mut [u8; DATA_MAX],
-    actions: &Actions,
+    items: &[Item],
     regs: &Regs,
 ) -> &'a [u8] {
-    if actions.capture.is_empty() {
-        return &[];
-    }
     let mut captured = Captured::EMPTY;
-    capture(scene, &mut captured, &actions.capture, regs);
+    capture(scene, &mut captured, items, regs);
     let len = HEADER + captured.bytes().len();
     into[..HEADER].copy_from_slice(&captured.unreadable().to_le_bytes());
     into[HEADER..len].copy_from_slice(captured.bytes());

@@ -82,7 +82,14 @@ pub struct Actions {
 
 impl Actions {
     /// Whether they happen at a hit with these registers.
+    #[inline]
     pub(super) fn apply_to(&self, regs: &Regs) -> bool {
+        self.when.is_empty() || self.conditions_hold(regs)
+    }
+
+    /// Apart from [`Actions::apply_to`], so that most hits need not have all registers at hand.
+    #[inline(never)]
+    fn conditions_hold(&self, regs: &Regs) -> bool {
         let holds = |condition: &Condition| condition.holds(regs.get(condition.register));
         self.when.iter().all(holds)
     }

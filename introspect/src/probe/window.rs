@@ -13,7 +13,8 @@ use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
 use super::act::{Taken, event, report};
-use super::hit::{Fault, InFlight, Outcome, Scene, State};
+use super::hit::{Fault, InFlight, Outcome, State};
+use super::scene::Scene;
 use super::table::{Role, Site};
 use crate::event::EventKind;
 use crate::world::Clock;
@@ -213,8 +214,8 @@ impl State {
                 && actions.post
                 && !taken.is_muted(index)
             {
-                let seen = event(EventKind::Post, self.vcpu, member.id, actions, regs, taken);
-                report(scene, &mut self.events, seen, &actions.capture);
+                let mut seen = event(EventKind::Post, self.vcpu, member.id, actions, regs, taken);
+                report(scene, &mut self.events, &mut seen, &actions.capture);
             }
         }
     }
@@ -234,8 +235,8 @@ impl State {
                 && actions.faults
                 && !taken.is_muted(index)
             {
-                let seen = event(kind, self.vcpu, member.id, actions, regs, taken);
-                report(scene, &mut self.events, seen, &actions.capture);
+                let mut seen = event(kind, self.vcpu, member.id, actions, regs, taken);
+                report(scene, &mut self.events, &mut seen, &actions.capture);
             }
         }
     }

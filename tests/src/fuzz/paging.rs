@@ -1,7 +1,7 @@
 //! Page tables a guest made to harm us.
 
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_arch::paging::{Levels, PageTables, entry};
+use hvprobe_arch::paging::{Levels, PageTables, Walker, entry};
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_introspect::hidden::{HiddenRegion, Window};
 use hvprobe_introspect::image::TaskLayout;
@@ -37,11 +37,12 @@ fn guest(input: &mut Input<'_>) -> (Flat, PageTables) {
     (mem, PageTables { root, levels })
 }
 
-/// Reads and writes through any tables. What a walk finds is what a second, plainer walk finds; a
-/// failing write changes nothing; what a write that left the tables alone wrote is read back.
+/// Reads and writes through any tables. What a walk finds is what a second, plainer walk finds, and
+/// what a walker that has been there before reads; a failing write changes nothing; what a write that left the tables alone wrote is read back.
 pub fn walk(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let (mem, tables) = guest(&mut input);
+    let walker = Walker::new(tables);
     let mut translated = false;
     for _ in 0..ACCESSES {
         if input.is_empty() {
@@ -65,7 +66,11 @@ pub fn walk(data: &[u8]) -> bool {
             }
         }
         let mut bytes = vec![0; len];
-        let _ = tables.read(&mem, at, &mut bytes);
+        let read = tables.read(&mem, at, &mut bytes);
+        walker.begin();
+        let mut again = vec![0; len];
+        assert_eq!(walker.read(&mem, at, &mut again), read);
+        assert!(read.is_err() || again == bytes);
 
         let before = mem.snapshot();
         let content: Vec<u8> = (0..=u8::MAX).cycle().take(len).collect();
@@ -85,7 +90,8 @@ pub fn walk(data: &[u8]) -> bool {
             tgid: 12,
             comm: input.u64(),
         };
-        let _ = task.current(&tables, &mem, at.0);
+        let pointer = task.pointer(&walker, &mem, at.0);
+        let _ = pointer.and_then(|pointer| task.read(&walker, &mem, pointer));
     }
     translated
 }

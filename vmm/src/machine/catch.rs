@@ -42,27 +42,32 @@ struct Frame {
     rsp: u64,
 }
 
-impl Gate {
-    fn frame(&self, ram: &GuestRam, regs: &Regs) -> Option<Frame> {
+impl Frame {
+    /// The frame that the stack pointer is at; `read` fills in what is at an address, if it can.
+    fn at(read: impl FnOnce(Gva, &mut [u8]) -> bool, rsp: u64) -> Option<Self> {
         let mut raw = [0; 40];
-        self.tables.read(ram, Gva(regs.rsp), &mut raw).ok()?;
+        if !read(Gva(rsp), &mut raw) {
+            return None;
+        }
         let word = |n: usize| {
             raw[n * 8..n * 8 + 8]
                 .try_into()
                 .map_or(0, u64::from_le_bytes)
         };
-        Some(Frame {
+        Some(Self {
             rip: word(0),
             cs: word(1),
             rflags: word(2),
             rsp: word(3),
         })
     }
+}
 
+impl Gate {
     /// The registers before the processor delivered the #BP of a kernel-mode int3, with RIP at
     /// the int3; `None` for a #BP from user mode, which is never ours.
-    fn before(&self, ram: &GuestRam, regs: &Regs) -> Option<Regs> {
-        let frame = self.frame(ram, regs).filter(|frame| frame.cs & 3 == 0)?;
+    fn before(read: impl FnOnce(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
+        let frame = Frame::at(read, regs.rsp).filter(|frame| frame.cs & 3 == 0)?;
         Some(Regs {
             rip: frame.rip.wrapping_sub(1),
             rsp: frame.rsp,
@@ -140,7 +145,8 @@ impl Catcher {
         if (regs.rip != at && regs.rip != at.wrapping_add(2)) || !cpu.in_kernel() {
             return Ok(None);
         }
-        if let Some(mut before) = gate.before(ram, &regs) {
+        let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
+        if let Some(mut before) = Gate::before(read, &regs) {
             let int3 = Gva(before.rip);
             let outcome = self
                 .handler
@@ -261,11 +267,12 @@ impl Catcher {
     /// back to the int3, so that the change it parks for may remove either.
     pub(super) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
         let regs = cpu.regs();
+        let read = |at, into: &mut [u8]| gate.tables.read(ram, at, into).is_ok();
         let mut byte = [0];
         if regs.rip == gate.head.at().0
             && cpu.in_kernel()
-            && let Some(before) = gate.before(ram, &regs)
-            && gate.tables.read(ram, Gva(before.rip), &mut byte).is_ok()
+            && let Some(before) = Gate::before(read, &regs)
+            && read(Gva(before.rip), &mut byte)
             && byte == [0xcc]
         {
             cpu.set_regs(&before);

@@ -1,13 +1,14 @@
 //! Hits that take one exit: emulated and boosted ones, and int3s that are not ours.
 
 use hvprobe_arch::insn::SlotKind;
-use hvprobe_arch::{Gva, Regs};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gpa, Gva, Regs};
 
 use super::super::hit::{Fault, Outcome};
 use super::*;
 use crate::event::{Captured, Event, EventKind};
 use crate::task::Task;
-use crate::testing::{STACK, regs};
+use crate::testing::{DATA, MODULE_FRAMES, STACK, regs};
 
 /// Where the `jmp rel32` at `at` leads.
 fn jump_target(rig: &Rig, at: Gva) -> Gva {
@@ -59,6 +60,56 @@ fn emulated_hit_resumes_after_the_instruction_and_reports_the_probepoint() {
         ..Counts::default()
     };
     assert_eq!(rig.counts(id), counts);
+}
+
+#[test]
+fn hit_finds_the_stack_where_it_is_mapped_now() {
+    let mut rig = Rig::live();
+    let id = rig.one(EMULATED);
+    let at = rig.addr(id);
+    let tables = rig.guest.view().tables;
+    let mem = rig.guest.mem.clone();
+    let pushed = |frame: Gpa| {
+        mem.read_u64(frame.wrapping_add((STACK.0 - 8) % 4096))
+            .unwrap()
+    };
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(at), RESUME);
+    assert_eq!(pushed(DATA), 7);
+    // The page is another one without a stop in between.
+    let (entry, value) = tables.entry_at(&mem, STACK, 1).unwrap();
+    let flags = value & 0xfff;
+    mem.write_u64(entry, MODULE_FRAMES.0 | flags).unwrap();
+    cpu.regs = regs();
+    cpu.regs.rbp = 8;
+    assert_eq!(cpu.hit(at), RESUME);
+    assert_eq!((pushed(DATA), pushed(MODULE_FRAMES)), (7, 8));
+    // It is gone: the guest gets the fault.
+    mem.write_u64(entry, 0).unwrap();
+    cpu.regs = regs();
+    assert!(matches!(cpu.hit(at), Outcome::Fault(_)));
+    assert_eq!(cpu.regs.rsp, STACK.0);
+}
+
+#[test]
+fn hit_after_a_stop_walks_through_the_tables_that_were_found_then() {
+    let mut rig = Rig::live();
+    let id = rig.one(EMULATED);
+    let at = rig.addr(id);
+    let mem = rig.guest.mem.clone();
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(at), RESUME);
+    // Other tables with nothing in them, and then the first again.
+    let mut view = rig.guest.view();
+    let own = std::mem::replace(&mut view.tables.root, MODULE_FRAMES);
+    mem.write(MODULE_FRAMES, &[0; 4096]).unwrap();
+    cpu.handler.adopt(rig.guest.table(), Some(view));
+    cpu.regs = regs();
+    assert!(matches!(cpu.hit(at), Outcome::Fault(_)));
+    view.tables.root = own;
+    cpu.handler.adopt(rig.guest.table(), Some(view));
+    cpu.regs = regs();
+    assert_eq!(cpu.hit(at), RESUME);
 }
 
 #[test]
