@@ -49,7 +49,7 @@ pub(super) fn span(
     }
     // The compiler moves unlikely parts of a function elsewhere, from where they jump back.
     let cold = format!("{}.cold", symbol.name);
-    for part in image.symbols().iter().filter(|part| part.name == cold) {
+    for part in image.symbols().candidates(&cold) {
         let code = function(part, text);
         let from = "the function's unlikely part";
         if span.check_branches(&code, part.addr).is_err() {
