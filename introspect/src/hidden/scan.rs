@@ -23,19 +23,25 @@ pub(crate) fn addresses(
         return None;
     }
     let mut found = HashSet::new();
-    let mut note = |at: Gva| {
-        if within.contains(&at) && wanted(at) {
-            found.insert(at);
+    let len = within.end.offset_from(within.start).unwrap_or(0);
+    let is_within = |at: u64| at.wrapping_sub(within.start.0) < len;
+    let mut note = |at: u64| {
+        if is_within(at) && wanted(Gva(at)) {
+            found.insert(Gva(at));
         }
     };
-    rips.into_iter().for_each(&mut note);
+    rips.into_iter().for_each(|at| note(at.0));
     let mut page = [0; 4096];
     for (start, len) in ranges {
         for offset in (0..len).step_by(page.len()) {
             mem.read(start.wrapping_add(offset), &mut page).ok()?;
             let (words, _) = page.as_chunks();
-            for word in words {
-                note(Gva(u64::from_le_bytes(*word)));
+            // Nearly all pages hold none, and the virtual CPUs are waiting: a loop without branches.
+            let any = |any, word: &[u8; 8]| any | is_within(u64::from_le_bytes(*word));
+            if words.iter().fold(false, any) {
+                words
+                    .iter()
+                    .for_each(|word| note(u64::from_le_bytes(*word)));
             }
         }
     }
