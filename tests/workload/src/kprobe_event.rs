@@ -1,8 +1,8 @@
 //! The guest's own kprobes and kretprobes, set through tracefs: int3s in guest text that are not
 //! hvprobe's.
 //!
-//! Jump optimization is switched off first, because an optimized kprobe replaces its int3 by a
-//! jump. The kernel still serves a probe on a function's first instruction by ftrace; give an
+//! Jump optimization is switched off first, unless it is what is asked for, because an optimized
+//! kprobe replaces its int3 by a jump. The kernel still serves a probe on a function's first instruction by ftrace; give an
 //! offset inside the function to get an int3. A kretprobe's int3 is then at the entry only if
 //! ftrace is not used there.
 
@@ -10,12 +10,17 @@ use std::error::Error;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::calls::{self, Call};
-use crate::files;
+use crate::{files, sys};
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 const OPTIMIZATION: &str = "/proc/sys/debug/kprobes-optimization";
+/// The guest's kprobes, with what became of each.
+const LIST: &str = "/sys/kernel/debug/kprobes/list";
+/// For a kprobe to be optimized.
+const PATIENCE: Duration = Duration::from_secs(60);
 const GROUP: &str = "workload";
 
 /// What an event is triggered by.
@@ -23,6 +28,8 @@ const GROUP: &str = "workload";
 pub(crate) enum Trigger {
     /// Getting to the instruction.
     Entry,
+    /// The same, by a jump of the kernel's instead of its int3.
+    Optimized,
     /// The function's return.
     Return,
 }
@@ -30,14 +37,14 @@ pub(crate) enum Trigger {
 impl Trigger {
     fn letter(self) -> char {
         match self {
-            Self::Entry => 'p',
+            Self::Entry | Self::Optimized => 'p',
             Self::Return => 'r',
         }
     }
 
     fn event(self) -> &'static str {
         match self {
-            Self::Entry => "own",
+            Self::Entry | Self::Optimized => "own",
             Self::Return => "own_return",
         }
     }
@@ -58,7 +65,8 @@ impl OwnEvent {
     /// Sets the event on `symbol` (`NAME[+OFFSET]`).
     pub(crate) fn set(trigger: Trigger, symbol: &str) -> io::Result<Self> {
         if Path::new(OPTIMIZATION).exists() {
-            files::write(OPTIMIZATION, "0")?;
+            let on = trigger == Trigger::Optimized;
+            files::write(OPTIMIZATION, if on { "1" } else { "0" })?;
         }
         let (letter, event) = (trigger.letter(), trigger.event());
         command(&format!("{letter}:{GROUP}/{event} {symbol}"))?;
@@ -68,6 +76,25 @@ impl OwnEvent {
     pub(crate) fn enable(&self, on: bool) -> io::Result<()> {
         let path = format!("{TRACEFS}/events/{GROUP}/{}/enable", self.0.event());
         files::write(&path, if on { "1" } else { "0" })
+    }
+
+    /// Waits until the kernel has made of the enabled event what it is to be. It optimizes kprobes in
+    /// its own time, and tells nobody.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        if self.0 != Trigger::Optimized {
+            return Ok(());
+        }
+        if !Path::new(LIST).exists() {
+            sys::mount(c"debugfs", c"/sys/kernel/debug")?;
+        }
+        let since = Instant::now();
+        while !files::read(LIST)?.contains("[OPTIMIZED]") {
+            if since.elapsed() > PATIENCE {
+                return Err(io::Error::other("the kernel does not optimize its kprobe"));
+            }
+            sys::moment();
+        }
+        Ok(())
     }
 
     /// What was counted since the event was set.

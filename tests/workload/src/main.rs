@@ -34,7 +34,8 @@ use stress::Length;
 
 const USAGE: &str = "\
 usage: workload COMMAND
-CALL is getpgid, getsid, sched_get_priority_max, or out: no call, but a write to an idle port.
+CALL is getpgid, getsid, sched_get_priority_max; copy: two calls, a byte from /dev/zero to /dev/null;
+or out: no call, but a write to an idle port.
 
 Calls:
   calls CALL N           make exactly N calls
@@ -52,7 +53,8 @@ Calls:
                          prints the counts and `stretch N is over` when all workers rest
   tsc-loop CALL N [PROBES SYM]
                          print the time stamp counter's ticks per call, fastest and median batch of
-                         100; with the guest's own PROBES (p, r or pr) on SYM[+OFF]
+                         100, and of all together; with the guest's own PROBES on SYM[+OFF]: p, r or
+                         pr, or o for a kprobe that is optimized first
 Long calls:
   sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs
   ping-pong PAIRS N      pairs of processes exchange a byte through pipes N times

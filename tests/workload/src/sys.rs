@@ -38,6 +38,21 @@ pub(crate) fn nanosleep(nanoseconds: u32) -> io::Result<()> {
     checked(unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, none) }).map(drop)
 }
 
+/// Mounts the file system of type `kind`, which has no device, on `at`.
+pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
+    // SAFETY: strings with their NULs; this type of file system takes no data.
+    checked(unsafe {
+        libc::mount(
+            kind.as_ptr(),
+            at.as_ptr(),
+            kind.as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    })
+    .map(drop)
+}
+
 /// Blocks for a moment without any of the sleeping calls that are counted.
 pub(crate) fn moment() {
     // SAFETY: no descriptors are passed.

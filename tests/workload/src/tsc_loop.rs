@@ -14,7 +14,7 @@ use crate::sys;
 const BATCHES: u64 = 100;
 
 /// Makes about `count` calls in a hundred batches, on one CPU. Prints the calls made and the ticks
-/// per call in the fastest batch and in the middle one.
+/// per call in the fastest batch, in the middle one and in all of them.
 pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
     sys::pin(0, 0)?;
     let size = count.div_ceil(BATCHES).max(1);
@@ -24,17 +24,20 @@ pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
         batches.push(batch(call, size)?);
     }
     batches.sort_unstable();
-    let per_call = |ticks: u64| format!("{}.{:02}", ticks / size, ticks % size * 100 / size);
+    let per =
+        |ticks: u64, calls: u64| format!("{}.{:02}", ticks / calls, ticks % calls * 100 / calls);
     println!("calls: {}", (BATCHES + 1) * size);
     println!(
-        "ticks: {} {}",
-        per_call(batches[0]),
-        per_call(batches[batches.len() / 2])
+        "ticks: {} {} {}",
+        per(batches[0], size),
+        per(batches[batches.len() / 2], size),
+        per(batches.iter().sum(), BATCHES * size),
     );
     Ok(())
 }
 
-/// The same while the guest's own probes are on `symbol`: `p`, `r`, or `pr` for both.
+/// The same while the guest's own probes are on `symbol`: `p`, `r`, or `pr` for both; `o` is a `p`
+/// whose int3 the kernel has replaced by a jump.
 pub(crate) fn run_probed(
     probes: &str,
     symbol: &str,
@@ -46,14 +49,16 @@ pub(crate) fn run_probed(
         .map(|letter| {
             let trigger = match letter {
                 'p' => Trigger::Entry,
+                'o' => Trigger::Optimized,
                 'r' => Trigger::Return,
-                _ => return Err(format!("a probe is p or r, not {letter}").into()),
+                _ => return Err(format!("a probe is p, r or o, not {letter}").into()),
             };
             Ok(OwnEvent::set(trigger, symbol)?)
         })
         .collect::<Result<_, Box<dyn Error>>>()?;
     for event in &events {
         event.enable(true)?;
+        event.settle()?;
     }
     run(call, count)?;
     for event in &events {
