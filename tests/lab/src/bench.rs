@@ -31,6 +31,10 @@ pub(crate) struct Options {
     /// hits: calls in each loop
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
+    /// hits: rounds of the comparison of a program with and without a probe on its path; 0 leaves it
+    /// out
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
     /// hits: hits of gdb's breakpoint; 0 leaves that out, which takes minutes in an emulated machine
     #[arg(long, default_value_t = 200)]
     gdb_hits: u32,
@@ -52,7 +56,8 @@ enum What {
     Boot,
     /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
     /// breakpoint of gdb's: time, exits, ioctls, and the engine's instructions (counted on this
-    /// machine with valgrind)
+    /// machine with valgrind); how much slower a probe makes a program of system calls. On bochs,
+    /// where instructions are counted and not time, `--calls 200 --rounds 3 --gdb-hits 0` are enough
     Hits,
     /// How many events a second reach a gRPC client, and at what cost of CPU time and memory. On
     /// this machine, with made-up events and without a guest
@@ -76,19 +81,47 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     match options.what {
         What::Boot => {
             let arguments = ["--runs".to_owned(), options.runs.to_string()];
-            bench(options, &workspace, "boot-bench", &arguments)
+            bench(options, &workspace, "boot-bench", true, |_| {
+                Ok(arguments.into())
+            })
         }
         What::Hits => {
-            let mut arguments = vec![
-                format!("--calls={}", options.calls),
-                format!("--gdb-hits={}", options.gdb_hits),
-            ];
-            let counts = instructions::count(&workspace, !options.dev)?;
-            arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
-            bench(options, &workspace, "hits-bench", &arguments)
+            let arguments = |rig| hits(options, &workspace, rig);
+            bench(
+                options,
+                &workspace,
+                "hits-bench",
+                options.gdb_hits > 0,
+                arguments,
+            )
         }
         What::Events => events(options, &workspace),
     }
+}
+
+/// What `hits-bench` is told.
+fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<String>> {
+    let mut arguments = vec![
+        format!("--calls={}", options.calls),
+        format!("--rounds={}", options.rounds),
+        format!("--gdb-hits={}", options.gdb_hits),
+    ];
+    if rig.ticks_are_instructions() {
+        arguments.push("--ticks-are-instructions".to_owned());
+    }
+    let counts = instructions::count(workspace, !options.dev)?;
+    arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
+    Ok(arguments)
+}
+
+/// Runs `command` on this machine; returns the status to exit with.
+fn run_here(command: &mut Command) -> Result<ExitCode> {
+    process::end_with_us(command);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(run::LAB_FAILED)))
 }
 
 /// The way of events, which needs neither guest nor rig.
@@ -99,19 +132,17 @@ fn events(options: &Options, workspace: &Workspace) -> Result<ExitCode> {
     }
     let built = workspace.build(&packages)?;
     let mut command = Command::new(cargo::program_named(&built, "event_path")?);
-    command.arg(options.seconds.to_string());
-    process::end_with_us(&mut command);
-    let status = command.status().context("cannot start event_path")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(run::LAB_FAILED)))
+    run_here(command.arg(options.seconds.to_string()))
 }
 
-/// Runs `program` of this package in a rig that has hvprobe and QEMU.
+/// Runs `program` of this package in a rig that has hvprobe and, if it is to be `with_qemu`, QEMU;
+/// with the arguments that it takes in that rig.
 fn bench(
     options: &Options,
     workspace: &Workspace,
     program: &str,
-    arguments: &[String],
+    with_qemu: bool,
+    arguments: impl FnOnce(Kind) -> Result<Vec<String>>,
 ) -> Result<ExitCode> {
     let mut packages = run::PROGRAMS.to_vec();
     packages.push("--package=hvprobe-lab");
@@ -120,22 +151,27 @@ fn bench(
     }
     let built = workspace.build(&packages)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
+    let arguments = arguments(rig)?;
     let ready = Ready::make(rig, false, true)?;
-    packages::ensure(&["qemu-system-x86"])?;
+    if with_qemu {
+        packages::ensure(&["qemu-system-x86"])?;
+    }
 
-    let mut job = Job::new(&built, options.machine.timeout(1800));
+    let mut job = Job::new(&built, options.machine.timeout(rig.time_limit()));
     options.machine.apply(&mut job);
     let path = cargo::program_named(&built, program)?;
     job.programs.push((program.to_owned(), path));
     let guest = if rig == Kind::Direct {
         ready.cache.root().join("guest")
     } else {
-        job.programs
-            .push((QEMU.to_owned(), Path::new("/usr/bin").join(QEMU)));
-        job.files = QEMU_FILES
-            .iter()
-            .map(|path| (path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
-            .collect();
+        if with_qemu {
+            job.programs
+                .push((QEMU.to_owned(), Path::new("/usr/bin").join(QEMU)));
+            job.files = QEMU_FILES
+                .iter()
+                .map(|path| (path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
+                .collect();
+        }
         PathBuf::from("/guest")
     };
     job.stdio = Stdio::of_stdout();

@@ -59,7 +59,7 @@ pub(crate) struct MachineOptions {
     #[arg(long, value_name = "SIZE", value_parser = size::mebibytes)]
     memory: Option<u32>,
     /// End the machine after so many seconds, its boot included [default: test and bench 1800,
-    /// test on bochs 7200, others 600]
+    /// on bochs 7200, others 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: Option<u64>,
     /// Keep the serial log and the images even if all goes well

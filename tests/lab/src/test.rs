@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let built = workspace.build(&["--workspace", "--bins", "--tests"])?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let ready = Ready::make(rig, false, true)?;
-    let deadline = Instant::now() + options.machine.timeout(rig.time_for_tests());
+    let deadline = Instant::now() + options.machine.timeout(rig.time_limit());
 
     let mut total = Total::default();
     if !options.rig_only {

@@ -9,6 +9,8 @@ use hvprobe_lab::measure::stream::Lines;
 
 /// For one answer of the shell; an emulator inside an emulator is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+/// What the workload writes before what went wrong.
+const COMPLAINT: &str = "workload";
 /// What the guest's `/init` prints before it starts the shell.
 const SHELL: &str = "hvprobe-guest: no command given";
 
@@ -18,6 +20,8 @@ pub(crate) struct Ticks {
     pub(crate) calls: u32,
     pub(crate) fastest: f64,
     pub(crate) median: f64,
+    /// Of all batches together.
+    pub(crate) mean: f64,
 }
 
 /// The program that shows a console on its stdout and types its stdin. Ended when dropped.
@@ -70,11 +74,24 @@ impl Console {
             .with_context(|| format!("the guest does not print `{key}: ...`"))
     }
 
+    /// As [`Self::value`], from the workload, which may also say why there is none.
+    fn answer(&self, key: &str) -> Result<String> {
+        let found = self.output.find(PATIENCE, |line| {
+            let (before, value) = line.split_once(": ")?;
+            let answers = before == key || before == COMPLAINT;
+            answers.then(|| (before == key, value.to_owned()))
+        });
+        match found.with_context(|| format!("the workload does not print `{key}: ...`"))? {
+            (true, value) => Ok(value),
+            (false, complaint) => bail!("{COMPLAINT}: {complaint}"),
+        }
+    }
+
     /// Runs `workload tsc-loop` with `words`.
     pub(crate) fn tsc_loop(&mut self, words: &str) -> Result<Ticks> {
         self.type_line(&format!("workload tsc-loop {words}"))?;
-        let calls = self.value("calls")?;
-        let ticks = self.value("ticks")?;
+        let calls = self.answer("calls")?;
+        let ticks = self.answer("ticks")?;
         parse_ticks(&calls, &ticks).with_context(|| format!("no ticks in {ticks:?}"))
     }
 }
@@ -88,11 +105,12 @@ impl Drop for Console {
 }
 
 fn parse_ticks(calls: &str, ticks: &str) -> Option<Ticks> {
-    let (fastest, median) = ticks.split_once(' ')?;
+    let mut ticks = ticks.split(' ').map(|number| number.parse().ok());
     Some(Ticks {
         calls: calls.parse().ok()?,
-        fastest: fastest.parse().ok()?,
-        median: median.parse().ok()?,
+        fastest: ticks.next()??,
+        median: ticks.next()??,
+        mean: ticks.next()??,
     })
 }
 
@@ -106,8 +124,10 @@ mod tests {
             calls: 101,
             fastest: 1011.18,
             median: 1093.7,
+            mean: 1200.5,
         };
-        assert_eq!(parse_ticks("101", "1011.18 1093.70"), Some(expected));
+        let ticks = "1011.18 1093.70 1200.50";
+        assert_eq!(parse_ticks("101", ticks), Some(expected));
         assert_eq!(parse_ticks("101", "many"), None);
     }
 }

@@ -3,7 +3,8 @@
 //! Runs inside a rig, started by `cargo lab bench hits`. One guest under hvprobe makes the same
 //! system call in a loop: without probes, with its own kprobe and kretprobe events, and with each of
 //! hvprobe's mechanisms on the function behind the call, all in one boot. Another, under QEMU, runs
-//! into a breakpoint of a gdb. What the bare loop costs is taken off everything.
+//! into a breakpoint of a gdb. What the bare loop costs is taken off everything. In the first guest,
+//! too, a program that does little but system calls runs with and without a probe on its path.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -17,32 +18,93 @@ mod gdb;
 mod guest;
 mod ours;
 mod qemu;
+mod slowdown;
 mod table;
+mod targets;
 
-use ours::{Loop, MECHANISMS, Machine};
+use ours::{EMULATED, Loop, MECHANISMS, Machine, OPTIMIZED, Work};
 use qemu::Accelerator;
-use table::Row;
+use slowdown::Slower;
+use table::{Row, Unit};
+use targets::{Ratio, Runs, Target};
 
 /// The call of the loops, the function entered once by each and by nothing else, and an instruction
 /// in the function it calls that the guest's ftrace has no business with.
 const CALL: &str = "getpgid";
 const FUNCTION: &str = "__x64_sys_getpgid";
+const PAST_FTRACE: &str = "do_getpgid+5";
+/// The work that is slowed down, and the function that is probed meanwhile.
+const BUSY_CALL: &str = "copy";
+const BUSY_FUNCTION: &str = "vfs_read";
+
 /// The row of what every hit with an exit takes at least.
 const EXIT: &str = "a bare exit (out)";
-const PAST_FTRACE: &str = "do_getpgid+5";
+const UNPROBED: &str = "the call itself, unprobed";
+/// Those of the guest's own probes, and what the workload is told to set for them.
+const OWN_FTRACE: &str = "guest's kprobe, by ftrace";
+const OWN_INT3: &str = "guest's kprobe, by int3";
+const OWN_OPTIMIZED: &str = "guest's kprobe, optimized";
+const OWN_RETURN: &str = "guest's kretprobe, by ftrace";
+const OWN_BOTH: &str = "guest's kprobe + kretprobe, by ftrace";
+const OWN: [(&str, &str, &str); 5] = [
+    (OWN_FTRACE, "p", FUNCTION),
+    (OWN_INT3, "p", PAST_FTRACE),
+    (OWN_OPTIMIZED, "o", PAST_FTRACE),
+    (OWN_RETURN, "r", FUNCTION),
+    (OWN_BOTH, "pr", FUNCTION),
+];
+const GDB: &str = "gdb's breakpoint in QEMU";
 
-/// Measures what a hit costs and prints a table.
+const RATIOS: [Ratio; 9] = [
+    ratio(EMULATED.name, EXIT, 1.25),
+    ratio("return probe", EMULATED.name, 1.6),
+    ratio("kprobe + return probe", "return probe", 1.25),
+    ratio(OPTIMIZED.name, OWN_FTRACE, 1.0),
+    ratio(OPTIMIZED.name, OWN_INT3, 1.0),
+    ratio(OPTIMIZED.name, OWN_OPTIMIZED, 1.0),
+    ratio("return probe, optimized", OWN_RETURN, 1.0),
+    ratio("kprobe + return probe, optimized", OWN_BOTH, 1.0),
+    ratio(EMULATED.name, GDB, 0.1),
+];
+const RUNS: [Runs; 6] = [
+    runs(EMULATED.name, 1),
+    runs("kprobe, boosted", 1),
+    runs("kprobe, stepped", 2),
+    runs("return probe", 2),
+    runs(OPTIMIZED.name, 0),
+    runs("return probe, optimized", 0),
+];
+/// The engine's instructions for an emulated hit, at most.
+const INSTRUCTIONS: f64 = 1000.0;
+/// By how many percent an optimized probe may slow down what it is on the path of.
+const SLOWER: f64 = 5.0;
+
+const fn ratio(of: &'static str, to: &'static str, at_most: f64) -> Ratio {
+    Ratio { of, to, at_most }
+}
+
+const fn runs(of: &'static str, at_most: u32) -> Runs {
+    Runs { of, at_most }
+}
+
+/// Measures what a hit costs and prints tables.
 #[derive(Debug, Parser)]
 struct Options {
     /// Calls in each loop
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
+    /// Rounds of the comparison of a program with and without a probe on its path; 0 leaves it out
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
     /// Hits of gdb's breakpoint; 0 leaves that out, which takes long where QEMU has to emulate
     #[arg(long, default_value_t = 200)]
     gdb_hits: u32,
     /// The engine's instructions of a kind of hit, as counted elsewhere
     #[arg(long, value_name = "KIND=NUMBER", value_parser = counted)]
     instructions: Vec<(String, u32)>,
+    /// The time stamp counter counts instructions here
+    #[arg(long)]
+    ticks_are_instructions: bool,
     /// Folder with the guest's `kernel` and `initrd.cpio`
     #[arg(long, default_value = "/guest")]
     guest: PathBuf,
@@ -63,84 +125,146 @@ fn run(options: &Options) -> Result<()> {
         bail!("there is no /dev/kvm");
     }
     let per_microsecond = ticks_per_microsecond();
-    let mut rows = Vec::new();
-    let mut machine = Machine::boot(&options.guest, FUNCTION, CALL, options.calls)?;
-    let guests = [
-        ("guest's kprobe, by ftrace", format!("p {FUNCTION}")),
-        ("guest's kprobe, by int3", format!("p {PAST_FTRACE}")),
-        ("guest's kretprobe, by ftrace", format!("r {FUNCTION}")),
-        (
-            "guest's kprobe + kretprobe, by ftrace",
-            format!("pr {FUNCTION}"),
-        ),
-    ];
+    let unit = if options.ticks_are_instructions {
+        Unit::Instruction
+    } else {
+        Unit::Time { per_microsecond }
+    };
+    let mut machine = Machine::boot(&options.guest)?;
+    let mut rows = hits(options, &mut machine)?;
+    let busy = Work {
+        call: BUSY_CALL,
+        calls: options.calls,
+        function: BUSY_FUNCTION,
+    };
+    progress("a program with and without probes on its path");
+    let ways = slowdown::measure(&mut machine, &busy, options.rounds)?;
+    drop(machine);
+    let mut gdb_by = "none";
+    if options.gdb_hits > 1 {
+        progress(GDB);
+        let (row, accelerator) = gdb(options, per_microsecond)?;
+        rows.push(row);
+        gdb_by = accelerator.name();
+    }
+
+    let calls = options.calls;
+    println!();
+    println!("ticks: {}", meaning(unit));
+    println!();
+    println!(
+        "what a hit on {FUNCTION} adds to a call, stock kernel, 1 vCPU, {calls} calls in 100 batches; \
+         us and ratios are those of the fastest batch"
+    );
+    println!(
+        "instr: instructions of hvprobe's engine, in user space, counted on a synthetic guest; \
+         gdb: QEMU's accelerator is {gdb_by}"
+    );
+    print!("{}", table::render(&rows, unit, EMULATED.name, OWN_FTRACE));
+    if let Some(number) = counted_as(options, "foreign") {
+        println!("an int3 of the guest's own: {number} instructions before it is given back");
+    }
+    if !ways.is_empty() {
+        println!();
+        println!(
+            "what a probe on {BUSY_FUNCTION} costs a program that copies bytes from /dev/zero to \
+             /dev/null: a read and a write each; {} rounds of {calls} copies in 100 batches with every \
+             row, compared within their round by the middle batch (overall: by all their time)",
+            options.rounds
+        );
+        print!("{}", slowdown::render(&ways, unit));
+    }
+    println!();
+    print!("{}", targets::render(&all_targets(options, &rows, &ways)));
+    Ok(())
+}
+
+/// Says what is measured next; in a slow rig everything takes minutes.
+fn progress(what: &str) {
+    eprintln!("hits-bench: {what}");
+}
+
+/// All ways to probe one function, and what they are compared with.
+fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
+    let work = Work {
+        call: CALL,
+        calls: options.calls,
+        function: FUNCTION,
+    };
     let all = |machine: &mut Machine| -> Result<Vec<Loop>> {
-        let mut loops = vec![machine.exit()?, machine.bare(None)?];
-        for (_, own) in &guests {
-            loops.push(machine.bare(Some(own))?);
+        let mut loops = vec![machine.exit(options.calls)?, machine.bare(&work, None)?];
+        for (name, probes, place) in OWN {
+            progress(name);
+            loops.push(machine.bare(&work, Some(&format!("{probes} {place}")))?);
         }
         for mechanism in &MECHANISMS {
-            loops.push(machine.probed(mechanism)?);
+            progress(mechanism.name);
+            loops.push(machine.probed(&work, mechanism)?);
         }
         Ok(loops)
     };
-    let timed = all(&mut machine)?;
-    machine.count()?;
-    let counted = all(&mut machine)?;
+    let timed = all(machine)?;
+    progress("the same again, now counting exits and ioctls");
+    machine.count(true)?;
+    let counted = all(machine)?;
+    machine.count(false)?;
     let mut loops = timed.iter().zip(&counted).map(|(timed, counted)| Loop {
         ticks: timed.ticks,
         counts: counted.counts,
     });
     let exit = loops.next().context("nothing was measured")?;
     let base = loops.next().context("only an exit was measured")?;
-    rows.push(difference(EXIT, &exit, &nothing(&exit), per_microsecond));
-    let names = guests.iter().map(|(name, _)| (*name, None));
+    let mut rows = vec![
+        difference(UNPROBED, &base, &nothing(&base)),
+        difference(EXIT, &exit, &nothing(&exit)),
+    ];
+    let names = OWN.iter().map(|(name, ..)| (*name, None));
     let ours = MECHANISMS.iter().map(|it| (it.name, it.counted_as));
-    let instructions = |kind: &str| {
-        let mut all = options.instructions.iter();
-        all.find_map(|(counted, number)| (counted == kind).then_some(*number))
-    };
     for ((name, kind), measured) in names.chain(ours).zip(loops) {
         rows.push(Row {
-            instructions: kind.and_then(instructions),
-            ..difference(name, &measured, &base, per_microsecond)
+            instructions: kind.and_then(|kind| counted_as(options, kind)),
+            ..difference(name, &measured, &base)
         });
     }
-    drop(machine);
-    if options.gdb_hits > 1 {
-        rows.push(gdb(options)?);
-    }
-    println!();
-    println!(
-        "what a hit on {FUNCTION} adds, stock kernel, 1 vCPU, {} calls in 100 batches; us and ratios \
-         are those of the fastest batch",
-        options.calls
-    );
-    println!(
-        "instr: instructions of hvprobe's engine, in user space, counted on a synthetic guest"
-    );
-    println!(
-        "bare call: {} ticks; {per_microsecond:.0} ticks a us",
-        base.ticks.median
-    );
-    print!("{}", table::render(&rows, MECHANISMS[0].name, guests[0].0));
-    for (of, to) in [
-        ("kprobe, emulated", EXIT),
-        ("return probe", "kprobe, emulated"),
-        ("kprobe + return probe", "return probe"),
-        ("kprobe, optimized", guests[0].0),
-        ("kprobe, optimized", guests[1].0),
-        ("return probe, optimized", guests[2].0),
-        ("kprobe + return probe, optimized", guests[3].0),
-    ] {
-        if let Some(ratio) = table::ratio(&rows, of, to) {
-            println!("{of} / {to}: {ratio:.2}");
+    Ok(rows)
+}
+
+fn counted_as(options: &Options, kind: &str) -> Option<u32> {
+    let mut all = options.instructions.iter();
+    all.find_map(|(counted, number)| (counted == kind).then_some(*number))
+}
+
+fn all_targets(options: &Options, rows: &[Row], ways: &[Slower]) -> Vec<Target> {
+    let slower = ways.iter().find(|way| way.name == OPTIMIZED.name);
+    let mut targets = vec![Target {
+        what: format!(
+            "{} on {BUSY_FUNCTION}: copying slower by percent",
+            OPTIMIZED.name
+        ),
+        at_most: SLOWER,
+        measured: slower.map(|way| way.percent),
+    }];
+    targets.extend(RATIOS.iter().map(|ratio| ratio.target(rows)));
+    targets.push(Target {
+        what: format!("{}: instructions of the engine", EMULATED.name),
+        at_most: INSTRUCTIONS,
+        measured: counted_as(options, "emulated").map(f64::from),
+    });
+    targets.extend(RUNS.iter().map(|runs| runs.target(rows)));
+    targets.push(targets::ioctls(rows));
+    targets
+}
+
+fn meaning(unit: Unit) -> String {
+    let guest = "of the guest's time stamp counter, read by the guest before and after each batch";
+    match unit {
+        Unit::Time { per_microsecond } => {
+            format!("{guest}; {per_microsecond:.0} are a microsecond on the wall")
+        }
+        Unit::Instruction => {
+            format!("{guest}; each is an instruction of the whole machine, none is time")
         }
     }
-    if let Some(number) = instructions("foreign") {
-        println!("an int3 of the guest's own: {number} instructions before it is given back");
-    }
-    Ok(())
 }
 
 /// What as many calls of nothing take.
@@ -152,17 +276,15 @@ fn nothing(measured: &Loop) -> Loop {
 }
 
 /// What `measured` took more than `base`, per call.
-fn difference(name: &str, measured: &Loop, base: &Loop, per_microsecond: f64) -> Row {
-    let fastest = measured.ticks.fastest - base.ticks.fastest;
-    let median = measured.ticks.median - base.ticks.median;
+fn difference(name: &str, measured: &Loop, base: &Loop) -> Row {
     let per_call = |of: fn(&Loop) -> u64| {
         let more = of(measured).saturating_sub(of(base));
         u32::try_from(more).map_or(f64::INFINITY, f64::from) / f64::from(measured.ticks.calls)
     };
     Row {
         name: name.to_owned(),
-        ticks: Some((fastest, median)),
-        microseconds: fastest / per_microsecond,
+        median: Some(measured.ticks.median - base.ticks.median),
+        fastest: measured.ticks.fastest - base.ticks.fastest,
         exits: Some([
             per_call(|of| of.counts.exits),
             per_call(|of| of.counts.runs),
@@ -172,7 +294,7 @@ fn difference(name: &str, measured: &Loop, base: &Loop, per_microsecond: f64) ->
     }
 }
 
-fn gdb(options: &Options) -> Result<Row> {
+fn gdb(options: &Options, per_microsecond: f64) -> Result<(Row, Accelerator)> {
     let doctor = Command::new("hvprobe")
         .args(["doctor", "--json"])
         .output()
@@ -180,13 +302,14 @@ fn gdb(options: &Options) -> Result<Row> {
     let accelerator = Accelerator::for_breakpoints(&String::from_utf8_lossy(&doctor.stdout));
     let hits = options.gdb_hits;
     let times = qemu::breakpoint(accelerator, &options.guest, FUNCTION, CALL, hits)?;
-    Ok(Row {
-        name: format!("gdb's breakpoint in QEMU ({})", accelerator.name()),
-        ticks: None,
-        microseconds: fastest_batch(&times).as_secs_f64() * 1e6,
+    let row = Row {
+        name: GDB.to_owned(),
+        median: None,
+        fastest: fastest_batch(&times).as_secs_f64() * 1e6 * per_microsecond,
         exits: None,
         instructions: None,
-    })
+    };
+    Ok((row, accelerator))
 }
 
 /// Reads `KIND=NUMBER`.

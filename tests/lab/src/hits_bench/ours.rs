@@ -1,4 +1,4 @@
-//! hvprobe's side: one machine, one mechanism after the other, all on the same function.
+//! hvprobe's side: one machine, in which one mechanism after the other is measured.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,16 @@ const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations
 /// For the server to be there.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What a program in the guest does over and over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    /// As `workload help` names it.
+    pub(crate) call: &'static str,
+    pub(crate) calls: u32,
+    /// The function that is probed.
+    pub(crate) function: &'static str,
+}
+
 /// A mechanism: its name in the table, what its instructions are counted as, if they are, and what
 /// `hvprobe probe add` is given for it. `{}` stands for the function.
 #[derive(Debug)]
@@ -25,12 +35,20 @@ pub(crate) struct Mechanism {
     add: &'static [&'static str],
 }
 
+pub(crate) const EMULATED: Mechanism = Mechanism {
+    name: "kprobe, emulated",
+    counted_as: Some("emulated"),
+    add: &["--mechanism", "emulated", "p {}"],
+};
+
+pub(crate) const OPTIMIZED: Mechanism = Mechanism {
+    name: "kprobe, optimized",
+    counted_as: None,
+    add: &["--mechanism", "optimized", "p {}"],
+};
+
 pub(crate) const MECHANISMS: [Mechanism; 10] = [
-    Mechanism {
-        name: "kprobe, emulated",
-        counted_as: Some("emulated"),
-        add: &["--mechanism", "emulated", "p {}"],
-    },
+    EMULATED,
     Mechanism {
         name: "kprobe, boosted",
         counted_as: Some("boosted"),
@@ -61,11 +79,7 @@ pub(crate) const MECHANISMS: [Mechanism; 10] = [
         counted_as: Some("both"),
         add: &["--mechanism", "emulated", "p {}", "r {}"],
     },
-    Mechanism {
-        name: "kprobe, optimized",
-        counted_as: None,
-        add: &["--mechanism", "optimized", "p {}"],
-    },
+    OPTIMIZED,
     Mechanism {
         name: "return probe, optimized",
         counted_as: None,
@@ -90,18 +104,13 @@ pub(crate) struct Loop {
 pub(crate) struct Machine {
     console: Console,
     server: Server,
-    /// What `workload tsc-loop` is given.
-    work: String,
-    calls: u32,
-    function: String,
-    /// Once everything was timed.
+    /// While not only time is taken.
     counter: Option<Counter>,
 }
 
 impl Machine {
-    /// Boots the guest of folder `guest`, whose loops will make `calls` times the call that enters
-    /// `function`.
-    pub(crate) fn boot(guest: &Path, function: &str, call: &str, calls: u32) -> Result<Self> {
+    /// Boots the guest of folder `guest`.
+    pub(crate) fn boot(guest: &Path) -> Result<Self> {
         let server = Server::start()?;
         let (kernel, initrd) = (guest.join("kernel"), guest.join("initrd.cpio"));
         server.ask([
@@ -120,43 +129,41 @@ impl Machine {
         Ok(Self {
             console,
             server,
-            work: format!("{call} {calls}"),
-            calls,
-            function: function.to_owned(),
             counter: None,
         })
     }
 
-    /// Counts from now on, which takes time: for after everything was timed. Begun only once,
-    /// because an emulated rig's kernel does not stand it when its text is patched often.
-    pub(crate) fn count(&mut self) -> Result<()> {
-        self.counter = Some(Counter::start()?);
+    /// Counts from now on, which takes time, or no more. To be begun only once, because an emulated
+    /// rig's kernel does not stand it when its text is patched often.
+    pub(crate) fn count(&mut self, on: bool) -> Result<()> {
+        self.counter = on.then(Counter::start).transpose()?;
         Ok(())
     }
 
-    /// The loop without probes of ours; with the guest's own on the function if `own` names some
-    /// (see `workload help`).
-    pub(crate) fn bare(&mut self, own: Option<&str>) -> Result<Loop> {
+    /// A loop that only leaves the guest, and comes back at once, `calls` times.
+    pub(crate) fn exit(&mut self, calls: u32) -> Result<Loop> {
+        self.measure(&format!("out {calls}"))
+    }
+
+    /// The loop without probes of ours; with the guest's own if `own` names some (see
+    /// `workload help`).
+    pub(crate) fn bare(&mut self, work: &Work, own: Option<&str>) -> Result<Loop> {
+        let Work { call, calls, .. } = work;
         self.measure(&match own {
-            Some(probes) => format!("{} {probes}", self.work),
-            None => self.work.clone(),
+            Some(probes) => format!("{call} {calls} {probes}"),
+            None => format!("{call} {calls}"),
         })
     }
 
-    /// A loop that only leaves the guest, and comes back at once.
-    pub(crate) fn exit(&mut self) -> Result<Loop> {
-        self.measure(&format!("out {}", self.calls))
-    }
-
-    /// The loop with probes of ours.
-    pub(crate) fn probed(&mut self, mechanism: &Mechanism) -> Result<Loop> {
+    /// The loop with probes of ours on its function.
+    pub(crate) fn probed(&mut self, work: &Work, mechanism: &Mechanism) -> Result<Loop> {
         let words = mechanism
             .add
             .iter()
-            .map(|word| word.replace("{}", &self.function));
+            .map(|word| word.replace("{}", work.function));
         let add = ["probe", "add", "--vm", MACHINE].map(str::to_owned);
         self.server.ask(add.into_iter().chain(words))?;
-        let measured = self.measure(&self.work.clone());
+        let measured = self.bare(work, None);
         self.server
             .ask(["probe", "remove", "--vm", MACHINE, "--all"])?;
         measured

@@ -2,15 +2,33 @@
 
 use std::fmt::Write;
 
+/// What a tick of the guests' time stamp counter is in this rig.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Unit {
+    /// Time: so many are a microsecond.
+    Time { per_microsecond: f64 },
+    /// An instruction of the whole machine: the guest's, KVM's or hvprobe's.
+    Instruction,
+}
+
+impl Unit {
+    /// Microseconds, where ticks are time.
+    pub(crate) fn microseconds(self, ticks: f64) -> Option<f64> {
+        match self {
+            Self::Time { per_microsecond } => Some(ticks / per_microsecond),
+            Self::Instruction => None,
+        }
+    }
+}
+
 /// What one hit adds to a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// Ticks of the guest's time stamp counter: fastest batch, middle batch. None where it stands
-    /// still at a hit.
-    pub(crate) ticks: Option<(f64, f64)>,
-    /// Of the fastest batch, which the rest of the machine disturbs least.
-    pub(crate) microseconds: f64,
+    /// In ticks, of the middle batch; none where the guest's counter stands still at a hit.
+    pub(crate) median: Option<f64>,
+    /// In ticks, of the fastest batch, which the rest of the machine disturbs least.
+    pub(crate) fastest: f64,
     /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
     pub(crate) exits: Option<[f64; 3]>,
     /// Of the engine, in user space; none where they were not counted.
@@ -18,22 +36,21 @@ pub(crate) struct Row {
 }
 
 /// All rows; `kprobe` and `reference` name those that the two columns of ratios divide by.
-pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
+pub(crate) fn render(rows: &[Row], unit: Unit, kprobe: &str, reference: &str) -> String {
     let mut table = format!(
         "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
         "", "median", "fastest", "us", "exits", "runs", "ioctls", "instr", "x kprobe", "x guest's"
     );
     for row in rows {
-        let (fastest, middle) = row.ticks.unzip();
         let [exits, runs, ioctls] = row.exits.map_or([None; 3], |numbers| numbers.map(Some));
         let ratio = |to: &str| ratio(rows, &row.name, to);
         let _ = writeln!(
             table,
             "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}",
             row.name,
-            number(middle, 0),
-            number(fastest, 0),
-            number(Some(row.microseconds), 2),
+            number(row.median, 0),
+            number(Some(row.fastest), 0),
+            number(unit.microseconds(row.fastest), 2),
             number(exits, 2),
             number(runs, 2),
             number(ioctls, 2),
@@ -45,16 +62,18 @@ pub(crate) fn render(rows: &[Row], kprobe: &str, reference: &str) -> String {
     table
 }
 
-/// How many times the time of the row `to` that of the row `of` is.
-pub(crate) fn ratio(rows: &[Row], of: &str, to: &str) -> Option<f64> {
-    let microseconds = |name: &str| {
-        let row = rows.iter().find(|row| row.name == name)?;
-        Some(row.microseconds)
-    };
-    Some(microseconds(of)? / microseconds(to)?)
+/// The row called `name`.
+pub(crate) fn named<'r>(rows: &'r [Row], name: &str) -> Option<&'r Row> {
+    rows.iter().find(|row| row.name == name)
 }
 
-fn number(value: Option<f64>, places: usize) -> String {
+/// How many times the cost of the row `to` that of the row `of` is.
+pub(crate) fn ratio(rows: &[Row], of: &str, to: &str) -> Option<f64> {
+    Some(named(rows, of)?.fastest / named(rows, to)?.fastest)
+}
+
+/// A number with so many `places`, or a dash.
+pub(crate) fn number(value: Option<f64>, places: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.places$}"))
 }
 
@@ -64,37 +83,53 @@ mod tests {
 
     use expect_test::expect;
 
-    #[test]
-    fn rows_are_compared_with_both_references() {
-        let rows = [
+    fn rows() -> [Row; 3] {
+        [
             Row {
                 name: "guest's kprobe".to_owned(),
-                ticks: Some((2900.0, 3000.4)),
-                microseconds: 1.5,
+                median: Some(3000.4),
+                fastest: 2900.0,
                 exits: Some([0.0, 0.0, 0.0]),
                 instructions: None,
             },
             Row {
                 name: "kprobe".to_owned(),
-                ticks: Some((28000.0, 30000.0)),
-                microseconds: 15.0,
+                median: Some(30000.0),
+                fastest: 29000.0,
                 exits: Some([1.001, 1.0, 0.0]),
                 instructions: Some(2345),
             },
             Row {
                 name: "gdb".to_owned(),
-                ticks: None,
-                microseconds: 750.0,
+                median: None,
+                fastest: 1_450_000.0,
                 exits: None,
                 instructions: None,
             },
-        ];
+        ]
+    }
+
+    #[test]
+    fn rows_are_compared_with_both_references() {
+        let unit = Unit::Time {
+            per_microsecond: 2000.0,
+        };
         expect![[r#"
                                                         median   fastest        us   exits    runs  ioctls   instr   x kprobe  x guest's
-            guest's kprobe                                3000      2900      1.50    0.00    0.00    0.00       -       0.10       1.00
-            kprobe                                       30000     28000     15.00    1.00    1.00    0.00    2345       1.00      10.00
-            gdb                                              -         -    750.00       -       -       -       -      50.00     500.00
+            guest's kprobe                                3000      2900      1.45    0.00    0.00    0.00       -       0.10       1.00
+            kprobe                                       30000     29000     14.50    1.00    1.00    0.00    2345       1.00      10.00
+            gdb                                              -   1450000    725.00       -       -       -       -      50.00     500.00
         "#]]
-        .assert_eq(&render(&rows, "kprobe", "guest's kprobe"));
+        .assert_eq(&render(&rows(), unit, "kprobe", "guest's kprobe"));
+    }
+
+    #[test]
+    fn instructions_are_not_shown_as_time() {
+        let table = render(&rows()[..1], Unit::Instruction, "kprobe", "guest's kprobe");
+        expect![[r#"
+                                                        median   fastest        us   exits    runs  ioctls   instr   x kprobe  x guest's
+            guest's kprobe                                3000      2900         -    0.00    0.00    0.00       -          -       1.00
+        "#]]
+        .assert_eq(&table);
     }
 }

@@ -66,12 +66,18 @@ impl Kind {
         }
     }
 
-    /// The time limit for all tests, in seconds.
-    pub(crate) fn time_for_tests(self) -> u64 {
+    /// The time limit for all tests or a benchmark, in seconds.
+    pub(crate) fn time_limit(self) -> u64 {
         match self {
             Self::Tcg | Self::Direct => 1800,
             Self::Bochs => 7200,
         }
+    }
+
+    /// Whether a tick of the time stamp counter is an instruction of the processor, and no time: Bochs
+    /// makes the time of its machine from the instructions it has carried out.
+    pub(crate) fn ticks_are_instructions(self) -> bool {
+        self == Self::Bochs
     }
 
     /// How often what failed is run again by default. About one guest in a hundred dies or hangs

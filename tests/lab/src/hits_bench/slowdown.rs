@@ -1,0 +1,159 @@
+//! How much slower one probe on its path makes a program that does little but system calls.
+//!
+//! Every way to probe is measured in each of many rounds, in turn, so that a machine whose speed
+//! changes in the meantime changes all of them; what counts is the difference within a round.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result};
+use hvprobe_lab::measure::median;
+
+use crate::OWN_FTRACE;
+use crate::guest::Ticks;
+use crate::ours::{EMULATED, Machine, OPTIMIZED, Work};
+use crate::table::{Unit, number};
+
+/// The ways to probe, the first of which the others are compared with. The second shows what the
+/// measurement itself is worth.
+const WAYS: [&str; 5] = [
+    "no probe",
+    "no probe, once more",
+    OPTIMIZED.name,
+    OWN_FTRACE,
+    EMULATED.name,
+];
+
+/// One way to probe: by how many percent of the unprobed program it is slower.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Slower {
+    pub(crate) name: &'static str,
+    /// Ticks of a turn, the middle of all rounds.
+    pub(crate) ticks: f64,
+    /// Of the middle batch of a round: the middle of all rounds.
+    pub(crate) percent: f64,
+    /// A quarter of the rounds is below the first, a quarter above the second.
+    pub(crate) spread: (f64, f64),
+    /// Of all the time of a round, whatever else went on: the middle of all rounds.
+    pub(crate) overall: f64,
+}
+
+/// Measures all ways, `rounds` times; none of them if that is not at all.
+pub(crate) fn measure(machine: &mut Machine, work: &Work, rounds: u32) -> Result<Vec<Slower>> {
+    let own = format!("p {}", work.function);
+    let mut measured: Vec<[Ticks; WAYS.len()]> = Vec::new();
+    for round in 0..rounds as usize {
+        let mut all = [None; WAYS.len()];
+        for n in 0..WAYS.len() {
+            // Each way comes after each other one.
+            let way = (round + n) % WAYS.len();
+            let took = match way {
+                0 | 1 => machine.bare(work, None),
+                2 => machine.probed(work, &OPTIMIZED),
+                3 => machine.bare(work, Some(&own)),
+                _ => machine.probed(work, &EMULATED),
+            };
+            all[way] = Some(took?.ticks);
+        }
+        let all: Option<Vec<Ticks>> = all.into_iter().collect();
+        let all = all.and_then(|all| all.try_into().ok());
+        measured.push(all.context("a way was left out")?);
+    }
+    Ok(compare(&measured))
+}
+
+fn compare(measured: &[[Ticks; WAYS.len()]]) -> Vec<Slower> {
+    let of = |way: usize, what: fn(&Ticks) -> f64| -> Vec<f64> {
+        let percents = measured
+            .iter()
+            .map(|round| (what(&round[way]) / what(&round[0]) - 1.0) * 100.0);
+        percents.collect()
+    };
+    let slower = |(way, name)| {
+        let percents = of(way, |ticks| ticks.median);
+        Some(Slower {
+            name,
+            ticks: median(measured.iter().map(|round| round[way].median).collect())?,
+            spread: quartiles(percents.clone())?,
+            percent: median(percents)?,
+            overall: median(of(way, |ticks| ticks.mean))?,
+        })
+    };
+    (0..).zip(WAYS).filter_map(slower).collect()
+}
+
+/// The values with a quarter of all below, and above; none of no values.
+fn quartiles(mut values: Vec<f64>) -> Option<(f64, f64)> {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().checked_sub(1)?;
+    Some((values[last / 4], values[last - last / 4]))
+}
+
+pub(crate) fn render(ways: &[Slower], unit: Unit) -> String {
+    let mut table = format!(
+        "{:<40}{:>10}{:>10}{:>10}{:>20}{:>10}\n",
+        "", "ticks", "us", "slower %", "half of rounds", "overall %"
+    );
+    for (way, n) in ways.iter().zip(0..) {
+        let percent = |value| number((n > 0).then_some(value), 1);
+        let (low, high) = way.spread;
+        let spread = format!("{} to {}", percent(low), percent(high));
+        let _ = writeln!(
+            table,
+            "{:<40}{:>10}{:>10}{:>10}{:>20}{:>10}",
+            way.name,
+            number(Some(way.ticks), 0),
+            number(unit.microseconds(way.ticks), 2),
+            percent(way.percent),
+            if n > 0 { &spread } else { "-" },
+            percent(way.overall),
+        );
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use expect_test::expect;
+
+    fn ticks(median: f64, mean: f64) -> Ticks {
+        Ticks {
+            calls: 100,
+            fastest: median,
+            median,
+            mean,
+        }
+    }
+
+    #[test]
+    fn ways_are_compared_within_their_round() {
+        // The machine is half as fast in the second round, and disturbed in the third.
+        let rounds = [1.0, 2.0, 1.0].map(|pace| {
+            let turn = |factor: f64| ticks(1000.0 * pace * factor, 1100.0 * pace * factor);
+            [turn(1.0), turn(1.0), turn(1.04), turn(1.5), turn(50.0)]
+        });
+        let mut rounds = rounds.to_vec();
+        rounds[2][2] = ticks(1200.0, 5500.0);
+        let ways = compare(&rounds);
+        let unit = Unit::Time {
+            per_microsecond: 1000.0,
+        };
+        expect![[r#"
+                                                         ticks        us  slower %      half of rounds overall %
+            no probe                                      1000      1.00         -                   -         -
+            no probe, once more                           1000      1.00       0.0          0.0 to 0.0       0.0
+            kprobe, optimized                             1200      1.20       4.0         4.0 to 20.0       4.0
+            guest's kprobe, by ftrace                     1500      1.50      50.0        50.0 to 50.0      50.0
+            kprobe, emulated                             50000     50.00    4900.0    4900.0 to 4900.0    4900.0
+        "#]].assert_eq(&render(&ways, unit));
+        assert!(compare(&[]).is_empty());
+    }
+
+    #[test]
+    fn half_of_the_values_lie_between_the_quartiles() {
+        let values = (1..=9).rev().map(f64::from).collect();
+        assert_eq!(quartiles(values), Some((3.0, 7.0)));
+        assert_eq!(quartiles(vec![1.0]), Some((1.0, 1.0)));
+    }
+}

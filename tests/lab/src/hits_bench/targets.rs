@@ -1,0 +1,132 @@
+//! What the costs are meant to be, beside what they are.
+
+use std::fmt::Write;
+
+use crate::table::{Row, named, number, ratio};
+
+/// Something that should be no more than so much.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Target {
+    pub(crate) what: String,
+    pub(crate) at_most: f64,
+    /// None where it was not measured.
+    pub(crate) measured: Option<f64>,
+}
+
+/// How many times the cost of one row that of another may be.
+#[derive(Debug)]
+pub(crate) struct Ratio {
+    pub(crate) of: &'static str,
+    pub(crate) to: &'static str,
+    pub(crate) at_most: f64,
+}
+
+/// How often a hit of a row's may enter the guest anew (`KVM_RUN`).
+#[derive(Debug)]
+pub(crate) struct Runs {
+    pub(crate) of: &'static str,
+    pub(crate) at_most: u32,
+}
+
+/// Of exits that have nothing to do with hits, one in so many hits is let pass.
+const STRAY: f64 = 0.1;
+
+impl Ratio {
+    pub(crate) fn target(&self, rows: &[Row]) -> Target {
+        Target {
+            what: format!("{} / {}", self.of, self.to),
+            at_most: self.at_most,
+            measured: ratio(rows, self.of, self.to),
+        }
+    }
+}
+
+impl Runs {
+    pub(crate) fn target(&self, rows: &[Row]) -> Target {
+        let exits = named(rows, self.of).and_then(|row| row.exits);
+        Target {
+            what: format!("{}: KVM_RUNs", self.of),
+            at_most: f64::from(self.at_most) + STRAY,
+            measured: exits.map(|[_, runs, _]| runs),
+        }
+    }
+}
+
+/// The other ioctls of the row that makes most of them.
+pub(crate) fn ioctls(rows: &[Row]) -> Target {
+    let ioctls = rows.iter().filter_map(|row| row.exits);
+    Target {
+        what: "any row: other ioctls".to_owned(),
+        at_most: STRAY,
+        measured: ioctls.map(|[_, _, other]| other).reduce(f64::max),
+    }
+}
+
+pub(crate) fn render(targets: &[Target]) -> String {
+    let mut table = format!(
+        "{:<76}{:>10}{:>10}  {}\n",
+        "", "at most", "measured", "verdict"
+    );
+    for target in targets {
+        let verdict = match target.measured {
+            Some(measured) if measured <= target.at_most => "met",
+            Some(_) => "missed",
+            None => "not measured",
+        };
+        let _ = writeln!(
+            table,
+            "{:<76}{:>10}{:>10}  {verdict}",
+            target.what,
+            number(Some(target.at_most), 2),
+            number(target.measured, 2),
+        );
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use expect_test::expect;
+
+    fn row(name: &str, fastest: f64, exits: Option<[f64; 3]>) -> Row {
+        Row {
+            name: name.to_owned(),
+            median: None,
+            fastest,
+            exits,
+            instructions: None,
+        }
+    }
+
+    #[test]
+    fn a_target_is_met_missed_or_not_measured() {
+        let rows = [
+            row("exit", 100.0, Some([1.0, 1.0, 0.0])),
+            row("kprobe", 130.0, Some([2.0, 1.04, 0.3])),
+            row("gdb", 5000.0, None),
+        ];
+        let ratio = |of, to, at_most| Ratio { of, to, at_most }.target(&rows);
+        let runs = |of, at_most| Runs { of, at_most }.target(&rows);
+        let targets = [
+            ratio("kprobe", "exit", 1.25),
+            ratio("kprobe", "gdb", 0.1),
+            ratio("kprobe", "none", 0.1),
+            runs("kprobe", 1),
+            runs("kprobe", 0),
+            runs("gdb", 1),
+            ioctls(&rows),
+        ];
+        expect![[r#"
+                                                                                           at most  measured  verdict
+            kprobe / exit                                                                     1.25      1.30  missed
+            kprobe / gdb                                                                      0.10      0.03  met
+            kprobe / none                                                                     0.10         -  not measured
+            kprobe: KVM_RUNs                                                                  1.10      1.04  met
+            kprobe: KVM_RUNs                                                                  0.10      1.04  missed
+            gdb: KVM_RUNs                                                                     1.10         -  not measured
+            any row: other ioctls                                                             0.10      0.30  missed
+        "#]].assert_eq(&render(&targets));
+    }
+}
