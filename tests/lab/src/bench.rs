@@ -59,6 +59,9 @@ enum What {
     /// machine with valgrind); how much slower a probe makes a program of system calls. On bochs,
     /// where instructions are counted and not time, `--calls 200 --rounds 3 --gdb-hits 0` are enough
     Hits,
+    /// How long it takes to plant 10,000 probes at once in the text of the stock kernel, and for how
+    /// much of that the guest stands still. On this machine, without a guest
+    Batch,
     /// How many events a second reach a gRPC client, and at what cost of CPU time and memory. On
     /// this machine, with made-up events and without a guest
     Events,
@@ -75,6 +78,9 @@ const QEMU_FILES: [&str; 7] = [
     "/usr/share/qemu/pvh.bin",
     "/usr/share/seabios/bios-256k.bin",
 ];
+
+/// Probes of the batch.
+const BATCH: u32 = 10_000;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
@@ -95,6 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
                 arguments,
             )
         }
+        What::Batch => batch(options, &workspace),
         What::Events => events(options, &workspace),
     }
 }
@@ -112,6 +119,31 @@ fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<Strin
     let counts = instructions::count(workspace, !options.dev)?;
     arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
     Ok(arguments)
+}
+
+/// Probes by the thousand, on the text of the guest's kernel.
+fn batch(options: &Options, workspace: &Workspace) -> Result<ExitCode> {
+    let mut packages = vec![
+        "--package=hvprobe-introspect",
+        "--example=batch_cost",
+        "--package=hvprobe-cli",
+        "--bins",
+    ];
+    if !options.dev {
+        packages.push("--release");
+    }
+    let built = workspace.build(&packages)?;
+    let ready = Ready::make(Kind::Direct, false, true)?;
+    let folder = tempfile::tempdir()?;
+    let kernel = folder.path().join("vmlinux");
+    let mut unpack = Command::new(cargo::program_named(&built, "hvprobe")?);
+    unpack.arg("unpack").arg(ready.kernel.image()).arg(&kernel);
+    let status = run_here(&mut unpack)?;
+    if status != ExitCode::SUCCESS {
+        return Ok(status);
+    }
+    let mut command = Command::new(cargo::program_named(&built, "batch_cost")?);
+    run_here(command.arg(&kernel).arg(BATCH.to_string()))
 }
 
 /// Runs `command` on this machine; returns the status to exit with.
