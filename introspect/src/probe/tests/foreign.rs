@@ -11,12 +11,12 @@ const SHORT: &str = "p filler_002";
 /// Where the tests have their `struct kprobe`s: links at +0, the address at +40.
 const KPROBES: Gva = Gva(KPROBE_MUTEX + 0x20);
 const ADDRESS: u64 = 40;
-const SIZE: u64 = 48;
+const SIZE: usize = 48;
 
 /// The guest has registered kprobes at these addresses, in one chain of its table.
 fn has(rig: &Rig, addresses: &[Gva]) {
-    rig.guest.write(KPROBES, &[0; 2 * SIZE as usize]);
-    let kprobe = |n: usize| KPROBES.wrapping_add(SIZE * n as u64);
+    rig.guest.write(KPROBES, &[0; 2 * SIZE]);
+    let kprobe = |n: usize| KPROBES.wrapping_add((SIZE * n) as u64);
     let mut link = Gva(KPROBE_TABLE + 8 * 63);
     for (n, at) in addresses.iter().enumerate() {
         rig.guest.write(link, &kprobe(n).0.to_le_bytes());
