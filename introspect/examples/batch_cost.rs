@@ -20,6 +20,7 @@
 //! processors: what is missing is only what it takes to stop them.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -118,6 +119,13 @@ impl Guest {
             page = page.wrapping_add(PAGE);
         }
         map(&memory, &mut next, IDT_VIRT, IDT);
+        // The guest has no kprobes of its own.
+        let table = Gva(symbol("kprobe_table").0 & !(PAGE - 1));
+        let mutex = Gva(symbol("kprobe_mutex").0 & !(PAGE - 1));
+        for page in BTreeSet::from([table, mutex]) {
+            let phys = Gpa(page.0.wrapping_sub(image.virt_to_phys_offset()));
+            map(&memory, &mut next, page, phys);
+        }
         let len = usize::try_from(end.0 - start.0).expect("64 bits");
         let text = image.bytes_at(start, len).expect("text");
         let tables = TABLES_OF_KERNEL;

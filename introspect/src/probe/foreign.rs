@@ -202,8 +202,8 @@ impl Registry {
         }
         let registered = layout.settled(&live.view.tables, mem);
         let mut unused = Vec::new();
-        for (at, jump) in std::mem::take(jumps) {
-            let site = self.sites.get_mut(&at);
+        jumps.retain(|at, jump| {
+            let site = self.sites.get_mut(at);
             let why = match (&registered, site.as_deref()) {
                 // A jump in the place of another: the guest has none there.
                 (Err(Unknown), Some(site)) if site.jump().is_some() => None,
@@ -213,14 +213,14 @@ impl Registry {
                     .map(|at| Unoptimized::Kprobe { at }),
             };
             if why.is_none() {
-                jumps.insert(at, jump);
-                continue;
+                return true;
             }
             if let Some(site) = site {
                 site.unprepared = why;
             }
-            unused.push((at, jump));
-        }
+            unused.push((*at, jump.clone()));
+            false
+        });
         self.give_jumps_back(unused);
     }
 
