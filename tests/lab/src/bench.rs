@@ -31,6 +31,9 @@ pub(crate) struct Options {
     /// hits: calls in each loop
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
+    /// hits: how often every loop is timed; the shortest times and the middle ones count
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
     /// hits: rounds of the comparison of a program with and without a probe on its path; 0 leaves it
     /// out
     #[arg(long, default_value_t = 20)]
@@ -57,7 +60,8 @@ enum What {
     /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
     /// breakpoint of gdb's: time, exits, ioctls, and the engine's instructions (counted on this
     /// machine with valgrind); how much slower a probe makes a program of system calls. On bochs,
-    /// where instructions are counted and not time, `--calls 200 --rounds 3 --gdb-hits 0` are enough
+    /// where instructions are counted and not time, `--calls 200 --repeats 1 --rounds 3 --gdb-hits 0`
+    /// are enough
     Hits,
     /// How long it takes to plant 10,000 probes at once in the text of the stock kernel, and for how
     /// much of that the guest stands still. On this machine, without a guest
@@ -110,6 +114,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<String>> {
     let mut arguments = vec![
         format!("--calls={}", options.calls),
+        format!("--repeats={}", options.repeats),
         format!("--rounds={}", options.rounds),
         format!("--gdb-hits={}", options.gdb_hits),
     ];

@@ -5,6 +5,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use hvprobe_lab::measure::median;
 use hvprobe_lab::measure::stream::Lines;
 
 /// For one answer of the shell; an emulator inside an emulator is slow.
@@ -22,6 +23,21 @@ pub(crate) struct Ticks {
     pub(crate) median: f64,
     /// Of all batches together.
     pub(crate) mean: f64,
+}
+
+impl Ticks {
+    /// Those of loops that were the same: the fastest of all batches, the middle of the others. None
+    /// of no loops.
+    pub(crate) fn of_all(loops: impl Iterator<Item = Self>) -> Option<Self> {
+        let loops: Vec<Self> = loops.collect();
+        let middle = |of: fn(&Self) -> f64| median(loops.iter().map(of).collect());
+        Some(Self {
+            calls: loops.first()?.calls,
+            fastest: loops.iter().map(|it| it.fastest).reduce(f64::min)?,
+            median: middle(|it| it.median)?,
+            mean: middle(|it| it.mean)?,
+        })
+    }
 }
 
 /// The program that shows a console on its stdout and types its stdin. Ended when dropped.
@@ -117,6 +133,24 @@ fn parse_ticks(calls: &str, ticks: &str) -> Option<Ticks> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_disturbed_loop_of_three_does_not_count() {
+        let ticks = |fastest, median, mean| Ticks {
+            calls: 101,
+            fastest,
+            median,
+            mean,
+        };
+        let loops = [
+            ticks(11.0, 12.0, 13.0),
+            ticks(10.0, 90.0, 99.0),
+            ticks(12.0, 13.0, 14.0),
+        ];
+        let expected = ticks(10.0, 13.0, 14.0);
+        assert_eq!(Ticks::of_all(loops.into_iter()), Some(expected));
+        assert_eq!(Ticks::of_all(std::iter::empty()), None);
+    }
 
     #[test]
     fn ticks_are_read() {

@@ -22,6 +22,7 @@ mod slowdown;
 mod table;
 mod targets;
 
+use guest::Ticks;
 use ours::{EMULATED, Loop, MECHANISMS, Machine, OPTIMIZED, Work};
 use qemu::Accelerator;
 use slowdown::Slower;
@@ -96,6 +97,9 @@ struct Options {
     /// Calls in each loop
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
+    /// How often every loop is timed; the shortest times and the middle ones count
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
     /// Rounds of the comparison of a program with and without a probe on its path; 0 leaves it out
     #[arg(long, default_value_t = 20)]
     rounds: u32,
@@ -158,7 +162,8 @@ fn run(options: &Options) -> Result<()> {
     println!();
     println!(
         "what a hit on {FUNCTION} (where it says so, {OPTIMIZABLE}) adds to a call, stock kernel, \
-         1 vCPU, {calls} calls in 100 batches; us and ratios are those of the fastest batch"
+         1 vCPU, {} times {calls} calls in 100 batches; us and ratios are those of the fastest batch",
+        options.repeats
     );
     println!(
         "instr: instructions of hvprobe's engine, in user space, counted on a synthetic guest; \
@@ -207,14 +212,20 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
         }
         Ok(loops)
     };
-    let timed = all(machine)?;
+    let mut timed = Vec::new();
+    for _ in 0..options.repeats {
+        timed.push(all(machine)?);
+    }
     progress("the same again, now counting exits and ioctls");
     machine.count(true)?;
     let counted = all(machine)?;
     machine.count(false)?;
-    let mut loops = timed.iter().zip(&counted).map(|(timed, counted)| Loop {
-        ticks: timed.ticks,
-        counts: counted.counts,
+    let mut loops = (0..).zip(&counted).filter_map(|(n, counted)| {
+        let repeats = timed.iter().filter_map(|all| all.get(n));
+        Some(Loop {
+            ticks: Ticks::of_all(repeats.map(|timed| timed.ticks))?,
+            counts: counted.counts,
+        })
     });
     let exit = loops.next().context("nothing was measured")?;
     let base = loops.next().context("only an exit was measured")?;
