@@ -60,7 +60,7 @@ enum What {
     /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
     /// breakpoint of gdb's: time, exits, ioctls, and the engine's instructions (counted on this
     /// machine with valgrind); how much slower a probe makes a program of system calls. On bochs,
-    /// where instructions are counted and not time, `--calls 200 --repeats 1 --rounds 3 --gdb-hits 0`
+    /// where instructions are counted and not time, `--calls 1000 --repeats 1 --rounds 3 --gdb-hits 0`
     /// are enough
     Hits,
     /// How long it takes to plant 10,000 probes at once in the text of the stock kernel, and for how

@@ -67,9 +67,11 @@ pub(crate) fn named<'r>(rows: &'r [Row], name: &str) -> Option<&'r Row> {
     rows.iter().find(|row| row.name == name)
 }
 
-/// How many times the cost of the row `to` that of the row `of` is.
+/// How many times the cost of the row `to` that of the row `of` is. None if one of them has not come
+/// out above nothing: the rest of the machine took more than the hits, and a ratio would be made up.
 pub(crate) fn ratio(rows: &[Row], of: &str, to: &str) -> Option<f64> {
-    Some(named(rows, of)?.fastest / named(rows, to)?.fastest)
+    let cost = |name| Some(named(rows, name)?.fastest).filter(|cost| *cost > 0.0);
+    Some(cost(of)? / cost(to)?)
 }
 
 /// A number with so many `places`, or a dash.

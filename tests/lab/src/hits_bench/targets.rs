@@ -106,6 +106,7 @@ mod tests {
             row("exit", 100.0, Some([1.0, 1.0, 0.0])),
             row("kprobe", 130.0, Some([2.0, 1.04, 0.3])),
             row("gdb", 5000.0, None),
+            row("disturbed", -5.0, None),
         ];
         let ratio = |of, to, at_most| Ratio { of, to, at_most }.target(&rows);
         let runs = |of, at_most| Runs { of, at_most }.target(&rows);
@@ -113,6 +114,7 @@ mod tests {
             ratio("kprobe", "exit", 1.25),
             ratio("kprobe", "gdb", 0.1),
             ratio("kprobe", "none", 0.1),
+            ratio("disturbed", "kprobe", 0.1),
             runs("kprobe", 1),
             runs("kprobe", 0),
             runs("gdb", 1),
@@ -123,6 +125,7 @@ mod tests {
             kprobe / exit                                                                     1.25      1.30  missed
             kprobe / gdb                                                                      0.10      0.03  met
             kprobe / none                                                                     0.10         -  not measured
+            disturbed / kprobe                                                                0.10         -  not measured
             kprobe: KVM_RUNs                                                                  1.10      1.04  met
             kprobe: KVM_RUNs                                                                  0.10      1.04  missed
             gdb: KVM_RUNs                                                                     1.10         -  not measured
