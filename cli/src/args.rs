@@ -244,6 +244,20 @@ pub(crate) enum Vm {
     Pause(NamedMachine),
     /// Let a paused machine run again
     Resume(NamedMachine),
+    /// Send an NMI to a machine's guest, as an NMI button does
+    #[command(after_help = "\
+By default Linux logs what came, and nothing else. It panics if it was booted with unknown_nmi_panic,
+or if /proc/sys/kernel/unknown_nmi_panic is 1: a way to learn what a guest that hangs is doing.
+
+Example:
+  hvprobe vm nmi --cpu 1 web")]
+    Nmi {
+        #[command(flatten)]
+        on: NamedMachine,
+        /// The virtual CPU that gets it, from 0 [default: all]
+        #[arg(long, value_name = "N")]
+        cpu: Option<u32>,
+    },
     /// Take the probes out of a machine's guest and end it
     Stop(NamedMachine),
     /// Connect this terminal to a machine's console; Ctrl-] disconnects

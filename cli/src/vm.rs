@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use hvprobe_proto::v1::{ListMachinesRequest, Machine, PauseRequest, ResumeRequest, StopRequest};
+use hvprobe_proto::v1::{
+    InjectNmiRequest, ListMachinesRequest, Machine, PauseRequest, ResumeRequest, StopRequest,
+};
 
 use crate::args::{Boot, NamedMachine, Vm};
 use crate::client::Client;
@@ -62,6 +64,18 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let (mut client, machine) = find(&on).await?;
             let answer = client.machines.resume(ResumeRequest { machine }).await;
             told(&answer.map_err(Refused::from)?.into_inner())
+        }
+        Vm::Nmi { on, cpu } => {
+            let (mut client, machine) = find(&on).await?;
+            let name = machine.clone();
+            let request = InjectNmiRequest { machine, cpu };
+            let answer = client.machines.inject_nmi(request).await;
+            answer.map_err(Refused::from)?;
+            match cpu {
+                Some(cpu) => output::tell(format_args!("{name}: NMI sent to CPU {cpu}")),
+                None => output::tell(format_args!("{name}: NMI sent to all CPUs")),
+            }
+            Ok(DONE)
         }
         Vm::Stop(on) => {
             let (mut client, machine) = find(&on).await?;

@@ -13,10 +13,10 @@ use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{
     BootRequest, ConsoleRequest, ConsoleWriteRequest, DisableRequest, EnableRequest, EndReason,
-    ErrorDetail, ErrorKind, Event, GetMachineRequest, ListMachinesRequest, ListProbesRequest,
-    ListSymbolsRequest, Machine, MachineState, PauseRequest, Probe, ProbeSpec, ProbeState,
-    RegisterRequest, ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest, WaitRequest,
-    WatchRequest,
+    ErrorDetail, ErrorKind, Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest,
+    ListProbesRequest, ListSymbolsRequest, Machine, MachineState, PauseRequest, Probe, ProbeSpec,
+    ProbeState, RegisterRequest, ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest,
+    WaitRequest, WatchRequest,
 };
 use hvprobe_tests::rig::{guest, rig};
 use hvprobe_vmm::api::{Listener, ServeError, Server};
@@ -293,6 +293,14 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     assert_eq!(error.code(), Code::NotFound);
     assert_eq!(detail(&error).kind(), ErrorKind::NoSuchProbe);
     assert_eq!(client.list(&machine).await, []);
+
+    let request = InjectNmiRequest {
+        machine: machine.clone(),
+        cpu: Some(1),
+    };
+    let error = client.machines.inject_nmi(request).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(detail(&error).kind(), ErrorKind::NoSuchCpu);
 
     let request = ListSymbolsRequest {
         machine: machine.clone(),

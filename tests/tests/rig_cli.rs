@@ -420,6 +420,22 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     ok(&[&["probe", "remove", "calls"], &at[..]].concat());
     assert_eq!(ok(&list), [""; 0]);
 
+    // Taken by the guest's handler, which asks for the reason of each, and lived through.
+    ok(&[&["probe", "add", "p:nmi default_get_nmi_reason"], &at[..]].concat());
+    let to_one = ["vm", "nmi", "--cpu", "0", "web"];
+    for (words, addressee, nth) in [(&to_one[..2], "all CPUs", 1), (&to_one, "CPU 0", 2)] {
+        let sent = hvprobe(&[words, &at].concat());
+        assert_eq!(sent.status, Some(0), "{sent:#?}");
+        assert_eq!(sent.err, [format!("hvprobe: web: NMI sent to {addressee}")]);
+        let since = Instant::now();
+        while json(&ok(&list))[0]["hits"].as_u64() != Some(nth) {
+            assert!(since.elapsed() < patience(), "not taken");
+        }
+    }
+    let nowhere = hvprobe(&[&["vm", "nmi", "--cpu", "1"], &at[..]].concat());
+    assert_eq!(nowhere.status, Some(1));
+    assert!(told(&nowhere, "there is no virtual CPU 1"), "{nowhere:#?}");
+
     let stopped = hvprobe(&[&["vm", "stop"], &at[..]].concat());
     assert_eq!(stopped.status, Some(0), "{stopped:#?}");
     assert_eq!(stopped.err, ["hvprobe: web ended: stopped"]);

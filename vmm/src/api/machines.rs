@@ -6,9 +6,9 @@ use std::pin::Pin;
 use hvprobe_arch::Gva;
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
-    ErrorKind, GetMachineRequest, ListMachinesRequest, ListMachinesResponse, MachineState,
-    PauseRequest, ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest,
-    WatchRequest, machines_server,
+    ErrorKind, GetMachineRequest, InjectNmiRequest, InjectNmiResponse, ListMachinesRequest,
+    ListMachinesResponse, MachineState, PauseRequest, ReadKernelRequest, ReadKernelResponse,
+    ResumeRequest, StopRequest, WaitRequest, WatchRequest, machines_server,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 use super::error::{Failure, chain};
 use super::fleet::{Fleet, Handle};
 use super::{limits, probes};
-use crate::machine::{Machine, MachineConfig, PauseError, ReadError};
+use crate::machine::{Machine, MachineConfig, NmiError, PauseError, ReadError};
 
 /// Virtual CPUs of a machine for which none are asked.
 const DEFAULT_CPUS: u32 = 1;
@@ -108,6 +108,18 @@ impl machines_server::Machines for Service {
         resumed.map_err(|error| pause_error(handle.name(), &error))?;
         handle.touch();
         Ok(Response::new(handle.describe().await?))
+    }
+
+    async fn inject_nmi(
+        &self,
+        request: Request<InjectNmiRequest>,
+    ) -> Result<Response<InjectNmiResponse>, Status> {
+        let InjectNmiRequest { machine, cpu } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
+        let sent = handle.blocking(move |machine| machine.inject_nmi(cpu));
+        sent.await?
+            .map_err(|error| nmi_error(handle.name(), &error))?;
+        Ok(Response::new(InjectNmiResponse {}))
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<v1::Machine>, Status> {
@@ -211,6 +223,16 @@ fn pause_error(machine: &str, error: &PauseError) -> Status {
     match error.source().and_then(|source| source.downcast_ref()) {
         Some(stop) => probes::stop_error(machine, stop),
         None => Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into(),
+    }
+}
+
+/// Why no NMI was sent, for clients.
+fn nmi_error(machine: &str, error: &NmiError) -> Status {
+    match error {
+        NmiError::NoSuchVcpu { .. } => {
+            Failure::new(Code::InvalidArgument, ErrorKind::NoSuchCpu, chain(error)).into()
+        }
+        NmiError::Stop(stop) => probes::stop_error(machine, stop),
     }
 }
 

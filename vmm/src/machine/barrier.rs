@@ -9,12 +9,13 @@
 //! ```
 //! A parked virtual CPU stays while something keeps it: a *transaction* (text is being changed), a
 //! *pause* of the machine, or a *hold* of its own. The *end* makes it leave whatever else keeps it.
-//! These are independent of each other.
+//! These are independent of each other. An *NMI* keeps nobody; it only wants attention, and waits
+//! until the virtual CPU takes it.
 //!
 //! Invariants, whatever the order of calls:
 //! - from the moment [`Barrier::stopped`] said so until [`Barrier::finish`], nothing runs;
-//! - a running virtual CPU that something wants to keep has been asked, by [`Barrier::asks`], since
-//!   it began to run; one that nothing wants is not asked;
+//! - a running virtual CPU that something wants to keep, or that an NMI waits for, has been asked, by
+//!   [`Barrier::asks`], since it began to run; one that nothing wants is not asked;
 //! - once ended, a virtual CPU stays so, and after [`Barrier::end`] each is ended by its next
 //!   `park` and `proceed`.
 
@@ -59,6 +60,7 @@ pub(super) enum Stopped {
 struct Vcpu {
     presence: Presence,
     held: bool,
+    nmi: bool,
     asked: bool,
 }
 
@@ -77,6 +79,7 @@ impl Barrier {
         let vcpu = Vcpu {
             presence: Presence::Starting,
             held: false,
+            nmi: false,
             asked: false,
         };
         Self {
@@ -147,6 +150,21 @@ impl Barrier {
         self.vcpus[index].held = false;
     }
 
+    /// An NMI waits for virtual CPU `index`: one, even if one waits already.
+    pub(super) fn send_nmi(&mut self, index: usize) {
+        self.vcpus[index].nmi = true;
+    }
+
+    /// Whether an NMI has waited for virtual CPU `index`, which takes it.
+    pub(super) fn take_nmi(&mut self, index: usize) -> bool {
+        std::mem::take(&mut self.vcpus[index].nmi)
+    }
+
+    /// Whether running virtual CPU `index` is to park.
+    pub(super) fn must_park(&self, index: usize) -> bool {
+        self.ending || self.keeps(index)
+    }
+
     /// Makes every virtual CPU leave its loop.
     pub(super) fn end(&mut self) {
         self.ending = true;
@@ -183,7 +201,7 @@ impl Barrier {
     /// last called (`true`), or the other way round (`false`). To be called after every change.
     pub(super) fn asks(&mut self, mut tell: impl FnMut(usize, bool)) {
         for index in 0..self.vcpus.len() {
-            let wanted = self.ending || self.keeps(index);
+            let wanted = self.must_park(index) || self.vcpus[index].nmi;
             if std::mem::replace(&mut self.vcpus[index].asked, wanted) != wanted {
                 tell(index, wanted);
             }

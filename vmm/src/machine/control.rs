@@ -106,12 +106,13 @@ impl Control {
         result
     }
 
-    /// Whether virtual CPU `index` has to park before it runs the guest again. One load.
-    pub(super) fn wants_attention(&self, index: usize) -> bool {
-        self.attention[index].is_raised()
+    /// Whether virtual CPU `index` has to park before it runs the guest again. Not for the hit path.
+    pub(super) fn must_park(&self, index: usize) -> bool {
+        self.state().barrier.must_park(index)
     }
 
-    /// The same, asked by its thread before it enters the guest: `forget_kicks` clears
+    /// Whether something wants the attention of virtual CPU `index`, asked by its thread before it
+    /// enters the guest: it has to take an NMI, to park, or both. `forget_kicks` clears
     /// `immediate_exit`. One load, and no line that another virtual CPU writes to.
     pub(super) fn look(&self, index: usize, forget_kicks: impl FnOnce()) -> bool {
         self.attention[index].look(forget_kicks)
@@ -168,6 +169,23 @@ impl Control {
     /// Ends the hold of virtual CPU `index`.
     pub(super) fn release(&self, index: usize) {
         self.change(|state| state.barrier.release(index));
+    }
+
+    /// Has an NMI wait for each of `vcpus` until it takes it.
+    pub(super) fn send_nmi(&self, vcpus: impl Iterator<Item = usize>) -> Result<(), StopError> {
+        self.change(|state| {
+            if state.barrier.is_ending() {
+                return Err(StopError::Ended);
+            }
+            vcpus.for_each(|index| state.barrier.send_nmi(index));
+            Ok(())
+        })
+    }
+
+    /// Called by the thread of virtual CPU `index`: whether it has to give the guest an NMI now. Not
+    /// for the hit path.
+    pub(super) fn take_nmi(&self, index: usize) -> bool {
+        self.change(|state| state.barrier.take_nmi(index))
     }
 
     /// Gives every virtual CPU this view of the kernel with its next outfit.

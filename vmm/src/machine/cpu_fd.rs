@@ -8,9 +8,9 @@
 use hvprobe_arch::Regs;
 use hvprobe_introspect::probe::patch::{DOORBELL_PORT, GATE_PORT};
 use kvm_bindings::{
-    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_VCPUEVENT_VALID_NMI_PENDING,
-    KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs, kvm_guest_debug, kvm_msr_entry,
-    kvm_regs, kvm_sregs,
+    KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
+    KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs,
+    kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 
@@ -218,6 +218,19 @@ impl CpuFd {
         events.exception.has_error_code = u8::from(error_code.is_some());
         events.exception.error_code = error_code.unwrap_or(0);
         self.fd.set_vcpu_events(&events)
+    }
+
+    /// Has the guest take an NMI as soon as it can. A virtual CPU that the guest has not started takes
+    /// none; and as long as one waits for it, `KVM_RUN` would return at once (`kvm_vcpu_has_events` in
+    /// arch/x86/kvm/x86.c).
+    pub(super) fn raise_nmi(&mut self) -> Result<(), kvm_ioctls::Error> {
+        self.ioctls.other += 1;
+        let state = self.fd.get_mp_state()?.mp_state;
+        if matches!(state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED) {
+            self.ioctls.other += 1;
+            self.fd.nmi()?;
+        }
+        Ok(())
     }
 
     /// Sets CR2, the address of the last page fault.

@@ -80,6 +80,22 @@ const WATCH: Duration = Duration::from_secs(1);
 #[error("the machine cannot be paused")]
 pub struct PauseError(#[from] StopError);
 
+/// Why no NMI was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NmiError {
+    /// Virtual CPUs are counted from 0.
+    #[error("there is no virtual CPU {vcpu}, the machine has {vcpus}")]
+    NoSuchVcpu {
+        /// Which one was asked for.
+        vcpu: u32,
+        /// How many there are.
+        vcpus: u32,
+    },
+    /// Nothing runs any more.
+    #[error("no NMI can be sent")]
+    Stop(#[from] StopError),
+}
+
 /// Why guest memory could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
@@ -257,6 +273,24 @@ impl Machine {
         self.shared.control.resume();
         self.tell_change();
         Ok(())
+    }
+
+    /// Sends an NMI to one virtual CPU, or to all, and does not wait for the guest to take it. As on
+    /// hardware, one that comes before the guest has taken the last is one with it, a virtual CPU that
+    /// the guest has not started takes none, and a guest whose kernel is not ready for it dies of it.
+    /// A paused machine's virtual CPUs take it when they go on.
+    ///
+    /// # Errors
+    /// When the machine has ended, or has no such virtual CPU.
+    pub fn inject_nmi(&self, vcpu: Option<u32>) -> Result<(), NmiError> {
+        let vcpus = self.config.cpus;
+        let range = match vcpu {
+            None => 0..vcpus,
+            Some(vcpu) if vcpu < vcpus => vcpu..vcpu + 1,
+            Some(vcpu) => return Err(NmiError::NoSuchVcpu { vcpu, vcpus }),
+        };
+        let indices = range.filter_map(|index| usize::try_from(index).ok());
+        Ok(self.shared.control.send_nmi(indices)?)
     }
 
     /// Takes every probe out of the guest, ends the guest, and returns when it has ended.

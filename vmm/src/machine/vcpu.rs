@@ -194,11 +194,12 @@ impl Vcpu {
         // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
         let shared = Arc::clone(&self.shared);
         loop {
-            if shared.control.look(self.index, || guard.clear())
-                && self.may_stand(&shared.control)
-                && let Order::End = self.stand(guard)
-            {
-                return Why::Told;
+            if shared.control.look(self.index, || guard.clear()) {
+                match self.attend(&shared.control, guard) {
+                    Ok(true) => {}
+                    Ok(false) => return Why::Told,
+                    Err(error) => return self.refused(&error),
+                }
             }
             let mut next = self.once(&shared);
             while let Ok(Next::Wait(held)) = next {
@@ -213,17 +214,25 @@ impl Vcpu {
             match next {
                 Ok(Next::Run | Next::Wait(_)) => {}
                 Ok(Next::End(why)) => return why,
-                Err(error) => {
-                    let report = crash::report(
-                        &format!("KVM refused a request: {error}"),
-                        self.index,
-                        &mut self.cpu,
-                        &self.shared.ram,
-                    );
-                    return Why::Crash(report);
-                }
+                Err(error) => return self.refused(&error),
             }
         }
+    }
+
+    fn refused(&mut self, error: &kvm_ioctls::Error) -> Why {
+        Why::Crash(self.report(&format!("KVM refused a request: {error}")))
+    }
+
+    /// Does what attention is wanted for; returns whether the loop goes on. An NMI does not wait for
+    /// the end of a step: the exception window takes it up.
+    fn attend(&mut self, control: &Control, guard: &Guard) -> Result<bool, kvm_ioctls::Error> {
+        if control.take_nmi(self.index) {
+            self.cpu.raise_nmi()?;
+        }
+        if control.must_park(self.index) && self.may_stand(control) {
+            return Ok(!matches!(self.stand(guard), Order::End));
+        }
+        Ok(true)
     }
 
     fn publish(&self) {
@@ -331,7 +340,7 @@ impl Vcpu {
             return Some(default);
         };
         loop {
-            match asked.wait(|| shared.control.wants_attention(self.index)) {
+            match asked.wait(|| shared.control.must_park(self.index)) {
                 Reply::Decided(decision) => return Some(decision),
                 Reply::Unanswered => return Some(default),
                 Reply::Interrupted(still) => {

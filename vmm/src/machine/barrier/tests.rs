@@ -19,6 +19,7 @@ enum Event {
     Resume,
     Hold(usize),
     Release(usize),
+    Nmi(usize),
     End,
 }
 
@@ -32,6 +33,7 @@ fn events(vcpus: usize) -> impl Strategy<Value = Vec<Event>> {
         3 => Just(Event::Resume),
         3 => (0..vcpus).prop_map(Event::Hold),
         3 => (0..vcpus).prop_map(Event::Release),
+        3 => (0..vcpus).prop_map(Event::Nmi),
         1 => Just(Event::End),
     ];
     proptest::collection::vec(event, 0..200)
@@ -61,6 +63,7 @@ struct Wanted {
     transaction: bool,
     paused: bool,
     held: Vec<bool>,
+    nmi: Vec<bool>,
     ended: bool,
 }
 
@@ -93,6 +96,7 @@ impl Machine {
             vcpus: vec![vcpu; vcpus],
             wanted: Wanted {
                 held: vec![false; vcpus],
+                nmi: vec![false; vcpus],
                 ..Wanted::default()
             },
             applying: false,
@@ -135,6 +139,10 @@ impl Machine {
                 self.barrier.release(index);
                 self.wanted.held[index] = false;
             }
+            Event::Nmi(index) => {
+                self.barrier.send_nmi(index);
+                self.wanted.nmi[index] = true;
+            }
             Event::End => {
                 self.barrier.end();
                 self.wanted.ended = true;
@@ -157,6 +165,11 @@ impl Machine {
         match thread {
             Thread::New => self.barrier.park(index, None),
             Thread::Running if self.vcpus[index].flag => {
+                let waited = std::mem::take(&mut self.wanted.nmi[index]);
+                assert_eq!(self.barrier.take_nmi(index), waited, "NMI of {index}");
+                if !self.barrier.must_park(index) {
+                    return;
+                }
                 self.barrier.park(index, Some(standing(index)));
             }
             Thread::Waiting => {}
@@ -176,7 +189,11 @@ impl Machine {
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let kept = wanted.transaction || wanted.paused || wanted.held[index];
             let running = vcpu.thread == Thread::Running;
-            assert_eq!(vcpu.flag, kept || wanted.ended, "flag of {index}");
+            assert_eq!(
+                vcpu.flag,
+                kept || wanted.ended || wanted.nmi[index],
+                "flag of {index}"
+            );
             if running && vcpu.flag {
                 assert!(vcpu.kicked, "{index} runs on and knows of nothing");
             }

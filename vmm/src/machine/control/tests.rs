@@ -23,16 +23,27 @@ fn with_stepping(
     step: impl Fn(&Control, usize) + Sync,
     test: impl FnOnce(&Control, &[AtomicU64]),
 ) {
+    with_parking(count, |_, _| {}, step, test);
+}
+
+/// The same; they call `attend` before they park.
+fn with_parking(
+    count: usize,
+    attend: impl Fn(&Control, usize) + Sync,
+    step: impl Fn(&Control, usize) + Sync,
+    test: impl FnOnce(&Control, &[AtomicU64]),
+) {
     let control = Control::new(count);
     let steps: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
     thread::scope(|scope| {
         for index in 0..count {
-            let (control, steps, step) = (&control, &steps[index], &step);
+            let (control, steps, attend, step) = (&control, &steps[index], &attend, &step);
             scope.spawn(move || {
                 let thread = Kickable::without_signal();
                 let mut order = control.park(index, &thread, None);
                 while let Order::Run(_) = order {
                     if control.look(index, || {}) {
+                        attend(control, index);
                         let taken = steps.load(Ordering::Relaxed);
                         order = control.park(index, &thread, Some(standing(index, taken)));
                         continue;
@@ -145,10 +156,49 @@ fn a_held_vcpu_does_not_run_until_released_and_others_do() {
         control.release(1);
         wait_for_step(&steps[1]);
         assert_eq!(steps[0].load(Ordering::Relaxed), before);
-        assert!(!control.wants_attention(2), "a hold is its vCPU's own");
+        assert!(!control.must_park(2), "a hold is its vCPU's own");
         control.release(0);
         wait_for_step(&steps[0]);
     });
+}
+
+#[test]
+fn an_nmi_is_taken_once_by_its_own_vcpu_which_runs_on() {
+    let taken = [const { AtomicU64::new(0) }; 3];
+    let take = |control: &Control, index: usize| {
+        if control.take_nmi(index) {
+            taken[index].fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let counts = || taken.each_ref().map(|count| count.load(Ordering::Relaxed));
+    with_parking(
+        3,
+        take,
+        |_, _| {},
+        |control, steps| {
+            control.pause().expect("the vCPUs park");
+            // One waits already.
+            for vcpus in [1..2, 1..3] {
+                control.send_nmi(vcpus).expect("not ended");
+            }
+            assert_eq!(counts(), [0, 0, 0], "a paused machine's vCPUs take none");
+            control.resume();
+            for (index, count) in [0, 1, 1].into_iter().enumerate() {
+                while taken[index].load(Ordering::Relaxed) < count {
+                    thread::yield_now();
+                }
+            }
+            // Who has taken one has nothing more to attend to.
+            for steps in steps {
+                wait_for_step(steps);
+                wait_for_step(steps);
+            }
+            assert_eq!(counts(), [0, 1, 1]);
+            assert!((0..3).all(|index| !control.look(index, || {})));
+            control.end();
+            assert_eq!(control.send_nmi(0..1), Err(StopError::Ended));
+        },
+    );
 }
 
 #[test]
@@ -185,7 +235,7 @@ fn a_pause_that_is_resumed_before_it_is_complete_returns() {
     thread::scope(|scope| {
         // This vCPU never parks.
         let pause = scope.spawn(|| control.pause());
-        while !control.wants_attention(0) {
+        while !control.must_park(0) {
             thread::yield_now();
         }
         control.resume();
@@ -209,7 +259,7 @@ fn a_kick_ends_a_wait_of_its_thread() {
     with_stepping(
         1,
         |control, index| {
-            while !control.wants_attention(index) {
+            while !control.must_park(index) {
                 thread::park();
             }
         },
