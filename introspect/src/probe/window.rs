@@ -126,6 +126,11 @@ impl State {
         own_idt: Gva,
         regs: &mut Regs,
     ) -> Outcome {
+        if is_abrupt(vector)
+            && let Some(outcome) = self.overtaking(scene, vector, own_idt, regs)
+        {
+            return outcome;
+        }
         // Whatever comes of it, the copy has come to its end.
         let Some((flight, site, slot)) = self.flight.take().and_then(|flight| {
             let site = scene.table.site(flight.site)?;
@@ -169,7 +174,7 @@ impl State {
         if in_place != Some(site.displaced.at()) {
             // The copy was complete; the exception came before its end was reached.
             self.post_handlers(scene, site, &seen, &flight.taken);
-        } else if vector == NMI || vector == MACHINE_CHECK {
+        } else if is_abrupt(vector) {
             // The guest comes back to the probepoint with interrupts still held off, so straight to
             // its int3; the handlers have run.
             before.rflags &= !rflags::IF;
@@ -199,6 +204,42 @@ impl State {
         let _ = memory.write_u64(frame.wrapping_add(FRAME_RFLAGS), before.rflags);
         regs.rip = handler;
         Outcome::Resume { shadow: false }
+    }
+
+    /// An NMI or machine check that came when the guest had reached the stub of another exception, but
+    /// not left it for us: the other is seen to first, and this one comes where the guest goes on.
+    fn overtaking<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        vector: u8,
+        own_idt: Gva,
+        regs: &mut Regs,
+    ) -> Option<Outcome> {
+        let frame = Gva(regs.rsp);
+        let rip = scene.read_u64(frame)?;
+        let first = scene.table.fixtures()?.vector(Gva(rip))?;
+        let handler = gate_handler(scene, own_idt, vector)?;
+        // One abrupt exception overtakes another only where a guest has made that up.
+        if is_abrupt(first) {
+            return None;
+        }
+        let mut before = Regs {
+            rip,
+            rflags: scene.read_u64(frame.wrapping_add(FRAME_RFLAGS))?,
+            rsp: scene.read_u64(frame.wrapping_add(FRAME_RSP))?,
+            ..*regs
+        };
+        let outcome = self.exception(scene, first, own_idt, &mut before);
+        if !matches!(outcome, Outcome::Resume { .. }) {
+            return Some(Outcome::Foreign);
+        }
+        let mut memory = scene.memory();
+        // The processor wrote there a moment ago.
+        let _ = memory.write_u64(frame, before.rip);
+        let _ = memory.write_u64(frame.wrapping_add(FRAME_RFLAGS), before.rflags);
+        let _ = memory.write_u64(frame.wrapping_add(FRAME_RSP), before.rsp);
+        regs.rip = handler;
+        Some(outcome)
     }
 
     /// Reports the state after the displaced instruction to those who asked for it.
@@ -258,6 +299,11 @@ fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
             address: Some(fault.at),
         }
     }
+}
+
+/// Whether exception `vector` comes whenever it likes, interrupts held off or not.
+fn is_abrupt(vector: u8) -> bool {
+    matches!(vector, NMI | MACHINE_CHECK)
 }
 
 /// Whether the processor pushes an error code with exception `vector` (SDM vol. 3, table 6-1; 29

@@ -119,6 +119,12 @@ impl Cpu {
     /// the gate of the interrupt descriptor table it has. Returns what became of it if that is one
     /// of ours.
     pub(super) fn raise(&mut self, vector: u8, code: Option<u64>, rip: Gva) -> Option<Outcome> {
+        let ours = self.deliver(vector, code, rip);
+        ours.then(|| self.exception(vector))
+    }
+
+    /// The same as far as the first instruction behind the gate; whether that is a stub of ours.
+    pub(super) fn deliver(&mut self, vector: u8, code: Option<u64>, rip: Gva) -> bool {
         let own = self.guest.view().idt;
         let idt = self.handler.window().unwrap_or(own);
         let mut top = self.regs.rsp & !0xf;
@@ -136,14 +142,14 @@ impl Cpu {
         self.regs.rip = stub.0;
         if idt == own {
             assert_eq!(self.handler.vector(stub), None);
-            return None;
+            return false;
         }
         // The `out`, before and after it.
         assert_eq!(self.guest.read(stub), [0xe6, 0x90]);
         for rip in [stub, stub.wrapping_add(2)] {
             assert_eq!(self.handler.vector(rip), Some(vector));
         }
-        Some(self.exception(vector))
+        true
     }
 
     /// The stub of `vector` was reached.

@@ -14,6 +14,7 @@ mod listed;
 mod mechanisms;
 mod model;
 mod modules;
+mod overtaken;
 mod pending;
 mod refused;
 mod returns;

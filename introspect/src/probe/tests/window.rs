@@ -9,18 +9,18 @@ use crate::event::EventKind;
 use crate::testing::{STACK, regs};
 
 /// Length of the instruction at [`FIXUP`] and of the first one of [`BOOSTED`].
-const LEN: u64 = 4;
+pub(super) const LEN: u64 = 4;
 /// An instruction with an entry in the exception table.
-const FIXUP: &str = "p sites+0x40";
+pub(super) const FIXUP: &str = "p sites+0x40";
 const IF: u64 = rflags::IF;
 
-const NMI: u8 = 2;
-const BREAKPOINT: u8 = 3;
-const PAGE_FAULT: u8 = 14;
-const MACHINE_CHECK: u8 = 18;
+pub(super) const NMI: u8 = 2;
+pub(super) const BREAKPOINT: u8 = 3;
+pub(super) const PAGE_FAULT: u8 = 14;
+pub(super) const MACHINE_CHECK: u8 = 18;
 
 /// As [`post`], and faults are reported as well.
-fn all(definition: &str) -> ProbeSpec {
+pub(super) fn all(definition: &str) -> ProbeSpec {
     let actions = Actions {
         post: true,
         faults: true,
@@ -30,15 +30,15 @@ fn all(definition: &str) -> ProbeSpec {
 }
 
 /// A guest with a stepped probe, and a virtual CPU that has just been sent to its slot.
-struct Stepped {
-    rig: Rig,
-    cpu: Cpu,
-    id: ProbeId,
-    at: Gva,
-    slot: Gva,
+pub(super) struct Stepped {
+    pub(super) rig: Rig,
+    pub(super) cpu: Cpu,
+    pub(super) id: ProbeId,
+    pub(super) at: Gva,
+    pub(super) slot: Gva,
 }
 
-fn stepped(spec: ProbeSpec) -> Stepped {
+pub(super) fn stepped(spec: ProbeSpec) -> Stepped {
     let mut rig = Rig::live();
     let id = rig.register(&[spec])[0];
     assert_eq!(rig.mechanism(id), Mechanism::Stepped);
@@ -55,7 +55,7 @@ fn stepped(spec: ProbeSpec) -> Stepped {
 }
 
 /// The frame of an exception: RIP, RFLAGS and RSP.
-fn frame(rig: &Rig, at: Gva) -> [u64; 3] {
+pub(super) fn frame(rig: &Rig, at: Gva) -> [u64; 3] {
     [0, 16, 24].map(|offset| u64::from_le_bytes(rig.guest.read(at.wrapping_add(offset))))
 }
 

@@ -1,0 +1,83 @@
+//! NMIs and machine checks that come when a stepped copy has ended with another exception, whose stub
+//! the guest has reached and not left.
+
+use hvprobe_arch::regs::rflags;
+use hvprobe_arch::{Gva, Regs};
+
+use super::window::{
+    BREAKPOINT, FIXUP, LEN, MACHINE_CHECK, NMI, PAGE_FAULT, Stepped, all, frame, stepped,
+};
+use super::*;
+use crate::event::EventKind;
+use crate::testing::{STACK, regs};
+
+#[test]
+fn end_of_a_copy_comes_before_what_overtook_it() {
+    for vector in [NMI, MACHINE_CHECK] {
+        let Stepped {
+            rig,
+            mut cpu,
+            id,
+            at,
+            slot,
+        } = stepped(all(BOOSTED));
+        cpu.regs.rax = 0x1234;
+        assert!(cpu.deliver(BREAKPOINT, None, slot.wrapping_add(LEN + 1)));
+        let stub = Gva(cpu.regs.rip);
+        assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
+        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert_eq!(cpu.regs.rflags & rflags::IF, 0);
+        assert!(!cpu.handler.is_stepping());
+        assert_eq!(cpu.handler.window(), None);
+        cpu.iret();
+        let after = Regs {
+            rip: at.0 + LEN,
+            rax: 0x1234,
+            ..regs()
+        };
+        assert_eq!(cpu.regs, after);
+        let events = cpu.events();
+        assert_eq!((events[1].kind, events[1].regs), (EventKind::Post, after));
+        assert_eq!(events.len(), 2);
+        assert_eq!((rig.counts(id).hits, rig.counts(id).faults), (1, 0));
+    }
+}
+
+#[test]
+fn fault_of_a_copy_comes_before_what_overtook_it() {
+    for vector in [NMI, MACHINE_CHECK] {
+        let Stepped {
+            rig,
+            mut cpu,
+            id,
+            at,
+            slot,
+        } = stepped(all(FIXUP));
+        assert!(cpu.deliver(PAGE_FAULT, Some(2), slot));
+        let stub = Gva(cpu.regs.rip);
+        assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
+        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert!(!cpu.handler.is_stepping());
+        // It goes on with the handler of the fault.
+        cpu.iret();
+        assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
+        assert_eq!(cpu.regs.rflags & rflags::IF, 0);
+        let top = Gva(cpu.regs.rsp).wrapping_add(8);
+        assert_eq!(frame(&rig, top), [at.0, regs().rflags, STACK.0]);
+        assert_eq!((rig.counts(id).hits, rig.counts(id).faults), (1, 1));
+    }
+}
+
+#[test]
+fn frame_that_a_guest_made_up_leads_nowhere_for_ever() {
+    let Stepped {
+        rig, mut cpu, slot, ..
+    } = stepped(all(BOOSTED));
+    assert!(cpu.deliver(NMI, None, slot));
+    // The frame speaks of the stub, and of itself as the stack.
+    let top = Gva(cpu.regs.rsp);
+    rig.guest.write(top, &cpu.regs.rip.to_le_bytes());
+    rig.guest.write(top.wrapping_add(24), &top.0.to_le_bytes());
+    assert_eq!(cpu.exception(NMI), RESUME);
+    assert!(!cpu.handler.is_stepping());
+}
