@@ -158,7 +158,10 @@ impl Running {
             }
             match self.console.blocking_recv() {
                 Some(more) => self.printed.extend(more),
-                None => panic!("the guest ended too early:\n{printed}"),
+                None => panic!(
+                    "the guest ended too early: {:?}\n{printed}",
+                    self.machine.wait()
+                ),
             }
         }
     }

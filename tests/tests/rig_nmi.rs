@@ -1,0 +1,290 @@
+//! NMIs into guests with probes. An NMI comes anywhere: in the middle of a detour, before a stepped
+//! copy has run, on the way from an int3 to us. Its handler runs into probes itself, and into the
+//! very detour it interrupted.
+//!
+//! When they come is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats it
+//! as far as that goes.
+
+use std::env;
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+use hvprobe_arch::regs::{Gpr, rflags};
+use hvprobe_introspect::hidden::KERNEL_WINDOW;
+use hvprobe_introspect::probe::spec::Item;
+use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
+use hvprobe_vmm::machine::{
+    Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals,
+};
+
+/// Called once for each NMI that nobody knows the reason of, on the NMI's own stack.
+const WITNESS: &str = "default_get_nmi_reason";
+/// What else the kernel calls because of such an NMI, and lets be probed.
+const NMI_PATH: [&str; 3] = ["vprintk_store", "irq_work_queue", "nmi_handle.part.0"];
+/// Bytes between the witness's stack pointer and those that it captures.
+const SKIPPED: i64 = 64;
+const CAPTURED: u16 = 240;
+
+/// Prints how many NMIs each CPU has had, and what the kernel has logged beside what it always says
+/// when one comes that nobody expected. The console is not told: that takes longer than the NMI.
+const SCRIPT: &str = "echo -1 >/proc/sys/kernel/printk; dmesg -c >/dev/null; \
+    workload held stdin-hold; \
+    grep NMI: /proc/interrupts; echo 'log:'; \
+    dmesg | grep -vE '\\] (Uhhuh\\. NMI received for unknown reason [0-9a-f]{2} on CPU [0-9]+\\.\
+|Do you have a strange power saving mode enabled\\?\
+|Dazed and confused, but trying to continue\
+|INFO: NMI handler .* took too long to run: .*)$'; \
+    echo 'end of log'; read line";
+
+/// What an NMI interrupted: the frame that the processor pushed (SDM vol. 3, 6.14.2).
+#[derive(Clone, Copy, Debug)]
+struct Interrupted {
+    rip: u64,
+    rflags: u64,
+}
+
+impl Interrupted {
+    /// Finds the frame in what the witness captured of its stack.
+    fn of(event: &Event) -> Option<Self> {
+        const KERNEL: [u64; 2] = [0x10, 0x18];
+        const USER: [u64; 2] = [0x33, 0x2b];
+        let words: Vec<u64> = event
+            .captured
+            .bytes()
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+            .collect();
+        words.windows(5).find_map(|words| match *words {
+            [rip, cs, rflags, _, ss] if [KERNEL, USER].contains(&[cs, ss]) => {
+                Some(Self { rip, rflags })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// Sends NMIs to a guest that is busy.
+struct Storm {
+    random: Random,
+    /// How many each CPU was sent.
+    sent: Vec<u64>,
+}
+
+impl Storm {
+    /// Sends `count` at random times, in between calls of the function that `busy` is on.
+    fn send(&mut self, running: &mut Running, count: u64, busy: ProbeId) {
+        let machine = running.machine.clone();
+        let hits = |machine: &Machine| info(machine, busy).counts.hits;
+        for number in 0..count {
+            let cpu = usize::try_from(self.random.below(self.sent.len() as u64)).expect("few");
+            let all = self.random.chance(20);
+            let sent = machine.inject_nmi((!all).then(|| u32::try_from(cpu).expect("few")));
+            sent.unwrap_or_else(|error| panic!("{}", chain(&error)));
+            for (index, sent) in self.sent.iter_mut().enumerate() {
+                *sent += u64::from(all || index == cpu);
+            }
+            // Where the guest is by then, nobody knows; its virtual CPUs need this CPU.
+            sleep(Duration::from_micros(self.random.below(4000)));
+            if number % 500 == 0 {
+                let seen = hits(&machine);
+                eprintln!("{number} NMIs, {seen} hits");
+                running.wait_while_running(|machine| hits(machine) > seen);
+            }
+        }
+    }
+}
+
+/// A storm of `count` NMIs over a guest in which each call of getpgid is to be counted by the probes
+/// that `exact` gives. Returns what the NMIs interrupted.
+fn every_call_is_counted(
+    optimize: bool,
+    count: u64,
+    exact: impl FnOnce(&Running) -> Vec<(ProbeSpec, Mechanism)>,
+) -> Vec<Interrupted> {
+    let seed = env::var("HVPROBE_STRESS_SEED").map_or(1, |seed| seed.parse().expect("a number"));
+    eprintln!("HVPROBE_STRESS_SEED={seed}");
+    let cpus = rig_cpus().clamp(1, 2);
+    let mut running = Running::boot(MachineConfig {
+        optimize,
+        ..guest(u32::try_from(cpus).expect("few"), &["sh", "-c", SCRIPT])
+    });
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let probed = [&["__x64_sys_getpgid", "do_getpgid", WITNESS][..], &NMI_PATH].concat();
+    let original: Vec<_> = probed.iter().map(|name| running.text(name)).collect();
+
+    let (exact, mechanisms): (Vec<_>, Vec<_>) = exact(&running).into_iter().unzip();
+    let exact = machine
+        .register(&exact)
+        .unwrap_or_else(|error| panic!("{}", chain(&error)));
+    for (id, mechanism) in exact.iter().zip(mechanisms) {
+        let probe = info(&machine, *id);
+        assert_eq!(probe.mechanism, Some(mechanism), "{}", probe.definition);
+    }
+    let mut witness = probe(&format!("p {WITNESS}"));
+    witness.actions.capture = vec![Item::Memory {
+        base: Gpr::Rsp,
+        offset: SKIPPED,
+        len: CAPTURED,
+    }];
+    let witness = running.register(witness);
+    let witnessed = follow(&machine, witness);
+    let kinds = ["p", "r64"].into_iter();
+    let path: Vec<_> = kinds
+        .flat_map(|kind| NMI_PATH.map(|name| probe(&format!("{kind} {name}"))))
+        .collect();
+    let path = machine
+        .register_batch(&path, Refusals::Skip)
+        .unwrap_or_else(|error| panic!("{}", chain(&error)))
+        .ids();
+
+    machine.console_input(b"\n");
+    let mut storm = Storm {
+        random: Random::new(&[seed]),
+        sent: vec![0; cpus],
+    };
+    storm.send(&mut running, count, exact[0]);
+    // Every virtual CPU has taken what it was sent before it stops.
+    machine.pause().expect("running");
+    machine.resume().expect("paused");
+    machine.console_input(b"\n");
+    running.wait_for("over");
+    machine.console_input(b"\n");
+    let printed = running.wait_for("end of log");
+
+    let calls = u64::try_from(values(&printed, "calls")[0]).expect("a count");
+    let probes = machine.probes();
+    let of = |ids: &[ProbeId]| -> Vec<_> {
+        let these = probes.iter().filter(|probe| ids.contains(&probe.id));
+        these.cloned().collect()
+    };
+    for probe in of(&exact) {
+        let counts = probe.counts;
+        let all = (counts.hits, counts.missed, counts.orphans);
+        assert_eq!(all, (calls, 0, 0), "{} of seed {seed}", probe.definition);
+    }
+    let taken = taken(&printed);
+    for (sent, taken) in storm.sent.iter().zip(&taken) {
+        assert!((1..=*sent).contains(taken), "{taken} of {sent}");
+    }
+    let seen = info(&machine, witness).counts.hits;
+    assert_eq!(seen, taken.iter().sum::<u64>(), "{printed}");
+    let log = printed.split_once("log:\r\n").expect("a log").1;
+    assert!(log.starts_with("end of log"), "the kernel said:\n{log}");
+    eprintln!("{calls} calls; NMIs sent {:?}, taken {taken:?}", storm.sent);
+    for probe in of(&path) {
+        eprintln!(
+            "{}: {:?}, {} hits, {} missed",
+            probe.definition, probe.mechanism, probe.counts.hits, probe.counts.missed
+        );
+        assert!(probe.counts.hits > 0, "{}", probe.definition);
+    }
+    assert!(path.len() >= 4, "{:?}", of(&path));
+
+    let all: Vec<_> = probes.iter().map(|probe| probe.id).collect();
+    machine.unregister(&all).expect("registered");
+    for (name, original) in probed.iter().zip(&original) {
+        assert_eq!(&running.text(name), original, "{name}");
+    }
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+    let witnessed = witnessed.join().expect("no panic");
+    let interrupted: Vec<_> = witnessed.iter().filter_map(Interrupted::of).collect();
+    assert!(
+        interrupted.len() * 2 > witnessed.len(),
+        "{} frames in {} events, such as {:x?}",
+        interrupted.len(),
+        witnessed.len(),
+        witnessed.first()
+    );
+    interrupted
+}
+
+/// How many NMIs each CPU has had, by its own account.
+fn taken(printed: &str) -> Vec<u64> {
+    let line = printed.lines().find(|line| line.trim().starts_with("NMI:"));
+    let words = line.expect("a row of NMIs").split_whitespace().skip(1);
+    words.map_while(|word| word.parse().ok()).collect()
+}
+
+/// The events of a probe until the machine ends.
+fn follow(machine: &Machine, id: ProbeId) -> JoinHandle<Vec<Event>> {
+    let mut stream = machine.subscribe(vec![id], 1 << 16);
+    spawn(move || {
+        let mut events = Vec::new();
+        while let Some(delivery) = stream.blocking_next() {
+            events.extend(delivery.events);
+        }
+        events
+    })
+}
+
+#[test]
+fn every_call_is_counted_by_detours_that_nmis_interrupt() {
+    if rig("NMIs into detours").is_none() {
+        return;
+    }
+    let interrupted = every_call_is_counted(true, 3000, |_| {
+        let definitions = [
+            "p __x64_sys_getpgid",
+            "r64 __x64_sys_getpgid",
+            "p do_getpgid",
+            "r64 do_getpgid",
+        ];
+        let optimized = definitions.map(|text| (probe(text), Mechanism::Optimized));
+        optimized.into()
+    });
+    let window = KERNEL_WINDOW.start.0..KERNEL_WINDOW.end.0;
+    let inside = interrupted
+        .iter()
+        .filter(|it| window.contains(&it.rip))
+        .count();
+    eprintln!("{inside} of {} NMIs came in detours", interrupted.len());
+    assert!(inside > 0);
+}
+
+#[test]
+fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
+    if rig("NMIs into breakpoints").is_none() {
+        return;
+    }
+    let mut stepped_at = 0;
+    let interrupted = every_call_is_counted(false, 2000, |running| {
+        let with = |definition: &str, mechanism| ProbeSpec {
+            mechanism: Some(mechanism),
+            ..probe(definition)
+        };
+        stepped_at = running.address("do_getpgid").0;
+        // The first instruction that can be boosted is one that every call comes to.
+        let boosted = (1..32)
+            .map(|offset| with(&format!("p do_getpgid+{offset}"), Mechanism::Boosted))
+            .find(|spec| {
+                let ids = running.machine.register(std::slice::from_ref(spec));
+                ids.is_ok_and(|ids| running.machine.unregister(&ids).is_ok())
+            });
+        vec![
+            (probe("p __x64_sys_getpgid"), Mechanism::Emulated),
+            (with("p do_getpgid", Mechanism::Stepped), Mechanism::Stepped),
+            (boosted.expect("one of them"), Mechanism::Boosted),
+            (probe("r64 __x64_sys_getpgid"), Mechanism::Emulated),
+        ]
+    });
+    // Interrupts are on in this function, and off while a copy is stepped: the NMI came before the
+    // copy ran.
+    let stepping = interrupted
+        .iter()
+        .filter(|it| it.rip == stepped_at && it.rflags & rflags::IF == 0)
+        .count();
+    let window = KERNEL_WINDOW.start.0..KERNEL_WINDOW.end.0;
+    let inside = interrupted
+        .iter()
+        .filter(|it| window.contains(&it.rip))
+        .count();
+    eprintln!(
+        "of {} NMIs, {stepping} came before a stepped copy ran, {inside} in other copies",
+        interrupted.len()
+    );
+    assert!(stepping > 0);
+}
