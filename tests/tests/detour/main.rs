@@ -8,6 +8,7 @@ mod compare;
 mod copies;
 mod interrupts;
 mod kernel;
+mod overtaken;
 mod returns;
 mod rings;
 

@@ -32,19 +32,19 @@ const MISSED: u64 = 2;
 const FREE: u64 = 8;
 
 /// A return probe's instances and code.
-struct Returns<'a> {
+pub(crate) struct Returns<'a> {
     arena: &'a Arena,
-    instances: Instances,
-    entry: EntryCapture,
-    layout: Layout,
-    stubs: Gva,
+    pub(crate) instances: Instances,
+    pub(crate) entry: EntryCapture,
+    pub(crate) layout: Layout,
+    pub(crate) stubs: Gva,
     first_stub: u32,
     conditions: Vec<Condition>,
 }
 
 impl<'a> Returns<'a> {
     /// The `number`th probe of the arena.
-    fn new(
+    pub(crate) fn new(
         room: &mut Room<'a>,
         arena: &'a Arena,
         ring: &Ring,
@@ -83,7 +83,7 @@ impl<'a> Returns<'a> {
         }
     }
 
-    fn member(&self) -> Member<'_> {
+    pub(crate) fn member(&self) -> Member<'_> {
         Member {
             conditions: &self.conditions,
             vetoed: self.arena.counter(VETOED),
@@ -101,7 +101,7 @@ impl<'a> Returns<'a> {
     }
 
     /// Checks that every instance is free, and on the list once.
-    fn check_idle(&self) {
+    pub(crate) fn check_idle(&self) {
         let layout = InstanceLayout::new(&self.entry).unwrap();
         let at = |index: u64| {
             self.instances
@@ -143,7 +143,7 @@ fn everything(arena: &Arena) -> (EntryCapture, Capture) {
 }
 
 /// The argument at entry, the result at the return.
-fn in_and_out() -> (EntryCapture, Capture) {
+pub(crate) fn in_and_out() -> (EntryCapture, Capture) {
     let entry = EntryCapture {
         registers: RegisterSet::from_iter([Gpr::Rdi]),
         stack: Vec::new(),
@@ -157,7 +157,7 @@ fn in_and_out() -> (EntryCapture, Capture) {
 }
 
 /// Writes a function that begins with a nop of five bytes.
-fn function_with(
+pub(crate) fn function_with(
     arena: &Arena,
     build: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
 ) -> Span {
@@ -287,7 +287,7 @@ fn function(arena: &Arena) -> Function {
     unsafe { std::mem::transmute(arena.code(arena.function())) }
 }
 
-fn drain(reader: &mut Reader<'_>, layout: &Layout) -> Vec<Record> {
+pub(crate) fn drain(reader: &mut Reader<'_>, layout: &Layout) -> Vec<Record> {
     std::iter::from_fn(|| next(reader, layout)).collect()
 }
 

@@ -1,0 +1,240 @@
+//! The free list of a return probe, when a call is overtaken by others between any two instructions
+//! of its detour or of the code it returns to.
+//!
+//! All of it happens in one thread, in an order that the test decides: a call that is in the function
+//! has left the bench by one exit, one that stands somewhere in generated code has left it by an int3
+//! there, and is entered again with the registers it left with.
+
+use super::quiet;
+use super::returns::{Returns, drain, function_with, in_and_out};
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{InstanceLayout, STUB};
+use hvprobe_arch::regs::{Gpr, Regs};
+use hvprobe_tests::detour::arena::Arena;
+use hvprobe_tests::detour::bench::{Bench, State};
+use hvprobe_tests::detour::probed::{Planted, Room};
+use hvprobe_tests::detour::reader::Reader;
+use hvprobe_tests::detour::traps;
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+/// Exits of the bench: a call stands at an int3, has returned, is in the function.
+const STANDS: u64 = 0;
+const RETURNED: u64 = 1;
+const INSIDE: u64 = 2;
+const INT3: u8 = 0xcc;
+/// As many as there are ever calls at once.
+const COUNT: u64 = 4;
+
+/// Calls of one function, each with a stack of its own.
+struct Calls<'a> {
+    arena: &'a Arena,
+    bench: &'a Bench<'a>,
+    returns: &'a Returns<'a>,
+    /// Every value that the free list's word has had before the one it has.
+    words: HashSet<u64>,
+    word: Option<u64>,
+}
+
+/// A call that stands at an instruction.
+struct Standing {
+    at: Gva,
+    state: State,
+}
+
+impl<'a> Calls<'a> {
+    fn new(arena: &'a Arena, bench: &'a Bench<'a>, returns: &'a Returns<'a>) -> Self {
+        let mut calls = Self {
+            arena,
+            bench,
+            returns,
+            words: HashSet::new(),
+            word: None,
+        };
+        calls.note_word();
+        calls
+    }
+
+    /// The list may have changed: its word is another one each time.
+    fn note_word(&mut self) {
+        let word = self.word(self.returns.instances.free);
+        if self.word != Some(word) {
+            self.words.extend(self.word.replace(word));
+            assert!(!self.words.contains(&word), "{word:#x} again");
+        }
+    }
+
+    /// Where the return address of `call` belongs.
+    fn slot(&self, call: u64) -> Gva {
+        self.arena.stack().start.wrapping_add(0x1000 * (call + 1))
+    }
+
+    fn word(&self, at: Gva) -> u64 {
+        self.arena.word(at).load(Ordering::SeqCst)
+    }
+
+    /// Goes on at `at` until the call leaves the bench by `exit`.
+    fn go(&self, at: Gva, state: &State, exit: u64) -> State {
+        let left = self.bench.run(at, state);
+        assert_eq!(left.exit, exit);
+        left.state
+    }
+
+    /// The same; `None` if it came to an int3 at `stop` before, where it now stands.
+    fn go_until(&self, at: Gva, state: &State, exit: u64, stop: Gva) -> Option<Standing> {
+        let original = self.arena.read(stop, 1);
+        self.arena.write(stop, &[INT3]);
+        let known = traps::know(stop, self.bench.exit(STANDS));
+        let left = self.bench.run(at, state);
+        drop(known);
+        self.arena.write(stop, &original);
+        let state = left.state;
+        let standing = Standing { at: stop, state };
+        assert!(left.exit == STANDS || left.exit == exit, "{}", left.exit);
+        (left.exit == STANDS).then_some(standing)
+    }
+
+    /// What `call` is made with.
+    fn made(&self, call: u64) -> State {
+        let slot = self.slot(call);
+        let back = self.bench.exit(RETURNED);
+        self.arena.word(slot).store(back.0, Ordering::SeqCst);
+        self.registers(slot, call)
+    }
+
+    /// What `call` returns with.
+    fn done(&self, call: u64) -> State {
+        self.registers(self.slot(call).wrapping_add(8), call)
+    }
+
+    fn registers(&self, rsp: Gva, call: u64) -> State {
+        State {
+            regs: Regs {
+                rsp: rsp.0,
+                rdi: call,
+                rax: !call,
+                ..Regs::default()
+            },
+            vectors: [[0; 4]; 16],
+        }
+    }
+
+    fn enter(&mut self, call: u64) {
+        self.go(self.arena.function(), &self.made(call), INSIDE);
+        self.note_word();
+    }
+
+    fn leave(&mut self, call: u64) {
+        let stub = Gva(self.word(self.slot(call)));
+        let left = self.go(stub, &self.done(call), RETURNED);
+        assert_eq!(left.regs.rsp, self.slot(call).0 + 8);
+        assert_eq!(left.regs.get(Gpr::Rax), !call);
+        self.note_word();
+    }
+
+    /// The instance of `call`, which is in the function.
+    fn instance(&self, call: u64) -> u64 {
+        let slot = self.slot(call);
+        let offset = Gva(self.word(slot)).offset_from(self.returns.stubs);
+        let index = offset.expect("a stub") / u64::from(STUB);
+        assert!(index < COUNT, "{index}");
+        let layout = InstanceLayout::new(&self.returns.entry).unwrap();
+        let at = index * layout.stride() as u64;
+        let at = self.returns.instances.at.wrapping_add(at);
+        let bytes = self.arena.read(at, layout.stride());
+        let instance = layout.read(&bytes).unwrap();
+        assert_eq!(instance.slot, slot, "{call} has {index}");
+        assert_eq!(instance.regs.rdi, call);
+        index
+    }
+
+    fn assert_apart(&self, calls: &[u64]) {
+        let instances: HashSet<u64> = calls.iter().map(|call| self.instance(*call)).collect();
+        assert_eq!(instances.len(), calls.len(), "{calls:?}: {instances:?}");
+    }
+
+    /// Others take the first instance and the second, and give the first back: the list begins as it
+    /// did, and goes on differently.
+    fn overtake(&mut self) {
+        self.enter(1);
+        self.enter(2);
+        self.leave(1);
+    }
+}
+
+/// The instructions from `at` on, as long as `wanted`.
+fn instructions(arena: &Arena, at: Gva, wanted: impl Fn(&Instruction) -> bool) -> Vec<Instruction> {
+    let code = arena.read(at, 4096);
+    let decoder = Decoder::with_ip(64, &code, at.0, DecoderOptions::NONE);
+    decoder.into_iter().take_while(wanted).collect()
+}
+
+fn is_exchange(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Cmpxchg
+}
+
+#[test]
+fn a_call_that_is_overtaken_at_any_instruction_has_an_instance_of_its_own() {
+    let arena = Arena::new().unwrap();
+    let bench = Bench::new(&arena).unwrap();
+    let ring = quiet(&arena, 64);
+    let mut room = Room::new(&arena);
+    let count = u32::try_from(COUNT).unwrap();
+    let returns = Returns::new(&mut room, &arena, &ring, 0, count, in_and_out());
+    let inside = bench.exit(INSIDE);
+    let span = function_with(&arena, |a| a.jmp(inside.0));
+    let detour = room.detour(&span, &ring, &[returns.member()]).unwrap();
+    let _planted = Planted::new(&arena, &span, &detour);
+    let mut reader = Reader::new(&arena, ring);
+    let mut calls = Calls::new(&arena, &bench, &returns);
+
+    let tail = detour.tail();
+    let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
+    // Behind the stubs; what follows the return are pieces for when the ring is full.
+    let common = returns.stubs.wrapping_add(COUNT * u64::from(STUB));
+    let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
+    let mut exchanges = [0, 0];
+    for (instructions, enters) in [(&entering, true), (&leaving, false)] {
+        let mut stood = 0;
+        for instruction in instructions {
+            let stop = Gva(instruction.ip());
+            let (at, state, exit) = if enters {
+                (arena.function(), calls.made(0), INSIDE)
+            } else {
+                calls.enter(0);
+                (Gva(calls.word(calls.slot(0))), calls.done(0), RETURNED)
+            };
+            let standing = calls.go_until(at, &state, exit, stop);
+            calls.note_word();
+            // Others' instructions are not on the way of a call that nobody overtakes.
+            if let Some(Standing { at, state }) = standing {
+                stood += 1;
+                exchanges[usize::from(enters)] += usize::from(is_exchange(instruction));
+                calls.overtake();
+                calls.go(at, &state, exit);
+                calls.note_word();
+            } else {
+                calls.overtake();
+            }
+            if enters {
+                calls.enter(3);
+                calls.assert_apart(&[0, 2, 3]);
+                calls.leave(0);
+            } else {
+                calls.enter(3);
+                calls.assert_apart(&[2, 3]);
+            }
+            calls.leave(2);
+            calls.leave(3);
+            returns.check_idle();
+            let records = drain(&mut reader, &returns.layout);
+            let mut made: Vec<u64> = records.iter().map(|it| it.call.unwrap().regs.rdi).collect();
+            made.sort_unstable();
+            assert_eq!(made, [0, 1, 2, 3]);
+        }
+        assert!(stood > 20, "{stood} of {}", instructions.len());
+    }
+    // The reservation of a record is one too.
+    assert_eq!(exchanges, [2, 1]);
+}
