@@ -15,7 +15,7 @@ use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::probed::{Planted, Room};
 use hvprobe_tests::detour::reader::Reader;
 use hvprobe_tests::detour::traps;
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
@@ -24,6 +24,7 @@ const STANDS: u64 = 0;
 const RETURNED: u64 = 1;
 const INSIDE: u64 = 2;
 const INT3: u8 = 0xcc;
+const NOP: u8 = 0x90;
 /// As many as there are ever calls at once.
 const COUNT: u64 = 4;
 
@@ -35,6 +36,7 @@ struct Calls<'a> {
     /// Every value that the free list's word has had before the one it has.
     words: HashSet<u64>,
     word: Option<u64>,
+    tagged: bool,
 }
 
 /// A call that stands at an instruction.
@@ -44,13 +46,14 @@ struct Standing {
 }
 
 impl<'a> Calls<'a> {
-    fn new(arena: &'a Arena, bench: &'a Bench<'a>, returns: &'a Returns<'a>) -> Self {
+    fn new(arena: &'a Arena, bench: &'a Bench<'a>, returns: &'a Returns<'a>, tagged: bool) -> Self {
         let mut calls = Self {
             arena,
             bench,
             returns,
             words: HashSet::new(),
             word: None,
+            tagged,
         };
         calls.note_word();
         calls
@@ -61,7 +64,8 @@ impl<'a> Calls<'a> {
         let word = self.word(self.returns.instances.free);
         if self.word != Some(word) {
             self.words.extend(self.word.replace(word));
-            assert!(!self.words.contains(&word), "{word:#x} again");
+            let again = self.tagged && self.words.contains(&word);
+            assert!(!again, "{word:#x} has been there before");
         }
     }
 
@@ -144,7 +148,7 @@ impl<'a> Calls<'a> {
         let at = self.returns.instances.at.wrapping_add(at);
         let bytes = self.arena.read(at, layout.stride());
         let instance = layout.read(&bytes).unwrap();
-        assert_eq!(instance.slot, slot, "{call} has {index}");
+        assert_eq!(instance.slot, slot, "{index} is another call's than {call}");
         assert_eq!(instance.regs.rdi, call);
         index
     }
@@ -170,12 +174,28 @@ fn instructions(arena: &Arena, at: Gva, wanted: impl Fn(&Instruction) -> bool) -
     decoder.into_iter().take_while(wanted).collect()
 }
 
+/// The tag's.
+fn is_count(instruction: &Instruction) -> bool {
+    instruction.code() == Code::Inc_rm32 && instruction.op0_register() == Register::EDX
+}
+
 fn is_exchange(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Cmpxchg
 }
 
 #[test]
 fn a_call_that_is_overtaken_at_any_instruction_has_an_instance_of_its_own() {
+    overtake_everywhere(true);
+}
+
+#[test]
+#[should_panic(expected = "is another call's")]
+fn without_the_tag_two_calls_come_to_have_one_instance() {
+    overtake_everywhere(false);
+}
+
+/// Has a call overtaken at every instruction; `tagged` says whether the free list's tag counts.
+fn overtake_everywhere(tagged: bool) {
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
     let ring = quiet(&arena, 64);
@@ -187,13 +207,19 @@ fn a_call_that_is_overtaken_at_any_instruction_has_an_instance_of_its_own() {
     let detour = room.detour(&span, &ring, &[returns.member()]).unwrap();
     let _planted = Planted::new(&arena, &span, &detour);
     let mut reader = Reader::new(&arena, ring);
-    let mut calls = Calls::new(&arena, &bench, &returns);
+    let mut calls = Calls::new(&arena, &bench, &returns, tagged);
 
     let tail = detour.tail();
     let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
     // Behind the stubs; what follows the return are pieces for when the ring is full.
     let common = returns.stubs.wrapping_add(COUNT * u64::from(STUB));
     let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
+    if !tagged {
+        let counts = entering.iter().chain(&leaving).filter(|it| is_count(it));
+        for instruction in counts {
+            arena.write(Gva(instruction.ip()), &[NOP; 2]);
+        }
+    }
     let mut exchanges = [0, 0];
     for (instructions, enters) in [(&entering, true), (&leaving, false)] {
         let mut stood = 0;
