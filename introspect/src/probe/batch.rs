@@ -16,11 +16,11 @@ use super::commit::CommitError;
 use super::glob::BATCH_MAX;
 use super::jump::Jump;
 use super::plan::{Obstacle, Probepoint, Refused};
-use super::registry::{RegisterError, Registry};
+use super::registry::{ChangeError, RegisterError, Registry};
 use super::table::ProbeTable;
 use super::{ProbeId, ProbeSpec};
 use crate::definition::Target;
-use crate::world::{Standing, World};
+use crate::world::{Standing, StopError, World};
 
 /// What becomes of a batch when a probe of it is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,15 +191,38 @@ impl Registry {
                 let late: BTreeSet<ProbeId> = late.into_iter().map(|(id, _)| id).collect();
                 self.take_back(&late.iter().copied().collect::<Vec<_>>(), world);
                 probes.retain(|(_, id)| !late.contains(id));
-                skipped.sort_by_key(|skipped| skipped.index);
                 stopped_for
             }
         };
+        for (id, why) in self.denied(&ids_of(&probes)) {
+            let Some(place) = probes.iter().position(|(_, other)| *other == id) else {
+                continue;
+            };
+            let (index, _) = probes[place];
+            let spec = self.probes.get(&id).map(|probe| probe.spec.clone());
+            let Some(spec) = spec else { continue };
+            if refusals == Refusals::Fail {
+                self.give_up(&ids_of(&probes), world)?;
+                return Err(refused(index, &spec, why));
+            }
+            self.give_up(&[id], world)?;
+            probes.remove(place);
+            skipped.push(Skipped::new(index, &spec, why));
+        }
+        skipped.sort_by_key(|skipped| skipped.index);
         Ok(Registered {
             probes,
             skipped,
             stopped_for,
         })
+    }
+
+    /// Unregisters probes that were planted, but not as they were to be.
+    fn give_up(&mut self, ids: &[ProbeId], world: &dyn World) -> Result<(), StopError> {
+        match self.unregister(ids, world) {
+            Err(ChangeError::Stop(error)) => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// What `specs` stand for, as far as nothing speaks against it, and what else there is.

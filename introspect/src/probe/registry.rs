@@ -261,6 +261,22 @@ impl Registry {
         })
     }
 
+    /// Those of `ids`, just planted, that asked for a jump and have an int3, as it turned out in the
+    /// stop that somebody is in the way.
+    pub(super) fn denied(&self, ids: &[ProbeId]) -> Vec<(ProbeId, Refused)> {
+        let why = |id: &ProbeId| {
+            let probe = self.probes.get(id)?;
+            let Place::At(at) = probe.place else {
+                return None;
+            };
+            let wants = probe.spec.mechanism == Some(Mechanism::Optimized);
+            let site = self.sites.get(&at).filter(|_| wants)?;
+            let source = self.unoptimized(site)?;
+            Some((*id, Refused::Unoptimized { at, source }))
+        };
+        ids.iter().filter_map(why).collect()
+    }
+
     /// A new probe, with its instances if it is a return probe.
     fn probe(&self, id: ProbeId, spec: &ProbeSpec) -> Result<Probe, Refused> {
         let pool = match spec.definition.kind {

@@ -177,3 +177,32 @@ fn a_table_that_cannot_be_read_to_its_end_keeps_all_jumps_away() {
         assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange), "{link:#x}");
     }
 }
+
+#[test]
+fn a_jump_that_was_asked_for_is_refused_where_the_guest_has_a_kprobe() {
+    let forced = |definition| ProbeSpec {
+        mechanism: Some(Mechanism::Optimized),
+        ..spec(definition)
+    };
+    let mut rig = Rig::optimizing();
+    let kprobe = rig.at("filler_002", 1);
+    has(&rig, &[kprobe]);
+    let specs = [spec("p filler_004"), forced(SHORT)];
+    let before = rig.list();
+    let (index, why) = refusal(rig.try_register(&specs));
+    let at = rig.at("filler_002", 0);
+    let source = Unoptimized::Kprobe { at: kprobe };
+    assert_eq!((index, why), (1, Refused::Unoptimized { at, source }));
+    assert_eq!(rig.list(), before);
+    assert_eq!(
+        (rig.byte(at), rig.byte(rig.at("filler_004", 0))),
+        (0x55, 0x55)
+    );
+    // The rest, if that is wanted.
+    let batch = rig
+        .registry
+        .register_batch(&specs, crate::probe::Refusals::Skip, &*rig.guest)
+        .unwrap();
+    assert_eq!((batch.probes.len(), batch.skipped.len()), (1, 1));
+    assert_eq!(rig.byte(at), 0x55);
+}

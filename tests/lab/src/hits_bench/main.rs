@@ -61,13 +61,13 @@ const GDB: &str = "gdb's breakpoint in QEMU";
 
 const RATIOS: [Ratio; 9] = [
     ratio(EMULATED.name, EXIT, 1.25),
-    ratio("return probe", EMULATED.name, 1.6),
+    ratio("return probe", EMULATED.name, 1.75),
     ratio("kprobe + return probe", "return probe", 1.25),
-    ratio(OPTIMIZED.name, OWN_FTRACE, 1.0),
-    ratio(OPTIMIZED.name, OWN_INT3, 1.0),
+    ratio(OPTIMIZED.name, OWN_FTRACE, 0.25),
+    ratio(OPTIMIZED.name, OWN_INT3, 0.25),
     ratio(SAME_PLACE, OWN_OPTIMIZED, 1.0),
-    ratio("return probe, optimized", OWN_RETURN, 1.0),
-    ratio("kprobe + return probe, optimized", OWN_BOTH, 1.0),
+    ratio("return probe, optimized", OWN_RETURN, 0.35),
+    ratio("kprobe + return probe, optimized", OWN_BOTH, 0.35),
     ratio(EMULATED.name, GDB, 0.1),
 ];
 const RUNS: [Runs; 6] = [
