@@ -10,7 +10,7 @@
 //! A parked virtual CPU stays while something keeps it: a *transaction* (text is being changed), a
 //! *pause* of the machine, or a *hold* of its own. The *end* makes it leave whatever else keeps it.
 //! These are independent of each other. An *NMI* keeps nobody; it only wants attention, and waits
-//! until the virtual CPU takes it.
+//! until the virtual CPU takes it, which it does when asked and when it goes on.
 //!
 //! Invariants, whatever the order of calls:
 //! - from the moment [`Barrier::stopped`] said so until [`Barrier::finish`], nothing runs;

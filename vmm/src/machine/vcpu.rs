@@ -226,13 +226,18 @@ impl Vcpu {
     /// Does what attention is wanted for; returns whether the loop goes on. An NMI does not wait for
     /// the end of a step: the exception window takes it up.
     fn attend(&mut self, control: &Control, guard: &Guard) -> Result<bool, kvm_ioctls::Error> {
-        if control.take_nmi(self.index) {
-            self.cpu.raise_nmi()?;
+        loop {
+            if control.take_nmi(self.index) {
+                self.cpu.raise_nmi()?;
+            }
+            if !control.must_park(self.index) || !self.may_stand(control) {
+                return Ok(true);
+            }
+            // What was sent while it stood did not kick it.
+            if let Order::End = self.stand(guard) {
+                return Ok(false);
+            }
         }
-        if control.must_park(self.index) && self.may_stand(control) {
-            return Ok(!matches!(self.stand(guard), Order::End));
-        }
-        Ok(true)
     }
 
     fn publish(&self) {

@@ -165,8 +165,7 @@ impl Machine {
         match thread {
             Thread::New => self.barrier.park(index, None),
             Thread::Running if self.vcpus[index].flag => {
-                let waited = std::mem::take(&mut self.wanted.nmi[index]);
-                assert_eq!(self.barrier.take_nmi(index), waited, "NMI of {index}");
+                self.take_nmi(index);
                 if !self.barrier.must_park(index) {
                     return;
                 }
@@ -182,6 +181,15 @@ impl Machine {
             Proceed::End => Thread::Gone,
         };
         vcpu.kicked = false;
+        if vcpu.thread == Thread::Running {
+            self.take_nmi(index);
+        }
+    }
+
+    /// Its thread takes the NMI that waits, and knows whether there is one.
+    fn take_nmi(&mut self, index: usize) {
+        let waits = std::mem::take(&mut self.wanted.nmi[index]);
+        assert_eq!(self.barrier.take_nmi(index), waits, "NMI of {index}");
     }
 
     fn check(&self) {
