@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
     /// hits: how often every loop is timed; the shortest times and the middle ones count
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeats: u32,
     /// hits: rounds of the comparison of a program with and without a probe on its path; 0 leaves it
     /// out
@@ -60,8 +60,7 @@ enum What {
     /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
     /// breakpoint of gdb's: time, exits, ioctls, and the engine's instructions (counted on this
     /// machine with valgrind); how much slower a probe makes a program of system calls. On bochs,
-    /// where instructions are counted and not time, `--calls 1000 --repeats 1 --rounds 3 --gdb-hits 0`
-    /// are enough
+    /// where instructions are counted and not time, `--calls 1000 --rounds 3 --gdb-hits 0` are enough
     Hits,
     /// How long it takes to plant 10,000 probes at once in the text of the stock kernel, and for how
     /// much of that the guest stands still. On this machine, without a guest

@@ -98,7 +98,7 @@ struct Options {
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
     /// How often every loop is timed; the shortest times and the middle ones count
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     /// Rounds of the comparison of a program with and without a probe on its path; 0 leaves it out
     #[arg(long, default_value_t = 20)]

@@ -184,7 +184,7 @@ struct Server {
     program: Child,
     socket: PathBuf,
     _folder: tempfile::TempDir,
-    _words: Lines,
+    words: Lines,
 }
 
 impl Server {
@@ -206,7 +206,7 @@ impl Server {
             program,
             socket,
             _folder: folder,
-            _words: words,
+            words,
         };
         listens.context("hvprobe serve does not listen")?;
         Ok(server)
@@ -222,7 +222,14 @@ impl Server {
     fn ask(&self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
         let output = self.command().args(words).stdin(Stdio::null()).output()?;
         if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+            let list = self.command().args(["vm", "list"]).output()?;
+            let said: Vec<_> = self.words.rest().collect();
+            bail!(
+                "{}\n{}{}",
+                String::from_utf8_lossy(&output.stderr).trim(),
+                String::from_utf8_lossy(&list.stdout),
+                said.join("\n")
+            );
         }
         Ok(())
     }

@@ -42,6 +42,11 @@ impl Lines {
         }
     }
 
+    /// What has been read and not been looked at.
+    pub fn rest(&self) -> impl Iterator<Item = String> {
+        self.0.try_iter()
+    }
+
     /// The next line with `text` in it; none as for [`Lines::find`].
     #[must_use]
     pub fn wait_for(&self, text: &str, limit: Duration) -> Option<String> {
