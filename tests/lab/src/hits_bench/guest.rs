@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hvprobe_lab::measure::median;
 use hvprobe_lab::measure::stream::Lines;
 
@@ -105,9 +105,12 @@ impl Console {
 
     /// Runs `workload tsc-loop` with `words`.
     pub(crate) fn tsc_loop(&mut self, words: &str) -> Result<Ticks> {
-        self.type_line(&format!("workload tsc-loop {words}"))?;
+        self.type_line(&format!("workload tsc-loop {words}; echo \"over: $?\""))?;
         let calls = self.answer("calls")?;
         let ticks = self.answer("ticks")?;
+        // Only now the guest's own probes are gone.
+        let over = self.answer("over")?;
+        ensure!(over == "0", "the loop ended with status {over}");
         parse_ticks(&calls, &ticks).with_context(|| format!("no ticks in {ticks:?}"))
     }
 }
