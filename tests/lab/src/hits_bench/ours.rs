@@ -3,7 +3,8 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hvprobe_lab::measure::stream::Lines;
@@ -13,8 +14,10 @@ use crate::guest::{Console, Ticks};
 
 const MACHINE: &str = "hits";
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off";
-/// For the server to be there.
+/// For the server to be there, and for a probe to be possible.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What is said of a jump that is not possible just now.
+const CHANGES: &str = "changing its own kprobes";
 
 /// What a program in the guest does over and over.
 #[derive(Clone, Copy, Debug)]
@@ -162,7 +165,16 @@ impl Machine {
             .iter()
             .map(|word| word.replace("{}", work.function));
         let add = ["probe", "add", "--vm", MACHINE].map(str::to_owned);
-        self.server.ask(add.into_iter().chain(words))?;
+        let add: Vec<String> = add.into_iter().chain(words).collect();
+        // The guest's kernel works on for a while when its own probes are gone, which is seen from here
+        // only by asking again.
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.server.ask(&add) {
+            if !error.to_string().contains(CHANGES) || Instant::now() >= deadline {
+                return Err(error);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
         let measured = self.bare(work, None);
         self.server
             .ask(["probe", "remove", "--vm", MACHINE, "--all"])?;
