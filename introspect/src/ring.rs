@@ -225,7 +225,7 @@ struct Around<'a> {
 }
 
 /// How many return probes one call can be followed by.
-const NESTED_MAX: usize = 16;
+pub(crate) const NESTED_MAX: usize = 16;
 
 /// All sources, by the number their records have.
 #[derive(Clone, Debug, Default)]

@@ -10,7 +10,7 @@
 #![cfg(loom)]
 
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_introspect::calls::{Calls, DATA_MAX, Ended, Entry, MaxActive, Pool};
+use hvprobe_introspect::calls::{Calls, DATA_MAX, Ended, Entry, Found, MaxActive, Pool};
 use hvprobe_introspect::probe::ProbeId;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,6 @@ use loom::thread;
 const A: Gva = Gva(0xffff_8880_0010_0000);
 const B: Gva = Gva(0xffff_8880_0020_0000);
 const C: Gva = Gva(0xffff_8880_0030_0000);
-const TRAMPOLINE: Gva = Gva(0xffff_ffff_8040_0000);
 
 /// Runs `test` in every way that takes the processor away from a running thread at most
 /// `preemptions` times.
@@ -57,7 +56,7 @@ impl Machine {
             return false;
         };
         let found = Gva(slot + 1);
-        let ret = open.enter(Gva(slot), found, TRAMPOLINE, |call| {
+        let ret = open.enter(Gva(slot), Found::Caller(found), |call| {
             panic!("an orphan: {call:?}");
         });
         assert_eq!(ret, Some(found));

@@ -50,7 +50,7 @@ use pool::{Link, PoolCell, Pools};
 use record::Record;
 pub use record::{DATA_MAX, Entry};
 use sync::{AtomicU64, Ordering};
-pub use task::{Call, Ended, TaskCalls};
+pub use task::{Call, Ended, Found, TaskCalls};
 
 use crate::probe::ProbeId;
 

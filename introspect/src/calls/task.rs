@@ -18,6 +18,17 @@ pub enum Ended {
     Orphaned,
 }
 
+/// What a function found in the place of its return address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Where it returns to.
+    Caller(Gva),
+    /// The trampoline: it was entered by a tail call, or has another probe.
+    Trampoline,
+    /// Code that follows a call without exits, and that goes on to the trampoline.
+    OnTheWay,
+}
+
 /// A call that has just ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
@@ -121,7 +132,8 @@ impl<'a> TaskCalls<'a> {
     /// Begins the entry of a function whose return address is at `slot`, where `found` was read,
     /// and returns the real return address: what [`TaskCalls::push`] wants. `None` if `slot` holds
     /// the trampoline's address without a call that accounts for it: then the call must not be
-    /// pushed, as nobody knows where it returns to.
+    /// pushed, as nobody knows where it returns to. Nor may it if the trampoline's turn comes after
+    /// other code's: the two visits of the trampoline could not be told apart.
     ///
     /// Frames that the entry proves abandoned are taken out and shown to `orphan`, newest first:
     /// those on the same stack that are below the new one or in its very place. If however the new
@@ -131,11 +143,10 @@ impl<'a> TaskCalls<'a> {
     pub fn enter(
         &mut self,
         slot: Gva,
-        found: Gva,
-        trampoline: Gva,
+        found: Found,
         mut orphan: impl FnMut(&Call<'_>),
     ) -> Option<Gva> {
-        if found == trampoline
+        if found == Found::Trampoline
             && let Some(ret) = self.unwind_to(slot, &mut orphan)
         {
             return Some(ret);
@@ -148,6 +159,8 @@ impl<'a> TaskCalls<'a> {
             let next = Link(record.next());
             if !same_stack(record.slot(), slot) {
                 newer = Some(record);
+            } else if record.slot() == slot && found == Found::OnTheWay {
+                break;
             } else if record.slot() <= slot {
                 report(pool, record, &mut orphan);
                 self.take_out(link, pool, record, newer);
@@ -156,7 +169,10 @@ impl<'a> TaskCalls<'a> {
             }
             link = next;
         }
-        (found != trampoline).then_some(found)
+        match found {
+            Found::Caller(ret) => Some(ret),
+            Found::Trampoline | Found::OnTheWay => None,
+        }
     }
 
     /// Remembers a call in an instance of `pool`; `false` if none is free, which is a miss. After

@@ -77,6 +77,7 @@ enum Step {
         interrupt: bool,
     },
     TailCall(Vec<usize>),
+    FollowedTailCall,
     InterruptedReturn {
         overwritten: bool,
     },
@@ -106,6 +107,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (on(), 0..4_u64, prop::bool::weighted(0.2))
             .prop_map(|(on, gap, interrupt)| Step::Call { on, gap, interrupt }),
         4 => on().prop_map(Step::TailCall),
+        3 => Just(Step::FollowedTailCall),
         3 => any::<bool>().prop_map(|overwritten| Step::InterruptedReturn { overwritten }),
         10 => Just(Step::Return),
         3 => (1..4_usize).prop_map(Step::Abandon),
@@ -182,6 +184,7 @@ proptest! {
                     task.call(&calls, &probes, &pick(&on), gap, interrupt);
                 }
                 Step::TailCall(on) => task.tail_call(&calls, &probes, &pick(&on)),
+                Step::FollowedTailCall => task.followed_tail_call(),
                 Step::InterruptedReturn { overwritten } => task.interrupted_return(overwritten),
                 Step::Return => task.ret(&calls, &probes),
                 Step::Abandon(frames) => task.abandon(frames),

@@ -69,7 +69,7 @@ impl Followed {
     }
 
     /// Where the call returns to whose stub is at `at`.
-    pub(crate) fn return_address(&self, at: Gva, mem: &dyn PhysMemory) -> Option<Gva> {
+    pub(crate) fn return_address(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         let offset = at.offset_from(self.stubs)?;
         let index = u32::try_from(offset / u64::from(STUB)).ok()?;
         (index < self.instances.count).then_some(())?;

@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Detour, JUMP};
 use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode};
+use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ProbeId;
 use super::budget::{Budget, Meter};
 use super::spec::Actions;
-use crate::calls::{Calls, Pool};
-use crate::hidden::Fixtures;
-use crate::ring::Source;
+use crate::calls::{Calls, Found, Pool};
+use crate::hidden::{Fixtures, KERNEL_WINDOW};
+use crate::ring::{NESTED_MAX, Source};
 
 /// Counts of one probe on one virtual CPU, on a cache line of their own: virtual CPUs that hit the
 /// same probe do not slow each other down.
@@ -383,6 +384,29 @@ impl ProbeTable {
 
     pub(super) fn followed(&self) -> &[Arc<Source>] {
         &self.followed
+    }
+
+    /// What a function has found at its entry in the place of its return address.
+    pub(super) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Found {
+        if self.is_trampoline(at) {
+            return Found::Trampoline;
+        }
+        let mut leads_to = at;
+        for _ in 0..NESTED_MAX {
+            if self.is_trampoline(leads_to) {
+                return Found::OnTheWay;
+            }
+            if leads_to < KERNEL_WINDOW.start || leads_to >= KERNEL_WINDOW.end {
+                return Found::Caller(at);
+            }
+            let mut calls = self.followed.iter().filter_map(|source| source.followed());
+            match calls.find_map(|calls| calls.return_address(leads_to, mem)) {
+                Some(next) => leads_to = next,
+                None => break,
+            }
+        }
+        // Of a probe that has left, which calls in flight may still lead to the trampoline.
+        Found::OnTheWay
     }
 
     pub(super) fn returns(&self) -> Option<&Returns> {

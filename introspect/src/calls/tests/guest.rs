@@ -50,6 +50,8 @@ pub(super) type Probes = HashMap<ProbeId, Probe>;
 pub(super) struct StackFrame {
     slot: u64,
     ret: u64,
+    /// Where the trampoline leads: to the caller, or to code that follows the call without exits.
+    behind: u64,
     /// It executed its `ret`, and then was interrupted at the trampoline.
     returning: bool,
 }
@@ -71,6 +73,8 @@ pub(super) struct GuestTask {
     number: u64,
     pub(super) frames: Vec<StackFrame>,
     pub(super) memory: HashMap<u64, u64>,
+    /// Where code goes on that follows a call without exits.
+    stubs: HashMap<u64, u64>,
     /// Calls that are to be reported yet.
     pub(super) pushed: HashMap<u64, Pushed>,
     made: u64,
@@ -84,6 +88,7 @@ impl GuestTask {
             number,
             frames: Vec::new(),
             memory: HashMap::new(),
+            stubs: HashMap::new(),
             pushed: HashMap::new(),
             made: 0,
         }
@@ -129,8 +134,21 @@ impl GuestTask {
         }
     }
 
-    /// A function that `on` are placed on is entered with its return address at `slot`.
-    fn enter(&mut self, calls: &Calls, probes: &Probes, on: &[ProbeId], slot: u64, ret: u64) {
+    /// What is found in the place of a return address.
+    fn found(&self, at: u64) -> Found {
+        let mut end = at;
+        while let Some(next) = self.stubs.get(&end) {
+            end = *next;
+        }
+        match end {
+            _ if at == TRAMPOLINE.0 => Found::Trampoline,
+            end if end == TRAMPOLINE.0 => Found::OnTheWay,
+            _ => Found::Caller(Gva(at)),
+        }
+    }
+
+    /// A function that `on` are placed on is entered in the newest frame.
+    fn enter(&mut self, calls: &Calls, probes: &Probes, on: &[ProbeId]) {
         let on: Vec<_> = on.iter().filter_map(|id| probes.get(id)).collect();
         if on.is_empty() {
             return;
@@ -140,12 +158,25 @@ impl GuestTask {
             on.iter().for_each(|probe| add(&probe.missed));
             return;
         };
-        let found = Gva(self.memory[&slot]);
+        let Some(frame) = self.frames.last() else {
+            return;
+        };
+        let slot = frame.slot;
+        let found = self.found(self.memory[&slot]);
+        let expected = match found {
+            Found::Caller(at) => Some(at),
+            Found::Trampoline => Some(Gva(frame.behind)),
+            Found::OnTheWay => None,
+        };
         let pushed = &mut self.pushed;
-        let real = open.enter(Gva(slot), found, TRAMPOLINE, |call| {
+        let real = open.enter(Gva(slot), found, |call| {
             Self::reported(pushed, probes, None, Ended::Orphaned, call);
         });
-        assert_eq!(real, Some(Gva(ret)));
+        assert_eq!(real, expected);
+        let Some(Gva(ret)) = real else {
+            on.iter().for_each(|probe| add(&probe.missed));
+            return;
+        };
         for probe in on {
             self.made += 1;
             let id = self.number << 32 | self.made;
@@ -161,6 +192,9 @@ impl GuestTask {
             if open.push(&probe.pool, &entry) {
                 add(&probe.hits);
                 self.memory.insert(slot, TRAMPOLINE.0);
+                if let Some(frame) = self.frames.last_mut() {
+                    frame.behind = ret;
+                }
                 let known = Pushed {
                     probe: probe.id,
                     slot,
@@ -202,20 +236,26 @@ impl GuestTask {
         self.frames.push(StackFrame {
             slot,
             ret,
+            behind: ret,
             returning: false,
         });
-        self.enter(calls, probes, on, slot, ret);
+        self.enter(calls, probes, on);
     }
 
     /// The running function jumps to another one.
     pub(super) fn tail_call(&mut self, calls: &Calls, probes: &Probes, on: &[ProbeId]) {
-        if let Some(&StackFrame {
-            slot,
-            ret,
-            returning: false,
-        }) = self.frames.last()
-        {
-            self.enter(calls, probes, on, slot, ret);
+        if self.frames.last().is_some_and(|frame| !frame.returning) {
+            self.enter(calls, probes, on);
+        }
+    }
+
+    /// The running function jumps to one whose calls are followed without exits.
+    pub(super) fn followed_tail_call(&mut self) {
+        if let Some(frame) = self.frames.last().filter(|frame| !frame.returning) {
+            self.made += 1;
+            let stub = 0xffff_ffff_9000_0000 + self.made * 16;
+            let found = self.memory.insert(frame.slot, stub);
+            self.stubs.insert(stub, found.expect("its return address"));
         }
     }
 
@@ -237,16 +277,25 @@ impl GuestTask {
             return;
         };
         let mut to = self.memory[&frame.slot];
-        if to == TRAMPOLINE.0 || frame.returning {
-            let mut open = calls.open(self.task).unwrap();
-            let pushed = &mut self.pushed;
-            let went = open.returned(Gva(frame.slot), |how, call| {
-                Self::reported(pushed, probes, Some(frame.slot), how, call);
-            });
-            // Without an instance the engine goes by what is in the slot.
-            to = went.map_or(to, |to| to.0);
+        let mut traps = frame.returning;
+        while traps || to != frame.ret {
+            if traps || to == TRAMPOLINE.0 {
+                let mut open = calls.open(self.task).unwrap();
+                let pushed = &mut self.pushed;
+                let went = open.returned(Gva(frame.slot), |how, call| {
+                    Self::reported(pushed, probes, Some(frame.slot), how, call);
+                });
+                // Without an instance the engine goes by what is in the slot.
+                assert!(
+                    went.is_some() || to != TRAMPOLINE.0,
+                    "the guest went astray"
+                );
+                to = went.map_or(to, |to| to.0);
+                traps = false;
+            } else {
+                to = *self.stubs.get(&to).expect("the guest went astray");
+            }
         }
-        assert_eq!(to, frame.ret, "the guest went astray");
     }
 
     pub(super) fn abandon(&mut self, frames: usize) {
@@ -254,7 +303,7 @@ impl GuestTask {
         for frame in self.frames.drain(left..) {
             for known in self.pushed.values_mut() {
                 // A frame that is there no more may have been at the same place.
-                if known.slot == frame.slot && known.ret == frame.ret {
+                if known.slot == frame.slot && known.ret == frame.behind {
                     known.abandoned = true;
                 }
             }

@@ -4,6 +4,7 @@ mod leaving;
 
 use std::sync::atomic::Ordering;
 
+use hvprobe_arch::detour::InstanceLayout;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 
@@ -209,6 +210,46 @@ fn function_entered_by_a_jump_at_the_end_of_another_returns_for_both() {
     let seen: Vec<_> = returns(&events).iter().map(|it| it.0.probe).collect();
     assert_eq!(seen, [ids[2], ids[0]]);
     assert_eq!(rig.unmatched(), 0);
+}
+
+#[test]
+fn a_frame_whose_trampoline_comes_after_other_code_is_not_taken_twice() {
+    let mut rig = Rig::optimizing();
+    let trapped = |definition| ProbeSpec {
+        mechanism: Some(Mechanism::Emulated),
+        ..spec(definition)
+    };
+    let ids = rig.register(&[trapped(FUNCTION), spec("r filler_004"), trapped(OTHER)]);
+    let source = rig.registry.sources.get(ids[1]).expect("optimized");
+    let calls = source.followed().expect("a return probe");
+    let ret = caller(&rig, 0);
+    let mut cpu = Cpu::new(&rig);
+    cpu.call(&rig, rig.addr(ids[0]), STACK, ret);
+    // What the detour does with a call in the same frame.
+    let instance = calls.instances.at;
+    let found = rig.word(STACK);
+    rig.guest.write(
+        instance.wrapping_add(InstanceLayout::RETURN),
+        &found.0.to_le_bytes(),
+    );
+    rig.guest.write(STACK, &calls.stubs.0.to_le_bytes());
+    cpu.jump(rig.addr(ids[2]), STACK);
+    assert_eq!(rig.word(STACK), calls.stubs);
+    // And at its return.
+    rig.guest.write(STACK, &found.0.to_le_bytes());
+    assert_eq!(cpu.ret(&rig, STACK, 9), ret);
+    let missed = ids.iter().map(|id| rig.counts(*id).missed);
+    assert_eq!(missed.collect::<Vec<_>>(), [0, 0, 1]);
+    assert_eq!((hits(&rig, ids[0]), rig.counts(ids[0]).orphans), (1, 0));
+    assert_eq!(rig.unmatched(), 0);
+    // Without the trampoline behind it the code is a caller like any other.
+    rig.guest.write(
+        instance.wrapping_add(InstanceLayout::RETURN),
+        &ret.0.to_le_bytes(),
+    );
+    cpu.call(&rig, rig.addr(ids[2]), STACK, calls.stubs);
+    assert_eq!(cpu.ret(&rig, STACK, 9), calls.stubs);
+    assert_eq!(hits(&rig, ids[2]), 1);
 }
 
 #[test]
