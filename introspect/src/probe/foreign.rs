@@ -11,7 +11,8 @@
 //! the guest register one while a jump is there. So its table of kprobes is read in the stop in
 //! which a jump is to be written, and not while its mutex is held: then one may be on its way into
 //! the table. And the guest is held where it is about to copy an instruction, until no jump is there
-//! any more.
+//! any more; if one cannot be taken away, the function that copies fails without having begun, and
+//! with it the guest's registration.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,15 +23,21 @@ use hvprobe_arch::paging::PageTables;
 use tracing::{info, warn};
 
 use super::ProbeId;
+use super::commit::CommitError;
 use super::jump::{Jump, Unoptimized};
+use super::plan::Obstacle;
 use super::registry::Registry;
 use super::site::SiteState;
+use super::spec::{Decision, Then};
 use crate::image::KernelImage;
 use crate::world::World;
 
 /// The function that copies the instruction a kprobe is registered at, with the kprobe as its
 /// argument, while `kprobe_mutex` is held.
 pub(super) const PREPARES: &str = "arch_prepare_kprobe";
+
+/// What it returns when it must not (include/uapi/asm-generic/errno-base.h).
+const EBUSY: u64 = 16;
 
 /// The function of every kernel that has kprobes.
 const REGISTERS: &str = "register_kprobe";
@@ -224,18 +231,28 @@ impl Registry {
         self.give_jumps_back(unused);
     }
 
-    /// The guest is about to register `kprobe`: takes our jumps away from there.
-    pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) {
-        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
-            return;
+    /// The guest is about to register `kprobe`: takes our jumps away from there. Returns how
+    /// [`PREPARES`] goes on: it fails when a jump may still be there.
+    pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
+        let then = match self.make_way(kprobe, world) {
+            Ok(()) => Then::Proceed,
+            Err(why) => {
+                warn!(%kprobe, why, "the guest must not register a kprobe");
+                Then::Return(EBUSY.wrapping_neg())
+            }
         };
-        let mut address = [0; 8];
+        let changes = Vec::new();
+        Decision { changes, then }
+    }
+
+    fn make_way(&mut self, kprobe: Gva, world: &dyn World) -> Result<(), String> {
+        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
+            return Ok(());
+        };
         let field = kprobe.wrapping_add(layout.address);
-        if let Err(error) = live.view.tables.read(world.memory(), field, &mut address) {
-            warn!(%error, "where the guest registers a kprobe cannot be read");
-            return;
-        }
-        let at = Gva(u64::from_le_bytes(address));
+        let address = live.view.tables.read_u64(world.memory(), field);
+        let at =
+            Gva(address.map_err(|error| format!("where it is to be cannot be read: {error}"))?);
         let here = |site: &SiteState| {
             let span = site.span.as_ref();
             site.jump().is_some() && span.is_ok_and(|span| meets(span, at))
@@ -243,19 +260,24 @@ impl Registry {
         let sites = self.sites.iter().filter(|(_, site)| here(site));
         let sites: Vec<Gva> = sites.map(|(at, _)| *at).collect();
         if sites.is_empty() {
-            return;
+            return Ok(());
         }
         info!(%at, "the guest registers a kprobe where a jump of ours is");
         self.guest_registers = Some(at);
-        if let Err(error) = self.commit(&BTreeSet::new(), world) {
-            warn!(?error, "a jump stays where the guest registers a kprobe");
-        }
+        let changed = self.commit(&BTreeSet::new(), world);
         // The guest holds the mutex from here on until its kprobe is in the table.
         self.guest_registers = None;
+        changed.map_err(|error| match error {
+            CommitError::Stop(error) => format!("a jump at {at} stays: {error}"),
+            CommitError::Site(Obstacle { at, why }) => {
+                format!("a jump stays, because of what is at {at}: {why}")
+            }
+        })?;
         for site in sites {
             if let Some(site) = self.sites.get_mut(&site) {
                 site.unprepared = Some(Unoptimized::Kprobe { at });
             }
         }
+        Ok(())
     }
 }

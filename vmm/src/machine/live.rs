@@ -7,12 +7,15 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::hit::KernelView;
+use hvprobe_introspect::world::StopError;
 use kvm_bindings::kvm_sregs;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::catch::Gate;
 use super::crash::tables;
 use super::tripwire::Tripwire;
+use super::{Guest, Machine};
+use crate::CatchMode;
 
 /// Number of the breakpoint exception, and the size of a gate in the IDT (SDM vol. 3, 6.14.1).
 const BP: u64 = 3;
@@ -20,7 +23,7 @@ const IDT_GATE: u64 = 16;
 
 /// Why the guest's #BP entry cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum GateMissing {
+enum GateMissing {
     #[error("the guest's interrupt descriptor table cannot be read")]
     Idt(#[source] WalkError),
     #[error("the guest's #BP entry at {at} cannot be read")]
@@ -33,9 +36,40 @@ pub(super) enum GateMissing {
     Head(#[from] GateError),
 }
 
+impl Machine {
+    /// Plants the pending probes and lets the held virtual CPU go on.
+    pub(super) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
+        let Some(tripwire) = &self.shared.tripwire else {
+            return Ok(());
+        };
+        let ram = &*self.shared.ram;
+        let view = view(&self.image, tripwire, sregs, ram);
+        let mut head = None;
+        if self.mode == CatchMode::IdtGate {
+            let gate = gate(view.tables, sregs, ram)
+                .map_err(|error| format!("breakpoints cannot be caught on this host: {error}"))?;
+            head = Some(gate.head);
+            // Set once: the tripwire fires once.
+            let _ = self.shared.gate.set(gate);
+        }
+        self.shared.control.set_view(view);
+        let planted = self.registry().go_live(view, head, &Guest(&self.shared));
+        match planted {
+            Ok(refused) => self.report_refused(refused),
+            Err(StopError::Ended) => return Ok(()),
+            Err(error) => return Err(format!("probes cannot be planted: {error}")),
+        }
+        info!(machine = self.config.name, "kernel text is final");
+        self.life().live = true;
+        self.changed.notify_all();
+        self.shared.control.release(vcpu);
+        Ok(())
+    }
+}
+
 /// How to read the kernel: through its own page tables if the image tells where they are and they
 /// map the tripwire where it was set, else through those of the virtual CPU that reported.
-pub(super) fn view(
+fn view(
     image: &KernelImage,
     tripwire: &Tripwire,
     sregs: &kvm_sregs,
@@ -62,7 +96,7 @@ pub(super) fn view(
 }
 
 /// The guest's #BP entry, found through its IDT.
-pub(super) fn gate(
+fn gate(
     tables: PageTables,
     sregs: &kvm_sregs,
     mem: &dyn PhysMemory,

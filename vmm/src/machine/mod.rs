@@ -50,7 +50,6 @@ pub use hvprobe_introspect::probe::{
     Skipped, Throttled,
 };
 use hvprobe_introspect::world::{Change, StopError, World};
-use kvm_bindings::kvm_sregs;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
@@ -500,9 +499,13 @@ impl Machine {
                     }
                     self.shared.control.release(vcpu);
                 }
-                Ok(Notice::Kprobe { vcpu, kprobe }) => {
+                Ok(Notice::Kprobe {
+                    vcpu,
+                    kprobe,
+                    answer,
+                }) => {
                     let guest = Guest(&self.shared);
-                    self.registry().guest_registers(kprobe, &guest);
+                    let _ = answer.set(self.registry().guest_registers(kprobe, &guest));
                     self.shared.control.release(vcpu);
                 }
                 Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
@@ -567,34 +570,5 @@ impl Machine {
         for (id, why) in refused {
             error!(machine = self.config.name, probe = %id, %why, "probe refused");
         }
-    }
-
-    /// Plants the pending probes and lets the held virtual CPU go on.
-    fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
-        let Some(tripwire) = &self.shared.tripwire else {
-            return Ok(());
-        };
-        let ram = &*self.shared.ram;
-        let view = live::view(&self.image, tripwire, sregs, ram);
-        let mut head = None;
-        if self.mode == CatchMode::IdtGate {
-            let gate = live::gate(view.tables, sregs, ram)
-                .map_err(|error| format!("breakpoints cannot be caught on this host: {error}"))?;
-            head = Some(gate.head);
-            // Set once: the tripwire fires once.
-            let _ = self.shared.gate.set(gate);
-        }
-        self.shared.control.set_view(view);
-        let planted = self.registry().go_live(view, head, &Guest(&self.shared));
-        match planted {
-            Ok(refused) => self.report_refused(refused),
-            Err(StopError::Ended) => return Ok(()),
-            Err(error) => return Err(format!("probes cannot be planted: {error}")),
-        }
-        info!(machine = self.config.name, "kernel text is final");
-        self.life().live = true;
-        self.changed.notify_all();
-        self.shared.control.release(vcpu);
-        Ok(())
     }
 }

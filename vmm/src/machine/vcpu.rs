@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
@@ -59,6 +59,8 @@ pub(super) enum Notice {
         vcpu: usize,
         /// Where the kprobe's structure is.
         kprobe: Gva,
+        /// How it goes on; set before it does.
+        answer: Arc<OnceLock<Decision>>,
     },
     /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
     Ftrace {
@@ -315,8 +317,16 @@ impl Vcpu {
             }
             Held::Kprobe(kprobe) => {
                 shared.control.hold(self.index);
-                let vcpu = self.index;
-                let _ = self.notices.send(Notice::Kprobe { vcpu, kprobe });
+                let answer = Arc::new(OnceLock::new());
+                let _ = self.notices.send(Notice::Kprobe {
+                    vcpu: self.index,
+                    kprobe,
+                    answer: Arc::clone(&answer),
+                });
+                return match self.stand(guard) {
+                    Order::End => None,
+                    Order::Run(_) => Some(answer.get().cloned().unwrap_or_default()),
+                };
             }
             Held::Ftrace { begins } => {
                 shared.control.hold(self.index);

@@ -1,10 +1,12 @@
 //! The guest has kprobes of its own where our jumps would be.
 
+use hvprobe_arch::Regs;
+
 use super::super::hit::{Held, Outcome};
 use super::super::jump::Unoptimized;
-use super::super::spec::Decision;
 use super::*;
 use crate::image::fixture::{KPROBE_MUTEX, KPROBE_TABLE};
+use crate::testing::{STACK, regs};
 
 /// `push rbp; mov rbp, rsp; nop`, with jumps into its bytes 1 to 4 in question.
 const SHORT: &str = "p filler_002";
@@ -49,20 +51,59 @@ fn retry(rig: &mut Rig) {
     }
 }
 
-/// The guest comes to where it copies the instruction under its kprobe at `at`.
-fn prepares(rig: &mut Rig, at: Gva) {
-    rig.guest
-        .write(KPROBES.wrapping_add(ADDRESS), &at.0.to_le_bytes());
+/// The guest comes to where it copies the instruction under its `kprobe`; returns the virtual CPU as
+/// it goes on.
+fn prepares(rig: &mut Rig, kprobe: Gva) -> Cpu {
     locked(rig, true);
     let mut cpu = Cpu::new(rig);
-    cpu.regs.rdi = KPROBES.0;
+    cpu.regs = Regs {
+        rdi: kprobe.0,
+        rsp: STACK.0,
+        ..regs()
+    };
     let here = rig.at("arch_prepare_kprobe", 0);
-    assert_eq!(cpu.hit(here), Outcome::Hold(Held::Kprobe(KPROBES)));
-    rig.registry.guest_registers(KPROBES, &*rig.guest);
-    assert!(matches!(
-        cpu.resume(&Decision::default()),
-        Outcome::Resume { .. }
-    ));
+    assert_eq!(cpu.hit(here), Outcome::Hold(Held::Kprobe(kprobe)));
+    let decision = rig.registry.guest_registers(kprobe, &*rig.guest);
+    let resumed = cpu.resume(&decision);
+    assert!(matches!(resumed, Outcome::Resume { .. }));
+    cpu
+}
+
+/// As [`prepares`], with a kprobe at `at`.
+fn prepares_at(rig: &mut Rig, at: Gva) -> Cpu {
+    rig.guest
+        .write(KPROBES.wrapping_add(ADDRESS), &at.0.to_le_bytes());
+    prepares(rig, KPROBES)
+}
+
+#[test]
+fn the_guest_registers_no_kprobe_while_a_jump_may_be_there() {
+    let mut rig = Rig::optimizing();
+    let id = rig.one(SHORT);
+    let (at, caller) = (rig.addr(id), rig.at("filler_100", 3));
+    let before = rig.guest.read::<5>(at);
+    let is_refused = |cpu: &Cpu| {
+        let regs = &cpu.regs;
+        let refused =
+            (regs.rip, regs.rsp, regs.rax) == (caller.0, STACK.0 + 8, (-16_i64).cast_unsigned());
+        assert!(refused || regs.rsp == STACK.0, "{regs:x?}");
+        refused
+    };
+    rig.guest.write(STACK, &caller.0.to_le_bytes());
+    // The virtual CPUs do not stop.
+    rig.guest.refuse_stops(true);
+    assert!(is_refused(&prepares_at(&mut rig, at)));
+    // Elsewhere there is no need to.
+    let elsewhere = rig.at("filler_004", 0);
+    assert!(!is_refused(&prepares_at(&mut rig, elsewhere)));
+    rig.guest.refuse_stops(false);
+    // Nobody can tell where.
+    let unmapped = Gva(0xdead_0000_0000_0000);
+    assert!(is_refused(&prepares(&mut rig, unmapped)));
+    assert_eq!((why(&rig, id), rig.guest.read::<5>(at)), (None, before));
+    // Next time it may.
+    assert!(!is_refused(&prepares_at(&mut rig, at)));
+    assert_eq!(why(&rig, id), Some(Unoptimized::Kprobe { at }));
 }
 
 #[test]
@@ -129,7 +170,7 @@ fn the_guest_registers_its_kprobe_where_no_jump_is_any_more() {
     let at = rig.addr(ids[0]);
     for inside in [0, 3] {
         let kprobe = at.wrapping_add(inside);
-        prepares(&mut rig, kprobe);
+        prepares_at(&mut rig, kprobe);
         assert_eq!(why(&rig, ids[0]), Some(Unoptimized::Kprobe { at: kprobe }));
         assert_eq!(rig.guest.read::<5>(at), [INT3, 0x48, 0x89, 0xe5, 0x90]);
         assert_eq!(why(&rig, ids[1]), None);
