@@ -30,6 +30,10 @@ pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
 const VALUES: usize = 48;
+/// The end of the flags and of all registers.
+const VALUES_END: usize = VALUES + 8 * (1 + 16);
+/// The most bytes that an instance without stack words has behind its first word.
+pub const ENTERED_MAX: usize = VALUES_END - GENERATION;
 
 /// What is kept of a call at its entry, beside time and flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +86,8 @@ pub struct Instance {
 impl InstanceLayout {
     /// Where the next free instance's index is, a word whose upper half is zero.
     pub const NEXT: u64 = NEXT as u64;
+    /// Where the count of its uses is.
+    pub const GENERATION: u64 = GENERATION as u64;
     /// Where the return address is that was found at the slot.
     pub const RETURN: u64 = RETURN as u64;
     /// Where the slot's address is.
@@ -118,6 +124,25 @@ impl InstanceLayout {
             bytes.resize(end, 0);
         }
         (bytes, if count == 0 { u64::from(NIL) } else { 0 })
+    }
+
+    /// What an instance whose call begins holds from [`Self::GENERATION`] on, and how many bytes that
+    /// is. Without stack words, and with a slot that is zero: it is set last.
+    #[must_use]
+    pub fn entered(&self, instance: &Instance) -> ([u8; ENTERED_MAX], usize) {
+        let mut bytes = [0; ENTERED_MAX];
+        let mut put = |at: usize, word: u64| {
+            let at = at - GENERATION;
+            if let Some(into) = bytes.get_mut(at..at + 8) {
+                into.copy_from_slice(&word.to_le_bytes());
+            }
+        };
+        put(GENERATION, instance.generation);
+        put(RETURN, instance.return_address.0);
+        put(TASK, instance.task.0);
+        put(usize::from(ENTRY_TSC), instance.tsc);
+        self.values.write(&instance.regs, put);
+        (bytes, self.values.end().min(VALUES_END) - GENERATION)
     }
 
     /// Reads an instance, which `bytes` begins with.

@@ -140,6 +140,14 @@ impl Values {
         self.at + 8 * (1 + self.registers.iter().count() + self.words)
     }
 
+    /// Gives `put` the place and the value of the flags and of each register.
+    pub(super) fn write(&self, regs: &Regs, mut put: impl FnMut(usize, u64)) {
+        put(self.flags(), regs.rflags);
+        for (register, at) in self.registers() {
+            put(at, regs.get(register));
+        }
+    }
+
     pub(super) fn read(&self, bytes: &[u8]) -> Result<(Regs, StackWords), Malformed> {
         let mut regs = Regs {
             rflags: word(bytes, self.flags())?,

@@ -5,7 +5,9 @@
 //! the host takes an instance from a call only when the task that made it will never run again; the
 //! memory of a probe that has left stays as it is until nobody can be on the way through its code.
 
-use hvprobe_arch::detour::{InstanceLayout, Instances, STUB};
+use std::sync::atomic::{Ordering, fence};
+
+use hvprobe_arch::detour::{Instance, InstanceLayout, Instances, STUB};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
@@ -70,10 +72,15 @@ impl Followed {
 
     /// Where the call returns to whose stub is at `at`.
     pub(crate) fn return_address(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
+        self.word(self.index(at)?, InstanceLayout::RETURN, mem)
+            .map(Gva)
+    }
+
+    /// The instance whose stub is at `at`.
+    fn index(&self, at: Gva) -> Option<u32> {
         let offset = at.offset_from(self.stubs)?;
         let index = u32::try_from(offset / u64::from(STUB)).ok()?;
-        (index < self.instances.count).then_some(())?;
-        self.word(index, InstanceLayout::RETURN, mem).map(Gva)
+        (index < self.instances.count).then_some(index)
     }
 
     /// Lets the calls in flight return to their callers on their own. The virtual CPUs must stand
@@ -101,6 +108,54 @@ impl Followed {
             }
         }
         orphans
+    }
+
+    /// Takes an instance for a call that begins with `entry` (of which only the generation is not
+    /// used), as a detour does; returns its stub, which the call has to be sent to or be
+    /// [abandoned](Self::abandon). `None` if none is free. Allocates nothing.
+    pub(crate) fn enter(&self, entry: &Instance, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
+        let index = self.take(mem)?;
+        let at = self.instance_at(index);
+        let used = self.word(index, InstanceLayout::GENERATION, mem)?;
+        let (bytes, len) = self.layout.entered(&Instance {
+            generation: used.wrapping_add(1),
+            ..*entry
+        });
+        let written = mem
+            .write(at.wrapping_add(InstanceLayout::GENERATION), &bytes[..len])
+            .and_then(|()| {
+                // Who finds the slot set finds the rest.
+                fence(Ordering::Release);
+                mem.write_u64(at.wrapping_add(InstanceLayout::SLOT), entry.slot.0)
+            });
+        written.is_ok().then(|| self.stub(index))
+    }
+
+    /// Gives back the instance of a call that will not return to `stub`.
+    pub(crate) fn abandon(&self, stub: Gva, mem: &(impl PhysMemory + ?Sized)) {
+        if let Some(index) = self.index(stub) {
+            let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);
+            if mem.write_u64(slot, 0).is_ok() {
+                self.give_back(index, mem);
+            }
+        }
+    }
+
+    /// Takes an instance off the free list, which the guest changes at the same time.
+    fn take(&self, mem: &(impl PhysMemory + ?Sized)) -> Option<u32> {
+        for _ in 0..TRIES {
+            let free = mem.read_u64(self.free).ok()?;
+            // The guest may have written anything there.
+            let index = u32::try_from(free & u64::from(u32::MAX)).ok()?;
+            (index < self.instances.count).then_some(())?;
+            let next = self.word(index, InstanceLayout::NEXT, mem)?;
+            let tag = (free >> 32).wrapping_add(1) << 32;
+            let to = tag | next & u64::from(u32::MAX);
+            if mem.exchange_u64(self.free, free, to).ok()? {
+                return Some(index);
+            }
+        }
+        None
     }
 
     /// Puts an instance on the free list, which the guest changes at the same time.

@@ -17,8 +17,10 @@ use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Registry};
 use super::returns::vacate;
 use super::site::{Patch, Place, SiteState, patched};
-use super::table::{Counters, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
-use crate::calls::Fate;
+use super::table::{
+    Counters, Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site,
+};
+use crate::calls::{Fate, Pool};
 use crate::world::{Standing, StopError, World};
 
 /// Why a change did not happen.
@@ -352,6 +354,11 @@ impl Registry {
     }
 
     fn members(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Box<[Member]> {
+        let stubs = self.stubs(site, leaving);
+        let following = |id: &ProbeId, pool: &Arc<Pool>| match stubs.get(id) {
+            Some(source) => Following::Stubs(Arc::clone(source)),
+            None => Following::Trampoline(Arc::clone(pool)),
+        };
         let own = site
             .members
             .iter()
@@ -366,7 +373,7 @@ impl Registry {
                         None => Role::Probe(actions),
                         Some(pool) => Role::Return {
                             actions,
-                            pool: Arc::clone(pool),
+                            calls: following(id, pool),
                         },
                     },
                 }

@@ -429,8 +429,8 @@ impl State {
             };
             let actions = match &member.role {
                 Role::Probe(actions) => actions,
-                Role::Return { actions, pool } => {
-                    self.enter(scene, member, actions, pool, taken, regs);
+                Role::Return { actions, calls } => {
+                    self.enter(scene, member, actions, calls, taken, regs);
                     continue;
                 }
                 Role::Internal(Internal::TaskDead) => {

@@ -141,7 +141,7 @@ pub(super) struct Surroundings {
 }
 
 /// Whether the calls of a return probe can be followed without exits; if not, what needs one.
-fn unfollowable(probe: &Probe) -> Option<&'static str> {
+pub(super) fn unfollowable(probe: &Probe) -> Option<&'static str> {
     if probe.spec.maxactive_auto {
         Some("adds instances as calls need them")
     } else if !probe.actions.capture_at_return.is_empty() {
@@ -227,7 +227,7 @@ impl Registry {
         Ok(span)
     }
 
-    fn enabled_members<'s>(
+    pub(super) fn enabled_members<'s>(
         &'s self,
         site: &'s SiteState,
         leaving: &'s BTreeSet<ProbeId>,
@@ -266,10 +266,14 @@ impl Registry {
                 wanted.push((*at, members));
             }
         }
-        if wanted.is_empty() {
+        let stubs = self.wanted_stubs(leaving);
+        if wanted.is_empty() && stubs.is_empty() {
             return Vec::new();
         }
         let around = self.map_detours(mem);
+        if let Ok(around) = &around {
+            self.make_stubs(&stubs, around, mem);
+        }
         let mut prepared = Vec::with_capacity(wanted.len());
         for (at, members) in wanted {
             let jump = match &around {

@@ -4,7 +4,7 @@
 //! Invariant: what a detour, or a call in flight, refers to stays as it is until no word of the
 //! guest's memory leads there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -12,12 +12,12 @@ use hvprobe_arch::detour::{
     Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
 };
 use hvprobe_arch::mem::PhysMemory;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::ProbeId;
-use super::jump::{Jump, Surroundings, Unoptimized};
+use super::jump::{Jump, Surroundings, Unoptimized, unfollowable};
 use super::registry::Registry;
-use super::site::Probe;
+use super::site::{Probe, SiteState};
 use super::spec::{Actions, Item};
 use crate::hidden::HiddenError;
 use crate::hidden::detours::{CounterPlace, Detours, aligned};
@@ -110,6 +110,72 @@ impl Registry {
         let source = Arc::new(Source::new(id, what, actions, counters, words, tallies)?);
         self.sources.add(Arc::clone(&source));
         Ok(source)
+    }
+
+    /// The return probes of `site` whose calls need an exit at their entry only, if all return probes
+    /// there are such: of one frame, what takes the trampoline and what does not would get into each
+    /// other's way.
+    fn half_followed<'s>(
+        &'s self,
+        site: &'s SiteState,
+        leaving: &'s BTreeSet<ProbeId>,
+    ) -> impl Iterator<Item = ProbeId> + 's {
+        let returning = || {
+            let members = self.enabled_members(site, leaving);
+            members.filter(|(_, probe)| probe.pool.is_some())
+        };
+        let can_be = |probe: &Probe| {
+            let actions = &probe.actions;
+            probe.spec.budget.is_none()
+                && actions.capture.is_empty()
+                && unfollowable(probe).is_none()
+        };
+        let possible = self.optimize && returning().all(|(_, probe)| can_be(probe));
+        returning().filter(move |_| possible).map(|(id, _)| id)
+    }
+
+    /// The return probes, and where they are, that need code that calls return to once `leaving` have
+    /// left, and not a detour, which brings it with it.
+    pub(super) fn wanted_stubs(&self, leaving: &BTreeSet<ProbeId>) -> Vec<(Gva, ProbeId)> {
+        let mut wanted = Vec::new();
+        for (at, site) in &self.sites {
+            let missing = self.half_followed(site, leaving);
+            let missing = missing.filter(|id| self.sources.get(*id).is_none());
+            let before = wanted.len();
+            wanted.extend(missing.map(|id| (*at, id)));
+            let is_for_jump = || self.fit(site, leaving).is_ok();
+            if wanted.len() > before
+                && (site.gone || !self.is_wanted(site, leaving) || is_for_jump())
+            {
+                wanted.truncate(before);
+            }
+        }
+        wanted
+    }
+
+    /// Makes that code; where there is no room, calls return through the trampoline.
+    pub(super) fn make_stubs(
+        &mut self,
+        wanted: &[(Gva, ProbeId)],
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) {
+        for (at, id) in wanted {
+            if let Err(why) = self.source(*id, *at, around, mem) {
+                debug!(%at, %why, "a return takes an exit");
+            }
+        }
+    }
+
+    /// What makes events of the returns of the probes at `site` that need no exit then.
+    pub(super) fn stubs(
+        &self,
+        site: &SiteState,
+        leaving: &BTreeSet<ProbeId>,
+    ) -> BTreeMap<ProbeId, Arc<Source>> {
+        let ids = self.half_followed(site, leaving);
+        let sources = ids.map(|id| Some((id, self.sources.get(id)?)));
+        sources.collect::<Option<_>>().unwrap_or_default()
     }
 
     /// Forgets what the `leaving` probes recorded with, once nothing of it is in the ring.

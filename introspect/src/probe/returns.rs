@@ -8,6 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
+use hvprobe_arch::detour::{Instance, StackWords};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
@@ -16,9 +17,10 @@ use super::act::{Taken, apply, capture, event, report};
 use super::hit::{Outcome, State};
 use super::scene::Scene;
 use super::spec::{Actions, Item};
-use super::table::Member;
+use super::table::{Following, Member};
 use crate::calls::{DATA_MAX, Ended, Entry, Fate, Frame, Pool};
 use crate::event::{Call, Captured, EventKind};
+use crate::ring::Source;
 use crate::world::Clock;
 
 /// Bytes before the entry's capture in the private data of a call: which items were unreadable.
@@ -41,7 +43,7 @@ impl State {
         scene: &Scene<'_, M, C>,
         member: &Member,
         actions: &Actions,
-        pool: &Pool,
+        calls: &Following,
         taken: &Taken,
         regs: &Regs,
     ) {
@@ -53,7 +55,11 @@ impl State {
         if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.host_ns) {
             return;
         }
-        if self.enter_call(scene, actions, pool, taken, regs).is_none() {
+        let entered = match calls {
+            Following::Trampoline(pool) => self.enter_call(scene, actions, pool, taken, regs),
+            Following::Stubs(source) => enter_followed(scene, source, taken, regs),
+        };
+        if entered.is_none() {
             member.counters.miss(self.vcpu);
         }
     }
@@ -190,6 +196,32 @@ impl State {
             });
         }
     }
+}
+
+/// The entry of a function whose return is recorded without an exit: does what a detour would.
+fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
+    scene: &Scene<'_, M, C>,
+    source: &Source,
+    taken: &Taken,
+    regs: &Regs,
+) -> Option<()> {
+    let (calls, mem) = (source.followed()?, scene.around.mem);
+    let slot = Gva(regs.rsp);
+    let entry = Instance {
+        generation: 0,
+        return_address: Gva(scene.read_u64(slot)?),
+        slot,
+        task: scene.task()?,
+        tsc: taken.guest_tsc,
+        regs: *regs,
+        stack: StackWords::default(),
+    };
+    let stub = calls.enter(&entry, mem)?;
+    let sent = scene.walker.write_u64(mem, slot, stub.0);
+    if sent.is_err() {
+        calls.abandon(stub, mem);
+    }
+    sent.ok()
 }
 
 /// What a call keeps of its entry, written to the front of `into`.

@@ -207,10 +207,19 @@ pub(super) enum Role {
     /// The entry of a return probe.
     Return {
         actions: Arc<Actions>,
-        pool: Arc<Pool>,
+        calls: Following,
     },
     /// The engine's own.
     Internal(Internal),
+}
+
+/// How the calls are followed that an exit has seen the entry of.
+#[derive(Debug)]
+pub(super) enum Following {
+    /// They return through the trampoline, with another exit.
+    Trampoline(Arc<Pool>),
+    /// They return to code that records it, as those that a detour has seen the entry of.
+    Stubs(Arc<Source>),
 }
 
 /// One probe at a probepoint.

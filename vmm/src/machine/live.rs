@@ -96,11 +96,7 @@ fn view(
 }
 
 /// The guest's #BP entry, found through its IDT.
-fn gate(
-    tables: PageTables,
-    sregs: &kvm_sregs,
-    mem: &dyn PhysMemory,
-) -> Result<Gate, GateMissing> {
+fn gate(tables: PageTables, sregs: &kvm_sregs, mem: &dyn PhysMemory) -> Result<Gate, GateMissing> {
     let mut raw = [0; 16];
     let descriptor = Gva(sregs.idt.base.wrapping_add(BP * IDT_GATE));
     tables

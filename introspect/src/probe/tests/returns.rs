@@ -1,5 +1,6 @@
 //! Return probes: the entry and the return.
 
+mod half;
 mod leaving;
 
 use std::sync::atomic::Ordering;
@@ -215,11 +216,11 @@ fn function_entered_by_a_jump_at_the_end_of_another_returns_for_both() {
 #[test]
 fn a_frame_whose_trampoline_comes_after_other_code_is_not_taken_twice() {
     let mut rig = Rig::optimizing();
-    let trapped = |definition| ProbeSpec {
-        mechanism: Some(Mechanism::Emulated),
-        ..spec(definition)
-    };
-    let ids = rig.register(&[trapped(FUNCTION), spec("r filler_004"), trapped(OTHER)]);
+    let ids = rig.register(&[
+        half::reading(FUNCTION),
+        spec("r filler_004"),
+        half::reading(OTHER),
+    ]);
     let source = rig.registry.sources.get(ids[1]).expect("optimized");
     let calls = source.followed().expect("a return probe");
     let ret = caller(&rig, 0);
