@@ -15,8 +15,9 @@
 //!
 //! The *exception window* is in force while a stepped copy runs: the virtual CPU's IDTR points at
 //! page 2, whose gates are the guest's own but for their handlers, which are the stubs. A stub is an
-//! `out` to our port, so an exception of the copy comes to us first. The *trampoline* is an int3 that
-//! functions with a return probe return to.
+//! `out` to our port, so an exception of the copy comes to us first. The *trampoline*, which functions
+//! with a return probe return to, is one too: on no host does it take the way through the guest's
+//! #BP entry.
 //!
 //! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
 //! and cleared only when it still holds what we wrote; nothing is both writable and executable for
@@ -110,10 +111,17 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
-    /// The int3 that functions with a return probe return to.
+    /// The `out` that functions with a return probe return to.
     #[must_use]
     pub fn trampoline(&self) -> Gva {
         self.start.wrapping_add(CODE_PAGE * PAGE + TRAMPOLINE)
+    }
+
+    /// Whether RIP has reached the trampoline, whether or not it has passed the `out` (hosts differ).
+    #[must_use]
+    pub fn at_trampoline(&self, rip: Gva) -> bool {
+        let offset = rip.offset_from(self.trampoline());
+        offset.is_some_and(|offset| offset == 0 || offset == OUT.len() as u64)
     }
 
     /// The interrupt descriptor table of the exception window.
@@ -215,6 +223,7 @@ impl HiddenRegion {
         for vector in 0..VECTORS {
             mem.write(stubs.wrapping_add(vector * STUB), &OUT)?;
         }
+        mem.write(stubs.wrapping_add(TRAMPOLINE), &OUT)?;
         let value = self.at.0 | entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
         mem.write(entry_at, &value.to_le_bytes())?;
         self.mapped = Some(Mapped {

@@ -225,7 +225,11 @@ fn every_vector_has_a_stub_that_tells_it() {
     ] {
         assert_eq!(fixtures.vector(outside), None, "{outside}");
     }
-    assert_eq!(read(fixtures.trampoline()), [INT3; 4]);
+    let trampoline = fixtures.trampoline();
+    assert_eq!(read(trampoline), [0xe6, GATE_PORT, INT3, INT3]);
+    let at = |offset| fixtures.at_trampoline(trampoline.wrapping_add(offset));
+    assert_eq!([0, 1, 2, 3].map(at), [true, false, true, false]);
+    assert!(!fixtures.at_trampoline(trampoline.wrapping_sub(2)));
     let start = KERNEL_WINDOW.start;
     let inside = |at| fixtures.contain(at);
     assert!(inside(start) && inside(start.wrapping_add(TABLE_SPAN - 1)));

@@ -289,13 +289,9 @@ impl Registry {
         );
     }
 
-    /// Takes the gate away while no int3 of ours can be reached: no site is armed and no call is to
-    /// return through the trampoline. Takes the hidden region away while nothing of it is in use.
+    /// Takes the gate away while no int3 of ours can be reached: no site is armed. Takes the hidden region away while nothing of it is in use.
     fn tidy(&mut self, mem: &dyn PhysMemory) {
-        let mut calls_in_flight = false;
-        self.returns.calls.live(|_| calls_in_flight = true);
         if let Some(live) = &mut self.live
-            && !calls_in_flight
             && !self.sites.values().any(SiteState::is_armed)
         {
             remove_gate(live, mem);

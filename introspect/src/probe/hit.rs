@@ -233,6 +233,13 @@ impl HitHandler {
         self.table.fixtures()?.vector(rip)
     }
 
+    /// The trampoline, if RIP has reached it: [`HitHandler::hit`] is to be called with it.
+    #[must_use]
+    pub fn trampoline(&self, rip: Gva) -> Option<Gva> {
+        let fixtures = self.table.fixtures()?;
+        fixtures.at_trampoline(rip).then(|| fixtures.trampoline())
+    }
+
     /// Fills `into` with what the kernel has at `at`; whether it could be read. Hit path: what is read
     /// here is likely to be looked at by the hit too.
     pub fn read<M: PhysMemory + ?Sized>(&self, mem: &M, at: Gva, into: &mut [u8]) -> bool {
@@ -241,7 +248,7 @@ impl HitHandler {
             .is_some_and(|kernel| kernel.read(mem, at, into))
     }
 
-    /// An int3 at `at` stopped the virtual CPU in kernel mode; `regs` are as at the probepoint,
+    /// An int3 at `at`, or the trampoline there, stopped the virtual CPU in kernel mode; `regs` are as at the probepoint,
     /// except that RIP may be anything.
     pub fn hit<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,

@@ -11,6 +11,9 @@
 //! state of the hit. Invariant: an int3 that is not ours leaves the guest in the state it would be
 //! in without us. While a stepped copy runs, the processor has the interrupt descriptor table of the
 //! exception window, and every exception of the copy reaches us at one of its stubs.
+//!
+//! Those stubs, and the trampoline that functions with a return probe return to, are an `out` in every
+//! mode: `KVM_EXIT_IO`, RIP at it or behind it.
 
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::paging::PageTables;
@@ -158,6 +161,24 @@ impl Catcher {
         gate.head.apply(&mut regs);
         cpu.set_regs(&regs);
         Ok(Some(None))
+    }
+
+    /// A function returned to the trampoline. `None` when RIP is elsewhere, or nobody knows of the
+    /// call: then the guest goes on behind the `out`, where it meets an int3.
+    pub(super) fn returned(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<Option<Waits>, kvm_ioctls::Error> {
+        let mut regs = cpu.regs();
+        let Some(at) = self.handler.trampoline(Gva(regs.rip)) else {
+            return Ok(None);
+        };
+        let around = surroundings(cpu, ram, &self.clock);
+        match self.handler.hit(at, &mut regs, &around) {
+            Outcome::Foreign => Ok(None),
+            outcome => self.carry_out(cpu, outcome, &regs).map(Some),
+        }
     }
 
     /// A stub of the exception window was reached. `None` when RIP is at none, or no copy is

@@ -427,6 +427,9 @@ impl Vcpu {
         {
             return Ok(waits.into());
         }
+        if let Some(waits) = self.catcher.returned(&mut self.cpu, &shared.ram)? {
+            return Ok(waits.into());
+        }
         if let Some(waits) = self.catcher.exception(&mut self.cpu, &shared.ram)? {
             return Ok(waits.into());
         }
