@@ -192,6 +192,18 @@ impl HitHandler {
         self.kernel = view.map(Kernel::new);
     }
 
+    /// Whether there is anything to hit.
+    #[must_use]
+    pub fn can_hit(&self) -> bool {
+        !self.table.is_empty()
+    }
+
+    /// Whether a hit may open the exception window.
+    #[must_use]
+    pub fn can_step(&self) -> bool {
+        self.table.steps()
+    }
+
     /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped
     /// yet.
     #[must_use]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Detour, JUMP};
-use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode};
+use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -283,6 +283,8 @@ pub struct ProbeTable {
     returns: Option<Arc<Returns>>,
     /// The return probes that follow calls without exits.
     followed: Vec<Arc<Source>>,
+    /// Whether an instruction is stepped.
+    steps: bool,
 }
 
 /// What a table is made of.
@@ -317,6 +319,10 @@ impl ProbeTable {
             let sites = sites.iter().zip(0..);
             sites.filter_map(|(site, index)| Some((site.detour.as_ref()?, index)))
         };
+        let trapped = |slot: &SlotCode| slot.kind() == SlotKind::Trapped;
+        let steps = sites
+            .iter()
+            .any(|site| site.slot.as_ref().is_some_and(trapped));
         let by_escape = detours()
             .filter_map(|(detour, index)| Some((detour.escape()?.0, index)))
             .collect();
@@ -339,7 +345,16 @@ impl ProbeTable {
             returning: parts.returning,
             returns: Some(parts.returns),
             followed: parts.followed,
+            steps,
         }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.sites.is_empty()
+    }
+
+    pub(super) fn steps(&self) -> bool {
+        self.steps
     }
 
     pub(super) fn find(&self, at: Gva) -> Option<u32> {

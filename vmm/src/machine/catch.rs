@@ -15,12 +15,17 @@
 //! Those stubs, and the trampoline that functions with a return probe return to, are an `out` in every
 //! mode: `KVM_EXIT_IO`, RIP at it or behind it.
 
+use std::sync::Arc;
+
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_introspect::probe::hit::{Held, HitHandler, Inquiry, Outcome, Surroundings};
+use hvprobe_introspect::probe::hit::{
+    Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings,
+};
 use hvprobe_introspect::probe::spec::Decision;
+use hvprobe_introspect::probe::table::ProbeTable;
 
 use super::clock::HostClock;
 use super::cpu_fd::CpuFd;
@@ -89,6 +94,8 @@ pub(super) struct Catcher {
     /// Where the guest's own interrupt descriptor table is, while the exception window's is in
     /// force.
     own_idt: Option<u64>,
+    /// GS base in kernel mode, once a hit has shown it since the virtual CPU last parked.
+    kernel_gs: Option<u64>,
 }
 
 /// What the virtual CPU waits for before it goes on with [`Catcher::resume`].
@@ -101,7 +108,37 @@ impl Catcher {
             handler,
             clock: HostClock::unsynchronised(),
             own_idt: None,
+            kernel_gs: None,
         }
+    }
+
+    /// Takes over what a virtual CPU goes on with after it was parked.
+    pub(super) fn adopt(
+        &mut self,
+        cpu: &mut CpuFd,
+        table: Arc<ProbeTable>,
+        view: Option<KernelView>,
+    ) {
+        self.handler.adopt(table, view);
+        self.kernel_gs = None;
+        cpu.share_sregs(self.handler.can_hit());
+    }
+
+    /// What a hit wants of the system registers is GS base, and where nothing is stepped nothing
+    /// else. Linux gives each processor one for the kernel's own when it starts, the address of its
+    /// per-CPU area (`switch_gdt_and_percpu_base` in arch/x86/kernel/cpu/common.c); only the way in
+    /// from user mode runs with another, where the kernel forbids probes. So the first hit tells it
+    /// for all.
+    fn learn(&mut self, cpu: &mut CpuFd) {
+        if self.kernel_gs.is_none() && cpu.knows_sregs() && !self.handler.can_step() {
+            self.kernel_gs = Some(cpu.sregs().gs.base);
+            cpu.share_sregs(false);
+        }
+    }
+
+    /// GS base in kernel mode, which the last exit was from.
+    pub(super) fn kernel_gs(&self, cpu: &mut CpuFd) -> u64 {
+        self.kernel_gs.unwrap_or_else(|| cpu.sregs().gs.base)
     }
 
     /// An int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
@@ -113,8 +150,11 @@ impl Catcher {
         let mut regs = cpu.regs();
         let at = Gva(regs.rip);
         let outcome = if cpu.in_kernel() {
-            self.handler
-                .hit(at, &mut regs, &surroundings(cpu, ram, &self.clock))
+            self.handler.hit(
+                at,
+                &mut regs,
+                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
+            )
         } else {
             Outcome::Foreign
         };
@@ -151,9 +191,11 @@ impl Catcher {
         let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
         if let Some(mut before) = Gate::before(read, &regs) {
             let int3 = Gva(before.rip);
-            let outcome = self
-                .handler
-                .hit(int3, &mut before, &surroundings(cpu, ram, &self.clock));
+            let outcome = self.handler.hit(
+                int3,
+                &mut before,
+                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
+            );
             if outcome != Outcome::Foreign {
                 return self.carry_out(cpu, outcome, &before).map(Some);
             }
@@ -174,7 +216,7 @@ impl Catcher {
         let Some(at) = self.handler.trampoline(Gva(regs.rip)) else {
             return Ok(None);
         };
-        let around = surroundings(cpu, ram, &self.clock);
+        let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
         match self.handler.hit(at, &mut regs, &around) {
             Outcome::Foreign => Ok(None),
             outcome => self.carry_out(cpu, outcome, &regs).map(Some),
@@ -193,7 +235,7 @@ impl Catcher {
         else {
             return Ok(None);
         };
-        let around = surroundings(cpu, ram, &self.clock);
+        let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
         let outcome = self
             .handler
             .exception(vector, Gva(own_idt), &mut regs, &around);
@@ -217,7 +259,7 @@ impl Catcher {
     pub(super) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
         let regs = cpu.regs();
         self.handler
-            .question(&regs, &surroundings(cpu, ram, &self.clock))
+            .question(&regs, &surroundings(self.kernel_gs(cpu), ram, &self.clock))
     }
 
     /// Goes on with a hit that was held, as decided.
@@ -228,7 +270,7 @@ impl Catcher {
         decision: &Decision,
     ) -> Result<Waits, kvm_ioctls::Error> {
         let mut regs = cpu.regs();
-        let around = surroundings(cpu, ram, &self.clock);
+        let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
         let outcome = self.handler.resume(decision, &mut regs, &around);
         self.carry_out(cpu, outcome, &regs)
     }
@@ -269,6 +311,7 @@ impl Catcher {
             }
         }
         self.adjust_window(cpu);
+        self.learn(cpu);
         Ok(waits)
     }
 
@@ -302,13 +345,13 @@ impl Catcher {
 }
 
 fn surroundings<'a>(
-    cpu: &mut CpuFd,
+    gs_base: u64,
     ram: &'a GuestRam,
     clock: &'a HostClock,
 ) -> Surroundings<'a, GuestRam, HostClock> {
     Surroundings {
         mem: ram,
         clock,
-        gs_base: cpu.sregs().gs.base,
+        gs_base,
     }
 }

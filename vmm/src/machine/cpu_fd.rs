@@ -1,8 +1,9 @@
 //! One virtual CPU's file descriptor, with every ioctl counted.
 //!
-//! General and system registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API
-//! 8.x "sync_regs"), so reading them after an exit and changing them before the next entry cost no
-//! ioctl. Invariant: a register change is either marked dirty in that page or written by
+//! General registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API 8.x
+//! "sync_regs"), so reading them after an exit and changing them before the next entry cost no ioctl;
+//! so do system registers, but only while they are wanted at each exit. Invariants: what is not in the
+//! page is fetched before anybody sees it; a register change is either marked dirty in that page or written by
 //! `KVM_SET_REGS`, never both.
 
 use hvprobe_arch::Regs;
@@ -13,6 +14,7 @@ use kvm_bindings::{
     kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
+use tracing::warn;
 
 use crate::CatchMode;
 use crate::devices::{DeviceEvent, Ports};
@@ -75,6 +77,10 @@ pub(crate) struct CpuFd {
     fd: VcpuFd,
     mode: CatchMode,
     ioctls: Ioctls,
+    /// Whether KVM puts the system registers into the page at each exit.
+    shares_sregs: bool,
+    /// Whether the page has those of the last exit.
+    knows_sregs: bool,
 }
 
 impl CpuFd {
@@ -93,6 +99,8 @@ impl CpuFd {
             fd,
             mode,
             ioctls: Ioctls::default(),
+            shares_sregs: true,
+            knows_sregs: true,
         };
         cpu.set_debug(debug)?;
         Ok(cpu)
@@ -109,6 +117,7 @@ impl CpuFd {
     /// Runs the guest until it exits. Accesses to devices are carried out here.
     pub(super) fn run(&mut self, devices: &Ports) -> Exit {
         self.ioctls.run += 1;
+        self.knows_sregs = self.shares_sregs;
         match self.fd.run() {
             Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
             Ok(VcpuExit::IoOut(DOORBELL, [_])) => Exit::Doorbell,
@@ -170,15 +179,47 @@ impl CpuFd {
         from_kvm(&self.fd.sync_regs_mut().regs)
     }
 
+    /// Whether KVM is to put the system registers into the page at each exit from now on. It costs
+    /// each exit: KVM collects eight segments, on VMX by four reads of the VMCS each (`__get_sregs` in
+    /// arch/x86/kvm/x86.c). Without, [`CpuFd::sregs`] takes an ioctl.
+    pub(super) fn share_sregs(&mut self, share: bool) {
+        self.shares_sregs = share;
+        if share {
+            self.fd.set_sync_valid_reg(SyncReg::SystemRegister);
+        } else {
+            self.fd.clear_sync_valid_reg(SyncReg::SystemRegister);
+        }
+    }
+
+    /// Whether [`CpuFd::sregs`] takes no ioctl now.
+    pub(super) fn knows_sregs(&self) -> bool {
+        self.knows_sregs
+    }
+
     /// The system registers at the last exit.
     pub(crate) fn sregs(&mut self) -> &kvm_sregs {
+        if !self.knows_sregs {
+            self.ioctls.other += 1;
+            match self.fd.get_sregs() {
+                Ok(sregs) => self.fd.sync_regs_mut().sregs = sregs,
+                // KVM has no reason to refuse this.
+                Err(error) => warn!(%error, "the system registers of an earlier exit are used"),
+            }
+            self.knows_sregs = true;
+        }
         &self.fd.sync_regs_mut().sregs
     }
 
     /// Whether the last exit was from kernel mode.
     pub(super) fn in_kernel(&mut self) -> bool {
-        // CPL is the DPL of SS (SDM vol. 3, 5.5).
-        self.sregs().ss.dpl == 0
+        if self.knows_sregs {
+            // CPL is the DPL of SS (SDM vol. 3, 5.5).
+            self.sregs().ss.dpl == 0
+        } else {
+            // The kernel's pages are closed to user mode, which could not have come to an int3 or
+            // an `out` there (SDM vol. 3, 4.6.1).
+            in_kernel_half(self.fd.sync_regs_mut().regs.rip)
+        }
     }
 
     /// Gives the guest these registers at its next entry. No ioctl.
@@ -252,6 +293,7 @@ impl CpuFd {
 
     /// The system registers of the last exit as they have to be for KVM to take them back unchanged.
     fn sregs_to_set(&mut self) -> &mut kvm_sregs {
+        self.sregs();
         let mode = self.mode;
         let sregs = &mut self.fd.sync_regs_mut().sregs;
         // KVM sets a bit here at an exit with an interrupt on its way, clears none in this page
@@ -309,6 +351,11 @@ impl CpuFd {
         .ok()?;
         (self.fd.get_msrs(&mut msrs).ok()? == 1).then(|| msrs.as_slice()[0].data)
     }
+}
+
+/// Whether `at` is in the half of the addresses that is the kernel's.
+fn in_kernel_half(at: u64) -> bool {
+    at >> 63 == 1
 }
 
 /// A register set of one kind from one of another, field by field.

@@ -274,10 +274,15 @@ impl Vcpu {
             Catcher::rewind(&mut self.cpu, &self.shared.ram, gate);
         }
         let regs = self.cpu.regs();
+        let gs_base = if self.cpu.in_kernel() {
+            self.catcher.kernel_gs(&mut self.cpu)
+        } else {
+            self.cpu.sregs().gs.base
+        };
         let standing = Standing {
             rip: Gva(regs.rip),
             rsp: Gva(regs.rsp),
-            gs_base: self.cpu.sregs().gs.base,
+            gs_base,
         };
         self.park(guard, Some(standing))
     }
@@ -289,9 +294,8 @@ impl Vcpu {
             .control
             .park(self.index, &guard.kickable(), standing);
         if let Order::Run(outfit) = &order {
-            self.catcher
-                .handler
-                .adopt(Arc::clone(&outfit.table), outfit.view);
+            let table = Arc::clone(&outfit.table);
+            self.catcher.adopt(&mut self.cpu, table, outfit.view);
             if let Some(clock) = HostClock::synchronised(|| self.cpu.guest_tsc()) {
                 self.catcher.clock = clock;
                 if self.index == 0 {

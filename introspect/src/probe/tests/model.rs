@@ -81,8 +81,6 @@ struct Model {
     calls: u64,
     /// Slots or frames that somebody may come back to have been made.
     pinned: bool,
-    /// A call has returned, so the gate may be there for nobody until the next change.
-    gate_lingers: bool,
 }
 
 /// Where the return address of the `n`th frame is.
@@ -112,7 +110,6 @@ impl Model {
             places: places.collect(),
             original: rig.visible(),
             gate: rig.gate(),
-            gate_lingers: false,
             cpu: Cpu::new(&rig),
             rig,
             switched_on: true,
@@ -381,7 +378,6 @@ impl Model {
                 ..regs()
             };
             assert_eq!(self.cpu.hit(Gva(found)), RESUME);
-            self.gate_lingers = true;
             let back = Regs {
                 rsp: slot(top).0 + 8,
                 rip: ret.0,
@@ -434,11 +430,7 @@ impl Model {
             put(self.rig.at("do_task_dead", 0), &[INT3]);
         }
         let patch = GateHead::patch(GATE_PORT);
-        let reached = watched
-            || self.places.iter().any(|place| place.armed)
-            || (0..self.frames.len()).any(|n| self.is_followed(n));
-        self.gate_lingers &= self.rig.guest.read(self.gate.at()) == patch;
-        if reached || self.gate_lingers {
+        if watched || self.places.iter().any(|place| place.armed) {
             put(self.gate.at(), &patch);
         }
         // The stack is the guest's business, but for the return addresses.
@@ -490,7 +482,6 @@ proptest! {
         }
         let settled = model.settled(&model.places, model.switched_on);
         model.places = settled.expect("nothing is armed");
-        model.gate_lingers = false;
         model.check();
         if !model.pinned {
             prop_assert!(!model.rig.is_mapped());
