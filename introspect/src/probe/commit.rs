@@ -289,9 +289,14 @@ impl Registry {
         );
     }
 
-    /// Takes the gate away while no int3 of ours can be reached: no site is armed. Takes the hidden region away while nothing of it is in use.
+    /// Takes the gate away while no int3 of ours can be reached: no site is armed, and whoever was
+    /// interrupted in a detour that was left comes to no int3 in it. Takes the hidden region away while
+    /// nothing of it is in use.
     fn tidy(&mut self, mem: &dyn PhysMemory) {
+        let mut left = self.ghost_jumps.values().flatten();
+        let escapes = left.any(|jump| jump.detour.escape().is_some());
         if let Some(live) = &mut self.live
+            && !escapes
             && !self.sites.values().any(SiteState::is_armed)
         {
             remove_gate(live, mem);

@@ -3,6 +3,7 @@
 use hvprobe_arch::detour::{JUMP, Span};
 
 use super::super::jump::Unoptimized;
+use super::super::patch::GATE_PORT;
 use super::super::spec::{Change, Hold, Item, Then};
 use super::*;
 use crate::testing::{DATA_VIRT, STACK};
@@ -191,6 +192,26 @@ fn a_detour_that_was_left_still_leads_on() {
     assert_eq!(cpu.hit(detour.escape().expect("words are read")), RESUME);
     assert_eq!(cpu.regs.rip, detour.tail().0);
     assert!(cpu.events().is_empty());
+}
+
+#[test]
+fn int3_of_a_detour_that_was_left_still_comes_to_us() {
+    let mut rig = Rig::optimizing_with_gate();
+    let gate = rig.gate().at();
+    let (original, patch) = (rig.guest.read::<2>(gate), GateHead::patch(GATE_PORT));
+    let id = rig.one(ENTRY);
+    assert_eq!(rig.guest.read(gate), patch);
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(rig.guest.read(gate), original);
+    let words = Actions {
+        capture: vec![Item::Stack(1)],
+        ..Actions::default()
+    };
+    let id = rig.register(&[acting(ENTRY, words)])[0];
+    assert!(is_optimized(&rig, id));
+    rig.unregister(&[id]).unwrap();
+    // A task may have been interrupted before the int3; the guest would die of it.
+    assert_eq!(rig.guest.read(gate), patch);
 }
 
 #[test]

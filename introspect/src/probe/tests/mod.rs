@@ -104,16 +104,28 @@ impl Rig {
         }
     }
 
-    /// The kernel's text is final, and there is room for detours.
-    fn optimizing() -> Self {
+    fn booting_with_room() -> Self {
         let guest = Rc::new(Guest::boot_whole(&fixture::probed()));
         let registry = Registry::new(guest.image.clone(), VCPUS, whole_hidden());
-        let mut rig = Self {
+        Self {
             guest,
             registry,
             clock: Rc::default(),
-        };
+        }
+    }
+
+    /// The kernel's text is final, and there is room for detours.
+    fn optimizing() -> Self {
+        let mut rig = Self::booting_with_room();
         rig.go_live(None);
+        rig
+    }
+
+    /// As [`Rig::optimizing`], where the #BP entry must be patched to catch int3s.
+    fn optimizing_with_gate() -> Self {
+        let mut rig = Self::booting_with_room();
+        let head = rig.gate();
+        rig.go_live(Some(head));
         rig
     }
 
