@@ -3,6 +3,9 @@
 use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_vmm::definition;
@@ -151,6 +154,7 @@ impl Running {
     /// # Panics
     /// When the guest ends before.
     pub fn wait_printed(&mut self, enough: impl Fn(&str) -> bool) -> String {
+        let _quiet = Quiet::watch(&self.machine);
         loop {
             let printed = String::from_utf8_lossy(&self.printed).into_owned();
             if enough(&printed) {
@@ -258,6 +262,40 @@ impl Running {
         }
         let (ending, printed) = self.end();
         (ending, events, printed)
+    }
+}
+
+/// How long a guest is waited for until the log is told where it stands: less than what `cargo lab
+/// test` lets pass in silence.
+const LONG: Duration = Duration::from_secs(100);
+
+/// Tells the log once where the guest stands if this is not dropped for long. A test that does not end
+/// is ended from outside, and this is all that is heard of it.
+struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
+
+impl Quiet {
+    fn watch(machine: &Arc<Machine>) -> Self {
+        let (over, watched) = channel();
+        let machine = Arc::clone(machine);
+        thread::spawn(move || {
+            if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+                tell_standings(&machine);
+            }
+        });
+        Self(over)
+    }
+}
+
+fn tell_standings(machine: &Machine) {
+    eprintln!("still waiting for the guest; {:?}", machine.status());
+    match machine.standings() {
+        Ok(all) => all.iter().for_each(|cpu| {
+            let place = machine.image().symbols().containing(cpu.rip);
+            let place = place.map(|(symbol, offset)| format!("{}+{offset:#x}", symbol.name));
+            let place = place.unwrap_or_else(|| "outside of the kernel".to_owned());
+            eprintln!("rip {} ({place}), rsp {}", cpu.rip, cpu.rsp);
+        }),
+        Err(error) => eprintln!("{}", chain(&error)),
     }
 }
 

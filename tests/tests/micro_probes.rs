@@ -364,4 +364,5 @@ fn a_triple_fault_is_reported_with_registers_and_code() {
     // kvm_amd loses the registers and the report says so.
     let shown = report.contains("0000000012345678") && report.contains("code");
     assert!(shown || report.contains("registers are lost"), "{report}");
+    assert!(report.contains("entered last at "), "{report}");
 }

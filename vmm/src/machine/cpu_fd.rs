@@ -71,6 +71,27 @@ pub(super) enum Exit {
     Unknown(String),
 }
 
+/// Where the guest went on, the last times: all that is left of it where KVM resets the processor
+/// after a triple fault.
+#[derive(Debug, Default)]
+struct Trail {
+    rips: [u64; 16],
+    next: u8,
+}
+
+impl Trail {
+    fn note(&mut self, rip: u64) {
+        self.rips[usize::from(self.next) % self.rips.len()] = rip;
+        self.next = self.next.wrapping_add(1);
+    }
+
+    fn newest_first(&self) -> impl Iterator<Item = u64> {
+        let newest = usize::from(self.next.wrapping_sub(1)) % self.rips.len();
+        let (newer, older) = self.rips.split_at(newest + 1);
+        newer.iter().rev().chain(older.iter().rev()).copied()
+    }
+}
+
 /// A virtual CPU of KVM.
 #[derive(Debug)]
 pub(crate) struct CpuFd {
@@ -81,6 +102,7 @@ pub(crate) struct CpuFd {
     shares_sregs: bool,
     /// Whether the page has those of the last exit.
     knows_sregs: bool,
+    trail: Trail,
 }
 
 impl CpuFd {
@@ -101,6 +123,7 @@ impl CpuFd {
             ioctls: Ioctls::default(),
             shares_sregs: true,
             knows_sregs: true,
+            trail: Trail::default(),
         };
         cpu.set_debug(debug)?;
         Ok(cpu)
@@ -118,6 +141,7 @@ impl CpuFd {
     pub(super) fn run(&mut self, devices: &Ports) -> Exit {
         self.ioctls.run += 1;
         self.knows_sregs = self.shares_sregs;
+        self.trail.note(self.fd.sync_regs_mut().regs.rip);
         match self.fd.run() {
             Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
             Ok(VcpuExit::IoOut(DOORBELL, [_])) => Exit::Doorbell,
@@ -172,6 +196,11 @@ impl CpuFd {
             suberror: internal.suberror,
             bytes,
         }
+    }
+
+    /// Where the guest went on, the last times it was entered, newest first.
+    pub(super) fn trail(&self) -> impl Iterator<Item = u64> {
+        self.trail.newest_first()
     }
 
     /// The general registers at the last exit.
@@ -390,4 +419,20 @@ fn from_kvm(regs: &kvm_regs) -> Regs {
 
 fn to_kvm(regs: &Regs) -> kvm_regs {
     same_registers!(regs => kvm_regs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trail_keeps_the_last_sixteen() {
+        let mut trail = Trail::default();
+        for rip in 1..=300 {
+            trail.note(rip);
+        }
+        assert!(trail.newest_first().eq((285..=300).rev()));
+        trail.note(301);
+        assert!(trail.newest_first().eq((286..=301).rev()));
+    }
 }

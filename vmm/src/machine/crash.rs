@@ -5,7 +5,9 @@ use std::fmt::Write;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{Levels, PageTables};
 use hvprobe_arch::{Gpa, Gva, insn};
+use hvprobe_introspect::world::{Standing, StopError};
 
+use super::Machine;
 use super::cpu_fd::CpuFd;
 use crate::memory::GuestRam;
 
@@ -36,7 +38,8 @@ pub(super) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) 
     let mut text = format!("{what}\nvCPU {index}\n");
     if regs.rip == RESET_RIP && sregs.cs.selector == RESET_CS {
         // kvm_amd does so after a triple fault, when the processor leaves its state undefined.
-        text.push_str("KVM has reset the processor: its registers are lost on this host");
+        text.push_str("KVM has reset the processor: its registers are lost on this host\n");
+        text.push_str(&trail(cpu));
         return text;
     }
     let line = |text: &mut String, values: &[(&str, u64)]| {
@@ -86,7 +89,33 @@ pub(super) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) 
         ],
     );
     text.push_str(&code_at(Gva(regs.rip), &sregs, ram));
+    text.push('\n');
+    text.push_str(&trail(cpu));
     text
+}
+
+/// Where the guest went on after its last exits, which tells what it did then and what was done to
+/// it.
+fn trail(cpu: &CpuFd) -> String {
+    let trail = cpu.trail().take_while(|rip| *rip != 0);
+    let words: Vec<String> = trail.map(|rip| format!("{rip:x}")).collect();
+    format!("entered last at {}", words.join(" "))
+}
+
+impl Machine {
+    /// Where each virtual CPU stands, which are stopped for that; those that have not been started
+    /// stand nowhere.
+    ///
+    /// # Errors
+    /// When the machine has ended or a virtual CPU does not stop.
+    pub fn standings(&self) -> Result<Vec<Standing>, StopError> {
+        let mut all = Vec::new();
+        self.shared.control.transact(|standings| {
+            all.extend_from_slice(standings);
+            None
+        })?;
+        Ok(all)
+    }
 }
 
 fn code_at(rip: Gva, sregs: &kvm_bindings::kvm_sregs, ram: &GuestRam) -> String {
