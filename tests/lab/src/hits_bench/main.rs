@@ -70,11 +70,12 @@ const RATIOS: [Ratio; 9] = [
     ratio("kprobe + return probe, optimized", OWN_BOTH, 0.35),
     ratio(EMULATED.name, GDB, 0.1),
 ];
-const RUNS: [Runs; 6] = [
+const RUNS: [Runs; 7] = [
     runs(EMULATED.name, 1),
     runs("kprobe, boosted", 1),
     runs("kprobe, stepped", 2),
-    runs("return probe", 2),
+    runs("return probe", 1),
+    runs("return probe, exit at the return", 2),
     runs(OPTIMIZED.name, 0),
     runs("return probe, optimized", 0),
 ];

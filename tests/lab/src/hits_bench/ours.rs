@@ -50,7 +50,7 @@ pub(crate) const OPTIMIZED: Mechanism = Mechanism {
     add: &["--mechanism", "optimized", "p {}"],
 };
 
-pub(crate) const MECHANISMS: [Mechanism; 10] = [
+pub(crate) const MECHANISMS: [Mechanism; 11] = [
     EMULATED,
     Mechanism {
         name: "kprobe, boosted",
@@ -74,13 +74,19 @@ pub(crate) const MECHANISMS: [Mechanism; 10] = [
     },
     Mechanism {
         name: "return probe",
-        counted_as: Some("returned"),
+        counted_as: None,
         add: &["--mechanism", "emulated", "r {}"],
     },
     Mechanism {
         name: "kprobe + return probe",
-        counted_as: Some("both"),
+        counted_as: None,
         add: &["--mechanism", "emulated", "p {}", "r {}"],
+    },
+    // Its instances grow, which the code that others return to cannot do.
+    Mechanism {
+        name: "return probe, exit at the return",
+        counted_as: Some("returned"),
+        add: &["--mechanism", "emulated", "--maxactive", "auto", "r {}"],
     },
     OPTIMIZED,
     Mechanism {
