@@ -23,6 +23,7 @@ use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 
 use super::catch::Catcher;
+use super::clock::{HostClock, Times};
 use super::config::{DEFAULT_CMDLINE, MachineConfig};
 use super::console::ConsoleOutput;
 use super::control::Control;
@@ -237,7 +238,9 @@ fn start(
     let mut registry =
         Registry::new(Arc::clone(&image), cpus.len(), hidden).with_optimization(config.optimize);
     let ram = Arc::new(ram);
-    let detours = Detours::new(Arc::clone(&ram), registry.ring().map(Collection::new));
+    let times = Arc::new(Times::new());
+    let collection = registry.ring().map(Collection::new);
+    let detours = Detours::new(Arc::clone(&ram), Arc::clone(&times), collection);
     let shared = Arc::new(Shared {
         control: Control::new(cpus.len()),
         ram,
@@ -248,6 +251,7 @@ fn start(
         stopped_at: StoppedAt::default(),
         decisions: Decisions::default(),
         detours: detours.clone(),
+        times,
     });
     if config.paused {
         shared.control.pause_now();
@@ -318,7 +322,11 @@ fn run(
         let vcpu = Vcpu {
             index,
             cpu,
-            catcher: Catcher::new(machine.mode, HitHandler::new(number, events)),
+            catcher: Catcher::new(
+                machine.mode,
+                HitHandler::new(number, events),
+                HostClock::new(Arc::clone(&machine.shared.times)),
+            ),
             shared: Arc::clone(&machine.shared),
             notices: notices.clone(),
             waited_since: None,

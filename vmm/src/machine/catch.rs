@@ -102,11 +102,11 @@ pub(super) struct Catcher {
 pub(super) type Waits = Option<Held>;
 
 impl Catcher {
-    pub(super) fn new(mode: CatchMode, handler: HitHandler) -> Self {
+    pub(super) fn new(mode: CatchMode, handler: HitHandler, clock: HostClock) -> Self {
         Self {
             mode,
             handler,
-            clock: HostClock::unsynchronised(),
+            clock,
             own_idt: None,
             kernel_gs: None,
         }

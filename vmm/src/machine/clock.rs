@@ -1,49 +1,197 @@
-//! The clocks read at a hit: no system call, no ioctl.
+//! The clocks read at a hit: no system call, no ioctl, whatever clock the host's kernel has chosen.
+//!
+//! Host time is worked out from the host's TSC, by a line that is now and then bent towards
+//! `CLOCK_MONOTONIC`, which only that asks for: where the kernel does not trust the TSC, asking takes
+//! a system call, and a slow device's register. Invariants: the time that a TSC stands for never
+//! runs back, whenever it is asked for; who reads the line waits for nobody.
 
 use std::arch::x86_64::_rdtsc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
 use hvprobe_introspect::world::Clock;
 
-/// Host time and the guest's time-stamp counter as one virtual CPU sees it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HostClock {
-    /// Guest TSC minus host TSC.
-    offset: u64,
+/// The shortest time that a rate is taken from, and how long a line is left alone, in nanoseconds.
+const SHORTEST: u64 = 1_000_000;
+const LEFT_ALONE: u64 = 50_000_000;
+/// How long it takes to make up for a difference.
+const HORIZON: u64 = 1_000_000_000;
+/// By how much the line may be behind before it jumps.
+const LATE: u64 = 10_000_000;
+/// The rate is that of the last one or two such times.
+const MEMORY: u64 = 16_000_000_000;
+
+/// Host time and host TSC at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment {
+    ns: u64,
+    tsc: u64,
 }
 
-impl HostClock {
-    /// A clock of a guest whose TSC is what `read` finds, in the middle of the time that takes.
-    pub(super) fn synchronised(read: impl FnOnce() -> Option<u64>) -> Option<Self> {
-        let before = rdtsc();
-        let guest_tsc = read()?;
-        let took = rdtsc().wrapping_sub(before);
-        Some(Self {
-            offset: guest_tsc.wrapping_sub(before.wrapping_add(took / 2)),
-        })
-    }
-
-    /// A clock whose guest TSC is the host's.
-    pub(super) fn unsynchronised() -> Self {
-        Self { offset: 0 }
+impl Moment {
+    /// Now: of several readings the one that the least came between.
+    fn now() -> Self {
+        let readings = (0..5).map(|_| {
+            let before = rdtsc();
+            let ns = monotonic_ns();
+            let apart = rdtsc().wrapping_sub(before);
+            let tsc = before.wrapping_add(apart / 2);
+            (apart, Self { ns, tsc })
+        });
+        readings.min().unwrap_or_default().1
     }
 }
 
-/// Turns readings of the guest's time-stamp counter into host time.
+/// Which time a TSC stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Line {
+    from: Moment,
+    /// Nanoseconds a tick, times 2^32.
+    rate: u64,
+}
+
+impl Line {
+    #[inline]
+    fn at(&self, tsc: u64) -> u64 {
+        let ticks = tsc.wrapping_sub(self.from.tsc).cast_signed();
+        let apart = (u128::from(ticks.unsigned_abs()) * u128::from(self.rate)) >> 32;
+        let apart = u64::try_from(apart).unwrap_or(u64::MAX);
+        // Of another processor's TSC, that of the line may be a little ahead.
+        if ticks < 0 {
+            self.from.ns.saturating_sub(apart)
+        } else {
+            self.from.ns.saturating_add(apart)
+        }
+    }
+
+    /// The line from `now` on, where ticks have had this `rate`.
+    fn bent(&self, now: Moment, rate: u64) -> Self {
+        let said = self.at(now.tsc);
+        if now.ns.saturating_sub(said) > LATE {
+            return Self { from: now, rate };
+        }
+        // From where it is, so that time goes on from there, to where it should be by then.
+        let wanted = HORIZON.saturating_add(now.ns).saturating_sub(said);
+        let bent = u128::from(rate) * u128::from(wanted) / u128::from(HORIZON);
+        let bent = u64::try_from(bent).unwrap_or(u64::MAX);
+        Self {
+            from: Moment { ns: said, ..now },
+            rate: bent.clamp(rate / 2, rate.saturating_mul(2)),
+        }
+    }
+}
+
+/// Nanoseconds a tick between two moments, times 2^32; `None` if it is too early to tell.
+fn rate(since: Moment, now: Moment) -> Option<u64> {
+    let ns = now.ns.checked_sub(since.ns).filter(|ns| *ns >= SHORTEST)?;
+    let ticks = now.tsc.checked_sub(since.tsc).filter(|ticks| *ticks > 0)?;
+    u64::try_from((u128::from(ns) << 32) / u128::from(ticks)).ok()
+}
+
+/// What lines are made of.
 #[derive(Debug)]
-pub(super) struct TimeTable {
+struct Past {
+    /// Where the rate is taken from, and from where later.
+    since: Moment,
+    next: Moment,
+    /// There was a rate to make a line of.
+    is_known: bool,
+}
+
+/// One of the two places for a line.
+#[derive(Debug, Default)]
+struct Place {
+    ns: AtomicU64,
+    tsc: AtomicU64,
+    rate: AtomicU64,
+}
+
+/// What TSCs are turned into time with, on all threads of a machine.
+#[derive(Debug)]
+pub(super) struct Times {
+    /// Counts the lines; the newest is in the place that is this modulo 2. The other place is
+    /// written before this is.
+    lines: AtomicU64,
+    places: [Place; 2],
+    past: Mutex<Past>,
     /// Guest TSC minus host TSC, as virtual CPU 0 sees it: KVM keeps those of all virtual CPUs in
     /// step.
     offset: AtomicU64,
-    /// Host time and host TSC at some moment.
-    origin: (u64, u64),
 }
 
-impl TimeTable {
+impl Times {
     pub(super) fn new() -> Self {
-        Self {
+        let now = Moment::now();
+        let times = Self {
+            lines: AtomicU64::new(0),
+            places: Default::default(),
+            past: Mutex::new(Past {
+                since: now,
+                next: now,
+                is_known: false,
+            }),
             offset: AtomicU64::new(0),
-            origin: both(),
+        };
+        // Nobody asks before there is a better one; the machine has to boot first.
+        times.publish(Line {
+            from: now,
+            rate: 1 << 31,
+        });
+        times
+    }
+
+    fn publish(&self, line: Line) {
+        let next = self.lines.load(Ordering::Relaxed).wrapping_add(1);
+        let place = &self.places[usize::from(next & 1 == 1)];
+        // A reader that sees some of what follows sees that the line it began with is an old one.
+        fence(Ordering::Release);
+        place.ns.store(line.from.ns, Ordering::Relaxed);
+        place.tsc.store(line.from.tsc, Ordering::Relaxed);
+        place.rate.store(line.rate, Ordering::Relaxed);
+        self.lines.store(next, Ordering::Release);
+    }
+
+    #[inline]
+    fn line(&self) -> Line {
+        loop {
+            let number = self.lines.load(Ordering::Acquire);
+            let place = &self.places[usize::from(number & 1 == 1)];
+            let line = Line {
+                from: Moment {
+                    ns: place.ns.load(Ordering::Relaxed),
+                    tsc: place.tsc.load(Ordering::Relaxed),
+                },
+                rate: place.rate.load(Ordering::Relaxed),
+            };
+            // The place is written again only after another line has been counted.
+            fence(Ordering::Acquire);
+            if self.lines.load(Ordering::Relaxed) == number {
+                return line;
+            }
+        }
+    }
+
+    /// Bends the line, unless that was done a moment ago or is being done. Not for the hit path.
+    pub(super) fn adjust(&self) {
+        let Ok(mut past) = self.past.try_lock() else {
+            return;
+        };
+        let line = self.line();
+        if past.is_known && line.at(rdtsc()).saturating_sub(line.from.ns) < LEFT_ALONE {
+            return;
+        }
+        let now = Moment::now();
+        let Some(rate) = rate(past.since, now) else {
+            return;
+        };
+        self.publish(if past.is_known {
+            line.bent(now, rate)
+        } else {
+            Line { from: now, rate }
+        });
+        past.is_known = true;
+        if now.ns.saturating_sub(past.next.ns) >= MEMORY {
+            past.since = std::mem::replace(&mut past.next, now);
         }
     }
 
@@ -52,47 +200,45 @@ impl TimeTable {
         self.offset.store(clock.offset, Ordering::Relaxed);
     }
 
-    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading made not long ago.
+    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading of the guest's counter
+    /// made not long ago.
     pub(super) fn now(&self) -> impl Fn(u64) -> u64 + use<> {
-        let (ns, tsc) = both();
-        let (origin_ns, origin_tsc) = self.origin;
-        let elapsed_ns = ns.saturating_sub(origin_ns);
-        let elapsed_tsc = tsc.wrapping_sub(origin_tsc).max(1);
-        let guest_now = tsc.wrapping_add(self.offset.load(Ordering::Relaxed));
-        move |reading| {
-            let ago = guest_now.wrapping_sub(reading).cast_signed();
-            let apart = u128::from(ago.unsigned_abs()) * u128::from(elapsed_ns);
-            let apart = u64::try_from(apart / u128::from(elapsed_tsc)).unwrap_or(u64::MAX);
-            // What is known of the guest's counter is a little off, so a reading may seem to come.
-            if ago < 0 {
-                ns.saturating_add(apart)
-            } else {
-                ns.saturating_sub(apart)
-            }
-        }
+        self.adjust();
+        let (line, offset) = (self.line(), self.offset.load(Ordering::Relaxed));
+        move |reading| line.at(reading.wrapping_sub(offset))
     }
 }
 
-/// Host time and host TSC at one moment: of several readings the one that the least came between.
-fn both() -> (u64, u64) {
-    let readings = (0..5).map(|_| {
-        let before = rdtsc();
-        let ns = host_ns();
-        let apart = rdtsc().wrapping_sub(before);
-        (apart, ns, before.wrapping_add(apart / 2))
-    });
-    let (_, ns, tsc) = readings.min().unwrap_or_default();
-    (ns, tsc)
+/// Host time and the guest's time-stamp counter as one virtual CPU sees it.
+#[derive(Clone, Debug)]
+pub(super) struct HostClock {
+    times: Arc<Times>,
+    /// Guest TSC minus host TSC.
+    offset: u64,
 }
 
-fn rdtsc() -> u64 {
-    // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
-    unsafe { _rdtsc() }
+impl HostClock {
+    /// A clock whose guest TSC is the host's.
+    pub(super) fn new(times: Arc<Times>) -> Self {
+        Self { times, offset: 0 }
+    }
+
+    /// The guest's TSC is what `read` finds, in the middle of the time that takes; whether it finds
+    /// it.
+    pub(super) fn synchronise(&mut self, read: impl FnOnce() -> Option<u64>) -> bool {
+        let before = rdtsc();
+        let Some(guest_tsc) = read() else {
+            return false;
+        };
+        let took = rdtsc().wrapping_sub(before);
+        self.offset = guest_tsc.wrapping_sub(before.wrapping_add(took / 2));
+        true
+    }
 }
 
 impl Clock for HostClock {
     fn host_ns(&self) -> u64 {
-        host_ns()
+        self.times.line().at(rdtsc())
     }
 
     fn guest_tsc(&self) -> u64 {
@@ -100,7 +246,13 @@ impl Clock for HostClock {
     }
 }
 
-fn host_ns() -> u64 {
+fn rdtsc() -> u64 {
+    // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
+    unsafe { _rdtsc() }
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`. Not for the hit path.
+pub(super) fn monotonic_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -111,4 +263,99 @@ fn host_ns() -> u64 {
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
     seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn moment(ns: u64, tsc: u64) -> Moment {
+        Moment { ns, tsc }
+    }
+
+    proptest! {
+        /// A clock of `mhz` is looked at now and then, never quite at the right moment.
+        #[test]
+        fn time_goes_on_from_where_it_was_and_comes_close(
+            mhz in 100..5000_u64,
+            start in any::<u32>(),
+            looks in prop::collection::vec((50..2000_u64, -20_000..20_000_i64), 40..80),
+        ) {
+            let tsc = |ns: u64| u64::from(start) + ns * mhz / 1000;
+            let since = moment(0, tsc(0));
+            let mut line = Line {
+                from: moment(SECOND, tsc(SECOND)),
+                rate: rate(since, moment(SECOND, tsc(SECOND))).unwrap(),
+            };
+            let mut ns = SECOND;
+            for (ms, off) in looks {
+                let before = line.at(tsc(ns));
+                ns += ms * 1_000_000;
+                let said = line.at(tsc(ns));
+                prop_assert!(said >= before);
+                let now = moment(ns.saturating_add_signed(off), tsc(ns));
+                line = line.bent(now, rate(since, now).unwrap());
+                prop_assert!(line.at(tsc(ns)) >= said);
+                prop_assert!(line.at(tsc(ns)) - said <= LATE + 20_000);
+            }
+            prop_assert!(line.at(tsc(ns)).abs_diff(ns) < 200_000, "{line:?} at {ns}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_was_off_is_made_up_for_without_running_back() {
+        let rate_of_2_ghz = 1 << 31;
+        // Ahead by five milliseconds.
+        let mut line = Line {
+            from: moment(5_000_000, 0),
+            rate: rate_of_2_ghz,
+        };
+        for second in 1..6 {
+            let tsc = 2 * second * SECOND;
+            let said = line.at(tsc);
+            line = line.bent(moment(second * SECOND, tsc), rate_of_2_ghz);
+            assert_eq!(line.at(tsc), said);
+            assert!(line.at(tsc + 2000) > said);
+        }
+        assert!(line.at(12 * SECOND).abs_diff(6 * SECOND) < 10);
+        // The machine slept, and the TSC with it.
+        let woken = moment(3600 * SECOND, 12 * SECOND);
+        assert_eq!(line.bent(woken, rate_of_2_ghz).at(woken.tsc), woken.ns);
+    }
+
+    #[test]
+    fn nonsense_makes_no_rate() {
+        let now = moment(2 * SECOND, 2 * SECOND);
+        for since in [
+            now,
+            moment(3 * SECOND, 0),
+            moment(0, 3 * SECOND),
+            moment(2 * SECOND - 1, 0),
+        ] {
+            assert_eq!(rate(since, now), None);
+        }
+        assert_eq!(rate(moment(0, 0), now), Some(1 << 32));
+    }
+
+    #[test]
+    fn times_are_those_of_the_host() {
+        let times = Arc::new(Times::new());
+        let clock = HostClock::new(Arc::clone(&times));
+        let start = monotonic_ns();
+        while monotonic_ns() < start + 20 * SHORTEST {}
+        times.adjust();
+        let (before, seen, after) = (monotonic_ns(), clock.host_ns(), monotonic_ns());
+        // As exact as the rate can be after so short a time.
+        let slack = 1_000_000;
+        assert!(
+            (before - slack..after + slack).contains(&seen),
+            "{seen} in {before}..{after}"
+        );
+        let guest = clock.guest_tsc();
+        assert!(times.now()(guest).abs_diff(seen) < 10_000_000);
+    }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use hvprobe_introspect::event::{Event, Source};
 use hvprobe_introspect::ring::Collection;
 
-use super::clock::{HostClock, TimeTable};
+use super::clock::Times;
 use crate::memory::GuestRam;
 
 /// The host's side of the ring.
@@ -21,17 +21,21 @@ pub(super) struct Detours(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     ram: Arc<GuestRam>,
-    times: TimeTable,
+    times: Arc<Times>,
     collector: OnceLock<Thread>,
     /// `None` where no detours can be made.
     collection: Option<Collection>,
 }
 
 impl Detours {
-    pub(super) fn new(ram: Arc<GuestRam>, collection: Option<Collection>) -> Self {
+    pub(super) fn new(
+        ram: Arc<GuestRam>,
+        times: Arc<Times>,
+        collection: Option<Collection>,
+    ) -> Self {
         Self(Arc::new(Inner {
             ram,
-            times: TimeTable::new(),
+            times,
             collector: OnceLock::new(),
             collection,
         }))
@@ -41,11 +45,6 @@ impl Detours {
     pub(super) fn set_collector(&self, thread: Thread) {
         // There is one collector.
         let _ = self.0.collector.set(thread);
-    }
-
-    /// The guest's time-stamp counter goes as `clock` says.
-    pub(super) fn set_clock(&self, clock: &HostClock) {
-        self.0.times.set(clock);
     }
 
     /// Has the collector read the ring now, and ask again how long it may sleep.

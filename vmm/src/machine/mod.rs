@@ -487,6 +487,7 @@ impl Machine {
                 registry.watch(&*self.shared.ram);
                 registry.retry_jumps(&Guest(&self.shared));
                 drop(registry);
+                self.shared.times.adjust();
                 self.tell_throttled();
                 watched = Instant::now();
             }

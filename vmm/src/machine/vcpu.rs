@@ -19,7 +19,7 @@ use kvm_bindings::kvm_sregs;
 use tracing::{debug, warn};
 
 use super::catch::{Catcher, Gate, Waits};
-use super::clock::HostClock;
+use super::clock::{Times, monotonic_ns};
 use super::control::{Control, Order};
 use super::cpu_fd::{CpuFd, Exit, Ioctls};
 use super::crash;
@@ -115,6 +115,7 @@ pub(super) struct Shared {
     pub(super) stopped_at: StoppedAt,
     pub(super) decisions: Decisions,
     pub(super) detours: Detours,
+    pub(super) times: Arc<Times>,
 }
 
 /// The hit that paused the machine.
@@ -188,10 +189,8 @@ impl Vcpu {
             return Why::Told;
         }
         if self.index == 0 {
-            use hvprobe_introspect::world::Clock as _;
-            self.shared
-                .first_entry_ns
-                .store(self.catcher.clock.host_ns(), Ordering::Relaxed);
+            let now = monotonic_ns();
+            self.shared.first_entry_ns.store(now, Ordering::Relaxed);
         }
         // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
         let shared = Arc::clone(&self.shared);
@@ -296,11 +295,10 @@ impl Vcpu {
         if let Order::Run(outfit) = &order {
             let table = Arc::clone(&outfit.table);
             self.catcher.adopt(&mut self.cpu, table, outfit.view);
-            if let Some(clock) = HostClock::synchronised(|| self.cpu.guest_tsc()) {
-                self.catcher.clock = clock;
-                if self.index == 0 {
-                    self.shared.detours.set_clock(&self.catcher.clock);
-                }
+            self.shared.times.adjust();
+            let clock = &mut self.catcher.clock;
+            if clock.synchronise(|| self.cpu.guest_tsc()) && self.index == 0 {
+                self.shared.times.set(clock);
             }
         }
         order
