@@ -10,6 +10,14 @@
 //! event that does not fit is counted as dropped and the count reaches the sink with the next batch;
 //! events of one ring or source stay in order, and those of one batch are in order of time; after
 //! [`Collector::finish`] nothing is left in a ring or a source.
+//!
+//! ```text
+//!   collecting ──► all of it, some from a ring ──► dozes: what is queued waits for [`DOZE`]
+//!       ▲      └─► nothing, or from sources ─────► sleeps: what is queued wakes it
+//!       └──────────────────────────────────────────┘
+//! ```
+//! So the first event after a while is handed on at once, and those after it cost the virtual CPUs no
+//! system call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -182,6 +190,20 @@ impl Drop for Collector {
     }
 }
 
+/// How long events of virtual CPUs come together: a fraction of what fills a ring.
+const DOZE: Duration = Duration::from_millis(2);
+
+/// What a batch was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// There may be more.
+    Part,
+    All {
+        of_rings: bool,
+    },
+}
+
 /// At most this many events make one batch; with more virtual CPUs, one of each.
 const BATCH: usize = 1024;
 
@@ -198,17 +220,22 @@ impl Drain {
         loop {
             // Read before the rings: what was queued before the order to finish is then seen.
             let last = finish.load(Ordering::SeqCst);
-            if self.once(sink) {
-                continue;
+            let found = self.once(sink);
+            match found {
+                Found::Part => continue,
+                Found::Nothing if last => return,
+                Found::Nothing | Found::All { .. } => {}
             }
-            if last {
-                return;
+            let patience = self.sources.iter().filter_map(|source| source.patience());
+            let patience = patience.min();
+            if matches!(found, Found::All { of_rings: true }) && !last {
+                thread::park_timeout(patience.map_or(DOZE, |patience| patience.min(DOZE)));
+                continue;
             }
             waker.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if self.rings.iter().all(Consumer::is_empty) && !finish.load(Ordering::SeqCst) {
-                let patience = self.sources.iter().filter_map(|source| source.patience());
-                match patience.min() {
+                match patience {
                     Some(patience) => thread::park_timeout(patience),
                     None => thread::park(),
                 }
@@ -217,23 +244,29 @@ impl Drain {
         }
     }
 
-    /// Hands on one batch; `false` when there was nothing.
-    fn once(&mut self, sink: &mut Sink) -> bool {
+    /// Hands on one batch.
+    fn once(&mut self, sink: &mut Sink) -> Found {
         self.batch.clear();
         let share = (BATCH / (self.rings.len() + self.sources.len()).max(1)).max(1);
+        let mut rest = false;
         for ring in &mut self.rings {
+            let there = ring.slots();
+            rest |= there > share;
             // There are so many, so the chunk is there.
-            if let Ok(events) = ring.read_chunk(ring.slots().min(share)) {
+            if let Ok(events) = ring.read_chunk(there.min(share)) {
                 self.batch.extend(events);
             }
         }
+        let of_rings = !self.batch.is_empty();
         let dropped = self.dropped.iter().map(|d| d.swap(0, Ordering::Relaxed));
         let mut dropped: u64 = dropped.sum();
         for source in &mut self.sources {
+            let before = self.batch.len();
             dropped += source.drain(&mut self.batch, share);
+            rest |= self.batch.len() - before >= share;
         }
         if self.batch.is_empty() && dropped == 0 {
-            return false;
+            return Found::Nothing;
         }
         if !self.batch.is_sorted_by_key(|event| event.host_ns) {
             // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
@@ -244,7 +277,10 @@ impl Drain {
             self.next_seq += 1;
         }
         sink(&self.batch, dropped);
-        true
+        match rest {
+            true => Found::Part,
+            false => Found::All { of_rings },
+        }
     }
 }
 
