@@ -150,11 +150,10 @@ impl Catcher {
         let mut regs = cpu.regs();
         let at = Gva(regs.rip);
         let outcome = if cpu.in_kernel() {
-            self.handler.hit(
-                at,
-                &mut regs,
-                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
-            )
+            let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
+            let outcome = self.handler.hit(at, &mut regs, &around);
+            self.learn(cpu);
+            outcome
         } else {
             Outcome::Foreign
         };
@@ -191,11 +190,9 @@ impl Catcher {
         let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
         if let Some(mut before) = Gate::before(read, &regs) {
             let int3 = Gva(before.rip);
-            let outcome = self.handler.hit(
-                int3,
-                &mut before,
-                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
-            );
+            let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
+            let outcome = self.handler.hit(int3, &mut before, &around);
+            self.learn(cpu);
             if outcome != Outcome::Foreign {
                 return self.carry_out(cpu, outcome, &before).map(Some);
             }
