@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// Run only the tests that belong in the rig
     #[arg(long)]
     rig_only: bool,
-    /// Run what failed again, so often at most, in a fresh rig [default: 1 in an emulated rig, else
+    /// Run what failed again, so often at most, in a fresh rig [default: 2 in an emulated rig, else
     /// 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,

@@ -81,10 +81,10 @@ impl Kind {
     }
 
     /// How often what failed is run again by default. About one guest in a hundred dies or hangs
-    /// of its emulated processor.
+    /// of its emulated processor, and the whole machine once in ten minutes or so.
     pub(crate) fn retries(self) -> u32 {
         match self {
-            Self::Tcg | Self::Bochs => 1,
+            Self::Tcg | Self::Bochs => 2,
             Self::Direct => 0,
         }
     }
