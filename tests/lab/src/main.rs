@@ -77,7 +77,7 @@ enum Command {
     /// is 0 only if nothing failed.
     ///
     /// An emulated machine dies or stands still now and then through no fault of the tests: what
-    /// failed there, or did not end, runs once more in a fresh one. What passes then is listed as
+    /// failed there, or did not end, runs again in a fresh one. What passes then is listed as
     /// `flaky:` before the last line; what fails every time has failed.
     Test(test::Options),
     /// Measure hvprobe against its references, in one rig and one run
