@@ -150,10 +150,11 @@ impl Catcher {
         let mut regs = cpu.regs();
         let at = Gva(regs.rip);
         let outcome = if cpu.in_kernel() {
-            let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-            let outcome = self.handler.hit(at, &mut regs, &around);
-            self.learn(cpu);
-            outcome
+            self.handler.hit(
+                at,
+                &mut regs,
+                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
+            )
         } else {
             Outcome::Foreign
         };
@@ -190,9 +191,11 @@ impl Catcher {
         let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
         if let Some(mut before) = Gate::before(read, &regs) {
             let int3 = Gva(before.rip);
-            let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-            let outcome = self.handler.hit(int3, &mut before, &around);
-            self.learn(cpu);
+            let outcome = self.handler.hit(
+                int3,
+                &mut before,
+                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
+            );
             if outcome != Outcome::Foreign {
                 return self.carry_out(cpu, outcome, &before).map(Some);
             }
