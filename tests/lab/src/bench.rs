@@ -219,6 +219,7 @@ fn bench(
             .map(Into::into)
             .chain(["--guest".into(), guest.into()])
             .collect(),
+        test: None,
         package: None,
     });
     run::run_job(rig, &ready, &job)

@@ -38,8 +38,20 @@ pub(crate) struct Step {
     /// The program's name in the rig's `/bin`.
     pub(crate) program: String,
     pub(crate) arguments: Vec<OsString>,
+    /// The one test of it that the arguments name, if so.
+    pub(crate) test: Option<String>,
     /// The folder of the package it is a test of: its working folder on this machine.
     pub(crate) package: Option<PathBuf>,
+}
+
+impl Step {
+    /// How it is called in what the lab prints.
+    pub(crate) fn name(&self) -> String {
+        match &self.test {
+            Some(test) => format!("{}: {test}", self.program),
+            None => self.program.clone(),
+        }
+    }
 }
 
 /// Everything one start of a rig does.

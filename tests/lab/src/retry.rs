@@ -130,7 +130,10 @@ impl Book {
     fn fall(&mut self, due: &mut Due, test: Option<String>, reason: &str) -> bool {
         due.tries += 1;
         if due.tries > self.retries {
-            let place = test.map_or(String::new(), |test| format!("in {test}: "));
+            let of_it = |test: &String| !self.names[due.step].ends_with(test.as_str());
+            let place = test
+                .filter(of_it)
+                .map_or(String::new(), |test| format!("in {test}: "));
             self.fail(due, &format!("{place}{reason}"));
             return true;
         }
@@ -179,7 +182,8 @@ impl Book {
         for failure in failures {
             let name = &self.names[due.step];
             let tries = tries(due.tries);
-            self.failed.push(format!("{name}: {}{tries}", failure.test));
+            let line = line(name, &failure.test);
+            self.failed.push(format!("{line}{tries}"));
         }
         true
     }
@@ -190,13 +194,16 @@ impl Book {
         let at = nth(due.tries);
         let passes = |test: &str| failures.iter().all(|failure| failure.test != test);
         for Failure { test, why } in due.again.iter().filter(|first| passes(&first.test)) {
-            self.flaky.push(format!(
-                "{name}: {test} (passed at the {at} try; first: {why})"
-            ));
+            let line = line(name, test);
+            self.flaky
+                .push(format!("{line} (passed at the {at} try; first: {why})"));
         }
         let line = match &due.fell {
             Some((Some(test), why)) if passes(test) => {
-                format!("{name}: {test} (passed at the {at} try; first: {why})")
+                format!(
+                    "{} (passed at the {at} try; first: {why})",
+                    line(name, test)
+                )
             }
             Some((None, why)) => format!("{name} (ended at the {at} try; first: {why})"),
             _ => return,
@@ -212,9 +219,17 @@ impl Book {
         let tries = tries(due.tries);
         self.failed.push(format!("{name} ({what}){tries}"));
         for failure in &due.again {
-            self.failed
-                .push(format!("{name}: {} ({})", failure.test, failure.why));
+            let line = line(name, &failure.test);
+            self.failed.push(format!("{line} ({})", failure.why));
         }
+    }
+}
+
+/// A test of the program, or of the one test, called `name`.
+fn line(name: &str, test: &str) -> String {
+    match name.strip_suffix(test) {
+        Some(program) if program.ends_with(": ") => name.to_owned(),
+        _ => format!("{name}: {test}"),
     }
 }
 
@@ -237,7 +252,10 @@ fn nth(number: u32) -> String {
 }
 
 /// A step's arguments, changed so that just `tests` run: the user's filters go, options stay.
-pub(crate) fn only(arguments: &[OsString], tests: &[Failure]) -> Vec<OsString> {
+pub(crate) fn only<'a>(
+    arguments: &[OsString],
+    tests: impl IntoIterator<Item = &'a str>,
+) -> Vec<OsString> {
     /// Options of libtest whose value is the next argument.
     const WITH_VALUE: [&str; 6] = [
         "--logfile",
@@ -266,7 +284,7 @@ pub(crate) fn only(arguments: &[OsString], tests: &[Failure]) -> Vec<OsString> {
             kept.push(argument.clone());
         }
     }
-    kept.extend(tests.iter().map(|failure| failure.test.clone().into()));
+    kept.extend(tests.into_iter().map(OsString::from));
     kept
 }
 

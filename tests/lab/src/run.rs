@@ -118,6 +118,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
     let step = Step {
         program: job.resolve(program)?,
         arguments: arguments.to_vec(),
+        test: None,
         package: None,
     };
     job.steps.push(step);

@@ -3,14 +3,15 @@
 //! Tests are built once. Those of `tests/tests/rig_*.rs` need KVM that can run Linux guests and
 //! run in the rig only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig;
 //! all others, and the examples in the documentation, run on this machine. An emulated rig now and
-//! then fails for reasons of its own, so what failed there runs again in a fresh one.
+//! then fails for reasons of its own, so what failed there runs again in a fresh one. Each test is a
+//! process of its own there: one that brings the rig down takes no others with it.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::cargo::{self, Executable, Workspace};
@@ -37,11 +38,11 @@ pub(crate) struct Options {
     /// Run only the tests that belong in the rig
     #[arg(long)]
     rig_only: bool,
-    /// Run what failed again, so often at most, in a fresh rig [default: 2 in an emulated rig, else
+    /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
     /// 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,
-    /// End a rig that prints nothing for so many seconds [default: tcg 180, bochs 1800, else never]
+    /// End a rig that prints nothing for so many seconds [default: tcg 120, bochs 1800, else never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     silence: Option<u64>,
     /// Show everything tests print as they print it, not only what failed ones did
@@ -65,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         total.run(job, Kind::Direct, &ready, deadline, options)?;
     }
     if total.end.is_none() {
-        let job = job_in_rig(&ready, &built, rig, options);
+        let job = job_in_rig(&ready, &built, rig, options)?;
         total.run(job, rig, &ready, deadline, options)?;
     }
     Ok(total.close())
@@ -89,6 +90,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options) -> Job {
     job.steps.push(Step {
         program: "cargo".to_owned(),
         arguments,
+        test: None,
         package: Some(ready.workspace.root.clone()),
     });
     job.environment = vec![(VMLINUZ.to_owned(), ready.cache.guest_kernel().into())];
@@ -96,12 +98,17 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options) -> Job {
 }
 
 /// The end-to-end tests, without those that ran on this machine already if it is the rig.
-fn job_in_rig(ready: &Ready, built: &[Executable], rig: Kind, options: &Options) -> Job {
+fn job_in_rig(ready: &Ready, built: &[Executable], rig: Kind, options: &Options) -> Result<Job> {
     let mut job = new_job(built, options);
     for test in built.iter().filter(|executable| executable.test) {
         let ran_here = rig == Kind::Direct && test.name.starts_with("micro_");
         if is_end_to_end(ready, test) && !ran_here {
             add(&mut job, test, options);
+            if rig.is_emulated()
+                && let Some(whole) = job.steps.pop()
+            {
+                job.steps.extend(one_by_one(&test.path, &whole)?);
+            }
         }
     }
     let kernel = match rig {
@@ -114,7 +121,30 @@ fn job_in_rig(ready: &Ready, built: &[Executable], rig: Kind, options: &Options)
         // Each test has the machine for itself.
         ("RUST_TEST_THREADS".to_owned(), "1".into()),
     ]);
-    job
+    Ok(job)
+}
+
+/// A step for each test that `whole` would run of the program at `path`.
+fn one_by_one(path: &Path, whole: &Step) -> Result<Vec<Step>> {
+    let output = Command::new(path)
+        .args(&whole.arguments)
+        .args(["--list", "--format=terse"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {}", path.display()))?;
+    if !output.status.success() {
+        bail!("{} does not list its tests", path.display());
+    }
+    let tests = String::from_utf8_lossy(&output.stdout);
+    let tests = tests.lines().filter_map(|line| line.strip_suffix(": test"));
+    Ok(tests
+        .map(|test| Step {
+            arguments: retry::only(&whole.arguments, [test]),
+            test: Some(test.to_owned()),
+            ..whole.clone()
+        })
+        .collect())
 }
 
 /// Where tests find the stock kernel's image.
@@ -145,6 +175,7 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
     job.steps.push(Step {
         program: name,
         arguments,
+        test: None,
         package: Some(test.package.clone()),
     });
 }
@@ -175,12 +206,12 @@ impl Total {
         }
         job.silence = options.silence.map(Duration::from_secs).or(rig.silence());
         let retries = options.retries.unwrap_or(rig.retries());
-        let names = job.steps.iter().map(|step| step.program.clone()).collect();
+        let names = job.steps.iter().map(Step::name).collect();
         let mut book = Book::new(names, retries);
         while !book.due.is_empty() {
             let mut job = part(&job, &book.due);
             job.timeout = deadline.saturating_duration_since(Instant::now());
-            let names = job.steps.iter().map(|step| step.program.clone()).collect();
+            let names = job.steps.iter().map(Step::name).collect();
             let mut report = Report::new(names, options.verbose);
             let outcome = rig.run(ready, &job, &mut report)?;
             book.record(report.finish(), &outcome.finish);
@@ -200,8 +231,8 @@ impl Total {
             }
             match book.due.len() {
                 0 => {}
-                1 => progress::note("once more, in a fresh rig: 1 program"),
-                due => progress::note(&format!("once more, in a fresh rig: {due} programs")),
+                1 => progress::note("once more, in a fresh rig: 1 step"),
+                due => progress::note(&format!("once more, in a fresh rig: {due} steps")),
             }
         }
         self.counts += book.counts;
@@ -239,7 +270,8 @@ fn part(job: &Job, due: &[Due]) -> Job {
         .filter_map(|due| {
             let mut step = job.steps.get(due.step)?.clone();
             if !due.again.is_empty() {
-                step.arguments = retry::only(&step.arguments, &due.again);
+                let again = due.again.iter().map(|failure| failure.test.as_str());
+                step.arguments = retry::only(&step.arguments, again);
             }
             Some(step)
         })
@@ -248,4 +280,30 @@ fn part(job: &Job, due: &[Due]) -> Job {
     part.programs
         .retain(|(name, _)| is_of(&part.steps, name) || !is_of(&job.steps, name));
     part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tests of this very program stand for those of a rig.
+    #[test]
+    fn each_test_of_a_program_is_a_step() {
+        let whole = Step {
+            program: "lab-1".to_owned(),
+            arguments: [SHOW, "each_test", "--skip", "other"]
+                .map(Into::into)
+                .to_vec(),
+            test: None,
+            package: None,
+        };
+        let path = std::env::current_exe().unwrap();
+        let steps = one_by_one(&path, &whole).unwrap();
+        let [step] = &steps[..] else {
+            panic!("{steps:?}")
+        };
+        let test = "test::tests::each_test_of_a_program_is_a_step";
+        assert_eq!(step.arguments, [SHOW, "--exact", test]);
+        assert_eq!(step.name(), format!("lab-1: {test}"));
+    }
 }

@@ -353,9 +353,8 @@ fn arguments_of_a_second_try_name_the_tests_and_keep_options() {
     ]
     .map(Into::into)
     .to_vec();
-    let tests = [failure("m::t", ""), failure("u", "")];
     assert_eq!(
-        only(&arguments, &tests),
+        only(&arguments, ["m::t", "u"]),
         [
             "test",
             "--doc",
@@ -368,5 +367,24 @@ fn arguments_of_a_second_try_name_the_tests_and_keep_options() {
             "m::t",
             "u"
         ]
+    );
+}
+
+#[test]
+fn step_of_one_test_names_it_once() {
+    let mut book = Book::new(vec!["a: m::t".into(), "a: u".into(), "a: v".into()], 1);
+    let first = vec![failed(&["m::t"]), in_test("u"), Ran::NotBegun];
+    book.record(first, &broken("still"));
+    let second = vec![passed(1), in_test("u"), failed(&["v"])];
+    book.record(second, &broken("still"));
+    book.record(vec![passed(1)], &Finish::Complete);
+    check(
+        &book,
+        expect![[r#"
+            flaky: a: m::t (passed at the second try; first: x.rs:1: no)
+            flaky: a: v (passed at the second try; first: x.rs:1: no)
+            failed: a: u (did not end: still) (2 tries)
+            6 passed, 1 failed, 0 skipped
+        "#]],
     );
 }
