@@ -1,7 +1,7 @@
 //! The host's end of the ring that detours record into.
 //!
-//! A record takes whole cells, reserved by moving the *head* on, and begins with its position plus
-//! one once it is complete. Invariants: only the [`Reader`] moves the *tail*, over records that were
+//! A record takes whole cells, reserved by moving the *head* on, and begins with the position behind
+//! it once it is complete. Invariants: only the [`Reader`] moves the *tail*, over records that were
 //! complete, whose first words it has cleared before; what it reads it has copied out of the guest's
 //! reach first; a guest that writes nonsense here loses records, which are counted, and nothing else.
 
@@ -165,7 +165,7 @@ impl Source {
     /// The event that a record tells of, unless it is only to be counted, or is none of ours.
     fn event(&self, record: &[u8], around: &Around<'_>) -> Result<Option<Event>, Malformed> {
         let record = self.layout.decode(record)?;
-        let vcpu = record.cpu.map_or(0, u32::from);
+        let vcpu = record.cpu.unwrap_or(0);
         let mut regs = record.regs;
         regs.rip = self.what.at.0;
         let (mut kind, mut stack) = (EventKind::Hit, &record.stack);
@@ -340,7 +340,7 @@ impl Reader {
         if self.tail != start {
             // What was cleared is cleared before detours may reserve it again.
             fence(Ordering::Release);
-            let _ = mem.write_u64(self.place.tail, self.tail);
+            let _ = self.place.tell(mem, self.tail);
         }
         self.malformed - before
     }
@@ -350,14 +350,15 @@ impl Reader {
         let mem = around.mem;
         let cell = self.tail & u64::from(self.place.capacity - 1);
         let at = self.place.cells.wrapping_add(cell * CELL as u64);
-        if mem.read_u64(at)? != self.tail.wrapping_add(1) {
+        if mem.read_u64(at)? == 0 {
             return Ok(false);
         }
         fence(Ordering::Acquire);
         let mut bytes = [0; RECORD_MAX];
         mem.read(at, &mut bytes[..CELL])?;
-        let Ok(header) = Header::read(&bytes[..CELL]) else {
-            return self.resync(mem);
+        let header = match Header::read(&bytes[..CELL]) {
+            Ok(header) if header.position == self.tail => header,
+            Ok(_) | Err(_) => return self.resync(mem),
         };
         let Some(record) = bytes.get_mut(..usize::from(header.cells) * CELL) else {
             return self.resync(mem);

@@ -141,9 +141,7 @@ impl<'a> Kind<'a> {
 
     fn empty(&self) {
         let head = self.arena.word(self.ring.head).load(Ordering::SeqCst);
-        self.arena
-            .word(self.ring.tail)
-            .store(head, Ordering::SeqCst);
+        self.arena.tell(&self.ring, head);
     }
 
     /// The time that the loop takes.
@@ -271,7 +269,7 @@ fn with_reader(kind: &Kind<'_>, calls: Gva) -> anyhow::Result<Duration> {
             .map(|_| {
                 let head = kind.arena.word(kind.ring.head).load(Ordering::SeqCst);
                 // A batch begins with an empty ring.
-                while kind.arena.word(kind.ring.tail).load(Ordering::SeqCst) != head {
+                while kind.arena.tail(&kind.ring) != head {
                     std::thread::yield_now();
                 }
                 kind.time(calls)

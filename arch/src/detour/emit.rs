@@ -4,13 +4,13 @@
 //! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
 //! the frame calls `cell` the record's address.
 
-use super::record::{CELLS, CPU, Layout, SOURCE, TSC, Values};
+use super::record::{CPU, Header, Layout, SOURCE, TSC, Values};
 use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr,
+    AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers::*,
 };
 use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand, Register};
 
@@ -23,7 +23,7 @@ const IN_PAGE: i32 = 0xfff;
 /// What the code has pushed.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// The registers, the first pushed first, after the flags.
+    /// The registers, the first pushed first, before the flags. The first is RAX.
     pub(super) saved: &'static [Gpr],
     /// How many bytes were there already, below the stack pointer to record.
     pub(super) below: i32,
@@ -32,18 +32,10 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    fn saved_bytes(&self) -> i32 {
-        self.saved.iter().map(|_| 8).sum()
-    }
-
-    /// Where the flags are, above RSP.
-    pub(super) fn flags(&self) -> i32 {
-        self.saved_bytes()
-    }
-
-    /// Where the stack pointer was, above RSP.
+    /// Where the stack pointer was, above RSP, where the flags are.
     pub(super) fn rsp(&self) -> i32 {
-        self.flags() + 8 + self.below
+        let saved: i32 = self.saved.iter().map(|_| 8).sum();
+        8 + saved + self.below
     }
 
     /// Where a register is, above RSP, if it was pushed.
@@ -53,7 +45,7 @@ impl Frame {
             .iter()
             .rev()
             .position(|saved| *saved == register)?;
-        i32::try_from(8 * behind).ok()
+        i32::try_from(8 * (behind + 1)).ok()
     }
 }
 
@@ -83,7 +75,8 @@ impl<'a> Emitter<'a> {
     pub(super) fn new(frame: &'a Frame, ring: &'a Ring) -> Result<Self, BuildError> {
         for (what, at) in [
             ("the ring's head", ring.head),
-            ("the ring's tail", ring.tail),
+            ("the ring's limit", ring.limit),
+            ("the ring's bell", ring.bell),
             ("the ring", ring.cells),
         ] {
             reachable(what, at)?;
@@ -106,30 +99,28 @@ impl<'a> Emitter<'a> {
         })
     }
 
-    /// Pushes flags and registers.
+    /// Pushes registers and flags.
     pub(super) fn save(&mut self) -> Result<(), BuildError> {
-        self.a.pushfq()?;
         for register in self.frame.saved {
             self.a.push(name(*register))?;
         }
+        self.a.pushfq()?;
         Ok(())
     }
 
     /// Puts the arithmetic flags and the registers back; no instruction here changes another flag.
     /// (`popfq` would take longer than all of this.)
     pub(super) fn restore(&mut self) -> Result<(), BuildError> {
-        let flags = self.frame.flags();
         let a = &mut self.a;
+        a.pop(rax)?;
+        a.xchg(al, ah)?;
         // OF is bit 11: 8 in the second byte, and 8 + 0x78 overflows.
-        a.mov(al, byte_ptr(rsp + (flags + 1)))?;
         a.and(al, 8)?;
         a.add(al, 0x78)?;
-        a.mov(ah, byte_ptr(rsp + flags))?;
         a.sahf()?;
         for register in self.frame.saved.iter().rev() {
             a.pop(name(*register))?;
         }
-        a.lea(rsp, qword_ptr(rsp + 8))?;
         Ok(())
     }
 
@@ -221,12 +212,9 @@ impl<'a> Emitter<'a> {
         )?;
         a.set_label(&mut retry)?;
         a.lea(rcx, qword_ptr(rax + i32::from(cells)))?;
-        a.mov(rdx, rcx)?;
-        a.sub(rdx, qword_ptr(absolute(self.ring.tail)))?;
-        // Signed: the tail may have passed a head that was read too long ago, and then the exchange
-        // finds out.
-        a.cmp(rdx, self.ring.capacity.cast_signed())?;
-        a.jg(full)?;
+        // A head that was read too long ago may pass here; then the exchange finds out.
+        a.cmp(rcx, qword_ptr(absolute(self.ring.limit)))?;
+        a.ja(full)?;
         a.lock().cmpxchg(qword_ptr(absolute(self.ring.head)), rcx)?;
         a.jne(retry)?;
         // The cell's index, below 2^24, times its size.
@@ -247,12 +235,11 @@ impl<'a> Emitter<'a> {
     ) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let a = &mut self.a;
-        a.mov(dword_ptr(cell + SOURCE), source)?;
-        let cells = u32::from(layout.cells());
-        a.mov(dword_ptr(cell + CELLS), cells)?;
+        let identity = Header::identity(source, layout.cells())?;
+        a.mov(dword_ptr(cell + SOURCE), identity)?;
         if let Some(cpu) = capture.cpu {
             load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
-            a.mov(word_ptr(cell + CPU), ax)?;
+            a.mov(dword_ptr(cell + CPU), eax)?;
         }
         if let (Some(fields), Some(at)) = (&capture.task, layout.task()) {
             self.task(fields, at)?;
@@ -274,10 +261,15 @@ impl<'a> Emitter<'a> {
         let cell = self.frame.cell;
         let a = &mut self.a;
         load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
-        a.mov(edx, dword_ptr(rax + fields.pid))?;
-        a.mov(dword_ptr(cell + at), edx)?;
-        a.mov(edx, dword_ptr(rax + fields.tgid))?;
-        a.mov(dword_ptr(cell + (at + 4)), edx)?;
+        if fields.pid.checked_add(4) == Some(fields.tgid) {
+            a.mov(rdx, qword_ptr(rax + fields.pid))?;
+            a.mov(qword_ptr(cell + at), rdx)?;
+        } else {
+            a.mov(edx, dword_ptr(rax + fields.pid))?;
+            a.mov(dword_ptr(cell + at), edx)?;
+            a.mov(edx, dword_ptr(rax + fields.tgid))?;
+            a.mov(dword_ptr(cell + (at + 4)), edx)?;
+        }
         a.mov(rdx, qword_ptr(rax + fields.comm))?;
         a.mov(qword_ptr(cell + (at + 8)), rdx)?;
         let second = i64::from(fields.comm) + 8;
@@ -294,8 +286,8 @@ impl<'a> Emitter<'a> {
         values: &Values,
         stack: &[u16],
     ) -> Result<(), BuildError> {
-        let (flags, above) = (self.frame.flags(), self.frame.rsp());
-        self.word(base, values.flags(), flags)?;
+        let above = self.frame.rsp();
+        self.word(base, values.flags(), 0)?;
         for (register, offset) in values.registers() {
             match (register, self.frame.offset_of(register)) {
                 (_, Some(saved)) => self.word(base, offset, saved)?,
@@ -327,11 +319,9 @@ impl<'a> Emitter<'a> {
         let cell = self.frame.cell;
         let cells = i32::from(cells);
         let a = &mut self.a;
-        a.lea(rax, qword_ptr(rcx + (1 - cells)))?;
-        a.mov(qword_ptr(cell), rax)?;
-        a.sub(rcx, qword_ptr(absolute(self.ring.tail)))?;
+        a.mov(qword_ptr(cell), rcx)?;
         // Of all that fill the ring, one is the first to make it so full.
-        a.sub(rcx, self.ring.watermark.cast_signed())?;
+        a.sub(rcx, qword_ptr(absolute(self.ring.bell)))?;
         a.cmp(rcx, cells)?;
         a.jb(label)?;
         self.place(&mut next)

@@ -68,6 +68,12 @@ pub enum BuildError {
         /// At how many the doorbell rings.
         watermark: u32,
     },
+    /// More sources than records can tell apart.
+    #[error("records cannot name source {number}, only those below 2^24")]
+    Source {
+        /// Which one.
+        number: u32,
+    },
     /// Too many words from the stack.
     #[error("{count} words of the stack; at most {STACK_WORDS_MAX} are possible")]
     TooManyWords {

@@ -1,23 +1,25 @@
 //! What detours write and the host reads: the ring and the records in it.
 //!
-//! A ring is two counters of cells, `head` and `tail`, each on a cache line of its own, and
-//! `capacity` cells, a power of two, with [`MAX_RECORD_CELLS`] more past the end so that no record
-//! wraps. Counters only ever grow. What is kept true:
+//! A ring is a counter of cells, `head`, which writers move on, the reader's `limit` and `bell`, on
+//! another cache line, and `capacity` cells, a power of two, with [`MAX_RECORD_CELLS`] more past the
+//! end so that no record wraps. The reader has a counter of its own, `tail`: the cells it has read.
+//! Counters only ever grow. What is kept true:
 //!
-//! - Writers move `head` on by one atomic exchange, and only while `head - tail <= capacity`, so
-//!   that the cells between belong to whoever moved it.
-//! - A record at position `p` begins at cell `p % capacity`, and its first word becomes `p + 1` only
-//!   when the rest is there.
-//! - The reader takes the record at `tail` when its first word is `tail + 1`, sets the first word of
-//!   *each* of its cells to zero, since any of them may be the first of a later record, and moves
-//!   `tail` on.
+//! - `limit` is `tail + capacity`, and `bell` is `tail + watermark`.
+//! - Writers move `head` on by one atomic exchange, and never past `limit`, so that the cells between
+//!   belong to whoever moved it. Who moves it past `bell` rings the doorbell.
+//! - A record of `n` cells at position `p` begins at cell `p % capacity`, and its first word becomes
+//!   `p + n` only when the rest is there.
+//! - The reader takes the record at `tail` when its first word is not zero any more, sets the first
+//!   word of *each* of its cells to zero, since any of them may be the first of a later record, and
+//!   moves `tail` on.
 //!
 //! ```text
-//!   0   u64 position + 1          | of a return, after those:
-//!   8   u32 source                |     u64 call id
-//!   12  u16 cells                 |     u64 the real return address
-//!   14  u16 CPU                   |     u64 TSC at entry
-//!   16  u64 TSC                   |     u64 RFLAGS at entry
+//!   0   u64 position + cells      | of a return, after those:
+//!   8   u24 source, u8 cells      |     u64 call id
+//!   12  u32 CPU                   |     u64 the real return address
+//!   16  u64 TSC                   |     u64 TSC at entry
+//!                                 |     u64 RFLAGS at entry
 //!   24  u32 pid, u32 tgid, u8[16] comm  u64 each selected register at entry
 //!   ..  u64 RFLAGS                |     u64 each selected stack word at entry
 //!   ..  u64 each selected register, by number
@@ -37,9 +39,10 @@ pub const STACK_WORDS_MAX: usize = 31;
 
 /// Where the fields that every record begins with are.
 pub(super) const SOURCE: usize = 8;
-pub(super) const CELLS: usize = 12;
+pub(super) const CPU: usize = 12;
 pub(super) const TSC: u8 = 16;
-pub(super) const CPU: usize = 14;
+/// How many bits of the word at [`SOURCE`] tell the source; the others tell the number of cells.
+const SOURCE_BITS: u32 = 24;
 const FIXED: usize = 24;
 /// The size of pid, tgid and comm.
 const TASK: usize = 24;
@@ -51,8 +54,10 @@ const COMM: usize = 16;
 pub struct Ring {
     /// The counter of cells reserved (u64).
     pub head: Gva,
-    /// The counter of cells read (u64).
-    pub tail: Gva,
+    /// What the counter must not pass (u64).
+    pub limit: Gva,
+    /// What the counter passes when the doorbell rings (u64).
+    pub bell: Gva,
     /// The first cell.
     pub cells: Gva,
     /// How many cells there are, without the spare ones: a power of two.
@@ -204,8 +209,8 @@ pub struct Record {
     pub position: u64,
     /// What made it.
     pub source: u32,
-    /// The low bits of the CPU's number, if it was captured.
-    pub cpu: Option<u16>,
+    /// The CPU's number, if it was captured.
+    pub cpu: Option<u32>,
     /// The guest's time stamp counter.
     pub tsc: u64,
     /// The current task, if it was captured.
@@ -292,21 +297,35 @@ impl Header {
     /// # Errors
     /// When that is no published record.
     pub fn read(bytes: &[u8]) -> Result<Self, Malformed> {
-        let position = word(bytes, 0)?
-            .checked_sub(1)
-            .ok_or(Malformed::Unpublished)?;
-        let cells = u16::from_le_bytes(array(bytes, CELLS)?);
+        let end = word(bytes, 0)?;
+        if end == 0 {
+            return Err(Malformed::Unpublished);
+        }
+        let [source @ .., cells] = array::<4>(bytes, SOURCE)?;
+        let cells = u16::from(cells);
         if cells == 0 || cells > MAX_RECORD_CELLS {
             return Err(Malformed::Cells {
                 found: cells,
                 want: MAX_RECORD_CELLS,
             });
         }
+        let [a, b, c] = source;
         Ok(Self {
-            position,
-            source: u32::from_le_bytes(array(bytes, SOURCE)?),
+            position: end.wrapping_sub(cells.into()),
+            source: u32::from_le_bytes([a, b, c, 0]),
             cells,
         })
+    }
+
+    /// The word that tells both, of a record with so many cells.
+    ///
+    /// # Errors
+    /// When no record can name the source.
+    pub(super) fn identity(source: u32, cells: u16) -> Result<u32, BuildError> {
+        if source >> SOURCE_BITS != 0 {
+            return Err(BuildError::Source { number: source });
+        }
+        Ok(source | u32::from(cells) << SOURCE_BITS)
     }
 }
 
@@ -406,7 +425,7 @@ impl Layout {
             })
         });
         let (regs, stack) = self.values.read(bytes)?;
-        let cpu = u16::from_le_bytes(array(bytes, CPU)?);
+        let cpu = u32::from_le_bytes(array(bytes, CPU)?);
         Ok(Record {
             position: header.position,
             source: header.source,

@@ -10,7 +10,7 @@ use super::{BuildError, Capture, EntryCapture, Instances, Layout, Ring};
 use crate::Gva;
 use crate::condition::Condition;
 use crate::regs::Gpr;
-use iced_x86::code_asm::registers::rsi;
+use iced_x86::code_asm::registers::r11;
 use std::ops::Range;
 
 /// One probe that shares a detour.
@@ -76,11 +76,12 @@ pub struct Detour {
     exits: Vec<Gva>,
 }
 
-/// The registers that a detour uses, besides the stack pointer.
+/// The registers that a detour uses, besides the stack pointer: of those that hold arguments as few
+/// as possible, since a register is captured faster where it is than where it was pushed.
 const FRAME: Frame = Frame {
-    saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::Rsi],
+    saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::R11],
     below: 0,
-    cell: rsi,
+    cell: r11,
 };
 
 impl Recorder {
@@ -246,7 +247,7 @@ impl Emitter<'_> {
                 let full = self.counting("the count of lost records", lost, next)?;
                 self.reserve(layout.cells(), full)?;
                 self.header(source, &layout, capture)?;
-                self.values(rsi, layout.values(), &capture.stack)?;
+                self.values(r11, layout.values(), &capture.stack)?;
                 self.publish(layout.cells())?;
             }
             Part::Return {

@@ -129,7 +129,7 @@ impl Emitter<'_> {
         let slot = qword_ptr(rsp + self.slot());
         let at = absolute(instances.at);
         let mut retry = self.a.create_label();
-        self.time(rsi)?;
+        self.time(r11)?;
         let a = &mut self.a;
         load(
             a,
@@ -153,19 +153,19 @@ impl Emitter<'_> {
         a.jne(retry)?;
         a.mov(ecx, eax)?;
         a.shl(rcx, shift)?;
-        a.mov(qword_ptr(rcx + (at + i64::from(ENTRY_TSC))), rsi)?;
-        a.lea(rsi, qword_ptr(rcx + at))?;
-        a.inc(qword_ptr(rsi + GENERATION))?;
+        a.mov(qword_ptr(rcx + (at + i64::from(ENTRY_TSC))), r11)?;
+        a.lea(r11, qword_ptr(rcx + at))?;
+        a.inc(qword_ptr(r11 + GENERATION))?;
         a.mov(rax, slot)?;
-        a.mov(qword_ptr(rsi + RETURN), rax)?;
+        a.mov(qword_ptr(r11 + RETURN), rax)?;
         if let Some(current) = capture.current {
             load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
-            a.mov(qword_ptr(rsi + TASK), rax)?;
+            a.mov(qword_ptr(r11 + TASK), rax)?;
         }
-        self.values(rsi, layout.values(), &capture.stack)?;
+        self.values(r11, layout.values(), &capture.stack)?;
         let a = &mut self.a;
         a.lea(rax, slot)?;
-        a.mov(qword_ptr(rsi + SLOT), rax)?;
+        a.mov(qword_ptr(r11 + SLOT), rax)?;
         // From the instance's offset to the stub's.
         a.shr(ecx, shift - STUB.trailing_zeros())?;
         a.lea(rcx, qword_ptr(rcx + absolute(stubs)))?;

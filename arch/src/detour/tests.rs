@@ -9,7 +9,8 @@ const AT: Gva = Gva(0xffff_ffff_8123_4560);
 const DETOUR: Gva = Gva(0xffff_ffff_8004_0000);
 const RING: Ring = Ring {
     head: Gva(0xffff_ffff_8010_0000),
-    tail: Gva(0xffff_ffff_8010_0040),
+    limit: Gva(0xffff_ffff_8010_0040),
+    bell: Gva(0xffff_ffff_8010_0048),
     cells: Gva(0xffff_ffff_8010_1000),
     capacity: 1024,
     watermark: 512,
@@ -71,81 +72,74 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
     let detour = recorder.place(DETOUR).unwrap();
     assert_eq!(detour.code().len(), recorder.size());
     expect![[r#"
-        80040000 pushfq
-        80040001 push rax
-        80040002 push rcx
-        80040003 push rdx
-        80040004 push rsi
-        80040005 lea eax,[rsp+28h]
-        80040009 and eax,0FFFh
-        8004000e cmp eax,0FF0h
-        80040013 ja 0FFFFFFFF800400F8h
-        80040019 mov rdx,[rsp+8]
-        8004001e mov rax,100000000h
-        80040028 cmp rdx,rax
-        8004002b jbe 0FFFFFFFF8004010Fh
-        80040031 rdtsc
-        80040033 shl rdx,20h
-        80040037 lea rsi,[rax+rdx]
-        8004003b mov rax,[0FFFFFFFF80100000h]
-        80040043 lea rcx,[rax+1]
-        80040047 mov rdx,rcx
-        8004004a sub rdx,[0FFFFFFFF80100040h]
-        80040052 cmp rdx,400h
-        80040059 jg 0FFFFFFFF8004011Ah
-        8004005f lock cmpxchg [0FFFFFFFF80100000h],rcx
-        80040069 jne short 0FFFFFFFF80040043h
-        8004006b and eax,3FFh
-        80040070 shl eax,6
-        80040073 mov [rax-7FEFEFF0h],rsi
-        8004007a lea rsi,[rax-7FEFF000h]
-        80040081 mov dword ptr [rsi+8],9
-        80040088 mov dword ptr [rsi+0Ch],1
-        8004008f mov eax,gs:[10000h]
-        80040097 mov [rsi+0Eh],ax
-        8004009b mov rax,[rsp+20h]
-        800400a0 mov [rsi+18h],rax
-        800400a4 mov rax,[rsp+10h]
-        800400a9 mov [rsi+20h],rax
-        800400ad mov [rsi+28h],rdi
-        800400b1 mov rax,[rsp+30h]
-        800400b6 mov [rsi+30h],rax
-        800400ba lea rax,[rcx]
-        800400bd mov [rsi],rax
-        800400c0 sub rcx,[0FFFFFFFF80100040h]
-        800400c8 sub rcx,200h
-        800400cf cmp rcx,1
-        800400d3 jb short 0FFFFFFFF80040125h
-        800400d5 mov al,[rsp+21h]
-        800400d9 and al,8
-        800400db add al,78h
-        800400dd mov ah,[rsp+20h]
-        800400e1 sahf
-        800400e2 pop rsi
-        800400e3 pop rdx
-        800400e4 pop rcx
-        800400e5 pop rax
-        800400e6 lea rsp,[rsp+8]
-        800400eb push rbp
-        800400ec mov rdi,[0FFFFFFFF81234578h]
-        800400f3 jmp 0FFFFFFFF81234568h
-        800400f8 mov al,[rsp+21h]
-        800400fc and al,8
-        800400fe add al,78h
-        80040100 mov ah,[rsp+20h]
-        80040104 sahf
-        80040105 pop rsi
-        80040106 pop rdx
-        80040107 pop rcx
-        80040108 pop rax
-        80040109 lea rsp,[rsp+8]
-        8004010e int3
-        8004010f lock inc qword ptr [0FFFFFFFF80100088h]
-        80040118 jmp short 0FFFFFFFF800400D5h
-        8004011a lock inc qword ptr [0FFFFFFFF80100080h]
-        80040123 jmp short 0FFFFFFFF800400D5h
-        80040125 out 5Eh,al
-        80040127 jmp short 0FFFFFFFF800400D5h
+        80040000 push rax
+        80040001 push rcx
+        80040002 push rdx
+        80040003 push r11
+        80040005 pushfq
+        80040006 lea eax,[rsp+28h]
+        8004000a and eax,0FFFh
+        8004000f cmp eax,0FF0h
+        80040014 ja 0FFFFFFFF800400D5h
+        8004001a mov rdx,[rsp+10h]
+        8004001f mov rax,100000000h
+        80040029 cmp rdx,rax
+        8004002c jbe 0FFFFFFFF800400E3h
+        80040032 rdtsc
+        80040034 shl rdx,20h
+        80040038 lea r11,[rax+rdx]
+        8004003c mov rax,[0FFFFFFFF80100000h]
+        80040044 lea rcx,[rax+1]
+        80040048 cmp rcx,[0FFFFFFFF80100040h]
+        80040050 ja 0FFFFFFFF800400EEh
+        80040056 lock cmpxchg [0FFFFFFFF80100000h],rcx
+        80040060 jne short 0FFFFFFFF80040044h
+        80040062 and eax,3FFh
+        80040067 shl eax,6
+        8004006a mov [rax-7FEFEFF0h],r11
+        80040071 lea r11,[rax-7FEFF000h]
+        80040078 mov dword ptr [r11+8],1000009h
+        80040080 mov eax,gs:[10000h]
+        80040088 mov [r11+0Ch],eax
+        8004008c mov rax,[rsp]
+        80040090 mov [r11+18h],rax
+        80040094 mov rax,[rsp+18h]
+        80040099 mov [r11+20h],rax
+        8004009d mov [r11+28h],rdi
+        800400a1 mov rax,[rsp+30h]
+        800400a6 mov [r11+30h],rax
+        800400aa mov [r11],rcx
+        800400ad sub rcx,[0FFFFFFFF80100048h]
+        800400b5 cmp rcx,1
+        800400b9 jb short 0FFFFFFFF800400F9h
+        800400bb pop rax
+        800400bc xchg al,ah
+        800400be and al,8
+        800400c0 add al,78h
+        800400c2 sahf
+        800400c3 pop r11
+        800400c5 pop rdx
+        800400c6 pop rcx
+        800400c7 pop rax
+        800400c8 push rbp
+        800400c9 mov rdi,[0FFFFFFFF81234578h]
+        800400d0 jmp 0FFFFFFFF81234568h
+        800400d5 pop rax
+        800400d6 xchg al,ah
+        800400d8 and al,8
+        800400da add al,78h
+        800400dc sahf
+        800400dd pop r11
+        800400df pop rdx
+        800400e0 pop rcx
+        800400e1 pop rax
+        800400e2 int3
+        800400e3 lock inc qword ptr [0FFFFFFFF80100088h]
+        800400ec jmp short 0FFFFFFFF800400BBh
+        800400ee lock inc qword ptr [0FFFFFFFF80100080h]
+        800400f7 jmp short 0FFFFFFFF800400BBh
+        800400f9 out 5Eh,al
+        800400fb jmp short 0FFFFFFFF800400BBh
     "#]]
     .assert_eq(&text(detour.code(), DETOUR));
     let escape = detour.escape().unwrap();
@@ -188,12 +182,12 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         80040000 call 0FFFFFFFF80040030h
         80040010 call 0FFFFFFFF80040030h
         80040020 call 0FFFFFFFF80040030h
-        80040030 pushfq
-        80040031 push rax
-        80040032 push rcx
-        80040033 push rdx
-        80040034 push rsi
-        80040035 push rdi
+        80040030 push rax
+        80040031 push rcx
+        80040032 push rdx
+        80040033 push rsi
+        80040034 push rdi
+        80040035 pushfq
         80040036 mov rsi,[rsp+30h]
         8004003b lea rdx,[0FFFFFFFF80040005h]
         80040042 sub rsi,rdx
@@ -207,75 +201,69 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         80040067 lea rdi,[rax+rdx]
         8004006b mov rax,[0FFFFFFFF80100000h]
         80040073 lea rcx,[rax+2]
-        80040077 mov rdx,rcx
-        8004007a sub rdx,[0FFFFFFFF80100040h]
-        80040082 cmp rdx,400h
-        80040089 jg 0FFFFFFFF80040182h
-        8004008f lock cmpxchg [0FFFFFFFF80100000h],rcx
-        80040099 jne short 0FFFFFFFF80040073h
-        8004009b and eax,3FFh
-        800400a0 shl eax,6
-        800400a3 mov [rax-7FEFEFF0h],rdi
-        800400aa lea rdi,[rax-7FEFF000h]
-        800400b1 mov dword ptr [rdi+8],9
-        800400b8 mov dword ptr [rdi+0Ch],2
-        800400bf mov rax,[rsp+28h]
-        800400c4 mov [rdi+18h],rax
-        800400c8 mov rax,[rsp+20h]
-        800400cd mov [rdi+20h],rax
-        800400d1 mov eax,esi
-        800400d3 sub eax,80200000h
-        800400d8 shl rax,22h
-        800400dc mov rdx,8000050000000000h
-        800400e6 add rax,rdx
-        800400e9 mov rdx,[rsi+8]
-        800400ed shl rdx,18h
-        800400f1 shr rdx,18h
-        800400f5 add rax,rdx
-        800400f8 mov [rdi+28h],rax
-        800400fc mov rax,[rsi+10h]
-        80040100 mov [rdi+30h],rax
-        80040104 mov rax,[rsi+28h]
-        80040108 mov [rdi+38h],rax
-        8004010c mov rax,[rsi+30h]
-        80040110 mov [rdi+40h],rax
-        80040114 mov rax,[rsi+38h]
-        80040118 mov [rdi+48h],rax
-        8004011c lea rax,[rcx-1]
-        80040120 mov [rdi],rax
-        80040123 sub rcx,[0FFFFFFFF80100040h]
-        8004012b sub rcx,200h
-        80040132 cmp rcx,2
-        80040136 jb short 0FFFFFFFF8004018Dh
-        80040138 mov eax,esi
-        8004013a sub eax,80200000h
-        8004013f mov ecx,eax
-        80040141 shr ecx,6
-        80040144 mov rax,[0FFFFFFFF801000C0h]
-        8004014c mov [rsi],eax
-        8004014e mov rdx,rax
-        80040151 shr rdx,20h
-        80040155 inc edx
-        80040157 shl rdx,20h
-        8004015b or rdx,rcx
-        8004015e lock cmpxchg [0FFFFFFFF801000C0h],rdx
-        80040168 jne short 0FFFFFFFF8004014Ch
-        8004016a mov al,[rsp+29h]
-        8004016e and al,8
-        80040170 add al,78h
-        80040172 mov ah,[rsp+28h]
-        80040176 sahf
-        80040177 pop rdi
-        80040178 pop rsi
-        80040179 pop rdx
-        8004017a pop rcx
-        8004017b pop rax
-        8004017c lea rsp,[rsp+8]
-        80040181 ret
-        80040182 lock inc qword ptr [0FFFFFFFF80100080h]
-        8004018b jmp short 0FFFFFFFF80040138h
-        8004018d out 5Eh,al
-        8004018f jmp short 0FFFFFFFF80040138h"#]]
+        80040077 cmp rcx,[0FFFFFFFF80100040h]
+        8004007f ja 0FFFFFFFF8004015Bh
+        80040085 lock cmpxchg [0FFFFFFFF80100000h],rcx
+        8004008f jne short 0FFFFFFFF80040073h
+        80040091 and eax,3FFh
+        80040096 shl eax,6
+        80040099 mov [rax-7FEFEFF0h],rdi
+        800400a0 lea rdi,[rax-7FEFF000h]
+        800400a7 mov dword ptr [rdi+8],2000009h
+        800400ae mov rax,[rsp]
+        800400b2 mov [rdi+18h],rax
+        800400b6 mov rax,[rsp+28h]
+        800400bb mov [rdi+20h],rax
+        800400bf mov eax,esi
+        800400c1 sub eax,80200000h
+        800400c6 shl rax,22h
+        800400ca mov rdx,8000050000000000h
+        800400d4 add rax,rdx
+        800400d7 mov rdx,[rsi+8]
+        800400db shl rdx,18h
+        800400df shr rdx,18h
+        800400e3 add rax,rdx
+        800400e6 mov [rdi+28h],rax
+        800400ea mov rax,[rsi+10h]
+        800400ee mov [rdi+30h],rax
+        800400f2 mov rax,[rsi+28h]
+        800400f6 mov [rdi+38h],rax
+        800400fa mov rax,[rsi+30h]
+        800400fe mov [rdi+40h],rax
+        80040102 mov rax,[rsi+38h]
+        80040106 mov [rdi+48h],rax
+        8004010a mov [rdi],rcx
+        8004010d sub rcx,[0FFFFFFFF80100048h]
+        80040115 cmp rcx,2
+        80040119 jb short 0FFFFFFFF80040166h
+        8004011b mov eax,esi
+        8004011d sub eax,80200000h
+        80040122 mov ecx,eax
+        80040124 shr ecx,6
+        80040127 mov rax,[0FFFFFFFF801000C0h]
+        8004012f mov [rsi],eax
+        80040131 mov rdx,rax
+        80040134 shr rdx,20h
+        80040138 inc edx
+        8004013a shl rdx,20h
+        8004013e or rdx,rcx
+        80040141 lock cmpxchg [0FFFFFFFF801000C0h],rdx
+        8004014b jne short 0FFFFFFFF8004012Fh
+        8004014d pop rax
+        8004014e xchg al,ah
+        80040150 and al,8
+        80040152 add al,78h
+        80040154 sahf
+        80040155 pop rdi
+        80040156 pop rsi
+        80040157 pop rdx
+        80040158 pop rcx
+        80040159 pop rax
+        8004015a ret
+        8004015b lock inc qword ptr [0FFFFFFFF80100080h]
+        80040164 jmp short 0FFFFFFFF8004011Bh
+        80040166 out 5Eh,al
+        80040168 jmp short 0FFFFFFFF8004011Bh"#]]
     .assert_eq(&text.join("\n"));
 }
 
@@ -331,14 +319,14 @@ fn what_generated_code_cannot_do_is_refused() {
         );
     }
     let far = Ring {
-        tail: Gva(0x8000_0000),
+        limit: Gva(0x8000_0000),
         ..RING
     };
     refused(
         &far,
         member,
         expect![
-            "the ring's tail at 0x80000000 is not within the upper or lower 2 GiB, where detours reach it"
+            "the ring's limit at 0x80000000 is not within the upper or lower 2 GiB, where detours reach it"
         ],
     );
     let high = Capture {

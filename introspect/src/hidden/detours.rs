@@ -10,7 +10,7 @@
 //! likes into the shared pages: nobody but itself gets to see nonsense then.
 
 use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring};
-use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
 
@@ -25,7 +25,8 @@ const DATA_PAGES: u64 = 4;
 pub(super) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
 /// Where things lie in the shared pages.
 const HEAD: u64 = 0;
-const TAIL: u64 = 64;
+const LIMIT: u64 = 64;
+const BELL: u64 = LIMIT + 8;
 const COUNTERS: u64 = 4096;
 const CELLS: u64 = 1 << 20;
 /// How many cells the ring has: some milliseconds of the fastest stream of records.
@@ -47,12 +48,27 @@ const UNIT: u64 = 16;
 pub struct RingPlace {
     /// The word that detours reserve from.
     pub head: Gpa,
-    /// The word that tells them how far the host has read.
-    pub tail: Gpa,
+    /// The word that it must not pass: [`capacity`](Self::capacity) beyond what the host has read.
+    pub limit: Gpa,
+    /// The word that it rings the doorbell at: [`watermark`](Self::watermark) beyond that.
+    pub bell: Gpa,
     /// The first cell.
     pub cells: Gpa,
     /// How many cells there are before the spare ones.
     pub capacity: u32,
+    /// How many cells are in use when the doorbell rings.
+    pub watermark: u32,
+}
+
+impl RingPlace {
+    /// Tells detours that the host has read up to `tail`.
+    ///
+    /// # Errors
+    /// When there is no such memory.
+    pub(crate) fn tell(&self, mem: &dyn PhysMemory, tail: u64) -> Result<(), OutOfRange> {
+        mem.write_u64(self.limit, tail.wrapping_add(self.capacity.into()))?;
+        mem.write_u64(self.bell, tail.wrapping_add(self.watermark.into()))
+    }
 }
 
 /// Counters that the detour of one probe increments, 64 bits each.
@@ -108,9 +124,11 @@ impl Detours {
             data: Extent::new(data, DATA_PAGES, Access::Write),
             place: RingPlace {
                 head: data.wrapping_add(HEAD),
-                tail: data.wrapping_add(TAIL),
+                limit: data.wrapping_add(LIMIT),
+                bell: data.wrapping_add(BELL),
                 cells: data.wrapping_add(CELLS),
                 capacity: CAPACITY,
+                watermark: WATERMARK,
             },
             window,
             free_code: Space::default(),
@@ -136,6 +154,7 @@ impl Detours {
         let data = self.data.map(mem, tables, self.window, 0)?;
         let code = self.code.map(mem, tables, self.window, INT3)?;
         if fresh {
+            self.place.tell(mem, 0)?;
             self.free_code = Space::new(code, self.code.len());
             let counters = data.wrapping_add(COUNTERS);
             self.free_counters = Space::new(counters, CELLS - COUNTERS);
@@ -144,7 +163,8 @@ impl Detours {
         }
         Ok(Ring {
             head: data.wrapping_add(HEAD),
-            tail: data.wrapping_add(TAIL),
+            limit: data.wrapping_add(LIMIT),
+            bell: data.wrapping_add(BELL),
             cells: data.wrapping_add(CELLS),
             capacity: CAPACITY,
             watermark: WATERMARK,

@@ -10,7 +10,9 @@ use crate::testing::Memory;
 
 const CAPACITY: u32 = 32;
 const HEAD: Gpa = Gpa(0x1000);
-const TAIL: Gpa = Gpa(0x1040);
+const LIMIT: Gpa = Gpa(0x1040);
+const BELL: Gpa = Gpa(0x1048);
+const WATERMARK: u32 = 8;
 const LOST: Gpa = Gpa(0x1080);
 const VETOED: Gpa = Gpa(0x1088);
 const MISSED: Gpa = Gpa(0x1090);
@@ -55,9 +57,11 @@ impl Rig {
         sources.add(Arc::new(source.expect("a layout")));
         let place = RingPlace {
             head: HEAD,
-            tail: TAIL,
+            limit: LIMIT,
+            bell: BELL,
             cells: CELLS,
             capacity: CAPACITY,
+            watermark: WATERMARK,
         };
         Self {
             mem: Memory::new(0),
@@ -72,7 +76,7 @@ impl Rig {
         let at = CELLS.wrapping_add(cell * CELL as u64);
         let mut bytes = [0; CELL];
         bytes[8..12].copy_from_slice(&source.to_le_bytes());
-        bytes[12] = 1;
+        bytes[11] = 1;
         bytes[16..24].copy_from_slice(&tsc.to_le_bytes());
         if published {
             bytes[..8].copy_from_slice(&(position + 1).to_le_bytes());
@@ -108,7 +112,12 @@ fn records_are_read_once_in_their_order_around_the_end_of_the_ring() {
             (lap * 20 + 7..lap * 20 + 20).collect::<Vec<_>>()
         );
         assert_eq!(rig.read(99), (Vec::new(), 0));
-        assert_eq!(rig.mem.read_u64(TAIL), Ok(lap * 20 + 20));
+        let tail = lap * 20 + 20;
+        let told = [LIMIT, BELL].map(|at| rig.mem.read_u64(at).expect("in memory"));
+        assert_eq!(
+            told,
+            [tail + u64::from(CAPACITY), tail + u64::from(WATERMARK)]
+        );
     }
     assert_eq!(rig.counters.sum().hits, 100);
 }
@@ -136,15 +145,24 @@ fn records_of_nobody_are_lost_and_counted() {
 fn a_record_of_an_impossible_length_ends_what_can_be_understood() {
     let mut rig = Rig::new();
     rig.record(0, PROBE.0, 1, true);
-    rig.mem
-        .write(CELLS.wrapping_add(12), &[0xff, 0xff])
-        .unwrap();
+    rig.mem.write(CELLS.wrapping_add(11), &[0xff]).unwrap();
     rig.record(1, PROBE.0, 2, true);
     let (events, lost) = rig.read(99);
     assert!(events.is_empty() && lost > 0);
     // From then on the ring is as good as new.
     rig.record(2, PROBE.0, 3, true);
     assert_eq!(rig.read(99), (vec![3], 0));
+}
+
+#[test]
+fn a_record_that_claims_another_place_ends_what_can_be_understood() {
+    let mut rig = Rig::new();
+    rig.record(0, PROBE.0, 1, true);
+    rig.mem.write_u64(CELLS, 77).unwrap();
+    let (events, lost) = rig.read(99);
+    assert!(events.is_empty() && lost > 0);
+    rig.record(1, PROBE.0, 2, true);
+    assert_eq!(rig.read(99), (vec![2], 0));
 }
 
 #[test]

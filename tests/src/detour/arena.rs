@@ -37,7 +37,8 @@ const DATA: Range<u64> = 0x42_0000..0x42_1000;
 const STACK: Range<u64> = 0x43_0000..0x43_8000;
 const INSTANCES: u64 = 0x50_0000;
 const HEAD: u64 = 0xa0_0000;
-const TAIL: u64 = 0xa0_0040;
+const LIMIT: u64 = 0xa0_0040;
+const BELL: u64 = 0xa0_0048;
 const CELLS: u64 = 0xa0_1000;
 /// The most cells of a ring.
 const CELLS_MAX: u32 = 1 << 16;
@@ -50,7 +51,7 @@ const TGID: u16 = 0x9c;
 const COMM: u16 = 0x120;
 
 /// The number of the CPU that all threads run on.
-pub const CPU: u16 = 0x1234;
+pub const CPU: u32 = 0x1234;
 /// The current task's name.
 pub const COMM_TEXT: &[u8; 16] = b"kworker/0:1\0abcd";
 /// Its ids.
@@ -113,7 +114,7 @@ impl Arena {
         let task = arena.gva(TASK);
         arena.write(
             gs.wrapping_add(u64::from(GS_CPU)),
-            &u32::from(CPU).to_le_bytes(),
+            &CPU.to_le_bytes(),
         );
         arena.write(
             gs.wrapping_add(u64::from(GS_CURRENT)),
@@ -210,14 +211,31 @@ impl Arena {
     pub fn ring(&self, capacity: u32, watermark: u32, doorbell_port: u8) -> Ring {
         assert!(capacity <= CELLS_MAX, "{capacity}");
         assert!(CELLS + (u64::from(CELLS_MAX) + u64::from(MAX_RECORD_CELLS)) * CELL as u64 <= SIZE);
-        Ring {
+        let ring = Ring {
             head: self.gva(HEAD),
-            tail: self.gva(TAIL),
+            limit: self.gva(LIMIT),
+            bell: self.gva(BELL),
             cells: self.gva(CELLS),
             capacity,
             watermark,
             doorbell_port,
-        }
+        };
+        // What another ring here has left counts as read.
+        self.tell(&ring, self.word(ring.head).load(Ordering::SeqCst));
+        ring
+    }
+
+    /// Tells those that write to `ring` that it was read up to `tail`.
+    pub fn tell(&self, ring: &Ring, tail: u64) {
+        let [limit, bell] = [ring.capacity, ring.watermark].map(|cells| tail + u64::from(cells));
+        self.word(ring.limit).store(limit, Ordering::Release);
+        self.word(ring.bell).store(bell, Ordering::Release);
+    }
+
+    /// What they were told last.
+    #[must_use]
+    pub fn tail(&self, ring: &Ring) -> u64 {
+        self.word(ring.limit).load(Ordering::SeqCst) - u64::from(ring.capacity)
     }
 
     fn offset(&self, at: Gva, len: usize) -> usize {

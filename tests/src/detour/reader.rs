@@ -16,10 +16,10 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader from where the ring's tail is.
+    /// A reader from where the ring was read up to.
     #[must_use]
     pub fn new(arena: &'a Arena, ring: Ring) -> Self {
-        let tail = arena.word(ring.tail).load(Ordering::SeqCst);
+        let tail = arena.tail(&ring);
         Self { arena, ring, tail }
     }
 
@@ -29,7 +29,7 @@ impl<'a> Reader<'a> {
     /// When what is there is no record.
     pub fn next_record(&mut self) -> Result<Option<(Header, Vec<u8>)>, Malformed> {
         let first = self.cell(self.tail);
-        if self.arena.word(first).load(Ordering::Acquire) != self.tail + 1 {
+        if self.arena.word(first).load(Ordering::Acquire) == 0 {
             return Ok(None);
         }
         let header = Header::read(&self.arena.read(first, CELL))?;
@@ -39,9 +39,7 @@ impl<'a> Reader<'a> {
             self.arena.word(cell).store(0, Ordering::Relaxed);
         }
         self.tail += u64::from(header.cells);
-        self.arena
-            .word(self.ring.tail)
-            .store(self.tail, Ordering::Release);
+        self.arena.tell(&self.ring, self.tail);
         Ok(Some((header, bytes)))
     }
 

@@ -42,7 +42,8 @@ pub fn detour(data: &[u8]) -> bool {
     }
     let ring = Ring {
         head: Gva(DETOURS),
-        tail: Gva(DETOURS + 64),
+        limit: Gva(DETOURS + 64),
+        bell: Gva(DETOURS + 72),
         cells: Gva(DETOURS + 4096),
         capacity: 64,
         watermark: 32,

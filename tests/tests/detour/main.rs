@@ -67,8 +67,8 @@ fn next(reader: &mut Reader<'_>, layout: &Layout) -> Option<Record> {
 
 /// Lets others run when the ring is more than half full: the reader may be one of them.
 fn give_way(arena: &Arena, ring: &Ring) {
-    let [head, tail] = [ring.head, ring.tail].map(|at| arena.word(at).load(Ordering::SeqCst));
-    if head.wrapping_sub(tail) > u64::from(ring.capacity / 2) {
+    let head = arena.word(ring.head).load(Ordering::SeqCst);
+    if head.wrapping_sub(arena.tail(ring)) > u64::from(ring.capacity / 2) {
         std::thread::yield_now();
     }
 }

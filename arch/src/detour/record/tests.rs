@@ -27,11 +27,15 @@ fn all() -> (Capture, EntryCapture) {
     (capture, entry)
 }
 
+fn set_cells(bytes: &mut [u8], cells: u16) {
+    bytes[SOURCE + 3] = cells.try_into().unwrap();
+}
+
 /// A published record with these cells and zeroes.
 fn blank(cells: u16) -> Vec<u8> {
     let mut bytes = vec![0; usize::from(cells) * CELL];
     bytes[0] = 1;
-    bytes[CELLS..CELLS + 2].copy_from_slice(&cells.to_le_bytes());
+    set_cells(&mut bytes, cells);
     bytes
 }
 
@@ -54,8 +58,8 @@ fn fields_are_where_the_layout_says() {
     assert_eq!((layout.size(), layout.cells()), (96, 2));
     let mut bytes = Vec::new();
     for word in [
-        0x1001,                // position + 1
-        0x0005_0002_0000_0007, // CPU 5, 2 cells, source 7
+        0x1002,                // position + cells
+        0x0000_0005_0200_0007, // CPU 5, 2 cells, source 7
         0x1111,                // time
         0x0000_0011_0000_0022, // tgid, pid
         u64::from_le_bytes(*b"comm\0abc"),
@@ -108,11 +112,18 @@ fn what_is_no_record_is_refused() {
         expect!["a record of 2 cells where one of 3 belongs"],
     );
     let mut huge = blank(3);
-    huge[CELLS + 1] = 0xff;
+    set_cells(&mut huge, 0xff);
     check(
         &huge,
-        expect!["a record of 65283 cells where one of 16 belongs"],
+        expect!["a record of 255 cells where one of 16 belongs"],
     );
+}
+
+#[test]
+fn a_source_that_records_cannot_name_is_refused() {
+    assert_eq!(Header::identity(0xff_ffff, 2).unwrap(), 0x02ff_ffff);
+    expect!["records cannot name source 16777216, only those below 2^24"]
+        .assert_eq(&Header::identity(1 << 24, 2).unwrap_err().to_string());
 }
 
 #[test]
@@ -152,8 +163,8 @@ proptest! {
             Layout::new(&capture)
         };
         let layout = layout.unwrap();
-        if published && bytes.len() > CELLS + 2 {
-            bytes[CELLS..CELLS + 2].copy_from_slice(&layout.cells().to_le_bytes());
+        if published && bytes.len() > SOURCE + 3 {
+            set_cells(&mut bytes, layout.cells());
         }
         let _ = Header::read(&bytes);
         match layout.decode(&bytes) {
