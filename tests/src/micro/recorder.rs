@@ -12,7 +12,7 @@ use iced_x86::code_asm::{CodeLabel, ptr, qword_ptr, registers::*};
 use super::{APIC, Asm, DATA, MicroKernel, VIRT};
 
 /// Number of the records, then from [`FIRST`] on the records, [`SIZE`] bytes each.
-const RECORDS: u64 = VIRT + 0x20_0000;
+pub const RECORDS: u64 = VIRT + 0x20_0000;
 const FIRST: i32 = 0x80;
 const SIZE_SHIFT: u32 = 7;
 const MAX: u32 = 8192;
