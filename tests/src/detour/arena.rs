@@ -112,10 +112,7 @@ impl Arena {
         let arena = Self { base };
         let gs = arena.gs();
         let task = arena.gva(TASK);
-        arena.write(
-            gs.wrapping_add(u64::from(GS_CPU)),
-            &CPU.to_le_bytes(),
-        );
+        arena.write(gs.wrapping_add(u64::from(GS_CPU)), &CPU.to_le_bytes());
         arena.write(
             gs.wrapping_add(u64::from(GS_CURRENT)),
             &task.0.to_le_bytes(),

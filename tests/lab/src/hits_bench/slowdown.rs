@@ -29,7 +29,9 @@ pub(crate) struct Slower {
     pub(crate) name: &'static str,
     /// Ticks of a turn, the middle of all rounds.
     pub(crate) ticks: f64,
-    /// Of the middle batch of a round: the middle of all rounds.
+    /// Of the fastest batch of a round, with nothing but the program in it: the middle of all rounds.
+    pub(crate) fastest: f64,
+    /// Of the middle batch of a round, the host's own interrupts included: the middle of all rounds.
     pub(crate) percent: f64,
     /// A quarter of the rounds is below the first, a quarter above the second.
     pub(crate) spread: (f64, f64),
@@ -74,6 +76,7 @@ fn compare(measured: &[[Ticks; WAYS.len()]]) -> Vec<Slower> {
             name,
             ticks: median(measured.iter().map(|round| round[way].median).collect())?,
             spread: quartiles(percents.clone())?,
+            fastest: median(of(way, |ticks| ticks.fastest))?,
             percent: median(percents)?,
             overall: median(of(way, |ticks| ticks.mean))?,
         })
@@ -90,8 +93,8 @@ fn quartiles(mut values: Vec<f64>) -> Option<(f64, f64)> {
 
 pub(crate) fn render(ways: &[Slower], unit: Unit) -> String {
     let mut table = format!(
-        "{:<40}{:>10}{:>10}{:>10}{:>20}{:>10}\n",
-        "", "ticks", "us", "slower %", "half of rounds", "overall %"
+        "{:<32}{:>8}{:>10}{:>11}{:>10}{:>18}{:>11}\n",
+        "", "ticks", "us", "fastest %", "slower %", "half of rounds", "overall %"
     );
     for (way, n) in ways.iter().zip(0..) {
         let percent = |value| number((n > 0).then_some(value), 1);
@@ -99,10 +102,11 @@ pub(crate) fn render(ways: &[Slower], unit: Unit) -> String {
         let spread = format!("{} to {}", percent(low), percent(high));
         let _ = writeln!(
             table,
-            "{:<40}{:>10}{:>10}{:>10}{:>20}{:>10}",
+            "{:<32}{:>8}{:>10}{:>11}{:>10}{:>18}{:>11}",
             way.name,
             number(Some(way.ticks), 0),
             number(unit.microseconds(way.ticks), 2),
+            percent(way.fastest),
             percent(way.percent),
             if n > 0 { &spread } else { "-" },
             percent(way.overall),
@@ -120,7 +124,7 @@ mod tests {
     fn ticks(median: f64, mean: f64) -> Ticks {
         Ticks {
             calls: 100,
-            fastest: median,
+            fastest: 0.9 * median,
             median,
             mean,
         }
@@ -140,12 +144,12 @@ mod tests {
             per_microsecond: 1000.0,
         };
         expect![[r#"
-                                                         ticks        us  slower %      half of rounds overall %
-            no probe                                      1000      1.00         -                   -         -
-            no probe, once more                           1000      1.00       0.0          0.0 to 0.0       0.0
-            kprobe, optimized                             1200      1.20       4.0         4.0 to 20.0       4.0
-            guest's kprobe, by ftrace                     1500      1.50      50.0        50.0 to 50.0      50.0
-            kprobe, emulated                             50000     50.00    4900.0    4900.0 to 4900.0    4900.0
+                                               ticks        us  fastest %  slower %    half of rounds  overall %
+            no probe                            1000      1.00          -         -                 -          -
+            no probe, once more                 1000      1.00        0.0       0.0        0.0 to 0.0        0.0
+            kprobe, optimized                   1200      1.20        4.0       4.0       4.0 to 20.0        4.0
+            guest's kprobe, by ftrace           1500      1.50       50.0      50.0      50.0 to 50.0       50.0
+            kprobe, emulated                   50000     50.00     4900.0    4900.0  4900.0 to 4900.0     4900.0
         "#]].assert_eq(&render(&ways, unit));
         assert!(compare(&[]).is_empty());
     }
