@@ -24,18 +24,11 @@ const USUAL: Extent = Extent {
     states: 6,
 };
 /// What it tries in an emulated machine.
-const IN_TCG: Extent = Extent {
+const EMULATED: Extent = Extent {
     one_in: 1,
     per_form: 1,
     more: 2000,
     states: 4,
-};
-/// What it tries where a few states take a second.
-const IN_BOCHS: Extent = Extent {
-    one_in: 64,
-    per_form: 1,
-    more: 100,
-    states: 1,
 };
 /// What `all` tries.
 const ALL: Extent = Extent {
@@ -89,8 +82,7 @@ fn every_mechanism_does_what_the_instruction_does_in_place() {
         None => {
             let extent = match std::env::var("HVPROBE_RIG").as_deref() {
                 _ if wanted == "all" => ALL,
-                Ok("tcg") => IN_TCG,
-                Ok("bochs") => IN_BOCHS,
+                Ok("tcg" | "bochs") => EMULATED,
                 _ => USUAL,
             };
             (Sample::choose(&text, seed, extent), extent.states)
