@@ -6,6 +6,7 @@
 //! runs back, whenever it is asked for; who reads the line waits for nobody.
 
 use std::arch::x86_64::_rdtsc;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +17,8 @@ const SHORTEST: u64 = 1_000_000;
 const LEFT_ALONE: u64 = 50_000_000;
 /// How long it takes to make up for a difference.
 const HORIZON: u64 = 1_000_000_000;
+/// The rate of a TSC that does not tell, until it does: that of 2 GHz.
+const UNKNOWN: u64 = 1 << 31;
 /// By how much the line may be behind before it jumps.
 const LATE: u64 = 10_000_000;
 /// The rate is that of the last one or two such times.
@@ -94,8 +97,6 @@ struct Past {
     /// Where the rate is taken from, and from where later.
     since: Moment,
     next: Moment,
-    /// There was a rate to make a line of.
-    is_known: bool,
 }
 
 /// One of the two places for a line.
@@ -120,23 +121,23 @@ pub(super) struct Times {
 }
 
 impl Times {
+    /// Takes [`SHORTEST`]: a rate that was guessed might have to be taken back.
     pub(super) fn new() -> Self {
-        let now = Moment::now();
+        let since = Moment::now();
+        let from = loop {
+            let now = Moment::now();
+            if now.ns.saturating_sub(since.ns) >= SHORTEST {
+                break now;
+            }
+        };
         let times = Self {
             lines: AtomicU64::new(0),
             places: Default::default(),
-            past: Mutex::new(Past {
-                since: now,
-                next: now,
-                is_known: false,
-            }),
+            past: Mutex::new(Past { since, next: from }),
             offset: AtomicU64::new(0),
         };
-        // Nobody asks before there is a better one; the machine has to boot first.
-        times.publish(Line {
-            from: now,
-            rate: 1 << 31,
-        });
+        let rate = rate(since, from).unwrap_or(UNKNOWN);
+        times.publish(Line { from, rate });
         times
     }
 
@@ -177,19 +178,14 @@ impl Times {
             return;
         };
         let line = self.line();
-        if past.is_known && line.at(rdtsc()).saturating_sub(line.from.ns) < LEFT_ALONE {
+        if line.at(rdtsc()).saturating_sub(line.from.ns) < LEFT_ALONE {
             return;
         }
         let now = Moment::now();
         let Some(rate) = rate(past.since, now) else {
             return;
         };
-        self.publish(if past.is_known {
-            line.bent(now, rate)
-        } else {
-            Line { from: now, rate }
-        });
-        past.is_known = true;
+        self.publish(line.bent(now, rate));
         if now.ns.saturating_sub(past.next.ns) >= MEMORY {
             past.since = std::mem::replace(&mut past.next, now);
         }
@@ -215,12 +211,19 @@ pub(super) struct HostClock {
     times: Arc<Times>,
     /// Guest TSC minus host TSC.
     offset: u64,
+    /// What was told last. The line may be bent between a look at it and one at the TSC, and the
+    /// thread move to a processor whose TSC is behind.
+    told: Cell<u64>,
 }
 
 impl HostClock {
     /// A clock whose guest TSC is the host's.
     pub(super) fn new(times: Arc<Times>) -> Self {
-        Self { times, offset: 0 }
+        Self {
+            times,
+            offset: 0,
+            told: Cell::new(0),
+        }
     }
 
     /// The guest's TSC is what `read` finds, in the middle of the time that takes; whether it finds
@@ -238,7 +241,9 @@ impl HostClock {
 
 impl Clock for HostClock {
     fn host_ns(&self) -> u64 {
-        self.times.line().at(rdtsc())
+        let now = self.times.line().at(rdtsc()).max(self.told.get());
+        self.told.set(now);
+        now
     }
 
     fn guest_tsc(&self) -> u64 {
@@ -304,6 +309,24 @@ mod tests {
             }
             prop_assert!(line.at(tsc(ns)).abs_diff(ns) < 200_000, "{line:?} at {ns}");
         }
+    }
+
+    #[test]
+    fn no_time_of_a_virtual_cpu_is_before_an_earlier_one() {
+        let times = Arc::new(Times::new());
+        let clock = HostClock::new(Arc::clone(&times));
+        let ns = clock.host_ns() + SECOND;
+        let line = |ns| Line {
+            from: moment(ns, rdtsc()),
+            rate: 1 << 31,
+        };
+        times.publish(line(ns));
+        let told = clock.host_ns();
+        assert!(told >= ns);
+        times.publish(line(ns - 1_000_000));
+        assert_eq!(clock.host_ns(), told);
+        times.publish(line(told + 1_000_000));
+        assert!(clock.host_ns() > told);
     }
 
     #[test]
