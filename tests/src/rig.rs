@@ -265,12 +265,11 @@ impl Running {
     }
 }
 
-/// How long a guest is waited for until the log is told where it stands: less than what `cargo lab
-/// test` lets pass in silence.
+/// How long a guest is waited for until the log is told where it stands, and it is ended, and the test
+/// with it: less than what `cargo lab test` lets pass in silence.
 const LONG: Duration = Duration::from_secs(100);
 
-/// Tells the log once where the guest stands if this is not dropped for long. A test that does not end
-/// is ended from outside, and this is all that is heard of it.
+/// Tells the log where the guest stands, and ends it, if this is not dropped for long.
 struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
 
 impl Quiet {
@@ -280,6 +279,7 @@ impl Quiet {
         thread::spawn(move || {
             if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
                 tell_standings(&machine);
+                machine.stop();
             }
         });
         Self(over)
@@ -287,7 +287,7 @@ impl Quiet {
 }
 
 fn tell_standings(machine: &Machine) {
-    eprintln!("still waiting for the guest; {:?}", machine.status());
+    eprintln!("waited in vain for the guest; {:?}", machine.status());
     match machine.standings() {
         Ok(all) => all.iter().for_each(|cpu| {
             let place = machine.image().symbols().containing(cpu.rip);
