@@ -267,7 +267,7 @@ impl Running {
 
 /// How long a guest is waited for until the log is told where it stands, and it is ended, and the test
 /// with it: less than what `cargo lab test` lets pass in silence.
-const LONG: Duration = Duration::from_secs(100);
+const LONG: Duration = Duration::from_secs(80);
 
 /// Tells the log where the guest stands, and ends it, if this is not dropped for long.
 struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);

@@ -58,7 +58,7 @@ pub(crate) struct MachineOptions {
     /// Memory of an emulated machine, such as 1536M or 3G [default: tcg 3G, bochs 2G]
     #[arg(long, value_name = "SIZE", value_parser = size::mebibytes)]
     memory: Option<u32>,
-    /// End the machine after so many seconds, its boot included [default: test and bench 1800,
+    /// End the machine after so many seconds, its boot included [default: test and bench 2700,
     /// on bochs 7200, others 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: Option<u64>,

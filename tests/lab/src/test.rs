@@ -42,7 +42,7 @@ pub(crate) struct Options {
     /// 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,
-    /// End a rig that prints nothing for so many seconds [default: tcg 180, bochs 1800, else never]
+    /// End a rig that prints nothing for so many seconds [default: tcg 120, bochs 1800, else never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     silence: Option<u64>,
     /// Show everything tests print as they print it, not only what failed ones did

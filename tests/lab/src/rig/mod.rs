@@ -59,8 +59,8 @@ impl Kind {
     /// machine itself nothing but a program of ours can stand still, which the time limit ends.
     pub(crate) fn silence(self) -> Option<Duration> {
         match self {
-            // A test that waits for its guest gives up after 100 s, and tells more than this would.
-            Self::Tcg => Some(Duration::from_secs(180)),
+            // A test that waits for its guest gives up after 80 s, and tells more than this would.
+            Self::Tcg => Some(Duration::from_secs(120)),
             // The same work takes ten times as long.
             Self::Bochs => Some(Duration::from_secs(1800)),
             Self::Direct => None,
@@ -70,7 +70,9 @@ impl Kind {
     /// The time limit for all tests or a benchmark, in seconds.
     pub(crate) fn time_limit(self) -> u64 {
         match self {
-            Self::Tcg | Self::Direct => 1800,
+            // Half of it for fresh machines and what runs again there.
+            Self::Tcg => 2700,
+            Self::Direct => 1800,
             Self::Bochs => 7200,
         }
     }
