@@ -292,7 +292,7 @@ fn all_targets(options: &Options, rows: &[Row], ways: &[Slower]) -> Vec<Target> 
             OPTIMIZED.name
         ),
         at_most: SLOWER,
-        measured: slower.map(|way| way.fastest),
+        measured: slower.map(|way| way.percent),
     }];
     targets.extend(RATIOS.iter().map(|ratio| ratio.target(rows)));
     targets.push(Target {
