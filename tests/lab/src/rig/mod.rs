@@ -88,9 +88,9 @@ impl Kind {
         self == Self::Bochs
     }
 
-    /// How often what failed is run again by default. Between one guest in a hundred and, with more
-    /// virtual CPUs than the machine has, one in ten dies or hangs of its emulated processor, and the
-    /// whole machine once in ten minutes or so.
+    /// How often what failed is run again by default. About one guest in a hundred dies or hangs of
+    /// its emulated processor, one in fifty where many virtual CPUs share the machine's, and the whole
+    /// machine now and then: up to six times in one run of all tests.
     pub(crate) fn retries(self) -> u32 {
         match self {
             Self::Tcg | Self::Bochs => 4,
