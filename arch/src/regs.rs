@@ -38,8 +38,10 @@ pub mod rflags {
     pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 }
 
-/// The sixteen general registers, RIP and RFLAGS.
+/// The sixteen general registers, RIP and RFLAGS, in the order of `struct kvm_regs` (KVM API,
+/// `KVM_GET_REGS`), so that those of a virtual CPU need not be copied to be looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 #[allow(missing_docs, reason = "each field is the register it is named after")]
 pub struct Regs {
     pub rax: u64,

@@ -48,25 +48,31 @@ pub struct Call {
 /// another, for a return probe first those of the entry. Unreadable ones are zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
-    bytes: [u8; CAPTURE_MAX],
+    /// `None` before the first item, so that an event without any need not carry zeros.
+    bytes: Option<[u8; CAPTURE_MAX]>,
     len: u16,
     unreadable: u32,
     items: u8,
 }
 
 impl Captured {
-    /// Nothing.
-    pub const EMPTY: Self = Self {
-        bytes: [0; CAPTURE_MAX],
-        len: 0,
-        unreadable: 0,
-        items: 0,
-    };
+    /// Nothing. Not a constant, whose room for bytes would be copied along.
+    #[inline]
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self {
+            bytes: None,
+            len: 0,
+            unreadable: 0,
+            items: 0,
+        }
+    }
 
     /// What was read.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        let bytes = self.bytes.as_ref().map_or(&[][..], |bytes| bytes);
+        bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
 
     /// Whether the item at `index` could not be read, and is zeros here.
@@ -85,7 +91,8 @@ impl Captured {
     /// is left out; a capture that was checked fits.
     pub fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
         let start = usize::from(self.len);
-        let Some(into) = self.bytes.get_mut(start..start + len) else {
+        let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
+        let Some(into) = bytes.get_mut(start..start + len) else {
             return;
         };
         if !read(into) {

@@ -190,7 +190,7 @@ impl Source {
             stack = &call.stack;
         }
         self.counters.hit(vcpu);
-        let mut captured = Captured::EMPTY;
+        let mut captured = Captured::nothing();
         for word in stack.as_slice() {
             captured.item(8, |bytes| {
                 bytes.copy_from_slice(&word.to_le_bytes());

@@ -54,20 +54,23 @@ impl TaskLayout {
         mem: &(impl PhysMemory + ?Sized),
         task: Gva,
     ) -> Option<Task> {
-        let read =
-            |offset: u64, into: &mut [u8]| walker.read(mem, task.wrapping_add(offset), into).ok();
-        let (mut pid, mut tgid, mut comm) = ([0; 4], [0; 4], [0; COMM_LEN]);
-        if self.tgid == self.pid.wrapping_add(4) {
+        let (pid, tgid) = if self.tgid == self.pid.wrapping_add(4) {
             // The kernel has them side by side: one read.
-            let mut both = [0; 8];
-            read(self.pid, &mut both)?;
-            let [a, b, c, d, rest @ ..] = both;
-            (pid, tgid) = ([a, b, c, d], rest);
+            let both = walker.read_u64(mem, task.wrapping_add(self.pid)).ok()?;
+            let [a, b, c, d, rest @ ..] = both.to_le_bytes();
+            ([a, b, c, d], rest)
         } else {
-            read(self.pid, &mut pid)?;
-            read(self.tgid, &mut tgid)?;
+            let (mut pid, mut tgid) = ([0; 4], [0; 4]);
+            let read = |offset, into: &mut [u8]| walker.read(mem, task.wrapping_add(offset), into);
+            read(self.pid, &mut pid).ok()?;
+            read(self.tgid, &mut tgid).ok()?;
+            (pid, tgid)
+        };
+        let words = walker.read_words(mem, task.wrapping_add(self.comm)).ok()?;
+        let mut comm = [0; COMM_LEN];
+        for (bytes, word) in comm.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
         }
-        read(self.comm, &mut comm)?;
         Some(Task {
             pid: i32::from_le_bytes(pid),
             tgid: i32::from_le_bytes(tgid),

@@ -17,7 +17,7 @@ use crate::hidden::{HiddenRegion, KERNEL_WINDOW};
 use crate::image::KernelImage;
 use crate::probe::hit::KernelView;
 use crate::probe::table::ProbeTable;
-use crate::world::{Change, Clock, Standing, StopError, World};
+use crate::world::{Change, Clock, Reading, Standing, StopError, World};
 
 const PAGE: u64 = 4096;
 const ROOT: Gpa = Gpa(0x1000);
@@ -340,13 +340,16 @@ impl World for Guest {
 pub(crate) struct Ticks(Cell<u64>);
 
 impl Clock for Ticks {
-    fn host_ns(&self) -> u64 {
+    fn now(&self) -> Reading {
         self.0.set(self.0.get() + 10);
-        self.0.get()
+        Reading {
+            host_ns: self.0.get(),
+            guest_tsc: self.0.get() + 1000,
+        }
     }
 
-    fn guest_tsc(&self) -> u64 {
-        self.0.get() + 1000
+    fn since(&self, then: &Reading) -> u64 {
+        self.now().host_ns - then.host_ns
     }
 }
 

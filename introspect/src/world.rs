@@ -61,11 +61,20 @@ pub trait World {
     fn collect(&self);
 }
 
+/// A reading of both clocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Nanoseconds of the host's `CLOCK_MONOTONIC`.
+    pub host_ns: u64,
+    /// The guest's time-stamp counter, as its RDTSC would have read it.
+    pub guest_tsc: u64,
+}
+
 /// The clocks read at a hit.
 pub trait Clock {
-    /// Nanoseconds of the host's `CLOCK_MONOTONIC`.
-    fn host_ns(&self) -> u64;
+    /// Now.
+    fn now(&self) -> Reading;
 
-    /// The guest's time-stamp counter, as its RDTSC would read it now.
-    fn guest_tsc(&self) -> u64;
+    /// Nanoseconds since `then`, which was told a moment ago.
+    fn since(&self, then: &Reading) -> u64;
 }

@@ -352,7 +352,7 @@ fn event(number: u64) -> Event {
             rflags: 0x246,
         },
         shown: RegisterSet::default(),
-        captured: Captured::EMPTY,
+        captured: Captured::nothing(),
         task: Some(Task {
             pid: 1234,
             tgid: 1234,

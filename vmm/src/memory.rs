@@ -142,7 +142,19 @@ impl Slot {
     #[inline]
     fn offset(&self, at: Gpa, len: usize) -> Option<usize> {
         let offset = usize::try_from(at.0.checked_sub(self.start)?).ok()?;
-        (offset.checked_add(len)? <= self.map.size()).then_some(offset)
+        (offset <= self.map.size().checked_sub(len)?).then_some(offset)
+    }
+
+    /// The word at `offset`, which [`Slot::offset`] has given for eight bytes; `None` if it is not at
+    /// a multiple of 8.
+    #[inline]
+    fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let word: *mut u64 = self.map.as_ptr().wrapping_add(offset).cast();
+        // SAFETY: the eight bytes lie in the mapping, which lives as long as this value, and are
+        // aligned. Everybody else who writes to them, the guest included, is beyond what the
+        // language knows of; this process reads and writes them as bytes of volatile memory.
+        word.is_aligned()
+            .then(|| unsafe { AtomicU64::from_ptr(word) })
     }
 }
 
@@ -353,7 +365,7 @@ impl PhysMemory for GuestRam {
     #[inline]
     fn write_u64(&self, at: Gpa, value: u64) -> Result<(), OutOfRange> {
         let (slot, offset) = self.find(at, 8)?;
-        if let Ok(word) = slot.map.get_atomic_ref::<AtomicU64>(offset) {
+        if let Some(word) = slot.word(offset) {
             word.store(value.to_le(), Ordering::Relaxed);
             return Ok(());
         }
@@ -363,8 +375,7 @@ impl PhysMemory for GuestRam {
     #[inline]
     fn exchange_u64(&self, at: Gpa, old: u64, new: u64) -> Result<bool, OutOfRange> {
         let (slot, offset) = self.find(at, 8)?;
-        let word = slot.map.get_atomic_ref::<AtomicU64>(offset);
-        let word = word.map_err(|_| OutOfRange { at, len: 8 })?;
+        let word = slot.word(offset).ok_or(OutOfRange { at, len: 8 })?;
         let exchanged = word.compare_exchange(
             old.to_le(),
             new.to_le(),
@@ -378,7 +389,7 @@ impl PhysMemory for GuestRam {
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
         let (slot, offset) = self.find(at, 8)?;
-        if let Ok(word) = slot.map.get_atomic_ref::<AtomicU64>(offset) {
+        if let Some(word) = slot.word(offset) {
             return Ok(u64::from_le(word.load(Ordering::Relaxed)));
         }
         let mut word = [0; 8];

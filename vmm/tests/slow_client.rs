@@ -38,7 +38,7 @@ fn batch() -> Vec<Event> {
         guest_tsc: 0,
         regs: Regs::default(),
         shown: RegisterSet::default(),
-        captured: Captured::EMPTY,
+        captured: Captured::nothing(),
         task: None,
         cost_ns: 0,
     };

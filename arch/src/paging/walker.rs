@@ -181,6 +181,28 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
+    /// The two little-endian 64-bit words at `at`. Hit path: as [`Walker::read`].
+    ///
+    /// # Errors
+    /// As [`Walker::read`].
+    #[inline]
+    pub fn read_words(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+    ) -> Result<[u64; 2], WalkError> {
+        let behind = at.wrapping_add(WORD as u64);
+        if !is_in_one_page(at, 2 * WORD) {
+            return Ok([self.read_u64(mem, at)?, self.read_u64(mem, behind)?]);
+        }
+        let gpa = self.translate(mem, at)?;
+        let read = |gpa| {
+            mem.read_u64(gpa)
+                .map_err(|source| WalkError::Memory { at, source })
+        };
+        Ok([read(gpa)?, read(gpa.wrapping_add(WORD as u64))?])
+    }
+
     /// Writes the little-endian 64-bit word at `at`, as [`PageTables::write`]. Hit path: as
     /// [`Walker::read`].
     ///

@@ -13,22 +13,22 @@ use super::hit::Surroundings;
 use super::scene::Scene;
 use super::spec::{Actions, Change, Item};
 use crate::event::{Captured, Event, EventKind, EventProducer};
-use crate::world::Clock;
+use crate::task::Task;
+use crate::world::{Clock, Reading};
 
 /// When and for whom a hit was taken up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
-    pub(super) host_ns: u64,
-    pub(super) guest_tsc: u64,
+    pub(super) at: Reading,
     /// Members whose budget this hit is beyond: a bit for each of the first 64 of the site.
     muted: u64,
 }
 
 impl Taken {
+    #[inline]
     pub(super) fn now<M: ?Sized, C: Clock>(around: &Surroundings<'_, M, C>) -> Self {
         Self {
-            host_ns: around.clock.host_ns(),
-            guest_tsc: around.clock.guest_tsc(),
+            at: around.clock.now(),
             muted: 0,
         }
     }
@@ -54,55 +54,102 @@ impl Taken {
     }
 }
 
-/// An event that is yet to be completed by [`report`].
-#[inline]
-pub(super) fn event(
-    kind: EventKind,
-    vcpu: u32,
-    probe: ProbeId,
-    actions: &Actions,
-    regs: &Regs,
-    taken: &Taken,
-) -> Event {
-    Event {
-        seq: 0,
-        kind,
-        probe,
-        vcpu,
-        host_ns: taken.host_ns,
-        guest_tsc: taken.guest_tsc,
-        regs: *regs,
-        shown: actions.registers,
-        captured: Captured::EMPTY,
-        task: None,
-        cost_ns: 0,
-    }
+/// What an event is made of, besides what is read of the guest for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    pub(super) vcpu: u32,
+    pub(super) probe: ProbeId,
+    pub(super) actions: &'a Actions,
+    pub(super) regs: &'a Regs,
+    pub(super) taken: &'a Taken,
 }
 
-/// Adds `items`, the task and the cost to `event`, and queues it. Returns the cost.
-pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
-    scene: &Scene<'_, M, C>,
-    events: &mut EventProducer,
-    event: &mut Event,
-    items: &[Item],
-) -> u64 {
-    complete(scene, event, items);
-    let now = scene.around.clock.host_ns();
-    event.cost_ns = now.saturating_sub(event.host_ns);
-    events.push(event);
-    event.cost_ns
-}
-
-/// Adds `items` and the task to `event`.
-pub(super) fn complete<M: PhysMemory + ?Sized, C>(
-    scene: &Scene<'_, M, C>,
-    event: &mut Event,
-    items: &[Item],
-) {
-    if !items.is_empty() {
-        capture(scene, &mut event.captured, items, &event.regs);
+impl Seen<'_> {
+    /// Queues the event, with `items` and the task; returns its cost. An event is large: one without
+    /// items is made in its place in the queue, which is why its kind is made by a function.
+    #[inline]
+    pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        events: &mut EventProducer,
+        kind: impl FnOnce() -> EventKind,
+        items: &[Item],
+    ) -> u64 {
+        if items.is_empty() {
+            self.queue(scene, events, kind, Captured::nothing)
+        } else {
+            self.report_with(scene, events, &kind(), Captured::nothing(), items)
+        }
     }
-    event.task = scene.current();
+
+    /// As [`Seen::report`], with what was `captured` before `items`.
+    #[inline(never)]
+    pub(super) fn report_with<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        events: &mut EventProducer,
+        kind: &EventKind,
+        mut captured: Captured,
+        items: &[Item],
+    ) -> u64 {
+        capture(scene, &mut captured, items, self.regs);
+        self.queue(scene, events, || *kind, || captured)
+    }
+
+    #[inline]
+    fn queue<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        events: &mut EventProducer,
+        kind: impl FnOnce() -> EventKind,
+        captured: impl FnOnce() -> Captured,
+    ) -> u64 {
+        let task = scene.current();
+        let cost_ns = scene.around.clock.since(&self.taken.at);
+        events.push(
+            || self.event(kind(), captured(), task, cost_ns),
+            |event| event.regs = *self.regs,
+        );
+        cost_ns
+    }
+
+    /// The event, with `items` and the task, but without a cost.
+    pub(super) fn event_now<M: PhysMemory + ?Sized, C>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        kind: EventKind,
+        items: &[Item],
+    ) -> Event {
+        let mut captured = Captured::nothing();
+        capture(scene, &mut captured, items, self.regs);
+        let mut event = self.event(kind, captured, scene.current(), 0);
+        event.regs = *self.regs;
+        event
+    }
+
+    /// Without registers, which are added when it is in its place.
+    #[inline]
+    fn event(
+        &self,
+        kind: EventKind,
+        captured: Captured,
+        task: Option<Task>,
+        cost_ns: u64,
+    ) -> Event {
+        Event {
+            seq: 0,
+            kind,
+            probe: self.probe,
+            vcpu: self.vcpu,
+            host_ns: self.taken.at.host_ns,
+            guest_tsc: self.taken.at.guest_tsc,
+            regs: Regs::default(),
+            shown: self.actions.registers,
+            captured,
+            task,
+            cost_ns,
+        }
+    }
 }
 
 /// Appends `items`, read with `regs`.

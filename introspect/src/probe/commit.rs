@@ -313,12 +313,20 @@ impl Registry {
             .sites
             .values()
             .filter(|site| site.is_armed())
-            .map(|site| Site {
-                displaced: site.displaced,
-                slot: site.slot,
-                detour: site.jump().map(|jump| Arc::clone(&jump.detour)),
-                after_sti: site.after_sti,
-                members: self.members(site, leaving),
+            .map(|site| {
+                let members = self.members(site, leaving);
+                let has_post = |member: &Member| match &member.role {
+                    Role::Probe(actions) => actions.post,
+                    Role::Return { .. } | Role::Internal(_) => false,
+                };
+                Site {
+                    displaced: site.displaced,
+                    slot: site.slot,
+                    detour: site.jump().map(|jump| Arc::clone(&jump.detour)),
+                    after_sti: site.after_sti,
+                    posts: members.iter().any(has_post),
+                    members,
+                }
             })
             .collect();
         let returning = self

@@ -17,22 +17,22 @@
 //! nothing is being stepped or put off; pre-handlers see the registers as they were at the
 //! probepoint, and run once for each time the guest comes there; every hit of an enabled probe is
 //! counted, as a hit or as missed. Budget of a hit: no lock, no allocation, no formatting; two clock
-//! readings. How a stepped copy ends is in [`super::window`], what return probes do in
-//! [`super::returns`].
+//! readings. What handlers do is in [`super::handlers`], how a stepped copy ends in
+//! [`super::window`], what return probes do in [`super::returns`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
-use hvprobe_arch::regs::{Gpr, rflags};
+use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
-use super::act::{Taken, apply, complete, event, report};
+use super::act::{Seen, Taken};
 use super::scene::{Kernel, Scene};
-use super::spec::{Decision, Hold, Then};
-use super::table::{Internal, Member, ProbeTable, Role, Site};
+use super::spec::{Decision, Hold};
+use super::table::{ProbeTable, Role, Site};
 use crate::event::{Event, EventKind, EventProducer};
 use crate::image::TaskLayout;
 use crate::world::Clock;
@@ -121,11 +121,11 @@ pub(super) struct InFlight {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
-    at: Gva,
+pub(super) struct Waiting {
+    pub(super) at: Gva,
     /// The member that holds; those behind it have not run.
-    probe: ProbeId,
-    taken: Taken,
+    pub(super) probe: ProbeId,
+    pub(super) taken: Taken,
 }
 
 /// What a hit is given by the virtual CPU it happened on.
@@ -154,18 +154,8 @@ pub(super) struct State {
     pub(super) events: EventProducer,
     pub(super) flight: Option<InFlight>,
     pub(super) put_off: Option<InFlight>,
-    waiting: Option<Waiting>,
+    pub(super) waiting: Option<Waiting>,
     after_sti: bool,
-}
-
-/// What the pre-handlers of a site came to.
-enum Handled {
-    /// The displaced instruction is next.
-    Proceed,
-    /// A handler sent the guest elsewhere.
-    Diverted,
-    /// A handler holds the virtual CPU.
-    Hold(Held),
 }
 
 impl HitHandler {
@@ -208,7 +198,7 @@ impl HitHandler {
     /// yet.
     #[must_use]
     pub fn is_stepping(&self) -> bool {
-        self.state.flight.is_some() || self.state.put_off.is_some()
+        self.state.is_stepping()
     }
 
     /// The interrupt descriptor table the virtual CPU must run with now, if not the guest's own.
@@ -260,8 +250,9 @@ impl HitHandler {
             .is_some_and(|kernel| kernel.read(mem, at, into))
     }
 
-    /// An int3 at `at`, or the trampoline there, stopped the virtual CPU in kernel mode; `regs` are as at the probepoint,
-    /// except that RIP may be anything.
+    /// An int3 at `at`, or the trampoline there, stopped the virtual CPU in kernel mode; `regs` are as
+    /// at the probepoint, except that RIP may be anything. They stay what they are if the outcome is
+    /// [`Outcome::Foreign`].
     pub fn hit<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         at: Gva,
@@ -272,7 +263,12 @@ impl HitHandler {
             return Outcome::Foreign;
         };
         let scene = Scene::new(table, kernel, around);
-        self.state.hit(&scene, at, regs)
+        let before = cfg!(debug_assertions).then_some(*regs);
+        let outcome = self.state.hit(&scene, at, regs);
+        if outcome == Outcome::Foreign {
+            debug_assert_eq!(before, Some(*regs));
+        }
+        outcome
     }
 
     /// Goes on after an [`Outcome::Hold`], with what was decided; `regs` are the registers the
@@ -331,11 +327,15 @@ impl HitHandler {
         let Some(Hold::Ask { deadline, default }) = &actions.hold else {
             return None;
         };
-        let kind = EventKind::Hit;
-        let mut seen = event(kind, self.state.vcpu, probe, actions, regs, &taken);
-        complete(&scene, &mut seen, &actions.capture);
+        let seen = Seen {
+            vcpu: self.state.vcpu,
+            probe,
+            actions,
+            regs,
+            taken: &taken,
+        };
         Some(Inquiry {
-            event: seen,
+            event: seen.event_now(&scene, EventKind::Hit, &actions.capture),
             deadline: *deadline,
             default: default.clone(),
         })
@@ -343,6 +343,7 @@ impl HitHandler {
 }
 
 impl State {
+    #[inline]
     fn hit<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -350,188 +351,63 @@ impl State {
         regs: &mut Regs,
     ) -> Outcome {
         let table = scene.table;
-        let Some(index) = table.find(at).or_else(|| table.escape(at)) else {
+        let Some((index, site)) = table.at(at) else {
             return self.elsewhere(scene, at, regs);
         };
-        let Some(site) = table.site(index) else {
-            return Outcome::Foreign;
-        };
-        regs.rip = site.displaced.at().0;
-        self.after_sti = site.after_sti;
-        if let Some(flight) = self.put_off.take_if(|flight| {
-            flight.site == index && flight.rsp == regs.rsp && regs.rflags & rflags::IF == 0
-        }) {
-            regs.rflags |= flight.interrupts;
-            return self.carry_out(scene, index, site, flight.taken, regs);
-        }
-        let taken = Taken::now(scene.around);
-        if let Some(flight) = self.flight.take() {
-            regs.rflags |= flight.interrupts;
-            // The copy left the exception window on its own: nothing the instruction does on any
-            // processor. The hit it meets is nested and runs no handlers.
-            for member in &site.members {
-                member.counters.miss(self.vcpu);
-            }
-            return self.carry_out(scene, index, site, taken, regs);
-        }
-        self.handle(scene, index, site, None, taken, regs)
+        self.at_site(scene, index, site, regs)
     }
 
-    /// Runs the handlers behind `after`, and then the instruction unless they say otherwise.
-    fn handle<M: PhysMemory + ?Sized, C: Clock>(
+    #[inline]
+    fn at_site<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
         index: u32,
         site: &Site,
-        after: Option<ProbeId>,
-        mut taken: Taken,
         regs: &mut Regs,
     ) -> Outcome {
-        match self.pre_handlers(scene, site, after, &mut taken, regs) {
-            Handled::Proceed => self.carry_out(scene, index, site, taken, regs),
-            Handled::Diverted => Outcome::Resume { shadow: false },
-            Handled::Hold(held) => Outcome::Hold(held),
+        regs.rip = site.displaced.at().0;
+        self.after_sti = site.after_sti;
+        let taken = Taken::now(scene.around);
+        if self.is_stepping()
+            && let Some(outcome) = self.again(scene, index, site, &taken, regs)
+        {
+            return outcome;
         }
+        self.handle(scene, index, site, None, taken, regs)
     }
 
-    fn resume<M: PhysMemory + ?Sized, C: Clock>(
-        &mut self,
-        scene: &Scene<'_, M, C>,
-        decision: &Decision,
-        regs: &mut Regs,
-    ) -> Outcome {
-        let Some(Waiting {
-            at,
-            probe,
-            taken: earlier,
-        }) = self.waiting.take()
-        else {
-            return Outcome::Resume { shadow: false };
-        };
-        let Some((index, site)) = scene.table.at(at) else {
-            // The last probe here left meanwhile: the instruction is back in its place.
-            return Outcome::Resume { shadow: false };
-        };
-        let taken = Taken::now(scene.around).again(earlier);
-        if let Some(member) = site.members.iter().find(|member| member.id == probe) {
-            if !apply(&decision.changes, regs, &scene.memory()) {
-                member.counters.error(self.vcpu);
-            }
-            // Who stopped the machine still has to go where the probe says.
-            let then = match &member.role {
-                Role::Probe(actions) if actions.hold == Some(Hold::Stop) => actions.then,
-                _ => decision.then,
-            };
-            if self.diverts(scene, then, member, regs) {
-                self.miss_behind(site, probe);
-                return Outcome::Resume { shadow: false };
-            }
-        }
-        self.handle(scene, index, site, Some(probe), taken, regs)
+    fn is_stepping(&self) -> bool {
+        self.flight.is_some() || self.put_off.is_some()
     }
 
-    /// Runs the handlers of the members behind `after`, in the order of their registration.
-    fn pre_handlers<M: PhysMemory + ?Sized, C: Clock>(
+    /// A hit while an instruction is half carried out, if its handlers are not to run.
+    #[inline(never)]
+    fn again<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
+        index: u32,
         site: &Site,
-        after: Option<ProbeId>,
-        taken: &mut Taken,
+        taken: &Taken,
         regs: &mut Regs,
-    ) -> Handled {
-        let behind = |(_, member): &(usize, &Member)| after.is_none_or(|after| member.id > after);
-        for (index, member) in site.members.iter().enumerate().filter(behind) {
-            let waiting = |taken: &Taken| Waiting {
-                at: site.displaced.at(),
-                probe: member.id,
-                taken: *taken,
-            };
-            let actions = match &member.role {
-                Role::Probe(actions) => actions,
-                Role::Return { actions, calls } => {
-                    self.enter(scene, member, actions, calls, taken, regs);
-                    continue;
-                }
-                Role::Internal(Internal::TaskDead) => {
-                    self.task_dead(scene);
-                    continue;
-                }
-                Role::Internal(internal) => {
-                    self.waiting = Some(waiting(taken));
-                    return Handled::Hold(match internal {
-                        // Both functions watched take the module as their first argument.
-                        Internal::Modules => Held::Modules(Gva(regs.rdi)),
-                        Internal::Kprobe => Held::Kprobe(Gva(regs.rdi)),
-                        internal => Held::Ftrace {
-                            begins: *internal == Internal::FtraceBegins,
-                        },
-                    });
-                }
-            };
-            let counters = &member.counters;
-            if !actions.apply_to(regs) {
-                counters.veto(self.vcpu);
-                taken.mute(index);
-                continue;
-            }
-            if counters.admit(self.vcpu, taken.host_ns) {
-                counters.hit(self.vcpu);
-                let mut seen = event(EventKind::Hit, self.vcpu, member.id, actions, regs, taken);
-                let cost_ns = report(scene, &mut self.events, &mut seen, &actions.capture);
-                counters.charge(taken.host_ns, cost_ns);
-            } else {
-                taken.mute(index);
-            }
-            if !apply(&actions.changes, regs, &scene.memory()) {
-                member.counters.error(self.vcpu);
-            }
-            if let Some(hold) = &actions.hold {
-                self.waiting = Some(waiting(taken));
-                return Handled::Hold(match hold {
-                    Hold::Stop => Held::Stop(member.id),
-                    Hold::Ask { .. } => Held::Ask(member.id),
-                });
-            }
-            if self.diverts(scene, actions.then, member, regs) {
-                self.miss_behind(site, member.id);
-                return Handled::Diverted;
-            }
+    ) -> Option<Outcome> {
+        if let Some(flight) = self.put_off.take_if(|flight| {
+            flight.site == index && flight.rsp == regs.rsp && regs.rflags & rflags::IF == 0
+        }) {
+            regs.rflags |= flight.interrupts;
+            return Some(self.carry_out(scene, index, site, &flight.taken, regs));
         }
-        Handled::Proceed
-    }
-
-    /// Counts the hit as missed for the members behind the one that changed the execution path.
-    fn miss_behind(&self, site: &Site, probe: ProbeId) {
-        for member in site.members.iter().filter(|member| member.id > probe) {
+        let flight = self.flight.take()?;
+        regs.rflags |= flight.interrupts;
+        // The copy left the exception window on its own: nothing the instruction does on any
+        // processor. The hit it meets is nested and runs no handlers.
+        for member in &site.members {
             member.counters.miss(self.vcpu);
         }
-    }
-
-    /// Sends the guest where `then` says; whether it is elsewhere than at the probepoint.
-    fn diverts<M: PhysMemory + ?Sized, C: Clock>(
-        &self,
-        scene: &Scene<'_, M, C>,
-        then: Then,
-        member: &Member,
-        regs: &mut Regs,
-    ) -> bool {
-        match then {
-            Then::Proceed => return false,
-            Then::Jump(to) => regs.rip = to.0,
-            Then::Return(value) => {
-                let Some(to) = scene.read_u64(Gva(regs.rsp)) else {
-                    member.counters.error(self.vcpu);
-                    return false;
-                };
-                regs.set(Gpr::Rax, value);
-                regs.rsp = regs.rsp.wrapping_add(8);
-                regs.rip = to;
-            }
-        }
-        true
+        Some(self.carry_out(scene, index, site, taken, regs))
     }
 
     /// An int3 that is at no probepoint.
+    #[inline(never)]
     fn elsewhere<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -541,6 +417,12 @@ impl State {
         let table = scene.table;
         if table.is_trampoline(at) {
             return self.returned(scene, regs);
+        }
+        if let Some(index) = table.escape(at) {
+            let Some(site) = table.site(index) else {
+                return Outcome::Foreign;
+            };
+            return self.at_site(scene, index, site, regs);
         }
         if let Some(to) = table.inside_jump(at) {
             regs.rip = to.0;

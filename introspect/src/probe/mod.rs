@@ -10,6 +10,7 @@ mod foreign;
 mod ghosts;
 mod glob;
 mod guest_memory;
+mod handlers;
 pub mod hit;
 mod internal;
 mod jump;

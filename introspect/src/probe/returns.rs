@@ -13,7 +13,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
 
-use super::act::{Taken, apply, capture, event, report};
+use super::act::{Seen, Taken, apply, capture};
 use super::hit::{Outcome, State};
 use super::scene::Scene;
 use super::spec::{Actions, Item};
@@ -52,7 +52,7 @@ impl State {
             return;
         }
         // A probe that changes something at the return has to see it whatever its budget says.
-        if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.host_ns) {
+        if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.at.host_ns) {
             return;
         }
         let entered = match calls {
@@ -94,8 +94,8 @@ impl State {
             id: returns.next_call.fetch_add(1, Ordering::Relaxed),
             slot,
             ret,
-            host_ns: taken.host_ns,
-            guest_tsc: taken.guest_tsc,
+            host_ns: taken.at.host_ns,
+            guest_tsc: taken.at.guest_tsc,
             regs,
             data,
         };
@@ -140,22 +140,33 @@ impl State {
                     return;
                 }
                 let (actions, counters) = (&probe.actions, &probe.counters);
-                let now = taken.host_ns;
+                let now = taken.at.host_ns;
                 if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
                     counters.hit(self.vcpu);
-                    let kind = EventKind::Return(Call {
-                        id: call.id(),
-                        entry_ns: call.host_ns(),
-                        entry_tsc: call.guest_tsc(),
-                        entry: call.regs(),
-                    });
-                    let mut seen = event(kind, self.vcpu, call.probe(), actions, regs, &taken);
-                    if !actions.capture.is_empty() {
+                    let kind = || {
+                        EventKind::Return(Call {
+                            id: call.id(),
+                            entry_ns: call.host_ns(),
+                            entry_tsc: call.guest_tsc(),
+                            entry: call.regs(),
+                        })
+                    };
+                    let seen = Seen {
+                        vcpu: self.vcpu,
+                        probe: call.probe(),
+                        actions,
+                        regs,
+                        taken: &taken,
+                    };
+                    let (events, items) = (&mut self.events, &actions.capture_at_return);
+                    let cost_ns = if actions.capture.is_empty() {
+                        seen.report(scene, events, kind, items)
+                    } else {
                         let mut data = [0; DATA_MAX];
-                        restore(&mut seen.captured, &actions.capture, call.data(&mut data));
-                    }
-                    let items = &actions.capture_at_return;
-                    counters.charge(now, report(scene, &mut self.events, &mut seen, items));
+                        let captured = restore(&actions.capture, call.data(&mut data));
+                        seen.report_with(scene, events, &kind(), captured, items)
+                    };
+                    counters.charge(now, cost_ns);
                 }
                 if !apply(&actions.changes, regs, &scene.memory()) {
                     probe.counters.error(self.vcpu);
@@ -212,7 +223,7 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
         return_address: Gva(scene.read_u64(slot)?),
         slot,
         task: scene.task()?,
-        tsc: taken.guest_tsc,
+        tsc: taken.at.guest_tsc,
         regs: *regs,
         stack: StackWords::default(),
     };
@@ -231,7 +242,7 @@ fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     items: &[Item],
     regs: &Regs,
 ) -> &'a [u8] {
-    let mut captured = Captured::EMPTY;
+    let mut captured = Captured::nothing();
     capture(scene, &mut captured, items, regs);
     let len = HEADER + captured.bytes().len();
     into[..HEADER].copy_from_slice(&captured.unreadable().to_le_bytes());
@@ -239,15 +250,16 @@ fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     &into[..len]
 }
 
-/// Appends what a call kept of its entry.
-fn restore(into: &mut Captured, items: &[Item], data: &[u8]) {
+/// What a call kept of its entry.
+fn restore(items: &[Item], data: &[u8]) -> Captured {
+    let mut into = Captured::nothing();
     let Some((header, mut bytes)) = data.split_first_chunk::<HEADER>() else {
-        return;
+        return into;
     };
     let unreadable = u32::from_le_bytes(*header);
     for (index, item) in items.iter().enumerate() {
         let Some((kept, rest)) = bytes.split_at_checked(item.len()) else {
-            return;
+            break;
         };
         bytes = rest;
         into.item(item.len(), |bytes| {
@@ -255,6 +267,7 @@ fn restore(into: &mut Captured, items: &[Item], data: &[u8]) {
             unreadable >> index & 1 == 0
         });
     }
+    into
 }
 
 /// Puts the real return address of a call nobody waits for back into its slot, while the virtual

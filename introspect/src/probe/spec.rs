@@ -87,6 +87,12 @@ impl Actions {
         self.when.is_empty() || self.conditions_hold(regs)
     }
 
+    /// Whether a kprobe does more at a hit than to look.
+    #[inline]
+    pub(super) fn act(&self) -> bool {
+        !self.changes.is_empty() || self.hold.is_some() || self.then != Then::Proceed
+    }
+
     /// Apart from [`Actions::apply_to`], so that most hits need not have all registers at hand.
     #[inline(never)]
     fn conditions_hold(&self, regs: &Regs) -> bool {

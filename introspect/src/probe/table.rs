@@ -89,7 +89,15 @@ impl Counters {
 
     /// Whether a hit at `now_ns` is within the probe's budget; if not, it is counted as throttled.
     pub(super) fn admit(&self, vcpu: u32, now_ns: u64) -> bool {
-        let admitted = self.meter.as_ref().is_none_or(|meter| meter.admit(now_ns));
+        match &self.meter {
+            None => true,
+            Some(meter) => self.admit_metered(meter, vcpu, now_ns),
+        }
+    }
+
+    #[inline(never)]
+    fn admit_metered(&self, meter: &Meter, vcpu: u32, now_ns: u64) -> bool {
+        let admitted = meter.admit(now_ns);
         if !admitted {
             self.add(vcpu, |c| &c.throttled);
         }
@@ -242,6 +250,8 @@ pub(super) struct Site {
     /// The instruction before it may be `sti`.
     pub(super) after_sti: bool,
     pub(super) members: Box<[Member]>,
+    /// Whether one of them has a post-handler.
+    pub(super) posts: bool,
 }
 
 /// A return probe, as its returns need it.

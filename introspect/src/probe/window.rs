@@ -12,7 +12,7 @@ use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
-use super::act::{Taken, event, report};
+use super::act::{Seen, Taken};
 use super::hit::{Fault, InFlight, Outcome, State};
 use super::scene::Scene;
 use super::table::{Role, Site};
@@ -40,12 +40,13 @@ const GATE: u64 = 16;
 
 impl State {
     /// Lets the displaced instruction take effect.
+    #[inline]
     pub(super) fn carry_out<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
         index: u32,
         site: &Site,
-        taken: Taken,
+        taken: &Taken,
         regs: &mut Regs,
     ) -> Outcome {
         if let Some(detour) = &site.detour {
@@ -61,7 +62,7 @@ impl State {
                 site: index,
                 rsp: regs.rsp,
                 interrupts: regs.rflags & rflags::IF,
-                taken,
+                taken: *taken,
             });
             regs.rflags &= !rflags::IF;
         }
@@ -73,13 +74,15 @@ impl State {
         &mut self,
         scene: &Scene<'_, M, C>,
         site: &Site,
-        taken: Taken,
+        taken: &Taken,
         regs: &mut Regs,
     ) -> Outcome {
         let mut memory = scene.memory();
         match site.displaced.emulate(regs, &mut memory) {
             Ok(effect) => {
-                self.post_handlers(scene, site, regs, &taken);
+                if site.posts {
+                    self.post_handlers(scene, site, regs, taken);
+                }
                 Outcome::Resume {
                     shadow: effect == Effect::Shadow,
                 }
@@ -90,7 +93,7 @@ impl State {
                     vector: fault.vector,
                     error_code: fault.error_code,
                 };
-                self.faulted(scene, site, kind, regs, &taken);
+                self.faulted(scene, site, kind, regs, taken);
                 Outcome::Fault(fault)
             }
         }
@@ -243,6 +246,7 @@ impl State {
     }
 
     /// Reports the state after the displaced instruction to those who asked for it.
+    #[inline(never)]
     fn post_handlers<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -255,13 +259,25 @@ impl State {
                 && actions.post
                 && !taken.is_muted(index)
             {
-                let mut seen = event(EventKind::Post, self.vcpu, member.id, actions, regs, taken);
-                report(scene, &mut self.events, &mut seen, &actions.capture);
+                let seen = Seen {
+                    vcpu: self.vcpu,
+                    probe: member.id,
+                    actions,
+                    regs,
+                    taken,
+                };
+                seen.report(
+                    scene,
+                    &mut self.events,
+                    || EventKind::Post,
+                    &actions.capture,
+                );
             }
         }
     }
 
     /// Counts a fault of the displaced instruction, and reports it to those who asked for it.
+    #[inline(never)]
     fn faulted<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -276,8 +292,14 @@ impl State {
                 && actions.faults
                 && !taken.is_muted(index)
             {
-                let mut seen = event(kind, self.vcpu, member.id, actions, regs, taken);
-                report(scene, &mut self.events, &mut seen, &actions.capture);
+                let seen = Seen {
+                    vcpu: self.vcpu,
+                    probe: member.id,
+                    actions,
+                    regs,
+                    taken,
+                };
+                seen.report(scene, &mut self.events, || kind, &actions.capture);
             }
         }
     }

@@ -288,7 +288,7 @@ mod tests {
             guest_tsc: 5,
             regs,
             shown: RegisterSet::default(),
-            captured: Captured::EMPTY,
+            captured: Captured::nothing(),
             task: None,
             cost_ns: 6,
         };
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn captured_items_follow_each_other_and_those_unreadable_are_marked() {
-        let mut captured = Captured::EMPTY;
+        let mut captured = Captured::nothing();
         captured.item(3, |into| {
             into.copy_from_slice(&[1, 2, 3]);
             true
@@ -357,7 +357,7 @@ mod tests {
                 ..Regs::default()
             },
             shown: [Gpr::Rdi].into_iter().collect(),
-            captured: Captured::EMPTY,
+            captured: Captured::nothing(),
             task: None,
             cost_ns: 0,
         });

@@ -147,26 +147,23 @@ impl Catcher {
         cpu: &mut CpuFd,
         ram: &GuestRam,
     ) -> Result<Waits, kvm_ioctls::Error> {
-        let mut regs = cpu.regs();
-        let at = Gva(regs.rip);
-        let outcome = if cpu.in_kernel() {
-            self.handler.hit(
-                at,
-                &mut regs,
-                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
-            )
-        } else {
-            Outcome::Foreign
-        };
+        let mut outcome = Outcome::Foreign;
+        if cpu.in_kernel() {
+            let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
+            let regs = cpu.regs_mut();
+            outcome = self.handler.hit(Gva(regs.rip), regs, &around);
+        }
         if outcome == Outcome::Foreign {
-            self.reflect(cpu, regs)?;
+            self.reflect(cpu)?;
             return Ok(None);
         }
-        self.carry_out(cpu, outcome, &regs)
+        self.carry_out(cpu, outcome)
     }
 
     /// Gives the guest an int3 of its own.
-    fn reflect(&self, cpu: &mut CpuFd, mut regs: Regs) -> Result<(), kvm_ioctls::Error> {
+    #[cold]
+    fn reflect(&self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
+        let mut regs = cpu.regs();
         if self.mode == CatchMode::EmulationExit {
             // Nothing knows the length of the instruction there, so the frame gets RIP as it is.
             regs.rip = regs.rip.wrapping_add(1);
@@ -197,7 +194,8 @@ impl Catcher {
                 &surroundings(self.kernel_gs(cpu), ram, &self.clock),
             );
             if outcome != Outcome::Foreign {
-                return self.carry_out(cpu, outcome, &before).map(Some);
+                *cpu.regs_mut() = before;
+                return self.carry_out(cpu, outcome).map(Some);
             }
         }
         gate.head.apply(&mut regs);
@@ -212,14 +210,13 @@ impl Catcher {
         cpu: &mut CpuFd,
         ram: &GuestRam,
     ) -> Result<Option<Waits>, kvm_ioctls::Error> {
-        let mut regs = cpu.regs();
-        let Some(at) = self.handler.trampoline(Gva(regs.rip)) else {
+        let Some(at) = self.handler.trampoline(Gva(cpu.regs_mut().rip)) else {
             return Ok(None);
         };
         let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-        match self.handler.hit(at, &mut regs, &around) {
+        match self.handler.hit(at, cpu.regs_mut(), &around) {
             Outcome::Foreign => Ok(None),
-            outcome => self.carry_out(cpu, outcome, &regs).map(Some),
+            outcome => self.carry_out(cpu, outcome).map(Some),
         }
     }
 
@@ -244,7 +241,8 @@ impl Catcher {
             self.adjust_window(cpu);
             return Ok(None);
         }
-        self.carry_out(cpu, outcome, &regs).map(Some)
+        *cpu.regs_mut() = regs;
+        self.carry_out(cpu, outcome).map(Some)
     }
 
     /// Gives up on a step that does not come to its end; the virtual CPU may be stopped then.
@@ -269,24 +267,19 @@ impl Catcher {
         ram: &GuestRam,
         decision: &Decision,
     ) -> Result<Waits, kvm_ioctls::Error> {
-        let mut regs = cpu.regs();
         let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-        let outcome = self.handler.resume(decision, &mut regs, &around);
-        self.carry_out(cpu, outcome, &regs)
+        let outcome = self.handler.resume(decision, cpu.regs_mut(), &around);
+        self.carry_out(cpu, outcome)
     }
 
-    fn carry_out(
-        &mut self,
-        cpu: &mut CpuFd,
-        outcome: Outcome,
-        regs: &Regs,
-    ) -> Result<Waits, kvm_ioctls::Error> {
+    /// Has the guest go on as `outcome` says, with the registers that are in the page.
+    fn carry_out(&mut self, cpu: &mut CpuFd, outcome: Outcome) -> Result<Waits, kvm_ioctls::Error> {
         let ends_shadow = self.handler.ends_shadow();
         let mut waits = None;
         match outcome {
             Outcome::Foreign => {}
             Outcome::Resume { shadow } => {
-                cpu.set_regs(regs);
+                cpu.give_regs();
                 if shadow {
                     cpu.hold_off_interrupts_once()?;
                 } else if ends_shadow {
@@ -296,9 +289,10 @@ impl Catcher {
             Outcome::Fault(fault) => {
                 // The processor sets RF in the frames of faults (SDM vol. 3, 17.3.1.1); KVM does not
                 // in those of faults it is told to inject.
+                let regs = cpu.regs();
                 cpu.set_regs_now(&Regs {
                     rflags: regs.rflags | rflags::RF,
-                    ..*regs
+                    ..regs
                 })?;
                 if let Some(address) = fault.address {
                     cpu.set_cr2(address.0)?;
@@ -306,12 +300,15 @@ impl Catcher {
                 cpu.inject(fault.vector, fault.error_code)?;
             }
             Outcome::Hold(held) => {
-                cpu.set_regs(regs);
+                cpu.give_regs();
                 waits = Some(held);
             }
         }
-        self.adjust_window(cpu);
-        self.learn(cpu);
+        // Known only where nothing is stepped, so that there is no window.
+        if self.kernel_gs.is_none() {
+            self.adjust_window(cpu);
+            self.learn(cpu);
+        }
         Ok(waits)
     }
 

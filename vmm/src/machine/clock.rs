@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
-use hvprobe_introspect::world::Clock;
+use hvprobe_introspect::world::{Clock, Reading};
 
 /// The shortest time that a rate is taken from, and how long a line is left alone, in nanoseconds.
 const SHORTEST: u64 = 1_000_000;
@@ -57,8 +57,7 @@ impl Line {
     #[inline]
     fn at(&self, tsc: u64) -> u64 {
         let ticks = tsc.wrapping_sub(self.from.tsc).cast_signed();
-        let apart = (u128::from(ticks.unsigned_abs()) * u128::from(self.rate)) >> 32;
-        let apart = u64::try_from(apart).unwrap_or(u64::MAX);
+        let apart = nanoseconds(ticks.unsigned_abs(), self.rate);
         // Of another processor's TSC, that of the line may be a little ahead.
         if ticks < 0 {
             self.from.ns.saturating_sub(apart)
@@ -82,6 +81,13 @@ impl Line {
             rate: bent.clamp(rate / 2, rate.saturating_mul(2)),
         }
     }
+}
+
+/// What `ticks` take at `rate`.
+#[inline]
+fn nanoseconds(ticks: u64, rate: u64) -> u64 {
+    let ns = (u128::from(ticks) * u128::from(rate)) >> 32;
+    u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
 /// Nanoseconds a tick between two moments, times 2^32; `None` if it is too early to tell.
@@ -214,6 +220,8 @@ pub(super) struct HostClock {
     /// What was told last. The line may be bent between a look at it and one at the TSC, and the
     /// thread move to a processor whose TSC is behind.
     told: Cell<u64>,
+    /// The rate of the line that told it.
+    rate: Cell<u64>,
 }
 
 impl HostClock {
@@ -223,6 +231,7 @@ impl HostClock {
             times,
             offset: 0,
             told: Cell::new(0),
+            rate: Cell::new(0),
         }
     }
 
@@ -240,14 +249,24 @@ impl HostClock {
 }
 
 impl Clock for HostClock {
-    fn host_ns(&self) -> u64 {
-        let now = self.times.line().at(rdtsc()).max(self.told.get());
-        self.told.set(now);
-        now
+    #[inline]
+    fn now(&self) -> Reading {
+        let line = self.times.line();
+        let tsc = rdtsc();
+        let host_ns = line.at(tsc).max(self.told.get());
+        self.told.set(host_ns);
+        self.rate.set(line.rate);
+        Reading {
+            host_ns,
+            guest_tsc: tsc.wrapping_add(self.offset),
+        }
     }
 
-    fn guest_tsc(&self) -> u64 {
-        rdtsc().wrapping_add(self.offset)
+    #[inline]
+    fn since(&self, then: &Reading) -> u64 {
+        let now = rdtsc().wrapping_add(self.offset);
+        let ticks = now.wrapping_sub(then.guest_tsc).cast_signed();
+        nanoseconds(ticks.max(0).cast_unsigned(), self.rate.get())
     }
 }
 
@@ -315,18 +334,18 @@ mod tests {
     fn no_time_of_a_virtual_cpu_is_before_an_earlier_one() {
         let times = Arc::new(Times::new());
         let clock = HostClock::new(Arc::clone(&times));
-        let ns = clock.host_ns() + SECOND;
+        let ns = clock.now().host_ns + SECOND;
         let line = |ns| Line {
             from: moment(ns, rdtsc()),
             rate: 1 << 31,
         };
         times.publish(line(ns));
-        let told = clock.host_ns();
+        let told = clock.now().host_ns;
         assert!(told >= ns);
         times.publish(line(ns - 1_000_000));
-        assert_eq!(clock.host_ns(), told);
+        assert_eq!(clock.now().host_ns, told);
         times.publish(line(told + 1_000_000));
-        assert!(clock.host_ns() > told);
+        assert!(clock.now().host_ns > told);
     }
 
     #[test]
@@ -371,14 +390,21 @@ mod tests {
         let start = monotonic_ns();
         while monotonic_ns() < start + 20 * SHORTEST {}
         times.adjust();
-        let (before, seen, after) = (monotonic_ns(), clock.host_ns(), monotonic_ns());
+        let (before, read, after) = (monotonic_ns(), clock.now(), monotonic_ns());
+        let seen = read.host_ns;
         // As exact as the rate can be after so short a time.
         let slack = 1_000_000;
         assert!(
             (before - slack..after + slack).contains(&seen),
             "{seen} in {before}..{after}"
         );
-        let guest = clock.guest_tsc();
-        assert!(times.now()(guest).abs_diff(seen) < 10_000_000);
+        assert!(times.now()(read.guest_tsc).abs_diff(seen) < 10_000_000);
+        let then = monotonic_ns();
+        while monotonic_ns() < then + 5 * SHORTEST {}
+        let (since, after) = (clock.since(&read), monotonic_ns());
+        assert!(
+            (5 * SHORTEST - slack..after - before + slack).contains(&since),
+            "{since} of {before}..{after}"
+        );
     }
 }

@@ -6,6 +6,8 @@
 //! page is fetched before anybody sees it; a register change is either marked dirty in that page or written by
 //! `KVM_SET_REGS`, never both.
 
+use std::mem::offset_of;
+
 use hvprobe_arch::Regs;
 use hvprobe_introspect::probe::patch::{DOORBELL_PORT, GATE_PORT};
 use kvm_bindings::{
@@ -205,7 +207,16 @@ impl CpuFd {
 
     /// The general registers at the last exit.
     pub(crate) fn regs(&mut self) -> Regs {
-        from_kvm(&self.fd.sync_regs_mut().regs)
+        *self.regs_mut()
+    }
+
+    /// The general registers at the last exit, where the guest gets them from at its next entry once
+    /// [`CpuFd::give_regs`] says so.
+    pub(super) fn regs_mut(&mut self) -> &mut Regs {
+        let regs: *mut kvm_regs = &raw mut self.fd.sync_regs_mut().regs;
+        // SAFETY: both are eighteen integers of 64 bits in the same order, as is asserted below, and
+        // the borrow is that of the page.
+        unsafe { &mut *regs.cast() }
     }
 
     /// Whether KVM is to put the system registers into the page at each exit from now on. It costs
@@ -253,7 +264,12 @@ impl CpuFd {
 
     /// Gives the guest these registers at its next entry. No ioctl.
     pub(crate) fn set_regs(&mut self, regs: &Regs) {
-        self.fd.sync_regs_mut().regs = to_kvm(regs);
+        *self.regs_mut() = *regs;
+        self.give_regs();
+    }
+
+    /// Gives the guest at its next entry what [`CpuFd::regs_mut`] has been made. No ioctl.
+    pub(super) fn give_regs(&mut self) {
         self.fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
@@ -387,38 +403,21 @@ fn in_kernel_half(at: u64) -> bool {
     at >> 63 == 1
 }
 
-/// A register set of one kind from one of another, field by field.
-macro_rules! same_registers {
-    ($from:expr => $into:ident) => {
-        $into {
-            rax: $from.rax,
-            rbx: $from.rbx,
-            rcx: $from.rcx,
-            rdx: $from.rdx,
-            rsi: $from.rsi,
-            rdi: $from.rdi,
-            rsp: $from.rsp,
-            rbp: $from.rbp,
-            r8: $from.r8,
-            r9: $from.r9,
-            r10: $from.r10,
-            r11: $from.r11,
-            r12: $from.r12,
-            r13: $from.r13,
-            r14: $from.r14,
-            r15: $from.r15,
-            rip: $from.rip,
-            rflags: $from.rflags,
-        }
-    };
-}
-
-fn from_kvm(regs: &kvm_regs) -> Regs {
-    same_registers!(regs => Regs)
-}
+/// That [`Regs`] lies in memory as `kvm_regs` does.
+const _: () = {
+    assert!(size_of::<Regs>() == size_of::<kvm_regs>());
+    assert!(align_of::<Regs>() == align_of::<kvm_regs>());
+    macro_rules! same {
+        ($($register:ident)*) => {
+            $(assert!(offset_of!(Regs, $register) == offset_of!(kvm_regs, $register));)*
+        };
+    }
+    same!(rax rbx rcx rdx rsi rdi rsp rbp r8 r9 r10 r11 r12 r13 r14 r15 rip rflags);
+};
 
 fn to_kvm(regs: &Regs) -> kvm_regs {
-    same_registers!(regs => kvm_regs)
+    // SAFETY: both are eighteen integers of 64 bits in the same order, as is asserted above.
+    unsafe { std::mem::transmute(*regs) }
 }
 
 #[cfg(test)]

@@ -186,7 +186,7 @@ mod tests {
         Event {
             kind: EventKind::Hit,
             shown: RegisterSet::default(),
-            captured: Captured::EMPTY,
+            captured: Captured::nothing(),
             seq: 0,
             probe: ProbeId(probe),
             vcpu: 0,

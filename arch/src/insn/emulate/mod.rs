@@ -103,10 +103,27 @@ impl Displaced {
     ///
     /// # Panics
     /// When the action is not [`Emulate`](Action::Emulate).
+    #[inline]
     pub fn emulate(&self, regs: &mut Regs, mem: &mut impl Memory) -> Result<Effect, MemoryFault> {
         let Action::Emulate(Emulated(operation)) = self.action else {
             unreachable!("{} is not emulated", self.at);
         };
+        // Most functions of a kernel that can trace them begin with one.
+        if operation == Operation::Nop {
+            regs.rip = self.next().0;
+            regs.rflags &= !rflags::RF;
+            return Ok(Effect::Done);
+        }
+        self.emulate_any(operation, regs, mem)
+    }
+
+    #[inline(never)]
+    fn emulate_any(
+        &self,
+        operation: Operation,
+        regs: &mut Regs,
+        mem: &mut impl Memory,
+    ) -> Result<Effect, MemoryFault> {
         let mut rip = self.next();
         let mut effect = Effect::Done;
         match operation {

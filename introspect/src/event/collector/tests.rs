@@ -18,7 +18,7 @@ fn event(vcpu: u32, host_ns: u64) -> Event {
         guest_tsc: 0,
         regs: Regs::default(),
         shown: RegisterSet::default(),
-        captured: Captured::EMPTY,
+        captured: Captured::nothing(),
         task: None,
         cost_ns: 0,
     }
@@ -86,7 +86,7 @@ fn every_event_of_parallel_producers_is_delivered_or_counted() {
         for (vcpu, mut producer) in producers.into_iter().enumerate() {
             scope.spawn(move || {
                 for n in 0..10_000 {
-                    producer.push(&event(u32::try_from(vcpu).expect("small"), n));
+                    producer.push(|| event(u32::try_from(vcpu).expect("small"), n), |_| {});
                 }
             });
         }
@@ -115,7 +115,7 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
     };
     let (collector, mut producers, seen) = collector(vec![source(1), source(2)], 1, 4096);
     for n in 0..3000 {
-        producers[0].push(&event(0, n));
+        producers[0].push(|| event(0, n), |_| {});
     }
     collector.finish();
     let seen = seen.lock().expect("no panic");
@@ -141,7 +141,7 @@ fn a_sleeping_collector_is_woken_by_a_single_event() {
     )
     .expect("a thread can be started");
     for _ in 0..100 {
-        producers[0].push(&event(0, 1));
+        producers[0].push(|| event(0, 1), |_| {});
         assert_eq!(from.recv(), Ok(1));
     }
     collector.finish();

@@ -46,7 +46,7 @@ fn emulated_hit_resumes_after_the_instruction_and_reports_the_probepoint() {
             ..regs()
         },
         shown: super::super::spec::RegisterSet::default(),
-        captured: Captured::EMPTY,
+        captured: Captured::nothing(),
         task: Some(Task {
             pid: 77,
             tgid: 70,

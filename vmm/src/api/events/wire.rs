@@ -239,7 +239,7 @@ mod tests {
     fn any_captured() -> impl Strategy<Value = Captured> {
         let item = (proptest::collection::vec(any::<u8>(), 1..80), any::<bool>());
         proptest::collection::vec(item, 0..4).prop_map(|items| {
-            let mut captured = Captured::EMPTY;
+            let mut captured = Captured::nothing();
             for (data, readable) in items {
                 captured.item(data.len(), |into| {
                     into.copy_from_slice(&data);
@@ -302,7 +302,7 @@ mod tests {
             rflags: u64::MAX,
             ..Regs::default()
         };
-        let mut captured = Captured::EMPTY;
+        let mut captured = Captured::nothing();
         for _ in 0..31 {
             captured.item(8, |_| false);
         }

@@ -22,7 +22,7 @@ fn event(probe: u32) -> Event {
         guest_tsc: 0,
         regs: Regs::default(),
         shown: RegisterSet::default(),
-        captured: Captured::EMPTY,
+        captured: Captured::nothing(),
         task: None,
         cost_ns: 0,
     }
