@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
 
+use rtrb::chunks::ReadChunk;
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::Event;
@@ -255,40 +256,79 @@ impl Drain {
     fn once(&mut self, sink: &mut Sink) -> Found {
         self.batch.clear();
         let share = (BATCH / (self.rings.len() + self.sources.len()).max(1)).max(1);
+        let mut dropped = 0;
         let mut rest = false;
-        for ring in &mut self.rings {
-            let there = ring.slots();
-            rest |= there > share;
-            // There are so many, so the chunk is there.
-            if let Ok(events) = ring.read_chunk(there.min(share)) {
-                self.batch.extend(events);
-            }
-        }
-        let of_rings = !self.batch.is_empty();
-        let dropped = self.dropped.iter().map(|d| d.swap(0, Ordering::Relaxed));
-        let mut dropped: u64 = dropped.sum();
         for source in &mut self.sources {
             let before = self.batch.len();
             dropped += source.drain(&mut self.batch, share);
             rest |= self.batch.len() - before >= share;
         }
-        if self.batch.is_empty() && dropped == 0 {
+        let mut filled = self.rings.iter_mut().filter(|ring| !ring.is_empty());
+        let (first, second) = (filled.next(), filled.next());
+        let of_rings = first.is_some();
+        let only = match (first, second) {
+            // Events that need not be put among others stay where they are.
+            (Some(ring), None) if self.batch.is_empty() => take(ring, share, &mut rest),
+            (first, second) => {
+                for ring in first.into_iter().chain(second).chain(filled) {
+                    self.batch
+                        .extend(take(ring, share, &mut rest).into_iter().flatten());
+                }
+                None
+            }
+        };
+        let counts = self.dropped.iter().map(|d| d.swap(0, Ordering::Relaxed));
+        dropped += counts.sum::<u64>();
+        let next = &mut self.next_seq;
+        if let Some(mut chunk) = only {
+            let (events, wrapped) = chunk.as_mut_slices();
+            hand_on(events, dropped, next, sink);
+            if !wrapped.is_empty() {
+                hand_on(wrapped, 0, next, sink);
+            }
+            chunk.commit_all();
+        } else if self.batch.is_empty() && dropped == 0 {
             return Found::Nothing;
+        } else {
+            hand_on(&mut self.batch, dropped, next, sink);
         }
-        if !self.batch.is_sorted_by_key(|event| event.host_ns) {
-            // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
-            self.batch.sort_by_cached_key(|event| event.host_ns);
-        }
-        for event in &mut self.batch {
-            event.seq = self.next_seq;
-            self.next_seq += 1;
-        }
-        sink(&self.batch, dropped);
         match rest {
             true => Found::Part,
             false => Found::All { of_rings },
         }
     }
+}
+
+/// What is in `ring`, but for the `rest` that is beyond `share`.
+fn take<'r>(
+    ring: &'r mut Consumer<Event>,
+    share: usize,
+    rest: &mut bool,
+) -> Option<ReadChunk<'r, Event>> {
+    let there = ring.slots();
+    *rest |= there > share;
+    // There are so many, so the chunk is there.
+    ring.read_chunk(there.min(share)).ok()
+}
+
+/// Hands `events` on in the order of time, numbered from `next` on.
+fn hand_on(events: &mut [Event], dropped: u64, next: &mut u64, sink: &mut Sink) {
+    let first = *next;
+    let (mut sorted, mut last) = (true, 0);
+    for event in &mut *events {
+        sorted &= last <= event.host_ns;
+        last = event.host_ns;
+        event.seq = *next;
+        *next += 1;
+    }
+    if !sorted {
+        // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
+        events.sort_by_cached_key(|event| event.host_ns);
+        for (seq, event) in (first..).zip(&mut *events) {
+            event.seq = seq;
+        }
+    }
+    sink(events, dropped);
 }
 
 #[cfg(test)]
