@@ -58,24 +58,20 @@ impl TaskLayout {
             // The kernel has them side by side: one read.
             let both = walker.read_u64(mem, task.wrapping_add(self.pid)).ok()?;
             let [a, b, c, d, rest @ ..] = both.to_le_bytes();
-            ([a, b, c, d], rest)
+            (i32::from_le_bytes([a, b, c, d]), i32::from_le_bytes(rest))
         } else {
             let (mut pid, mut tgid) = ([0; 4], [0; 4]);
             let read = |offset, into: &mut [u8]| walker.read(mem, task.wrapping_add(offset), into);
             read(self.pid, &mut pid).ok()?;
             read(self.tgid, &mut tgid).ok()?;
-            (pid, tgid)
+            (i32::from_le_bytes(pid), i32::from_le_bytes(tgid))
         };
         let words = walker.read_words(mem, task.wrapping_add(self.comm)).ok()?;
         let mut comm = [0; COMM_LEN];
         for (bytes, word) in comm.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        Some(Task {
-            pid: i32::from_le_bytes(pid),
-            tgid: i32::from_le_bytes(tgid),
-            comm,
-        })
+        Some(Task { pid, tgid, comm })
     }
 }
 

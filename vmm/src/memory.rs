@@ -145,6 +145,18 @@ impl Slot {
         (offset <= self.map.size().checked_sub(len)?).then_some(offset)
     }
 
+    /// The word at `at`, if it is at a multiple of 8 in this slot.
+    #[inline]
+    fn load(&self, at: Gpa) -> Option<u64> {
+        // Slots are aligned, and larger than a word.
+        let offset = at.0.wrapping_sub(self.start);
+        if offset % 8 != 0 || offset > self.len() - 8 {
+            return None;
+        }
+        let offset = usize::try_from(offset).ok()?;
+        Some(u64::from_le(self.word(offset)?.load(Ordering::Relaxed)))
+    }
+
     /// The word at `offset`, which [`Slot::offset`] has given for eight bytes; `None` if it is not at
     /// a multiple of 8.
     #[inline]
@@ -308,6 +320,17 @@ impl GuestRam {
         }
     }
 
+    #[inline(never)]
+    fn read_anywhere(&self, at: Gpa) -> Result<u64, OutOfRange> {
+        let (slot, offset) = self.find(at, 8)?;
+        if let Some(word) = slot.word(offset) {
+            return Ok(u64::from_le(word.load(Ordering::Relaxed)));
+        }
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
     #[inline]
     fn find(&self, at: Gpa, len: usize) -> Result<(&Slot, usize), OutOfRange> {
         self.slots
@@ -388,13 +411,11 @@ impl PhysMemory for GuestRam {
     /// One load, never torn, when `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
-        let (slot, offset) = self.find(at, 8)?;
-        if let Some(word) = slot.word(offset) {
-            return Ok(u64::from_le(word.load(Ordering::Relaxed)));
+        // Most words are in the first slot.
+        match self.slots.first().and_then(|slot| slot.load(at)) {
+            Some(word) => Ok(word),
+            None => self.read_anywhere(at),
         }
-        let mut word = [0; 8];
-        self.read(at, &mut word)?;
-        Ok(u64::from_le_bytes(word))
     }
 }
 

@@ -56,6 +56,7 @@ struct Read {
 }
 
 impl Read {
+    #[inline]
     fn is_unchanged(self, mem: &(impl PhysMemory + ?Sized)) -> bool {
         mem.read_u64(self.at) == Ok(self.value)
     }
@@ -172,12 +173,21 @@ impl Walker {
     ///
     /// # Errors
     /// As [`PageTables::read_u64`].
-    #[inline]
+    #[inline(always)]
     pub fn read_u64(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<u64, WalkError> {
+        let known = self.known(mem, at, WORD);
+        match known.and_then(|gpa| mem.read_u64(gpa).ok()) {
+            Some(word) => Ok(word),
+            None => self.read_u64_anew(mem, at),
+        }
+    }
+
+    #[inline(never)]
+    fn read_u64_anew(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<u64, WalkError> {
         if !is_in_one_page(at, WORD) {
             return self.tables.read_u64(mem, at);
         }
-        mem.read_u64(self.translate(mem, at)?)
+        mem.read_u64(self.walk(mem, at)?)
             .map_err(|source| WalkError::Memory { at, source })
     }
 
@@ -191,16 +201,25 @@ impl Walker {
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
     ) -> Result<[u64; 2], WalkError> {
-        let behind = at.wrapping_add(WORD as u64);
-        if !is_in_one_page(at, 2 * WORD) {
-            return Ok([self.read_u64(mem, at)?, self.read_u64(mem, behind)?]);
+        let known = self.known(mem, at, 2 * WORD);
+        let words = known.and_then(|gpa| {
+            let behind = gpa.wrapping_add(WORD as u64);
+            Some([mem.read_u64(gpa).ok()?, mem.read_u64(behind).ok()?])
+        });
+        match words {
+            Some(words) => Ok(words),
+            None => self.read_words_anew(mem, at),
         }
-        let gpa = self.translate(mem, at)?;
-        let read = |gpa| {
-            mem.read_u64(gpa)
-                .map_err(|source| WalkError::Memory { at, source })
-        };
-        Ok([read(gpa)?, read(gpa.wrapping_add(WORD as u64))?])
+    }
+
+    #[inline(never)]
+    fn read_words_anew(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+    ) -> Result<[u64; 2], WalkError> {
+        let behind = at.wrapping_add(WORD as u64);
+        Ok([self.read_u64(mem, at)?, self.read_u64(mem, behind)?])
     }
 
     /// Writes the little-endian 64-bit word at `at`, as [`PageTables::write`]. Hit path: as
@@ -225,30 +244,36 @@ impl Walker {
     /// The physical address of the byte at `at`.
     #[inline]
     fn translate(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<Gpa, WalkError> {
-        let start = at.0 & !WITHIN;
-        let place = self.place(start);
-        let page = place.page.get();
-        if page.start == start && place.hit.get() == self.hit.get() {
-            return Ok(page.frame.wrapping_add(at.0 & WITHIN));
+        match self.known(mem, at, 1) {
+            Some(gpa) => Ok(gpa),
+            None => self.walk(mem, at),
         }
-        self.look(mem, at)
     }
 
-    /// The physical address of the byte at `at`, the first one of its page in this hit.
-    #[inline(never)]
-    fn look(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<Gpa, WalkError> {
+    /// The physical address of the `len` bytes at `at`, if they lie in one page and the walk there is
+    /// remembered and still good.
+    #[inline(always)]
+    fn known(&self, mem: &(impl PhysMemory + ?Sized), at: Gva, len: usize) -> Option<Gpa> {
         let start = at.0 & !WITHIN;
         let place = self.place(start);
         let page = place.page.get();
-        if page.start == start && page.above.is_unchanged(mem) && page.leaf.is_unchanged(mem) {
-            place.hit.set(self.hit.get());
-            return Ok(page.frame.wrapping_add(at.0 & WITHIN));
+        if page.start != start || !is_in_one_page(at, len) {
+            return None;
         }
-        self.walk(mem, at)
+        let hit = self.hit.get();
+        if place.hit.get() != hit {
+            // The first byte of its page in this hit.
+            if !page.above.is_unchanged(mem) || !page.leaf.is_unchanged(mem) {
+                return None;
+            }
+            place.hit.set(hit);
+        }
+        Some(page.frame.wrapping_add(at.0 & WITHIN))
     }
 
     /// Walks to `at`, and remembers how if it is the kernel's.
     #[cold]
+    #[inline(never)]
     fn walk(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<Gpa, WalkError> {
         let mut above = None;
         let mut last = None;

@@ -98,6 +98,9 @@ pub(super) struct Catcher {
     kernel_gs: Option<u64>,
 }
 
+/// What most hits come to.
+const PLAIN: Outcome = Outcome::Resume { shadow: false };
+
 /// What the virtual CPU waits for before it goes on with [`Catcher::resume`].
 pub(super) type Waits = Option<Held>;
 
@@ -273,8 +276,24 @@ impl Catcher {
     }
 
     /// Has the guest go on as `outcome` says, with the registers that are in the page.
+    #[inline]
     fn carry_out(&mut self, cpu: &mut CpuFd, outcome: Outcome) -> Result<Waits, kvm_ioctls::Error> {
         let ends_shadow = self.handler.ends_shadow();
+        // GS base is known only where nothing is stepped, so that there is no window.
+        if outcome == PLAIN && !ends_shadow && self.kernel_gs.is_some() {
+            cpu.give_regs();
+            return Ok(None);
+        }
+        self.carry_out_any(cpu, outcome, ends_shadow)
+    }
+
+    #[inline(never)]
+    fn carry_out_any(
+        &mut self,
+        cpu: &mut CpuFd,
+        outcome: Outcome,
+        ends_shadow: bool,
+    ) -> Result<Waits, kvm_ioctls::Error> {
         let mut waits = None;
         match outcome {
             Outcome::Foreign => {}
@@ -304,11 +323,8 @@ impl Catcher {
                 waits = Some(held);
             }
         }
-        // Known only where nothing is stepped, so that there is no window.
-        if self.kernel_gs.is_none() {
-            self.adjust_window(cpu);
-            self.learn(cpu);
-        }
+        self.adjust_window(cpu);
+        self.learn(cpu);
         Ok(waits)
     }
 

@@ -173,7 +173,9 @@ impl IoctlTotals {
 }
 
 impl Vcpu {
-    /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's.
+    /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's. Kept
+    /// apart for those who count its instructions.
+    #[inline(never)]
     pub(super) fn run(mut self) {
         let guard = Guard::new(self.cpu.fd_mut());
         let why = self.run_until_end(&guard);
