@@ -145,28 +145,22 @@ impl Slot {
         (offset <= self.map.size().checked_sub(len)?).then_some(offset)
     }
 
-    /// The word at `at`, if it is at a multiple of 8 in this slot.
+    /// The word at `at`, if it is in this slot and at a multiple of 8.
     #[inline]
-    fn load(&self, at: Gpa) -> Option<u64> {
-        // Slots are aligned, and larger than a word.
+    fn word(&self, at: Gpa) -> Option<&AtomicU64> {
         let offset = at.0.wrapping_sub(self.start);
-        if offset % 8 != 0 || offset > self.len() - 8 {
+        // No slot is smaller than a word.
+        if !offset.is_multiple_of(8) || offset > self.len() - 8 {
             return None;
         }
-        let offset = usize::try_from(offset).ok()?;
-        Some(u64::from_le(self.word(offset)?.load(Ordering::Relaxed)))
-    }
-
-    /// The word at `offset`, which [`Slot::offset`] has given for eight bytes; `None` if it is not at
-    /// a multiple of 8.
-    #[inline]
-    fn word(&self, offset: usize) -> Option<&AtomicU64> {
-        let word: *mut u64 = self.map.as_ptr().wrapping_add(offset).cast();
-        // SAFETY: the eight bytes lie in the mapping, which lives as long as this value, and are
-        // aligned. Everybody else who writes to them, the guest included, is beyond what the
-        // language knows of; this process reads and writes them as bytes of volatile memory.
-        word.is_aligned()
-            .then(|| unsafe { AtomicU64::from_ptr(word) })
+        let word = self
+            .map
+            .as_ptr()
+            .wrapping_add(usize::try_from(offset).ok()?);
+        // SAFETY: the eight bytes lie in the mapping, which lives as long as this value and begins at
+        // a multiple of 2 MiB, so they are aligned. The others who write to them, the guest among
+        // them, are beyond what the language knows of.
+        Some(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 }
 
@@ -320,12 +314,14 @@ impl GuestRam {
         }
     }
 
+    /// The word at `at`, if it is at a multiple of 8.
+    #[inline]
+    fn word(&self, at: Gpa) -> Option<&AtomicU64> {
+        self.slots.iter().find_map(|slot| slot.word(at))
+    }
+
     #[inline(never)]
-    fn read_anywhere(&self, at: Gpa) -> Result<u64, OutOfRange> {
-        let (slot, offset) = self.find(at, 8)?;
-        if let Some(word) = slot.word(offset) {
-            return Ok(u64::from_le(word.load(Ordering::Relaxed)));
-        }
+    fn read_unaligned(&self, at: Gpa) -> Result<u64, OutOfRange> {
         let mut word = [0; 8];
         self.read(at, &mut word)?;
         Ok(u64::from_le_bytes(word))
@@ -387,18 +383,18 @@ impl PhysMemory for GuestRam {
     /// One store, never torn, when `at` is a multiple of 8.
     #[inline]
     fn write_u64(&self, at: Gpa, value: u64) -> Result<(), OutOfRange> {
-        let (slot, offset) = self.find(at, 8)?;
-        if let Some(word) = slot.word(offset) {
-            word.store(value.to_le(), Ordering::Relaxed);
-            return Ok(());
+        match self.word(at) {
+            Some(word) => {
+                word.store(value.to_le(), Ordering::Relaxed);
+                Ok(())
+            }
+            None => self.write(at, &value.to_le_bytes()),
         }
-        self.write(at, &value.to_le_bytes())
     }
 
     #[inline]
     fn exchange_u64(&self, at: Gpa, old: u64, new: u64) -> Result<bool, OutOfRange> {
-        let (slot, offset) = self.find(at, 8)?;
-        let word = slot.word(offset).ok_or(OutOfRange { at, len: 8 })?;
+        let word = self.word(at).ok_or(OutOfRange { at, len: 8 })?;
         let exchanged = word.compare_exchange(
             old.to_le(),
             new.to_le(),
@@ -411,10 +407,9 @@ impl PhysMemory for GuestRam {
     /// One load, never torn, when `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
-        // Most words are in the first slot.
-        match self.slots.first().and_then(|slot| slot.load(at)) {
-            Some(word) => Ok(word),
-            None => self.read_anywhere(at),
+        match self.word(at) {
+            Some(word) => Ok(u64::from_le(word.load(Ordering::Relaxed))),
+            None => self.read_unaligned(at),
         }
     }
 }
