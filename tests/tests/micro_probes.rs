@@ -323,6 +323,43 @@ fn an_int3_of_the_guests_own_reaches_its_handler_unchanged() {
 }
 
 #[test]
+fn int3s_of_the_guests_own_cost_no_ioctl_but_the_run() {
+    let Some(mode) = kvm("own int3s") else { return };
+    let other_ioctls = |int3s: u32, probes: &[&str]| {
+        let (_folder, mut config) = build(|kernel| {
+            let elsewhere = kernel.asm().create_label();
+            let mut again = kernel.asm().create_label();
+            let a = kernel.asm();
+            a.call(elsewhere)?;
+            a.mov(r12d, int3s)?;
+            a.set_label(&mut again)?;
+            a.int3()?;
+            a.dec(r12d)?;
+            a.jnz(again)?;
+            a.mov(al, 42)?;
+            a.ret()?;
+            kernel.function("elsewhere", elsewhere)?;
+            kernel.asm().ret()
+        });
+        config.probes = probes.iter().map(|text| probe(text)).collect();
+        let running = Running::boot(config);
+        let machine = running.machine.clone();
+        let (ending, _, _) = running.finish();
+        assert_eq!(ending.guest_status, Some(42), "{mode:?} {ending:?}");
+        assert_eq!(word(&machine, OWN_BREAKPOINTS), u64::from(int3s));
+        machine.ioctls()[0].other
+    };
+    for probes in [&[][..], &["p elsewhere"]] {
+        let few = other_ioctls(2, probes);
+        let many = other_ioctls(400, probes);
+        assert!(
+            many <= few,
+            "{mode:?} {probes:?}: {few} for 2, {many} for 400"
+        );
+    }
+}
+
+#[test]
 fn a_guest_without_probes_keeps_its_text_and_its_int3s() {
     let Some(mode) = kvm("no probes") else { return };
     let (_folder, config) = build(|kernel| {

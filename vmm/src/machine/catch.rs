@@ -165,14 +165,18 @@ impl Catcher {
 
     /// Gives the guest an int3 of its own.
     #[cold]
-    fn reflect(&self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
-        let mut regs = cpu.regs();
+    fn reflect(&mut self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
         if self.mode == CatchMode::EmulationExit {
             // Nothing knows the length of the instruction there, so the frame gets RIP as it is.
+            let regs = cpu.regs_mut();
             regs.rip = regs.rip.wrapping_add(1);
+            cpu.give_regs();
         }
-        cpu.set_regs_now(&regs)?;
-        cpu.inject(VECTOR_BP, None)
+        cpu.inject(VECTOR_BP, None)?;
+        // A guest that has int3s of its own may meet more of them than of ours.
+        cpu.share_events(true);
+        self.learn(cpu);
+        Ok(())
     }
 
     /// The patched #BP entry was reached in `idt-gate`. `None` when RIP is not the gate.
@@ -282,6 +286,7 @@ impl Catcher {
         // GS base is known only where nothing is stepped, so that there is no window.
         if outcome == PLAIN && !ends_shadow && self.kernel_gs.is_some() {
             cpu.give_regs();
+            cpu.share_events(false);
             return Ok(None);
         }
         self.carry_out_any(cpu, outcome, ends_shadow)

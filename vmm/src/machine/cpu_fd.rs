@@ -2,7 +2,8 @@
 //!
 //! General registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API 8.x
 //! "sync_regs"), so reading them after an exit and changing them before the next entry cost no ioctl;
-//! so do system registers, but only while they are wanted at each exit. Invariants: what is not in the
+//! so do system registers, and exceptions, interrupts and NMIs on their way, but only while they are
+//! wanted at each exit. Invariants: what is not in the
 //! page is fetched before anybody sees it; a register change is either marked dirty in that page or written by
 //! `KVM_SET_REGS`, never both.
 
@@ -13,7 +14,7 @@ use hvprobe_introspect::probe::patch::{DOORBELL_PORT, GATE_PORT};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
     KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs,
-    kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
+    kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use tracing::warn;
@@ -104,6 +105,9 @@ pub(crate) struct CpuFd {
     shares_sregs: bool,
     /// Whether the page has those of the last exit.
     knows_sregs: bool,
+    /// Likewise for what is on its way to the guest.
+    shares_events: bool,
+    knows_events: bool,
     trail: Trail,
 }
 
@@ -125,6 +129,8 @@ impl CpuFd {
             ioctls: Ioctls::default(),
             shares_sregs: true,
             knows_sregs: true,
+            shares_events: false,
+            knows_events: false,
             trail: Trail::default(),
         };
         cpu.set_debug(debug)?;
@@ -143,6 +149,7 @@ impl CpuFd {
     pub(super) fn run(&mut self, devices: &Ports) -> Exit {
         self.ioctls.run += 1;
         self.knows_sregs = self.shares_sregs;
+        self.knows_events = self.shares_events;
         self.trail.note(self.fd.sync_regs_mut().regs.rip);
         match self.fd.run() {
             Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
@@ -296,14 +303,45 @@ impl CpuFd {
         vector: u8,
         error_code: Option<u32>,
     ) -> Result<(), kvm_ioctls::Error> {
-        self.ioctls.other += 2;
-        let mut events = self.fd.get_vcpu_events()?;
+        self.change_events(|events| {
+            events.exception.injected = 1;
+            events.exception.nr = vector;
+            events.exception.has_error_code = u8::from(error_code.is_some());
+            events.exception.error_code = error_code.unwrap_or(0);
+        })
+    }
+
+    /// Whether KVM is to put what is on its way to the guest into the page at each exit from now on.
+    /// Without, what changes it takes an ioctl.
+    pub(super) fn share_events(&mut self, share: bool) {
+        if self.shares_events == share {
+            return;
+        }
+        self.shares_events = share;
+        if share {
+            self.fd.set_sync_valid_reg(SyncReg::VcpuEvents);
+        } else {
+            self.fd.clear_sync_valid_reg(SyncReg::VcpuEvents);
+        }
+    }
+
+    /// Changes what is on its way to the guest, as it was at the last exit, at the next entry. An NMI
+    /// may have come meanwhile: what is pending is left alone.
+    fn change_events(
+        &mut self,
+        change: impl FnOnce(&mut kvm_vcpu_events),
+    ) -> Result<(), kvm_ioctls::Error> {
+        if !self.knows_events {
+            self.ioctls.other += 1;
+            self.fd.sync_regs_mut().events = self.fd.get_vcpu_events()?;
+            self.knows_events = true;
+        }
+        let events = &mut self.fd.sync_regs_mut().events;
         events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
-        events.exception.injected = 1;
-        events.exception.nr = vector;
-        events.exception.has_error_code = u8::from(error_code.is_some());
-        events.exception.error_code = error_code.unwrap_or(0);
-        self.fd.set_vcpu_events(&events)
+        change(events);
+        // After the registers, if these are given too (`sync_regs` in arch/x86/kvm/x86.c).
+        self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
+        Ok(())
     }
 
     /// Has the guest take an NMI as soon as it can. A virtual CPU that the guest has not started takes
@@ -367,13 +405,10 @@ impl CpuFd {
     }
 
     fn set_shadow(&mut self, shadow: u8) -> Result<(), kvm_ioctls::Error> {
-        self.ioctls.other += 2;
-        let mut events = self.fd.get_vcpu_events()?;
-        // An NMI may have come meanwhile: what is pending is left alone.
-        events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
-        events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
-        events.interrupt.shadow = shadow;
-        self.fd.set_vcpu_events(&events)
+        self.change_events(|events| {
+            events.flags |= KVM_VCPUEVENT_VALID_SHADOW;
+            events.interrupt.shadow = shadow;
+        })
     }
 
     /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is
