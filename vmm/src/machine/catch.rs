@@ -173,7 +173,7 @@ impl Catcher {
             cpu.give_regs();
         }
         cpu.inject(VECTOR_BP, None)?;
-        // A guest that has int3s of its own may meet more of them than of ours.
+        // Until another exit: a guest's own probes meet one after the other.
         cpu.share_events(true);
         self.learn(cpu);
         Ok(())

@@ -394,7 +394,10 @@ impl Vcpu {
             } if self.catcher.mode == crate::CatchMode::EmulationExit && code[0] == 0xcc => {
                 return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
             }
-            Exit::Handled | Exit::Interrupted => return Ok(Next::Run),
+            Exit::Handled | Exit::Interrupted => {
+                self.cpu.share_events(false);
+                return Ok(Next::Run);
+            }
             Exit::Device(event) => Why::Device(event),
             Exit::Shutdown => Why::TripleFault(self.report("the guest triple-faulted")),
             Exit::Debug { exception } => {
