@@ -57,8 +57,9 @@ pub struct EventProducer {
 }
 
 impl EventProducer {
-    /// Queues the event that `make` makes and `finish` adds to, what would be moved about otherwise, or counts it as dropped when the ring is full. Hot path: no lock, no
-    /// allocation; a system call only when the collector sleeps.
+    /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` adds
+    /// what would be copied twice if `make` did. Hot path: no lock, no allocation; a system call only
+    /// when the collector sleeps.
     #[inline]
     pub fn push(&mut self, make: impl FnOnce() -> Event, finish: impl FnOnce(&mut Event)) {
         if let Ok(mut room) = self.ring.write_chunk_uninit(1)
