@@ -130,6 +130,29 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
 }
 
 #[test]
+fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there() {
+    let (collector, mut producers, seen) = collector(Vec::new(), 1, 5);
+    let count = || seen.lock().expect("no panic").0.len();
+    for round in 0..200_usize {
+        // Later and earlier ones, over the end of the ring and not.
+        for n in [3, 1, 2] {
+            producers[0].push(|| event(0, n), |event| event.guest_tsc = event.host_ns + 10);
+        }
+        while count() < 3 * (round + 1) {
+            thread::yield_now();
+        }
+    }
+    collector.finish();
+    let (events, dropped) = &*seen.lock().expect("no panic");
+    assert_eq!(*dropped, 0);
+    assert!(events.iter().map(|e| e.seq).eq(0..600));
+    assert!(events.iter().all(|e| e.guest_tsc == e.host_ns + 10));
+    for n in 1..=3 {
+        assert_eq!(events.iter().filter(|e| e.host_ns == n).count(), 200);
+    }
+}
+
+#[test]
 fn a_sleeping_collector_is_woken_by_a_single_event() {
     let (to, from) = channel();
     let (collector, mut producers) = Collector::start(
