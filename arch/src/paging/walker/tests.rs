@@ -208,6 +208,26 @@ fn accesses_are_those_of_the_tables() {
         );
     }
     assert_eq!(walker.read(&mem, Gva(0), &mut []), Ok(()));
+    for at in [page, page + 0xff0, page + 0xff5, page + 0xff8, page + 0xfff].map(Gva) {
+        for behind in [0, 8] {
+            let word = word + behind;
+            tables()
+                .write(&mem, at.wrapping_add(behind), &word.to_le_bytes())
+                .unwrap();
+        }
+        for _ in 0..2 {
+            assert_eq!(walker.read_words(&mem, at), Ok([word, word + 8]));
+        }
+        walker.begin();
+        assert_eq!(walker.read_words(&mem, at), Ok([word, word + 8]));
+    }
+    let at = Gva(page + 0x1ff8);
+    let behind = at.wrapping_add(8);
+    let absent = WalkError::NotPresent {
+        at: behind,
+        level: 1,
+    };
+    assert_eq!(walker.read_words(&mem, at), Err(absent));
     let at = Gva(u64::MAX - 6);
     let wraps = WalkError::Wraps { at, len: 8 };
     assert_eq!(walker.read_u64(&mem, at), Err(wraps));
