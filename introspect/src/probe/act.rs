@@ -57,14 +57,31 @@ impl Taken {
 /// What an event is made of, besides what is read of the guest for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
-    pub(super) vcpu: u32,
-    pub(super) probe: ProbeId,
-    pub(super) actions: &'a Actions,
-    pub(super) regs: &'a Regs,
-    pub(super) taken: &'a Taken,
+    vcpu: u32,
+    probe: ProbeId,
+    actions: &'a Actions,
+    regs: &'a Regs,
+    taken: &'a Taken,
 }
 
-impl Seen<'_> {
+impl<'a> Seen<'a> {
+    #[inline]
+    pub(super) fn new(
+        vcpu: u32,
+        probe: ProbeId,
+        actions: &'a Actions,
+        regs: &'a Regs,
+        taken: &'a Taken,
+    ) -> Self {
+        Self {
+            vcpu,
+            probe,
+            actions,
+            regs,
+            taken,
+        }
+    }
+
     /// Queues the event, with `items` and the task; returns its cost. An event is large: one without
     /// items is made in its place in the queue, which is why its kind is made by a function.
     #[inline]

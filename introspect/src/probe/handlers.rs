@@ -110,13 +110,7 @@ impl State {
             let now = taken.at.host_ns;
             if counters.admit(self.vcpu, now) {
                 counters.hit(self.vcpu);
-                let seen = Seen {
-                    vcpu: self.vcpu,
-                    probe: member.id,
-                    actions,
-                    regs,
-                    taken,
-                };
+                let seen = Seen::new(self.vcpu, member.id, actions, regs, taken);
                 let items = &actions.capture;
                 let cost_ns = seen.report(scene, &mut self.events, || EventKind::Hit, items);
                 counters.charge(now, cost_ns);

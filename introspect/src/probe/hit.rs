@@ -327,13 +327,7 @@ impl HitHandler {
         let Some(Hold::Ask { deadline, default }) = &actions.hold else {
             return None;
         };
-        let seen = Seen {
-            vcpu: self.state.vcpu,
-            probe,
-            actions,
-            regs,
-            taken: &taken,
-        };
+        let seen = Seen::new(self.state.vcpu, probe, actions, regs, &taken);
         Some(Inquiry {
             event: seen.event_now(&scene, EventKind::Hit, &actions.capture),
             deadline: *deadline,

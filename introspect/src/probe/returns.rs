@@ -151,13 +151,7 @@ impl State {
                             entry: call.regs(),
                         })
                     };
-                    let seen = Seen {
-                        vcpu: self.vcpu,
-                        probe: call.probe(),
-                        actions,
-                        regs,
-                        taken: &taken,
-                    };
+                    let seen = Seen::new(self.vcpu, call.probe(), actions, regs, &taken);
                     let (events, items) = (&mut self.events, &actions.capture_at_return);
                     let cost_ns = if actions.capture.is_empty() {
                         seen.report(scene, events, kind, items)

@@ -259,13 +259,7 @@ impl State {
                 && actions.post
                 && !taken.is_muted(index)
             {
-                let seen = Seen {
-                    vcpu: self.vcpu,
-                    probe: member.id,
-                    actions,
-                    regs,
-                    taken,
-                };
+                let seen = Seen::new(self.vcpu, member.id, actions, regs, taken);
                 seen.report(
                     scene,
                     &mut self.events,
@@ -292,13 +286,7 @@ impl State {
                 && actions.faults
                 && !taken.is_muted(index)
             {
-                let seen = Seen {
-                    vcpu: self.vcpu,
-                    probe: member.id,
-                    actions,
-                    regs,
-                    taken,
-                };
+                let seen = Seen::new(self.vcpu, member.id, actions, regs, taken);
                 seen.report(scene, &mut self.events, || kind, &actions.capture);
             }
         }
