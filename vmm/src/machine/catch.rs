@@ -175,7 +175,10 @@ impl Catcher {
         cpu.inject(VECTOR_BP, None)?;
         // Until another exit: a guest's own probes meet one after the other.
         cpu.share_events(true);
-        self.learn(cpu);
+        // User mode has a GS base of its own.
+        if cpu.in_kernel() {
+            self.learn(cpu);
+        }
         Ok(())
     }
 
