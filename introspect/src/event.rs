@@ -11,7 +11,7 @@ use crate::probe::ProbeId;
 use crate::probe::spec::{CAPTURE_MAX, ITEMS_MAX, RegisterSet};
 use crate::task::Task;
 
-pub use collector::{Collector, EventProducer, Sink, Source};
+pub use collector::{Collector, Drained, EventProducer, Sink, Source};
 
 /// What an event tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::{Gpa, Gva, Regs};
 use rustc_hash::FxHashMap;
 
-use crate::event::{self, Captured, Event, EventKind};
+use crate::event::{self, Captured, Drained, Event, EventKind};
 use crate::hidden::detours::CounterPlace;
 use crate::hidden::follow::Followed;
 use crate::hidden::{KERNEL_WINDOW, RingPlace};
@@ -311,18 +311,18 @@ impl Reader {
             .is_ok_and(|head| head == self.tail)
     }
 
-    /// Appends the events of at most `limit` records that are complete to `into`. Returns how many
-    /// records were nonsense or nobody's.
+    /// Appends the events of at most `limit` records that are complete to `into`. Lost are those that
+    /// were nonsense or nobody's; there is more if it was the limit that ended it.
     fn read(
         &mut self,
         mem: &dyn PhysMemory,
         host_ns: impl Fn(u64) -> u64,
         limit: usize,
         into: &mut Vec<Event>,
-    ) -> u64 {
+    ) -> Drained {
         let before = self.malformed;
         if self.is_empty(mem) {
-            return 0;
+            return Drained::default();
         }
         let sources = self.sources.now();
         let around = Around {
@@ -331,18 +331,26 @@ impl Reader {
             sources: &sources,
         };
         let start = self.tail;
-        for _ in 0..limit {
+        let mut left = limit;
+        let more = loop {
+            if left == 0 {
+                break true;
+            }
+            left -= 1;
             match self.next(&around, into) {
                 Ok(true) => {}
-                Ok(false) | Err(OutOfRange { .. }) => break,
+                Ok(false) | Err(OutOfRange { .. }) => break false,
             }
-        }
+        };
         if self.tail != start {
             // What was cleared is cleared before detours may reserve it again.
             fence(Ordering::Release);
             let _ = self.place.tell(mem, self.tail);
         }
-        self.malformed - before
+        Drained {
+            lost: self.malformed - before,
+            more,
+        }
     }
 
     /// Takes one record; `false` when the next is not complete.
@@ -447,31 +455,33 @@ impl Collection {
         let mut state = self.lock();
         let capacity = state.reader.place.capacity as usize;
         let mut read = Vec::new();
-        let lost = state.reader.read(mem, host_ns, capacity, &mut read);
+        let lost = state.reader.read(mem, host_ns, capacity, &mut read).lost;
         state.lost += lost + state.reader.settle(mem);
         let room = capacity.saturating_sub(state.waiting.len());
         state.lost += read.len().saturating_sub(room) as u64;
         state.waiting.extend(read.into_iter().take(room));
     }
 
-    /// Appends at most `most` events to `batch`; returns how many hits left none since the last
-    /// call.
+    /// Appends at most `most` events to `batch`, as [`event::Source::drain`] does. Lost are hits that
+    /// left none.
     pub fn drain(
         &self,
         mem: &dyn PhysMemory,
         host_ns: impl Fn(u64) -> u64,
         batch: &mut Vec<Event>,
         most: usize,
-    ) -> u64 {
+    ) -> Drained {
         let mut state = self.lock();
         let waiting = state.waiting.len().min(most);
         batch.extend(state.waiting.drain(..waiting));
-        let mut lost = state.reader.read(mem, host_ns, most - waiting, batch);
+        let mut drained = state.reader.read(mem, host_ns, most - waiting, batch);
+        drained.more |= !state.waiting.is_empty();
         if state.settled.is_none_or(|last| last.elapsed() > SETTLE) {
             state.settled = Some(Instant::now());
-            lost += state.reader.settle(mem);
+            drained.lost += state.reader.settle(mem);
         }
-        lost + std::mem::take(&mut state.lost)
+        drained.lost += std::mem::take(&mut state.lost);
+        drained
     }
 
     /// How long the ring may be left alone; `None` while nothing records.

@@ -2,7 +2,7 @@
 //! they cost.
 //!
 //! ```text
-//! cargo run --release --package hvprobe-tests --example event_path
+//! cargo run --release --package hvprobe-tests --example event_path [SECONDS|--smoke]
 //! ```
 //!
 //! The way is the one that hits take: through the collector, the server and a unix socket to a
@@ -14,15 +14,17 @@
 //! `events/s` and `MB/s` are what that client got, from the first event to the last; `dropped` what
 //! it lost; `server` and `client` the CPU time of the two processes, in processors; `us/event` both
 //! together, for an event that arrived; the last two columns the most memory that each ever had.
+//!
+//! `--smoke` goes through all of it in a moment; its numbers mean nothing.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use hvprobe_arch::Regs;
-use hvprobe_introspect::event::{Captured, Collector, Event, EventKind, Source};
+use hvprobe_introspect::event::{Captured, Collector, Drained, Event, EventKind, Source};
 use hvprobe_introspect::probe::ProbeId;
 use hvprobe_introspect::probe::spec::RegisterSet;
 use hvprobe_introspect::task::Task;
@@ -37,6 +39,9 @@ use tonic::transport::Endpoint;
 const RATES: [u64; 5] = [250_000, 500_000, 1_000_000, 1_500_000, 2_000_000];
 /// How often the source has events ready.
 const TICK: Duration = Duration::from_millis(1);
+/// How much longer than its events a row may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+const USAGE: &str = "usage: event_path [SECONDS|--smoke]";
 /// Under which name the events are offered.
 const NAME: &str = "synthetic";
 
@@ -44,17 +49,18 @@ fn main() -> Result<()> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        [] => table(5),
-        [seconds] => table(seconds.parse().context("usage: event_path [SECONDS]")?),
-        ["row", rate, stuck, seconds] => row(rate.parse()?, stuck.parse()?, seconds.parse()?),
+        [] => table(5000),
+        ["--smoke"] => table(200),
+        [seconds] => table(1000 * seconds.parse::<u64>().context(USAGE)?),
+        ["row", rate, stuck, ms] => row(rate.parse()?, stuck.parse()?, ms.parse()?),
         ["client", socket] => client(socket),
         ["stuck", socket] => stuck(socket),
-        _ => anyhow::bail!("usage: event_path [SECONDS]"),
+        _ => bail!(USAGE),
     }
 }
 
 /// Each row is measured by a process of its own, so that it has its own peak of memory.
-fn table(seconds: u64) -> Result<()> {
+fn table(milliseconds: u64) -> Result<()> {
     println!(
         "{:>10} {:>6} {:>10} {:>8} {:>10} {:>7} {:>7} {:>9} {:>10} {:>10}",
         "made/s",
@@ -70,11 +76,31 @@ fn table(seconds: u64) -> Result<()> {
     );
     let rows = RATES.iter().map(|rate| (*rate, 0)).chain([(1_000_000, 2)]);
     for (rate, stuck) in rows {
-        let numbers = [rate, stuck, seconds].map(|number| number.to_string());
-        let status = own(&["row"]).args(numbers).status()?;
+        let numbers = [rate, stuck, milliseconds].map(|number| number.to_string());
+        let mut child = own(&["row"]).args(numbers).spawn()?;
+        let limit = Instant::now() + Duration::from_millis(milliseconds) + PATIENCE;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if Instant::now() > limit {
+                // Its clients go with it.
+                child.kill()?;
+                child.wait()?;
+                bail!("the row of {rate} events a second did not end");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
         ensure!(status.success(), "a row could not be measured");
     }
     Ok(())
+}
+
+/// Has the kernel end this process when the one that started it ends.
+fn end_with_parent() -> Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(
+        rustix::process::Signal::KILL,
+    ))?)
 }
 
 fn own(arguments: &[&str]) -> Command {
@@ -95,7 +121,9 @@ struct Got {
 }
 
 /// The server, with one client that reads and `stuck` that do not.
-fn row(rate: u64, stuck: u64, seconds: u64) -> Result<()> {
+fn row(rate: u64, stuck: u64, milliseconds: u64) -> Result<()> {
+    end_with_parent()?;
+    let all = rate * milliseconds / 1000;
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("socket");
     let socket = path.to_str().context("an odd temporary folder")?;
@@ -122,11 +150,13 @@ fn row(rate: u64, stuck: u64, seconds: u64) -> Result<()> {
         start,
         rate,
         made: 0,
-        all: rate * seconds,
+        all,
         done: Some(done),
     };
     let (collector, _producers) = Collector::start_with(vec![Box::new(synthetic)], 1, 2, sink)?;
-    is_done.recv()?;
+    is_done
+        .recv_timeout(Duration::from_millis(milliseconds) + PATIENCE / 2)
+        .context("the collector did not ask for all events")?;
     // With the sink go the streams.
     collector.finish();
     let line = client.line()?;
@@ -134,7 +164,7 @@ fn row(rate: u64, stuck: u64, seconds: u64) -> Result<()> {
     let wall = start.elapsed();
     let got = Got::parse(&line).with_context(|| format!("the client said: {line}"))?;
     ensure!(
-        got.events + got.dropped == rate * seconds,
+        got.events + got.dropped == all,
         "events are missing: {got:?}"
     );
     drop(others);
@@ -241,6 +271,7 @@ async fn subscribe(socket: &str) -> Result<tonic::Streaming<hvprobe_proto::v1::S
 
 /// Takes all events and tells what it got.
 fn client(socket: &str) -> Result<()> {
+    end_with_parent()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -277,6 +308,7 @@ fn client(socket: &str) -> Result<()> {
 
 /// Subscribes and reads no more, until it is ended.
 fn stuck(socket: &str) -> Result<()> {
+    end_with_parent()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -292,12 +324,12 @@ struct Synthetic {
     rate: u64,
     made: u64,
     all: u64,
-    /// Told when all are made and handed on.
+    /// Told when all are made.
     done: Option<mpsc::Sender<()>>,
 }
 
 impl Source for Synthetic {
-    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
         let elapsed = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
         let due = (elapsed.saturating_mul(self.rate) / 1_000_000).min(self.all);
         let number = due.saturating_sub(self.made).min(most as u64);
@@ -305,14 +337,16 @@ impl Source for Synthetic {
             batch.push(event(self.made));
             self.made += 1;
         }
-        // What was made before has been handed on.
-        if number == 0
-            && self.made == self.all
+        // These are still to be handed on, which finishing the collector does.
+        if self.made == self.all
             && let Some(done) = self.done.take()
         {
             let _ = done.send(());
         }
-        0
+        Drained {
+            lost: 0,
+            more: self.made < due,
+        }
     }
 
     fn patience(&self) -> Option<Duration> {

@@ -81,16 +81,28 @@ impl EventProducer {
     }
 }
 
+/// What [`Source::drain`] tells beside the events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// How many events were lost since the last call.
+    pub lost: u64,
+    /// Whether there is more to take now, however few events this call gave.
+    pub more: bool,
+}
+
 /// Where else events come from than the rings of the virtual CPUs. Only the collector's thread
 /// calls it.
+///
+/// How often it is called hangs on what it says, never on how many events it gave: at once when there
+/// is [more](Drained::more), else when its patience ends or somebody wakes the collector.
 pub trait Source: Send {
     /// Appends what there is to `batch`, at most `most` events, in the order they happened; the rest
-    /// stays for the next call, which follows at once. `seq` is given to them later. Returns how
-    /// many were lost since the last call.
-    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64;
+    /// stays for the next call. `seq` is given to them later.
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained;
 
     /// How long the collector may sleep from now on before it has to call [`Source::drain`] again;
-    /// `None` if that is not needed until [`EventProducer::wake`].
+    /// `None` if that is not needed until [`EventProducer::wake`]. Asked after each call that left
+    /// nothing. A source that wants to be called once more, for whatever reason, says a time.
     fn patience(&self) -> Option<Duration>;
 }
 
@@ -260,9 +272,9 @@ impl Drain {
         let mut dropped = 0;
         let mut rest = false;
         for source in &mut self.sources {
-            let before = self.batch.len();
-            dropped += source.drain(&mut self.batch, share);
-            rest |= self.batch.len() - before >= share;
+            let drained = source.drain(&mut self.batch, share);
+            dropped += drained.lost;
+            rest |= drained.more;
         }
         let mut filled = self.rings.iter_mut().filter(|ring| !ring.is_empty());
         let (first, second) = (filled.next(), filled.next());
@@ -289,7 +301,7 @@ impl Drain {
             }
             chunk.commit_all();
         } else if self.batch.is_empty() && dropped == 0 {
-            return Found::Nothing;
+            return if rest { Found::Part } else { Found::Nothing };
         } else {
             hand_on(&mut self.batch, dropped, next, sink);
         }

@@ -87,7 +87,7 @@ impl Rig {
 
     fn read(&mut self, limit: usize) -> (Vec<u64>, u64) {
         let mut events = Vec::new();
-        let lost = self
+        let drained = self
             .reader
             .read(&self.mem, |tsc| tsc * 10, limit, &mut events);
         let times = events.iter().map(|event| {
@@ -95,7 +95,7 @@ impl Rig {
             assert_eq!(event.host_ns, event.guest_tsc * 10);
             event.guest_tsc
         });
-        (times.collect(), lost)
+        (times.collect(), drained.lost)
     }
 }
 
@@ -188,10 +188,32 @@ fn catching_up_leaves_the_events_to_the_collector() {
     collection.catch_up(&rig.mem, |tsc| tsc);
     assert_eq!(rig.counters.sum().hits, 3);
     let mut batch = Vec::new();
-    assert_eq!(collection.drain(&rig.mem, |tsc| tsc, &mut batch, 2), 0);
-    assert_eq!(batch.len(), 2);
-    assert_eq!(collection.drain(&rig.mem, |tsc| tsc, &mut batch, 2), 0);
+    let mut drain = || collection.drain(&rig.mem, |tsc| tsc, &mut batch, 2);
+    assert_eq!(drain(), drained(0, true));
+    assert_eq!(drain(), drained(0, false));
     assert_eq!(batch.len(), 3);
+}
+
+fn drained(lost: u64, more: bool) -> Drained {
+    Drained { lost, more }
+}
+
+#[test]
+fn records_that_are_no_events_do_not_hide_those_behind_them() {
+    let rig = Rig::new();
+    for n in 0..4 {
+        rig.record(n, 99, n, true);
+    }
+    rig.record(4, PROBE.0, 4, true);
+    let collection = Collection::new(rig.reader);
+    let mut batch = Vec::new();
+    let mut drain = || {
+        let said = collection.drain(&rig.mem, |tsc| tsc, &mut batch, 2);
+        (said, batch.len())
+    };
+    assert_eq!(drain(), (drained(2, true), 0));
+    assert_eq!(drain(), (drained(2, true), 0));
+    assert_eq!(drain(), (drained(0, false), 1));
 }
 
 proptest! {

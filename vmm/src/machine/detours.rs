@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-use hvprobe_introspect::event::{Event, Source};
+use hvprobe_introspect::event::{Drained, Event, Source};
 use hvprobe_introspect::ring::Collection;
 
 use super::clock::Times;
@@ -64,11 +64,11 @@ impl Detours {
 }
 
 impl Source for Detours {
-    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
         let Inner { ram, times, .. } = &*self.0;
         match &self.0.collection {
             Some(collection) => collection.drain(&**ram, times.now(), batch, most),
-            None => 0,
+            None => Drained::default(),
         }
     }
 

@@ -1,5 +1,5 @@
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use hvprobe_arch::Regs;
 
@@ -7,6 +7,9 @@ use super::*;
 use crate::event::{Captured, EventKind};
 use crate::probe::ProbeId;
 use crate::probe::spec::RegisterSet;
+
+/// How long a test waits for the collector.
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn event(vcpu: u32, host_ns: u64) -> Event {
     Event {
@@ -57,7 +60,7 @@ struct Synthetic {
 }
 
 impl Source for Synthetic {
-    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
         let most = self.left.min(most as u64);
         for _ in 0..most {
             // Later and later.
@@ -66,7 +69,10 @@ impl Source for Synthetic {
         }
         let lost = u64::from(most > 0);
         self.calls.fetch_add(lost, Ordering::Relaxed);
-        lost
+        Drained {
+            lost,
+            more: self.left > 0,
+        }
     }
 
     fn patience(&self) -> Option<Duration> {
@@ -129,27 +135,160 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
     assert!(seen.0.iter().map(|e| e.seq).eq(0..13_000));
 }
 
+/// A collector that collects when told, and the end of its only ring.
+fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProducer) {
+    let (producer, consumer) = RingBuffer::new(capacity);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let drain = Drain {
+        rings: vec![consumer],
+        dropped: vec![Arc::clone(&dropped)],
+        sources,
+        batch: Vec::new(),
+        next_seq: 0,
+    };
+    let producer = EventProducer {
+        ring: producer,
+        dropped,
+        waker: Arc::new(Waker {
+            asleep: AtomicBool::new(false),
+            collector: thread::current(),
+        }),
+    };
+    (drain, producer)
+}
+
 #[test]
 fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there() {
-    let (collector, mut producers, seen) = collector(Vec::new(), 1, 5);
-    let count = || seen.lock().expect("no panic").0.len();
-    for round in 0..200_usize {
+    let (mut drain, mut producer) = by_hand(Vec::new(), 5);
+    let (mut seqs, mut wrapped) = (0.., 0);
+    for round in 0..200 {
         // Later and earlier ones, over the end of the ring and not.
         for n in [3, 1, 2] {
-            producers[0].push(|| event(0, n), |event| event.guest_tsc = event.host_ns + 10);
+            producer.push(|| event(0, n), |event| event.guest_tsc = event.host_ns + 10);
         }
-        while count() < 3 * (round + 1) {
-            thread::yield_now();
+        let (to, from) = channel();
+        let mut sink: Sink = Box::new(move |events, dropped| {
+            assert_eq!(dropped, 0);
+            let _ = to.send(events.to_vec());
+        });
+        assert_eq!(drain.once(&mut sink), Found::All { of_rings: true });
+        drop(sink);
+        // In two parts where they lay over the end of the ring, each in order.
+        let parts: Vec<Vec<Event>> = from.iter().collect();
+        wrapped += usize::from(parts.len() == 2);
+        assert!(
+            (1..=2).contains(&parts.len())
+                && parts.iter().all(|it| it.is_sorted_by_key(|e| e.host_ns)),
+            "round {round}: {parts:?}"
+        );
+        let mut events = parts.concat();
+        assert!(events.iter().map(|e| e.seq).eq(seqs.by_ref().take(3)));
+        assert!(events.iter().all(|e| e.guest_tsc == e.host_ns + 10));
+        events.sort_by_key(|e| e.host_ns);
+        assert!(events.iter().map(|e| e.host_ns).eq(1..=3), "round {round}");
+        assert_eq!(producer.ring.slots(), 5, "the places are given back");
+    }
+    // From each fifth place on: at 3 and 4.
+    assert_eq!(wrapped, 80);
+}
+
+#[test]
+fn events_keep_their_places_until_they_are_handed_on_and_others_are_counted_meanwhile() {
+    let (mut drain, producer) = by_hand(Vec::new(), 5);
+    let producer = Arc::new(Mutex::new(producer));
+    let push = |number| {
+        for n in 0..number {
+            let mut producer = producer.lock().expect("no panic");
+            producer.push(|| event(0, n), |_| {});
+        }
+    };
+    push(3);
+    let mut sink: Sink = Box::new({
+        let producer = Arc::clone(&producer);
+        move |events, dropped| {
+            assert_eq!((events.len(), dropped), (3, 0));
+            for n in 0..3 {
+                let mut producer = producer.lock().expect("no panic");
+                producer.push(|| event(0, n), |_| {});
+            }
+        }
+    });
+    assert_eq!(drain.once(&mut sink), Found::All { of_rings: true });
+    let (to, from) = channel();
+    let mut sink: Sink = Box::new(move |events, dropped| {
+        let _ = to.send((events.len(), dropped));
+    });
+    drain.once(&mut sink);
+    assert_eq!(from.try_recv(), Ok((2, 1)));
+}
+
+/// Says that there is more as often as it is told to, and gives an event the last time only.
+struct Reluctant {
+    calls: u64,
+}
+
+impl Source for Reluctant {
+    fn drain(&mut self, batch: &mut Vec<Event>, _most: usize) -> Drained {
+        self.calls = self.calls.saturating_sub(1);
+        if self.calls == 1 {
+            batch.push(event(0, 1));
+        }
+        Drained {
+            lost: 0,
+            more: self.calls > 1,
         }
     }
+
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[test]
+fn a_source_that_gave_nothing_but_has_more_is_called_again_and_not_left_behind_at_the_end() {
+    let (collector, _producers, seen) = collector(vec![Box::new(Reluctant { calls: 100 })], 1, 2);
     collector.finish();
-    let (events, dropped) = &*seen.lock().expect("no panic");
-    assert_eq!(*dropped, 0);
-    assert!(events.iter().map(|e| e.seq).eq(0..600));
-    assert!(events.iter().all(|e| e.guest_tsc == e.host_ns + 10));
-    for n in 1..=3 {
-        assert_eq!(events.iter().filter(|e| e.host_ns == n).count(), 200);
+    assert_eq!(seen.lock().expect("no panic").0.len(), 1);
+}
+
+/// Gives its only event, and is to be called once more after that.
+struct Confirmed {
+    left: u64,
+    confirm: Option<Sender<()>>,
+}
+
+impl Source for Confirmed {
+    fn drain(&mut self, batch: &mut Vec<Event>, _most: usize) -> Drained {
+        match self.left {
+            0 => {
+                if let Some(confirm) = self.confirm.take() {
+                    let _ = confirm.send(());
+                }
+            }
+            _ => {
+                batch.push(event(0, self.left));
+                self.left -= 1;
+            }
+        }
+        Drained::default()
     }
+
+    fn patience(&self) -> Option<Duration> {
+        self.confirm.as_ref().map(|_| Duration::from_micros(100))
+    }
+}
+
+#[test]
+fn a_source_that_gave_its_last_event_is_called_again_when_it_asks_for_that() {
+    let (to, from) = channel();
+    let source = Confirmed {
+        left: 3,
+        confirm: Some(to),
+    };
+    let (collector, _producers, seen) = collector(vec![Box::new(source)], 1, 2);
+    assert_eq!(from.recv_timeout(LIMIT), Ok(()));
+    assert_eq!(seen.lock().expect("no panic").0.len(), 3);
+    collector.finish();
 }
 
 #[test]
@@ -163,9 +302,9 @@ fn a_sleeping_collector_is_woken_by_a_single_event() {
         }),
     )
     .expect("a thread can be started");
-    for _ in 0..100 {
+    for n in 0..100 {
         producers[0].push(|| event(0, 1), |_| {});
-        assert_eq!(from.recv(), Ok(1));
+        assert_eq!(from.recv_timeout(LIMIT), Ok(1), "round {n}");
     }
     collector.finish();
 }
@@ -177,9 +316,14 @@ struct Relay {
 }
 
 impl Source for Relay {
-    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> u64 {
+    fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
+        let before = batch.len();
         batch.extend(self.from.try_iter().take(most));
-        0
+        Drained {
+            lost: 0,
+            // Perhaps.
+            more: batch.len() - before == most,
+        }
     }
 
     fn patience(&self) -> Option<Duration> {
@@ -209,7 +353,7 @@ fn relay(patience: Option<Duration>, wake: bool) {
         if wake {
             producers[0].wake();
         }
-        assert_eq!(from.recv(), Ok(1));
+        assert_eq!(from.recv_timeout(LIMIT), Ok(1), "round {n}");
     }
     collector.finish();
 }
