@@ -4,6 +4,8 @@
 //! without hyper-threads. The boot processor starts in 64-bit mode on the tables that
 //! [`write_entry_tables`] left in memory; the others wait for the guest's INIT and SIPI.
 
+mod features;
+
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use kvm_bindings::{
@@ -205,6 +207,7 @@ fn filter(
         entries.push(level(1, CORE, core_bits, count));
         entries.push(level(2, 0, 0, 0));
     }
+    features::mend(&mut entries);
     entries
 }
 
