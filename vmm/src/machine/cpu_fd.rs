@@ -421,6 +421,17 @@ impl CpuFd {
         self.fd.set_kvm_immediate_exit(0);
     }
 
+    /// Lets the guest know, when it goes on, that it stood still: its watchdogs begin anew then
+    /// (`pvclock_touch_watchdogs` in arch/x86/kernel/pvclock.c). One without kvmclock cannot be told.
+    pub(super) fn tell_stopped(&mut self) {
+        self.ioctls.other += 1;
+        match self.fd.kvmclock_ctrl() {
+            Ok(()) => {}
+            Err(error) if error.errno() == libc::EINVAL => {}
+            Err(error) => warn!(%error, "the guest may take a pause for a lockup"),
+        }
+    }
+
     /// The guest's time-stamp counter.
     pub(super) fn guest_tsc(&mut self) -> Option<u64> {
         self.ioctls.other += 1;

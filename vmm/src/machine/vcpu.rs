@@ -34,6 +34,10 @@ use crate::memory::GuestRam;
 /// operations take milliseconds.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
 
+/// From how long on the guest is told that it stood still. Changes of the guest's text take less, and
+/// the most impatient watchdog of a kernel waits two seconds.
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
 pub(super) enum Notice {
@@ -290,11 +294,16 @@ impl Vcpu {
 
     fn park(&mut self, guard: &Guard, standing: Option<Standing>) -> Order {
         self.publish();
+        let has_run = standing.is_some();
+        let since = Instant::now();
         let order = self
             .shared
             .control
             .park(self.index, &guard.kickable(), standing);
         if let Order::Run(outfit) = &order {
+            if has_run {
+                self.stood_since(since);
+            }
             let table = Arc::clone(&outfit.table);
             self.catcher.adopt(&mut self.cpu, table, outfit.view);
             self.shared.times.adjust();
@@ -304,6 +313,13 @@ impl Vcpu {
             }
         }
         order
+    }
+
+    /// The guest goes on after it stood still.
+    fn stood_since(&mut self, since: Instant) {
+        if since.elapsed() >= PAUSE {
+            self.cpu.tell_stopped();
+        }
     }
 
     /// Waits for what a held hit waits for; `None` when the machine ends.
@@ -359,7 +375,10 @@ impl Vcpu {
             return Some(default);
         };
         loop {
-            match asked.wait(|| shared.control.must_park(self.index)) {
+            let since = Instant::now();
+            let reply = asked.wait(|| shared.control.must_park(self.index));
+            self.stood_since(since);
+            match reply {
                 Reply::Decided(decision) => return Some(decision),
                 Reply::Unanswered => return Some(default),
                 Reply::Interrupted(still) => {
