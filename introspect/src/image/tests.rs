@@ -328,7 +328,7 @@ fn poke(image: &KernelImage) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn garbage_is_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {

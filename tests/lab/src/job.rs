@@ -10,6 +10,9 @@ use anyhow::{Context, Result, bail};
 use crate::cargo::{Executable, PACKED};
 use crate::image;
 
+/// The name of cargo among a job's programs.
+pub(crate) const CARGO: &str = "cargo";
+
 /// How a step's standard streams look to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdio {
@@ -76,6 +79,8 @@ pub(crate) struct Job {
     pub(crate) timeout: Duration,
     /// The longest time without output, before which the rig counts as standing still.
     pub(crate) silence: Option<Duration>,
+    /// How long a test on this machine may take. Its stacks are shown then, and it has failed.
+    pub(crate) test_limit: Option<Duration>,
     /// Whether to keep log and images even if all goes well.
     pub(crate) keep: bool,
 }
@@ -99,6 +104,7 @@ impl Job {
             memory: None,
             timeout,
             silence: None,
+            test_limit: None,
             keep: false,
         }
     }

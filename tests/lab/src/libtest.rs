@@ -7,13 +7,35 @@
 //! What passed tests print is for nobody to read. The rest is kept: it tells why a test failed.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fmt;
 use std::ops::AddAssign;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
 
 /// Longer lines are none of libtest's; their rest is dropped.
 const LONGEST_LINE: usize = 4096;
 /// How much of a program's output is kept: the newest lines.
 const MOST_KEPT: usize = 1 << 20;
+
+/// The tests that the program at `path` would run with these arguments.
+pub(crate) fn list(path: &Path, arguments: &[OsString]) -> Result<Vec<String>> {
+    let output = Command::new(path)
+        .args(arguments)
+        .args(["--list", "--format=terse"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {}", path.display()))?;
+    if !output.status.success() {
+        bail!("{} does not list its tests", path.display());
+    }
+    let tests = String::from_utf8_lossy(&output.stdout);
+    let tests = tests.lines().filter_map(|line| line.strip_suffix(": test"));
+    Ok(tests.map(str::to_owned).collect())
+}
 
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

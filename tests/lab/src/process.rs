@@ -85,6 +85,11 @@ impl Group {
         &mut self.child
     }
 
+    /// The number of the group, which is its first process'.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends `signal` to the group.
     fn signal(&self, signal: i32) {
         let Ok(process) = i32::try_from(self.child.id()) else {
@@ -129,6 +134,8 @@ pub(crate) enum End {
     TimedOut,
     /// The group printed nothing for as long as it may be silent.
     Silent,
+    /// The audience's own deadline passed.
+    Overdue,
     /// The lab received this signal.
     Interrupted(i32),
 }
@@ -145,6 +152,11 @@ pub(crate) struct Limits {
 pub(crate) trait Audience {
     /// Takes bytes of the output; `Break` ends the watch.
     fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>>;
+
+    /// Until when it waits for what it waits for; asked again after all output.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
 
     /// Whether input would reach its reader now.
     fn wants_input(&self) -> bool {
@@ -184,6 +196,9 @@ pub(crate) fn watch(
         let patience = limits
             .silence
             .map_or(left, |silence| silence.saturating_sub(heard.elapsed()));
+        let patience = audience.deadline().map_or(patience, |deadline| {
+            patience.min(deadline.saturating_duration_since(Instant::now()))
+        });
         let keyboard = streams
             .keyboard
             .as_ref()
@@ -238,6 +253,10 @@ pub(crate) fn watch(
             return Ok(End::Exited(group.end()?));
         }
         // After the streams were looked at: the lab itself may have stood still.
+        let late = |deadline| Instant::now() >= deadline;
+        if !output_ready && audience.deadline().is_some_and(late) {
+            return Ok(End::Overdue);
+        }
         if limits
             .silence
             .is_some_and(|silence| heard.elapsed() >= silence)

@@ -13,6 +13,8 @@ use crate::rig::Listener;
 #[derive(Debug)]
 pub(crate) struct Report {
     verbose: bool,
+    /// Whether to say nothing of programs that pass.
+    quiet: bool,
     parser: Parser,
     /// When the running program began.
     begun: Option<Instant>,
@@ -28,11 +30,20 @@ impl Report {
     pub(crate) fn new(names: Vec<String>, verbose: bool) -> Self {
         Self {
             verbose,
+            quiet: false,
             parser: Parser::default(),
             begun: None,
             ran: vec![Ran::NotBegun; names.len()],
             names,
             running: None,
+        }
+    }
+
+    /// For a job whose programs run again and again: only what failed is shown.
+    pub(crate) fn quiet(names: Vec<String>) -> Self {
+        Self {
+            quiet: true,
+            ..Self::new(names, false)
         }
     }
 
@@ -66,7 +77,9 @@ impl Listener for Report {
     fn begin(&mut self, step: usize) {
         self.begun = Some(Instant::now());
         self.running = Some(step);
-        if let Some(name) = self.names.get(step) {
+        if let Some(name) = self.names.get(step)
+            && !self.quiet
+        {
             println!("     Running {name}");
         }
     }
@@ -88,9 +101,13 @@ impl Listener for Report {
         let seconds = self
             .begun
             .map_or(0.0, |begun| begun.elapsed().as_secs_f64());
-        println!("             {} in {seconds:.1} s", taken.counts);
+        if !self.quiet {
+            println!("             {} in {seconds:.1} s", taken.counts);
+        }
         if status == 0 {
-            taken.lines.retain(|line| line.starts_with("skipped:"));
+            taken
+                .lines
+                .retain(|line| line.starts_with("skipped:") && !self.quiet);
         }
         self.show(&taken.lines);
         self.running = None;

@@ -8,22 +8,25 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use clap::Args;
 
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
-use crate::job::{Job, Step};
-use crate::libtest::Counts;
+use crate::job::{CARGO, Job, Step};
+use crate::libtest::{self, Counts};
 use crate::progress;
+use crate::repeat;
 use crate::report::Report;
 use crate::retry::{self, Book, Due, SHOW};
 use crate::rig::{Finish, Kind};
 use crate::run::{self, MachineOptions};
+use crate::seeds::Seeds;
 use crate::setup::Ready;
+use crate::stacks;
 
 /// Which tests to run, and where.
 #[derive(Args, Clone, Debug)]
@@ -45,6 +48,26 @@ pub(crate) struct Options {
     /// End a rig that prints nothing for so many seconds [default: tcg 120, bochs 1800, else never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     silence: Option<u64>,
+    /// End a test on this machine that takes longer than so many seconds, and show its stacks
+    /// [default: 300, of a long run 7200]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=86400))]
+    limit: Option<u64>,
+    /// Only tests with TEXT in their names; as often as wanted
+    #[arg(long, value_name = "TEXT")]
+    filter: Vec<OsString>,
+    /// Build and run only the tests of this package, on this machine; as often as wanted
+    #[arg(long, short, value_name = "NAME", conflicts_with = "rig_only")]
+    package: Vec<String>,
+    /// Run the tests of this machine so many times beside a load that takes the CPU, each time with
+    /// another seed, until one fails
+    #[arg(long, value_name = "N", conflicts_with = "rig_only", value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: Option<u32>,
+    /// Give every property 50,000 cases, and every decoder 100,000 mutations of each input: hours
+    #[arg(long)]
+    long: bool,
+    /// Make the same random inputs as a run that told this number
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
     /// Show everything tests print as they print it, not only what failed ones did
     #[arg(long, short)]
     verbose: bool,
@@ -53,52 +76,120 @@ pub(crate) struct Options {
     arguments: Vec<OsString>,
 }
 
+/// How long a test on this machine may take, in seconds: one that takes a minute alone, on a busy
+/// machine; and one with two hundred times as many cases.
+const LIMIT: u64 = 300;
+const LONG_LIMIT: u64 = 7200;
+/// How many times as long a long run may take.
+const LONG_FACTOR: u64 = 8;
+
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
-    let built = workspace.build(&["--workspace", "--bins", "--tests"])?;
-    let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
+    let here_only = options.repeat.is_some() || !options.package.is_empty();
+    let built = build(&workspace, options)?;
+    let rig = if here_only {
+        Kind::Direct
+    } else {
+        choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?
+    };
     let ready = Ready::make(rig, false, true)?;
-    let deadline = Instant::now() + options.machine.timeout(rig.time_limit());
+    let seeds = Seeds::new(options.seed, options.long);
+    progress::note(&seeds.to_string());
+    let factor = if options.long { LONG_FACTOR } else { 1 };
+    let mut time = options.machine.timeout(rig.time_limit() * factor);
+    if !options.rig_only
+        && let Err(error) = stacks::ensure()
+    {
+        progress::note(&format!(
+            "stacks of tests that hang cannot be shown: {error:#}"
+        ));
+    }
+    if let Some(times) = options.repeat {
+        let mut job = job_here(&ready, &built, options, seeds);
+        // The examples in the documentation are built anew each time, and have no threads.
+        job.steps.retain(|step| step.program != CARGO);
+        time = options.machine.timeout(rig.time_limit() * u64::from(times));
+        job.timeout = time;
+        let passed = repeat::run(&job, &ready, times, seeds)?;
+        return Ok(if passed {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
+    let deadline = Instant::now() + time;
 
     let mut total = Total::default();
     if !options.rig_only {
-        let job = job_here(&ready, &built, options);
+        let job = job_here(&ready, &built, options, seeds);
         total.run(job, Kind::Direct, &ready, deadline, options)?;
     }
-    if total.end.is_none() {
-        let job = job_in_rig(&ready, &built, rig, options)?;
+    if total.end.is_none() && !here_only {
+        let job = job_in_rig(&ready, &built, rig, options, seeds)?;
         total.run(job, rig, &ready, deadline, options)?;
     }
-    Ok(total.close())
+    let status = total.close();
+    if status != ExitCode::SUCCESS {
+        progress::note(&seeds.to_string());
+    }
+    Ok(status)
+}
+
+/// Builds the tests, and the programs they need.
+fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
+    if options.package.is_empty() {
+        return workspace.build(&["--workspace", "--bins", "--tests"]);
+    }
+    let packages = options.package.iter();
+    let mut arguments: Vec<_> = packages.map(|name| format!("--package={name}")).collect();
+    arguments.extend(["--bins", "--tests"].map(str::to_owned));
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    workspace.build(&arguments)
 }
 
 /// Everything but the tests that only a rig can run.
-fn job_here(ready: &Ready, built: &[Executable], options: &Options) -> Job {
+fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds) -> Job {
     let mut job = new_job(built, options);
     for test in built.iter().filter(|executable| executable.test) {
         if !is_end_to_end(ready, test) || test.name.starts_with("micro_") {
             add(&mut job, test, options);
         }
     }
-    let mut arguments: Vec<OsString> = ["test", "--quiet", "--workspace", "--doc", "--"]
-        .map(Into::into)
-        .to_vec();
-    arguments.push(SHOW.into());
-    arguments.extend(options.arguments.iter().cloned());
-    job.programs
-        .push(("cargo".to_owned(), PathBuf::from(cargo::program())));
-    job.steps.push(Step {
-        program: "cargo".to_owned(),
-        arguments,
-        test: None,
-        package: Some(ready.workspace.root.clone()),
-    });
+    if options.package.is_empty() {
+        let mut arguments: Vec<OsString> = ["test", "--quiet", "--workspace", "--doc", "--"]
+            .map(Into::into)
+            .to_vec();
+        arguments.extend(for_tests(options));
+        job.programs
+            .push((CARGO.to_owned(), PathBuf::from(cargo::program())));
+        job.steps.push(Step {
+            program: CARGO.to_owned(),
+            arguments,
+            test: None,
+            package: Some(ready.workspace.root.clone()),
+        });
+    }
     job.environment = vec![(VMLINUZ.to_owned(), ready.cache.guest_kernel().into())];
+    // A single one would run them one by one, and say so in other words.
+    if std::env::var_os(THREADS).is_none() {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        job.environment
+            .push((THREADS.to_owned(), processors.max(2).to_string().into()));
+    }
+    if options.repeat.is_none() {
+        job.environment.extend(seeds.environment());
+    }
     job
 }
 
 /// The end-to-end tests, without those that ran on this machine already if it is the rig.
-fn job_in_rig(ready: &Ready, built: &[Executable], rig: Kind, options: &Options) -> Result<Job> {
+fn job_in_rig(
+    ready: &Ready,
+    built: &[Executable],
+    rig: Kind,
+    options: &Options,
+    seeds: Seeds,
+) -> Result<Job> {
     let mut job = new_job(built, options);
     for test in built.iter().filter(|executable| executable.test) {
         let ran_here = rig == Kind::Direct && test.name.starts_with("micro_");
@@ -119,34 +210,27 @@ fn job_in_rig(ready: &Ready, built: &[Executable], rig: Kind, options: &Options)
     job.environment.extend([
         (VMLINUZ.to_owned(), kernel.into()),
         // Each test has the machine for itself.
-        ("RUST_TEST_THREADS".to_owned(), "1".into()),
+        (THREADS.to_owned(), "1".into()),
     ]);
+    job.environment.extend(seeds.environment());
     Ok(job)
 }
 
 /// A step for each test that `whole` would run of the program at `path`.
 fn one_by_one(path: &Path, whole: &Step) -> Result<Vec<Step>> {
-    let output = Command::new(path)
-        .args(&whole.arguments)
-        .args(["--list", "--format=terse"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot run {}", path.display()))?;
-    if !output.status.success() {
-        bail!("{} does not list its tests", path.display());
-    }
-    let tests = String::from_utf8_lossy(&output.stdout);
-    let tests = tests.lines().filter_map(|line| line.strip_suffix(": test"));
+    let tests = libtest::list(path, &whole.arguments)?;
     Ok(tests
+        .into_iter()
         .map(|test| Step {
-            arguments: retry::only(&whole.arguments, [test]),
-            test: Some(test.to_owned()),
+            arguments: retry::only(&whole.arguments, [test.as_str()]),
+            test: Some(test),
             ..whole.clone()
         })
         .collect())
 }
 
+/// libtest's variable for how many tests run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
 /// Where tests find the stock kernel's image.
 const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
 
@@ -154,7 +238,16 @@ fn new_job(built: &[Executable], options: &Options) -> Job {
     let mut job = Job::new(built, Duration::ZERO);
     options.machine.apply(&mut job);
     job.captured = true;
+    let limit = if options.long { LONG_LIMIT } else { LIMIT };
+    job.test_limit = Some(Duration::from_secs(options.limit.unwrap_or(limit)));
     job
+}
+
+/// What every test program is told.
+fn for_tests(options: &Options) -> impl Iterator<Item = OsString> {
+    std::iter::once(SHOW.into())
+        .chain(options.arguments.iter().cloned())
+        .chain(options.filter.iter().cloned())
 }
 
 /// Whether `test` is one of `tests/tests/{rig,micro}_*.rs`.
@@ -170,11 +263,9 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
         .file_name()
         .map_or_else(|| test.name.clone(), |name| name.to_string_lossy().into());
     job.programs.push((name.clone(), test.path.clone()));
-    let mut arguments: Vec<OsString> = vec![SHOW.into()];
-    arguments.extend(options.arguments.iter().cloned());
     job.steps.push(Step {
         program: name,
-        arguments,
+        arguments: for_tests(options).collect(),
         test: None,
         package: Some(test.package.clone()),
     });

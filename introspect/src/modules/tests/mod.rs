@@ -402,7 +402,7 @@ fn real_kernel_describes_its_modules_when_one_is_given() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn hostile_modules_are_never_a_panic(

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
@@ -15,13 +15,25 @@ use anyhow::Result;
 
 use super::{Finish, Listener, Outcome, stood_still};
 use crate::image::BUSYBOX;
-use crate::job::{Job, Stdio as JobStdio, Step};
+use crate::job::{CARGO, Job, Stdio as JobStdio, Step};
+use crate::libtest;
+use crate::overdue::Watch;
 use crate::place::CACHE_VARIABLE;
 use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
+use crate::retry;
 use crate::setup::Ready;
 use crate::signals::Signals;
+use crate::stacks;
+
+/// The status of a program that was ended for tests that did not end, as libtest's when tests fail.
+const TESTS_FAILED: u8 = 101;
 
 pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
+    run_with(ready.cache.root(), job, listener)
+}
+
+/// As [`run`], with the lab's cache in folder `cache`.
+fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
     let limits = Limits {
         deadline: Instant::now() + job.timeout,
         silence: job.silence,
@@ -30,49 +42,28 @@ pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Resu
     let mut statuses = vec![None; job.steps.len()];
     for (number, step) in job.steps.iter().enumerate() {
         listener.begin(number);
-        let (mut command, output) = command(ready, job, step)?;
-        let apart = match job.stdio {
-            JobStdio::Interactive => Apart::No,
-            JobStdio::Plain | JobStdio::Terminal => Apart::Group,
+        let (mut step, mut failed) = (step.clone(), false);
+        let status = loop {
+            let finish = match once(cache, job, &step, limits, &signals, listener)? {
+                Came::Ended(_) if failed => break TESTS_FAILED,
+                Came::Ended(status) => break status,
+                Came::Overdue { unheard } if unheard.is_empty() => break TESTS_FAILED,
+                Came::Overdue { unheard } => {
+                    failed = true;
+                    let unheard = unheard.iter().map(String::as_str);
+                    step.arguments = retry::only(&step.arguments, unheard);
+                    continue;
+                }
+                Came::Broke(finish) => finish,
+            };
+            return Ok(Outcome {
+                statuses,
+                finish,
+                log: None,
+            });
         };
-        let mut group = Group::start(&mut command, apart)?;
-        // Its copies of the pipe's writing side go now, so that the pipe can end.
-        drop(command);
-        let mut streams = Streams {
-            output,
-            discard: None,
-            keyboard: None,
-        };
-        let mut words = Words(listener);
-        let end = process::watch(&mut group, &mut streams, limits, &signals, &mut words)?;
-        let finish = match end {
-            End::Exited(status) => {
-                let status = shell_status(status);
-                listener.end(number, status);
-                statuses[number] = Some(status);
-                continue;
-            }
-            End::Interrupted(signal) => {
-                process::wind_down(&mut group, signal, &mut streams, &signals, &mut words)?;
-                Finish::Interrupted(signal)
-            }
-            End::TimedOut => {
-                let signal = libc::SIGTERM;
-                process::wind_down(&mut group, signal, &mut streams, &signals, &mut words)?;
-                Finish::TimedOut
-            }
-            End::Silent => {
-                let signal = libc::SIGTERM;
-                process::wind_down(&mut group, signal, &mut streams, &signals, &mut words)?;
-                Finish::Broken(stood_still(&step.program, job.silence))
-            }
-            End::Stopped => Finish::Broken("the output was not wanted any more".to_owned()),
-        };
-        return Ok(Outcome {
-            statuses,
-            finish,
-            log: None,
-        });
+        listener.end(number, status);
+        statuses[number] = Some(status);
     }
     Ok(Outcome {
         statuses,
@@ -81,14 +72,78 @@ pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Resu
     })
 }
 
+/// What came of a step.
+enum Came {
+    /// It ended with this status.
+    Ended(u8),
+    /// It was ended because a test did not end, before anything was heard of these.
+    Overdue { unheard: Vec<String> },
+    /// The rest of the job cannot be run.
+    Broke(Finish),
+}
+
+/// Runs a step once.
+fn once(
+    cache: &Path,
+    job: &Job,
+    step: &Step,
+    limits: Limits,
+    signals: &Signals,
+    listener: &mut dyn Listener,
+) -> Result<Came> {
+    let (mut command, output) = command(cache, job, step)?;
+    let apart = match job.stdio {
+        JobStdio::Interactive => Apart::No,
+        JobStdio::Plain | JobStdio::Terminal => Apart::Group,
+    };
+    let mut group = Group::start(&mut command, apart)?;
+    // Its copies of the pipe's writing side go now, so that the pipe can end.
+    drop(command);
+    let mut streams = Streams {
+        output,
+        discard: None,
+        keyboard: None,
+    };
+    // cargo, which runs the examples of documentation, builds them first and lists no tests.
+    let tests = program(job, step).filter(|_| step.program != CARGO);
+    let mut words = Words {
+        listener,
+        watch: job
+            .test_limit
+            .map(|limit| Watch::new(limit, tests.is_some())),
+    };
+    let end = process::watch(&mut group, &mut streams, limits, signals, &mut words)?;
+    let (signal, finish) = match end {
+        End::Exited(status) => return Ok(Came::Ended(shell_status(status))),
+        End::Stopped => {
+            let finish = Finish::Broken("the output was not wanted any more".to_owned());
+            return Ok(Came::Broke(finish));
+        }
+        End::Overdue => {
+            let stacks = stacks::of_group(group.id());
+            drop(group);
+            return words.overdue(step, tests.as_deref(), &stacks);
+        }
+        End::Interrupted(signal) => (signal, Finish::Interrupted(signal)),
+        End::TimedOut => (libc::SIGTERM, Finish::TimedOut),
+        End::Silent => {
+            let reason = stood_still(&step.program, job.silence);
+            (libc::SIGTERM, Finish::Broken(reason))
+        }
+    };
+    process::wind_down(&mut group, signal, &mut streams, signals, &mut words)?;
+    Ok(Came::Broke(finish))
+}
+
+/// The file of the step's program, if it is no applet of busybox.
+fn program(job: &Job, step: &Step) -> Option<PathBuf> {
+    let mut programs = job.programs.iter();
+    programs.find_map(|(name, path)| (*name == step.program).then(|| path.clone()))
+}
+
 /// The step as a command, and the reading side of its output if that is captured.
-fn command(ready: &Ready, job: &Job, step: &Step) -> Result<(Command, Option<File>)> {
-    let ours = job
-        .programs
-        .iter()
-        .find(|(name, _)| *name == step.program)
-        .map(|(_, path)| path.clone());
-    let mut command = match ours {
+fn command(cache: &Path, job: &Job, step: &Step) -> Result<(Command, Option<File>)> {
+    let mut command = match program(job, step) {
         Some(path) => Command::new(path),
         None => {
             let mut command = Command::new(BUSYBOX);
@@ -98,7 +153,7 @@ fn command(ready: &Ready, job: &Job, step: &Step) -> Result<(Command, Option<Fil
     };
     command
         .args(&step.arguments)
-        .env(CACHE_VARIABLE, ready.cache.root())
+        .env(CACHE_VARIABLE, cache)
         .env("PATH", path_with_programs(job));
     if let Some(package) = &step.package {
         // As cargo does for a package's tests.
@@ -145,19 +200,132 @@ fn shell_status(status: ExitStatus) -> u8 {
     u8::try_from(number).unwrap_or(255)
 }
 
-/// Gives all output to the listener.
-struct Words<'a>(&'a mut dyn Listener);
+/// Gives all output to the listener, and watches tests that may not take for ever.
+struct Words<'a> {
+    listener: &'a mut dyn Listener,
+    watch: Option<Watch>,
+}
 
 impl Audience for Words<'_> {
     fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>> {
-        self.0.output(bytes)?;
+        if let Some(watch) = &mut self.watch {
+            watch.read(bytes, Instant::now());
+        }
+        self.listener.output(bytes)?;
         Ok(ControlFlow::Continue(()))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.watch.as_ref()?.deadline()
+    }
+}
+
+impl Words<'_> {
+    /// Says of a program that was ended what it would have said of its late tests; what else it was to
+    /// run is found out from its file.
+    fn overdue(self, step: &Step, tests: Option<&Path>, stacks: &str) -> Result<Came> {
+        let Some(watch) = self.watch else {
+            return Ok(Came::Ended(TESTS_FAILED));
+        };
+        let late = watch.late(Instant::now());
+        let shown = if late.is_empty() {
+            // Without a test's name what is left cannot be told from what hangs.
+            vec!["(the program as a whole)".to_owned()]
+        } else {
+            late.clone()
+        };
+        self.listener
+            .output(watch.closing(&shown, stacks).as_bytes())?;
+        let unheard = match tests {
+            Some(path) if !late.is_empty() => {
+                watch.unheard(libtest::list(path, &step.arguments)?, &late)
+            }
+            _ => Vec::new(),
+        };
+        Ok(Came::Overdue { unheard })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
+
+    use crate::report::Report;
+    use crate::retry::Ran;
+
+    /// Stands for a test program that hangs in one of its tests.
+    const HANGS: &str = r#"#!/bin/sh
+case "$*" in
+*--list*)
+    printf 'hangs: test\nlater: test\npasses: test\n' ;;
+"--exact later")
+    printf 'test later ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored\n' ;;
+"")
+    printf 'running 3 tests\ntest passes ... ok\n'
+    printf 'test hangs has been running for over 60 seconds\n'
+    exec sleep 1000 ;;
+*)
+    echo "unexpected: $*"; exit 3 ;;
+esac
+"#;
+
+    #[test]
+    fn a_test_that_does_not_end_fails_with_its_stacks_and_the_others_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hangs");
+        fs::write(&path, HANGS).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let mut job = Job::new(&[], Duration::from_secs(120));
+        job.captured = true;
+        job.test_limit = Some(Duration::from_secs(60));
+        job.programs.push(("hangs".to_owned(), path));
+        job.steps.push(Step {
+            program: "hangs".to_owned(),
+            arguments: Vec::new(),
+            test: None,
+            package: None,
+        });
+        let mut report = Report::new(vec!["hangs".to_owned()], false);
+        let outcome = run_with(folder.path(), &job, &mut report).unwrap();
+        assert_eq!(outcome.finish, Finish::Complete);
+        let ran = report.finish();
+        let [
+            Ran::Ended {
+                status,
+                counts,
+                failures,
+            },
+        ] = &ran[..]
+        else {
+            panic!("{ran:?}");
+        };
+        assert_eq!(*status, TESTS_FAILED);
+        assert_eq!(counts.to_string(), "2 passed, 1 failed, 0 skipped");
+        assert_eq!(failures[0].test, "hangs");
+        assert_eq!(failures[0].why, "did not end within 60 s");
+    }
+
+    #[test]
+    fn stacks_of_a_group_are_those_of_its_processes() {
+        let mut command = Command::new("sleep");
+        let group = Group::start(command.arg("1000"), Apart::Group).unwrap();
+        let stacks = stacks::of_group(group.id());
+        let mut lines = stacks.lines();
+        let first = lines.next().unwrap_or_default();
+        assert_eq!(first, format!("process {} (sleep):", group.id()));
+        // Where there is no gdb, or it may not look, that is said.
+        let second = lines.next().unwrap_or_default();
+        assert!(
+            second.starts_with('#')
+                || second.starts_with("Thread ")
+                || second.starts_with("no stacks"),
+            "{stacks}"
+        );
+    }
 
     #[test]
     fn status_of_a_killed_program_is_what_a_shell_says() {

@@ -130,7 +130,7 @@ pub(super) fn run(
     let finish = match end? {
         End::Stopped => console.finish.take().unwrap_or(Finish::Complete),
         End::TimedOut => Finish::TimedOut,
-        End::Silent => Finish::Broken(stood_still("the rig", job.silence)),
+        End::Silent | End::Overdue => Finish::Broken(stood_still("the rig", job.silence)),
         End::Interrupted(signal) => Finish::Interrupted(signal),
         End::Exited(status) => Finish::Broken(post_mortem(
             &format!("the emulator ended early ({status})"),

@@ -1,0 +1,94 @@
+//! What the random inputs of tests are made from.
+//!
+//! A run has one seed, which every test program gets in the variables that proptest and our own tests
+//! read. It is told, so that a failure can be repeated.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+
+/// The variables: proptest's, that of the mutations of the fuzz targets' corpus, and that of the
+/// differential test.
+const VARIABLES: [&str; 3] = [
+    "PROPTEST_RNG_SEED",
+    "HVPROBE_FUZZ_SEED",
+    "HVPROBE_DIFFERENTIAL_SEED",
+];
+/// What makes a long run of a short one: cases of each property, of which some are given up because
+/// they do not suit it, and mutations of each input.
+const LONG: [(&str, &str); 3] = [
+    ("PROPTEST_CASES", "50000"),
+    ("PROPTEST_MAX_GLOBAL_REJECTS", "5000000"),
+    ("HVPROBE_FUZZ_RUNS", "100000"),
+];
+
+/// The seed of a run, and whether it is long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seeds {
+    seed: u64,
+    long: bool,
+}
+
+impl Seeds {
+    /// That which was asked for, or any.
+    pub(crate) fn new(asked: Option<u64>, long: bool) -> Self {
+        // One that is easy to type.
+        let any = || RandomState::new().hash_one("a seed") >> 32;
+        Self {
+            seed: asked.unwrap_or_else(any),
+            long,
+        }
+    }
+
+    /// Those of one of many rounds, of which the first has the run's own.
+    pub(crate) fn of_round(self, round: u32) -> Self {
+        Self {
+            seed: self.seed.wrapping_add(u64::from(round.saturating_sub(1))),
+            ..self
+        }
+    }
+
+    /// What a test program is told. Variables that the user has set are left to them.
+    pub(crate) fn environment(self) -> Vec<(String, OsString)> {
+        let seeds = VARIABLES.map(|name| (name, self.seed.to_string()));
+        let long = LONG.map(|(name, value)| (name, value.to_owned()));
+        let long = long.into_iter().filter(|_| self.long);
+        seeds
+            .into_iter()
+            .chain(long)
+            .filter(|(name, _)| std::env::var_os(name).is_none())
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .collect()
+    }
+}
+
+impl fmt::Display for Seeds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let long = if self.long { "--long " } else { "" };
+        write!(f, "again with: {long}--seed {}", self.seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_has_a_seed_that_can_be_asked_for() {
+        let seeds = Seeds::new(Some(7), false);
+        assert_eq!(seeds.of_round(1).to_string(), "again with: --seed 7");
+        assert_eq!(seeds.of_round(3).to_string(), "again with: --seed 9");
+        let told = seeds.of_round(3).environment();
+        let (name, value) = &told[0];
+        assert_eq!(told.len(), 3);
+        assert_eq!(name, "PROPTEST_RNG_SEED");
+        assert_eq!(value, "9");
+    }
+
+    #[test]
+    fn a_long_run_has_many_cases() {
+        let told = Seeds::new(None, true).environment();
+        let cases = told.iter().find(|(name, _)| name == "PROPTEST_CASES");
+        assert_eq!(cases.unwrap().1, "50000");
+    }
+}
