@@ -55,6 +55,21 @@ pub(crate) fn whole_hidden() -> HiddenRegion {
     HiddenRegion::new(WHOLE_HIDDEN, HiddenRegion::FULL_SIZE, KERNEL_WINDOW)
 }
 
+thread_local! {
+    static WORK: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How much the engine has done in this thread: accesses to a guest's memory, and what else calls
+/// [`count_work`].
+pub(crate) fn work() -> u64 {
+    WORK.get()
+}
+
+/// Counts as one access to memory.
+pub(crate) fn count_work() {
+    WORK.set(WORK.get() + 1);
+}
+
 /// Guest memory from address 0 up. A clone is the same memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
@@ -107,12 +122,14 @@ impl PhysMemory for Memory {
     }
 
     fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
+        count_work();
         let range = self.range(at, into.len())?;
         into.copy_from_slice(&self.bytes.borrow()[range]);
         Ok(())
     }
 
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange> {
+        count_work();
         let range = self.range(at, bytes.len())?;
         let this = self.writes.get();
         self.writes.set(this + 1);

@@ -1,26 +1,28 @@
 //! Registering a batch: what its definitions stand for, whole or as far as possible, in one stop.
 //!
+//! ```text
+//!   definitions ─ expand ─► one place each ─ plan ─► probepoints ─ place ─► at their sites ─ plant ─► registered
+//! ```
+//! Each step takes the batch from the one before and hands it on, shorter by what it refused.
 //! Invariants: everything that can be refused by looking at the guest is refused before the virtual
-//! CPUs are stopped; with [`Refusals::Fail`] nothing has changed after an error, with
-//! [`Refusals::Skip`] a probe is either registered or among those skipped, with the reason.
+//! CPUs are stopped; after an error nothing has changed; with [`Refusals::Skip`] a probe is either
+//! registered or among those skipped, with the reason; the work grows with the length of the batch,
+//! however much of it is refused ([`super::plant`]).
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 
-use super::commit::CommitError;
 use super::glob::BATCH_MAX;
-use super::jump::Jump;
 use super::plan::{Obstacle, Probepoint, Refused};
-use super::registry::{ChangeError, RegisterError, Registry};
-use super::table::ProbeTable;
+use super::plant::{PlantError, Planted};
+use super::registry::{RegisterError, Registry};
 use super::{ProbeId, ProbeSpec};
 use crate::definition::Target;
-use crate::world::{Standing, StopError, World};
+use crate::world::World;
 
 /// What becomes of a batch when a probe of it is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,12 +81,109 @@ impl Skipped {
     }
 }
 
-/// A probe that nothing speaks against yet.
-struct Candidate<'s> {
+/// A batch on its way. `S` is what is known of each probe that nothing speaks against yet.
+struct Batch<'s, S> {
+    refusals: Refusals,
+    probes: Vec<Entry<'s, S>>,
+    skipped: Vec<Skipped>,
+}
+
+/// One probe of a batch, whose definition names one place.
+struct Entry<'s, S> {
+    /// The position in the batch of what it comes from.
     index: usize,
     spec: Cow<'s, ProbeSpec>,
-    /// `None` for one that waits for its module.
-    point: Option<Probepoint>,
+    state: S,
+}
+
+/// A probe that the registry has.
+struct Placed {
+    id: ProbeId,
+    /// Its site; `None` while it is pending.
+    at: Option<Gva>,
+}
+
+impl<'s, S> Batch<'s, S> {
+    /// Takes every probe one step on; returns which were refused at that apart.
+    fn each<T>(
+        self,
+        mut step: impl FnMut(&ProbeSpec, S) -> Result<T, Refused>,
+    ) -> (Batch<'s, T>, Vec<Skipped>) {
+        let mut probes = Vec::with_capacity(self.probes.len());
+        let mut refused = Vec::new();
+        for Entry { index, spec, state } in self.probes {
+            match step(&spec, state) {
+                Ok(state) => probes.push(Entry { index, spec, state }),
+                Err(why) => refused.push(Skipped::new(index, &spec, why)),
+            }
+        }
+        let batch = Batch {
+            refusals: self.refusals,
+            probes,
+            skipped: self.skipped,
+        };
+        (batch, refused)
+    }
+}
+
+impl Batch<'_, Placed> {
+    fn ids(&self) -> impl Iterator<Item = ProbeId> {
+        self.probes.iter().map(|entry| entry.state.id)
+    }
+
+    /// What is told of the batch when some of it was refused at the end.
+    fn registered(self, planted: Planted) -> Registered {
+        let Planted {
+            refused,
+            stopped_for,
+        } = planted;
+        let mut refused: BTreeMap<ProbeId, Refused> = refused.into_iter().collect();
+        let (batch, late) = self.each(|_, Placed { id, .. }| match refused.remove(&id) {
+            None => Ok(id),
+            Some(why) => Err(why),
+        });
+        let mut skipped = batch.skipped;
+        skipped.extend(late);
+        skipped.sort_by_key(|skipped| skipped.index);
+        let probes = batch.probes.into_iter();
+        Registered {
+            probes: probes.map(|entry| (entry.index, entry.state)).collect(),
+            skipped,
+            stopped_for,
+        }
+    }
+
+    /// Why none of the batch was planted.
+    fn error(&self, error: PlantError) -> RegisterError {
+        let (to_blame, source) = match error {
+            PlantError::Stop(error) => return error.into(),
+            PlantError::Refused(id, why) => {
+                let mut entries = self.probes.iter();
+                (entries.find(|entry| entry.state.id == id), why)
+            }
+            PlantError::Site(Obstacle { at, why }) => {
+                let is_here =
+                    |entry: &&Entry<'_, Placed>| !entry.spec.disabled && entry.state.at == Some(at);
+                // An obstacle to what the engine watches is laid to the first.
+                let any = self.probes.iter().find(is_here).or(self.probes.first());
+                (any.filter(|_| self.refusals == Refusals::Fail), why)
+            }
+        };
+        match to_blame {
+            Some(entry) => Skipped::new(entry.index, &entry.spec, source).into(),
+            None => RegisterError::Unplanted { source },
+        }
+    }
+}
+
+impl From<Skipped> for RegisterError {
+    fn from(skipped: Skipped) -> Self {
+        Self::Refused {
+            index: skipped.index,
+            definition: skipped.definition,
+            source: skipped.why,
+        }
+    }
 }
 
 impl Registry {
@@ -102,11 +201,13 @@ impl Registry {
         Ok(self.register_batch(specs, Refusals::Fail, world)?.ids())
     }
 
-    /// As [`Registry::register`], with a say in what becomes of the rest when one is refused.
+    /// As [`Registry::register`], with a say in what becomes of the rest when one is refused. What is
+    /// refused costs no stop of its own, but a second one may follow, in which others get the jumps
+    /// that it had kept away.
     ///
     /// # Errors
     /// With [`Refusals::Fail`] as [`Registry::register`]; with [`Refusals::Skip`] when what a probe
-    /// is to do makes no sense, or the virtual CPUs cannot be stopped.
+    /// is to do makes no sense, or the virtual CPUs cannot be stopped. Nothing has changed then.
     pub fn register_batch(
         &mut self,
         specs: &[ProbeSpec],
@@ -124,234 +225,107 @@ impl Registry {
             self.read_modules(world.memory());
         }
         self.read_kprobes(world.memory());
-        let (candidates, mut skipped) = self.candidates(specs, refusals, world.memory())?;
-        let mut probes = Vec::with_capacity(candidates.len());
-        let mut planted = Vec::with_capacity(candidates.len());
-        for Candidate { index, spec, point } in candidates {
-            let at = point.as_ref().map(|point| point.displaced.at());
-            match self.add(&spec, point) {
-                Ok(id) => {
-                    probes.push((index, id));
-                    planted.push((index, spec, at));
-                }
-                Err(why) if refusals == Refusals::Skip => {
-                    skipped.push(Skipped::new(index, &spec, why));
-                }
-                Err(source) => {
-                    self.take_back(&ids_of(&probes), world);
-                    return Err(refused(index, &spec, source));
-                }
-            }
+        let batch = self.expand(specs, refusals)?;
+        let batch = self.plan_all(batch, specs, world.memory())?;
+        let batch = self.place_all(batch)?;
+        if batch.probes.is_empty() {
+            return Ok(batch.registered(Planted::default()));
         }
-        self.provide_internal(&BTreeSet::new(), world.memory());
-        while let Some((place, why)) = self.unfulfilled(&ids_of(&probes)) {
-            let (index, spec, _) = planted.remove(place);
-            if refusals == Refusals::Fail {
-                self.take_back(&ids_of(&probes), world);
-                return Err(refused(index, &spec, why));
+        match self.plant(&batch.ids().collect(), refusals, world) {
+            Ok(planted) => {
+                self.take_back(planted.refused.iter().map(|(id, _)| *id));
+                Ok(batch.registered(planted))
             }
-            let (_, id) = probes.remove(place);
-            self.take_back(&[id], world);
-            skipped.push(Skipped::new(index, &spec, why));
-        }
-        let stopped_for = match refusals {
-            Refusals::Fail => {
-                self.commit_timed(&BTreeSet::new(), world)
-                    .map_err(|error| {
-                        self.take_back(&ids_of(&probes), world);
-                        match error {
-                            CommitError::Stop(error) => error.into(),
-                            CommitError::Site(Obstacle { at, why }) => {
-                                // An obstacle to what the engine watches is laid to the first.
-                                let mut here = planted.iter().filter(|(_, spec, place)| {
-                                    !spec.disabled && *place == Some(at)
-                                });
-                                match here.next().or(planted.first()) {
-                                    Some((index, spec, _)) => refused(*index, spec, why),
-                                    None => RegisterError::Unplanted { source: why },
-                                }
-                            }
-                        }
-                    })?
+            Err(error) => {
+                self.take_back(batch.ids());
+                Err(batch.error(error))
             }
-            Refusals::Skip => {
-                let new: BTreeSet<ProbeId> = probes.iter().map(|(_, id)| *id).collect();
-                let (late, stopped_for) = match self.commit_what_can_be(&new, world) {
-                    Ok(done) => done,
-                    Err(error) => {
-                        self.take_back(&ids_of(&probes), world);
-                        return Err(error);
-                    }
-                };
-                for ((index, id), (_, spec, _)) in probes.iter().zip(&planted) {
-                    if let Some((_, why)) = late.iter().find(|(other, _)| other == id) {
-                        skipped.push(Skipped::new(*index, spec, why.clone()));
-                    }
-                }
-                let late: BTreeSet<ProbeId> = late.into_iter().map(|(id, _)| id).collect();
-                self.take_back(&late.iter().copied().collect::<Vec<_>>(), world);
-                probes.retain(|(_, id)| !late.contains(id));
-                stopped_for
-            }
-        };
-        for (id, why) in self.denied(&ids_of(&probes)) {
-            let Some(place) = probes.iter().position(|(_, other)| *other == id) else {
-                continue;
-            };
-            let (index, _) = probes[place];
-            let spec = self.probes.get(&id).map(|probe| probe.spec.clone());
-            let Some(spec) = spec else { continue };
-            if refusals == Refusals::Fail {
-                self.give_up(&ids_of(&probes), world)?;
-                return Err(refused(index, &spec, why));
-            }
-            self.give_up(&[id], world)?;
-            probes.remove(place);
-            skipped.push(Skipped::new(index, &spec, why));
-        }
-        skipped.sort_by_key(|skipped| skipped.index);
-        Ok(Registered {
-            probes,
-            skipped,
-            stopped_for,
-        })
-    }
-
-    /// Unregisters probes that were planted, but not as they were to be.
-    fn give_up(&mut self, ids: &[ProbeId], world: &dyn World) -> Result<(), StopError> {
-        match self.unregister(ids, world) {
-            Err(ChangeError::Stop(error)) => Err(error),
-            Ok(()) | Err(_) => Ok(()),
         }
     }
 
-    /// What `specs` stand for, as far as nothing speaks against it, and what else there is.
-    fn candidates<'s>(
+    /// What `specs` stand for one by one.
+    fn expand<'s>(
         &self,
         specs: &'s [ProbeSpec],
         refusals: Refusals,
-        mem: &dyn PhysMemory,
-    ) -> Result<(Vec<Candidate<'s>>, Vec<Skipped>), RegisterError> {
-        let mut candidates: Vec<Candidate<'s>> = Vec::with_capacity(specs.len());
-        let mut skipped = Vec::new();
+    ) -> Result<Batch<'s, ()>, RegisterError> {
+        let mut batch = Batch {
+            refusals,
+            probes: Vec::with_capacity(specs.len()),
+            skipped: Vec::new(),
+        };
         for (index, spec) in specs.iter().enumerate() {
-            let room = BATCH_MAX.saturating_sub(candidates.len() + skipped.len());
-            let singles = match self.singles(spec, room) {
-                Ok(singles) => singles,
-                Err(why) if refusals == Refusals::Skip => {
-                    skipped.push(Skipped::new(index, spec, why));
-                    continue;
-                }
-                Err(why) => return Err(refused(index, spec, why)),
-            };
-            let (functions, before) = (singles.len(), skipped.len());
-            for single in singles {
-                let point = match self.plan(&single, mem) {
-                    Ok(point) => Some(point),
-                    Err(Refused::ModuleNotLoaded { .. }) => None,
-                    Err(why) => {
-                        skipped.push(Skipped::new(index, &single, why));
-                        continue;
-                    }
-                };
-                candidates.push(Candidate {
+            let room = BATCH_MAX.saturating_sub(batch.probes.len() + batch.skipped.len());
+            match self.singles(spec, room) {
+                Ok(singles) => batch.probes.extend(singles.into_iter().map(|spec| Entry {
                     index,
-                    spec: single,
-                    point,
-                });
+                    spec,
+                    state: (),
+                })),
+                Err(why) => {
+                    let refused = Skipped::new(index, spec, why);
+                    if refusals == Refusals::Fail {
+                        return Err(refused.into());
+                    }
+                    batch.skipped.push(refused);
+                }
             }
-            if refusals == Refusals::Skip {
-                continue;
-            }
-            let count = skipped.len() - before;
-            let Some(first) = skipped.drain(before..).next() else {
-                continue;
-            };
-            let is_pattern = matches!(spec.definition.target, Target::Functions { .. });
-            return Err(if is_pattern {
+        }
+        Ok(batch)
+    }
+
+    /// Finds and checks the probepoints: `None` for a probe that waits for its module.
+    fn plan_all<'s>(
+        &self,
+        batch: Batch<'s, ()>,
+        specs: &[ProbeSpec],
+        mem: &dyn PhysMemory,
+    ) -> Result<Batch<'s, Option<Probepoint>>, RegisterError> {
+        let (mut batch, mut refused) = batch.each(|spec, ()| match self.plan(spec, mem) {
+            Ok(point) => Ok(Some(point)),
+            Err(Refused::ModuleNotLoaded { .. }) => Ok(None),
+            Err(why) => Err(why),
+        });
+        if batch.refusals == Refusals::Skip || refused.is_empty() {
+            batch.skipped.append(&mut refused);
+            return Ok(batch);
+        }
+        let first = refused.swap_remove(0);
+        let index = first.index;
+        let spec = specs.get(index).map(|spec| &spec.definition);
+        let pattern = spec.filter(|of| matches!(of.target, Target::Functions { .. }));
+        Err(match pattern {
+            None => first.into(),
+            Some(definition) => {
+                let others = refused.iter().filter(|other| other.index == index);
+                let good = batch.probes.iter().filter(|entry| entry.index == index);
+                let count = 1 + others.count();
                 RegisterError::SomeRefused {
                     index,
-                    definition: spec.definition.to_string(),
+                    definition: definition.to_string(),
                     count,
-                    functions,
+                    functions: count + good.count(),
                     first: Box::new(first),
                 }
-            } else {
-                refused(index, spec, first.why)
-            });
-        }
-        Ok((candidates, skipped))
-    }
-
-    /// Arms what can be armed of the `new` probes; returns which cannot, and for how long the
-    /// virtual CPUs were stopped.
-    fn commit_what_can_be(
-        &mut self,
-        new: &BTreeSet<ProbeId>,
-        world: &dyn World,
-    ) -> Result<(Vec<(ProbeId, Refused)>, Duration), RegisterError> {
-        if self.live.is_none() {
-            return Ok((Vec::new(), Duration::ZERO));
-        }
-        let mut refused = Vec::new();
-        let mut failure = None;
-        let mut jumps = self.prepare_jumps(&BTreeSet::new(), world.memory());
-        let stopped_for = world.stopped(&mut |mem, standing| {
-            let jumps = std::mem::take(&mut jumps);
-            self.change_what_can_be(new, jumps, &mut refused, mem, standing)
-                .map_err(|obstacle| failure = Some(obstacle.why))
-                .ok()
-        })?;
-        match failure {
-            Some(source) => Err(RegisterError::Unplanted { source }),
-            None => Ok((refused, stopped_for)),
-        }
-    }
-
-    /// As [`Registry::change`] with the `jumps` that were prepared, taking those of the `new` probes out again that are in its way;
-    /// they are added to `refused`.
-    ///
-    /// # Errors
-    /// What is left in the way is no new probe's.
-    pub(super) fn change_what_can_be(
-        &mut self,
-        new: &BTreeSet<ProbeId>,
-        mut jumps: Vec<(Gva, Jump)>,
-        refused: &mut Vec<(ProbeId, Refused)>,
-        mem: &dyn PhysMemory,
-        standing: &[Standing],
-    ) -> Result<Arc<ProbeTable>, Obstacle> {
-        loop {
-            let obstacle = match self.change(&BTreeSet::new(), jumps, mem, standing) {
-                Ok(table) => return Ok(table),
-                Err(obstacle) => obstacle,
-            };
-            // Every round has fewer new probes, or one site less.
-            let at = obstacle.at;
-            let Some(site) = self.sites.get_mut(&at) else {
-                return Err(obstacle);
-            };
-            let in_the_way = site.members.extract_if(.., |id| new.contains(id));
-            let before = refused.len();
-            refused.extend(in_the_way.map(|id| (id, obstacle.why.clone())));
-            if !site.is_armed() && (site.members.is_empty() || refused.len() == before) {
-                self.sites.remove(&at);
-            } else if refused.len() == before {
-                return Err(obstacle);
             }
-            jumps = self.prepare_jumps(&BTreeSet::new(), mem);
-        }
+        })
     }
-}
 
-fn ids_of(probes: &[(usize, ProbeId)]) -> Vec<ProbeId> {
-    probes.iter().map(|(_, id)| *id).collect()
-}
-
-fn refused(index: usize, spec: &ProbeSpec, source: Refused) -> RegisterError {
-    RegisterError::Refused {
-        index,
-        definition: spec.definition.to_string(),
-        source,
+    /// Adds the probes to the registry and, once the kernel is live, to their sites.
+    fn place_all<'s>(
+        &mut self,
+        batch: Batch<'s, Option<Probepoint>>,
+    ) -> Result<Batch<'s, Placed>, RegisterError> {
+        let (mut batch, mut refused) = batch.each(|spec, point| {
+            let at = point.as_ref().map(|point| point.displaced.at());
+            let id = self.add(spec, point)?;
+            Ok(Placed { id, at })
+        });
+        if batch.refusals == Refusals::Fail && !refused.is_empty() {
+            self.take_back(batch.ids());
+            return Err(refused.swap_remove(0).into());
+        }
+        batch.skipped.append(&mut refused);
+        Ok(batch)
     }
 }

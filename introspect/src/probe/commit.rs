@@ -13,10 +13,10 @@ use tracing::warn;
 use super::ProbeId;
 use super::jump::Jump;
 use super::patch::{Edit, Text};
-use super::plan::{Obstacle, Refused};
+use super::plan::Obstacle;
 use super::registry::{Live, Registry};
 use super::returns::vacate;
-use super::site::{Patch, Place, SiteState, patched};
+use super::site::{Obstacles, Patch, Place, SiteState, patched};
 use super::table::{
     Counters, Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site,
 };
@@ -50,35 +50,45 @@ impl Registry {
         if self.live.is_none() {
             return Ok(Duration::ZERO);
         }
-        let mut jumps = Some(self.prepare_jumps(leaving, world.memory()));
+        let jumps = self.prepare_jumps(leaving, world.memory());
+        let mut jumps = jumps.into_iter().collect();
         let mut result = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
-            let jumps = jumps.take().unwrap_or_default();
-            self.change(leaving, jumps, mem, standing)
-                .map_err(|obstacle| result = Err(CommitError::Site(obstacle)))
+            self.keep_usable(&mut jumps, mem, standing);
+            self.change(leaving, &mut jumps, mem, standing)
+                .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
                 .ok()
         });
-        self.give_jumps_back(jumps.unwrap_or_default());
+        self.give_jumps_back(jumps.into_iter().collect());
         let stopped_for = stopped.map_err(CommitError::Stop)?;
         result.map(|()| stopped_for)
     }
 
-    /// Arms every site with an enabled probe, with the jumps that were prepared or with an int3,
+    /// Takes those of the prepared `jumps` back that must not be written now. The virtual CPUs must
+    /// stand still.
+    pub(super) fn keep_usable(
+        &mut self,
+        jumps: &mut BTreeMap<Gva, Jump>,
+        mem: &dyn PhysMemory,
+        standing: &[Standing],
+    ) {
+        self.leave_to_kprobes(jumps, mem);
+        self.keep_safe(jumps, mem, standing);
+    }
+
+    /// Arms every site with an enabled probe, with its usable one of the `jumps` or with an int3,
     /// disarms every other, forgets the `leaving` probes at their sites and frees what nobody needs
-    /// any more. Returns the table that matches the text.
+    /// any more. Takes the jumps that it uses out of `jumps`. Returns the table that matches the text.
     ///
     /// # Errors
-    /// The site that could not be armed; then nothing has changed.
+    /// The sites that cannot be armed; then nothing has changed.
     pub(super) fn change(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
-        jumps: Vec<(Gva, Jump)>,
+        jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
-    ) -> Result<Arc<ProbeTable>, Obstacle> {
-        let mut jumps: BTreeMap<Gva, Jump> = jumps.into_iter().collect();
-        self.leave_to_kprobes(&mut jumps, mem);
-        self.keep_safe(&mut jumps, mem, standing);
+    ) -> Result<Arc<ProbeTable>, Obstacles> {
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         for (at, site) in &self.sites {
             if !self.is_wanted(site, leaving) {
@@ -89,18 +99,16 @@ impl Registry {
                 arming.push((*at, patch));
             }
         }
-        self.give_jumps_back(jumps.into_iter().collect());
-
         let slots = match self.write(&arming, &disarming, leaving, mem, standing) {
             Ok(slots) => slots,
-            Err(obstacle) => {
+            Err(obstacles) => {
                 let unused = arming.into_iter().filter_map(|(at, patch)| match patch {
                     Patch::Jump(jump) => Some((at, jump)),
                     Patch::None | Patch::Breakpoint => None,
                 });
-                self.give_jumps_back(unused.collect());
+                jumps.extend(unused);
                 self.tidy(mem);
-                return Err(obstacle);
+                return Err(obstacles);
             }
         };
         // Nothing below can fail.
@@ -191,7 +199,7 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
-    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
+    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
         const NONE: Patch = Patch::None;
         let mut next: BTreeMap<Gva, &Patch> =
             arming.iter().map(|(at, patch)| (*at, patch)).collect();
@@ -223,13 +231,11 @@ impl Registry {
                 edits.push(edit);
             }
         }
-        let planted = match arming.first() {
-            Some((first, _)) => plant_gate(live, &text).map_err(|why| Obstacle { at: *first, why }),
-            None => Ok(()),
-        };
-        if let Err(obstacle) = planted.and_then(|()| text.replace(&edits)) {
+        let needs_gate = arming.iter().map(|(at, _)| *at);
+        let planted = plant_gate(live, &text, needs_gate);
+        if let Err(obstacles) = planted.and_then(|()| text.replace(&edits)) {
             self.give_back(slots, mem);
-            return Err(obstacle);
+            return Err(obstacles);
         }
         for at in gone {
             if let Some(site) = self.sites.get_mut(&at) {
@@ -422,12 +428,27 @@ fn edit<'s>(
     }
 }
 
-/// Patches the #BP entry, if this machine needs it and it is not patched yet.
-fn plant_gate(live: &mut Live, text: &Text<'_>) -> Result<(), Refused> {
-    if let Some(gate) = live.gate.as_ref().filter(|_| !live.gate_planted) {
-        text.plant_gate(gate)?;
-        live.gate_planted = true;
+/// Patches the #BP entry for the sites `arming`, if there are any, this machine needs it and it is not
+/// patched yet. No site can be armed without it.
+fn plant_gate(
+    live: &mut Live,
+    text: &Text<'_>,
+    mut arming: impl Iterator<Item = Gva>,
+) -> Result<(), Obstacles> {
+    let Some(gate) = live.gate.as_ref().filter(|_| !live.gate_planted) else {
+        return Ok(());
+    };
+    let Some(first) = arming.next() else {
+        return Ok(());
+    };
+    if let Err(why) = text.plant_gate(gate) {
+        let all = std::iter::once(first).chain(arming).map(|at| Obstacle {
+            at,
+            why: why.clone(),
+        });
+        return Obstacles::of(all).map_or(Ok(()), Err);
     }
+    live.gate_planted = true;
     Ok(())
 }
 

@@ -35,6 +35,14 @@ const FTRACE_HOOKS: [(&str, Internal); 2] = [
     ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
 ];
 const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
+const ALL_HOOKS: [&str; 6] = [
+    TASK_DEAD,
+    FTRACE_HOOKS[0].0,
+    FTRACE_HOOKS[1].0,
+    MODULE_HOOKS[0],
+    MODULE_HOOKS[1],
+    PREPARES,
+];
 
 impl Registry {
     /// Makes sites for what the engine has to watch once `leaving` have left, and lets the others
@@ -87,6 +95,26 @@ impl Registry {
             }
             Err(_) => {}
         }
+    }
+
+    /// Does without what the engine wanted to know where `obstacle` is, if that was it.
+    pub(super) fn watch_no_more(&mut self, obstacle: &Obstacle) -> bool {
+        let Obstacle { at, why } = obstacle;
+        let watched = self.sites.get_mut(at).filter(|site| !site.is_armed());
+        let Some(site) = watched.filter(|site| site.internal.is_some()) else {
+            return false;
+        };
+        site.internal = None;
+        let name = ALL_HOOKS.into_iter().find(|name| *name == site.symbol.0);
+        if site.members.is_empty() {
+            self.sites.remove(at);
+        }
+        if let Some(name) = name
+            && self.unwatched.insert(name)
+        {
+            warn!(%why, "{name} cannot be watched");
+        }
+        true
     }
 
     /// Forgets sites that neither a probe nor the engine wants and that were never armed.

@@ -190,6 +190,8 @@ impl Registry {
         site: &'s SiteState,
         leaving: &BTreeSet<ProbeId>,
     ) -> Result<&'s Span, Unoptimized> {
+        #[cfg(test)]
+        crate::testing::count_work();
         if !self.optimize {
             return Err(Unoptimized::Off);
         }

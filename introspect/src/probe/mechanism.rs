@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
-use super::site::SiteState;
+use super::site::{Obstacles, SiteState};
 use super::{Mechanism, ProbeId};
 use crate::hidden::{HiddenError, IDT_SIZE};
 use crate::world::Standing;
@@ -85,7 +85,7 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         standing: &[Standing],
-    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacle> {
+    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
         let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
             .sites
             .iter()
@@ -102,33 +102,43 @@ impl Registry {
         {
             // The trampoline is there before a return address can point to it, and stays.
             let mapped = self.hidden.map(mem, &live.view.tables);
-            if let Err(source) = mapped {
-                let at = self.first_return_site(leaving).unwrap_or(Gva(0));
-                let why = Refused::Slot { at, source };
-                return Err(Obstacle { at, why });
+            if let Err(source) = mapped
+                && let Some(obstacles) = Obstacles::of(self.unmapped_returns(leaving, &source))
+            {
+                return Err(obstacles);
             }
             self.hidden.pin();
         }
+        let (mut refused, mut has_looked) = (Vec::new(), false);
         for (at, displaced, kind) in needed {
             let mut code = self.take_slot(&displaced, kind, mem);
             if let Err(Refused::Slot { source, .. }) = &code
                 && matches!(source, HiddenError::OutOfSlots(_))
+                && !std::mem::replace(&mut has_looked, true)
             {
                 self.reclaim(&taken, mem, standing);
                 code = self.take_slot(&displaced, kind, mem);
             }
             match code {
                 Ok(code) => taken.push((at, code)),
-                Err(why) => {
-                    self.give_back(taken, mem);
-                    return Err(Obstacle { at, why });
-                }
+                Err(why) => refused.push(Obstacle { at, why }),
             }
         }
-        Ok(taken)
+        match Obstacles::of(refused) {
+            None => Ok(taken),
+            Some(obstacles) => {
+                self.give_back(taken, mem);
+                Err(obstacles)
+            }
+        }
     }
 
-    fn first_return_site(&self, leaving: &BTreeSet<ProbeId>) -> Option<Gva> {
+    /// The sites with return probes, none of which can be armed because of `source`.
+    fn unmapped_returns(
+        &self,
+        leaving: &BTreeSet<ProbeId>,
+        source: &HiddenError,
+    ) -> impl Iterator<Item = Obstacle> {
         let is_return = |id: &ProbeId| {
             !leaving.contains(id)
                 && self
@@ -136,9 +146,15 @@ impl Registry {
                     .get(id)
                     .is_some_and(|probe| probe.pool.is_some())
         };
-        let mut sites = self.sites.iter();
-        let (at, _) = sites.find(|(_, site)| site.members.iter().any(is_return))?;
-        Some(*at)
+        let sites = self.sites.iter();
+        let sites = sites.filter(move |(_, site)| site.members.iter().any(is_return));
+        sites.map(|(at, _)| Obstacle {
+            at: *at,
+            why: Refused::Slot {
+                at: *at,
+                source: source.clone(),
+            },
+        })
     }
 
     fn take_slot(

@@ -18,6 +18,7 @@ mod list;
 mod mechanism;
 pub mod patch;
 mod plan;
+mod plant;
 mod quiescence;
 mod recording;
 pub mod registry;

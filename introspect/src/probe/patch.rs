@@ -13,7 +13,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 
 use super::plan::{Obstacle, PristineText, Refused};
-use super::site::SiteState;
+use super::site::{Obstacles, SiteState};
 
 /// The breakpoint instruction.
 pub(super) const INT3: u8 = 0xcc;
@@ -67,14 +67,15 @@ impl Text<'_> {
     /// Replaces text as `edits` say.
     ///
     /// # Errors
-    /// The first place where the text is not as expected; then no byte has changed.
-    pub(super) fn replace(&self, edits: &[Edit]) -> Result<(), Obstacle> {
-        for edit in edits {
-            let at = edit.at;
-            if !self.holds(at, &edit.from) {
-                let why = Refused::TextChanged { at };
-                return Err(Obstacle { at, why });
-            }
+    /// The places where the text is not as expected; then no byte has changed.
+    pub(super) fn replace(&self, edits: &[Edit]) -> Result<(), Obstacles> {
+        let changed = edits.iter().filter(|edit| !self.holds(edit.at, &edit.from));
+        let changed = changed.map(|Edit { at, .. }| Obstacle {
+            at: *at,
+            why: Refused::TextChanged { at: *at },
+        });
+        if let Some(obstacles) = Obstacles::of(changed) {
+            return Err(obstacles);
         }
         for (done, edit) in edits.iter().enumerate() {
             let at = edit.at;
@@ -83,7 +84,7 @@ impl Text<'_> {
                     let _ = self.write(back.at, back.changed(&back.from));
                 }
                 let why = Refused::Unmapped { at };
-                return Err(Obstacle { at, why });
+                return Err(Obstacle { at, why }.into());
             }
         }
         Ok(())

@@ -184,6 +184,19 @@ impl Registry {
         self.ghost_sources.extend(sources);
     }
 
+    /// Gives back what probe `id`, which was never planted, would have recorded with.
+    pub(super) fn free_source(&mut self, id: ProbeId, mem: &dyn PhysMemory) {
+        let (Some(source), Some(detours)) = (self.sources.remove(id), &mut self.hidden.detours)
+        else {
+            return;
+        };
+        detours.give_counters_back(source.words);
+        if let Some(calls) = source.followed() {
+            detours.give_back(mem, calls.stubs, calls.code_len);
+            detours.give_instances_back(calls.instances.at, calls.len());
+        }
+    }
+
     /// Lets calls of the `leaving` probes return to their callers on their own, and tells the
     /// reader who is enabled, while the virtual CPUs stand still.
     pub(super) fn settle_sources(&self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {

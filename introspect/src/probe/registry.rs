@@ -21,6 +21,7 @@ use hvprobe_arch::mem::PhysMemory;
 use rustc_hash::FxHashSet;
 use tracing::warn;
 
+use super::batch::Refusals;
 use super::budget::Throttled;
 use super::commit::CommitError;
 pub use super::error::{ChangeError, RegisterError};
@@ -30,11 +31,12 @@ use super::hit::KernelView;
 use super::jump::Jump;
 use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
+use super::plant::PlantError;
 use super::quiescence::{Patience, is_feasible};
 use super::returns::entry_data_size;
 use super::site::{Patch, Place, Probe, SiteState};
 use super::table::{Counters, Returns};
-use super::{Mechanism, ProbeId, ProbeSpec};
+use super::{ProbeId, ProbeSpec};
 use crate::calls::{CELLS, Calls, MaxActive};
 use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
@@ -208,19 +210,14 @@ impl Registry {
                 Err(why) => refused.push((id, why)),
             }
         }
-        self.provide_internal(&BTreeSet::new(), world.memory());
-        let none = BTreeSet::new();
-        let mut jumps = self.prepare_jumps(&none, world.memory());
-        world.stopped(&mut |mem, standing| {
-            self.change_what_can_be(
-                &placed,
-                std::mem::take(&mut jumps),
-                &mut refused,
-                mem,
-                standing,
-            )
-            .ok()
-        })?;
+        match self.plant(&placed, Refusals::Skip, world) {
+            Ok(planted) => refused.extend(planted.refused),
+            Err(PlantError::Stop(error)) => return Err(error),
+            // They stay pending.
+            Err(PlantError::Site(Obstacle { why, .. }) | PlantError::Refused(_, why)) => {
+                warn!(%why, "pending probes cannot be planted");
+            }
+        }
         for (id, why) in &refused {
             if let Some(probe) = self.probes.get_mut(id) {
                 probe.place = Place::Refused(why.clone());
@@ -247,36 +244,6 @@ impl Registry {
         Ok(id)
     }
 
-    /// The first of `ids` that asks for a jump and cannot have one.
-    pub(super) fn unfulfilled(&self, ids: &[ProbeId]) -> Option<(usize, Refused)> {
-        ids.iter().enumerate().find_map(|(index, id)| {
-            let probe = self.probes.get(id)?;
-            let Place::At(at) = probe.place else {
-                return None;
-            };
-            let wants = probe.spec.mechanism == Some(Mechanism::Optimized);
-            let site = self.sites.get(&at).filter(|_| wants)?;
-            let source = self.fit(site, &BTreeSet::new()).err()?;
-            Some((index, Refused::Unoptimized { at, source }))
-        })
-    }
-
-    /// Those of `ids`, just planted, that asked for a jump and have an int3, as it turned out in the
-    /// stop that somebody is in the way.
-    pub(super) fn denied(&self, ids: &[ProbeId]) -> Vec<(ProbeId, Refused)> {
-        let why = |id: &ProbeId| {
-            let probe = self.probes.get(id)?;
-            let Place::At(at) = probe.place else {
-                return None;
-            };
-            let wants = probe.spec.mechanism == Some(Mechanism::Optimized);
-            let site = self.sites.get(&at).filter(|_| wants)?;
-            let source = self.unoptimized(site)?;
-            Some((*id, Refused::Unoptimized { at, source }))
-        };
-        ids.iter().filter_map(why).collect()
-    }
-
     /// A new probe, with its instances if it is a return probe.
     fn probe(&self, id: ProbeId, spec: &ProbeSpec) -> Result<Probe, Refused> {
         let pool = match spec.definition.kind {
@@ -300,13 +267,12 @@ impl Registry {
         })
     }
 
-    /// Forgets probes that were not committed.
-    pub(super) fn take_back(&mut self, ids: &[ProbeId], world: &dyn World) {
+    /// Forgets probes that were not planted.
+    pub(super) fn take_back(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         for id in ids {
-            self.unplace(*id);
-            self.probes.remove(id);
+            self.unplace(id);
+            self.probes.remove(&id);
         }
-        self.provide_internal(&BTreeSet::new(), world.memory());
     }
 
     /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
@@ -504,7 +470,7 @@ impl Registry {
     }
 
     /// Takes back a [`Registry::place`] that was not committed.
-    fn unplace(&mut self, id: ProbeId) {
+    pub(super) fn unplace(&mut self, id: ProbeId) {
         let Some(Place::At(at)) = self.probes.get(&id).map(|p| p.place.clone()) else {
             return;
         };

@@ -15,7 +15,7 @@ use hvprobe_arch::insn::{Displaced, SlotCode};
 
 use super::jump::{Jump, Unoptimized};
 use super::patch::INT3;
-use super::plan::Refused;
+use super::plan::{Obstacle, Refused};
 use super::spec::Actions;
 use super::table::{Counters, Internal};
 use super::{ProbeId, ProbeSpec};
@@ -63,6 +63,44 @@ pub(super) struct SiteState {
     pub(super) unprepared: Option<Unoptimized>,
     /// The guest rewrote our patch.
     pub(super) gone: bool,
+}
+
+/// The sites that cannot be armed: one at least.
+#[derive(Debug)]
+pub(super) struct Obstacles {
+    first: Obstacle,
+    others: Vec<Obstacle>,
+}
+
+impl Obstacles {
+    /// `None` when there are none.
+    pub(super) fn of(found: impl IntoIterator<Item = Obstacle>) -> Option<Self> {
+        let mut found = found.into_iter();
+        Some(Self {
+            first: found.next()?,
+            others: found.collect(),
+        })
+    }
+
+    pub(super) fn first(self) -> Obstacle {
+        self.first
+    }
+}
+
+impl From<Obstacle> for Obstacles {
+    fn from(first: Obstacle) -> Self {
+        let others = Vec::new();
+        Self { first, others }
+    }
+}
+
+impl IntoIterator for Obstacles {
+    type Item = Obstacle;
+    type IntoIter = std::iter::Chain<std::iter::Once<Obstacle>, std::vec::IntoIter<Obstacle>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.first).chain(self.others)
+    }
 }
 
 /// What a site's text holds.

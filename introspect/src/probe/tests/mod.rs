@@ -10,6 +10,7 @@ mod ftrace;
 mod glob;
 mod hit;
 mod jump;
+mod late;
 mod listed;
 mod mechanisms;
 mod model;
