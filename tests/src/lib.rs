@@ -10,3 +10,4 @@ pub mod differential;
 pub mod fuzz;
 pub mod micro;
 pub mod rig;
+pub mod wait;

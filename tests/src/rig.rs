@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_vmm::definition;
@@ -13,6 +13,8 @@ use hvprobe_vmm::machine::{
     DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
     ProbeSpec, Refusals, State, Subscription,
 };
+
+use crate::wait;
 
 /// The rig the test runs in; `None`, and a line that says so, where there is none.
 #[must_use]
@@ -132,6 +134,7 @@ impl Running {
     /// # Panics
     /// When the guest ends before.
     pub fn wait_for_events(&mut self, count: usize) {
+        let _quiet = Quiet::watch(&self.machine);
         let mut seen = 0;
         while seen < count {
             match self.events.blocking_next() {
@@ -175,6 +178,7 @@ impl Running {
     /// # Panics
     /// When the guest ends before, or an event was lost.
     pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
+        let _quiet = Quiet::watch(&self.machine);
         while !enough(&self.seen) {
             let Some(delivery) = self.events.blocking_next() else {
                 panic!("the guest ended after {} events", self.seen.len());
@@ -188,13 +192,21 @@ impl Running {
     /// Waits until `enough` says so of the machine, which it has to be asked again and again.
     ///
     /// # Panics
-    /// When the guest ends before.
+    /// When the guest ends before, or after [`wait::LIMIT`].
     pub fn wait_while_running(&mut self, enough: impl Fn(&Machine) -> bool) {
+        let since = Instant::now();
         while !enough(&self.machine) {
-            if let State::Stopped(_) = self.machine.status().state {
+            let status = self.machine.status();
+            if let State::Stopped(_) = status.state {
                 let printed = self.wait_printed(|_| false);
                 panic!("{printed}");
             }
+            assert!(
+                since.elapsed() < wait::LIMIT,
+                "not within {:?}: {status:?}, {:#?}",
+                wait::LIMIT,
+                self.machine.probes()
+            );
             std::thread::yield_now();
         }
     }

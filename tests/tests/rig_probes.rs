@@ -4,6 +4,7 @@
 use hvprobe_arch::Gva;
 use hvprobe_introspect::symbols::SymbolKind;
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
+use hvprobe_tests::wait;
 use hvprobe_vmm::machine::{Mechanism, ProbeInfo, ProbeState};
 
 /// Functions that every workload and every timer interrupt passes through.
@@ -112,9 +113,7 @@ fn an_emulated_hit_costs_one_kvm_run_and_no_other_ioctl() {
     machine.pause().expect("running");
     let (before, hits_before) = (machine.ioctls()[0], hits());
     machine.resume().expect("paused");
-    while hits() < hits_before + CALLS {
-        std::thread::yield_now();
-    }
+    wait::until("hits", hits, |now| *now >= hits_before + CALLS);
     machine.pause().expect("running");
     let (after, hits_after) = (machine.ioctls()[0], hits());
     let hits = hits_after - hits_before;
@@ -162,9 +161,7 @@ fn text_is_the_original_after_probes_came_and_went_on_two_busy_vcpus() {
             let of = |id| probes.iter().find(|p: &&ProbeInfo| p.id == id);
             ids.iter().filter_map(|id| Some(of(*id)?.counts.hits)).sum()
         };
-        while counted(&ids) < 20 {
-            std::thread::yield_now();
-        }
+        wait::until("hits", || counted(&ids), |now| *now >= 20);
         if round % 2 == 0 {
             machine.disable(&ids).expect("registered");
             assert_eq!(text_of(&running, at), original);

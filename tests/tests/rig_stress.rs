@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
+use hvprobe_tests::wait;
 use hvprobe_vmm::machine::{
     EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State,
 };
@@ -235,9 +236,8 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
         });
         for _ in 0..CHANGES {
             let seen = hits(&machine, &staying);
-            while hits(&machine, &staying) < seen + PACE {
-                std::thread::yield_now();
-            }
+            let hits = || hits(&machine, &staying);
+            wait::until("hits", hits, |now| *now >= seen + PACE);
             crowd.change(&running);
         }
         machine.console_input(b"stop\n");
@@ -336,9 +336,12 @@ fn dying(how: &str) -> Running {
     let ids = machine
         .register(&specs)
         .unwrap_or_else(|error| panic!("{}", chain(&error)));
-    while ids.iter().any(|&id| info(&machine, id).counts.hits == 0) {
-        std::thread::yield_now();
-    }
+    let hits = || ids.iter().map(|&id| info(&machine, id).counts.hits);
+    wait::until(
+        "hit of each probe",
+        || hits().collect::<Vec<_>>(),
+        |hits| !hits.contains(&0),
+    );
     machine.console_input(b"\n");
     running
 }

@@ -532,7 +532,7 @@ extern "C" fn wait(thread: u64) -> u64 {
     GATE.with_borrow(|gate| {
         let (here, may_go) = gate.as_ref().expect("a gate");
         here.send(thread).expect("a listener");
-        may_go.recv().expect("a result")
+        may_go.recv_timeout(PATIENCE).expect("a result")
     })
 }
 
@@ -571,7 +571,7 @@ fn calls_return_in_any_order() {
                     GATE.set(Some((here, may_go)));
                     function(arena)(thread)
                 });
-                assert_eq!(arrivals.recv(), Ok(thread));
+                assert_eq!(arrivals.recv_timeout(PATIENCE), Ok(thread));
                 (go, Some(caller))
             })
             .collect();

@@ -3,10 +3,27 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 
 use super::*;
+
+/// How long a test waits for its threads.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Looks until it sees `wanted` become true; `what` is waited for, and `seen` tells what was there.
+fn wait_until(what: &str, seen: impl Fn() -> String, wanted: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !wanted() {
+        assert!(
+            since.elapsed() < LIMIT,
+            "no {what} within {LIMIT:?}: {}",
+            seen()
+        );
+        thread::yield_now();
+    }
+}
 
 /// Where a thread that has taken so many steps says it stands.
 fn standing(index: usize, steps: u64) -> Standing {
@@ -77,10 +94,10 @@ fn total(steps: &[AtomicU64]) -> u64 {
 }
 
 fn wait_for_step(steps: &AtomicU64) {
-    let before = steps.load(Ordering::Relaxed);
-    while steps.load(Ordering::Relaxed) == before {
-        thread::yield_now();
-    }
+    let taken = || steps.load(Ordering::Relaxed);
+    let before = taken();
+    let seen = || format!("{before} steps, as before");
+    wait_until("step", seen, || taken() != before);
 }
 
 /// Returns once nothing runs, which it must not from then on unless something is called.
@@ -184,9 +201,9 @@ fn an_nmi_is_taken_once_by_its_own_vcpu_which_runs_on() {
             assert_eq!(counts(), [0, 0, 0], "a paused machine's vCPUs take none");
             control.resume();
             for (index, count) in [0, 1, 1].into_iter().enumerate() {
-                while taken[index].load(Ordering::Relaxed) < count {
-                    thread::yield_now();
-                }
+                let taken = || taken[index].load(Ordering::Relaxed);
+                let seen = || format!("{:?}", counts());
+                wait_until("NMI", seen, || taken() >= count);
             }
             // Who has taken one has nothing more to attend to.
             for steps in steps {
@@ -214,7 +231,7 @@ fn a_vcpu_pauses_the_machine_without_waiting_for_the_others() {
         }
     };
     with_stepping(3, pause, |control, steps| {
-        by_vcpu.recv().expect("the vCPU pauses");
+        by_vcpu.recv_timeout(LIMIT).expect("the vCPU pauses");
         assert!(control.is_paused());
         settle(control);
         let before = total(steps);
@@ -235,9 +252,8 @@ fn a_pause_that_is_resumed_before_it_is_complete_returns() {
     thread::scope(|scope| {
         // This vCPU never parks.
         let pause = scope.spawn(|| control.pause());
-        while !control.must_park(0) {
-            thread::yield_now();
-        }
+        let seen = || format!("paused: {}", control.is_paused());
+        wait_until("pause", seen, || control.must_park(0));
         control.resume();
         assert_eq!(pause.join().expect("no panic"), Ok(()));
     });
@@ -259,9 +275,12 @@ fn a_kick_ends_a_wait_of_its_thread() {
     with_stepping(
         1,
         |control, index| {
+            // A kick that does not end the wait is seen by how long it took.
+            let since = Instant::now();
             while !control.must_park(index) {
-                thread::park();
+                thread::park_timeout(LIMIT);
             }
+            assert!(since.elapsed() < LIMIT, "no kick came");
         },
         |control, steps| {
             for _ in 0..100 {

@@ -9,8 +9,18 @@ use hvprobe_introspect::probe::spec::{CAPTURE_MAX, Change, RegisterSet, Then};
 
 use super::*;
 
-/// Longer than any test.
-const LONG: Duration = Duration::from_secs(3600);
+/// Longer than any test takes; who waits for so long has waited in vain.
+const LONG: Duration = Duration::from_secs(120);
+
+/// The next question, which comes.
+fn next(client: &mut Asker) -> Option<Question> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime");
+    let next = async { tokio::time::timeout(LONG, client.next()).await };
+    runtime.block_on(next).expect("no question, and no end")
+}
 
 fn event(probe: u32) -> Event {
     Event {
@@ -55,10 +65,10 @@ fn an_answer_reaches_the_vcpu_that_asked() {
     thread::scope(|scope| {
         let first = scope.spawn(|| ask(&decisions, 1, LONG));
         let second = scope.spawn(|| ask(&decisions, 2, LONG));
-        let questions = [(); 2].map(|()| client.blocking_next().expect("it asks"));
+        let questions = [(); 2].map(|()| next(&mut client).expect("it asks"));
         for question in questions.iter().rev() {
             let probe = u64::from(question.event.probe.0);
-            assert_eq!(question.deadline_ns, 3_600_000_001_000);
+            assert_eq!(question.deadline_ns, 120_000_001_000);
             assert_eq!(client.answer(question.token, returning(probe)), Ok(()));
             // Once.
             let again = client.answer(question.token, returning(7));
@@ -88,7 +98,7 @@ fn a_deadline_that_passes_leaves_the_default_and_no_open_question() {
     let since = Instant::now();
     assert_eq!(ask(&decisions, 1, within), None);
     assert!(since.elapsed() >= within);
-    let question = client.blocking_next().expect("it asked");
+    let question = next(&mut client).expect("it asked");
     let late = client.answer(question.token, returning(1));
     assert_eq!(late, too_late(question.token));
     assert_eq!(decisions.counts().expired, 1);
@@ -100,7 +110,7 @@ fn an_answer_after_the_deadline_is_too_late_even_if_the_vcpu_has_not_looked() {
     let decisions = Decisions::default();
     let mut client = decisions.attach(Vec::new());
     let asked = decisions.ask(event(1), Duration::ZERO).expect("a client");
-    let question = client.blocking_next().expect("it asked");
+    let question = next(&mut client).expect("it asked");
     let late = client.answer(question.token, returning(1));
     assert_eq!(late, too_late(question.token));
     assert!(matches!(asked.wait(|| true), Reply::Unanswered));
@@ -114,8 +124,8 @@ fn a_client_that_goes_frees_its_questions_and_no_others() {
     thread::scope(|scope| {
         let freed = scope.spawn(|| ask(&decisions, 1, LONG));
         let open = scope.spawn(|| ask(&decisions, 2, LONG));
-        leaves.blocking_next().expect("it asks");
-        let question = stays.blocking_next().expect("it asks");
+        next(&mut leaves).expect("it asks");
+        let question = next(&mut stays).expect("it asks");
         drop(leaves);
         assert_eq!(freed.join().expect("no panic"), None);
         assert_eq!(stays.answer(question.token, returning(2)), Ok(()));
@@ -130,7 +140,7 @@ fn only_the_client_that_was_asked_can_answer_and_they_take_turns() {
     let mut clients = [(); 2].map(|()| decisions.attach(Vec::new()));
     for turn in [0, 1, 0] {
         let asked = decisions.ask(event(1), LONG).expect("a client");
-        let question = clients[turn].blocking_next().expect("its turn");
+        let question = next(&mut clients[turn]).expect("its turn");
         let other = clients[1 - turn].answer(question.token, returning(1));
         assert_eq!(other, too_late(question.token));
         assert_eq!(clients[turn].answer(question.token, returning(2)), Ok(()));
@@ -147,7 +157,7 @@ fn a_client_that_takes_no_questions_is_not_asked_more_than_it_has_room_for() {
         assert!(decisions.ask(event(1), LONG).is_some());
     }
     assert!(decisions.ask(event(2), LONG).is_none());
-    let question = client.blocking_next().expect("it asked");
+    let question = next(&mut client).expect("it asked");
     assert_eq!(client.answer(question.token, returning(1)), Ok(()));
     assert!(matches!(first.wait(|| false), Reply::Decided(_)));
     assert!(decisions.ask(event(2), LONG).is_some());
@@ -173,23 +183,23 @@ fn a_vcpu_whose_attention_is_wanted_parks_and_waits_on() {
                         Reply::Interrupted(again) => {
                             asked = again;
                             parked.send(()).expect("the test waits");
-                            goes.recv().expect("the test lets it go on");
+                            goes.recv_timeout(LONG).expect("the test lets it go on");
                         }
                     }
                 }
             }
         });
-        let question = client.blocking_next().expect("it asks");
+        let question = next(&mut client).expect("it asks");
         for _ in 0..100 {
             attention.store(true, Ordering::Release);
             vcpu.thread().unpark();
-            parks.recv().expect("it parks");
+            parks.recv_timeout(LONG).expect("it parks");
             attention.store(false, Ordering::Release);
             go.send(()).expect("it waits");
         }
         attention.store(true, Ordering::Release);
         vcpu.thread().unpark();
-        parks.recv().expect("it parks");
+        parks.recv_timeout(LONG).expect("it parks");
         // While it is parked.
         assert_eq!(client.answer(question.token, returning(3)), Ok(()));
         go.send(()).expect("it waits");
@@ -202,7 +212,7 @@ fn a_question_that_is_dropped_is_not_open() {
     let decisions = Decisions::default();
     let mut client = decisions.attach(Vec::new());
     drop(decisions.ask(event(1), LONG));
-    let question = client.blocking_next().expect("it asked");
+    let question = next(&mut client).expect("it asked");
     let late = client.answer(question.token, returning(1));
     assert_eq!(late, too_late(question.token));
 }
@@ -212,7 +222,7 @@ fn a_decision_beyond_the_limits_is_refused_and_the_question_stays_open() {
     let decisions = Decisions::default();
     let mut client = decisions.attach(Vec::new());
     let asked = decisions.ask(event(1), LONG).expect("a client");
-    let question = client.blocking_next().expect("it asked");
+    let question = next(&mut client).expect("it asked");
     let monster = Decision {
         changes: vec![Change::Memory {
             base: None,
@@ -236,12 +246,12 @@ fn the_end_of_the_machine_ends_streams_and_frees_questions() {
     let mut client = decisions.attach(Vec::new());
     thread::scope(|scope| {
         let vcpu = scope.spawn(|| ask(&decisions, 1, LONG));
-        client.blocking_next().expect("it asks");
+        next(&mut client).expect("it asks");
         decisions.close();
         assert_eq!(vcpu.join().expect("no panic"), None);
     });
-    assert_eq!(client.blocking_next(), None);
-    assert_eq!(decisions.attach(Vec::new()).blocking_next(), None);
+    assert_eq!(next(&mut client), None);
+    assert_eq!(next(&mut decisions.attach(Vec::new())), None);
     assert_eq!(ask(&decisions, 1, LONG), None);
 }
 
@@ -260,7 +270,7 @@ fn every_question_comes_to_an_end_while_clients_come_and_go() {
                 while !over.load(Ordering::Relaxed) {
                     let mut client = decisions.attach(Vec::new());
                     for _ in 0..patience * 5 {
-                        let Some(question) = client.blocking_next() else {
+                        let Some(question) = next(&mut client) else {
                             return;
                         };
                         let value = u64::from(question.event.probe.0);
@@ -268,7 +278,7 @@ fn every_question_comes_to_an_end_while_clients_come_and_go() {
                         let answered = client.answer(question.token, returning(value));
                         assert_eq!(answered, Ok(()));
                     }
-                    client.blocking_next();
+                    next(&mut client);
                 }
             });
         }
