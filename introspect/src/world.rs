@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gva, Regs};
 
 use crate::probe::table::ProbeTable;
 
@@ -28,14 +28,56 @@ pub enum StopError {
 }
 
 /// Where a stopped virtual CPU stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// The next instruction it executes.
-    pub rip: Gva,
-    /// Its stack pointer.
-    pub rsp: Gva,
+    /// Its registers; RIP is the next instruction it executes.
+    pub regs: Regs,
     /// Its GS base: the per-CPU base if RIP is the kernel's.
     pub gs_base: u64,
+}
+
+impl Standing {
+    /// The next instruction it executes.
+    #[must_use]
+    pub fn rip(&self) -> Gva {
+        Gva(self.regs.rip)
+    }
+
+    /// Its stack pointer.
+    #[must_use]
+    pub fn rsp(&self) -> Gva {
+        Gva(self.regs.rsp)
+    }
+
+    /// All addresses it may go to without reading memory: where it stands, and what its general
+    /// registers hold.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = Gva> {
+        let Regs {
+            rax,
+            rbx,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            rsp,
+            rbp,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            rip,
+            rflags: _,
+        } = self.regs;
+        [
+            rip, rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15,
+        ]
+        .map(Gva)
+        .into_iter()
+    }
 }
 
 /// What is done to a stopped guest: takes its memory and where its virtual CPUs stand, without

@@ -302,10 +302,10 @@ fn tell_standings(machine: &Machine) {
     eprintln!("waited in vain for the guest; {:?}", machine.status());
     match machine.standings() {
         Ok(all) => all.iter().for_each(|cpu| {
-            let place = machine.image().symbols().containing(cpu.rip);
+            let place = machine.image().symbols().containing(cpu.rip());
             let place = place.map(|(symbol, offset)| format!("{}+{offset:#x}", symbol.name));
             let place = place.unwrap_or_else(|| "outside of the kernel".to_owned());
-            eprintln!("rip {} ({place}), rsp {}", cpu.rip, cpu.rsp);
+            eprintln!("rip {} ({place}), rsp {}", cpu.rip(), cpu.rsp());
         }),
         Err(error) => eprintln!("{}", chain(&error)),
     }

@@ -39,12 +39,6 @@ impl Followed {
         self.layout.stride() as u64
     }
 
-    /// Whether `at` lies in the code.
-    pub(crate) fn is_code(&self, at: Gva) -> bool {
-        at.offset_from(self.stubs)
-            .is_some_and(|offset| offset < self.code_len)
-    }
-
     fn stub(&self, index: u32) -> Gva {
         self.stubs.wrapping_add(u64::from(index) * u64::from(STUB))
     }
@@ -83,15 +77,53 @@ impl Followed {
         (index < self.instances.count).then_some(index)
     }
 
-    /// Lets the calls in flight return to their callers on their own. The virtual CPUs must stand
-    /// still. Who has already returned to a stub finishes there.
-    pub(crate) fn vacate(&self, tables: &PageTables, mem: &dyn PhysMemory) {
+    /// Lets the calls in flight whose stubs stand on their stacks go on without them, to where
+    /// `beyond` says that their return addresses lead. The virtual CPUs must stand still. Who has
+    /// already returned to a stub finishes there.
+    pub(crate) fn vacate(
+        &self,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+        beyond: impl Fn(Gva) -> Gva,
+    ) {
         for (index, slot, to) in self.in_flight(mem) {
             if tables.read_u64(mem, slot) == Ok(self.stub(index).0) {
                 // It could be read, so it is there.
-                let _ = tables.write(mem, slot, &to.0.to_le_bytes());
+                let _ = tables.write(mem, slot, &beyond(to).0.to_le_bytes());
             }
         }
+    }
+
+    /// Has the calls in flight return to where `beyond` says that their return addresses lead. The
+    /// virtual CPUs must stand still.
+    pub(crate) fn redirect(&self, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
+        for (index, _, to) in self.in_flight(mem) {
+            let then = beyond(to);
+            if then != to {
+                let at = self.instance_at(index).wrapping_add(InstanceLayout::RETURN);
+                // The instance has just been read.
+                let _ = mem.write_u64(at, then.0);
+            }
+        }
+    }
+
+    /// Where calls may go on to that have an instance, or are about to: the return addresses of all
+    /// instances that are not on the free list. One that is on its way there counts.
+    pub(crate) fn leads_to<'a>(
+        &'a self,
+        mem: &'a (impl PhysMemory + ?Sized),
+    ) -> impl Iterator<Item = Gva> + 'a {
+        let mut is_free = vec![false; usize::try_from(self.instances.count).unwrap_or(0)];
+        let mut next = mem.read_u64(self.free).ok();
+        // The guest may have made a circle of the list.
+        while let Some(index) = next.and_then(|next| u32::try_from(next & u64::from(u32::MAX)).ok())
+            && let Some(free) = is_free.get_mut(index as usize)
+            && !std::mem::replace(free, true)
+        {
+            next = self.word(index, InstanceLayout::NEXT, mem);
+        }
+        let taken = (0..self.instances.count).filter(move |index| !is_free[*index as usize]);
+        taken.filter_map(|index| self.word(index, InstanceLayout::RETURN, mem).map(Gva))
     }
 
     /// Frees the instances of calls that `task`, which will not run again, has made; returns how

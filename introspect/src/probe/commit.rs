@@ -129,7 +129,8 @@ impl Registry {
         }
         self.forget(leaving, mem);
         self.vacate_calls(leaving, mem, standing);
-        self.settle_sources(leaving, mem);
+        self.vacate_sources(leaving, mem);
+        self.settle_sources(leaving);
         self.reclaim_jumps(mem, standing);
         self.tidy(mem);
         Ok(Arc::new(self.table(leaving)))
@@ -281,16 +282,20 @@ impl Registry {
         let returning = |slot: Gva| {
             standing
                 .iter()
-                .any(|cpu| cpu.rip == trampoline && cpu.rsp.wrapping_sub(8) == slot)
+                .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
         };
+        let vacated = Arc::make_mut(&mut self.vacated);
         self.returns.calls.remove(
             |id| leaving.contains(&id),
             |frame| {
                 if returning(frame.slot) {
-                    Fate::Keep
-                } else {
-                    vacate(frame, trampoline, tables, mem)
+                    return Fate::Keep;
                 }
+                let fate = vacate(frame, trampoline, tables, mem);
+                if fate == Fate::Forget {
+                    vacated.add(frame);
+                }
+                fate
             },
         );
     }
@@ -354,6 +359,7 @@ impl Registry {
             fixtures: self.hidden.fixtures(),
             returning,
             returns: Arc::clone(&self.returns),
+            vacated: Arc::clone(&self.vacated),
             followed: self
                 .sources
                 .iter()

@@ -226,7 +226,7 @@ impl Registry {
         }
         let Some(used) = self
             .hidden
-            .referenced(mem, standing.iter().map(|cpu| cpu.rip))
+            .referenced(mem, standing.iter().map(Standing::rip))
         else {
             return;
         };

@@ -118,7 +118,7 @@ impl Registry {
         let low = points.iter().copied().chain(starts).min();
         let high = points.iter().map(|at| at.wrapping_add(1)).chain(ends).max();
         let within = low.unwrap_or(Gva(0))..high.unwrap_or(Gva(0));
-        let found = scan::addresses(mem, standing.iter().map(|cpu| cpu.rip), &within, |at| {
+        let found = scan::addresses(mem, standing.iter().map(Standing::rip), &within, |at| {
             points.contains(&at) || copies.iter().any(|copy| inside(at, *copy))
         });
         for Doubt {

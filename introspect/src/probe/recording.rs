@@ -1,8 +1,8 @@
 //! What probes without exits record with: their sources of records, the instances and the code of
-//! those that follow calls, and what is left of all that when they have gone.
+//! those that follow calls.
 //!
-//! Invariant: what a detour, or a call in flight, refers to stays as it is until no word of the
-//! guest's memory leads there.
+//! Invariant: what a detour, or a call in flight, refers to stays as it is for as long as `reuse.rs`
+//! says that somebody may come there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use hvprobe_arch::detour::{
     Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
 };
 use hvprobe_arch::mem::PhysMemory;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::ProbeId;
-use super::jump::{Jump, Surroundings, Unoptimized, unfollowable};
+use super::jump::{Surroundings, Unoptimized, unfollowable};
 use super::registry::Registry;
 use super::site::{Probe, SiteState};
 use super::spec::{Actions, Item};
@@ -23,13 +23,6 @@ use crate::hidden::HiddenError;
 use crate::hidden::detours::{CounterPlace, Detours, aligned};
 use crate::hidden::follow::Followed;
 use crate::ring::{Source, Tallies, What};
-use crate::world::Standing;
-
-/// With this many bytes of instances, or this many counters, of probes that have left, likewise.
-const GHOST_INSTANCES_MAX: u64 = 1 << 20;
-const GHOST_COUNTERS_MAX: usize = 8192;
-/// With this many bytes of detours that have no site, it is worth looking who is inside.
-const GHOSTS_MAX: u64 = 1 << 20;
 
 fn stack_words(actions: &Actions) -> Vec<u16> {
     let words = actions.capture.iter().filter_map(|item| match item {
@@ -184,97 +177,11 @@ impl Registry {
         self.ghost_sources.extend(sources);
     }
 
-    /// Gives back what probe `id`, which was never planted, would have recorded with.
-    pub(super) fn free_source(&mut self, id: ProbeId, mem: &dyn PhysMemory) {
-        let (Some(source), Some(detours)) = (self.sources.remove(id), &mut self.hidden.detours)
-        else {
-            return;
-        };
-        detours.give_counters_back(source.words);
-        if let Some(calls) = source.followed() {
-            detours.give_back(mem, calls.stubs, calls.code_len);
-            detours.give_instances_back(calls.instances.at, calls.len());
-        }
-    }
-
-    /// Lets calls of the `leaving` probes return to their callers on their own, and tells the
-    /// reader who is enabled, while the virtual CPUs stand still.
-    pub(super) fn settle_sources(&self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
-        let Some(live) = &self.live else { return };
+    /// Tells the reader who is enabled once `leaving` have left, while the virtual CPUs stand still.
+    pub(super) fn settle_sources(&self, leaving: &BTreeSet<ProbeId>) {
         for source in self.sources.iter() {
-            let id = source.probe;
-            source.set_enabled(self.switched_on && self.is_enabled(id, leaving));
-            if leaving.contains(&id)
-                && let Some(followed) = source.followed()
-            {
-                followed.vacate(&live.view.tables, mem);
-            }
+            source.set_enabled(self.switched_on && self.is_enabled(source.probe, leaving));
         }
-    }
-
-    /// Gives back the detours of former jumps that nobody can be inside of, and what only they used,
-    /// when they take much room: it takes looking through all of the guest's memory.
-    pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
-        let size = |jump: &Jump| jump.detour.code().len() as u64;
-        let ghosts = self.ghost_jumps.values().flatten().map(size);
-        let followed = self
-            .ghost_sources
-            .iter()
-            .filter_map(|source| source.followed());
-        let (code, instances) = followed.fold((ghosts.sum::<u64>(), 0), |(code, bytes), calls| {
-            (code + calls.code_len, bytes + calls.len())
-        });
-        let is_much = code >= GHOSTS_MAX
-            || instances >= GHOST_INSTANCES_MAX
-            || self.ghost_sources.len() >= GHOST_COUNTERS_MAX;
-        if !is_much {
-            return;
-        }
-        let standing = standing.iter().map(|cpu| cpu.rip);
-        let (Some(used), Some(detours)) = (
-            self.hidden.referenced(mem, standing),
-            self.hidden.detours.as_mut(),
-        ) else {
-            return;
-        };
-        let mut stay = 0;
-        self.ghost_jumps.retain(|_, jumps| {
-            jumps.retain(|jump| {
-                let start = jump.detour.at();
-                let inside = |at: &Gva| {
-                    at.offset_from(start)
-                        .is_some_and(|offset| offset < size(jump))
-                };
-                let stays = used.iter().any(inside);
-                if !stays {
-                    detours.give_back(mem, start, size(jump));
-                }
-                stays
-            });
-            stay += jumps.len();
-            !jumps.is_empty()
-        });
-        let entered: BTreeSet<ProbeId> = self
-            .ghost_jumps
-            .values()
-            .flatten()
-            .flat_map(|jump| jump.members.iter().copied())
-            .collect();
-        self.ghost_sources.retain(|source| {
-            let entered = entered.contains(&source.probe);
-            let followed = source.followed();
-            let left = followed.is_some_and(|calls| used.iter().any(|at| calls.is_code(*at)));
-            if entered || left {
-                return true;
-            }
-            detours.give_counters_back(source.words);
-            if let Some(calls) = followed {
-                detours.give_back(mem, calls.stubs, calls.code_len);
-                detours.give_instances_back(calls.instances.at, calls.len());
-            }
-            false
-        });
-        info!(stay, "detours of former probes given back");
     }
 }
 

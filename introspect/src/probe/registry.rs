@@ -33,7 +33,8 @@ use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
 use super::plant::PlantError;
 use super::quiescence::{Patience, is_feasible};
-use super::returns::entry_data_size;
+use super::returns::{Vacated, entry_data_size};
+use super::reuse::Keep;
 use super::site::{Patch, Place, Probe, SiteState};
 use super::table::{Counters, Returns};
 use super::{ProbeId, ProbeSpec};
@@ -74,6 +75,8 @@ pub struct Registry {
     pub(super) ghost_jumps: BTreeMap<Gva, Vec<Jump>>,
     /// What probes that have left recorded with, and their ghosts still may.
     pub(super) ghost_sources: Vec<Arc<Source>>,
+    /// How much of that may come together.
+    pub(super) keep: Keep,
     /// The number of the next stub that calls return to.
     pub(super) next_stub: u32,
     /// What turns records of detours into events.
@@ -99,6 +102,7 @@ pub struct Registry {
     /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
     pub(super) ftrace_patches: bool,
     pub(super) returns: Arc<Returns>,
+    pub(super) vacated: Arc<Vacated>,
     pub(super) retired: Arc<FxHashSet<u64>>,
     pub(super) hidden: HiddenRegion,
     pub(super) live: Option<Live>,
@@ -126,6 +130,7 @@ impl Registry {
             ghosts: Ghosts::default(),
             ghost_jumps: BTreeMap::new(),
             ghost_sources: Vec::new(),
+            keep: Keep::default(),
             next_stub: 0,
             sources: Sources::default(),
             optimize: true,
@@ -143,6 +148,7 @@ impl Registry {
                 unmatched: AtomicU64::new(0),
                 next_call: AtomicU64::new(0),
             }),
+            vacated: Arc::default(),
             retired: Arc::default(),
             hidden,
             live: None,

@@ -6,12 +6,14 @@
 //!
 //! [`Calls`]: crate::calls::Calls
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use hvprobe_arch::detour::{Instance, StackWords};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
+use rustc_hash::FxHashMap;
 
 use super::act::{Seen, Taken, apply, capture};
 use super::hit::{Outcome, State};
@@ -23,6 +25,8 @@ use crate::event::{Call, Captured, EventKind};
 use crate::ring::Source;
 use crate::world::Clock;
 
+/// How many frames are remembered that got their return addresses back.
+const VACATED_MAX: usize = 4096;
 /// Bytes before the entry's capture in the private data of a call: which items were unreadable.
 const HEADER: usize = 4;
 
@@ -170,11 +174,18 @@ impl State {
         // Without a call the slot that was popped tells: the real address was put back there just
         // after the function had read the trampoline's from it.
         let to = known.or_else(|| {
+            let found = scene.read_u64(slot).map(Gva);
+            let on_the_way = found.is_some_and(|found| table.is_trampoline(found));
+            if on_the_way
+                && let Some(task) = scene.task()
+                && let Some(to) = table.vacated(task, slot)
+            {
+                return Some(to);
+            }
             if let Some(returns) = table.returns() {
                 returns.unmatched.fetch_add(1, Ordering::Relaxed);
             }
-            let found = Gva(scene.read_u64(slot)?);
-            (!table.is_trampoline(found)).then_some(found)
+            found.filter(|_| !on_the_way)
         });
         match to {
             Some(to) => {
@@ -262,6 +273,37 @@ fn restore(items: &[Item], data: &[u8]) -> Captured {
         });
     }
     into
+}
+
+/// Frames that were given their real return addresses back, the newest few thousand.
+///
+/// A task that was interrupted in a detour just after it had read the trampoline's address from its
+/// frame still comes to the trampoline, by way of that detour's stub.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Vacated {
+    /// Real return addresses, by the task and the slot.
+    frames: FxHashMap<(Gva, Gva), Gva>,
+    /// The oldest first.
+    order: VecDeque<(Gva, Gva)>,
+}
+
+impl Vacated {
+    pub(super) fn add(&mut self, frame: &Frame) {
+        let key = (frame.task, frame.slot);
+        if self.frames.insert(key, frame.ret).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > VACATED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.frames.remove(&oldest);
+        }
+    }
+
+    /// Where the frame of `task` at `slot` really returns to.
+    pub(super) fn get(&self, task: Gva, slot: Gva) -> Option<Gva> {
+        self.frames.get(&(task, slot)).copied()
+    }
 }
 
 /// Puts the real return address of a call nobody waits for back into its slot, while the virtual

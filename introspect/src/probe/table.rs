@@ -14,6 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::ProbeId;
 use super::budget::{Budget, Meter};
+use super::returns::Vacated;
 use super::spec::Actions;
 use crate::calls::{Calls, Found, Pool};
 use crate::hidden::{Fixtures, KERNEL_WINDOW};
@@ -291,6 +292,7 @@ pub struct ProbeTable {
     fixtures: Option<Fixtures>,
     returning: FxHashMap<ProbeId, Returning>,
     returns: Option<Arc<Returns>>,
+    vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     followed: Vec<Arc<Source>>,
     /// Whether an instruction is stepped.
@@ -306,6 +308,7 @@ pub(super) struct Parts {
     pub(super) fixtures: Option<Fixtures>,
     pub(super) returning: FxHashMap<ProbeId, Returning>,
     pub(super) returns: Arc<Returns>,
+    pub(super) vacated: Arc<Vacated>,
     pub(super) followed: Vec<Arc<Source>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub(super) ghosts: Vec<(Gva, Gva)>,
@@ -354,6 +357,7 @@ impl ProbeTable {
             fixtures: parts.fixtures,
             returning: parts.returning,
             returns: Some(parts.returns),
+            vacated: parts.vacated,
             followed: parts.followed,
             steps,
         }
@@ -441,6 +445,11 @@ impl ProbeTable {
         }
         // Of a probe that has left, which calls in flight may still lead to the trampoline.
         Found::OnTheWay
+    }
+
+    /// Where a frame really returns to that got its return address back.
+    pub(super) fn vacated(&self, task: Gva, slot: Gva) -> Option<Gva> {
+        self.vacated.get(task, slot)
     }
 
     pub(super) fn returns(&self) -> Option<&Returns> {

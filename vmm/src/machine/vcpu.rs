@@ -284,11 +284,7 @@ impl Vcpu {
         } else {
             self.cpu.sregs().gs.base
         };
-        let standing = Standing {
-            rip: Gva(regs.rip),
-            rsp: Gva(regs.rsp),
-            gs_base,
-        };
+        let standing = Standing { regs, gs_base };
         self.park(guard, Some(standing))
     }
 

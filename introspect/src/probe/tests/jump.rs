@@ -7,7 +7,6 @@ use super::super::patch::GATE_PORT;
 use super::super::spec::{Change, Hold, Item, Then};
 use super::*;
 use crate::testing::{DATA_VIRT, STACK};
-use crate::world::Standing;
 
 /// The entry nop of `vfs_read`: one instruction of five bytes.
 const ENTRY: &str = "p vfs_read";
@@ -285,11 +284,7 @@ fn nobody_is_ever_left_under_a_jump() {
     assert!(!is_optimized(&rig, id));
     // The same for a virtual CPU that stands there.
     rig.guest.write(word, &[0; 8]);
-    let standing = |rip| Standing {
-        rip,
-        rsp: STACK,
-        gs_base: 0,
-    };
+    let standing = |rip| standing(rip, STACK);
     rig.guest.stand(&[standing(bare)]);
     assert_eq!(looks(&mut rig, 8), 1);
     assert!(!is_optimized(&rig, id));

@@ -5,7 +5,6 @@ use hvprobe_arch::insn::{SLOT_SIZE, SlotKind};
 
 use super::*;
 use crate::testing::{SLOTS, STACK};
-use crate::world::Standing;
 
 fn forced(mechanism: Mechanism, definition: &str) -> ProbeSpec {
     ProbeSpec {
@@ -196,11 +195,7 @@ fn ghost_that_somebody_was_interrupted_in_is_never_reclaimed() {
     assert!(rig.try_register(&newcomer).is_err());
     assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
     rig.guest.write(Gva(STACK.0 + 0x40), &[0; 8]);
-    rig.guest.stand(&[Standing {
-        rip: inside(ghost),
-        rsp: STACK,
-        gs_base: 0,
-    }]);
+    rig.guest.stand(&[standing(inside(ghost), STACK)]);
     assert!(rig.try_register(&newcomer).is_err());
     assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
     // Nobody is any more.

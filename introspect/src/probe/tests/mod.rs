@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 
 use hvprobe_arch::insn::GateHead;
-use hvprobe_arch::{Gpa, Gva};
+use hvprobe_arch::{Gpa, Gva, Regs};
 
 use super::registry::{ChangeError, RegisterError, Registry};
 use super::spec::Actions;
@@ -38,6 +38,7 @@ use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refused};
 use crate::definition::parse;
 use crate::image::fixture;
 use crate::testing::{Guest, Ticks, hidden, whole_hidden};
+use crate::world::Standing;
 use cpu::{Cpu, RESUME};
 
 const INT3: u8 = 0xcc;
@@ -261,6 +262,16 @@ impl Rig {
         assert_eq!(self.list(), before);
         result
     }
+}
+
+/// A virtual CPU that stands at `rip`.
+fn standing(rip: Gva, rsp: Gva) -> Standing {
+    let regs = Regs {
+        rip: rip.0,
+        rsp: rsp.0,
+        ..Regs::default()
+    };
+    Standing { regs, gs_base: 0 }
 }
 
 /// Index and reason of a refused batch.

@@ -1,5 +1,6 @@
 //! Return probes: the entry and the return.
 
+mod chains;
 mod half;
 mod leaving;
 

@@ -1,7 +1,7 @@
 //! The barrier under every order of calls that the machine may make, with a model of the virtual
 //! CPUs around it.
 
-use hvprobe_arch::Gva;
+use hvprobe_arch::Regs;
 use proptest::prelude::*;
 
 use super::*;
@@ -77,9 +77,12 @@ struct Machine {
 }
 
 fn standing(index: usize) -> Standing {
+    let rip = index as u64;
     Standing {
-        rip: Gva(index as u64),
-        rsp: Gva(0),
+        regs: Regs {
+            rip,
+            ..Regs::default()
+        },
         gs_base: 0,
     }
 }
@@ -216,7 +219,7 @@ impl Machine {
             }
         }
         for standing in self.barrier.standings() {
-            let index = usize::try_from(standing.rip.0).expect("an index");
+            let index = usize::try_from(standing.regs.rip).expect("an index");
             assert_eq!(self.vcpus[index].thread, Thread::Waiting);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::Gva;
+use hvprobe_arch::Regs;
 
 use super::*;
 
@@ -28,8 +28,10 @@ fn wait_until(what: &str, seen: impl Fn() -> String, wanted: impl Fn() -> bool) 
 /// Where a thread that has taken so many steps says it stands.
 fn standing(index: usize, steps: u64) -> Standing {
     Standing {
-        rip: Gva(steps),
-        rsp: Gva(0x1000 * index as u64),
+        regs: Regs {
+            rip: steps,
+            ..Regs::default()
+        },
         gs_base: index as u64,
     }
 }

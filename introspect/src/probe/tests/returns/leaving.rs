@@ -1,7 +1,6 @@
 //! Calls that never return, and return probes that leave or rest while calls are in flight.
 
 use super::*;
-use crate::world::Standing;
 
 #[test]
 fn frame_that_was_left_behind_is_an_orphan() {
@@ -131,16 +130,8 @@ fn virtual_cpu_at_the_trampoline_finds_its_way_after_the_probe_has_left() {
     let trampoline = rig.trampoline();
     // It has executed the `ret` and not yet the int3.
     rig.guest.stand(&[
-        Standing {
-            rip: rig.addr(id),
-            rsp: Gva(0),
-            gs_base: 0,
-        },
-        Standing {
-            rip: trampoline,
-            rsp: STACK.wrapping_add(8),
-            gs_base: cpu.gs_base,
-        },
+        standing(rig.addr(id), Gva(0)),
+        standing(trampoline, STACK.wrapping_add(8)),
     ]);
     rig.unregister(&[id]).unwrap();
     // Meanwhile the place above its stack may hold anything.
