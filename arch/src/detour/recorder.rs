@@ -216,6 +216,14 @@ impl Detour {
             .iter()
             .find_map(|(original, copy)| (*original == boundary).then_some(*copy))
     }
+
+    /// Where the displaced instruction is whose copy is at `at`.
+    #[must_use]
+    pub fn in_place(&self, at: Gva) -> Option<Gva> {
+        self.copies
+            .iter()
+            .find_map(|(original, copy)| (*copy == at).then_some(*original))
+    }
 }
 
 impl Part<'_> {

@@ -377,7 +377,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
         add('T', name, fillers + 0x2580 + 0x10 * i);
     }
     let long = format!("_R{}", "long".repeat(100));
-    add('t', &long, fillers + 0x2600);
+    add('t', &long, fillers + 0x2610);
     let text_len = 0x4000;
     add('T', "_etext", TEXT + text_len);
 
@@ -456,7 +456,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
 }
 
 /// Functions that the engine has an interest in.
-pub(crate) const WATCHED: [&str; 8] = [
+pub(crate) const WATCHED: [&str; 9] = [
     "__switch_to",
     "do_task_dead",
     "do_init_module",
@@ -465,6 +465,7 @@ pub(crate) const WATCHED: [&str; 8] = [
     "ftrace_arch_code_modify_post_process",
     "arch_prepare_kprobe",
     "register_kprobe",
+    "fixup_exception",
 ];
 
 /// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`

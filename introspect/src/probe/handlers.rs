@@ -176,6 +176,11 @@ impl State {
                 self.task_dead(scene);
                 return None;
             }
+            // The first argument of the function watched: the registers at the fault.
+            Internal::Fault => {
+                self.fault_of_copy(scene, Gva(regs.rdi));
+                return None;
+            }
             // Both functions watched take the module as their first argument.
             Internal::Modules => Held::Modules(Gva(regs.rdi)),
             Internal::Kprobe => Held::Kprobe(Gva(regs.rdi)),

@@ -6,6 +6,7 @@
 //! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
 //! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
+//! | `fixup_exception` | copies that may fault run without us | a fault in one is the probepoint's |
 //! | `arch_prepare_kprobe` | jumps may be written             | a kprobe of the guest's must not meet one ([`super::foreign`]) |
 //!
 //! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
@@ -15,6 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
 use tracing::{info, warn};
 
@@ -35,7 +37,11 @@ const FTRACE_HOOKS: [(&str, Internal); 2] = [
     ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
 ];
 const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
-const ALL_HOOKS: [&str; 6] = [
+/// What the kernel calls for every fault of its own, before it complains of one, with the registers at
+/// the fault as its first argument (arch/x86/mm/extable.c).
+const FAULTS: &str = "fixup_exception";
+const ALL_HOOKS: [&str; 7] = [
+    FAULTS,
     TASK_DEAD,
     FTRACE_HOOKS[0].0,
     FTRACE_HOOKS[1].0,
@@ -72,10 +78,27 @@ impl Registry {
                 self.watch_function(name, internal, mem);
             }
         }
+        if self.has_copies_that_may_fault(leaving) {
+            self.watch_function(FAULTS, Internal::Fault, mem);
+        }
         if self.has_to_know_kprobes(leaving) {
             self.watch_function(PREPARES, Internal::Kprobe, mem);
         }
         self.drop_idle_internal();
+    }
+
+    /// Whether some instruction that may fault runs from a slot that jumps back, or from a detour, once
+    /// `leaving` have left.
+    fn has_copies_that_may_fault(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        let may_fault = |it: &Displaced| !matches!(it.action(), Action::Emulate(_));
+        let jumps = self.optimize && self.hidden.detours.is_some();
+        self.sites.values().any(|site| {
+            let mut members = self.enabled_members(site, leaving).peekable();
+            let span = site.span.as_ref().ok().filter(|_| jumps);
+            members.peek().is_some()
+                && (may_fault(&site.displaced)
+                    || span.is_some_and(|span| span.instructions().any(may_fault)))
+        })
     }
 
     fn watch_function(&mut self, name: &'static str, internal: Internal, mem: &dyn PhysMemory) {

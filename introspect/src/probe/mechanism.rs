@@ -1,8 +1,9 @@
 //! How the instruction of a site takes effect, and the slots that takes.
 //!
 //! Cheapest first: *emulated* needs no slot, a *boosted* slot jumps back, a *stepped* one ends in an
-//! int3. Stepped is for instructions with an exception-table entry, which must fault inside the
-//! exception window, and for post-handlers of instructions that are not emulated. Invariants: nobody
+//! int3. Stepped is for instructions that must fault inside the exception window, as there is an
+//! exception-table entry for them or a probe asks for their faults, and for post-handlers of
+//! instructions that are not emulated. Invariants: nobody
 //! is in a stepped slot while the virtual CPUs stand still, so it may be given back then; somebody
 //! may always have been interrupted in a boosted one, so its content stays as it is (a *ghost*), for
 //! the next probe at the same instruction, until there are no other slots and no word of guest
@@ -56,12 +57,13 @@ impl Registry {
         site: &SiteState,
         counts: impl Fn(ProbeId) -> bool,
     ) -> Option<SlotKind> {
-        let (mut post, mut least) = (false, Mechanism::Emulated);
+        let (mut ends, mut least) = (false, Mechanism::Emulated);
         for id in &site.members {
             if counts(*id)
                 && let Some(probe) = self.probes.get(id)
             {
-                post |= probe.spec.actions.post;
+                // They need to know how the copy ended.
+                ends |= probe.spec.actions.post || probe.spec.actions.faults;
                 least = least.max(probe.spec.mechanism.unwrap_or(least));
             }
         }
@@ -69,7 +71,7 @@ impl Registry {
             matches!(site.displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated;
         if is_emulated {
             None
-        } else if post || site.fixup || least == Mechanism::Stepped {
+        } else if ends || site.fixup || least == Mechanism::Stepped {
             Some(SlotKind::Trapped)
         } else {
             Some(SlotKind::Boosted)

@@ -156,7 +156,11 @@ impl Registry {
             let jumps = &mut new.jumps;
             let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
             new.unused.extend(useless);
+            let before = new.refused.len();
             self.refuse_denied(new)?;
+            if new.refused.len() > before {
+                self.provide_internal(&BTreeSet::new(), mem);
+            }
             match self.change(&BTreeSet::new(), &mut new.jumps, mem, standing) {
                 Ok(table) => return Ok(table),
                 Err(obstacles) => self.refuse_obstructed(new, obstacles, mem)?,
@@ -310,7 +314,7 @@ impl Registry {
     fn is_unsettled(&self) -> bool {
         let none = BTreeSet::new();
         let could_jump = |site: &SiteState| {
-            let breakpoint = matches!(site.patch, Patch::Breakpoint);
+            let breakpoint = matches!(site.patch, Patch::Breakpoint) && self.is_wanted(site, &none);
             breakpoint && site.unprepared.is_none() && self.fit(site, &none).is_ok()
         };
         let mut there = self.sites.values().filter(|site| !site.gone);

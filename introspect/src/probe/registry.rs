@@ -350,12 +350,14 @@ impl Registry {
                 probe.spec.disabled = !enabled;
             }
         }
+        self.provide_internal(&BTreeSet::new(), world.memory());
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             for (id, disabled) in before {
                 if let Some(probe) = self.probes.get_mut(&id) {
                     probe.spec.disabled = disabled;
                 }
             }
+            self.provide_internal(&BTreeSet::new(), world.memory());
             self.change_error(error, ids)
         })
     }

@@ -200,6 +200,8 @@ pub(super) enum Internal {
     FtraceEnds,
     /// The guest is about to copy the instruction that a kprobe of its own is at.
     Kprobe,
+    /// The guest's kernel has faulted.
+    Fault,
 }
 
 impl Internal {
@@ -391,6 +393,18 @@ impl ProbeTable {
         let start = at.0 & !(SLOT_SIZE as u64 - 1);
         let index = *self.by_slot.get(&start)?;
         Some((index, self.site(index)?.slot.as_ref()?))
+    }
+
+    /// Where the instruction is whose copy, of a slot or a detour, is at `at`, and the site that the
+    /// copy was made for. Looks at all sites: not for what every hit does.
+    pub(super) fn in_place(&self, at: Gva) -> Option<(Gva, &Site)> {
+        if let Some((index, slot)) = self.slot_around(at) {
+            let site = self.site(index)?;
+            return Some((site.displaced.in_place(slot, at)?, site));
+        }
+        self.sites
+            .iter()
+            .find_map(|site| Some((site.detour.as_ref()?.in_place(at)?, site)))
     }
 
     /// The site whose detour asks for an exit at `at`.

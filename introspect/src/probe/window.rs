@@ -35,6 +35,10 @@ const PF_WRITE: u32 = 1 << 1;
 const FRAME_RFLAGS: u64 = 16;
 const FRAME_RSP: u64 = 24;
 
+/// Offset of RIP in the kernel's `struct pt_regs` (arch/x86/include/asm/ptrace.h), the same on all
+/// kernels, as debuggers see it too.
+const PT_REGS_IP: u64 = 128;
+
 /// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
 const GATE: u64 = 16;
 
@@ -243,6 +247,27 @@ impl State {
         let _ = memory.write_u64(frame.wrapping_add(FRAME_RSP), before.rsp);
         regs.rip = handler;
         Some(outcome)
+    }
+
+    /// The guest's kernel has faulted, with what is at `pt_regs` as its registers, and looks for an
+    /// entry in its exception table. If that was in a copy that ran without us, it finds the
+    /// instruction's own place instead, here and in all it prints.
+    #[inline(never)]
+    pub(super) fn fault_of_copy<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        pt_regs: Gva,
+    ) {
+        let ip = pt_regs.wrapping_add(PT_REGS_IP);
+        let rip = scene.read_u64(ip).map(Gva);
+        let Some((at, site)) = rip.and_then(|rip| scene.table.in_place(rip)) else {
+            return;
+        };
+        if scene.memory().write_u64(ip, at.0).is_ok() && at == site.displaced.at() {
+            for member in &site.members {
+                member.counters.fault(self.vcpu);
+            }
+        }
     }
 
     /// Reports the state after the displaced instruction to those who asked for it.

@@ -5,6 +5,7 @@ mod actions;
 mod batch;
 mod cpu;
 mod enable;
+mod faults;
 mod foreign;
 mod ftrace;
 mod glob;

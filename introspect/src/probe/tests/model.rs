@@ -429,8 +429,16 @@ impl Model {
         if watched {
             put(self.rig.at("do_task_dead", 0), &[INT3]);
         }
+        let may_fault = |place: &Place| {
+            let mut probes = place.probes.values();
+            place.mechanism() != Mechanism::Emulated && probes.any(|probe| !probe.disabled)
+        };
+        let faults = self.switched_on && self.places.iter().any(may_fault);
+        if faults {
+            put(self.rig.at("fixup_exception", 0), &[INT3]);
+        }
         let patch = GateHead::patch(GATE_PORT);
-        if watched || self.places.iter().any(|place| place.armed) {
+        if watched || faults || self.places.iter().any(|place| place.armed) {
             put(self.gate.at(), &patch);
         }
         // The stack is the guest's business, but for the return addresses.
