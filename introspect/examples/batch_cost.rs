@@ -12,15 +12,17 @@
 //! |-------------|-----------------------------------------------------------------------------------|
 //! | `optimized` | at each function's entry a jump to a detour of its own                            |
 //! | `inside`    | jumps over several instructions, for which all of the guest's memory is looked through |
-//! | `r`         | return probes, with jumps                                                         |
+//! | `r`         | return probes, with jumps as long as there is room for what their calls need      |
 //! | `emulated`  | int3s                                                                             |
 //! | `boosted`   | int3s, and a slot each                                                            |
 //!
-//! Every round comes twice, as the second finds the slots and detours of the first. The guest has no
-//! processors: what is missing is only what it takes to stop them.
+//! Every round comes twice, as the second finds the slots and detours of the first. The last column is
+//! how many of the probes are jumps. The guest has no processors: what is missing is only what it takes
+//! to stop them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,15 +35,15 @@ use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
 use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::hit::KernelView;
 use hvprobe_introspect::probe::registry::Registry;
-use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeSpec, Refusals};
+use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, Refusals};
 use hvprobe_introspect::symbols::SymbolKind;
 use hvprobe_introspect::world::{Change, StopError, World};
 
 const PAGE: u64 = 4096;
-/// Where page tables, the interrupt descriptor table and the hidden region are; the text is below. The
-/// guest has as much memory as hvprobe gives one that is not told otherwise.
-const TABLES: Gpa = Gpa(64 << 20);
-const IDT: Gpa = Gpa(80 << 20);
+/// Where page tables, the interrupt descriptor table and the hidden region are; the kernel is below.
+/// The guest has as much memory as hvprobe gives one that is not told otherwise.
+const TABLES: Gpa = Gpa(128 << 20);
+const IDT: Gpa = Gpa(144 << 20);
 const HIDDEN: Gpa = Gpa(256 << 20);
 const END: u64 = HIDDEN.0 + HiddenRegion::FULL_SIZE;
 const IDT_VIRT: Gva = Gva(0xffff_ffff_f000_0000);
@@ -112,6 +114,8 @@ impl Guest {
         let mut next = TABLES.wrapping_add(PAGE);
         let symbol = |name| image.symbols().address_of(name).expect("a kernel");
         let (start, end) = (symbol("_stext"), symbol("_etext"));
+        let behind = symbol("_end").0.wrapping_sub(image.virt_to_phys_offset());
+        assert!(behind <= TABLES.0, "the kernel ends at {behind:#x}");
         let mut page = Gva(start.0 & !(PAGE - 1));
         while page < end {
             let phys = Gpa(page.0.wrapping_sub(image.virt_to_phys_offset()));
@@ -119,10 +123,11 @@ impl Guest {
             page = page.wrapping_add(PAGE);
         }
         map(&memory, &mut next, IDT_VIRT, IDT);
-        // The guest has no kprobes of its own.
-        let table = Gva(symbol("kprobe_table").0 & !(PAGE - 1));
-        let mutex = Gva(symbol("kprobe_mutex").0 & !(PAGE - 1));
-        for page in BTreeSet::from([table, mutex]) {
+        // The guest has no kprobes of its own: a table of 64 chains, and a mutex.
+        let ends = |name, len: u64| [symbol(name), symbol(name).wrapping_add(len - 1)];
+        let data = [ends("kprobe_table", 64 * 8), ends("kprobe_mutex", 64)];
+        let pages = data.as_flattened().iter().map(|at| Gva(at.0 & !(PAGE - 1)));
+        for page in pages.collect::<BTreeSet<_>>() {
             let phys = Gpa(page.0.wrapping_sub(image.virt_to_phys_offset()));
             map(&memory, &mut next, page, phys);
         }
@@ -190,7 +195,10 @@ impl Wanted {
             "optimized" => {}
             // Behind the nop at the entry.
             "inside" => wanted.offset = 5,
-            "r" => wanted.kind = Kind::Return { maxactive: None },
+            "r" => {
+                wanted.kind = Kind::Return { maxactive: None };
+                wanted.mechanism = None;
+            }
             "emulated" => wanted.mechanism = Some(Mechanism::Emulated),
             "boosted" => wanted.mechanism = Some(Mechanism::Boosted),
             _ => return None,
@@ -209,7 +217,8 @@ fn main() -> ExitCode {
         };
         let named = |kind| Some((kind, Wanted::named(kind)?));
         let kinds: Option<Vec<_>> = kinds.into_iter().map(named).collect();
-        Some((kernel, count.parse::<usize>().ok()?, kinds?))
+        let count = count.parse::<NonZero<usize>>().ok()?;
+        Some((kernel, count.get(), kinds?))
     };
     let Some((kernel, count, kinds)) = parsed() else {
         eprintln!("usage: batch_cost VMLINUX PROBES [{}]", KINDS.join("|"));
@@ -224,13 +233,17 @@ fn main() -> ExitCode {
     );
     println!("to register them is to take at most {all} / {stopped}");
     println!(
-        "{:<20}{:>14}{:>14}{:>14}{:>14}{:>8}  verdict",
-        "", "register", "disable", "enable", "unregister", "watch"
+        "{:<20}{:>14}{:>14}{:>14}{:>14}{:>8}  verdict{:>8}",
+        "", "register", "disable", "enable", "unregister", "watch", "jumps"
     );
+    let mut status = ExitCode::SUCCESS;
     for (name, wanted) in kinds {
-        measure(name, wanted, count, &image);
+        if let Err(why) = measure(name, wanted, count, &image) {
+            println!("{name}: {why}");
+            status = ExitCode::FAILURE;
+        }
     }
-    ExitCode::SUCCESS
+    status
 }
 
 /// What a change took: all in all, and while the guest stood still.
@@ -257,8 +270,8 @@ impl std::fmt::Display for Took {
     }
 }
 
-/// Prints two rows about probes of one kind.
-fn measure(name: &str, wanted: Wanted, count: usize, image: &Arc<KernelImage>) {
+/// A guest whose text is final, and a registry without probes.
+fn booted(image: &Arc<KernelImage>) -> (Guest, Registry) {
     let guest = Guest::boot(image);
     let hidden = HiddenRegion::new(HIDDEN, END - HIDDEN.0, KERNEL_WINDOW);
     let mut registry = Registry::new(Arc::clone(image), 2, hidden);
@@ -267,15 +280,31 @@ fn measure(name: &str, wanted: Wanted, count: usize, image: &Arc<KernelImage>) {
         task: image.task_layout().ok(),
         idt: IDT_VIRT,
     };
-    registry
-        .go_live(view, None, &guest)
-        .expect("nobody to stop");
-    let specs = functions(image, &mut registry, &guest, count, wanted);
+    let live = registry.go_live(view, None, &guest);
+    live.expect("nobody to stop");
+    (guest, registry)
+}
+
+/// Prints two rows about probes of one kind.
+fn measure(
+    name: &str,
+    wanted: Wanted,
+    count: usize,
+    image: &Arc<KernelImage>,
+) -> Result<(), String> {
+    let specs = {
+        let (guest, mut registry) = booted(image);
+        functions(image, &mut registry, &guest, count, wanted)?
+    };
+    let (guest, mut registry) = booted(image);
     for round in ["first", "second"] {
         let (done, register) = Took::of(&guest, || {
             registry.register_batch(&specs, Refusals::Fail, &guest)
         });
-        let ids = done.expect("these can be probed").ids();
+        let ids = done.map_err(|error| told(&error))?.ids();
+        let is_jump = |probe: &ProbeInfo| probe.mechanism == Some(Mechanism::Optimized);
+        let listed = registry.list(&guest.memory);
+        let jumps = listed.iter().filter(|probe| is_jump(probe)).count();
         let ((), watch) = Took::of(&guest, || registry.watch(&guest.memory));
         let (done, disable) = Took::of(&guest, || registry.set_enabled(&ids, false, &guest));
         done.expect("registered");
@@ -287,22 +316,23 @@ fn measure(name: &str, wanted: Wanted, count: usize, image: &Arc<KernelImage>) {
         let met = register.all.as_millis() <= all.into()
             && register.stopped.as_millis() <= stopped.into();
         println!(
-            "{:<20}{register:>14}{disable:>14}{enable:>14}{unregister:>14}{:>8}  {}",
+            "{:<20}{register:>14}{disable:>14}{enable:>14}{unregister:>14}{:>8}  {:<7}{jumps:>8}",
             format!("{name}, {round}"),
             watch.all.as_millis(),
             if met { "met" } else { "missed" }
         );
     }
+    Ok(())
 }
 
-/// `count` functions that can be probed, all over the kernel.
+/// `count` functions that can be probed, all over the kernel; or why there are not as many.
 fn functions(
     image: &KernelImage,
     registry: &mut Registry,
     guest: &Guest,
     count: usize,
     wanted: Wanted,
-) -> Vec<ProbeSpec> {
+) -> Result<Vec<ProbeSpec>, String> {
     let symbols = image.symbols();
     let functions = symbols.iter().filter(|symbol| {
         symbol.kind == SymbolKind::Text
@@ -328,17 +358,32 @@ fn functions(
         })
         .collect();
     // Of a few probes, not every function is tried.
-    let some = specs.len() / (4 * count.max(1));
+    let some = specs.len() / (4 * count);
     let specs: Vec<_> = specs.into_iter().step_by(some.max(1)).collect();
-    let mut good = Vec::new();
+    let (mut good, mut refused) = (Vec::new(), None);
     for batch in specs.chunks(4096) {
         let done = registry.register_batch(batch, Refusals::Skip, guest);
         let done = done.expect("nobody to stop");
         good.extend(done.probes.iter().map(|(index, _)| batch[*index].clone()));
         let ids: Vec<ProbeId> = done.ids();
         registry.unregister(&ids, guest).expect("registered");
+        refused = refused.or(done.skipped.into_iter().next());
     }
-    assert!(good.len() >= count, "only {} can be probed", good.len());
-    let step = good.len() / count.max(1);
-    good.into_iter().step_by(step.max(1)).take(count).collect()
+    if good.len() < count {
+        let (possible, tried) = (good.len(), specs.len());
+        let why = refused.map_or_else(String::new, |first| {
+            format!("; {first} cannot: {}", told(&first.why))
+        });
+        return Err(format!(
+            "only {possible} of {tried} functions can be probed{why}"
+        ));
+    }
+    let step = good.len() / count;
+    Ok(good.into_iter().step_by(step).take(count).collect())
+}
+
+/// An error with what it comes from.
+fn told(error: &dyn std::error::Error) -> String {
+    let source = error.source().map(|source| format!(": {}", told(source)));
+    format!("{error}{}", source.unwrap_or_default())
 }
