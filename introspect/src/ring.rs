@@ -1,36 +1,38 @@
-//! The host's end of the ring that detours record into.
+//! The host's end of the ring that detours record into: whose records they are, what events become of
+//! them, and who gets those. [`Reader`] takes the records.
 //!
-//! A record takes whole cells, reserved by moving the *head* on, and begins with the position behind
-//! it once it is complete. Invariants: only the [`Reader`] moves the *tail*, over records that were
-//! complete, whose first words it has cleared before; what it reads it has copied out of the guest's
-//! reach first; a guest that writes nonsense here loses records, which are counted, and nothing else.
+//! Invariants: what is read was copied out of the guest's reach first; a guest that writes nonsense
+//! here loses records, which are counted, and nothing else.
+
+mod reader;
+mod room;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::detour::{
-    BuildError, CELL, Capture, EntryCapture, Header, Layout, MAX_RECORD_CELLS, Malformed, Part,
-};
-use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::detour::{BuildError, Capture, EntryCapture, Layout, Malformed, Part};
+use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use rustc_hash::FxHashMap;
 
 use crate::event::{self, Captured, Drained, Event, EventKind};
+use crate::hidden::KERNEL_WINDOW;
 use crate::hidden::detours::CounterPlace;
 use crate::hidden::follow::Followed;
-use crate::hidden::{KERNEL_WINDOW, RingPlace};
 use crate::probe::ProbeId;
 use crate::probe::spec::Actions;
 use crate::probe::table::Counters;
 use crate::task::Task;
 
+use reader::Look;
+pub use reader::Reader;
+
 /// The longest that a record waits to be read.
 const DEADLINE: Duration = Duration::from_millis(5);
 /// How often counters are looked at that the guest only increments.
 const SETTLE: Duration = Duration::from_secs(1);
-const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
 
 /// Whose records they are, and what they mean.
 #[derive(Debug)]
@@ -281,139 +283,6 @@ impl Sources {
     }
 }
 
-/// Empties the ring of one machine.
-#[derive(Debug)]
-pub struct Reader {
-    place: RingPlace,
-    sources: Sources,
-    tail: u64,
-    malformed: u64,
-    /// Guest and host time of the newest event.
-    newest: (u64, u64),
-}
-
-impl Reader {
-    /// A reader of the ring at `place`, which nobody else reads.
-    #[must_use]
-    pub fn new(place: RingPlace, sources: Sources) -> Self {
-        Self {
-            place,
-            sources,
-            tail: 0,
-            malformed: 0,
-            newest: (0, 0),
-        }
-    }
-
-    /// Whether everything reserved was read. One load.
-    fn is_empty(&self, mem: &dyn PhysMemory) -> bool {
-        mem.read_u64(self.place.head)
-            .is_ok_and(|head| head == self.tail)
-    }
-
-    /// Appends the events of at most `limit` records that are complete to `into`. Lost are those that
-    /// were nonsense or nobody's; there is more if it was the limit that ended it.
-    fn read(
-        &mut self,
-        mem: &dyn PhysMemory,
-        host_ns: impl Fn(u64) -> u64,
-        limit: usize,
-        into: &mut Vec<Event>,
-    ) -> Drained {
-        let before = self.malformed;
-        if self.is_empty(mem) {
-            return Drained::default();
-        }
-        let sources = self.sources.now();
-        let around = Around {
-            mem,
-            host_ns: &host_ns,
-            sources: &sources,
-        };
-        let start = self.tail;
-        let mut left = limit;
-        let more = loop {
-            if left == 0 {
-                break true;
-            }
-            left -= 1;
-            match self.next(&around, into) {
-                Ok(true) => {}
-                Ok(false) | Err(OutOfRange { .. }) => break false,
-            }
-        };
-        if self.tail != start {
-            // What was cleared is cleared before detours may reserve it again.
-            fence(Ordering::Release);
-            let _ = self.place.tell(mem, self.tail);
-        }
-        Drained {
-            lost: self.malformed - before,
-            more,
-        }
-    }
-
-    /// Takes one record; `false` when the next is not complete.
-    fn next(&mut self, around: &Around<'_>, into: &mut Vec<Event>) -> Result<bool, OutOfRange> {
-        let mem = around.mem;
-        let cell = self.tail & u64::from(self.place.capacity - 1);
-        let at = self.place.cells.wrapping_add(cell * CELL as u64);
-        if mem.read_u64(at)? == 0 {
-            return Ok(false);
-        }
-        fence(Ordering::Acquire);
-        let mut bytes = [0; RECORD_MAX];
-        mem.read(at, &mut bytes[..CELL])?;
-        let header = match Header::read(&bytes[..CELL]) {
-            Ok(header) if header.position == self.tail => header,
-            Ok(_) | Err(_) => return self.resync(mem),
-        };
-        let Some(record) = bytes.get_mut(..usize::from(header.cells) * CELL) else {
-            return self.resync(mem);
-        };
-        mem.read(at, record)?;
-        for cell in 0..u64::from(header.cells) {
-            mem.write_u64(at.wrapping_add(cell * CELL as u64), 0)?;
-        }
-        self.tail = self.tail.wrapping_add(u64::from(header.cells));
-        let source = around.sources.0.get(&header.source);
-        match source.map(|source| source.event(record, around)) {
-            Some(Ok(event)) => into.extend(event.map(|event| self.in_order(event))),
-            Some(Err(_)) | None => self.malformed += 1,
-        }
-        Ok(true)
-    }
-
-    /// Host time, which is worked out anew for each batch, does not run back where the guest's did
-    /// not.
-    fn in_order(&mut self, mut event: Event) -> Event {
-        let (tsc, ns) = self.newest;
-        if event.guest_tsc >= tsc {
-            event.host_ns = event.host_ns.max(ns);
-            self.newest = (event.guest_tsc, event.host_ns);
-        }
-        event
-    }
-
-    /// The guest wrote nonsense where a record should begin: nothing between it and the head can be
-    /// made sense of.
-    fn resync(&mut self, mem: &dyn PhysMemory) -> Result<bool, OutOfRange> {
-        let head = mem.read_u64(self.place.head)?;
-        for cell in 0..u64::from(self.place.capacity) + u64::from(MAX_RECORD_CELLS) {
-            mem.write_u64(self.place.cells.wrapping_add(cell * CELL as u64), 0)?;
-        }
-        self.malformed += 1;
-        self.tail = head;
-        Ok(false)
-    }
-
-    /// Accounts for the hits that detours only counted. Returns how many of them left no record.
-    fn settle(&self, mem: &dyn PhysMemory) -> u64 {
-        let sources = self.sources.now();
-        sources.0.values().map(|source| source.settle(mem)).sum()
-    }
-}
-
 /// What a machine's collector and its control side share of the ring: the reader, and the events
 /// that the control side has read before the collector came to it.
 #[derive(Debug)]
@@ -452,14 +321,15 @@ impl Collection {
     /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
     /// is read but lost.
     pub fn catch_up(&self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
+        self.lock().catch_up(mem, host_ns);
+    }
+
+    /// The same when the guest will not run again: what it has begun to record is lost.
+    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
         let mut state = self.lock();
-        let capacity = state.reader.place.capacity as usize;
-        let mut read = Vec::new();
-        let lost = state.reader.read(mem, host_ns, capacity, &mut read).lost;
-        state.lost += lost + state.reader.settle(mem);
-        let room = capacity.saturating_sub(state.waiting.len());
-        state.lost += read.len().saturating_sub(room) as u64;
-        state.waiting.extend(read.into_iter().take(room));
+        state.catch_up(mem, host_ns);
+        let given_up = state.reader.give_up(mem);
+        state.lost = state.lost.saturating_add(given_up);
     }
 
     /// Appends at most `most` events to `batch`, as [`event::Source::drain`] does. Lost are hits that
@@ -474,21 +344,49 @@ impl Collection {
         let mut state = self.lock();
         let waiting = state.waiting.len().min(most);
         batch.extend(state.waiting.drain(..waiting));
-        let mut drained = state.reader.read(mem, host_ns, most - waiting, batch);
+        let now = Instant::now();
+        let look = Look::patient(most - waiting, now);
+        let mut drained = state.reader.read(mem, host_ns, look, batch);
         drained.more |= !state.waiting.is_empty();
-        if state.settled.is_none_or(|last| last.elapsed() > SETTLE) {
-            state.settled = Some(Instant::now());
-            drained.lost += state.reader.settle(mem);
+        let lost = &mut drained.lost;
+        let is_settled = |last| now.saturating_duration_since(last) <= SETTLE;
+        if !state.settled.is_some_and(is_settled) {
+            state.settled = Some(now);
+            *lost = lost.saturating_add(state.reader.settle(mem));
         }
-        drained.lost += std::mem::take(&mut state.lost);
+        *lost = lost.saturating_add(std::mem::take(&mut state.lost));
         drained
     }
 
     /// How long the ring may be left alone; `None` while nothing records.
     #[must_use]
     pub fn patience(&self) -> Option<Duration> {
-        let sources = self.lock().reader.sources.now();
-        (!sources.0.is_empty()).then_some(DEADLINE)
+        let state = self.lock();
+        if state.reader.records() {
+            Some(DEADLINE)
+        } else {
+            // Whoever still has a record to finish of a probe that has left.
+            state.reader.awaits().then_some(SETTLE)
+        }
+    }
+}
+
+impl State {
+    fn catch_up(&mut self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
+        let most = self.reader.capacity();
+        let mut read = Vec::new();
+        let look = Look::at_all(most);
+        let lost = self.reader.read(mem, host_ns, look, &mut read).lost;
+        let lost = lost.saturating_add(self.reader.settle(mem));
+        let room = most.saturating_sub(self.waiting.len());
+        let dropped = read.len().saturating_sub(room) as u64;
+        self.lost = self.lost.saturating_add(lost).saturating_add(dropped);
+        self.waiting.extend(read.into_iter().take(room));
+        // What was finished late comes before what waits already.
+        let waiting = self.waiting.make_contiguous();
+        if !waiting.is_sorted_by_key(|event| event.host_ns) {
+            waiting.sort_by_cached_key(|event| event.host_ns);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
 //! the frame calls `cell` the record's address.
 
-use super::record::{CPU, Header, Layout, SOURCE, TSC, Values};
+use super::record::{CPU, END, Header, IDENTITY, Layout, TSC, Values};
 use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
@@ -226,17 +226,10 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Writes what comes before the flags, but the first word and the time.
-    pub(super) fn header(
-        &mut self,
-        source: u32,
-        layout: &Layout,
-        capture: &Capture,
-    ) -> Result<(), BuildError> {
+    /// Writes CPU and task.
+    pub(super) fn header(&mut self, layout: &Layout, capture: &Capture) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let a = &mut self.a;
-        let identity = Header::identity(source, layout.cells())?;
-        a.mov(dword_ptr(cell + SOURCE), identity)?;
         if let Some(cpu) = capture.cpu {
             load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
             a.mov(dword_ptr(cell + CPU), eax)?;
@@ -287,7 +280,8 @@ impl<'a> Emitter<'a> {
         stack: &[u16],
     ) -> Result<(), BuildError> {
         let above = self.frame.rsp();
-        self.word(base, values.flags(), 0)?;
+        self.a.mov(eax, dword_ptr(rsp))?;
+        self.a.mov(dword_ptr(base + values.flags()), eax)?;
         for (register, offset) in values.registers() {
             match (register, self.frame.offset_of(register)) {
                 (_, Some(saved)) => self.word(base, offset, saved)?,
@@ -311,15 +305,17 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Writes the first word of a record, and rings the doorbell if that passed the watermark.
-    pub(super) fn publish(&mut self, cells: u16) -> Result<(), BuildError> {
+    /// Writes the mark of a record, and rings the doorbell if that passed the watermark.
+    pub(super) fn publish(&mut self, source: u32, cells: u16) -> Result<(), BuildError> {
+        let identity = Header::identity(source, cells)?;
         let label = self.a.create_label();
         let mut next = self.a.create_label();
         self.ringing.push(Ringing { label, next });
         let cell = self.frame.cell;
         let cells = i32::from(cells);
         let a = &mut self.a;
-        a.mov(qword_ptr(cell), rcx)?;
+        a.mov(dword_ptr(cell + END), ecx)?;
+        a.mov(dword_ptr(cell + IDENTITY), identity)?;
         // Of all that fill the ring, one is the first to make it so full.
         a.sub(rcx, qword_ptr(absolute(self.ring.bell)))?;
         a.cmp(rcx, cells)?;

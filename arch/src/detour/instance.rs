@@ -15,7 +15,7 @@
 //! every change of the word, so that an exchange that was overtaken fails. Each free instance holds
 //! the index of the next.
 
-use super::record::{Malformed, StackWords, Values, word};
+use super::record::{Malformed, Spread, StackWords, Values, word};
 use super::{BuildError, record};
 use crate::Gva;
 use crate::regs::{RegisterSet, Regs};
@@ -29,9 +29,10 @@ pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
-const VALUES: usize = 48;
+/// The word of the flags.
+const VALUES: usize = 6;
 /// The end of the flags and of all registers.
-const VALUES_END: usize = VALUES + 8 * (1 + 16);
+const VALUES_END: usize = 8 * (VALUES + 1 + 16);
 /// The most bytes that an instance without stack words has behind its first word.
 pub const ENTERED_MAX: usize = VALUES_END - GENERATION;
 
@@ -100,13 +101,19 @@ impl InstanceLayout {
     /// # Errors
     /// When more was asked for than an instance holds.
     pub fn new(capture: &EntryCapture) -> Result<Self, BuildError> {
-        Values::new(VALUES, capture.registers, &capture.stack).map(|values| Self { values })
+        let values = Values::new(Spread::Dense, VALUES, capture.registers, &capture.stack)?;
+        Ok(Self { values })
+    }
+
+    /// How many bytes an instance has.
+    fn size(&self) -> usize {
+        Spread::Dense.offset(self.values.end())
     }
 
     /// The distance between instances in bytes: a power of two, at least a cache line.
     #[must_use]
     pub fn stride(&self) -> usize {
-        self.values.end().next_power_of_two().max(record::CELL)
+        self.size().next_power_of_two().max(record::CELL)
     }
 
     pub(super) fn values(&self) -> &Values {
@@ -142,7 +149,7 @@ impl InstanceLayout {
         put(TASK, instance.task.0);
         put(usize::from(ENTRY_TSC), instance.tsc);
         self.values.write(&instance.regs, put);
-        (bytes, self.values.end().min(VALUES_END) - GENERATION)
+        (bytes, self.size().min(VALUES_END) - GENERATION)
     }
 
     /// Reads an instance, which `bytes` begins with.

@@ -2,29 +2,38 @@
 //!
 //! A ring is a counter of cells, `head`, which writers move on, the reader's `limit` and `bell`, on
 //! another cache line, and `capacity` cells, a power of two, with [`MAX_RECORD_CELLS`] more past the
-//! end so that no record wraps. The reader has a counter of its own, `tail`: the cells it has read.
-//! Counters only ever grow. What is kept true:
+//! end so that no record wraps. Counters only ever grow. The first word of each cell is its *mark*.
+//! What is kept true:
 //!
-//! - `limit` is `tail + capacity`, and `bell` is `tail + watermark`.
 //! - Writers move `head` on by one atomic exchange, and never past `limit`, so that the cells between
 //!   belong to whoever moved it. Who moves it past `bell` rings the doorbell.
-//! - A record of `n` cells at position `p` begins at cell `p % capacity`, and its first word becomes
-//!   `p + n` only when the rest is there.
-//! - The reader takes the record at `tail` when its first word is not zero any more, sets the first
-//!   word of *each* of its cells to zero, since any of them may be the first of a later record, and
-//!   moves `tail` on.
+//! - A record of `n` cells at position `p` begins at cell `p % capacity`. Its mark is written last,
+//!   the half that is never zero after all else: then the record is *finished*.
+//! - The marks of its other cells are never written. So a mark that is not zero is that of a finished
+//!   record, whatever the guest's registers and stack words are, and records are found behind one
+//!   that is not finished, though nobody knows how long that one will be.
+//! - The reader takes finished records, sets their marks to zero, and moves `limit` on; the cells
+//!   between `head` and `limit` hold nothing that was not taken. So nobody is given the cells of a
+//!   record that is not finished, however long it takes.
+//! - A reader may move `head` too, as if it were a writer that never writes: past cells that are not
+//!   free, so that others can go on behind them.
 //!
 //! ```text
-//!   0   u64 position + cells      | of a return, after those:
-//!   8   u24 source, u8 cells      |     u64 call id
-//!   12  u32 CPU                   |     u64 the real return address
-//!   16  u64 TSC                   |     u64 TSC at entry
-//!                                 |     u64 RFLAGS at entry
-//!   24  u32 pid, u32 tgid, u8[16] comm  u64 each selected register at entry
-//!   ..  u64 RFLAGS                |     u64 each selected stack word at entry
-//!   ..  u64 each selected register, by number
-//!   ..  u64 each selected stack word
+//!   each cell:  u64 mark, 7 words of the record
+//!
+//!   the mark    u32 position + cells, its lower half
+//!   of a record u24 source, u8 cells
+//!
+//!   words       u64 TSC                       | of a return, after those:
+//!               u32 CPU, u32 flags            |     u64 call id
+//!               u32 pid, u32 tgid             |     u64 the real return address
+//!               u8[16] comm                   |     u64 TSC at entry
+//!               u64 each selected register,   |     u32 flags at entry, u32 zero
+//!                   by number                 |     u64 each selected register at entry
+//!               u64 each selected stack word  |     u64 each selected stack word at entry
 //! ```
+//!
+//! (pid, tgid and comm only if a task is captured.)
 
 use super::BuildError;
 use crate::Gva;
@@ -37,15 +46,21 @@ pub const MAX_RECORD_CELLS: u16 = 16;
 /// The most stack words of one capture.
 pub const STACK_WORDS_MAX: usize = 31;
 
-/// Where the fields that every record begins with are.
-pub(super) const SOURCE: usize = 8;
-pub(super) const CPU: usize = 12;
-pub(super) const TSC: u8 = 16;
-/// How many bits of the word at [`SOURCE`] tell the source; the others tell the number of cells.
-const SOURCE_BITS: u32 = 24;
-const FIXED: usize = 24;
-/// The size of pid, tgid and comm.
+/// Where the halves of a record's mark are: the position, and what tells a finished record.
+pub(super) const END: u8 = 0;
+pub(super) const IDENTITY: usize = 4;
+/// Where the words are that every record begins with, and the task.
+pub(super) const TSC: u8 = 8;
+pub(super) const CPU: usize = 16;
+const FLAGS: usize = 20;
 const TASK: usize = 24;
+/// How many words those are, without and with the task.
+const FIXED_WORDS: usize = 2;
+const TASK_WORDS: usize = 3;
+/// How many words a call has before its flags.
+const CALL_WORDS: usize = 3;
+/// How many bits of a record's identity tell the source; the others tell the number of cells.
+const SOURCE_BITS: u32 = 24;
 /// The length of a task's name (`TASK_COMM_LEN`).
 const COMM: usize = 16;
 
@@ -95,18 +110,49 @@ pub struct TaskFields {
     pub comm: i32,
 }
 
-/// Where flags, registers and stack words are, in that order: in a record, or in an instance of a
-/// return probe.
+/// How words that are numbered from zero lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spread {
+    /// One behind the other.
+    Dense,
+    /// Behind the marks of cells.
+    Cells,
+}
+
+impl Spread {
+    /// The words of a cell, without its mark.
+    const CELL_WORDS: usize = CELL / 8 - 1;
+
+    /// Where the word is.
+    pub(super) fn offset(self, word: usize) -> usize {
+        match self {
+            Self::Dense => 8 * word,
+            Self::Cells => {
+                let (cell, word) = (word / Self::CELL_WORDS, word % Self::CELL_WORDS);
+                CELL * cell + 8 + 8 * word
+            }
+        }
+    }
+}
+
+/// Where flags, registers and stack words are: in a record, or in an instance of a return probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Values {
-    at: usize,
+    spread: Spread,
+    /// The flags' offset.
+    flags: usize,
+    /// The word of the first register. Behind the registers are the stack words.
+    first: usize,
     registers: RegisterSet,
     words: usize,
 }
 
 impl Values {
-    pub(super) fn new(
-        at: usize,
+    /// Values whose flags are at the offset `flags`, and all else from the word `first` on.
+    fn at(
+        spread: Spread,
+        flags: usize,
+        first: usize,
         registers: RegisterSet,
         stack: &[u16],
     ) -> Result<Self, BuildError> {
@@ -115,34 +161,44 @@ impl Values {
             return Err(BuildError::TooManyWords { count: words });
         }
         Ok(Self {
-            at,
+            spread,
+            flags,
+            first,
             registers,
             words,
         })
     }
 
-    /// Offset of the flags.
+    /// Values from the word `flags` on.
+    pub(super) fn new(
+        spread: Spread,
+        flags: usize,
+        registers: RegisterSet,
+        stack: &[u16],
+    ) -> Result<Self, BuildError> {
+        Self::at(spread, spread.offset(flags), flags + 1, registers, stack)
+    }
+
+    /// Offset of the flags, of which the upper half is always zero and may belong to something else.
     pub(super) fn flags(&self) -> usize {
-        self.at
+        self.flags
     }
 
     /// The registers with the offset of each.
     pub(super) fn registers(&self) -> impl Iterator<Item = (Gpr, usize)> {
-        let first = self.at + 8;
-        self.registers
-            .iter()
-            .zip((0..).map(move |index| first + 8 * index))
+        let offsets = (self.first..).map(|word| self.spread.offset(word));
+        self.registers.iter().zip(offsets)
     }
 
     /// Offsets of the stack words.
     pub(super) fn words(&self) -> impl Iterator<Item = usize> {
-        let first = self.at + 8 + 8 * self.registers.iter().count();
-        (0..self.words).map(move |index| first + 8 * index)
+        let end = self.end();
+        (end - self.words..end).map(|word| self.spread.offset(word))
     }
 
-    /// Offset of what follows.
+    /// The word that follows.
     pub(super) fn end(&self) -> usize {
-        self.at + 8 * (1 + self.registers.iter().count() + self.words)
+        self.first + self.registers.iter().count() + self.words
     }
 
     /// Gives `put` the place and the value of the flags and of each register.
@@ -155,7 +211,7 @@ impl Values {
 
     pub(super) fn read(&self, bytes: &[u8]) -> Result<(Regs, StackWords), Malformed> {
         let mut regs = Regs {
-            rflags: word(bytes, self.flags())?,
+            rflags: u32::from_le_bytes(array(bytes, self.flags())?).into(),
             ..Regs::default()
         };
         for (register, at) in self.registers() {
@@ -173,11 +229,29 @@ impl Values {
 /// What follows the values of a return's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallLayout {
-    pub(super) id: usize,
-    pub(super) return_address: usize,
-    pub(super) entry_tsc: usize,
+    /// The word of the call's id, which the return address and the time at entry follow.
+    first: usize,
     /// As at entry.
-    pub(super) values: Values,
+    values: Values,
+}
+
+impl CallLayout {
+    pub(super) fn id(&self) -> usize {
+        Spread::Cells.offset(self.first)
+    }
+
+    pub(super) fn return_address(&self) -> usize {
+        Spread::Cells.offset(self.first + 1)
+    }
+
+    fn entry_tsc(&self) -> usize {
+        Spread::Cells.offset(self.first + 2)
+    }
+
+    /// Where the words are that an instance has in the same order from its entry time on.
+    pub(super) fn copied(&self) -> impl Iterator<Item = usize> {
+        (self.first + 2..self.values.end()).map(|word| Spread::Cells.offset(word))
+    }
 }
 
 /// Where everything is in the records of one source.
@@ -188,14 +262,13 @@ pub struct Layout {
     task: Option<usize>,
     values: Values,
     call: Option<CallLayout>,
-    size: usize,
 }
 
 /// What every record begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The record's position, in cells since the ring began.
-    pub position: u64,
+    /// The lower half of the position behind the record, in cells since the ring began.
+    pub end: u32,
     /// What made it.
     pub source: u32,
     /// How many cells it takes: from 1 to [`MAX_RECORD_CELLS`].
@@ -205,8 +278,6 @@ pub struct Header {
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its position, in cells since the ring began.
-    pub position: u64,
     /// What made it.
     pub source: u32,
     /// The CPU's number, if it was captured.
@@ -278,9 +349,9 @@ pub enum Malformed {
         /// How many are needed.
         want: usize,
     },
-    /// Not published.
-    #[error("the record at this place is not complete")]
-    Unpublished,
+    /// Not finished, or there is none.
+    #[error("there is no finished record at this place")]
+    Unfinished,
     /// A size that no record, or no record of this source, has.
     #[error("a record of {found} cells where one of {want} belongs")]
     Cells {
@@ -292,16 +363,15 @@ pub enum Malformed {
 }
 
 impl Header {
-    /// Reads what `bytes`, the first cell of a record, begins with.
+    /// What the mark of a record's first cell says.
     ///
     /// # Errors
-    /// When that is no published record.
-    pub fn read(bytes: &[u8]) -> Result<Self, Malformed> {
-        let end = word(bytes, 0)?;
-        if end == 0 {
-            return Err(Malformed::Unpublished);
+    /// When that is no finished record.
+    pub fn of_mark(mark: u64) -> Result<Self, Malformed> {
+        let [end @ .., a, b, c, cells] = mark.to_le_bytes();
+        if mark >> u32::BITS == 0 {
+            return Err(Malformed::Unfinished);
         }
-        let [source @ .., cells] = array::<4>(bytes, SOURCE)?;
         let cells = u16::from(cells);
         if cells == 0 || cells > MAX_RECORD_CELLS {
             return Err(Malformed::Cells {
@@ -309,15 +379,21 @@ impl Header {
                 want: MAX_RECORD_CELLS,
             });
         }
-        let [a, b, c] = source;
         Ok(Self {
-            position: end.wrapping_sub(cells.into()),
+            end: u32::from_le_bytes(end),
             source: u32::from_le_bytes([a, b, c, 0]),
             cells,
         })
     }
 
-    /// The word that tells both, of a record with so many cells.
+    /// Whether the record may be the one at `position`.
+    #[must_use]
+    pub fn is_at(&self, position: u64) -> bool {
+        let [a, b, c, d, ..] = position.wrapping_add(self.cells.into()).to_le_bytes();
+        self.end == u32::from_le_bytes([a, b, c, d])
+    }
+
+    /// The half of the mark that tells source and cells; never zero.
     ///
     /// # Errors
     /// When no record can name the source.
@@ -335,15 +411,19 @@ impl Layout {
     /// # Errors
     /// When more was asked for than a record holds.
     pub fn new(capture: &Capture) -> Result<Self, BuildError> {
-        let task = capture.task.is_some().then_some(FIXED);
-        let at = FIXED + task.map_or(0, |_| TASK);
-        let values = Values::new(at, capture.registers, &capture.stack)?;
+        let task = capture.task.is_some();
+        let first = FIXED_WORDS + if task { TASK_WORDS } else { 0 };
         Ok(Self {
             has_cpu: capture.cpu.is_some(),
-            task,
-            values,
+            task: task.then_some(TASK),
+            values: Values::at(
+                Spread::Cells,
+                FLAGS,
+                first,
+                capture.registers,
+                &capture.stack,
+            )?,
             call: None,
-            size: values.end(),
         })
     }
 
@@ -356,31 +436,31 @@ impl Layout {
             return Err(BuildError::StackAtReturn);
         }
         let plain = Self::new(capture)?;
-        let id = plain.size;
-        let values = Values::new(id + 24, entry.registers, &entry.stack)?;
+        let first = plain.values.end();
+        let flags = first + CALL_WORDS;
+        let values = Values::new(Spread::Cells, flags, entry.registers, &entry.stack)?;
         Ok(Self {
-            call: Some(CallLayout {
-                id,
-                return_address: id + 8,
-                entry_tsc: id + 16,
-                values,
-            }),
-            size: values.end(),
+            call: Some(CallLayout { first, values }),
             ..plain
         })
+    }
+
+    /// The word that follows.
+    fn end(&self) -> usize {
+        self.call.map_or(self.values, |call| call.values).end()
     }
 
     /// The size of a record in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
-        self.size
+        Spread::Cells.offset(self.end() - 1) + 8
     }
 
     /// How many cells a record takes.
     #[must_use]
     pub fn cells(&self) -> u16 {
-        // At most 592 bytes: of a return, with all registers twice and all stack words.
-        u16::try_from(self.size.div_ceil(CELL)).unwrap_or(MAX_RECORD_CELLS)
+        // At most 11: of a return, with all registers twice and all stack words.
+        u16::try_from(self.size().div_ceil(CELL)).unwrap_or(MAX_RECORD_CELLS)
     }
 
     pub(super) fn task(&self) -> Option<usize> {
@@ -398,9 +478,9 @@ impl Layout {
     /// Reads a record, which `bytes` begins with. Hit path: no allocation.
     ///
     /// # Errors
-    /// When `bytes` is no published record of this layout.
+    /// When `bytes` is no finished record of this layout.
     pub fn decode(&self, bytes: &[u8]) -> Result<Record, Malformed> {
-        let header = Header::read(bytes)?;
+        let header = Header::of_mark(word(bytes, 0)?)?;
         if header.cells != self.cells() {
             return Err(Malformed::Cells {
                 found: header.cells,
@@ -417,9 +497,9 @@ impl Layout {
         let call = self.call.map(|call| {
             let (regs, stack) = call.values.read(bytes)?;
             Ok(Call {
-                id: word(bytes, call.id)?,
-                return_address: Gva(word(bytes, call.return_address)?),
-                tsc: word(bytes, call.entry_tsc)?,
+                id: word(bytes, call.id())?,
+                return_address: Gva(word(bytes, call.return_address())?),
+                tsc: word(bytes, call.entry_tsc())?,
                 regs,
                 stack,
             })
@@ -427,7 +507,6 @@ impl Layout {
         let (regs, stack) = self.values.read(bytes)?;
         let cpu = u32::from_le_bytes(array(bytes, CPU)?);
         Ok(Record {
-            position: header.position,
             source: header.source,
             cpu: self.has_cpu.then_some(cpu),
             tsc: word(bytes, usize::from(TSC))?,

@@ -254,9 +254,9 @@ impl Emitter<'_> {
                 let layout = Layout::new(capture)?;
                 let full = self.counting("the count of lost records", lost, next)?;
                 self.reserve(layout.cells(), full)?;
-                self.header(source, &layout, capture)?;
+                self.header(&layout, capture)?;
                 self.values(r11, layout.values(), &capture.stack)?;
-                self.publish(layout.cells())?;
+                self.publish(source, layout.cells())?;
             }
             Part::Return {
                 instances,

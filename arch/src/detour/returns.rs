@@ -201,7 +201,7 @@ impl Emitter<'_> {
 
         let full = self.counting("the count of lost records", exit.lost, free)?;
         self.reserve(layout.cells(), full)?;
-        self.header(source, &layout, capture)?;
+        self.header(&layout, capture)?;
         self.values(rdi, layout.values(), &[])?;
         if let Some(call) = layout.call() {
             self.index(instances)?;
@@ -213,17 +213,16 @@ impl Emitter<'_> {
             a.shl(rdx, 64 - GENERATION_BITS)?;
             a.shr(rdx, 64 - GENERATION_BITS)?;
             a.add(rax, rdx)?;
-            a.mov(qword_ptr(rdi + call.id), rax)?;
+            a.mov(qword_ptr(rdi + call.id()), rax)?;
             a.mov(rax, qword_ptr(rsi + RETURN))?;
-            a.mov(qword_ptr(rdi + call.return_address), rax)?;
+            a.mov(qword_ptr(rdi + call.return_address()), rax)?;
             // Time and values are in the same order in both.
-            let offsets = (call.entry_tsc..layout.size()).step_by(8);
-            for (from, to) in (u32::from(ENTRY_TSC)..).step_by(8).zip(offsets) {
+            for (from, to) in (u32::from(ENTRY_TSC)..).step_by(8).zip(call.copied()) {
                 a.mov(rax, qword_ptr(rsi + from))?;
                 a.mov(qword_ptr(rdi + to), rax)?;
             }
         }
-        self.publish(layout.cells())?;
+        self.publish(source, layout.cells())?;
 
         self.place(&mut free)?;
         self.index(instances)?;

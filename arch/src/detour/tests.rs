@@ -80,66 +80,66 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
         80040006 lea eax,[rsp+28h]
         8004000a and eax,0FFFh
         8004000f cmp eax,0FF0h
-        80040014 ja 0FFFFFFFF800400D5h
+        80040014 ja 0FFFFFFFF800400D4h
         8004001a mov rdx,[rsp+10h]
         8004001f mov rax,100000000h
         80040029 cmp rdx,rax
-        8004002c jbe 0FFFFFFFF800400E3h
+        8004002c jbe 0FFFFFFFF800400E2h
         80040032 rdtsc
         80040034 shl rdx,20h
         80040038 lea r11,[rax+rdx]
         8004003c mov rax,[0FFFFFFFF80100000h]
         80040044 lea rcx,[rax+1]
         80040048 cmp rcx,[0FFFFFFFF80100040h]
-        80040050 ja 0FFFFFFFF800400EEh
+        80040050 ja 0FFFFFFFF800400EDh
         80040056 lock cmpxchg [0FFFFFFFF80100000h],rcx
         80040060 jne short 0FFFFFFFF80040044h
         80040062 and eax,3FFh
         80040067 shl eax,6
-        8004006a mov [rax-7FEFEFF0h],r11
+        8004006a mov [rax-7FEFEFF8h],r11
         80040071 lea r11,[rax-7FEFF000h]
-        80040078 mov dword ptr [r11+8],1000009h
-        80040080 mov eax,gs:[10000h]
-        80040088 mov [r11+0Ch],eax
-        8004008c mov rax,[rsp]
+        80040078 mov eax,gs:[10000h]
+        80040080 mov [r11+10h],eax
+        80040084 mov eax,[rsp]
+        80040087 mov [r11+14h],eax
+        8004008b mov rax,[rsp+18h]
         80040090 mov [r11+18h],rax
-        80040094 mov rax,[rsp+18h]
-        80040099 mov [r11+20h],rax
-        8004009d mov [r11+28h],rdi
-        800400a1 mov rax,[rsp+30h]
-        800400a6 mov [r11+30h],rax
-        800400aa mov [r11],rcx
-        800400ad sub rcx,[0FFFFFFFF80100048h]
-        800400b5 cmp rcx,1
-        800400b9 jb short 0FFFFFFFF800400F9h
-        800400bb pop rax
-        800400bc xchg al,ah
-        800400be and al,8
-        800400c0 add al,78h
-        800400c2 sahf
-        800400c3 pop r11
-        800400c5 pop rdx
-        800400c6 pop rcx
-        800400c7 pop rax
-        800400c8 push rbp
-        800400c9 mov rdi,[0FFFFFFFF81234578h]
-        800400d0 jmp 0FFFFFFFF81234568h
-        800400d5 pop rax
-        800400d6 xchg al,ah
-        800400d8 and al,8
-        800400da add al,78h
-        800400dc sahf
-        800400dd pop r11
-        800400df pop rdx
-        800400e0 pop rcx
-        800400e1 pop rax
-        800400e2 int3
-        800400e3 lock inc qword ptr [0FFFFFFFF80100088h]
-        800400ec jmp short 0FFFFFFFF800400BBh
-        800400ee lock inc qword ptr [0FFFFFFFF80100080h]
-        800400f7 jmp short 0FFFFFFFF800400BBh
-        800400f9 out 5Eh,al
-        800400fb jmp short 0FFFFFFFF800400BBh
+        80040094 mov [r11+20h],rdi
+        80040098 mov rax,[rsp+30h]
+        8004009d mov [r11+28h],rax
+        800400a1 mov [r11],ecx
+        800400a4 mov dword ptr [r11+4],1000009h
+        800400ac sub rcx,[0FFFFFFFF80100048h]
+        800400b4 cmp rcx,1
+        800400b8 jb short 0FFFFFFFF800400F8h
+        800400ba pop rax
+        800400bb xchg al,ah
+        800400bd and al,8
+        800400bf add al,78h
+        800400c1 sahf
+        800400c2 pop r11
+        800400c4 pop rdx
+        800400c5 pop rcx
+        800400c6 pop rax
+        800400c7 push rbp
+        800400c8 mov rdi,[0FFFFFFFF81234578h]
+        800400cf jmp 0FFFFFFFF81234568h
+        800400d4 pop rax
+        800400d5 xchg al,ah
+        800400d7 and al,8
+        800400d9 add al,78h
+        800400db sahf
+        800400dc pop r11
+        800400de pop rdx
+        800400df pop rcx
+        800400e0 pop rax
+        800400e1 int3
+        800400e2 lock inc qword ptr [0FFFFFFFF80100088h]
+        800400eb jmp short 0FFFFFFFF800400BAh
+        800400ed lock inc qword ptr [0FFFFFFFF80100080h]
+        800400f6 jmp short 0FFFFFFFF800400BAh
+        800400f8 out 5Eh,al
+        800400fa jmp short 0FFFFFFFF800400BAh
     "#]]
     .assert_eq(&text(detour.code(), DETOUR));
     let escape = detour.escape().unwrap();
@@ -202,68 +202,68 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         8004006b mov rax,[0FFFFFFFF80100000h]
         80040073 lea rcx,[rax+2]
         80040077 cmp rcx,[0FFFFFFFF80100040h]
-        8004007f ja 0FFFFFFFF8004015Bh
+        8004007f ja 0FFFFFFFF80040158h
         80040085 lock cmpxchg [0FFFFFFFF80100000h],rcx
         8004008f jne short 0FFFFFFFF80040073h
         80040091 and eax,3FFh
         80040096 shl eax,6
-        80040099 mov [rax-7FEFEFF0h],rdi
+        80040099 mov [rax-7FEFEFF8h],rdi
         800400a0 lea rdi,[rax-7FEFF000h]
-        800400a7 mov dword ptr [rdi+8],2000009h
-        800400ae mov rax,[rsp]
+        800400a7 mov eax,[rsp]
+        800400aa mov [rdi+14h],eax
+        800400ad mov rax,[rsp+28h]
         800400b2 mov [rdi+18h],rax
-        800400b6 mov rax,[rsp+28h]
-        800400bb mov [rdi+20h],rax
-        800400bf mov eax,esi
-        800400c1 sub eax,80200000h
-        800400c6 shl rax,22h
-        800400ca mov rdx,8000050000000000h
-        800400d4 add rax,rdx
-        800400d7 mov rdx,[rsi+8]
-        800400db shl rdx,18h
-        800400df shr rdx,18h
-        800400e3 add rax,rdx
-        800400e6 mov [rdi+28h],rax
-        800400ea mov rax,[rsi+10h]
-        800400ee mov [rdi+30h],rax
-        800400f2 mov rax,[rsi+28h]
-        800400f6 mov [rdi+38h],rax
-        800400fa mov rax,[rsi+30h]
-        800400fe mov [rdi+40h],rax
-        80040102 mov rax,[rsi+38h]
-        80040106 mov [rdi+48h],rax
-        8004010a mov [rdi],rcx
-        8004010d sub rcx,[0FFFFFFFF80100048h]
-        80040115 cmp rcx,2
-        80040119 jb short 0FFFFFFFF80040166h
-        8004011b mov eax,esi
-        8004011d sub eax,80200000h
-        80040122 mov ecx,eax
-        80040124 shr ecx,6
-        80040127 mov rax,[0FFFFFFFF801000C0h]
-        8004012f mov [rsi],eax
-        80040131 mov rdx,rax
-        80040134 shr rdx,20h
-        80040138 inc edx
-        8004013a shl rdx,20h
-        8004013e or rdx,rcx
-        80040141 lock cmpxchg [0FFFFFFFF801000C0h],rdx
-        8004014b jne short 0FFFFFFFF8004012Fh
-        8004014d pop rax
-        8004014e xchg al,ah
-        80040150 and al,8
-        80040152 add al,78h
-        80040154 sahf
-        80040155 pop rdi
-        80040156 pop rsi
-        80040157 pop rdx
-        80040158 pop rcx
-        80040159 pop rax
-        8004015a ret
-        8004015b lock inc qword ptr [0FFFFFFFF80100080h]
-        80040164 jmp short 0FFFFFFFF8004011Bh
-        80040166 out 5Eh,al
-        80040168 jmp short 0FFFFFFFF8004011Bh"#]]
+        800400b6 mov eax,esi
+        800400b8 sub eax,80200000h
+        800400bd shl rax,22h
+        800400c1 mov rdx,8000050000000000h
+        800400cb add rax,rdx
+        800400ce mov rdx,[rsi+8]
+        800400d2 shl rdx,18h
+        800400d6 shr rdx,18h
+        800400da add rax,rdx
+        800400dd mov [rdi+20h],rax
+        800400e1 mov rax,[rsi+10h]
+        800400e5 mov [rdi+28h],rax
+        800400e9 mov rax,[rsi+28h]
+        800400ed mov [rdi+30h],rax
+        800400f1 mov rax,[rsi+30h]
+        800400f5 mov [rdi+38h],rax
+        800400f9 mov rax,[rsi+38h]
+        800400fd mov [rdi+48h],rax
+        80040101 mov [rdi],ecx
+        80040103 mov dword ptr [rdi+4],2000009h
+        8004010a sub rcx,[0FFFFFFFF80100048h]
+        80040112 cmp rcx,2
+        80040116 jb short 0FFFFFFFF80040163h
+        80040118 mov eax,esi
+        8004011a sub eax,80200000h
+        8004011f mov ecx,eax
+        80040121 shr ecx,6
+        80040124 mov rax,[0FFFFFFFF801000C0h]
+        8004012c mov [rsi],eax
+        8004012e mov rdx,rax
+        80040131 shr rdx,20h
+        80040135 inc edx
+        80040137 shl rdx,20h
+        8004013b or rdx,rcx
+        8004013e lock cmpxchg [0FFFFFFFF801000C0h],rdx
+        80040148 jne short 0FFFFFFFF8004012Ch
+        8004014a pop rax
+        8004014b xchg al,ah
+        8004014d and al,8
+        8004014f add al,78h
+        80040151 sahf
+        80040152 pop rdi
+        80040153 pop rsi
+        80040154 pop rdx
+        80040155 pop rcx
+        80040156 pop rax
+        80040157 ret
+        80040158 lock inc qword ptr [0FFFFFFFF80100080h]
+        80040161 jmp short 0FFFFFFFF80040118h
+        80040163 out 5Eh,al
+        80040165 jmp short 0FFFFFFFF80040118h"#]]
     .assert_eq(&text.join("\n"));
 }
 

@@ -48,9 +48,9 @@ const UNIT: u64 = 16;
 pub struct RingPlace {
     /// The word that detours reserve from.
     pub head: Gpa,
-    /// The word that it must not pass: [`capacity`](Self::capacity) beyond what the host has read.
+    /// The word that it must not pass.
     pub limit: Gpa,
-    /// The word that it rings the doorbell at: [`watermark`](Self::watermark) beyond that.
+    /// The word that it rings the doorbell at.
     pub bell: Gpa,
     /// The first cell.
     pub cells: Gpa,
@@ -61,13 +61,23 @@ pub struct RingPlace {
 }
 
 impl RingPlace {
-    /// Tells detours that the host has read up to `tail`.
+    /// Limit and bell of a ring that nothing was ever in.
+    pub(crate) fn initial(&self) -> (u64, u64) {
+        (self.capacity.into(), self.watermark.into())
+    }
+
+    /// Tells detours up to where they may reserve cells, and where to ring.
     ///
     /// # Errors
     /// When there is no such memory.
-    pub(crate) fn tell(&self, mem: &dyn PhysMemory, tail: u64) -> Result<(), OutOfRange> {
-        mem.write_u64(self.limit, tail.wrapping_add(self.capacity.into()))?;
-        mem.write_u64(self.bell, tail.wrapping_add(self.watermark.into()))
+    pub(crate) fn tell(
+        &self,
+        mem: &dyn PhysMemory,
+        limit: u64,
+        bell: u64,
+    ) -> Result<(), OutOfRange> {
+        mem.write_u64(self.limit, limit)?;
+        mem.write_u64(self.bell, bell)
     }
 }
 
@@ -154,7 +164,8 @@ impl Detours {
         let data = self.data.map(mem, tables, self.window, 0)?;
         let code = self.code.map(mem, tables, self.window, INT3)?;
         if fresh {
-            self.place.tell(mem, 0)?;
+            let (limit, bell) = self.place.initial();
+            self.place.tell(mem, limit, bell)?;
             self.free_code = Space::new(code, self.code.len());
             let counters = data.wrapping_add(COUNTERS);
             self.free_counters = Space::new(counters, CELLS - COUNTERS);

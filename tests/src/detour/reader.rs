@@ -23,24 +23,51 @@ impl<'a> Reader<'a> {
         Self { arena, ring, tail }
     }
 
-    /// The next record's bytes, if it is there, with its header.
+    /// The next record's bytes, if it is finished, with its header.
     ///
     /// # Errors
     /// When what is there is no record.
+    ///
+    /// # Panics
+    /// When another cell than its first has a mark, or when it belongs elsewhere.
     pub fn next_record(&mut self) -> Result<Option<(Header, Vec<u8>)>, Malformed> {
         let first = self.cell(self.tail);
-        if self.arena.word(first).load(Ordering::Acquire) == 0 {
-            return Ok(None);
-        }
-        let header = Header::read(&self.arena.read(first, CELL))?;
+        let mark = self.arena.word(first).load(Ordering::Acquire);
+        let header = match Header::of_mark(mark) {
+            Err(Malformed::Unfinished) => return Ok(None),
+            header => header?,
+        };
+        assert!(header.is_at(self.tail), "{header:?} at {}", self.tail);
         let bytes = self.arena.read(first, CELL * usize::from(header.cells));
-        for index in 0..u64::from(header.cells) {
-            let cell = first.wrapping_add(index * CELL as u64);
-            self.arena.word(cell).store(0, Ordering::Relaxed);
+        for cell in bytes.chunks(CELL).skip(1) {
+            assert_eq!(cell[..8], [0; 8], "a mark inside a record");
         }
+        self.arena.word(first).store(0, Ordering::Relaxed);
         self.tail += u64::from(header.cells);
         self.arena.tell(&self.ring, self.tail);
         Ok(Some((header, bytes)))
+    }
+
+    /// All finished records between what was read and the head, also those behind one that is not
+    /// finished; they stay.
+    #[must_use]
+    pub fn finished(&self) -> Vec<(Header, Vec<u8>)> {
+        let head = self.arena.word(self.ring.head).load(Ordering::SeqCst);
+        let mut records = Vec::new();
+        let mut position = self.tail;
+        while position < head {
+            let cell = self.cell(position);
+            let mark = self.arena.word(cell).load(Ordering::Acquire);
+            match Header::of_mark(mark) {
+                Ok(header) if header.is_at(position) => {
+                    let len = CELL * usize::from(header.cells);
+                    records.push((header, self.arena.read(cell, len)));
+                    position += u64::from(header.cells);
+                }
+                _ => position += 1,
+            }
+        }
+        records
     }
 
     /// Where a record at `position` begins.

@@ -105,10 +105,14 @@ pub fn record(data: &[u8]) -> bool {
         Layout::of_return(&capture, &entry)
     };
     let layout = layout.unwrap_or_else(|error| panic!("{error}"));
-    let header = Header::read(rest);
+    let mark = rest.first_chunk().map(|mark| u64::from_le_bytes(*mark));
+    let header = mark.map(Header::of_mark);
     let record = layout.decode(rest);
     if let Ok(record) = &record {
-        let header = header.unwrap_or_else(|error| panic!("{error}"));
+        let Some(Ok(header)) = header else {
+            panic!("a record without a header: {header:?}");
+        };
+        assert!(header.is_at(u64::from(header.end).wrapping_sub(header.cells.into())));
         assert_eq!(record.source, header.source);
         assert!(rest.len() >= layout.size());
         assert_eq!(record.call.is_some(), asked & 0x8000 != 0);

@@ -61,6 +61,13 @@ impl Detours {
             self.wake();
         }
     }
+
+    /// The same when the guest will not run again.
+    pub(super) fn end(&self) {
+        if let Some(collection) = &self.0.collection {
+            collection.end(&*self.0.ram, self.0.times.now());
+        }
+    }
 }
 
 impl Source for Detours {

@@ -532,8 +532,8 @@ impl Machine {
         for thread in vcpus {
             panicked |= thread.join().is_err();
         }
-        // What detours only counted is told with the last events.
-        self.shared.detours.catch_up();
+        // What detours only counted, or have begun, is told with the last events.
+        self.shared.detours.end();
         collector.finish();
         self.tell_throttled();
         self.console.close();

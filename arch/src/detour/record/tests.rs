@@ -28,13 +28,12 @@ fn all() -> (Capture, EntryCapture) {
 }
 
 fn set_cells(bytes: &mut [u8], cells: u16) {
-    bytes[SOURCE + 3] = cells.try_into().unwrap();
+    bytes[IDENTITY + 3] = cells.try_into().unwrap();
 }
 
-/// A published record with these cells and zeroes.
+/// A finished record with these cells and zeroes.
 fn blank(cells: u16) -> Vec<u8> {
     let mut bytes = vec![0; usize::from(cells) * CELL];
-    bytes[0] = 1;
     set_cells(&mut bytes, cells);
     bytes
 }
@@ -43,7 +42,7 @@ fn blank(cells: u16) -> Vec<u8> {
 fn the_largest_records_fit() {
     let (capture, entry) = all();
     let layout = Layout::of_return(&capture, &entry).unwrap();
-    assert_eq!((layout.size(), layout.cells()), (592, 10));
+    assert_eq!((layout.size(), layout.cells()), (664, 11));
     assert!(layout.cells() <= MAX_RECORD_CELLS);
 }
 
@@ -58,15 +57,15 @@ fn fields_are_where_the_layout_says() {
     assert_eq!((layout.size(), layout.cells()), (96, 2));
     let mut bytes = Vec::new();
     for word in [
-        0x1002,                // position + cells
-        0x0000_0005_0200_0007, // CPU 5, 2 cells, source 7
+        0x0200_0007_0000_1002, // 2 cells, source 7, position + cells
         0x1111,                // time
+        0x0000_0246_0000_0005, // flags, CPU 5
         0x0000_0011_0000_0022, // tgid, pid
         u64::from_le_bytes(*b"comm\0abc"),
         u64::from_le_bytes(*b"12345678"),
-        0x246,
         0xa0,
         0x5b,
+        0, // no mark
         0x90,
         0x33,
         0x44,
@@ -74,7 +73,7 @@ fn fields_are_where_the_layout_says() {
         bytes.extend(u64::to_le_bytes(word));
     }
     let record = layout.decode(&bytes).unwrap();
-    assert_eq!((record.position, record.source), (0x1000, 7));
+    assert_eq!(record.source, 7);
     assert_eq!((record.cpu, record.tsc), (Some(5), 0x1111));
     let found = record.task.unwrap();
     assert_eq!((found.pid, found.tgid), (0x22, 0x11));
@@ -92,6 +91,45 @@ fn fields_are_where_the_layout_says() {
 }
 
 #[test]
+fn only_the_first_cell_of_a_record_has_a_mark() {
+    let (capture, entry) = all();
+    let layout = Layout::of_return(&capture, &entry).unwrap();
+    let offsets = |values: &Values| -> Vec<usize> {
+        let registers = values.registers().map(|(_, at)| at);
+        registers.chain(values.words()).collect()
+    };
+    let call = layout.call().unwrap();
+    let mut used = offsets(layout.values());
+    used.extend([call.id(), call.return_address(), call.values.flags()]);
+    used.extend(offsets(&call.values));
+    assert!(used.len() > 60 && used.iter().all(|at| at % CELL != 0));
+    let copied: Vec<usize> = call.copied().collect();
+    assert_eq!(copied[0], call.entry_tsc());
+    assert_eq!(copied[1], call.values.flags());
+    assert_eq!(copied[2..], offsets(&call.values));
+}
+
+#[test]
+fn a_mark_tells_where_it_belongs() {
+    let header = Header::of_mark(0x0300_0009_ffff_fffe).unwrap();
+    assert_eq!((header.source, header.cells), (9, 3));
+    for (position, is_there) in [
+        (0xffff_fffb, true),
+        (0x7_ffff_fffb, true),
+        (0xffff_fffa, false),
+        (0, false),
+        (u64::MAX - 4, true),
+        (u64::MAX, false),
+    ] {
+        assert_eq!(header.is_at(position), is_there, "{position:#x}");
+    }
+    // Only the half that is written last counts.
+    for mark in [0, 1, 0xffff_ffff] {
+        assert_eq!(Header::of_mark(mark), Err(Malformed::Unfinished));
+    }
+}
+
+#[test]
 fn what_is_no_record_is_refused() {
     let layout = Layout::new(&all().0).unwrap();
     let check = |bytes: &[u8], expected: Expect| {
@@ -100,12 +138,12 @@ fn what_is_no_record_is_refused() {
     assert!(layout.decode(&blank(3)).is_ok());
     check(&[], expect!["0 bytes where at least 8 belong"]);
     check(
-        &blank(3)[..182],
-        expect!["182 bytes where at least 184 belong"],
+        &blank(3)[..190],
+        expect!["190 bytes where at least 192 belong"],
     );
     check(
         &[0; 192],
-        expect!["the record at this place is not complete"],
+        expect!["there is no finished record at this place"],
     );
     check(
         &blank(2),
@@ -147,7 +185,7 @@ proptest! {
     #[test]
     fn any_bytes_are_decoded_or_refused(
         mut bytes in prop::collection::vec(any::<u8>(), 0..1200),
-        published in any::<bool>(),
+        finished in any::<bool>(),
         registers in any::<u16>(),
         words in 0_usize..32,
         of_return in any::<bool>(),
@@ -163,10 +201,9 @@ proptest! {
             Layout::new(&capture)
         };
         let layout = layout.unwrap();
-        if published && bytes.len() > SOURCE + 3 {
+        if finished && bytes.len() > IDENTITY + 3 {
             set_cells(&mut bytes, layout.cells());
         }
-        let _ = Header::read(&bytes);
         match layout.decode(&bytes) {
             Ok(record) => {
                 prop_assert!(bytes.len() >= layout.size());

@@ -1,0 +1,107 @@
+//! Which cells of the ring are taken, and where detours may go on.
+//!
+//! Positions only ever grow, and position `p` is cell `p % capacity`. Somebody may stand between
+//! reserving cells and finishing the record there for as long as he likes; nobody else is given those
+//! cells meanwhile, in whatever lap. So the ring is a circle with obstacles:
+//!
+//! ```text
+//!        read │ held │ read      │ held │ read   │ unread │ free               │ held, a lap later
+//!   ──────────┴──────┴───────────┴──────┴────────┴────────┴────────────────────┴──────▶ position
+//!                                                next     head                 limit
+//! ```
+//!
+//! Detours reserve up to the next obstacle. When that comes near, the reader moves the head behind one
+//! with more room after it, as if it had reserved everything up to there.
+
+use std::ops::Range;
+
+/// What is held of the ring: reserved, but not read in its turn.
+#[derive(Debug)]
+pub(super) struct Room {
+    capacity: u64,
+    /// By position. No two have a cell in common.
+    held: Vec<Range<u64>>,
+}
+
+/// Where reservations go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// The first free position, at the head or beyond.
+    pub(super) from: u64,
+    /// How many cells are free there.
+    pub(super) len: u64,
+}
+
+impl Run {
+    /// The position that nobody may reserve beyond.
+    pub(super) fn limit(self) -> u64 {
+        self.from.wrapping_add(self.len)
+    }
+}
+
+impl Room {
+    /// Room in a ring of `capacity` cells, a power of two.
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            capacity: capacity.into(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is held.
+    pub(super) fn is_clear(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// How many pieces are held.
+    pub(super) fn pieces(&self) -> u64 {
+        self.held.len() as u64
+    }
+
+    /// Holds what lies behind everything that is held.
+    pub(super) fn hold(&mut self, piece: Range<u64>) {
+        match self.held.last_mut() {
+            Some(last) if last.end == piece.start => last.end = piece.end,
+            _ if piece.start == piece.end => {}
+            _ => self.held.push(piece),
+        }
+    }
+
+    /// Takes out everything held, to be looked at and [held](Self::hold) again in the same order.
+    pub(super) fn take(&mut self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.held)
+    }
+
+    /// The free cells from the head on, and the longest run of free cells that there is. `unread` ends
+    /// at the head, and holds nothing that is held.
+    pub(super) fn runs(&self, unread: &Range<u64>) -> [Run; 2] {
+        let head = unread.end;
+        let pieces = self.held.iter().chain([unread]);
+        let mut taken: Vec<(u64, u64)> = pieces
+            .filter(|piece| piece.start != piece.end)
+            .map(|piece| {
+                // How far ahead of the head its cells come again.
+                let ahead = piece.start.wrapping_sub(head) & (self.capacity - 1);
+                (ahead, ahead + piece.end.wrapping_sub(piece.start))
+            })
+            .collect();
+        taken.sort_unstable();
+        let here = taken.first().map_or(self.capacity, |piece| piece.0);
+        let run = |from: u64, to: u64| Run {
+            from: head.wrapping_add(from),
+            len: to.saturating_sub(from),
+        };
+        // The last run goes on where the first begins.
+        let ends = taken.iter().skip(1).map(|piece| piece.0);
+        let ends = ends.chain([self.capacity + here]);
+        let behind = taken.iter().zip(ends).map(|(piece, end)| run(piece.1, end));
+        let here = run(0, here);
+        let longest = behind.fold(
+            here,
+            |longest, run| {
+                if run.len > longest.len { run } else { longest }
+            },
+        );
+        [here, longest]
+    }
+}
