@@ -33,6 +33,9 @@ pub use reader::Reader;
 const DEADLINE: Duration = Duration::from_millis(5);
 /// How often counters are looked at that the guest only increments.
 const SETTLE: Duration = Duration::from_secs(1);
+/// The most that a counter of the guest's can grow by between two looks at it: beyond what processors
+/// do in minutes. What has grown by more was not counted but written.
+const PLAUSIBLE: u64 = 1 << 40;
 
 /// Whose records they are, and what they mean.
 #[derive(Debug)]
@@ -76,12 +79,13 @@ struct Tally {
 }
 
 impl Tally {
-    /// What was added since the last call.
+    /// What was added since the last call; nothing if that is nonsense.
     fn take(&self, mem: &dyn PhysMemory) -> u64 {
         let Ok(now) = mem.read_u64(self.at) else {
             return 0;
         };
-        now.wrapping_sub(self.seen.swap(now, Ordering::Relaxed))
+        let added = now.wrapping_sub(self.seen.swap(now, Ordering::Relaxed));
+        if added <= PLAUSIBLE { added } else { 0 }
     }
 }
 

@@ -117,13 +117,25 @@ impl Counters {
     pub fn sum(&self) -> Counts {
         let mut sum = Counts::default();
         for counts in &self.vcpus {
-            sum.hits += counts.hits.load(Ordering::Relaxed);
-            sum.missed += counts.missed.load(Ordering::Relaxed);
-            sum.faults += counts.faults.load(Ordering::Relaxed);
-            sum.vetoed += counts.vetoed.load(Ordering::Relaxed);
-            sum.orphans += counts.orphans.load(Ordering::Relaxed);
-            sum.errors += counts.errors.load(Ordering::Relaxed);
-            sum.throttled += counts.throttled.load(Ordering::Relaxed);
+            sum.hits = sum.hits.saturating_add(counts.hits.load(Ordering::Relaxed));
+            sum.missed = sum
+                .missed
+                .saturating_add(counts.missed.load(Ordering::Relaxed));
+            sum.faults = sum
+                .faults
+                .saturating_add(counts.faults.load(Ordering::Relaxed));
+            sum.vetoed = sum
+                .vetoed
+                .saturating_add(counts.vetoed.load(Ordering::Relaxed));
+            sum.orphans = sum
+                .orphans
+                .saturating_add(counts.orphans.load(Ordering::Relaxed));
+            sum.errors = sum
+                .errors
+                .saturating_add(counts.errors.load(Ordering::Relaxed));
+            sum.throttled = sum
+                .throttled
+                .saturating_add(counts.throttled.load(Ordering::Relaxed));
         }
         sum
     }

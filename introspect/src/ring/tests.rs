@@ -315,6 +315,29 @@ fn what_is_only_counted_is_accounted_for_once() {
 }
 
 #[test]
+fn counts_that_cannot_be_are_not_counted() {
+    let rig = Rig::new();
+    let (mut word, mut seen) = (0_u64, 0);
+    for added in [3, u64::MAX, 1 << 63, PLAUSIBLE + 1, PLAUSIBLE, 4] {
+        word = word.wrapping_add(added);
+        for at in [LOST, VETOED, MISSED] {
+            rig.mem.write_u64(at, word).unwrap();
+        }
+        let plausible = if added <= PLAUSIBLE { added } else { 0 };
+        assert_eq!(rig.reader.settle(&rig.mem), plausible, "{added:#x}");
+        seen += plausible;
+    }
+    let counts = rig.counters.sum();
+    assert_eq!(
+        (counts.hits, counts.vetoed, counts.missed),
+        (seen, seen, seen)
+    );
+    rig.counters.hit(1);
+    rig.counters.add_hits(u64::MAX - seen);
+    assert_eq!(rig.counters.sum().hits, u64::MAX);
+}
+
+#[test]
 fn catching_up_leaves_the_events_to_the_collector() {
     let rig = Rig::new();
     for n in 0..3 {
