@@ -453,6 +453,8 @@ pub(crate) struct Doctor {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use clap::error::ErrorKind;
+    use hvprobe_lab::documented;
 
     use super::*;
 
@@ -463,6 +465,52 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    fn readme() -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn documented_commands_can_be_typed() {
+        let commands = documented::commands(&readme(), "hvprobe");
+        let examples = commands.iter().filter(|shown| shown.example).count();
+        assert!(examples > 10, "only {examples} examples");
+        for shown in commands {
+            match Cli::try_parse_from(&shown.words) {
+                Ok(_) => {}
+                // A sentence may leave words out, and have others for them.
+                Err(error)
+                    if !shown.example
+                        && matches!(
+                            error.kind(),
+                            ErrorKind::MissingSubcommand
+                                | ErrorKind::MissingRequiredArgument
+                                | ErrorKind::InvalidValue
+                                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                        ) => {}
+                Err(error) => panic!("README.md:{}: {error}", shown.line),
+            }
+        }
+    }
+
+    /// The long options of a command and all below it.
+    fn longs(command: &clap::Command) -> Vec<String> {
+        let own = command.get_arguments().filter_map(|it| it.get_long());
+        let own = own.map(str::to_owned);
+        own.chain(command.get_subcommands().flat_map(longs))
+            .collect()
+    }
+
+    #[test]
+    fn documented_options_exist() {
+        let known = longs(&Cli::command());
+        let options = documented::options(&readme(), "## Using it", "## Hosts");
+        assert!(options.len() > 20, "{options:?}");
+        for option in options {
+            assert!(known.contains(&option), "--{option}");
+        }
     }
 
     #[test]

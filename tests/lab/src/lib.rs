@@ -1,3 +1,5 @@
-//! What the benchmarks that run inside a rig share. The `lab` program itself uses nothing of it.
+//! What the benchmarks that run inside a rig share ([`measure`]), and what tests compare documents
+//! with ([`documented`]).
 
+pub mod documented;
 pub mod measure;

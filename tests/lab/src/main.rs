@@ -15,6 +15,7 @@ mod cargo;
 mod choose;
 mod coverage;
 mod demo;
+mod fuzz;
 mod image;
 mod instructions;
 mod job;
@@ -86,6 +87,11 @@ enum Command {
     Test(test::Options),
     /// Measure hvprobe against its references, in one rig and one run
     Bench(bench::Options),
+    /// Feed every decoder with inputs that libFuzzer makes up, guided by coverage
+    ///
+    /// Installs cargo-fuzz if it is missing. Inputs that fail are kept in target/fuzz/artifacts; the
+    /// exit status is 0 only if nothing failed.
+    Fuzz(fuzz::Options),
     /// Show how much of a kernel's text takes probes
     ///
     /// Counts all instructions that the kernel itself lets be probed, by the mechanism they are
@@ -110,6 +116,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Coverage(options) => coverage::run(&options),
     };
     result.unwrap_or_else(|error| {
@@ -127,4 +134,76 @@ fn setup(options: &SetupOptions) -> Result<ExitCode> {
         ready.cache.root().display()
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::path::Path;
+
+    use clap::CommandFactory as _;
+    use clap::error::ErrorKind;
+    use hvprobe_lab::documented;
+
+    fn document(name: &str) -> String {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        std::fs::read_to_string(root.join(name)).unwrap()
+    }
+
+    #[test]
+    fn command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn documented_commands_can_be_typed() {
+        let documents = [
+            "README.md",
+            "docs/architecture.md",
+            "docs/hosts.md",
+            "fuzz/README.md",
+        ];
+        let mut seen = 0;
+        for name in documents {
+            for shown in documented::commands(&document(name), "cargo lab") {
+                seen += 1;
+                // cargo takes its own name and that of the alias.
+                let words = shown.words.iter().skip(1);
+                match Cli::try_parse_from(words) {
+                    Ok(_) => {}
+                    // A sentence may leave words out.
+                    Err(error)
+                        if !shown.example
+                            && matches!(
+                                error.kind(),
+                                ErrorKind::MissingSubcommand | ErrorKind::MissingRequiredArgument
+                            ) => {}
+                    Err(error) => panic!("{name}:{}: {error}", shown.line),
+                }
+            }
+        }
+        assert!(seen > 10, "only {seen} commands");
+    }
+
+    #[test]
+    fn documented_options_exist() {
+        let known: Vec<String> = Cli::command()
+            .get_subcommands()
+            .flat_map(|command| command.get_arguments())
+            .filter_map(|argument| argument.get_long().map(str::to_owned))
+            .collect();
+        let readme = document("README.md");
+        let sections = [
+            ("## Two commands", "## Using it"),
+            ("## Speed", "## How it works"),
+        ];
+        for (from, to) in sections {
+            let options = documented::options(&readme, from, to);
+            assert!(!options.is_empty(), "{from}");
+            for option in options {
+                assert!(known.contains(&option), "--{option}");
+            }
+        }
+    }
 }

@@ -1,0 +1,194 @@
+//! What documents show of programs: commands, options, and the headings of tables. Tests hold them
+//! against the programs.
+
+use std::collections::BTreeMap;
+
+/// A command in a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Its line, from one.
+    pub line: usize,
+    /// Its words, the program's name first.
+    pub words: Vec<String>,
+    /// Whether it stands alone, as something to be typed, and not in a sentence that may leave words
+    /// out or has other words in capitals in their place.
+    pub example: bool,
+}
+
+/// A line of a document, and whether it is in a block of code.
+fn lines(document: &str) -> impl Iterator<Item = (usize, &str, bool)> {
+    let mut code = false;
+    document.lines().zip(1..).filter_map(move |(line, number)| {
+        if line.starts_with("```") {
+            code = !code;
+            return None;
+        }
+        Some((number, line, code))
+    })
+}
+
+/// What stands between backquotes.
+fn spans(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
+/// The commands in `document` that begin with `program`, which may be several words.
+#[must_use]
+pub fn commands(document: &str, program: &str) -> Vec<Shown> {
+    let mut found = Vec::new();
+    let mut begun: Option<(usize, String)> = None;
+    let is_it = |text: &str| text == program || text.starts_with(&format!("{program} "));
+    for (line, text, code) in lines(document) {
+        if !code {
+            for span in spans(text).filter(|span| is_it(span) && !span.contains('…')) {
+                found.push(Shown {
+                    line,
+                    words: words(span),
+                    example: false,
+                });
+            }
+            continue;
+        }
+        let (line, text) = match begun.take() {
+            Some((line, before)) => (line, before + text.trim_start()),
+            None => (line, text.strip_prefix("$ ").unwrap_or(text).to_owned()),
+        };
+        match text.strip_suffix('\\') {
+            Some(part) if is_it(&text) => begun = Some((line, part.to_owned())),
+            _ if is_it(&text) => found.push(Shown {
+                line,
+                words: words(&text),
+                example: true,
+            }),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The words of a command, as a shell takes quotes.
+fn words(command: &str) -> Vec<String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    for letter in command.chars() {
+        match (letter, quote) {
+            (_, Some(open)) if letter == open => quote = None,
+            ('\'' | '"', None) => {
+                quote = Some(letter);
+                word.get_or_insert_default();
+            }
+            (' ', None) => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(letter),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// The long options that sentences name between the headings `from` and `to`.
+#[must_use]
+pub fn options(document: &str, from: &str, to: &str) -> Vec<String> {
+    let section = lines(document)
+        .skip_while(|(_, line, _)| *line != from)
+        .take_while(|(_, line, _)| *line != to)
+        .filter(|(_, _, code)| !code);
+    let spans = section.flat_map(|(_, line, _)| spans(line));
+    let options = spans.filter_map(|span| span.strip_prefix("--")?.split([' ', '=']).next());
+    options.map(str::to_owned).collect()
+}
+
+/// The heading that a line is, if it is one of a table as the benches print them: it begins with a gap
+/// above the names of the rows, and none of its words is a number.
+#[must_use]
+pub fn heading(line: &str) -> Option<String> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    let numbers = words.iter().any(|word| {
+        let first = word.trim_start_matches(['-', '+']);
+        first.starts_with(|letter: char| letter.is_ascii_digit())
+    });
+    let several = line.trim().contains("  ");
+    (line.starts_with("  ") && !numbers && several).then(|| words.join(" "))
+}
+
+/// The headings of the tables in blocks of code, by the bench (`cargo lab bench NAME`) that was named
+/// last; `default` is the one without a name.
+#[must_use]
+pub fn headings(document: &str, default: &str) -> BTreeMap<String, Vec<String>> {
+    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut bench = None;
+    for (_, line, code) in lines(document) {
+        if code {
+            if let (Some(bench), Some(heading)) = (&bench, heading(line)) {
+                all.entry(String::clone(bench)).or_default().push(heading);
+            }
+            continue;
+        }
+        for span in spans(line) {
+            if let Some(rest) = span.strip_prefix("cargo lab bench") {
+                let name = rest.split_whitespace().next().unwrap_or(default);
+                bench = Some(name.to_owned());
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = "\
+# One
+Say `prog run` or `other`, then `prog … --fast`.
+
+```
+$ prog run --to 'a b' \\
+    -- \"c\"
+program: words
+   name  speed, us  at q35
+   x           1.5       2
+```
+
+## Two
+| `--fast` | `--slow=N`, see `--quick TIME` |
+`cargo lab bench x` prints
+
+```
+             made/s  us/event
+row               1         2
+```
+
+## Three
+`--other`
+";
+
+    #[test]
+    fn commands_are_found_in_sentences_and_blocks() {
+        let shown = |line, words: &[&str], example| Shown {
+            line,
+            words: words.iter().map(|&word| word.to_owned()).collect(),
+            example,
+        };
+        assert_eq!(
+            commands(DOCUMENT, "prog"),
+            [
+                shown(2, &["prog", "run"], false),
+                shown(5, &["prog", "run", "--to", "a b", "--", "c"], true),
+            ]
+        );
+    }
+
+    #[test]
+    fn options_are_those_of_a_section() {
+        assert_eq!(
+            options(DOCUMENT, "## Two", "## Three"),
+            ["fast", "slow", "quick"]
+        );
+    }
+
+    #[test]
+    fn headings_belong_to_the_bench_named_before() {
+        let expected = BTreeMap::from([("x".to_owned(), vec!["made/s us/event".to_owned()])]);
+        assert_eq!(headings(DOCUMENT, "boot"), expected);
+        assert_eq!(heading("   x           1.5       2"), None);
+    }
+}
