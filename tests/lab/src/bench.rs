@@ -1,20 +1,28 @@
 //! `cargo lab bench`: what hvprobe costs, beside its references in the same rig.
 
+use std::fs;
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio as ChildStdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use hvprobe_lab::documented;
 
 use crate::cargo::{self, Workspace};
 use crate::choose::choose;
 use crate::instructions;
 use crate::job::{Job, Stdio, Step};
 use crate::packages;
-use crate::process;
-use crate::rig::Kind;
+use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
+use crate::progress;
+use crate::rig::{Finish, Kind, Listener};
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
+use crate::signals::Signals;
 
 /// What to measure, and where.
 #[derive(Args, Clone, Debug)]
@@ -44,6 +52,10 @@ pub(crate) struct Options {
     /// events: how long each rate is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
+    /// Go through all of it once, in as short a time as possible: a development build, few calls. The
+    /// numbers mean nothing; fails if the tables are not those of the README
+    #[arg(long)]
+    smoke: bool,
     /// Measure a development build, which is made sooner and is slower
     #[arg(long)]
     dev: bool,
@@ -82,58 +94,104 @@ const QEMU_FILES: [&str; 7] = [
     "/usr/share/seabios/bios-256k.bin",
 ];
 
-/// Probes of the batch.
+/// Probes of the batch, and of a short one.
 const BATCH: u32 = 10_000;
+const SMALL_BATCH: u32 = 300;
+/// The time limit of a short form, and for one answer of its guest, in seconds.
+const SMOKE_LIMIT: u64 = 900;
+const SMOKE_PATIENCE: u64 = 60;
+/// What is kept of the output of a bench.
+const MOST_KEPT: usize = 1 << 18;
+
+impl Options {
+    /// A short form measures what is built already.
+    fn release(&self) -> bool {
+        !self.dev && !self.smoke
+    }
+
+    fn timeout(&self, rig: Kind) -> Duration {
+        let limit = if self.smoke {
+            SMOKE_LIMIT
+        } else {
+            rig.time_limit()
+        };
+        self.machine.timeout(limit)
+    }
+}
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
-    match options.what {
+    let heard = match options.what {
         What::Boot => {
-            let arguments = ["--runs".to_owned(), options.runs.to_string()];
+            let runs = if options.smoke { 1 } else { options.runs };
+            let arguments = ["--runs".to_owned(), runs.to_string()];
             bench(options, &workspace, "boot-bench", true, |_| {
                 Ok(arguments.into())
-            })
+            })?
         }
         What::Hits => {
+            let with_qemu = options.gdb_hits > 0 && !options.smoke;
             let arguments = |rig| hits(options, &workspace, rig);
-            bench(
-                options,
-                &workspace,
-                "hits-bench",
-                options.gdb_hits > 0,
-                arguments,
-            )
+            bench(options, &workspace, "hits-bench", with_qemu, arguments)?
         }
-        What::Batch => batch(options, &workspace),
-        What::Events => events(options, &workspace),
+        What::Batch => batch(options, &workspace)?,
+        What::Events => events(options, &workspace)?,
+    };
+    if options.smoke && heard.status == 0 {
+        check_headings(&workspace, options.what, &heard.text())?;
     }
+    Ok(ExitCode::from(heard.status))
+}
+
+/// Whether the tables that were printed are those that the README shows.
+fn check_headings(workspace: &Workspace, what: What, printed: &str) -> Result<()> {
+    let readme = fs::read_to_string(workspace.root.join("README.md"))?;
+    let name = what.to_possible_value().context("a bench without a name")?;
+    let mut all = documented::headings(&readme, "boot");
+    let mut shown = all.remove(name.get_name()).unwrap_or_default();
+    let mut printed: Vec<_> = printed.lines().filter_map(documented::heading).collect();
+    shown.sort();
+    printed.sort();
+    if shown != printed {
+        bail!("the README shows tables with {shown:#?}, but these were printed: {printed:#?}");
+    }
+    progress::note(&format!("{} tables as in the README", printed.len()));
+    Ok(())
 }
 
 /// What `hits-bench` is told.
 fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<String>> {
-    let mut arguments = vec![
-        format!("--calls={}", options.calls),
-        format!("--repeats={}", options.repeats),
-        format!("--rounds={}", options.rounds),
-        format!("--gdb-hits={}", options.gdb_hits),
-    ];
+    let mut arguments = match options.smoke {
+        true => vec![
+            "--calls=100".to_owned(),
+            "--rounds=1".to_owned(),
+            "--gdb-hits=0".to_owned(),
+            format!("--patience={SMOKE_PATIENCE}"),
+        ],
+        false => vec![
+            format!("--calls={}", options.calls),
+            format!("--repeats={}", options.repeats),
+            format!("--rounds={}", options.rounds),
+            format!("--gdb-hits={}", options.gdb_hits),
+        ],
+    };
     if rig.ticks_are_instructions() {
         arguments.push("--ticks-are-instructions".to_owned());
     }
-    let counts = instructions::count(workspace, !options.dev)?;
+    let counts = instructions::count(workspace, options.release())?;
     arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
     Ok(arguments)
 }
 
 /// Probes by the thousand, on the text of the guest's kernel.
-fn batch(options: &Options, workspace: &Workspace) -> Result<ExitCode> {
+fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
     let mut packages = vec![
         "--package=hvprobe-introspect",
         "--example=batch_cost",
         "--package=hvprobe-cli",
         "--bins",
     ];
-    if !options.dev {
+    if options.release() {
         packages.push("--release");
     }
     let built = workspace.build(&packages)?;
@@ -142,47 +200,117 @@ fn batch(options: &Options, workspace: &Workspace) -> Result<ExitCode> {
     let kernel = folder.path().join("vmlinux");
     let mut unpack = Command::new(cargo::program_named(&built, "hvprobe")?);
     unpack.arg("unpack").arg(ready.kernel.image()).arg(&kernel);
-    let status = run_here(&mut unpack)?;
-    if status != ExitCode::SUCCESS {
-        return Ok(status);
+    let heard = run_here(&mut unpack, options)?;
+    if heard.status != 0 {
+        return Ok(heard);
     }
+    let number = if options.smoke { SMALL_BATCH } else { BATCH };
     let mut command = Command::new(cargo::program_named(&built, "batch_cost")?);
-    run_here(command.arg(&kernel).arg(BATCH.to_string()))
-}
-
-/// Runs `command` on this machine; returns the status to exit with.
-fn run_here(command: &mut Command) -> Result<ExitCode> {
-    process::end_with_us(command);
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(run::LAB_FAILED)))
+    run_here(command.arg(&kernel).arg(number.to_string()), options)
 }
 
 /// The way of events, which needs neither guest nor rig.
-fn events(options: &Options, workspace: &Workspace) -> Result<ExitCode> {
+fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
     let mut packages = vec!["--package=hvprobe-tests", "--example=event_path"];
-    if !options.dev {
+    if options.release() {
         packages.push("--release");
     }
     let built = workspace.build(&packages)?;
     let mut command = Command::new(cargo::program_named(&built, "event_path")?);
-    run_here(command.arg(options.seconds.to_string()))
+    let length = match options.smoke {
+        true => "--smoke".to_owned(),
+        false => options.seconds.to_string(),
+    };
+    run_here(command.arg(length), options)
+}
+
+/// What a bench printed, which it shows as it comes, and its status in the end.
+#[derive(Debug, Default)]
+struct Heard {
+    bytes: Vec<u8>,
+    status: u8,
+}
+
+impl Heard {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).replace('\r', "")
+    }
+
+    /// The last thing that it said, which tells why it failed.
+    fn last_word(&self) -> String {
+        let text = self.text();
+        let complaint = text.lines().rfind(|line| line.contains("-bench: "));
+        let last = complaint.or(text.lines().last());
+        last.unwrap_or("it said nothing").trim().to_owned()
+    }
+}
+
+impl Listener for Heard {
+    fn output(&mut self, bytes: &[u8]) -> Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        let surplus = self.bytes.len().saturating_sub(MOST_KEPT);
+        self.bytes.drain(..surplus);
+        let mut stdout = io::stdout().lock();
+        stdout
+            .write_all(bytes)
+            .and_then(|()| stdout.flush())
+            .context("cannot write to stdout")
+    }
+}
+
+impl Audience for Heard {
+    fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>> {
+        Listener::output(self, bytes)?;
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Runs `command` on this machine, for as long as the options let it.
+fn run_here(command: &mut Command, options: &Options) -> Result<Heard> {
+    let signals = Signals::take()?;
+    let (reader, writer) = io::pipe()?;
+    command.stdin(ChildStdio::null()).stdout(writer);
+    let mut group = Group::start(command, Apart::Group)?;
+    // Its copy of the pipe's writing side goes now, so that the pipe can end.
+    command.stdout(ChildStdio::null());
+    let mut streams = Streams {
+        output: Some(fs::File::from(OwnedFd::from(reader))),
+        discard: None,
+        keyboard: None,
+    };
+    let limits = Limits {
+        deadline: Instant::now() + options.timeout(Kind::Direct),
+        silence: None,
+    };
+    let mut heard = Heard::default();
+    let end = process::watch(&mut group, &mut streams, limits, &signals, &mut heard)?;
+    heard.status = match end {
+        End::Exited(status) => {
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            code.unwrap_or(run::LAB_FAILED)
+        }
+        End::TimedOut => bail!("the time was over; {} was ended", name(command)),
+        _ => bail!("{} was ended", name(command)),
+    };
+    Ok(heard)
+}
+
+fn name(command: &Command) -> String {
+    command.get_program().display().to_string()
 }
 
 /// Runs `program` of this package in a rig that has hvprobe and, if it is to be `with_qemu`, QEMU;
-/// with the arguments that it takes in that rig.
+/// with the arguments that it takes in that rig. What fails in an emulated rig is tried again.
 fn bench(
     options: &Options,
     workspace: &Workspace,
     program: &str,
     with_qemu: bool,
     arguments: impl FnOnce(Kind) -> Result<Vec<String>>,
-) -> Result<ExitCode> {
+) -> Result<Heard> {
     let mut packages = run::PROGRAMS.to_vec();
     packages.push("--package=hvprobe-lab");
-    if !options.dev {
+    if options.release() {
         packages.push("--release");
     }
     let built = workspace.build(&packages)?;
@@ -193,8 +321,9 @@ fn bench(
         packages::ensure(&["qemu-system-x86"])?;
     }
 
-    let mut job = Job::new(&built, options.machine.timeout(rig.time_limit()));
+    let mut job = Job::new(&built, options.timeout(rig));
     options.machine.apply(&mut job);
+    job.captured = true;
     let path = cargo::program_named(&built, program)?;
     job.programs.push((program.to_owned(), path));
     let guest = if rig == Kind::Direct {
@@ -222,5 +351,42 @@ fn bench(
         test: None,
         package: None,
     });
-    run::run_job(rig, &ready, &job)
+    tried(rig, &ready, &job, program)
+}
+
+/// Runs the job of one bench, in an emulated rig up to three times. What a try that failed said stays in
+/// a file, and a bench that did not pass at once is called flaky.
+fn tried(rig: Kind, ready: &Ready, job: &Job, program: &str) -> Result<Heard> {
+    let tries = 1 + rig.retries().min(2);
+    let (mut first, mut number) = (None, 0);
+    loop {
+        number += 1;
+        let mut heard = Heard::default();
+        let outcome = rig.run(ready, job, &mut heard)?;
+        heard.status = run::report(&outcome);
+        let why = match &outcome.finish {
+            Finish::Interrupted(_) => return Ok(heard),
+            Finish::Complete if heard.status == 0 => {
+                if let Some(first) = first {
+                    println!("flaky: {program} (passed at try {number}; first: {first})");
+                }
+                return Ok(heard);
+            }
+            Finish::Complete => heard.last_word(),
+            Finish::TimedOut => "the time was over".to_owned(),
+            Finish::Broken(reason) => reason.clone(),
+        };
+        let labs = ready.workspace.target.join("lab");
+        fs::create_dir_all(&labs)?;
+        let file = labs.join(format!("{program}-try-{number}.log"));
+        fs::write(&file, &heard.bytes)?;
+        let words = file.display();
+        progress::note(&format!(
+            "try {number} of {tries} failed: {why}; its words: {words}"
+        ));
+        if number == tries {
+            return Ok(heard);
+        }
+        first.get_or_insert(why);
+    }
 }

@@ -8,8 +8,6 @@ use anyhow::{Context, Result, bail, ensure};
 use hvprobe_lab::measure::median;
 use hvprobe_lab::measure::stream::Lines;
 
-/// For one answer of the shell; an emulator inside an emulator is slow.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 /// What the workload writes before what went wrong.
 const COMPLAINT: &str = "workload";
 /// What the guest's `/init` prints before it starts the shell.
@@ -47,11 +45,13 @@ pub(crate) struct Console {
     input: ChildStdin,
     output: Lines,
     errors: Lines,
+    /// For one answer of the shell.
+    patience: Duration,
 }
 
 impl Console {
-    /// Starts `program`, and waits for the guest's shell.
-    pub(crate) fn open(program: &mut Command) -> Result<Self> {
+    /// Starts `program`, and waits for the guest's shell; for that and for each answer `patience`.
+    pub(crate) fn open(program: &mut Command, patience: Duration) -> Result<Self> {
         let mut child = program
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -63,15 +63,31 @@ impl Console {
             output: Lines::of(child.stdout.take().context("no stdout")?),
             errors: Lines::of(child.stderr.take().context("no stderr")?),
             program: child,
+            patience,
         };
-        if console.output.wait_for(SHELL, PATIENCE).is_none() {
-            bail!(
-                "no guest came to its shell; {} said {:?}",
-                program.get_program().display(),
-                console.errors.last().unwrap_or_default()
-            );
+        if console.output.wait_for(SHELL, patience).is_none() {
+            bail!("no guest came to its shell: {}", console.last_words());
         }
         Ok(console)
+    }
+
+    /// Whether the console has ended, and the last that it and its program said.
+    fn last_words(&self) -> String {
+        let (ended, patience) = (self.output.ended(), self.patience);
+        let mut words = match ended {
+            true => "the console has ended".to_owned(),
+            false => format!("nothing of the kind within {patience:?}"),
+        };
+        for (of, lines) in [("its program", &self.errors), ("the console", &self.output)] {
+            let lines = lines.tail();
+            if !lines.is_empty() {
+                words.push_str(&format!(
+                    "\nthe last lines of {of}:\n  {}",
+                    lines.join("\n  ")
+                ));
+            }
+        }
+        words
     }
 
     /// Types a line.
@@ -84,20 +100,27 @@ impl Console {
     /// The rest of the next line that begins with `key` and a colon.
     pub(crate) fn value(&self, key: &str) -> Result<String> {
         self.output
-            .find(PATIENCE, |line| {
+            .find(self.patience, |line| {
                 Some(line.strip_prefix(key)?.strip_prefix(": ")?.to_owned())
             })
-            .with_context(|| format!("the guest does not print `{key}: ...`"))
+            .with_context(|| {
+                let words = self.last_words();
+                format!("the guest does not print `{key}: ...`: {words}")
+            })
     }
 
     /// As [`Self::value`], from the workload, which may also say why there is none.
     fn answer(&self, key: &str) -> Result<String> {
-        let found = self.output.find(PATIENCE, |line| {
+        let found = self.output.find(self.patience, |line| {
             let (before, value) = line.split_once(": ")?;
             let answers = before == key || before == COMPLAINT;
             answers.then(|| (before == key, value.to_owned()))
         });
-        match found.with_context(|| format!("the workload does not print `{key}: ...`"))? {
+        let found = found.with_context(|| {
+            let words = self.last_words();
+            format!("the workload does not print `{key}: ...`: {words}")
+        });
+        match found? {
             (true, value) => Ok(value),
             (false, complaint) => bail!("{COMPLAINT}: {complaint}"),
         }

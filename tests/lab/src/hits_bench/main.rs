@@ -107,6 +107,9 @@ struct Options {
     /// Hits of gdb's breakpoint; 0 leaves that out, which takes long where QEMU has to emulate
     #[arg(long, default_value_t = 200)]
     gdb_hits: u32,
+    /// How long one answer of a guest's shell may take; an emulator inside an emulator is slow
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    patience: u64,
     /// The engine's instructions of a kind of hit, as counted elsewhere
     #[arg(long, value_name = "KIND=NUMBER", value_parser = counted)]
     instructions: Vec<(String, u32)>,
@@ -116,6 +119,12 @@ struct Options {
     /// Folder with the guest's `kernel` and `initrd.cpio`
     #[arg(long, default_value = "/guest")]
     guest: PathBuf,
+}
+
+impl Options {
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience)
+    }
 }
 
 fn main() -> ExitCode {
@@ -138,7 +147,7 @@ fn run(options: &Options) -> Result<()> {
     } else {
         Unit::Time { per_microsecond }
     };
-    let mut machine = Machine::boot(&options.guest)?;
+    let mut machine = Machine::boot(&options.guest, options.patience())?;
     let mut rows = hits(options, &mut machine)?;
     let busy = Work {
         call: BUSY_CALL,
@@ -351,7 +360,8 @@ fn gdb(options: &Options, per_microsecond: f64) -> Result<(Row, Accelerator)> {
         .context("cannot start hvprobe")?;
     let accelerator = Accelerator::for_breakpoints(&String::from_utf8_lossy(&doctor.stdout));
     let hits = options.gdb_hits;
-    let times = qemu::breakpoint(accelerator, &options.guest, FUNCTION, CALL, hits)?;
+    let patience = options.patience();
+    let times = qemu::breakpoint(accelerator, &options.guest, FUNCTION, CALL, hits, patience)?;
     let row = Row {
         name: GDB.to_owned(),
         median: None,

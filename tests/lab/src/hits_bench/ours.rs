@@ -118,8 +118,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Boots the guest of folder `guest`.
-    pub(crate) fn boot(guest: &Path) -> Result<Self> {
+    /// Boots the guest of folder `guest`, whose shell answers within `patience`.
+    pub(crate) fn boot(guest: &Path, patience: Duration) -> Result<Self> {
         let server = Server::start()?;
         let (kernel, initrd) = (guest.join("kernel"), guest.join("initrd.cpio"));
         server.ask([
@@ -134,7 +134,9 @@ impl Machine {
             OsStr::new("--initrd"),
             initrd.as_os_str(),
         ])?;
-        let console = Console::open(server.command().args(["vm", "console", MACHINE]))?;
+        let mut console = server.command();
+        let console = Console::open(console.args(["vm", "console", MACHINE]), patience)
+            .with_context(|| server.standing())?;
         Ok(Self {
             console,
             server,
@@ -190,7 +192,10 @@ impl Machine {
     fn measure(&mut self, words: &str) -> Result<Loop> {
         let read = |counter: &Option<Counter>| counter.as_ref().map(Counter::read).transpose();
         let before = read(&self.counter)?.unwrap_or_default();
-        let ticks = self.console.tsc_loop(words)?;
+        let ticks = self
+            .console
+            .tsc_loop(words)
+            .with_context(|| format!("workload tsc-loop {words}: {}", self.server.standing()))?;
         let counts = read(&self.counter)?.unwrap_or_default().since(before);
         Ok(Loop { ticks, counts })
     }
@@ -240,16 +245,21 @@ impl Server {
     fn ask(&self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<()> {
         let output = self.command().args(words).stdin(Stdio::null()).output()?;
         if !output.status.success() {
-            let list = self.command().args(["vm", "list"]).output()?;
-            let said: Vec<_> = self.words.rest().collect();
-            bail!(
-                "{}\n{}{}",
-                String::from_utf8_lossy(&output.stderr).trim(),
-                String::from_utf8_lossy(&list.stdout),
-                said.join("\n")
-            );
+            let words = String::from_utf8_lossy(&output.stderr);
+            bail!("{}\n{}", words.trim(), self.standing());
         }
         Ok(())
+    }
+
+    /// How the machine stands, or how it has ended, and what the server said last.
+    fn standing(&self) -> String {
+        let list = self.command().args(["vm", "list"]).output();
+        let list = list.map_or_else(
+            |error| format!("its state cannot be told: {error}"),
+            |list| String::from_utf8_lossy(&list.stdout).trim().to_owned(),
+        );
+        let said = self.words.tail().join("\n  ");
+        format!("the machine:\n  {list}\nthe server said:\n  {said}\n")
     }
 }
 

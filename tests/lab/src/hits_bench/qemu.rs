@@ -44,17 +44,18 @@ impl Accelerator {
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 mitigations=off nokaslr";
 
 /// Boots the guest of folder `guest`, sets a breakpoint on `function` and lets the guest run into
-/// it `hits` times. Returns the times from each hit to the next.
+/// it `hits` times; `patience` is for each answer of its shell. Returns the times from each hit to the next.
 pub(crate) fn breakpoint(
     accelerator: Accelerator,
     guest: &Path,
     function: &str,
     call: &str,
     hits: u32,
+    patience: Duration,
 ) -> Result<Vec<Duration>> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("gdb");
-    let mut console = Console::open(&mut command(accelerator, guest, &socket))?;
+    let mut console = Console::open(&mut command(accelerator, guest, &socket), patience)?;
     console.type_line(&format!(
         "grep -w {function} /proc/kallsyms | sed 's/^/address: /'"
     ))?;

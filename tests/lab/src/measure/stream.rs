@@ -1,19 +1,30 @@
 //! The lines a program prints, read by a thread so that the program never waits.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// So many lines are remembered.
+const TAIL: usize = 40;
+
 /// Lines as they come, without white space around them.
 #[derive(Debug)]
-pub struct Lines(Receiver<String>);
+pub struct Lines {
+    lines: Receiver<String>,
+    /// The newest, whether or not they were looked at.
+    tail: Arc<Mutex<VecDeque<String>>>,
+}
 
 impl Lines {
     /// Starts to read `stream`.
     #[must_use]
     pub fn of(stream: impl Read + Send + 'static) -> Self {
-        let (sender, receiver) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
+        let tail = Arc::new(Mutex::new(VecDeque::new()));
+        let remembered = Arc::clone(&tail);
         thread::spawn(move || {
             let mut stream = BufReader::new(stream);
             let mut line = Vec::new();
@@ -21,12 +32,32 @@ impl Lines {
                 .read_until(b'\n', &mut line)
                 .is_ok_and(|length| length > 0)
             {
+                let text = String::from_utf8_lossy(&line).trim().to_owned();
+                let mut tail = remembered.lock().unwrap_or_else(PoisonError::into_inner);
+                tail.push_back(text.clone());
+                if tail.len() > TAIL {
+                    tail.pop_front();
+                }
+                drop(tail);
                 // Whether anybody still listens does not matter: the stream is to be drained.
-                let _ = sender.send(String::from_utf8_lossy(&line).trim().to_owned());
+                let _ = sender.send(text);
                 line.clear();
             }
         });
-        Self(receiver)
+        Self { lines, tail }
+    }
+
+    /// The newest lines of all that came.
+    #[must_use]
+    pub fn tail(&self) -> Vec<String> {
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.iter().cloned().collect()
+    }
+
+    /// Whether the stream has ended and all of it was looked at.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.lines.try_recv() == Err(TryRecvError::Disconnected)
     }
 
     /// The next line that `wanted` makes something of; none if the stream ends or `limit` is over
@@ -35,7 +66,7 @@ impl Lines {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.0.recv_timeout(left).ok()?;
+            let line = self.lines.recv_timeout(left).ok()?;
             if let Some(found) = wanted(&line) {
                 return Some(found);
             }
@@ -44,7 +75,7 @@ impl Lines {
 
     /// What has been read and not been looked at.
     pub fn rest(&self) -> impl Iterator<Item = String> {
-        self.0.try_iter()
+        self.lines.try_iter()
     }
 
     /// The next line with `text` in it; none as for [`Lines::find`].
@@ -56,7 +87,7 @@ impl Lines {
     /// The last line that has come and was not taken.
     #[must_use]
     pub fn last(&self) -> Option<String> {
-        self.0.try_iter().last()
+        self.lines.try_iter().last()
     }
 }
 
@@ -75,6 +106,8 @@ mod tests {
             Some(3)
         );
         assert_eq!(lines.wait_for("none", LONG), None);
+        assert!(lines.ended());
+        assert_eq!(lines.tail(), ["one", "two: 2", "three", "four"]);
     }
 
     #[test]
