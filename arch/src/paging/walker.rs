@@ -6,28 +6,32 @@
 //! - *Within one hit* ([`Walker::begin`]) as it is. A processor too may use what it knows of a page
 //!   until it is told to flush it (SDM vol. 3, 4.10.2 and 4.10.5), and the kernel, which waits for
 //!   every processor to do so (`flush_tlb_kernel_range`), waits for the one that is stopped at a hit.
-//! - *From hit to hit* only after the two lowest entries of the walk, the page's own and the one
-//!   that leads to its table, were read again and found unchanged. Otherwise the walk is made anew.
+//! - *From hit to hit* only after the entries of the walk were read again, from the top down, and found
+//!   unchanged; those that a kernel never changes, and those that were read again in this hit already,
+//!   excepted. Otherwise the walk is made anew.
 //!
-//! # Why two entries are enough
+//! # Which entries are read again
 //!
-//! What a plain walk would find differs from what is remembered only if an entry above the two has
-//! changed while the table it led to, which then is no longer part of the tree, still has its old
-//! content. Only addresses of the kernel's half are remembered, in the kernel's own tables
+//! An entry tells something only while the table it is in is part of the tree. A table that left it
+//! may keep its content, or be used for anything else and happen to have the same word there. So for
+//! each entry that is read again, the one that leads to its table is too, up to a table that never
+//! leaves. Only addresses of the kernel's half are remembered, in the kernel's own tables
 //! (`init_mm`'s) whichever process runs, so neither a new CR3 nor PTI's second one matters. What
 //! Linux does there, by level of the entry that changes:
 //!
-//! - *A page's own entry*: mapping, unmapping, permissions. Read again.
+//! - *A page's own entry*: mapping, unmapping, permissions.
 //! - *The entry above it*, when a large page is split or put together again (`split_large_page`,
 //!   `collapse_pmd_page` in arch/x86/mm/pat/set_memory.c), or is mapped where a table was
-//!   (`pmd_free_pte_page` in arch/x86/mm/pgtable.c). The table is freed with its content, but the
-//!   entry that led to it is read again too: this is why there are two.
-//! - *Two above, for a page of 4 KiB* (level 3): `pud_free_pmd_page` clears each entry of the table
-//!   it frees, and memory that is unplugged frees only tables that are empty (`free_pmd_table` in
-//!   arch/x86/mm/init_64.c). `collapse_pud_page` does leave content behind, but its gigabytes are
-//!   those of the direct map, where an address has only ever one translation.
-//! - *Further up* entries are made and never changed, but by the unplugging of memory, which clears
-//!   from below. A process that ends takes only the tables of its own half with it.
+//!   (`pmd_free_pte_page` in arch/x86/mm/pgtable.c). The table is freed with its content.
+//! - *Level 3*: `pud_free_pmd_page`, where a gigabyte is mapped, `collapse_pud_page`, and unplugged
+//!   memory (`free_pmd_table` in arch/x86/mm/init_64.c). Most pages of a hit are in the direct map,
+//!   and share this entry: what was read of it holds for the rest of the hit.
+//! - *Level 3 in the last two gigabytes*: the tables that these entries are in and lead to are part
+//!   of the kernel's image (`level3_kernel_pgt`, `level2_kernel_pgt` and `level2_fixmap_pgt` in
+//!   arch/x86/kernel/head_64.S). They never change and are not read again.
+//! - *Level 4, if there is a fifth*: unplugged memory (`free_pud_table`).
+//! - *The root's entries* are made and never changed. A process that ends takes only the tables of its
+//!   own half with it.
 //!
 //! A new walker at each stop of the virtual CPUs, as the engine makes one, forgets even so all that
 //! was before. A guest that does otherwise deceives itself alone: whatever is remembered is an
@@ -48,8 +52,11 @@ const PAGES: usize = 1 << PAGES_LOG2;
 /// Where the kernel's half of the addresses begins.
 const KERNEL_HALF: u64 = 1 << 63;
 
+/// Where the addresses begin whose tables of level 2 are part of the kernel's image.
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
+
 /// An entry of the guest's tables as it was read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Read {
     at: Gpa,
     value: u64,
@@ -58,51 +65,55 @@ struct Read {
 impl Read {
     #[inline]
     fn is_unchanged(self, mem: &(impl PhysMemory + ?Sized)) -> bool {
-        mem.read_u64(self.at) == Ok(self.value)
+        mem.read_u64(self.at).is_ok_and(|value| value == self.value)
     }
 }
 
-/// A page of 4 KiB, or such a part of a larger one, and the end of the walk to it.
-#[derive(Clone, Copy, Debug)]
-struct Page {
-    /// The virtual address; no address of a page before one is remembered.
-    start: u64,
-    frame: Gpa,
-    /// The entry above the leaf, and the leaf.
-    above: Read,
-    leaf: Read,
-}
+/// The entries of levels 4 and 3 of a walk, of those that may change and are not the page's own.
+type Upper = [Option<Read>; 2];
 
-impl Page {
-    const NONE: Self = {
-        let read = Read {
-            at: Gpa(0),
-            value: 0,
-        };
-        Self {
-            start: WITHIN,
-            frame: Gpa(0),
-            above: read,
-            leaf: read,
-        }
-    };
-}
+/// How many different ones are remembered: a bit for each.
+const UPPERS: usize = u64::BITS as usize;
+/// The number of the one without entries, which never changes.
+const NO_UPPER: u8 = 0;
 
-/// Room for a page.
+/// Room for a page of 4 KiB, or such a part of a larger one.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Place {
-    page: Cell<Page>,
-    /// The hit in which the entries of the page were last read.
+    /// The virtual address; no address of a page before one is remembered.
+    start: Cell<u64>,
+    frame: Cell<Gpa>,
+    /// The hit in which the entries of the walk were last read.
     hit: Cell<u64>,
+    /// The number of its [`Upper`].
+    upper: Cell<u8>,
+    /// The entry of level 2, if it is not the page's own.
+    second: Cell<Option<Read>>,
+    /// The page's own entry.
+    leaf: Cell<Read>,
 }
 
 impl Place {
     fn empty() -> Self {
         Self {
-            page: Cell::new(Page::NONE),
+            start: Cell::new(WITHIN),
+            frame: Cell::new(Gpa(0)),
             hit: Cell::new(0),
+            upper: Cell::new(NO_UPPER),
+            second: Cell::new(None),
+            leaf: Cell::new(Read {
+                at: Gpa(0),
+                value: 0,
+            }),
         }
+    }
+
+    /// Whether the last entries of the walk are what they were.
+    #[inline(always)]
+    fn is_end_unchanged(&self, mem: &(impl PhysMemory + ?Sized)) -> bool {
+        let second = self.second.get();
+        second.is_none_or(|read| read.is_unchanged(mem)) && self.leaf.get().is_unchanged(mem)
     }
 }
 
@@ -113,6 +124,11 @@ pub struct Walker {
     /// Each at the place that its address hashes to.
     places: Box<[Place; PAGES]>,
     hit: Cell<u64>,
+    /// Those that pages have, by number, and how many there are.
+    uppers: Box<[Cell<Upper>; UPPERS]>,
+    len: Cell<u8>,
+    /// Those that were read again in this hit and are unchanged: a bit for each.
+    unchanged: Cell<u64>,
 }
 
 impl Walker {
@@ -123,16 +139,21 @@ impl Walker {
             tables,
             places: Box::new(std::array::from_fn(|_| Place::empty())),
             hit: Cell::new(1),
+            uppers: Box::new([const { Cell::new([None; 2]) }; UPPERS]),
+            len: Cell::new(NO_UPPER + 1),
+            unchanged: Cell::new(1 << NO_UPPER),
         }
     }
 
     /// Another hit: from now on nothing is used without a look at the tables.
     pub fn begin(&self) {
         self.hit.set(self.hit.get() + 1);
+        self.unchanged.set(1 << NO_UPPER);
     }
 
     /// Fills `into` from `at` on, as [`PageTables::read`]. Hit path: for what lies in one page that
-    /// is remembered, two reads besides its own, or none the second time in a hit.
+    /// is remembered, a read for each level besides its own, without the root and what was read again
+    /// for another page; none the second time in a hit.
     ///
     /// # Errors
     /// As [`PageTables::read`].
@@ -256,42 +277,90 @@ impl Walker {
     fn known(&self, mem: &(impl PhysMemory + ?Sized), at: Gva, len: usize) -> Option<Gpa> {
         let start = at.0 & !WITHIN;
         let place = self.place(start);
-        let page = place.page.get();
-        if page.start != start || !is_in_one_page(at, len) {
+        if place.start.get() != start || !is_in_one_page(at, len) {
             return None;
         }
         let hit = self.hit.get();
         if place.hit.get() != hit {
             // The first byte of its page in this hit.
-            if !page.above.is_unchanged(mem) || !page.leaf.is_unchanged(mem) {
+            if !self.is_unchanged(mem, place) {
                 return None;
             }
             place.hit.set(hit);
         }
-        Some(page.frame.wrapping_add(at.0 & WITHIN))
+        Some(place.frame.get().wrapping_add(at.0 & WITHIN))
+    }
+
+    /// Whether the walk to `place` leads where it did. Each entry is read after those above it, as a
+    /// processor reads them. Apart, so that what is remembered is at hand with few instructions.
+    #[inline(never)]
+    fn is_unchanged(&self, mem: &(impl PhysMemory + ?Sized), place: &Place) -> bool {
+        if self.unchanged.get() >> place.upper.get() & 1 == 0 {
+            return self.is_all_unchanged(mem, place);
+        }
+        place.is_end_unchanged(mem)
+    }
+
+    /// As [`Walker::is_unchanged`], the [`Upper`] included.
+    #[inline(never)]
+    fn is_all_unchanged(&self, mem: &(impl PhysMemory + ?Sized), place: &Place) -> bool {
+        let upper = place.upper.get();
+        let entries = self.uppers[usize::from(upper) % UPPERS].get();
+        if !entries.iter().flatten().all(|read| read.is_unchanged(mem)) {
+            return false;
+        }
+        self.unchanged.set(self.unchanged.get() | 1 << upper);
+        place.is_end_unchanged(mem)
+    }
+
+    /// The number of `upper`, from now on.
+    fn number(&self, upper: Upper) -> u8 {
+        let known = self.uppers.iter().zip(0..self.len.get());
+        if let Some((_, number)) = known.into_iter().find(|(known, _)| known.get() == upper) {
+            return number;
+        }
+        if usize::from(self.len.get()) == UPPERS {
+            // Rare: so many gigabytes are in use. All pages are forgotten with their numbers.
+            for place in &*self.places {
+                place.start.set(WITHIN);
+            }
+            self.len.set(NO_UPPER + 1);
+            self.unchanged.set(1 << NO_UPPER);
+        }
+        let number = self.len.get();
+        self.uppers[usize::from(number) % UPPERS].set(upper);
+        self.len.set(number + 1);
+        number
     }
 
     /// Walks to `at`, and remembers how if it is the kernel's.
     #[cold]
     #[inline(never)]
     fn walk(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<Gpa, WalkError> {
-        let mut above = None;
-        let mut last = None;
+        let top = self.tables.levels.top();
+        let mut met = [None; 5];
         let leaf = self.tables.walk(mem, at, 1, |step| {
-            above = last.replace(step);
+            if let Some(met) = met.get_mut(usize::from(step.level)) {
+                *met = Some(Read::from(step));
+            }
         })?;
         let gpa = leaf.page(at)?;
-        if at.0 & KERNEL_HALF != 0
-            && let Some(above) = above
-        {
+        if at.0 & KERNEL_HALF != 0 {
+            let above = |level: u8| {
+                let read = met.get(usize::from(level)).copied().flatten();
+                read.filter(|_| level > leaf.level && level < top)
+            };
             let start = at.0 & !WITHIN;
+            let upper = match start {
+                IMAGE.. => NO_UPPER,
+                _ => self.number([above(4), above(3)]),
+            };
             let place = self.place(start);
-            place.page.set(Page {
-                start,
-                frame: Gpa(gpa.0 & !WITHIN),
-                above: above.into(),
-                leaf: leaf.into(),
-            });
+            place.start.set(start);
+            place.frame.set(Gpa(gpa.0 & !WITHIN));
+            place.upper.set(upper);
+            place.second.set(above(2));
+            place.leaf.set(leaf.into());
             place.hit.set(self.hit.get());
         }
         Ok(gpa)
