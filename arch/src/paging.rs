@@ -245,26 +245,31 @@ impl PageTables {
         if bytes.is_empty() {
             return Ok(());
         }
-        let first = self.translate(mem, at)?;
-        if bytes_in_page(&first, bytes.len()) == bytes.len() {
-            // The common case walks once: memory is written all or not at all.
-            return mem
-                .write(first.gpa, bytes)
-                .map_err(|source| WalkError::Memory { at, source });
+        self.write_pages(mem, at, bytes)
+    }
+
+    /// Writes `bytes`, of which there are some, from the last page to the first. Each call has its
+    /// page's translation at hand before anything is written: what is written may be the tables that
+    /// lead to the other pages.
+    fn write_pages(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        bytes: &[u8],
+    ) -> Result<(), WalkError> {
+        let mapping = self.translate(mem, at)?;
+        let failed = |source| WalkError::Memory { at, source };
+        let (here, rest) = bytes.split_at(bytes_in_page(&mapping, bytes.len()));
+        if !rest.is_empty() {
+            let offset = |offset: usize| u64::try_from(offset).unwrap_or(u64::MAX);
+            for offset in [0, offset(here.len() - 1)] {
+                let byte = mapping.gpa.wrapping_add(offset);
+                mem.read(byte, &mut [0]).map_err(failed)?;
+            }
+            self.write_pages(mem, at.wrapping_add(offset(here.len())), rest)?;
         }
-        self.for_each_page(mem, at, bytes, |at, gpa, here| {
-            let probe = |offset: usize| {
-                let offset = u64::try_from(offset).unwrap_or(u64::MAX);
-                mem.read(gpa.wrapping_add(offset), &mut [0])
-                    .map_err(|source| WalkError::Memory { at, source })
-            };
-            probe(0)?;
-            probe(here.len() - 1)
-        })?;
-        self.for_each_page(mem, at, bytes, |at, gpa, here| {
-            mem.write(gpa, here)
-                .map_err(|source| WalkError::Memory { at, source })
-        })
+        // Memory is written all or not at all.
+        mem.write(mapping.gpa, here).map_err(failed)
     }
 
     /// The little-endian 64-bit word at `at`, which need not be aligned.
@@ -339,27 +344,6 @@ impl PageTables {
             table = value & entry::ADDRESS;
             level -= 1;
         }
-    }
-
-    /// Calls `each` with the virtual address, the physical address and the part of `bytes` that
-    /// lies in each page.
-    fn for_each_page(
-        &self,
-        mem: &(impl PhysMemory + ?Sized),
-        at: Gva,
-        bytes: &[u8],
-        mut each: impl FnMut(Gva, Gpa, &[u8]) -> Result<(), WalkError>,
-    ) -> Result<(), WalkError> {
-        let mut at = at;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let mapping = self.translate(mem, at)?;
-            let (here, further) = rest.split_at(bytes_in_page(&mapping, rest.len()));
-            each(at, mapping.gpa, here)?;
-            at = at.wrapping_add(u64::try_from(here.len()).unwrap_or(u64::MAX));
-            rest = further;
-        }
-        Ok(())
     }
 }
 
