@@ -23,6 +23,7 @@ mod bzimage;
 mod elf;
 mod initrd;
 mod unpack;
+mod xz;
 
 use std::fs::File;
 use std::io::{self, Read};

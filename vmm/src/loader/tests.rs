@@ -308,6 +308,57 @@ fn damaged_bzimages_are_refused_with_the_reason() {
     );
 }
 
+/// An xz stream of one block, with a dictionary of that size as its header has it, that promises so
+/// many records of the index, which follow.
+fn xz_asking(dictionary: u8, records: &[u8]) -> Vec<u8> {
+    let crc = |bytes: &[u8]| {
+        let mut crc = flate2::Crc::new();
+        crc.update(bytes);
+        [bytes, &crc.sum().to_le_bytes()].concat()
+    };
+    [
+        &b"\xfd7zXZ\0"[..],
+        &crc(&[0, 1]),
+        &crc(&[2, 0, 0x21, 1, dictionary, 0, 0, 0]),
+        // One byte as it is, the end, and its CRC32.
+        &[1, 0, 0, b'x', 0, 0, 0, 0, 0x83, 0x16, 0xdc, 0x8c],
+        &[0],
+        records,
+        &[0; 64],
+    ]
+    .concat()
+}
+
+#[test]
+fn memory_that_an_xz_stream_asks_for_is_bounded() {
+    let refused = |stream: &[u8], expected: Expect| check(bzimage(stream), expected);
+    refused(
+        &xz_asking(40, &[1]),
+        expect![[r#"
+            cannot unpack the kernel's xz payload
+              a block asks for a dictionary of 4294967295 bytes; at most 134217728 are given"#]],
+    );
+    refused(
+        &xz_asking(31, &[1]),
+        expect![[r#"
+            cannot unpack the kernel's xz payload
+              a block asks for a dictionary of 201326592 bytes; at most 134217728 are given"#]],
+    );
+    refused(
+        &xz_asking(0, &[0xff, 0xff, 0xff, 0xff, 0xff, 0x1f]),
+        expect![[r#"
+            cannot unpack the kernel's xz payload
+              its index promises 1099511627775 records for 1 blocks"#]],
+    );
+    // What Linux packs with is given.
+    refused(
+        &xz_asking(30, &[1, 0]),
+        expect![[r#"
+            cannot unpack the kernel's xz payload
+              invalid index record unpadded size"#]],
+    );
+}
+
 #[test]
 fn segments_that_contradict_each_other_are_refused() {
     let at = |start, size| -> Load<'static> { (start, b"text", size) };

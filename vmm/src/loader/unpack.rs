@@ -2,7 +2,8 @@
 //!
 //! The payload is one stream in the format its first bytes tell, followed by the unpacked size as a
 //! little-endian 32-bit word (for gzip, the stream's own). That word only sizes the buffer: the
-//! stream decides.
+//! stream decides. Besides what they unpack to, streams get a window of at most 128 MiB, whatever they
+//! ask for.
 
 use std::error::Error;
 use std::io::{self, Read};
@@ -15,7 +16,7 @@ use flate2::read::GzDecoder;
 use lzma_rust2::XzReader;
 use ruzstd::decoding::StreamingDecoder;
 
-use super::{LoadError, elf};
+use super::{LoadError, elf, xz};
 
 /// The largest kernel that is unpacked, in bytes.
 pub(super) const MAX_KERNEL: u64 = 512 << 20;
@@ -43,6 +44,7 @@ pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     if payload.starts_with(&[0x1f, 0x8b]) {
         read("gzip", GzDecoder::new(payload), size)
     } else if payload.starts_with(&[0xfd, b'7', b'z', b'X', b'Z', 0]) {
+        xz::check(payload).map_err(|source| failed("xz", source))?;
         read("xz", XzReader::new(payload, false), size)
     } else if payload.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
         let stream = StreamingDecoder::new_with_max_window_size(payload, MAX_ZSTD_WINDOW)
