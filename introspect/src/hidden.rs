@@ -81,6 +81,19 @@ pub struct Window {
     pub end: Gva,
 }
 
+impl Window {
+    /// The first and the last slot of a region of full size that is mapped at the window's start or,
+    /// if other entries are taken, at its end.
+    #[must_use]
+    pub fn outermost_slots(&self) -> [[Gva; 2]; 2] {
+        let at_end = self.end.wrapping_sub(TABLE_SPAN);
+        [self.start, at_end].map(|start| {
+            let first = start.wrapping_add(SLOT_PAGES * PAGE);
+            [first, start.wrapping_add(TABLE_SPAN - SLOT)]
+        })
+    }
+}
+
 /// Why the region could not be mapped or a slot not be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HiddenError {
@@ -96,6 +109,11 @@ pub enum HiddenError {
     /// All slots are in use.
     #[error("all {0} out-of-line slots are in use: unregister probes that are stepped")]
     OutOfSlots(u64),
+    /// There are free slots, but each too far from what the instruction refers to.
+    #[error(
+        "all out-of-line slots within reach of what it refers to are in use: unregister probes that are stepped"
+    )]
+    NoneInReach,
     /// The guest changed the page-table entry under us; it was left alone.
     #[error("the guest changed the page-table entry at {at} that maps the slots")]
     EntryChanged {
@@ -172,8 +190,9 @@ pub struct HiddenRegion {
     window: Window,
     mapped: Option<Mapped>,
     pinned: bool,
-    /// Slots below this have been handed out at least once.
-    fresh: u64,
+    /// So many slots at the beginning, and at the end, have been handed out at least once.
+    first: u64,
+    last: u64,
     free: Vec<u64>,
     /// `None` where the region is too small for detours.
     pub(crate) detours: Option<Detours>,
@@ -195,7 +214,8 @@ impl HiddenRegion {
             window,
             mapped: None,
             pinned: false,
-            fresh: 0,
+            first: 0,
+            last: 0,
             free: Vec::new(),
             detours: (size >= Self::FULL_SIZE)
                 .then(|| Detours::new(at.wrapping_add(TABLE_SPAN), window)),
@@ -285,7 +305,7 @@ impl HiddenRegion {
         let Some(mapped) = self.mapped.take() else {
             return Ok(());
         };
-        self.fresh = 0;
+        (self.first, self.last) = (0, 0);
         self.free.clear();
         let now = mem.read_u64(mapped.entry_at)?;
         // The processor may have set the dirty bit of an entry we wrote.
@@ -306,29 +326,69 @@ impl HiddenRegion {
     /// Whether the region may be unmapped: no slot is in use, nor was the trampoline ever.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        !self.pinned && self.fresh == self.free.len() as u64
+        !self.pinned && self.first + self.last == self.free.len() as u64
     }
 
-    /// Takes a free slot. The region must be mapped.
+    /// Takes a free slot for which there is a copy, and returns that. Slots are taken from the
+    /// beginning; what refers to addresses just above zero (per-CPU variables, relative to RIP) does
+    /// not reach them from there, and is given one at the end. The region must be mapped.
     ///
     /// # Errors
-    /// When all are in use, or the region is not mapped.
-    pub fn take(&mut self, mem: &dyn PhysMemory) -> Result<Gva, HiddenError> {
+    /// When all are in use, or those within reach are, or the region is not mapped.
+    pub fn take<T>(
+        &mut self,
+        mem: &dyn PhysMemory,
+        copy: impl Fn(Gva) -> Option<T>,
+    ) -> Result<T, HiddenError> {
         let Some(mapped) = &self.mapped else {
             return Err(HiddenError::OutOfSlots(0));
         };
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.fresh < self.slots => {
-                if self.fresh.is_multiple_of(SLOTS_PER_PAGE) {
-                    self.add_page(mem, SLOT_PAGES + self.fresh / SLOTS_PER_PAGE)?;
-                }
-                self.fresh += 1;
-                self.fresh - 1
-            }
-            None => return Err(HiddenError::OutOfSlots(self.slots)),
-        };
-        Ok(mapped.base.wrapping_add(index * SLOT))
+        let base = mapped.base;
+        let copy = |index: u64| copy(base.wrapping_add(index * SLOT));
+        let mut free = self.free.iter().enumerate().rev();
+        if let Some((n, copied)) = free.find_map(|(n, index)| Some((n, copy(*index)?))) {
+            self.free.remove(n);
+            return Ok(copied);
+        }
+        if self.first + self.last == self.slots {
+            return Err(match self.free.is_empty() {
+                true => HiddenError::OutOfSlots(self.slots),
+                false => HiddenError::NoneInReach,
+            });
+        }
+        let (lowest, highest) = (self.first, self.slots - self.last - 1);
+        if let Some(copied) = copy(lowest) {
+            self.see_slot(mem, lowest)?;
+            self.first += 1;
+            Ok(copied)
+        } else if let Some(copied) = copy(highest) {
+            self.see_slot(mem, highest)?;
+            self.last += 1;
+            Ok(copied)
+        } else {
+            Err(HiddenError::NoneInReach)
+        }
+    }
+
+    /// Where the last slot is, while the region is mapped and has any.
+    #[must_use]
+    pub fn last_slot(&self) -> Option<Gva> {
+        let last = self.slots.checked_sub(1)?;
+        Some(self.mapped.as_ref()?.base.wrapping_add(last * SLOT))
+    }
+
+    /// Lets the guest see the page of slot `index`, unless another slot of it was handed out.
+    fn see_slot(&self, mem: &dyn PhysMemory, index: u64) -> Result<(), HiddenError> {
+        let page = index / SLOTS_PER_PAGE;
+        let mut slots = page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE;
+        if slots.any(|slot| self.was_handed_out(slot)) {
+            return Ok(());
+        }
+        self.add_page(mem, SLOT_PAGES + page)
+    }
+
+    fn was_handed_out(&self, index: u64) -> bool {
+        index < self.first || (self.slots - self.last..self.slots).contains(&index)
     }
 
     /// Lets the guest see page `n` of the region, full of int3s. An entry that was not present is
@@ -362,7 +422,10 @@ impl HiddenRegion {
         let inside = |at: Gva, start: Gva, len: u64| {
             at.offset_from(start).is_some_and(|offset| offset < len)
         };
-        let is_slot = |at: Gva| slots.is_some_and(|base| inside(at, base, self.fresh * SLOT));
+        let is_slot = |at: Gva| {
+            let offset = slots.and_then(|base| at.offset_from(base));
+            offset.is_some_and(|offset| self.was_handed_out(offset / SLOT))
+        };
         let is_detour = |at: Gva| code.is_some_and(|(start, len)| inside(at, start, len));
         let within = self.window.start..self.window.end;
         let found = scan::addresses(mem, instruction_pointers, &within, |at| {
@@ -404,7 +467,7 @@ impl HiddenRegion {
         self.mapped
             .as_ref()
             .and_then(|m| slot.offset_from(m.base))
-            .filter(|offset| offset % SLOT == 0 && offset / SLOT < self.fresh)
+            .filter(|offset| offset % SLOT == 0 && self.was_handed_out(offset / SLOT))
             .map(|offset| self.at.wrapping_add(SLOT_PAGES * PAGE + offset))
             .ok_or(HiddenError::OutOfSlots(self.slots))
     }

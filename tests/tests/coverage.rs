@@ -20,6 +20,10 @@ fn nearly_all_of_the_kernel_takes_probes() {
         "more than 0.5 % are refused:\n{coverage}"
     );
     assert!(
+        coverage.out_of_reach.is_empty(),
+        "no slot takes some copies:\n{coverage}"
+    );
+    assert!(
         coverage.total() > 1_000_000,
         "the text was not found:\n{coverage}"
     );

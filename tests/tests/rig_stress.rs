@@ -114,7 +114,12 @@ impl Crowd {
                         self.here.extend(ids);
                     }
                     // Most often not the start of an instruction; nothing of the batch is there.
-                    Err(_) => self.refused += batch.len(),
+                    Err(error) => {
+                        let why = chain(&error);
+                        let slot = ["no out-of-line slot", "cannot be relocated"];
+                        assert!(!slot.iter().any(|text| why.contains(text)), "{why}");
+                        self.refused += batch.len();
+                    }
                 }
             }
             4..7 => {

@@ -35,7 +35,7 @@ fn pages_in_use_are_executable_and_never_writable_and_nothing_else_is_mapped() {
     region.map(&mem, &tables()).unwrap();
     region.build_idt(&mem, &[0; IDT_SIZE]).unwrap();
     for _ in 0..2 * SLOTS_PER_PAGE {
-        region.take(&mem).unwrap();
+        region.take(&mem, Some).unwrap();
     }
     let start = KERNEL_WINDOW.start;
     for page in 0..512 {
@@ -70,7 +70,7 @@ fn every_slot_lies_in_a_mapped_page_whatever_the_size() {
             continue;
         }
         let mut slots = 0;
-        while let Ok(slot) = region.take(&mem) {
+        while let Ok(slot) = region.take(&mem, Some) {
             let mut bytes = [0; SLOT_SIZE];
             tables().read(&mem, slot, &mut bytes).unwrap();
             assert_eq!(bytes, [INT3; SLOT_SIZE]);
@@ -84,7 +84,7 @@ fn every_slot_lies_in_a_mapped_page_whatever_the_size() {
 fn one_page_table_is_the_most_that_is_used() {
     let (mem, mut region) = region(3 << 20);
     region.map(&mem, &tables()).unwrap();
-    let slots = std::iter::from_fn(|| region.take(&mem).ok());
+    let slots = std::iter::from_fn(|| region.take(&mem, Some).ok());
     assert_eq!(slots.count(), 509 * 128);
 }
 
@@ -96,7 +96,7 @@ fn first_empty_entry_is_taken_and_taken_ones_are_not_touched() {
     region.map(&mem, &tables()).unwrap();
     let second = KERNEL_WINDOW.start.wrapping_add(TABLE_SPAN);
     assert_eq!(
-        region.take(&mem),
+        region.take(&mem, Some),
         Ok(second.wrapping_add(SLOT_PAGES * PAGE))
     );
     assert_eq!(mem.read_u64(first), Ok(2));
@@ -120,7 +120,7 @@ fn full_window_changes_nothing() {
 fn mapping_twice_is_mapping_once() {
     let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
-    let slot = region.take(&mem).unwrap();
+    let slot = region.take(&mem, Some).unwrap();
     region.fill(&mem, &code(slot)).unwrap();
     let before = mem.snapshot();
     region.map(&mem, &tables()).unwrap();
@@ -137,7 +137,7 @@ fn unmapping_clears_the_entry_even_after_the_processor_marked_it() {
         .unwrap();
     region.unmap(&mem).unwrap();
     assert!(mem.visible() == before);
-    assert!(region.take(&mem).is_err());
+    assert!(region.take(&mem, Some).is_err());
     region.unmap(&mem).unwrap();
 }
 
@@ -145,7 +145,7 @@ fn unmapping_clears_the_entry_even_after_the_processor_marked_it() {
 fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
     let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
-    let slot = region.take(&mem).unwrap();
+    let slot = region.take(&mem, Some).unwrap();
     region.release(&mem, slot).unwrap();
     let (at, _) = entry_at(&mem, KERNEL_WINDOW.start);
     mem.write(at, &0x5000_u64.to_le_bytes()).unwrap();
@@ -153,7 +153,7 @@ fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
     assert_eq!(result, Err(HiddenError::EntryChanged { at }));
     assert_eq!(mem.read_u64(at), Ok(0x5000));
     region.map(&mem, &tables()).unwrap();
-    let again = region.take(&mem).unwrap();
+    let again = region.take(&mem, Some).unwrap();
     assert_eq!(again, slot.wrapping_add(TABLE_SPAN));
     region.fill(&mem, &code(again)).unwrap();
     let mut bytes = [0; SLOT_SIZE];
@@ -165,7 +165,10 @@ fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
 fn released_slot_is_taken_again_and_holds_int3_meanwhile() {
     let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
-    let (a, b) = (region.take(&mem).unwrap(), region.take(&mem).unwrap());
+    let (a, b) = (
+        region.take(&mem, Some).unwrap(),
+        region.take(&mem, Some).unwrap(),
+    );
     assert_ne!(a, b);
     region.fill(&mem, &code(a)).unwrap();
     assert!(!region.is_idle());
@@ -173,17 +176,68 @@ fn released_slot_is_taken_again_and_holds_int3_meanwhile() {
     let mut bytes = [0; SLOT_SIZE];
     tables().read(&mem, a, &mut bytes).unwrap();
     assert_eq!(bytes, [INT3; SLOT_SIZE]);
-    assert_eq!(region.take(&mem), Ok(a));
+    assert_eq!(region.take(&mem, Some), Ok(a));
     region.release(&mem, a).unwrap();
     region.release(&mem, b).unwrap();
     assert!(region.is_idle());
 }
 
 #[test]
+fn slots_are_taken_from_the_end_for_what_is_not_reached_from_the_beginning() {
+    let (mem, mut region) = region(6 * PAGE);
+    region.map(&mem, &tables()).unwrap();
+    let base = KERNEL_WINDOW.start.wrapping_add(SLOT_PAGES * PAGE);
+    let end = base.wrapping_add(3 * PAGE);
+    let high = |slot| Some(slot).filter(|slot| *slot >= base.wrapping_add(PAGE));
+    let is_mapped = |at| tables().translate(&mem, at).is_ok();
+
+    let last = region.take(&mem, high).unwrap();
+    assert_eq!(last, end.wrapping_sub(SLOT));
+    assert_eq!(region.last_slot(), Some(last));
+    assert!(is_mapped(last) && !is_mapped(base));
+    assert_eq!(region.take(&mem, Some), Ok(base));
+    // What lies too low is not taken, and stays free.
+    region.release(&mem, base).unwrap();
+    assert_eq!(region.take(&mem, high), Ok(last.wrapping_sub(SLOT)));
+    assert_eq!(region.take(&mem, Some), Ok(base));
+    let nowhere = |_| None::<Gva>;
+    assert_eq!(region.take(&mem, nowhere), Err(HiddenError::NoneInReach));
+
+    // Both ends meet, whichever page that is in, and nothing is given twice.
+    let mut taken = vec![base, last, last.wrapping_sub(SLOT)];
+    for n in 0.. {
+        let next = match n % 3 {
+            0 => region.take(&mem, high),
+            _ => region.take(&mem, Some),
+        };
+        let Ok(next) = next else { break };
+        let mut bytes = [0; SLOT_SIZE];
+        tables().read(&mem, next, &mut bytes).unwrap();
+        assert_eq!(bytes, [INT3; SLOT_SIZE]);
+        region.fill(&mem, &code(next)).unwrap();
+        taken.push(next);
+    }
+    let full = HiddenError::OutOfSlots(3 * SLOTS_PER_PAGE);
+    assert_eq!(region.take(&mem, Some), Err(full));
+    for slot in &taken {
+        let mut bytes = [0; SLOT_SIZE];
+        tables().read(&mem, *slot, &mut bytes).unwrap();
+        let filled = bytes == *code(*slot).bytes();
+        assert!(filled || [base, last, last.wrapping_sub(SLOT)].contains(slot));
+        region.release(&mem, *slot).unwrap();
+    }
+    assert_eq!(taken.len() as u64, 3 * SLOTS_PER_PAGE);
+    assert!(region.is_idle());
+    // Only low ones are free.
+    while region.take(&mem, high).is_ok() {}
+    assert_eq!(region.take(&mem, high), Err(HiddenError::NoneInReach));
+}
+
+#[test]
 fn what_is_no_slot_is_neither_filled_nor_released() {
     let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
-    let slot = region.take(&mem).unwrap();
+    let slot = region.take(&mem, Some).unwrap();
     let before = mem.snapshot();
     for wrong in [
         slot.wrapping_add(1),
@@ -264,7 +318,7 @@ fn region_that_was_pinned_is_never_idle() {
     region.map(&mem, &tables()).unwrap();
     assert!(region.is_idle());
     region.pin();
-    let slot = region.take(&mem).unwrap();
+    let slot = region.take(&mem, Some).unwrap();
     region.release(&mem, slot).unwrap();
     assert!(!region.is_idle());
 }

@@ -115,7 +115,10 @@ impl Registry {
         for (at, displaced, kind) in needed {
             let mut code = self.take_slot(&displaced, kind, mem);
             if let Err(Refused::Slot { source, .. }) = &code
-                && matches!(source, HiddenError::OutOfSlots(_))
+                && matches!(
+                    source,
+                    HiddenError::OutOfSlots(_) | HiddenError::NoneInReach
+                )
                 && !std::mem::replace(&mut has_looked, true)
             {
                 self.reclaim(&taken, mem, standing);
@@ -177,6 +180,17 @@ impl Registry {
         {
             return Ok(Some(code));
         }
+        let copy = |slot| match kind {
+            SlotKind::Boosted => displaced.boosted(slot),
+            SlotKind::Trapped => displaced.trapped(slot),
+        };
+        if matches!(copy(at), Err(RelocateError::Emulated { .. })) {
+            let wanted = match kind {
+                SlotKind::Boosted => Mechanism::Boosted,
+                SlotKind::Trapped => Mechanism::Stepped,
+            };
+            return Err(Refused::Mechanism { at, wanted });
+        }
         self.hidden.map(mem, &tables).map_err(refused)?;
         if kind == SlotKind::Trapped {
             let mut idt = [0; IDT_SIZE];
@@ -185,29 +199,19 @@ impl Registry {
                 .map_err(|_| Refused::NoWindow { at })?;
             self.hidden.build_idt(mem, &idt).map_err(refused)?;
         }
-        let slot = self.hidden.take(mem).map_err(refused)?;
-        let code = match kind {
-            SlotKind::Boosted => displaced.boosted(slot),
-            SlotKind::Trapped => displaced.trapped(slot),
+        let taken = self.hidden.take(mem, |slot| copy(slot).ok());
+        let code = match (taken, self.hidden.last_slot().map(copy)) {
+            // No slot will ever do.
+            (Err(HiddenError::NoneInReach), Some(Err(source))) => {
+                return Err(Refused::Relocate { at, source });
+            }
+            (taken, _) => taken.map_err(refused)?,
+        };
+        if let Err(source) = self.hidden.fill(mem, &code) {
+            put_back(self.hidden.release(mem, code.at()));
+            return Err(refused(source));
         }
-        .map_err(|source| match source {
-            RelocateError::Emulated { .. } => Refused::Mechanism {
-                at,
-                wanted: match kind {
-                    SlotKind::Boosted => Mechanism::Boosted,
-                    SlotKind::Trapped => Mechanism::Stepped,
-                },
-            },
-            source => Refused::Relocate { at, source },
-        })
-        .and_then(|code| {
-            self.hidden.fill(mem, &code).map_err(refused)?;
-            Ok(code)
-        });
-        if code.is_err() {
-            put_back(self.hidden.release(mem, slot));
-        }
-        code.map(Some)
+        Ok(Some(code))
     }
 
     /// Gives back the ghosts that nobody can be inside of, but for those `taken` for a site again:

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{Action, Refusal, classify, text};
+use hvprobe_arch::insn::{Action, Displaced, Refusal, RelocateError, classify, text};
+use hvprobe_introspect::hidden::KERNEL_WINDOW;
 
 use super::text::{Apart, Text};
 
@@ -21,6 +22,11 @@ pub struct Coverage {
     /// Boosted or emulated by themselves, but in the exception table: run as a copy that traps, so
     /// that a fault is handed to the kernel as if it had come from the instruction's own place.
     pub stepped: u64,
+    /// Of all these, those whose copies only work in slots that do not lie low: they refer to
+    /// addresses just above zero, relative to RIP.
+    pub high: u64,
+    /// Those that have a copy, but with the region at one end of its window not even in its last slot.
+    pub out_of_reach: Vec<(Gva, String)>,
     /// Refused, by reason.
     pub refused: BTreeMap<Refusal, Refused>,
     /// What is not among the instructions that can be probed.
@@ -56,6 +62,14 @@ impl Coverage {
                     Action::Boost => &mut coverage.boosted,
                 };
                 *counter += 1;
+                match Reach::of(&displaced) {
+                    Reach::All => {}
+                    Reach::High => coverage.high += 1,
+                    Reach::Nowhere => {
+                        let text = text(kernel.code(site.at), site.at);
+                        coverage.out_of_reach.push((site.at, text));
+                    }
+                }
             }
             Err(refusal) => {
                 let refused = coverage.refused.entry(refusal).or_default();
@@ -96,6 +110,31 @@ impl Coverage {
     }
 }
 
+/// From which slots a copy works.
+enum Reach {
+    All,
+    High,
+    Nowhere,
+}
+
+impl Reach {
+    /// Builds each copy in the outermost slots.
+    fn of(displaced: &Displaced) -> Self {
+        let works = |slot| {
+            let in_reach = |code| !matches!(code, Err(RelocateError::OutOfReach { .. }));
+            in_reach(displaced.boosted(slot)) && in_reach(displaced.trapped(slot))
+        };
+        let regions = KERNEL_WINDOW.outermost_slots();
+        if regions.iter().flatten().all(|slot| works(*slot)) {
+            Self::All
+        } else if regions.iter().all(|[_, last]| works(*last)) {
+            Self::High
+        } else {
+            Self::Nowhere
+        }
+    }
+}
+
 /// Thousandths of a percent.
 struct Share(u64);
 
@@ -113,6 +152,7 @@ impl fmt::Display for Coverage {
         line("  emulated", self.emulated)?;
         line("  boosted", self.boosted)?;
         line("  stepped (exception table)", self.stepped)?;
+        line("  only from high slots", self.high)?;
         line("  refused", self.refused())?;
         let mut reasons: Vec<_> = self.refused.iter().collect();
         reasons.sort_by_key(|(_, refused)| std::cmp::Reverse(refused.count));
@@ -129,6 +169,9 @@ impl fmt::Display for Coverage {
             for (at, text) in &refused.examples {
                 writeln!(f, "                {at} {text}")?;
             }
+        }
+        for (at, text) in &self.out_of_reach {
+            writeln!(f, "no slot reaches what it refers to: {at} {text}")?;
         }
         let Apart {
             forbidden,

@@ -151,7 +151,9 @@ pub fn hidden(data: &[u8]) -> bool {
     }
     let mut slots = Vec::new();
     for _ in 0..input.u16() {
-        let Ok(slot) = region.take(&mem) else { break };
+        let Ok(slot) = region.take(&mem, Some) else {
+            break;
+        };
         slots.push(slot);
     }
     assert_eq!(outside(&mem.snapshot()), changed);

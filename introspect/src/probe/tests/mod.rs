@@ -108,7 +108,12 @@ impl Rig {
     }
 
     fn booting_with_room() -> Self {
-        let guest = Rc::new(Guest::boot_whole(&fixture::probed()));
+        Self::boot_whole(&fixture::probed())
+    }
+
+    /// As [`Rig::boot`], with room for detours.
+    fn boot_whole(elf: &[u8]) -> Self {
+        let guest = Rc::new(Guest::boot_whole(elf));
         let registry = Registry::new(guest.image.clone(), VCPUS, whole_hidden());
         Self {
             guest,

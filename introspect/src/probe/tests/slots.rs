@@ -4,7 +4,7 @@ use hvprobe_arch::mem::PhysMemory;
 
 use super::super::patch::GATE_PORT;
 use super::*;
-use crate::testing::{HIDDEN, Memory, SLOTS};
+use crate::testing::{HIDDEN, Memory, SLOTS, WHOLE_HIDDEN};
 
 fn slot_bytes(mem: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; SLOTS * 32];
@@ -121,4 +121,68 @@ fn gate_the_guest_rewrote_is_left_alone_and_nothing_is_armed_without_it() {
     assert_eq!(rig.guest.read(gate), [0xfc, GATE_PORT]);
     let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&[spec(EMULATED)])));
     assert_eq!(why, Refused::TextChanged { at: gate });
+}
+
+/// `mov rax, gs:[rip+…]` of a per-CPU variable at offset 0x1a080, in the place of `filler_000`.
+fn per_cpu_kernel() -> Vec<u8> {
+    let mut sections = fixture::probed_kernel();
+    let symbols = fixture::probed();
+    let image = crate::image::KernelImage::parse(&symbols).unwrap();
+    let address = |name| image.symbols().address_of(name).unwrap();
+    let (at, text) = (address("filler_000"), address("_stext"));
+    let displacement = u32::try_from(0x1a080_u64.wrapping_sub(at.0 + 8)).unwrap();
+    let offset = usize::try_from(at.0 - text.0).unwrap();
+    let code = &mut sections[0].data[offset..];
+    code[..4].copy_from_slice(&[0x65, 0x48, 0x8b, 0x05]);
+    code[4..8].copy_from_slice(&displacement.to_le_bytes());
+    fixture::elf(&sections, &[])
+}
+
+#[test]
+fn per_cpu_operand_gets_a_slot_from_which_it_is_reached() {
+    let mut rig = Rig::boot_whole(&per_cpu_kernel());
+    rig.go_live(None);
+    for mechanism in [Mechanism::Boosted, Mechanism::Stepped] {
+        let spec = |definition| ProbeSpec {
+            mechanism: Some(mechanism),
+            ..spec(definition)
+        };
+        let before = rig.guest.mem.snapshot();
+        let ids = rig.register(&[spec("p filler_000"), spec("p filler_001")]);
+        let after = rig.guest.mem.snapshot();
+        assert_eq!(rig.info(ids[0]).mechanism, Some(mechanism));
+        // Where each copy is, as an offset into the region.
+        let region = usize::try_from(WHOLE_HIDDEN.0).unwrap();
+        let place = |start: [u8; 3]| {
+            let mut places = after[region..][..2 << 20].windows(3);
+            places.position(|bytes| bytes == start).unwrap()
+        };
+        let (high, low) = (place([0x65, 0x48, 0x8b]), place([0x48, 0x8b, 0x47]));
+        assert!(before[region + high] != 0x65);
+        assert!(
+            high > (2 << 20) - 0x1000 && low < 0x4000,
+            "{high:#x} {low:#x}"
+        );
+        let displacement = u32::from_le_bytes(after[region + high + 4..][..4].try_into().unwrap());
+        let end = crate::hidden::KERNEL_WINDOW.start.0 + high as u64 + 8;
+        assert_eq!(end.wrapping_add(u64::from(displacement)), 0x1a080);
+        rig.unregister(&ids).unwrap();
+    }
+}
+
+#[test]
+fn operand_that_no_slot_reaches_is_refused_in_words_of_its_own() {
+    // All slots of this guest lie low.
+    let mut rig = Rig::boot(&per_cpu_kernel());
+    rig.go_live(None);
+    let boosted = ProbeSpec {
+        mechanism: Some(Mechanism::Boosted),
+        ..spec("p filler_000")
+    };
+    let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&[boosted])));
+    let Refused::Relocate { source, .. } = why else {
+        panic!("{why}");
+    };
+    assert!(source.to_string().contains("beyond ±2 GiB of its slot"));
+    assert!(!rig.is_mapped());
 }
