@@ -19,6 +19,10 @@
 //! with a return probe return to, is one too: on no host does it take the way through the guest's
 //! #BP entry.
 //!
+//! Where the guest has indirect branches tracked (IBT), exceptions may only lead to an `endbr64`, so
+//! stubs begin with one. Nothing else here is the target of an indirect branch: the trampoline and
+//! the stubs of calls are returned to, detours jumped to by relative jumps, slots entered by us.
+//!
 //! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
 //! and cleared only when it still holds what we wrote; nothing is both writable and executable for
 //! the guest; every byte of a free slot that the guest can reach is an int3; once a return address
@@ -34,7 +38,7 @@ mod tests;
 
 use std::collections::HashSet;
 
-use hvprobe_arch::insn::{GateHead, SLOT_SIZE, SlotCode};
+use hvprobe_arch::insn::{ENDBR64, GateHead, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{PageTables, WalkError, entry};
 use hvprobe_arch::{Gpa, Gva};
@@ -54,8 +58,8 @@ const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
 const CODE_PAGE: u64 = 1;
 const IDT_PAGE: u64 = 2;
 const SLOT_PAGES: u64 = 3;
-/// Bytes of one stub: `out imm8, al` and two int3s.
-const STUB: u64 = 4;
+/// Bytes of one stub: `endbr64`, `out imm8, al` and two int3s.
+const STUB: u64 = 8;
 const VECTORS: u64 = 256;
 /// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
 const GATE: usize = 16;
@@ -153,11 +157,13 @@ impl Fixtures {
     }
 
     /// The vector whose stub RIP has reached, whether or not it has passed the `out` (hosts
-    /// differ).
+    /// differ), or the `endbr64` before it (an NMI may come there).
     #[must_use]
     pub fn vector(&self, rip: Gva) -> Option<u8> {
+        const AT: u64 = ENDBR64.len() as u64;
+        const BEHIND: u64 = AT + OUT.len() as u64;
         let offset = rip.offset_from(self.stub(0))?;
-        (offset % STUB == 0 || offset % STUB == OUT.len() as u64)
+        matches!(offset % STUB, 0 | AT | BEHIND)
             .then(|| u8::try_from(offset / STUB).ok())
             .flatten()
     }
@@ -240,8 +246,9 @@ impl HiddenRegion {
         mem.write(self.at, &EMPTY_TABLE)?;
         self.add_page(mem, CODE_PAGE)?;
         let stubs = self.at.wrapping_add(CODE_PAGE * PAGE);
+        let stub = [&ENDBR64[..], &OUT].concat();
         for vector in 0..VECTORS {
-            mem.write(stubs.wrapping_add(vector * STUB), &OUT)?;
+            mem.write(stubs.wrapping_add(vector * STUB), &stub)?;
         }
         mem.write(stubs.wrapping_add(TRAMPOLINE), &OUT)?;
         let value = self.at.0 | entry::PRESENT | entry::WRITABLE | entry::ACCESSED;

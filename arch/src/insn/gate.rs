@@ -7,8 +7,11 @@
 //!
 //! ```text
 //!   [endbr64]  { nop nop nop | nop3 | clac }  cld  push -1 …
-//!   └─ GateHead: whole instructions, at least 2 bytes ─┘
+//!              └─ GateHead: whole instructions, at least 2 bytes ─┘
 //! ```
+//!
+//! An `endbr64` that the entry begins with stays: where indirect branches are tracked (IBT), a
+//! processor that delivers an exception to anything else raises #CP.
 //!
 //! Patching is safe where no processor can be between the covered instructions: the entry is an
 //! interrupt gate, so only an NMI or machine check could be taken there.
@@ -20,6 +23,9 @@ use iced_x86::Mnemonic;
 
 /// `out imm8, al`.
 const OUT_IMM8_AL: u8 = 0xe6;
+
+/// `endbr64`: where an exception or an indirect branch may lead to.
+pub const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// The length in bytes of the patch.
 const PATCH_LEN: usize = 2;
@@ -56,11 +62,16 @@ pub enum GateError {
 }
 
 impl GateHead {
-    /// Decodes the entry at `at`, which `code` begins with, as far as the patch covers it.
+    /// Decodes the entry at `at`, which `code` begins with, as far as the patch covers it: behind its
+    /// `endbr64`, if it begins with one.
     ///
     /// # Errors
     /// When something else than the accepted instructions is there, with what was found.
     pub fn analyse(code: &[u8], at: Gva) -> Result<Self, GateError> {
+        let (code, at) = match code.strip_prefix(&ENDBR64) {
+            Some(behind) => (behind, at.wrapping_add(ENDBR64.len() as u64)),
+            None => (code, at),
+        };
         let mut covered = 0;
         let mut cleared = 0;
         let mut here = at;
@@ -96,7 +107,7 @@ impl GateHead {
         })
     }
 
-    /// Where the entry is.
+    /// Where the patch is.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
@@ -108,7 +119,7 @@ impl GateHead {
         self.len
     }
 
-    /// The entry's own first bytes, which the patch replaces.
+    /// The entry's own bytes, which the patch replaces.
     #[must_use]
     pub fn original(&self) -> [u8; PATCH_LEN] {
         self.original
@@ -165,11 +176,32 @@ mod tests {
         check("909090 fc 6aff", 2, 0);
         check("0f01ca fc 6aff", 3, rflags::AC);
         check("0f1f00 fc 6aff", 3, 0);
-        check("f30f1efa 0f01ca fc 6aff", 4, 0);
         check("90 0f01ca fc", 4, rflags::AC);
         check("fc 90 6aff", 2, rflags::DF);
         check("90 fc 6aff", 2, rflags::DF);
         check("66 90", 2, 0);
+    }
+
+    #[test]
+    fn endbr64_at_the_entry_stays() {
+        for (rest, covered, cleared) in [
+            ("0f01ca fc 6aff", 3, rflags::AC),
+            ("909090 fc 6aff", 2, 0),
+            ("f30f1efa 90", 4, 0),
+        ] {
+            let code = bytes(&format!("f30f1efa {rest}"));
+            let head = GateHead::analyse(&code, AT).unwrap();
+            let behind = AT.wrapping_add(4);
+            assert_eq!((head.at(), head.covered()), (behind, covered), "{rest}");
+            assert_eq!(head.original()[..], code[4..6]);
+            let mut regs = Regs {
+                rflags: ALL,
+                ..Regs::default()
+            };
+            head.apply(&mut regs);
+            assert_eq!(regs.rip, behind.0 + u64::from(covered));
+            assert_eq!(regs.rflags, ALL & !cleared);
+        }
     }
 
     #[test]

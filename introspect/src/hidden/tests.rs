@@ -1,6 +1,6 @@
 //! The region in page tables of its own.
 
-use hvprobe_arch::insn::classify;
+use hvprobe_arch::insn::{classify, text};
 
 use super::*;
 use crate::testing::{HIDDEN, Mapper, Memory, tables};
@@ -258,14 +258,19 @@ fn every_vector_has_a_stub_that_tells_it() {
     region.map(&mem, &tables()).unwrap();
     let fixtures = region.fixtures().unwrap();
     let read = |at: Gva| {
-        let mut bytes = [0; 4];
+        let mut bytes = [0; 8];
         tables().read(&mem, at, &mut bytes).unwrap();
         bytes
     };
     for vector in 0..=255 {
         let stub = fixtures.stub(vector.into());
-        assert_eq!(read(stub), [0xe6, GATE_PORT, INT3, INT3]);
-        for (offset, expected) in [(0, Some(vector)), (1, None), (2, Some(vector)), (3, None)] {
+        let bytes = read(stub);
+        assert_eq!(text(&bytes, stub), "endbr64");
+        let out = stub.wrapping_add(4);
+        assert_eq!(text(&bytes[4..], out), format!("out {GATE_PORT:#x}, al"));
+        assert_eq!(bytes[6..], [INT3; 2]);
+        for offset in 0..STUB {
+            let expected = [0, 4, 6].contains(&offset).then_some(vector);
             assert_eq!(fixtures.vector(stub.wrapping_add(offset)), expected);
         }
     }
@@ -280,7 +285,7 @@ fn every_vector_has_a_stub_that_tells_it() {
         assert_eq!(fixtures.vector(outside), None, "{outside}");
     }
     let trampoline = fixtures.trampoline();
-    assert_eq!(read(trampoline), [0xe6, GATE_PORT, INT3, INT3]);
+    assert_eq!(read(trampoline)[..4], [0xe6, GATE_PORT, INT3, INT3]);
     let at = |offset| fixtures.at_trampoline(trampoline.wrapping_add(offset));
     assert_eq!([0, 1, 2, 3].map(at), [true, false, true, false]);
     assert!(!fixtures.at_trampoline(trampoline.wrapping_sub(2)));

@@ -141,6 +141,10 @@ pub fn gate(data: &[u8]) -> bool {
             return false;
         }
     };
+    let (code, at) = match code.strip_prefix(&insn::ENDBR64) {
+        Some(behind) => (behind, at.wrapping_add(4)),
+        None => (code, at),
+    };
     let covered = usize::from(head.covered());
     assert!((2..=1 + MAX_LEN).contains(&covered) && covered <= code.len());
     assert_eq!((head.at(), &head.original()[..]), (at, &code[..2]));

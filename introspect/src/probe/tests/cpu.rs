@@ -4,6 +4,7 @@
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
+use hvprobe_arch::insn::ENDBR64;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 
@@ -145,8 +146,10 @@ impl Cpu {
             return false;
         }
         // The `out`, before and after it.
-        assert_eq!(self.guest.read(stub), [0xe6, 0x90]);
-        for rip in [stub, stub.wrapping_add(2)] {
+        assert_eq!(self.guest.read(stub), ENDBR64);
+        let out = stub.wrapping_add(4);
+        assert_eq!(self.guest.read(out), [0xe6, 0x90]);
+        for rip in [out, out.wrapping_add(2)] {
             assert_eq!(self.handler.vector(rip), Some(vector));
         }
         true

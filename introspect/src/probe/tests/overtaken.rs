@@ -11,9 +11,16 @@ use super::*;
 use crate::event::EventKind;
 use crate::testing::{STACK, regs};
 
+/// Each of them with how much of the stub is behind the guest: nothing, or its `endbr64`.
+fn all_of(vectors: [u8; 2]) -> impl Iterator<Item = (u8, u64)> {
+    vectors
+        .into_iter()
+        .flat_map(|vector| [(vector, 0), (vector, 4)])
+}
+
 #[test]
 fn end_of_a_copy_comes_before_what_overtook_it() {
-    for vector in [NMI, MACHINE_CHECK] {
+    for (vector, passed) in all_of([NMI, MACHINE_CHECK]) {
         let Stepped {
             rig,
             mut cpu,
@@ -23,7 +30,7 @@ fn end_of_a_copy_comes_before_what_overtook_it() {
         } = stepped(all(BOOSTED));
         cpu.regs.rax = 0x1234;
         assert!(cpu.deliver(BREAKPOINT, None, slot.wrapping_add(LEN + 1)));
-        let stub = Gva(cpu.regs.rip);
+        let stub = Gva(cpu.regs.rip + passed);
         assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
         assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
         assert_eq!(cpu.regs.rflags & rflags::IF, 0);
@@ -45,7 +52,7 @@ fn end_of_a_copy_comes_before_what_overtook_it() {
 
 #[test]
 fn fault_of_a_copy_comes_before_what_overtook_it() {
-    for vector in [NMI, MACHINE_CHECK] {
+    for (vector, passed) in all_of([NMI, MACHINE_CHECK]) {
         let Stepped {
             rig,
             mut cpu,
@@ -54,7 +61,7 @@ fn fault_of_a_copy_comes_before_what_overtook_it() {
             slot,
         } = stepped(all(FIXUP));
         assert!(cpu.deliver(PAGE_FAULT, Some(2), slot));
-        let stub = Gva(cpu.regs.rip);
+        let stub = Gva(cpu.regs.rip + passed);
         assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
         assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
         assert!(!cpu.handler.is_stepping());
