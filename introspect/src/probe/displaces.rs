@@ -9,9 +9,11 @@ use hvprobe_arch::detour::Span;
 
 use super::jump::Unoptimized;
 use super::plan::{Owner, PristineText, function};
+use crate::image::Forbidden;
 use crate::symbols::Symbol;
 
-/// What a jump at `at` in the function `symbol` would displace.
+/// What a jump at `at` in the function `symbol` would displace. `forbidden_as_is` tells whether a
+/// byte, being what it is, must stay.
 ///
 /// # Errors
 /// Why there can be no jump.
@@ -20,13 +22,17 @@ pub(super) fn span(
     at: Gva,
     owner: &Owner<'_>,
     text: &dyn PristineText,
+    forbidden_as_is: &dyn Fn(Gva, u8) -> Option<Forbidden>,
 ) -> Result<Span, Unoptimized> {
     let code = function(symbol, text);
     let span = Span::find(&code, symbol.addr, at)?;
     // A site of the kernel's may begin before the span and reach into it.
     let mut byte = span.at();
     while byte < span.end() {
-        if let Some(why) = owner.forbidden(byte) {
+        let offset = byte.offset_from(symbol.addr).map(usize::try_from);
+        let is = offset.and_then(|offset| code.get(offset.ok()?));
+        let as_is = || forbidden_as_is(byte, *is?);
+        if let Some(why) = owner.forbidden(byte).or_else(as_is) {
             return Err(Unoptimized::Forbidden { at: byte, why });
         }
         if owner.has_fixup(byte) {

@@ -313,18 +313,20 @@ pub(super) fn plan(
     if code[0] == 0xcc {
         return Err(Refused::ForeignBreakpoint { at });
     }
-    if text.is_final() {
-        if code[0] == CALL && owner.is_ftrace_site(at) {
-            return Err(Refused::FtraceInUse { at });
-        }
-        // Lock prefixes of the kernel's own text come back only if they were taken away at all.
-        let settled = matches!(owner, Owner::Image(_))
-            && kernel
-                .modules
-                .is_some_and(|modules| !modules.restores_lock_prefixes());
-        if let Some(why) = owner.forbidden_as_is(at, code[0]).filter(|_| !settled) {
-            return Err(Refused::Forbidden { at, why });
-        }
+    // Lock prefixes of the kernel's own text come back only if they were taken away at all.
+    let settled = matches!(owner, Owner::Image(_))
+        && kernel
+            .modules
+            .is_some_and(|modules| !modules.restores_lock_prefixes());
+    let may_get_lock = |at, byte| {
+        let may = text.is_final() && !settled;
+        may.then(|| owner.forbidden_as_is(at, byte)).flatten()
+    };
+    if text.is_final() && code[0] == CALL && owner.is_ftrace_site(at) {
+        return Err(Refused::FtraceInUse { at });
+    }
+    if let Some(why) = may_get_lock(at, code[0]) {
+        return Err(Refused::Forbidden { at, why });
     }
     let displaced = insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
     if let Some(wanted) = spec.mechanism.filter(|least| *least > Mechanism::Emulated)
@@ -355,7 +357,7 @@ pub(super) fn plan(
         fixup: owner.has_fixup(at),
         after_sti,
         ftrace: owner.is_ftrace_site(at),
-        span: span(symbol, at, &owner, text),
+        span: span(symbol, at, &owner, text, &may_get_lock),
         displaced,
     })
 }

@@ -6,6 +6,7 @@ use super::super::jump::Unoptimized;
 use super::super::patch::GATE_PORT;
 use super::super::spec::{Change, Hold, Item, Then};
 use super::*;
+use crate::image::Forbidden;
 use crate::testing::{DATA_VIRT, STACK};
 
 /// The entry nop of `vfs_read`: one instruction of five bytes.
@@ -373,4 +374,27 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
     }
     assert!(again > 1000, "{again}");
     assert_eq!(rig.guest.read::<64>(first), code);
+}
+
+#[test]
+fn lock_prefix_that_may_come_back_is_not_covered() {
+    // `xor eax, eax`, and behind it an instruction whose prefix is in `.smp_locks`.
+    let kernel = |prefix| {
+        let mut sections = fixture::probed_kernel();
+        let code = &mut sections[0].data[0x64c..][..9];
+        code.copy_from_slice(&[0x66, 0x90, 0x31, 0xc0, prefix, 0x48, 0x83, 0x07, 1]);
+        fixture::elf(&sections, &[])
+    };
+    for (prefix, may_come) in [(0xf0, false), (0x3e, true)] {
+        let mut rig = Rig::boot_whole(&kernel(prefix));
+        rig.go_live(None);
+        let id = rig.one("p sites+0x4e");
+        let at = rig.addr(id).wrapping_add(2);
+        let why = rig.info(id).unoptimized;
+        let refused = Unoptimized::Forbidden {
+            at,
+            why: Forbidden::LockPrefix,
+        };
+        assert_eq!(why, may_come.then_some(refused), "{prefix:#x}");
+    }
 }
