@@ -55,6 +55,9 @@ pub enum Forbidden {
     /// In `.kprobes.text`.
     #[error("it is marked __kprobes: taking the exception of a probe runs it")]
     Kprobes,
+    /// In what stands before a function for those who call it indirectly.
+    #[error("it is the preamble of a function, whose bytes its indirect callers check")]
+    Preamble,
     /// In the thunks for indirect jumps and returns.
     #[error("it is a thunk of the speculation mitigations, which the kernel rewrites")]
     Thunk,
@@ -136,6 +139,11 @@ const LONGEST_SITE: u64 = DISPATCHER;
 const TRAMPOLINE: u64 = 8;
 /// The prefix that stands for `lock` on one processor (DS, which means nothing there).
 const UNLOCKED: u8 = 0x3e;
+
+/// What the names of preambles begin with. With kCFI there is an instruction in them whose operand is
+/// the hash of the function's type, which callers compare with theirs; with FineIBT they jump to it
+/// (arch/x86/kernel/alternative.c, `__apply_fineibt`).
+const PREAMBLE: &str = "__cfi_";
 
 /// All lists of an image or a module.
 #[derive(Default)]
@@ -275,6 +283,10 @@ impl Lists {
     }
 
     pub(crate) fn find(&self, at: Gva, symbols: &Symbols) -> Option<Forbidden> {
+        let symbol = symbols.containing(at).map(|(symbol, _)| symbol.name);
+        if symbol.is_some_and(|name| name.starts_with(PREAMBLE)) {
+            return Some(Forbidden::Preamble);
+        }
         if let Some(function) = self.blacklisted(at, symbols) {
             return Some(Forbidden::Blacklisted { function });
         }

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 use super::elf::Elf;
 use super::fixture::{self, Layout, OFFSET, TEXT};
-use super::{Forbidden, ImageError, KernelImage, u32_at};
-use crate::symbols::{LookupError, SymbolKind};
+use super::{Forbidden, ImageError, KernelImage, forbidden, u32_at};
+use crate::symbols::{LookupError, RawSymbol, SymbolKind, Symbols};
 
 fn image(layout: Layout) -> KernelImage {
     KernelImage::parse(&fixture::vmlinux(layout)).unwrap()
@@ -144,6 +144,28 @@ fn addresses_are_forbidden_over_the_bytes_of_each_entry() {
     ] {
         assert_eq!(image.forbidden(Gva(TEXT + offset)), expected, "{offset:#x}");
     }
+}
+
+#[test]
+fn preambles_are_forbidden_up_to_their_function() {
+    let text = |name, addr| RawSymbol {
+        name,
+        addr: Gva(addr),
+        size: None,
+        kind: SymbolKind::Text,
+    };
+    // Eleven nops, `mov eax, HASH`, and the function.
+    let names = [
+        text("before", TEXT),
+        text("__cfi_foo", TEXT + 0x40),
+        text("foo", TEXT + 0x50),
+    ];
+    let symbols = Symbols::new(names.into_iter(), &[TEXT..TEXT + 0x100]);
+    let find = |offset| forbidden::Lists::default().find(Gva(TEXT + offset), &symbols);
+    for offset in [0x40, 0x4b, 0x4c, 0x4f] {
+        assert_eq!(find(offset), Some(Forbidden::Preamble), "{offset:#x}");
+    }
+    assert_eq!((find(0x3f), find(0x50)), (None, None));
 }
 
 #[test]
