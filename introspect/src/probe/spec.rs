@@ -250,9 +250,6 @@ pub enum SpecError {
     /// Not a share.
     #[error("a budget of {0} % of the time; 1 to 100 % are possible")]
     Share(u8),
-    /// The stack pointer and the instruction pointer are changed by where the guest goes on.
-    #[error("rsp cannot be set: the displaced instruction and the return rely on it")]
-    StackPointer,
 }
 
 impl ProbeSpec {
@@ -347,9 +344,6 @@ fn check_changes(changes: &[Change]) -> Result<(), SpecError> {
     at_most("changes", changes.len(), CHANGES_MAX)?;
     for change in changes {
         match change {
-            Change::Register {
-                register: Gpr::Rsp, ..
-            } => return Err(SpecError::StackPointer),
             Change::Register { .. } => {}
             Change::Memory { bytes, .. } => {
                 at_most("bytes to write at one place", bytes.len(), CAPTURE_MAX)?;

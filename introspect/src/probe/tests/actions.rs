@@ -61,6 +61,46 @@ fn probes_of(events: &[Event]) -> Vec<ProbeId> {
 }
 
 #[test]
+fn stack_pointer_that_is_set_is_that_of_the_displaced_instruction() {
+    let to = STACK.0 - 0x100;
+    let actions = || Actions {
+        changes: vec![set(Gpr::Rsp, to)],
+        ..Actions::default()
+    };
+    // `push rbp`, by the host.
+    let mut rig = Rig::live();
+    let id = rig.register(&[acting(EMULATED, actions())])[0];
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    assert_eq!(cpu.regs.rsp, to - 8);
+    assert_eq!(rig.guest.read(Gva(to - 8)), cpu.regs.rbp.to_le_bytes());
+    assert_eq!(cpu.events()[0].regs.rsp, STACK.0);
+    // A copy, which jumps back or ends in an int3.
+    for post in [false, true] {
+        let mut rig = Rig::live();
+        let actions = Actions { post, ..actions() };
+        let id = rig.register(&[acting(BOOSTED, actions)])[0];
+        let mut cpu = Cpu::new(&rig);
+        assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+        assert_eq!(cpu.regs.rsp, to);
+        assert!(cpu.regs.rip != rig.addr(id).0);
+    }
+    // Decided by a client, for a function that is left at once.
+    let mut rig = Rig::live();
+    let id = rig.register(&[acting(EMULATED, holding(ask()))])[0];
+    rig.guest.write(Gva(to), &0x1234_u64.to_le_bytes());
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(rig.addr(id)), Outcome::Hold(Held::Ask(id)));
+    let decision = Decision {
+        changes: vec![set(Gpr::Rsp, to)],
+        then: Then::Return(1),
+    };
+    assert_eq!(decision.check(), Ok(()));
+    assert_eq!(cpu.resume(&decision), RESUME);
+    assert_eq!((cpu.regs.rip, cpu.regs.rsp), (0x1234, to + 8));
+}
+
+#[test]
 fn captured_items_follow_one_another_and_the_unreadable_are_zeros() {
     let mut rig = Rig::live();
     let memory = |base, offset, len| Item::Memory { base, offset, len };
