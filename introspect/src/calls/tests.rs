@@ -84,6 +84,7 @@ enum Step {
     Return,
     Abandon(usize),
     Die(Vec<usize>),
+    Free,
     Replace {
         probes: Vec<usize>,
         maxactive: MaxActive,
@@ -112,6 +113,7 @@ fn step() -> impl Strategy<Value = Step> {
         10 => Just(Step::Return),
         3 => (1..4_usize).prop_map(Step::Abandon),
         2 => on().prop_map(Step::Die),
+        2 => Just(Step::Free),
         1 => (on(), maxactive(), 0..9_usize)
             .prop_map(|(probes, maxactive, data)| Step::Replace { probes, maxactive, data }),
     ]
@@ -189,6 +191,7 @@ proptest! {
                 Step::Return => task.ret(&calls, &probes),
                 Step::Abandon(frames) => task.abandon(frames),
                 Step::Die(on) => task.die(&calls, &probes, &pick(&on)),
+                Step::Free => task.free(&calls, &probes),
                 Step::Replace { probes: which, maxactive, data } => {
                     unregister(&calls, &mut probes, &pick(&which), &mut tasks);
                     for i in which {

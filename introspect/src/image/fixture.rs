@@ -377,7 +377,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
         add('T', name, fillers + 0x2580 + 0x10 * i);
     }
     let long = format!("_R{}", "long".repeat(100));
-    add('t', &long, fillers + 0x2610);
+    add('t', &long, fillers + 0x2630);
     let text_len = 0x4000;
     add('T', "_etext", TEXT + text_len);
 
@@ -456,7 +456,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
 }
 
 /// Functions that the engine has an interest in.
-pub(crate) const WATCHED: [&str; 9] = [
+pub(crate) const WATCHED: [&str; 11] = [
     "__switch_to",
     "do_task_dead",
     "do_init_module",
@@ -466,12 +466,14 @@ pub(crate) const WATCHED: [&str; 9] = [
     "arch_prepare_kprobe",
     "register_kprobe",
     "fixup_exception",
+    "__schedule",
+    "__put_task_struct",
 ];
 
 /// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`
 /// at the entry of the exception table as in [`FIXUP`]; of the `filler`s those with an even number
 /// begin with `push rbp; mov rbp, rsp`, the others with `mov rax, [rdi+8]; push rbp`, and all end in
-/// `ret`.
+/// `ret`, as does `__schedule`.
 pub(crate) fn probed() -> Vec<u8> {
     elf(&probed_kernel(), &[])
 }
@@ -493,6 +495,8 @@ pub(crate) fn probed_kernel() -> Vec<Section> {
         }
         filler[0xf] = 0xc3;
     }
+    let schedule = WATCHED.iter().position(|name| *name == "__schedule");
+    text[0xb00 + 0x2580 + 0x10 * schedule.unwrap() + 0xf] = 0xc3;
     sections
 }
 

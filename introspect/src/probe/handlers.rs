@@ -173,7 +173,14 @@ impl State {
         };
         let held = match internal {
             Internal::TaskDead => {
-                self.task_dead(scene);
+                if let Some(task) = scene.task() {
+                    self.task_dead(scene, task);
+                }
+                return None;
+            }
+            // The first argument of the function watched.
+            Internal::TaskFreed => {
+                self.task_dead(scene, Gva(regs.rdi));
                 return None;
             }
             // The first argument of the function watched: the registers at the fault.

@@ -3,6 +3,7 @@
 //! | where            | while there are                     | why                                   |
 //! |------------------|-------------------------------------|---------------------------------------|
 //! | `do_task_dead`   | return probes                       | calls of a dead task are orphans      |
+//! | `__put_task_struct` | return probes on `__schedule` | so are those that it made after that |
 //! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
 //! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
@@ -32,6 +33,12 @@ use crate::modules::ModuleState;
 use crate::world::{StopError, World};
 
 const TASK_DEAD: &str = "do_task_dead";
+/// What frees a task, its first argument, when nobody refers to it any more (kernel/fork.c): it has been
+/// switched away from for the last time long before.
+const TASK_FREED: &str = "__put_task_struct";
+/// The function that a task enters after [`TASK_DEAD`] and never returns from (kernel/sched/core.c). All
+/// others that it enters there return.
+const LAST_ENTERED: &str = "__schedule";
 const FTRACE_HOOKS: [(&str, Internal); 2] = [
     ("ftrace_arch_code_modify_prepare", Internal::FtraceBegins),
     ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
@@ -40,8 +47,9 @@ const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
 /// What the kernel calls for every fault of its own, before it complains of one, with the registers at
 /// the fault as its first argument (arch/x86/mm/extable.c).
 const FAULTS: &str = "fixup_exception";
-const ALL_HOOKS: [&str; 7] = [
+const ALL_HOOKS: [&str; 8] = [
     FAULTS,
+    TASK_FREED,
     TASK_DEAD,
     FTRACE_HOOKS[0].0,
     FTRACE_HOOKS[1].0,
@@ -60,6 +68,9 @@ impl Registry {
         let mut wanted = BTreeMap::new();
         if self.has_return_probes(leaving) {
             wanted.insert(TASK_DEAD, Internal::TaskDead);
+        }
+        if self.has_last_entered(leaving) {
+            wanted.insert(TASK_FREED, Internal::TaskFreed);
         }
         if self.has_module_probes(leaving) {
             wanted.extend(MODULE_HOOKS.map(|name| (name, Internal::Modules)));
@@ -85,6 +96,23 @@ impl Registry {
             self.watch_function(PREPARES, Internal::Kprobe, mem);
         }
         self.drop_idle_internal();
+    }
+
+    /// Whether tasks make calls after their end that a return probe follows once `leaving` have left.
+    fn has_last_entered(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        let returns = |id: &ProbeId| {
+            let probe = self.probes.get(id).filter(|_| !leaving.contains(id));
+            probe.is_some_and(|probe| probe.pool.is_some())
+        };
+        self.sites.values().any(|site| {
+            // The compiler may have made a clone of it.
+            let (name, _) = site
+                .symbol
+                .0
+                .split_once('.')
+                .unwrap_or((&site.symbol.0, ""));
+            name == LAST_ENTERED && site.members.iter().any(returns)
+        })
     }
 
     /// Whether some instruction that may fault runs from a slot that jumps back, or from a detour, once

@@ -196,14 +196,16 @@ impl State {
         }
     }
 
-    /// The current task will not run again.
-    pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>) {
+    /// None of the calls that `task` has made will return.
+    pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        task: Gva,
+    ) {
         for source in scene.table.followed() {
-            if let Some(task) = scene.task() {
-                source.task_dead(task, scene.around.mem);
-            }
+            source.task_dead(task, scene.around.mem);
         }
-        let open = || scene.table.returns()?.calls.open(scene.task()?);
+        let open = || scene.table.returns()?.calls.open(task);
         if let Some(mut calls) = open() {
             calls.discard_all(|call| {
                 if let Some(probe) = scene.table.returning(call.probe()) {

@@ -202,8 +202,10 @@ impl Counters {
 /// What the engine itself wants to know of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Internal {
-    /// The current task will never run again: its calls in flight are orphans.
+    /// The current task is about to run for the last time: its calls in flight are orphans.
     TaskDead,
+    /// A task that has run for the last time is freed: so are the calls that it made since.
+    TaskFreed,
     /// A module was loaded, or is about to be unloaded.
     Modules,
     /// The guest's ftrace is about to patch text.

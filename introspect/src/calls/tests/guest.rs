@@ -68,8 +68,11 @@ pub(super) struct Pushed {
 #[derive(Debug)]
 pub(super) struct GuestTask {
     pub(super) task: Gva,
-    /// Tasks that died and left their stack to this one.
+    /// Tasks that died and left their stack to this one, and are not freed yet.
     pub(super) former: Vec<Gva>,
+    /// Those that are: the guest makes new tasks of them.
+    freed: Vec<Gva>,
+    died: u64,
     number: u64,
     pub(super) frames: Vec<StackFrame>,
     pub(super) memory: HashMap<u64, u64>,
@@ -83,8 +86,10 @@ pub(super) struct GuestTask {
 impl GuestTask {
     pub(super) fn new(number: u64) -> Self {
         Self {
-            task: Gva(0xffff_8880_0000_0000 + number * 0x1c40),
+            task: Self::task(number),
             former: Vec::new(),
+            freed: Vec::new(),
+            died: 0,
             number,
             frames: Vec::new(),
             memory: HashMap::new(),
@@ -92,6 +97,10 @@ impl GuestTask {
             pushed: HashMap::new(),
             made: 0,
         }
+    }
+
+    fn task(number: u64) -> Gva {
+        Gva(0xffff_8880_0000_0000 + number * 0x1c40)
     }
 
     fn regs(id: u64) -> Regs {
@@ -317,11 +326,27 @@ impl GuestTask {
         self.call(calls, probes, last, 1, false);
         self.abandon(usize::MAX);
         self.former.push(self.task);
-        self.task.0 += 0x80_0000;
+        self.task = self.freed.pop().unwrap_or_else(|| {
+            self.died += 1;
+            Gva(Self::task(self.number).0 + self.died * 0x80_0000)
+        });
+    }
+
+    /// The guest frees its dead tasks. Nothing is left of what they have called.
+    pub(super) fn free(&mut self, calls: &Calls, probes: &Probes) {
+        for task in std::mem::take(&mut self.former) {
+            self.discard_calls(calls, probes, task);
+            self.freed.push(task);
+        }
+        calls.live(|call| assert!(!self.freed.contains(&call.task), "{call:?}"));
     }
 
     fn discard(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
         self.abandon(usize::MAX);
+        self.discard_calls(calls, probes, task);
+    }
+
+    fn discard_calls(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
         if let Some(mut open) = calls.open(task) {
             let pushed = &mut self.pushed;
             open.discard_all(|call| {

@@ -56,6 +56,47 @@ fn calls_of_a_dead_task_are_orphans() {
 }
 
 #[test]
+fn calls_that_a_task_makes_after_its_end_are_orphans_once_it_is_freed() {
+    // Calls that return through the trampoline, and through code of their own.
+    for mut rig in [Rig::live(), Rig::optimizing()] {
+        let freed = rig.at("__put_task_struct", 0);
+        let schedule = ProbeSpec {
+            mechanism: Some(Mechanism::Emulated),
+            ..spec("r2 __schedule")
+        };
+        let id = rig.register(&[schedule])[0];
+        assert_eq!(rig.byte(freed), INT3);
+        let mut cpu = Cpu::new(&rig);
+        let mut other = Cpu::numbered(&rig, 0);
+        other.gs_base = rig.second_task();
+        let task = DATA_VIRT.wrapping_add(0x100);
+        let slot = Gva(DATA_VIRT.0 + 0x700);
+        for orphans in 0..5 {
+            // The other task sleeps in there all the time.
+            if orphans == 0 {
+                other.call(&rig, rig.addr(id), slot, caller(&rig, 1));
+            }
+            cpu.regs.rsp = frame(2).0;
+            assert_eq!(cpu.hit(rig.at("do_task_dead", 0)), RESUME);
+            cpu.call(&rig, rig.addr(id), frame(3), caller(&rig, 0));
+            assert_eq!(rig.counts(id).orphans, orphans);
+            let mut reaper = Cpu::numbered(&rig, 0);
+            reaper.gs_base = other.gs_base;
+            reaper.regs.rdi = task.0;
+            assert_eq!(reaper.hit(freed), RESUME);
+            assert_eq!(rig.counts(id).orphans, orphans + 1);
+        }
+        assert_eq!(rig.counts(id).missed, 0);
+        rig.unregister(&[id]).unwrap();
+        assert_eq!(rig.word(slot), caller(&rig, 1));
+        assert_ne!(rig.byte(freed), INT3);
+        // Others are of no interest then.
+        rig.one(FUNCTION);
+        assert_ne!(rig.byte(freed), INT3);
+    }
+}
+
+#[test]
 fn engines_own_probe_shares_its_place_with_the_users() {
     let mut rig = Rig::live();
     let user = rig.one("p do_task_dead");
