@@ -51,6 +51,10 @@ pub(crate) struct Source {
     vetoed: Tally,
     missed: Tally,
     enabled: AtomicBool,
+    /// What was recorded while it was enabled has been read.
+    silent: AtomicBool,
+    /// Hits that made no event since then and are to be told as lost.
+    late: AtomicU64,
 }
 
 /// What records tell of.
@@ -119,6 +123,8 @@ impl Source {
             vetoed: tally(tallies.vetoed),
             missed: tally(tallies.missed),
             enabled: AtomicBool::new(true),
+            silent: AtomicBool::new(false),
+            late: AtomicU64::new(0),
         })
     }
 
@@ -147,6 +153,21 @@ impl Source {
     /// A disabled return probe only counts the calls that return.
     pub(crate) fn set_enabled(&self, enabled: bool) {
         self.enabled.store(enabled, Ordering::Relaxed);
+        if enabled {
+            self.silent.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The probe is disabled, and what it had recorded by then has been read. A task that was
+    /// preempted in the detour may still finish a record: that hit is counted, without an event.
+    pub(crate) fn silence(&self) {
+        let enabled = self.enabled.load(Ordering::Relaxed);
+        self.silent.store(!enabled, Ordering::Relaxed);
+    }
+
+    /// Whether [`Source::silence`] has something to do.
+    pub(crate) fn is_to_be_silenced(&self) -> bool {
+        !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
     }
 
     /// Accounts for the calls of a task that will not run again.
@@ -165,7 +186,7 @@ impl Source {
         self.counters.add_hits(lost);
         self.counters.add_vetoed(self.vetoed.take(mem));
         self.counters.add_missed(self.missed.take(mem));
-        lost
+        lost.saturating_add(self.late.swap(0, Ordering::Relaxed))
     }
 
     /// The event that a record tells of, unless it is only to be counted, or is none of ours.
@@ -196,6 +217,10 @@ impl Source {
             stack = &call.stack;
         }
         self.counters.hit(vcpu);
+        if self.silent.load(Ordering::Relaxed) {
+            self.late.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
         let mut captured = Captured::nothing();
         for word in stack.as_slice() {
             captured.item(8, |bytes| {

@@ -317,7 +317,8 @@ impl Registry {
         self.unregister(&all, world)
     }
 
-    /// Enables or disables `ids`, all or none.
+    /// Enables or disables `ids`, all or none. A disabled probe makes no event any more when this
+    /// returns; a hit that was on the way then is counted.
     ///
     /// # Errors
     /// When one of them does not exist, cannot be armed, or the virtual CPUs cannot be stopped.
@@ -359,7 +360,21 @@ impl Registry {
             }
             self.provide_internal(&BTreeSet::new(), world.memory());
             self.change_error(error, ids)
-        })
+        })?;
+        self.silence_disabled(world);
+        Ok(())
+    }
+
+    /// Sees to it that no probe that has just been disabled makes another event: whoever was
+    /// preempted in its detour may be about to finish one.
+    fn silence_disabled(&self, world: &dyn World) {
+        let sources = self.sources.iter();
+        let due: Vec<_> = sources.filter(|it| it.is_to_be_silenced()).collect();
+        if !due.is_empty() {
+            // What it had recorded by then is handed on first.
+            world.collect();
+            due.iter().for_each(|source| source.silence());
+        }
     }
 
     /// The global switch: arms every enabled probe, or takes every patch out of the guest. Each
@@ -379,7 +394,9 @@ impl Registry {
             self.switched_on = before;
             let all: Vec<ProbeId> = self.probes.keys().copied().collect();
             self.change_error(error, &all)
-        })
+        })?;
+        self.silence_disabled(world);
+        Ok(())
     }
 
     /// The global knob of optimization: uses jumps where they can be used, or int3s everywhere.

@@ -405,3 +405,29 @@ fn what_is_finished_late_waits_in_its_place() {
     let times: Vec<u64> = batch.iter().map(|event| event.guest_tsc).collect();
     assert_eq!(times, [0, 1, 2, 3]);
 }
+
+#[test]
+fn record_that_is_finished_after_its_probe_was_disabled_is_a_hit_without_an_event() {
+    let mut rig = Rig::new();
+    let source = rig.reader.sources.get(PROBE).expect("added");
+    for n in 0..2 {
+        rig.record(n, PROBE.0, n, n == 0);
+    }
+    // It is disabled; what is there is read, and then nothing is to come.
+    source.set_enabled(false);
+    assert!(source.is_to_be_silenced());
+    assert_eq!(rig.read(99), (vec![0], 0));
+    source.silence();
+    assert!(!source.is_to_be_silenced());
+    rig.record(1, PROBE.0, 1, true);
+    assert_eq!(rig.read(99), (Vec::new(), 0));
+    assert_eq!((rig.counters.sum().hits, rig.counters.sum().missed), (2, 0));
+    assert_eq!(rig.reader.settle(&rig.mem), 1);
+    assert_eq!(rig.reader.settle(&rig.mem), 0);
+    // Enabled again, it is heard.
+    source.set_enabled(true);
+    source.silence();
+    rig.record(2, PROBE.0, 2, true);
+    assert_eq!(rig.read(99), (vec![2], 0));
+    assert_eq!(rig.counters.sum().hits, 3);
+}

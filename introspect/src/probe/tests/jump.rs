@@ -398,3 +398,26 @@ fn lock_prefix_that_may_come_back_is_not_covered() {
         assert_eq!(why, may_come.then_some(refused), "{prefix:#x}");
     }
 }
+
+#[test]
+fn a_disabled_probe_has_been_heard_out_and_is_silent() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&[spec(ENTRY), spec(SHORT)]);
+    let heard = |rig: &Rig, id| {
+        let source = rig.registry.sources.get(id).expect("it records");
+        !source.is_to_be_silenced()
+    };
+    rig.disable(&ids[..1]).unwrap();
+    assert_eq!(rig.guest.collected.get(), 1);
+    assert!(ids.iter().all(|id| heard(&rig, *id)));
+    // Nothing more is to be waited for.
+    rig.disable(&ids[..1]).unwrap();
+    assert_eq!(rig.guest.collected.get(), 1);
+    rig.registry.switch(false, &*rig.guest).unwrap();
+    assert_eq!(rig.guest.collected.get(), 2);
+    rig.registry.switch(true, &*rig.guest).unwrap();
+    rig.enable(&ids).unwrap();
+    rig.disable(&ids).unwrap();
+    assert_eq!(rig.guest.collected.get(), 3);
+    assert!(ids.iter().all(|id| heard(&rig, *id)));
+}
