@@ -110,6 +110,12 @@ pub enum WalkError {
         /// The level of the entry: 1 for a PTE, up to 5.
         level: u8,
     },
+    /// The process may not write there; a page that is copied on write is one of these.
+    #[error("{at} may not be written by the process: its page is read-only, or the kernel's")]
+    ReadOnly {
+        /// The address.
+        at: Gva,
+    },
     /// [`PageTables::entry_at`] was asked for a level that the address does not have: above the
     /// root, zero, or below a large page.
     #[error("{at} has no level {level} entry")]
@@ -186,6 +192,15 @@ impl PageTables {
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
     ) -> Result<Mapping, WalkError> {
+        self.translate_to(mem, at).map(|(mapping, _)| mapping)
+    }
+
+    /// As [`PageTables::translate`], with the page's own entry.
+    fn translate_to(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+    ) -> Result<(Mapping, Step), WalkError> {
         let mut mapping = Mapping {
             gpa: Gpa(0),
             page_size: 0,
@@ -200,7 +215,7 @@ impl PageTables {
         })?;
         mapping.gpa = leaf.page(at)?;
         mapping.page_size = 1 << shift(leaf.level);
-        Ok(mapping)
+        Ok((mapping, leaf))
     }
 
     /// Fills `into` from `at` on; the bytes may lie in several pages.
@@ -245,7 +260,51 @@ impl PageTables {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.write_pages(mem, at, bytes)
+        self.write_pages(mem, at, bytes, &|at| self.translate(mem, at))
+    }
+
+    /// Writes `bytes` from `at` on as the process could itself: only to pages that every level lets it
+    /// write. They are marked as written, as a processor does; otherwise the kernel may drop them.
+    ///
+    /// # Errors
+    /// As [`PageTables::write`], and when the process may not write there.
+    pub fn write_as_process(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        bytes: &[u8],
+    ) -> Result<(), WalkError> {
+        check_extent(at, bytes.len())?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.write_pages(mem, at, bytes, &|at| self.mark_written(mem, at))
+    }
+
+    /// What `at` translates to, if the process may write there; its page is marked as written.
+    fn mark_written(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+    ) -> Result<Mapping, WalkError> {
+        const WRITTEN: u64 = entry::ACCESSED | entry::DIRTY;
+        /// A guest that changes the entry each time in between has it so.
+        const TRIES: u8 = 8;
+        for _ in 0..TRIES {
+            let (mapping, leaf) = self.translate_to(mem, at)?;
+            if !(mapping.writable && mapping.user) {
+                break;
+            }
+            let marked = leaf.value | WRITTEN;
+            let is_marked = leaf.value == marked
+                || mem
+                    .exchange_u64(leaf.location, leaf.value, marked)
+                    .map_err(|source| WalkError::Memory { at, source })?;
+            if is_marked {
+                return Ok(mapping);
+            }
+        }
+        Err(WalkError::ReadOnly { at })
     }
 
     /// Writes `bytes`, of which there are some, from the last page to the first. Each call has its
@@ -256,8 +315,9 @@ impl PageTables {
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
         bytes: &[u8],
+        translate: &impl Fn(Gva) -> Result<Mapping, WalkError>,
     ) -> Result<(), WalkError> {
-        let mapping = self.translate(mem, at)?;
+        let mapping = translate(at)?;
         let failed = |source| WalkError::Memory { at, source };
         let (here, rest) = bytes.split_at(bytes_in_page(&mapping, bytes.len()));
         if !rest.is_empty() {
@@ -266,7 +326,8 @@ impl PageTables {
                 let byte = mapping.gpa.wrapping_add(offset);
                 mem.read(byte, &mut [0]).map_err(failed)?;
             }
-            self.write_pages(mem, at.wrapping_add(offset(here.len())), rest)?;
+            let next = at.wrapping_add(offset(here.len()));
+            self.write_pages(mem, next, rest, translate)?;
         }
         // Memory is written all or not at all.
         mem.write(mapping.gpa, here).map_err(failed)

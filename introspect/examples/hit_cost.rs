@@ -171,6 +171,7 @@ fn main() -> ExitCode {
         mem: &guest.mem,
         clock: &clock,
         gs_base: guest.gs_base(),
+        cr3: None,
     };
     let at = |mechanism: Mechanism| {
         let symbols = guest.image.symbols();

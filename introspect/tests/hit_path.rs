@@ -115,6 +115,7 @@ impl Cpu<'_> {
             mem: &self.guest.mem,
             clock: &self.clock,
             gs_base: self.guest.gs_base(),
+            cr3: None,
         };
         self.handler.hit(at, &mut self.regs, &around)
     }
@@ -131,6 +132,7 @@ impl Cpu<'_> {
             mem: &self.guest.mem,
             clock: &self.clock,
             gs_base: self.guest.gs_base(),
+            cr3: None,
         };
         let decision = Decision::default();
         self.handler.resume(&decision, &mut self.regs, &around)
@@ -142,6 +144,7 @@ impl Cpu<'_> {
             mem: &self.guest.mem,
             clock: &self.clock,
             gs_base: self.guest.gs_base(),
+            cr3: None,
         };
         let frame = [
             0,

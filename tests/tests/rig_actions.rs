@@ -147,6 +147,48 @@ fn a_changed_argument_is_the_one_the_kernel_acts_on() {
 }
 
 #[test]
+fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
+    const CAPTURED: u16 = 7;
+    if rig("user memory").is_none() {
+        return;
+    }
+    // It gets the path to open in RSI, and has not read it yet.
+    let mut spec = probe("p do_sys_openat2");
+    spec.actions.capture = vec![Item::Memory {
+        base: Gpr::Rsi,
+        offset: 0,
+        len: CAPTURED,
+    }];
+    spec.actions.changes = vec![Change::Memory {
+        base: Some(Gpr::Rsi),
+        offset: 0,
+        bytes: Box::new(*b"/other\0"),
+    }];
+    // The second path is in memory that nothing has touched: it is not there.
+    let commands = "echo one > /first; echo two > /other; echo ready; read line; \
+                    /bin/busybox cat /first; workload raw 257 -100 buffer 0";
+    let mut running = Running::boot(guest(1, &script(commands)));
+    running.wait_for("ready");
+    let id = running.register(spec);
+    let machine = running.machine.clone();
+    machine.console_input(b"\n");
+    running.wait_for("result: ");
+    let counts = info(&machine, id).counts;
+    machine.unregister(&[id]).expect("registered");
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    assert!(
+        printed.lines().any(|line| line.trim() == "two"),
+        "{printed}"
+    );
+    let is_first = |event: &&Event| event.captured.bytes() == b"/first\0";
+    assert_eq!(events.iter().filter(is_first).count(), 1, "{events:?}");
+    let is_missing = |event: &&Event| event.captured.is_unreadable(0);
+    assert_eq!(events.iter().filter(is_missing).count(), 1, "{events:?}");
+    assert_eq!(counts.errors, 1);
+}
+
+#[test]
 fn a_skipped_function_gives_user_space_the_error_we_chose() {
     if rig("skipped functions").is_none() {
         return;

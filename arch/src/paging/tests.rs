@@ -220,6 +220,47 @@ fn a_write_into_its_own_tables_ends_where_it_would_have_without() {
 }
 
 #[test]
+fn process_writes_only_where_it_may_and_its_pages_are_marked() {
+    let at = Gva(0x5000);
+    let (mem, tables) = chain(Levels::Four, at, 1, 0x9000 | PRESENT | WRITABLE | USER);
+    let leaf = |page: u64| Gpa(0x4000 + page * 8);
+    let write = |at, bytes: &[u8]| tables.write_as_process(&mem, Gva(at), bytes);
+    let read_only = |at| Err(WalkError::ReadOnly { at: Gva(at) });
+    let (above, value) = tables.entry_at(&mem, at, 2).unwrap();
+    for missing in [USER, WRITABLE] {
+        mem.write_u64(above, value & !missing);
+        assert_eq!(write(0x5000, &[1]), read_only(0x5000));
+    }
+    mem.write_u64(above, value);
+    mem.write_u64(leaf(6), 0x7000 | PRESENT | USER);
+    let before = mem.snapshot();
+    assert_eq!(write(0x6000, &[1]), read_only(0x6000));
+    assert_eq!(write(0x5fff, &[1, 2]), read_only(0x6000));
+    let absent = WalkError::NotPresent {
+        at: Gva(0x7000),
+        level: 1,
+    };
+    assert_eq!(write(0x7000, &[1]), Err(absent));
+    let mut now = mem.snapshot();
+    assert_eq!(write(0x5000, &[]), Ok(()));
+    // Nothing but that the first page of the second write was marked.
+    now[0x4028] = before[0x4028];
+    assert!(now == before);
+    mem.write_u64(leaf(5), 0x9000 | PRESENT | WRITABLE | USER);
+    mem.write_u64(leaf(6), 0x7000 | PRESENT | WRITABLE | USER | DIRTY);
+    assert_eq!(write(0x5ffe, &[1, 2, 3, 4]), Ok(()));
+    for (page, frame) in [(5, 0x9000), (6, 0x7000)] {
+        let marked = frame | PRESENT | WRITABLE | USER | ACCESSED | DIRTY;
+        assert_eq!(mem.read_u64(leaf(page)), Ok(marked));
+    }
+    let mut written = [0; 2];
+    mem.read(Gpa(0x9ffe), &mut written).unwrap();
+    assert_eq!(written, [1, 2]);
+    mem.read(Gpa(0x7000), &mut written).unwrap();
+    assert_eq!(written, [3, 4]);
+}
+
+#[test]
 fn accesses_past_the_last_address_are_refused() {
     let (mem, tables) = chain(Levels::Four, Gva(u64::MAX), 1, 0x9000 | TABLE);
     let at = Gva(u64::MAX - 6);

@@ -145,6 +145,12 @@ impl Walker {
         }
     }
 
+    /// The page tables.
+    #[must_use]
+    pub fn tables(&self) -> &PageTables {
+        &self.tables
+    }
+
     /// Another hit: from now on nothing is used without a look at the tables.
     pub fn begin(&self) {
         self.hit.set(self.hit.get() + 1);

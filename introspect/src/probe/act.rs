@@ -8,7 +8,6 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 
 use super::ProbeId;
-use super::guest_memory::GuestMemory;
 use super::hit::Surroundings;
 use super::scene::Scene;
 use super::spec::{Actions, Change, Item};
@@ -176,32 +175,31 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     items: &[Item],
     regs: &Regs,
 ) {
-    let memory = scene.memory();
     for item in items {
         let at = match item {
             Item::Memory { base, offset, .. } => regs.get(*base).wrapping_add_signed(*offset),
             Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
         };
-        into.item(item.len(), |bytes| memory.read(Gva(at), bytes).is_ok());
+        into.item(item.len(), |bytes| scene.read(Gva(at), bytes));
     }
 }
 
 /// Makes `changes`; whether all could be made. Those that can be are.
 #[inline]
-pub(super) fn apply<M: PhysMemory + ?Sized>(
+pub(super) fn apply<M: PhysMemory + ?Sized, C>(
     changes: &[Change],
     regs: &mut Regs,
-    memory: &GuestMemory<'_, M>,
+    scene: &Scene<'_, M, C>,
 ) -> bool {
-    changes.is_empty() || apply_all(changes, regs, memory)
+    changes.is_empty() || apply_all(changes, regs, scene)
 }
 
 /// Apart from [`apply`], so that hits that change nothing need not have all registers at hand.
 #[inline(never)]
-fn apply_all<M: PhysMemory + ?Sized>(
+fn apply_all<M: PhysMemory + ?Sized, C>(
     changes: &[Change],
     regs: &mut Regs,
-    memory: &GuestMemory<'_, M>,
+    scene: &Scene<'_, M, C>,
 ) -> bool {
     let mut all = true;
     for change in changes {
@@ -214,7 +212,7 @@ fn apply_all<M: PhysMemory + ?Sized>(
             } => {
                 let base = base.map_or(0, |base: Gpr| regs.get(base));
                 let at = Gva(base.wrapping_add_signed(*offset));
-                all &= memory.write(at, bytes).is_ok();
+                all &= scene.write(at, bytes);
             }
         }
     }

@@ -66,7 +66,7 @@ impl State {
         };
         let taken = Taken::now(scene.around).again(earlier);
         if let Some(member) = site.members.iter().find(|member| member.id == probe) {
-            if !apply(&decision.changes, regs, &scene.memory()) {
+            if !apply(&decision.changes, regs, scene) {
                 member.counters.error(self.vcpu);
             }
             // Who stopped the machine still has to go where the probe says.
@@ -137,7 +137,7 @@ impl State {
         taken: &Taken,
         regs: &mut Regs,
     ) -> Option<Handled> {
-        if !apply(&actions.changes, regs, &scene.memory()) {
+        if !apply(&actions.changes, regs, scene) {
             member.counters.error(self.vcpu);
         }
         if let Some(hold) = &actions.hold {

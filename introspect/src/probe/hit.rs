@@ -20,6 +20,7 @@
 //! readings. What handlers do is in [`super::handlers`], how a stepped copy ends in
 //! [`super::window`], what return probes do in [`super::returns`].
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -129,7 +130,6 @@ pub(super) struct Waiting {
 }
 
 /// What a hit is given by the virtual CPU it happened on.
-#[derive(Debug)]
 pub struct Surroundings<'a, M: ?Sized, C> {
     /// Guest memory.
     pub mem: &'a M,
@@ -137,6 +137,17 @@ pub struct Surroundings<'a, M: ?Sized, C> {
     pub clock: &'a C,
     /// GS base: the per-CPU base while the kernel runs.
     pub gs_base: u64,
+    /// Tells CR3. It is asked when a handler reaches for memory of the process, once in a hit; to be
+    /// given where [`HitHandler::reaches_memory`] says so.
+    pub cr3: Option<&'a dyn Fn() -> Option<u64>>,
+}
+
+impl<M: ?Sized, C> fmt::Debug for Surroundings<'_, M, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Surroundings")
+            .field("gs_base", &self.gs_base)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The hit path of one virtual CPU.
@@ -192,6 +203,12 @@ impl HitHandler {
     #[must_use]
     pub fn can_step(&self) -> bool {
         self.table.steps()
+    }
+
+    /// Whether handlers read or write memory by addresses that may be the process's.
+    #[must_use]
+    pub fn reaches_memory(&self) -> bool {
+        self.table.reaches_memory()
     }
 
     /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped

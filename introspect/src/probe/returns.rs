@@ -166,7 +166,7 @@ impl State {
                     };
                     counters.charge(now, cost_ns);
                 }
-                if !apply(&actions.changes, regs, &scene.memory()) {
+                if !apply(&actions.changes, regs, scene) {
                     probe.counters.error(self.vcpu);
                 }
             })

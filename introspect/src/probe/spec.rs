@@ -93,6 +93,15 @@ impl Actions {
         !self.changes.is_empty() || self.hold.is_some() || self.then != Then::Proceed
     }
 
+    /// Whether memory is read or written, other than the stack, or may be as a client decides.
+    pub(super) fn reach_memory(&self) -> bool {
+        let mut items = self.capture.iter().chain(&self.capture_at_return);
+        let mut changes = self.changes.iter();
+        items.any(|item| matches!(item, Item::Memory { .. }))
+            || changes.any(|change| matches!(change, Change::Memory { .. }))
+            || matches!(self.hold, Some(Hold::Ask { .. }))
+    }
+
     /// Apart from [`Actions::apply_to`], so that most hits need not have all registers at hand.
     #[inline(never)]
     fn conditions_hold(&self, regs: &Regs) -> bool {

@@ -313,6 +313,8 @@ pub struct ProbeTable {
     followed: Vec<Arc<Source>>,
     /// Whether an instruction is stepped.
     steps: bool,
+    /// Whether handlers reach for memory.
+    reaches_memory: bool,
 }
 
 /// What a table is made of.
@@ -352,6 +354,15 @@ impl ProbeTable {
         let steps = sites
             .iter()
             .any(|site| site.slot.as_ref().is_some_and(trapped));
+        let roles = || sites.iter().flat_map(|site| &site.members);
+        let actions = roles().filter_map(|member| match &member.role {
+            Role::Probe(actions) | Role::Return { actions, .. } => Some(actions),
+            Role::Internal(_) => None,
+        });
+        let at_return = parts.returning.values().map(|returning| &returning.actions);
+        let reaches_memory = actions
+            .chain(at_return)
+            .any(|actions| actions.reach_memory());
         let by_escape = detours()
             .filter_map(|(detour, index)| Some((detour.escape()?.0, index)))
             .collect();
@@ -376,6 +387,7 @@ impl ProbeTable {
             vacated: parts.vacated,
             followed: parts.followed,
             steps,
+            reaches_memory,
         }
     }
 
@@ -385,6 +397,10 @@ impl ProbeTable {
 
     pub(super) fn steps(&self) -> bool {
         self.steps
+    }
+
+    pub(super) fn reaches_memory(&self) -> bool {
+        self.reaches_memory
     }
 
     pub(super) fn find(&self, at: Gva) -> Option<u32> {

@@ -96,6 +96,8 @@ pub(super) struct Catcher {
     own_idt: Option<u64>,
     /// GS base in kernel mode, once a hit has shown it since the virtual CPU last parked.
     kernel_gs: Option<u64>,
+    /// Whether hits may reach for memory of the process.
+    reaches_memory: bool,
 }
 
 /// What most hits come to.
@@ -112,6 +114,7 @@ impl Catcher {
             clock,
             own_idt: None,
             kernel_gs: None,
+            reaches_memory: false,
         }
     }
 
@@ -124,6 +127,7 @@ impl Catcher {
     ) {
         self.handler.adopt(table, view);
         self.kernel_gs = None;
+        self.reaches_memory = self.handler.reaches_memory();
         cpu.share_sregs(self.handler.can_hit());
     }
 
@@ -152,15 +156,37 @@ impl Catcher {
     ) -> Result<Waits, kvm_ioctls::Error> {
         let mut outcome = Outcome::Foreign;
         if cpu.in_kernel() {
-            let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-            let regs = cpu.regs_mut();
-            outcome = self.handler.hit(Gva(regs.rip), regs, &around);
+            let at = Gva(cpu.regs_mut().rip);
+            outcome = self.hit(cpu, ram, at);
         }
         if outcome == Outcome::Foreign {
             self.reflect(cpu)?;
             return Ok(None);
         }
         self.carry_out(cpu, outcome)
+    }
+
+    /// The int3 or the trampoline at `at` was reached, with the registers that are in the page.
+    #[inline]
+    fn hit(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva) -> Outcome {
+        let gs_base = self.kernel_gs(cpu);
+        if self.reaches_memory {
+            return self.hit_reaching(cpu, ram, at, gs_base);
+        }
+        let around = surroundings(gs_base, ram, &self.clock, None);
+        self.handler.hit(at, cpu.regs_mut(), &around)
+    }
+
+    /// The same where CR3 may be asked for.
+    #[inline(never)]
+    fn hit_reaching(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva, gs_base: u64) -> Outcome {
+        let mut regs = cpu.regs();
+        let outcome = cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler.hit(at, &mut regs, &around)
+        });
+        *cpu.regs_mut() = regs;
+        outcome
     }
 
     /// Gives the guest an int3 of its own.
@@ -197,12 +223,11 @@ impl Catcher {
         }
         let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
         if let Some(mut before) = Gate::before(read, &regs) {
-            let int3 = Gva(before.rip);
-            let outcome = self.handler.hit(
-                int3,
-                &mut before,
-                &surroundings(self.kernel_gs(cpu), ram, &self.clock),
-            );
+            let (int3, gs_base) = (Gva(before.rip), self.kernel_gs(cpu));
+            let outcome = cpu.telling_cr3(|cr3| {
+                let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+                self.handler.hit(int3, &mut before, &around)
+            });
             if outcome != Outcome::Foreign {
                 *cpu.regs_mut() = before;
                 return self.carry_out(cpu, outcome).map(Some);
@@ -223,8 +248,7 @@ impl Catcher {
         let Some(at) = self.handler.trampoline(Gva(cpu.regs_mut().rip)) else {
             return Ok(None);
         };
-        let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-        match self.handler.hit(at, cpu.regs_mut(), &around) {
+        match self.hit(cpu, ram, at) {
             Outcome::Foreign => Ok(None),
             outcome => self.carry_out(cpu, outcome).map(Some),
         }
@@ -242,10 +266,12 @@ impl Catcher {
         else {
             return Ok(None);
         };
-        let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-        let outcome = self
-            .handler
-            .exception(vector, Gva(own_idt), &mut regs, &around);
+        let gs_base = self.kernel_gs(cpu);
+        let outcome = cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler
+                .exception(vector, Gva(own_idt), &mut regs, &around)
+        });
         if outcome == Outcome::Foreign {
             // The guest has the stub for its handler, as it has made it.
             self.adjust_window(cpu);
@@ -265,9 +291,11 @@ impl Catcher {
 
     /// What the hit that is held is to ask a client.
     pub(super) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
-        let regs = cpu.regs();
-        self.handler
-            .question(&regs, &surroundings(self.kernel_gs(cpu), ram, &self.clock))
+        let (regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
+        cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler.question(&regs, &around)
+        })
     }
 
     /// Goes on with a hit that was held, as decided.
@@ -277,8 +305,12 @@ impl Catcher {
         ram: &GuestRam,
         decision: &Decision,
     ) -> Result<Waits, kvm_ioctls::Error> {
-        let around = surroundings(self.kernel_gs(cpu), ram, &self.clock);
-        let outcome = self.handler.resume(decision, cpu.regs_mut(), &around);
+        let (mut regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
+        let outcome = cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler.resume(decision, &mut regs, &around)
+        });
+        *cpu.regs_mut() = regs;
         self.carry_out(cpu, outcome)
     }
 
@@ -369,10 +401,12 @@ fn surroundings<'a>(
     gs_base: u64,
     ram: &'a GuestRam,
     clock: &'a HostClock,
+    cr3: Option<&'a dyn Fn() -> Option<u64>>,
 ) -> Surroundings<'a, GuestRam, HostClock> {
     Surroundings {
         mem: ram,
         clock,
         gs_base,
+        cr3,
     }
 }

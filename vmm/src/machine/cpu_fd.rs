@@ -7,6 +7,7 @@
 //! page is fetched before anybody sees it; a register change is either marked dirty in that page or written by
 //! `KVM_SET_REGS`, never both.
 
+use std::cell::Cell;
 use std::mem::offset_of;
 
 use hvprobe_arch::Regs;
@@ -255,6 +256,19 @@ impl CpuFd {
             self.knows_sregs = true;
         }
         &self.fd.sync_regs_mut().sregs
+    }
+
+    /// Calls `act` with what tells CR3 at the last exit: an ioctl, unless the page has it.
+    pub(super) fn telling_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
+        let known = self.knows_sregs.then(|| self.fd.sync_regs_mut().sregs.cr3);
+        let (asked, fd) = (Cell::new(0), &self.fd);
+        let ask = || {
+            asked.set(asked.get() + 1);
+            Some(fd.get_sregs().ok()?.cr3)
+        };
+        let result = act(&|| known.or_else(ask));
+        self.ioctls.other += asked.get();
+        result
     }
 
     /// Whether the last exit was from kernel mode.

@@ -1,6 +1,7 @@
 //! A virtual CPU whose part the test plays: what the processor does around a hit, and what is
 //! reported of it.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -34,6 +35,9 @@ pub(super) struct Cpu {
     clock: Rc<Ticks>,
     pub(super) regs: Regs,
     pub(super) gs_base: u64,
+    pub(super) cr3: Option<u64>,
+    /// How often that was asked for.
+    pub(super) cr3_asked: Cell<u32>,
 }
 
 impl Cpu {
@@ -66,6 +70,8 @@ impl Cpu {
             clock: Rc::clone(&rig.clock),
             regs: regs(),
             gs_base: rig.guest.gs_base(),
+            cr3: None,
+            cr3_asked: Cell::new(0),
         }
     }
 
@@ -88,10 +94,15 @@ impl Cpu {
         act: impl FnOnce(&mut HitHandler, &mut Regs, &Surroundings<'_, Memory, Ticks>) -> T,
     ) -> T {
         self.sync();
+        let tell = || {
+            self.cr3_asked.set(self.cr3_asked.get() + 1);
+            self.cr3
+        };
         let around = Surroundings {
             mem: &self.guest.mem,
             clock: &*self.clock,
             gs_base: self.gs_base,
+            cr3: self.handler.reaches_memory().then_some(&tell as _),
         };
         act(&mut self.handler, &mut self.regs, &around)
     }

@@ -18,6 +18,7 @@ mod model;
 mod modules;
 mod overtaken;
 mod pending;
+mod process;
 mod refused;
 mod returns;
 mod rewritten;
