@@ -160,7 +160,8 @@ fn preambles_are_forbidden_up_to_their_function() {
         text("__cfi_foo", TEXT + 0x40),
         text("foo", TEXT + 0x50),
     ];
-    let symbols = Symbols::new(names.into_iter(), &[TEXT..TEXT + 0x100]);
+    let ranges = [TEXT..TEXT + 0x100, 0..0];
+    let symbols = Symbols::new(names, &ranges);
     let find = |offset| forbidden::Lists::default().find(Gva(TEXT + offset), &symbols);
     for offset in [0x40, 0x4b, 0x4c, 0x4f] {
         assert_eq!(find(offset), Some(Forbidden::Preamble), "{offset:#x}");
