@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use hvprobe_lab::documented;
 
-use crate::cargo::{self, Workspace};
+use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::instructions;
 use crate::job::{Job, Stdio, Step};
@@ -104,9 +104,16 @@ const SMOKE_PATIENCE: u64 = 60;
 const MOST_KEPT: usize = 1 << 18;
 
 impl Options {
-    /// A short form measures what is built already.
-    fn release(&self) -> bool {
-        !self.dev && !self.smoke
+    /// Builds `packages`; for a short form, what the tests need, too.
+    fn build(&self, workspace: &Workspace, packages: &[&str]) -> Result<Vec<Executable>> {
+        if self.smoke {
+            return workspace.build(&cargo::EVERYTHING);
+        }
+        let mut arguments = packages.to_vec();
+        if !self.dev {
+            arguments.push("--release");
+        }
+        workspace.build(&arguments)
     }
 
     fn timeout(&self, rig: Kind) -> Duration {
@@ -178,23 +185,20 @@ fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<Strin
     if rig.ticks_are_instructions() {
         arguments.push("--ticks-are-instructions".to_owned());
     }
-    let counts = instructions::count(workspace, options.release())?;
+    let counts = instructions::count(|packages| options.build(workspace, packages))?;
     arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
     Ok(arguments)
 }
 
 /// Probes by the thousand, on the text of the guest's kernel.
 fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
-    let mut packages = vec![
+    let packages = [
         "--package=hvprobe-introspect",
         "--example=batch_cost",
         "--package=hvprobe-cli",
         "--bins",
     ];
-    if options.release() {
-        packages.push("--release");
-    }
-    let built = workspace.build(&packages)?;
+    let built = options.build(workspace, &packages)?;
     let ready = Ready::make(Kind::Direct, false, true)?;
     let folder = tempfile::tempdir()?;
     let kernel = folder.path().join("vmlinux");
@@ -211,11 +215,8 @@ fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
 
 /// The way of events, which needs neither guest nor rig.
 fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
-    let mut packages = vec!["--package=hvprobe-tests", "--example=event_path"];
-    if options.release() {
-        packages.push("--release");
-    }
-    let built = workspace.build(&packages)?;
+    let packages = ["--package=hvprobe-tests", "--example=event_path"];
+    let built = options.build(workspace, &packages)?;
     let mut command = Command::new(cargo::program_named(&built, "event_path")?);
     let length = match options.smoke {
         true => "--smoke".to_owned(),
@@ -310,10 +311,7 @@ fn bench(
 ) -> Result<Heard> {
     let mut packages = run::PROGRAMS.to_vec();
     packages.push("--package=hvprobe-lab");
-    if options.release() {
-        packages.push("--release");
-    }
-    let built = workspace.build(&packages)?;
+    let built = options.build(workspace, &packages)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let arguments = arguments(rig)?;
     let ready = Ready::make(rig, false, true)?;

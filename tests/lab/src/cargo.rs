@@ -29,6 +29,10 @@ pub(crate) struct Executable {
     pub(crate) path: PathBuf,
 }
 
+/// Everything that tests and short forms of benches need. What is built together has the same features:
+/// packages built one by one would have cargo build what they share again.
+pub(crate) const EVERYTHING: [&str; 4] = ["--workspace", "--bins", "--tests", "--examples"];
+
 /// The workspace's programs that are useful in a rig.
 pub(crate) const PACKED: [&str; 2] = ["hvprobe", "workload"];
 

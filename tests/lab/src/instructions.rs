@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cargo::{self, Workspace};
+use crate::cargo::{self, Executable};
 use crate::{packages, process, progress};
 
 /// What the example can count.
@@ -25,18 +25,14 @@ const KINDS: [&str; 7] = [
 /// Hits counted together.
 const HITS: u64 = 1000;
 
-/// Each kind of hit and its instructions, as `hits-bench` takes them. Says so, and counts nothing, if
-/// there is no valgrind and it cannot be installed.
-pub(crate) fn count(workspace: &Workspace, release: bool) -> Result<Vec<String>> {
+/// Each kind of hit and its instructions, as `hits-bench` takes them, of the example that `build` builds.
+/// Says so, and counts nothing, if there is no valgrind and it cannot be installed.
+pub(crate) fn count(build: impl FnOnce(&[&str]) -> Result<Vec<Executable>>) -> Result<Vec<String>> {
     if let Err(error) = packages::ensure(&["valgrind"]) {
         progress::note(&format!("instructions are not counted: {error:#}"));
         return Ok(Vec::new());
     }
-    let mut arguments = vec!["--package=hvprobe-introspect", "--example=hit_cost"];
-    if release {
-        arguments.push("--release");
-    }
-    let built = workspace.build(&arguments)?;
+    let built = build(&["--package=hvprobe-introspect", "--example=hit_cost"])?;
     let program = cargo::program_named(&built, "hit_cost")?;
     progress::step("counting the instructions of hits", || {
         KINDS

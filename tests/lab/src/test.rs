@@ -85,6 +85,7 @@ const LONG_FACTOR: u64 = 8;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
+    let mut took = Took::default();
     let here_only = options.repeat.is_some() || !options.package.is_empty();
     let built = build(&workspace, options)?;
     let rig = if here_only {
@@ -93,6 +94,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?
     };
     let ready = Ready::make(rig, false, true)?;
+    took.note("building");
     let seeds = Seeds::new(options.seed, options.long);
     progress::note(&seeds.to_string());
     let factor = if options.long { LONG_FACTOR } else { 1 };
@@ -123,11 +125,14 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if !options.rig_only {
         let job = job_here(&ready, &built, options, seeds);
         total.run(job, Kind::Direct, &ready, deadline, options)?;
+        took.note("the tests here");
     }
     if total.end.is_none() && !here_only {
         let job = job_in_rig(&ready, &built, rig, options, seeds)?;
         total.run(job, rig, &ready, deadline, options)?;
+        took.note("the tests in the rig");
     }
+    progress::note(&took.parts.join(", "));
     let status = total.close();
     if status != ExitCode::SUCCESS {
         progress::note(&seeds.to_string());
@@ -138,7 +143,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 /// Builds the tests, and the programs they need.
 fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
     if options.package.is_empty() {
-        return workspace.build(&["--workspace", "--bins", "--tests"]);
+        return workspace.build(&cargo::EVERYTHING);
     }
     let packages = options.package.iter();
     let mut arguments: Vec<_> = packages.map(|name| format!("--package={name}")).collect();
@@ -269,6 +274,31 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
         test: None,
         package: Some(test.package.clone()),
     });
+}
+
+/// Where the time went.
+#[derive(Debug)]
+struct Took {
+    since: Instant,
+    parts: Vec<String>,
+}
+
+impl Default for Took {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            parts: Vec::new(),
+        }
+    }
+}
+
+impl Took {
+    /// `what` has taken the time since the last call.
+    fn note(&mut self, what: &str) {
+        let seconds = self.since.elapsed().as_secs();
+        self.parts.push(format!("{what} took {seconds} s"));
+        self.since = Instant::now();
+    }
 }
 
 /// The results of all jobs.

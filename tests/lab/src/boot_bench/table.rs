@@ -65,6 +65,7 @@ mod tests {
     use std::time::Duration;
 
     use expect_test::expect;
+    use hvprobe_lab::documented;
 
     fn boot(first: Option<u64>, init: u64, overhead: u64) -> Boot {
         Boot {
@@ -91,5 +92,15 @@ mod tests {
             memory beyond guest RAM, MiB                2.00          2.00    1.00          8.00    4.00         10.00    5.00
         "#]]
         .assert_eq(&render(&boots));
+    }
+
+    #[test]
+    fn the_readme_shows_this_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+        let readme = std::fs::read_to_string(path).unwrap();
+        let shown = &documented::headings(&readme, "boot")["boot"];
+        let table = render(&[]);
+        let printed: Vec<_> = table.lines().filter_map(documented::heading).collect();
+        assert_eq!(*shown, printed);
     }
 }

@@ -160,6 +160,39 @@ fn parse_ticks(calls: &str, ticks: &str) -> Option<Ticks> {
 mod tests {
     use super::*;
 
+    /// A console on which `script` stands for the guest.
+    fn console(script: &str, patience: Duration) -> Result<Console> {
+        Console::open(Command::new("sh").args(["-c", script]), patience)
+    }
+
+    #[test]
+    fn a_guest_that_ends_amid_a_loop_is_told_from_one_that_hangs() {
+        let dies = format!("echo '{SHELL}'; read line; echo 'Kernel panic'; echo why >&2");
+        let mut dead = console(&dies, Duration::from_secs(60)).unwrap();
+        let error = dead.tsc_loop("out 100").unwrap_err().to_string();
+        let first = "the workload does not print `calls: ...`: the console has ended";
+        assert_eq!(error.lines().next(), Some(first));
+        let console_said = format!("the last lines of the console:\n  {SHELL}\n  Kernel panic");
+        assert!(error.ends_with(&console_said), "{error}");
+
+        let hangs = format!("echo '{SHELL}'; exec sleep 1000");
+        let mut stuck = console(&hangs, Duration::from_secs(1)).unwrap();
+        let error = stuck.tsc_loop("out 100").unwrap_err().to_string();
+        let first = "the workload does not print `calls: ...`: nothing of the kind within 1s";
+        assert_eq!(error.lines().next(), Some(first));
+    }
+
+    #[test]
+    fn a_guest_that_never_comes_to_its_shell_leaves_its_words() {
+        let error = console("echo Oops", Duration::from_secs(60)).unwrap_err();
+        let error = error.to_string();
+        assert!(error.starts_with("no guest came to its shell: the console has ended"));
+        assert!(
+            error.ends_with("the last lines of the console:\n  Oops"),
+            "{error}"
+        );
+    }
+
     #[test]
     fn one_disturbed_loop_of_three_does_not_count() {
         let ticks = |fastest, median, mean| Ticks {

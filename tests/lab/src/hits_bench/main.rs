@@ -403,3 +403,26 @@ fn ticks_per_microsecond() -> f64 {
     let microseconds = clock.elapsed().as_secs_f64() * 1e6;
     u32::try_from(ticks).map_or(f64::INFINITY, f64::from) / microseconds
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use hvprobe_lab::documented;
+
+    #[test]
+    fn the_readme_shows_these_tables() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+        let readme = std::fs::read_to_string(path).unwrap();
+        let shown = &documented::headings(&readme, "boot")["hits"];
+        let unit = Unit::Instruction;
+        let tables = [
+            table::render(&[], unit, EMULATED.name, OWN_FTRACE),
+            slowdown::render(&[], unit),
+            targets::render(&[]),
+        ];
+        let tables = tables.concat();
+        let printed: Vec<_> = tables.lines().filter_map(documented::heading).collect();
+        assert_eq!(*shown, printed);
+    }
+}

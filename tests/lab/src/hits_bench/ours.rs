@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use hvprobe_lab::measure::stream::Lines;
 
 use crate::exits::{Counter, Counts};
@@ -136,7 +136,7 @@ impl Machine {
         ])?;
         let mut console = server.command();
         let console = Console::open(console.args(["vm", "console", MACHINE]), patience)
-            .with_context(|| server.standing())?;
+            .map_err(|error| anyhow!("{error:#}\n{}", server.standing()))?;
         Ok(Self {
             console,
             server,
@@ -192,10 +192,10 @@ impl Machine {
     fn measure(&mut self, words: &str) -> Result<Loop> {
         let read = |counter: &Option<Counter>| counter.as_ref().map(Counter::read).transpose();
         let before = read(&self.counter)?.unwrap_or_default();
-        let ticks = self
-            .console
-            .tsc_loop(words)
-            .with_context(|| format!("workload tsc-loop {words}: {}", self.server.standing()))?;
+        let ticks = self.console.tsc_loop(words).map_err(|error| {
+            let standing = self.server.standing();
+            anyhow!("workload tsc-loop {words}: {error:#}\n{standing}")
+        })?;
         let counts = read(&self.counter)?.unwrap_or_default().since(before);
         Ok(Loop { ticks, counts })
     }
