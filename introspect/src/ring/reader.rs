@@ -68,6 +68,8 @@ pub struct Reader {
     /// What was stepped over.
     room: Room,
     wait: Option<Wait>,
+    /// Whether something was there behind `next` when it was looked last.
+    is_behind: bool,
     /// What detours were told last: where to stop, and where to ring.
     told: (u64, u64),
     /// The guest has written what no detour writes.
@@ -88,6 +90,7 @@ impl Reader {
             next: 0,
             room: Room::new(place.capacity),
             wait: None,
+            is_behind: false,
             told: place.initial(),
             is_broken: false,
             malformed: 0,
@@ -105,9 +108,9 @@ impl Reader {
         !self.sources.now().0.is_empty()
     }
 
-    /// Whether somebody has begun a record that was stepped over.
+    /// Whether somebody has begun a record and not finished it.
     pub(super) fn awaits(&self) -> bool {
-        !self.room.is_clear()
+        !self.room.is_clear() || self.is_behind
     }
 
     /// The head; `None` when it is where no detour can have moved it.
@@ -130,6 +133,7 @@ impl Reader {
         let is_empty = || Some(self.next) == mem.read_u64(self.place.head).ok();
         if self.room.is_clear() && is_empty() {
             self.wait = None;
+            self.is_behind = false;
             return Drained::default();
         }
         let sources = self.sources.now();
@@ -167,6 +171,7 @@ impl Reader {
         self.is_broken |= head.is_none();
         if let Some(head) = head {
             self.in_turn(head, around, now, into, left)?;
+            self.is_behind = self.next != head;
         }
         if self.is_broken && *left > 0 {
             self.give_up(around.mem);
@@ -335,6 +340,7 @@ impl Reader {
                 self.room.hold(unread);
                 self.next = longest.from;
                 self.wait = None;
+                self.is_behind = false;
                 return self.tell(mem, longest.from, longest.limit());
             }
         }
@@ -374,6 +380,7 @@ impl Reader {
         }
         self.room = Room::new(self.place.capacity);
         self.wait = None;
+        self.is_behind = false;
         self.next = self.told.0;
         let _ = mem.write_u64(self.place.head, self.next);
         lost

@@ -377,6 +377,28 @@ fn records_that_are_no_events_do_not_hide_those_behind_them() {
 }
 
 #[test]
+fn what_a_probe_that_has_left_has_begun_is_told_when_it_is_finished() {
+    let rig = Rig::new();
+    rig.record(0, PROBE.0, 0, false);
+    let sources = rig.reader.sources.clone();
+    let Rig { mem, reader, .. } = rig;
+    let collection = Collection::new(reader);
+    collection.catch_up(&mem, |tsc| tsc);
+    sources.remove(PROBE);
+    assert_eq!(collection.patience(), Some(SETTLE));
+    let drain = || collection.drain(&mem, |tsc| tsc, &mut Vec::new(), 99);
+    assert_eq!(drain(), drained(0, false));
+    assert_eq!(collection.patience(), Some(SETTLE));
+    let rig = Rig {
+        mem: mem.clone(),
+        ..Rig::new()
+    };
+    rig.record(0, PROBE.0, 0, true);
+    assert_eq!(drain(), drained(1, false));
+    assert_eq!(collection.patience(), None);
+}
+
+#[test]
 fn what_is_finished_late_waits_in_its_place() {
     let Rig {
         mem,
