@@ -274,7 +274,7 @@ mod tests {
         fn whatever_is_shown_has_what_it_needs(words in any::<[[u32; 4]; 7]>(), there in 0..128_u32) {
             let mut entries: Vec<_> = words
                 .into_iter()
-                .flat_map(|words| filled(words))
+                .flat_map(filled)
                 .zip(0..)
                 // The nth leaf of the nth filling.
                 .filter(|(_, n)| n / 7 == n % 7 && there >> (n % 7) & 1 == 1)
