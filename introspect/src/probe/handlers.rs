@@ -155,7 +155,7 @@ impl State {
 
     /// A member that is no kprobe; what the virtual CPU waits for, if it does.
     #[inline(never)]
-    fn other<M: PhysMemory + ?Sized, C: Clock>(
+    pub(super) fn other<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
         site: &Site,

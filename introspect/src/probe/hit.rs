@@ -407,14 +407,29 @@ impl State {
             regs.rflags |= flight.interrupts;
             return Some(self.carry_out(scene, index, site, &flight.taken, regs));
         }
-        let flight = self.flight.take()?;
-        regs.rflags |= flight.interrupts;
-        // The copy left the exception window on its own: nothing the instruction does on any
-        // processor. The hit it meets is nested and runs no handlers.
-        for member in &site.members {
-            member.counters.miss(self.vcpu);
+        if let Some(flight) = self.flight.take() {
+            // The copy left the exception window on its own: nothing the instruction does on any
+            // processor.
+            regs.rflags |= flight.interrupts;
+        } else if regs.rflags & rflags::IF != 0 {
+            // No handler of an NMI turns interrupts on: the guest is elsewhere, for good.
+            self.put_off = None;
+            return None;
         }
-        Some(self.carry_out(scene, index, site, taken, regs))
+        // A hit within another runs no handlers.
+        let mut taken = *taken;
+        for (number, member) in site.members.iter().enumerate() {
+            match &member.role {
+                Role::Internal(internal) if !internal.holds() => {
+                    self.other(scene, site, member, &taken, regs);
+                }
+                _ => {
+                    member.counters.miss(self.vcpu);
+                    taken.mute(number);
+                }
+            }
+        }
+        Some(self.carry_out(scene, index, site, &taken, regs))
     }
 
     /// An int3 that is at no probepoint.

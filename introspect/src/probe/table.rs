@@ -222,6 +222,14 @@ impl Internal {
     /// The id of the engine's own member: before all probes of a site, none of which can keep the
     /// hit from it.
     pub(super) const ID: ProbeId = ProbeId(0);
+
+    /// Whether the virtual CPU waits there.
+    pub(super) fn holds(&self) -> bool {
+        match self {
+            Self::TaskDead | Self::TaskFreed | Self::Fault => false,
+            Self::Modules | Self::Kprobe | Self::FtraceBegins | Self::FtraceEnds => true,
+        }
+    }
 }
 
 /// What a member does at a hit.

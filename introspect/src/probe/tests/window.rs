@@ -369,7 +369,7 @@ fn instruction_that_was_put_off_may_fault_when_it_runs() {
 }
 
 #[test]
-fn probes_in_the_handler_of_an_nmi_are_hit_while_the_instruction_waits() {
+fn probes_in_the_handler_of_an_nmi_are_missed_while_the_instruction_waits() {
     let mut rig = Rig::live();
     let ids = rig.register(&[post(BOOSTED), spec(EMULATED), post("p filler_003")]);
     let [outer, emulated, inner] = [0, 1, 2].map(|n| rig.addr(ids[n]));
@@ -383,7 +383,7 @@ fn probes_in_the_handler_of_an_nmi_are_hit_while_the_instruction_waits() {
     assert_ne!(other, slot);
     assert_eq!(cpu.hit(other.wrapping_add(LEN)), RESUME);
     assert!(cpu.handler.is_stepping());
-    // The handler calls the very function that was interrupted: that is another hit.
+    // The handler calls the very function that was interrupted.
     cpu.regs = in_handler;
     assert_eq!(cpu.enter_slot(outer), slot);
     assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
@@ -393,8 +393,34 @@ fn probes_in_the_handler_of_an_nmi_are_hit_while_the_instruction_waits() {
     assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
     assert_eq!(cpu.regs.rflags, regs().rflags);
     assert!(!cpu.handler.is_stepping());
-    let hits: Vec<_> = ids.iter().map(|id| rig.counts(*id).hits).collect();
-    assert_eq!(hits, [2, 1, 1]);
+    let counts = ids.iter().map(|id| rig.counts(*id));
+    let counts: Vec<_> = counts.map(|counts| (counts.hits, counts.missed)).collect();
+    assert_eq!(counts, [(1, 1), (0, 1), (0, 1)]);
+    let events = cpu.events();
+    let events: Vec<_> = events
+        .iter()
+        .map(|event| (event.probe, event.kind))
+        .collect();
+    assert_eq!(
+        events,
+        [(ids[0], EventKind::Hit), (ids[0], EventKind::Post)]
+    );
+}
+
+#[test]
+fn probes_are_hit_again_where_the_handler_of_an_nmi_did_not_return() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[post(BOOSTED), spec(EMULATED)]);
+    let [outer, emulated] = [0, 1].map(|n| rig.addr(ids[n]));
+    let mut cpu = Cpu::new(&rig);
+    let slot = cpu.enter_slot(outer);
+    cpu.raise(NMI, None, slot);
+    // It sent the guest elsewhere, as an oops does.
+    cpu.regs = regs();
+    assert_eq!(cpu.hit(emulated), RESUME);
+    assert!(!cpu.handler.is_stepping());
+    let counts = rig.counts(ids[1]);
+    assert_eq!((counts.hits, counts.missed), (1, 0));
 }
 
 #[test]
