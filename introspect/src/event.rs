@@ -36,7 +36,7 @@ pub enum EventKind {
 pub struct Call {
     /// Number of the call, never reused on this machine.
     pub id: u64,
-    /// Host time at entry, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Host time at entry, nanoseconds of `CLOCK_MONOTONIC`; 0 where it cannot be told.
     pub entry_ns: u64,
     /// The guest's time-stamp counter at entry.
     pub entry_tsc: u64,
@@ -125,7 +125,8 @@ pub struct Event {
     pub probe: ProbeId,
     /// The virtual CPU that hit it.
     pub vcpu: u32,
-    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up.
+    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up, or when the record was
+    /// made; 0 where that cannot be told.
     pub host_ns: u64,
     /// The guest's time-stamp counter at the same moment.
     pub guest_tsc: u64,

@@ -207,7 +207,7 @@ impl Source {
                 .0;
             kind = EventKind::Return(event::Call {
                 id: call.id,
-                entry_ns: (around.host_ns)(call.tsc),
+                entry_ns: (around.host_ns)(record.cpu, call.tsc).unwrap_or(0),
                 entry_tsc: call.tsc,
                 entry: Regs {
                     rip: self.what.at.0,
@@ -233,7 +233,7 @@ impl Source {
             seq: 0,
             probe: self.probe,
             vcpu,
-            host_ns: (around.host_ns)(record.tsc),
+            host_ns: (around.host_ns)(record.cpu, record.tsc).unwrap_or(0),
             guest_tsc: record.tsc,
             regs,
             shown: self.actions.registers,
@@ -251,7 +251,7 @@ impl Source {
 /// What records are read with.
 struct Around<'a> {
     mem: &'a dyn PhysMemory,
-    host_ns: &'a dyn Fn(u64) -> u64,
+    host_ns: &'a dyn Fn(Option<u32>, u64) -> Option<u64>,
     sources: &'a Map,
 }
 
@@ -349,12 +349,16 @@ impl Collection {
     /// Reads and accounts for everything that has been recorded up to now; the collector gets it
     /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
     /// is read but lost.
-    pub fn catch_up(&self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
+    pub fn catch_up(
+        &self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+    ) {
         self.lock().catch_up(mem, host_ns);
     }
 
     /// The same when the guest will not run again: what it has begun to record is lost.
-    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
+    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Option<u32>, u64) -> Option<u64>) {
         let mut state = self.lock();
         state.catch_up(mem, host_ns);
         let given_up = state.reader.give_up(mem);
@@ -366,7 +370,7 @@ impl Collection {
     pub fn drain(
         &self,
         mem: &dyn PhysMemory,
-        host_ns: impl Fn(u64) -> u64,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
         batch: &mut Vec<Event>,
         most: usize,
     ) -> Drained {
@@ -401,7 +405,11 @@ impl Collection {
 }
 
 impl State {
-    fn catch_up(&mut self, mem: &dyn PhysMemory, host_ns: impl Fn(u64) -> u64) {
+    fn catch_up(
+        &mut self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+    ) {
         let most = self.reader.capacity();
         let mut read = Vec::new();
         let look = Look::at_all(most);

@@ -62,12 +62,13 @@ pub(crate) fn line(event: &v1::Event, label: &Label) -> String {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
         None => ("<...>".to_owned(), "?".to_owned()),
     };
+    let time = match event.host_ns {
+        0 => format!("{:>12}", '?'),
+        ns => format!("{:>5}.{:06}", ns / 1_000_000_000, ns % 1_000_000_000 / 1000),
+    };
     let mut line = format!(
-        "{comm:>16}-{pid:<7} [{:03}] {:>5}.{:06}: {}: (",
-        event.vcpu,
-        event.host_ns / 1_000_000_000,
-        event.host_ns % 1_000_000_000 / 1000,
-        label.name,
+        "{comm:>16}-{pid:<7} [{:03}] {time}: {}: (",
+        event.vcpu, label.name,
     );
     what(&mut line, event, label).expect("writing to a string cannot fail");
     line
@@ -87,7 +88,10 @@ fn what(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
         if let Some(error) = errno::returned(call.value) {
             write!(line, " (-{error})")?;
         }
-        write!(line, " took={}", duration(call.duration_ns))?;
+        match call.duration_ns {
+            0 => line.push_str(" took=?"),
+            ns => write!(line, " took={}", duration(ns))?,
+        }
         regs = call.entry.unwrap_or_default();
     } else {
         match &label.symbol {

@@ -68,7 +68,7 @@ pub(crate) struct Event {
     symbol: Option<String>,
     offset: Option<u64>,
     vcpu: u32,
-    host_ns: u64,
+    host_ns: Option<u64>,
     guest_tsc: Hex,
     pid: Option<i32>,
     tgid: Option<i32>,
@@ -93,21 +93,26 @@ struct Fault {
 #[derive(Debug, Serialize)]
 struct Call {
     id: u64,
-    entry_ns: u64,
+    entry_ns: Option<u64>,
     entry_tsc: Hex,
-    duration_ns: u64,
+    duration_ns: Option<u64>,
     value: Hex,
     error: Option<&'static str>,
     entry: Registers,
+}
+
+/// A time, which is zero where it cannot be told.
+fn told(ns: u64) -> Option<u64> {
+    (ns > 0).then_some(ns)
 }
 
 impl From<v1::Call> for Call {
     fn from(call: v1::Call) -> Self {
         Self {
             id: call.id,
-            entry_ns: call.entry_ns,
+            entry_ns: told(call.entry_ns),
             entry_tsc: Hex(call.entry_tsc),
-            duration_ns: call.duration_ns,
+            duration_ns: told(call.duration_ns),
             value: Hex(call.value),
             error: crate::errno::returned(call.value),
             entry: call.entry.unwrap_or_default().into(),
@@ -206,7 +211,7 @@ impl Line {
             symbol,
             offset,
             vcpu: event.vcpu,
-            host_ns: event.host_ns,
+            host_ns: told(event.host_ns),
             guest_tsc: Hex(event.guest_tsc),
             pid: task.map(|task| task.pid),
             tgid: task.map(|task| task.tgid),
@@ -492,7 +497,7 @@ mod tests {
         check(
             &Line::event("vm0", event, label),
             expect![[
-                r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":0,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[]}"##
+                r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[]}"##
             ]],
         );
     }
@@ -507,7 +512,7 @@ mod tests {
         check(
             &Line::event("vm0", event, label),
             expect![[
-                r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":0,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[]}"#
+                r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[]}"#
             ]],
         );
     }

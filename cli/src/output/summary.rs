@@ -50,11 +50,12 @@ impl Tally {
         if event.cost_ns > 0 {
             seen.costs.saturating_record(event.cost_ns);
         }
-        if let Some(call) = &event.call {
+        // One of zero could not be told.
+        if let Some(call) = event.call.as_ref().filter(|call| call.duration_ns > 0) {
             let durations = &mut seen.durations;
             durations
                 .get_or_insert_with(|| up_to(LONGEST_CALL))
-                .saturating_record(call.duration_ns.max(1));
+                .saturating_record(call.duration_ns);
         }
     }
 

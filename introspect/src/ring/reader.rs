@@ -26,6 +26,8 @@ use crate::hidden::RingPlace;
 const HOLD: Duration = Duration::from_millis(20);
 /// How often it tries to move the head, which detours move too.
 const TRIES: usize = 8;
+/// What a guest says beyond that is no CPU of its.
+const CPUS_MAX: usize = 1 << 12;
 const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
 
 /// How a pass is to be made.
@@ -76,8 +78,8 @@ pub struct Reader {
     is_broken: bool,
     /// Records that were nonsense, or nobody's.
     malformed: u64,
-    /// Guest and host time of the newest event.
-    newest: (u64, u64),
+    /// Guest and host time of the newest event of each CPU.
+    newest: Vec<(u64, u64)>,
 }
 
 impl Reader {
@@ -94,7 +96,7 @@ impl Reader {
             told: place.initial(),
             is_broken: false,
             malformed: 0,
-            newest: (0, 0),
+            newest: Vec::new(),
         }
     }
 
@@ -125,7 +127,7 @@ impl Reader {
     pub(super) fn read(
         &mut self,
         mem: &dyn PhysMemory,
-        host_ns: impl Fn(u64) -> u64,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
         look: Look,
         into: &mut Vec<Event>,
     ) -> Drained {
@@ -307,13 +309,21 @@ impl Reader {
         }
     }
 
-    /// Host time, which is worked out anew for each batch, does not run back where the guest's did
-    /// not.
+    /// Host time, which is worked out anew for each batch, does not run back where the CPU's own
+    /// counter did not.
     fn in_order(&mut self, mut event: Event) -> Event {
-        let (tsc, ns) = self.newest;
-        if event.guest_tsc >= tsc {
-            event.host_ns = event.host_ns.max(ns);
-            self.newest = (event.guest_tsc, event.host_ns);
+        let cpu = usize::try_from(event.vcpu).unwrap_or(usize::MAX);
+        if event.host_ns == 0 || cpu >= CPUS_MAX {
+            return event;
+        }
+        if self.newest.len() <= cpu {
+            self.newest.resize(cpu + 1, (0, 0));
+        }
+        if let Some((tsc, ns)) = self.newest.get_mut(cpu)
+            && event.guest_tsc >= *tsc
+        {
+            event.host_ns = event.host_ns.max(*ns);
+            (*tsc, *ns) = (event.guest_tsc, event.host_ns);
         }
         event
     }

@@ -101,7 +101,7 @@ impl Rig {
         let mut events = Vec::new();
         let drained = self
             .reader
-            .read(&self.mem, |tsc| tsc * 10, look, &mut events);
+            .read(&self.mem, |_, tsc| Some(tsc * 10), look, &mut events);
         let times = events.iter().map(|event| {
             assert_eq!((event.probe, event.regs.rip), (PROBE, AT.0));
             assert_eq!(event.host_ns, event.guest_tsc * 10);
@@ -244,9 +244,9 @@ fn what_is_not_finished_when_the_guest_ends_is_told() {
     }
     rig.record(4, PROBE.0, 4, false);
     let collection = Collection::new(rig.reader);
-    collection.end(&rig.mem, |tsc| tsc);
+    collection.end(&rig.mem, |_, tsc| Some(tsc));
     let mut batch = Vec::new();
-    let mut drain = || collection.drain(&rig.mem, |tsc| tsc, &mut batch, 99);
+    let mut drain = || collection.drain(&rig.mem, |_, tsc| Some(tsc), &mut batch, 99);
     assert_eq!(drain(), drained(3, false));
     assert_eq!(drain(), drained(0, false));
     assert_eq!(batch.len(), 2);
@@ -345,10 +345,10 @@ fn catching_up_leaves_the_events_to_the_collector() {
     }
     let collection = Collection::new(rig.reader);
     assert!(collection.patience().is_some());
-    collection.catch_up(&rig.mem, |tsc| tsc);
+    collection.catch_up(&rig.mem, |_, tsc| Some(tsc));
     assert_eq!(rig.counters.sum().hits, 3);
     let mut batch = Vec::new();
-    let mut drain = || collection.drain(&rig.mem, |tsc| tsc, &mut batch, 2);
+    let mut drain = || collection.drain(&rig.mem, |_, tsc| Some(tsc), &mut batch, 2);
     assert_eq!(drain(), drained(0, true));
     assert_eq!(drain(), drained(0, false));
     assert_eq!(batch.len(), 3);
@@ -368,7 +368,7 @@ fn records_that_are_no_events_do_not_hide_those_behind_them() {
     let collection = Collection::new(rig.reader);
     let mut batch = Vec::new();
     let mut drain = || {
-        let said = collection.drain(&rig.mem, |tsc| tsc, &mut batch, 2);
+        let said = collection.drain(&rig.mem, |_, tsc| Some(tsc), &mut batch, 2);
         (said, batch.len())
     };
     assert_eq!(drain(), (drained(2, true), 0));
@@ -383,10 +383,10 @@ fn what_a_probe_that_has_left_has_begun_is_told_when_it_is_finished() {
     let sources = rig.reader.sources.clone();
     let Rig { mem, reader, .. } = rig;
     let collection = Collection::new(reader);
-    collection.catch_up(&mem, |tsc| tsc);
+    collection.catch_up(&mem, |_, tsc| Some(tsc));
     sources.remove(PROBE);
     assert_eq!(collection.patience(), Some(SETTLE));
-    let drain = || collection.drain(&mem, |tsc| tsc, &mut Vec::new(), 99);
+    let drain = || collection.drain(&mem, |_, tsc| Some(tsc), &mut Vec::new(), 99);
     assert_eq!(drain(), drained(0, false));
     assert_eq!(collection.patience(), Some(SETTLE));
     let rig = Rig {
@@ -416,14 +416,14 @@ fn what_is_finished_late_waits_in_its_place() {
     for n in 0..3 {
         rig.record(n, PROBE.0, n, n != 1);
     }
-    collection.catch_up(&rig.mem, |tsc| tsc);
+    collection.catch_up(&rig.mem, |_, tsc| Some(tsc));
     assert_eq!(rig.counters.sum().hits, 2);
     rig.record(1, PROBE.0, 1, true);
     rig.record(3, PROBE.0, 3, true);
-    collection.catch_up(&rig.mem, |tsc| tsc);
+    collection.catch_up(&rig.mem, |_, tsc| Some(tsc));
     assert_eq!(rig.counters.sum().hits, 4);
     let mut batch = Vec::new();
-    collection.drain(&rig.mem, |tsc| tsc, &mut batch, 99);
+    collection.drain(&rig.mem, |_, tsc| Some(tsc), &mut batch, 99);
     let times: Vec<u64> = batch.iter().map(|event| event.guest_tsc).collect();
     assert_eq!(times, [0, 1, 2, 3]);
 }

@@ -167,7 +167,11 @@ pub(super) fn event(event: &Event) -> v1::Event {
 
 /// How long `call` took that `event` is the return of.
 pub(super) fn duration_ns(call: &Call, event: &Event) -> u64 {
-    event.host_ns.saturating_sub(call.entry_ns)
+    // Where one end cannot be told, neither can this.
+    match call.entry_ns {
+        0 => 0,
+        entry => event.host_ns.saturating_sub(entry),
+    }
 }
 
 fn registers(regs: &Regs, shown: RegisterSet) -> v1::Registers {

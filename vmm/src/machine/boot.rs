@@ -30,6 +30,7 @@ use super::control::Control;
 use super::cpu_fd::CpuFd;
 use super::decide::Decisions;
 use super::detours::Detours;
+use super::relation::{Kvmclock, Relation, Timeline};
 use super::subscription::Hub;
 use super::tripwire::Tripwire;
 use super::vcpu::{Shared, StoppedAt, Vcpu};
@@ -239,8 +240,20 @@ fn start(
         Registry::new(Arc::clone(&image), cpus.len(), hidden).with_optimization(config.optimize);
     let ram = Arc::new(ram);
     let times = Arc::new(Times::new());
+    let vm = Arc::new(vm);
+    let clock = Arc::downgrade(&vm);
+    let kvmclock = Kvmclock::new(move || Some(clock.upgrade()?.get_clock().ok()?.clock));
+    let relations: Box<[_]> = cpus
+        .iter()
+        .map(|_| Arc::new(Relation::new(Arc::clone(&ram))))
+        .collect();
+    let clocks: Vec<_> = relations
+        .iter()
+        .map(|relation| HostClock::new(Arc::clone(&times), Arc::clone(relation), kvmclock.clone()))
+        .collect();
+    let timeline = Timeline::new(Arc::clone(&times), relations, kvmclock);
     let collection = registry.ring().map(Collection::new);
-    let detours = Detours::new(Arc::clone(&ram), Arc::clone(&times), collection);
+    let detours = Detours::new(Arc::clone(&ram), timeline, collection);
     let shared = Arc::new(Shared {
         control: Control::new(cpus.len()),
         ram,
@@ -288,6 +301,7 @@ fn start(
         }),
         changed: Condvar::new(),
     });
+    let cpus = cpus.into_iter().zip(clocks).collect();
     run(&machine, vm, cpus, producers, collector)?;
     Ok(machine)
 }
@@ -310,23 +324,19 @@ fn create_cpu(
 /// Starts the threads.
 fn run(
     machine: &Arc<Machine>,
-    vm: VmFd,
-    cpus: Vec<CpuFd>,
+    vm: Arc<VmFd>,
+    cpus: Vec<(CpuFd, HostClock)>,
     producers: Vec<EventProducer>,
     collector: Collector,
 ) -> Result<(), BootError> {
     let (notices, inbox) = channel();
     let mut threads = Vec::with_capacity(cpus.len());
-    for ((index, cpu), events) in cpus.into_iter().enumerate().zip(producers) {
+    for ((index, (cpu, clock)), events) in cpus.into_iter().enumerate().zip(producers) {
         let number = u32::try_from(index).unwrap_or(u32::MAX);
         let vcpu = Vcpu {
             index,
             cpu,
-            catcher: Catcher::new(
-                machine.mode,
-                HitHandler::new(number, events),
-                HostClock::new(Arc::clone(&machine.shared.times)),
-            ),
+            catcher: Catcher::new(machine.mode, HitHandler::new(number, events), clock),
             shared: Arc::clone(&machine.shared),
             notices: notices.clone(),
             waited_since: None,

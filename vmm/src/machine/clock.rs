@@ -2,15 +2,18 @@
 //!
 //! Host time is worked out from the host's TSC, by a line that is now and then bent towards
 //! `CLOCK_MONOTONIC`, which only that asks for: where the kernel does not trust the TSC, asking takes
-//! a system call, and a slow device's register. Invariants: the time that a TSC stands for never
-//! runs back, whenever it is asked for; who reads the line waits for nobody.
+//! a system call, and a slow device's register. The guest's TSC is worked out from the host's too, as
+//! [`Relation`] has it. Invariants: the time that a TSC stands for never runs back, whenever it is
+//! asked for; who reads the line waits for nobody.
 
 use std::arch::x86_64::_rdtsc;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use hvprobe_introspect::world::{Clock, Reading};
+
+use super::relation::{Kvmclock, Relation};
 
 /// The shortest time that a rate is taken from, and how long a line is left alone, in nanoseconds.
 const SHORTEST: u64 = 1_000_000;
@@ -24,30 +27,40 @@ const LATE: u64 = 10_000_000;
 /// The rate is that of the last one or two such times.
 const MEMORY: u64 = 16_000_000_000;
 
-/// Host time and host TSC at one moment.
+/// A time and the host's TSC at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Moment {
-    ns: u64,
-    tsc: u64,
+pub(super) struct Moment {
+    pub(super) ns: u64,
+    pub(super) tsc: u64,
 }
 
 impl Moment {
-    /// Now: of several readings the one that the least came between.
-    fn now() -> Self {
-        let readings = (0..5).map(|_| {
+    /// Now, in the time that `read` tells: of several readings the one that the least came between.
+    pub(super) fn of(read: impl Fn() -> Option<u64>) -> Option<Self> {
+        let readings = (0..5).filter_map(|_| {
             let before = rdtsc();
-            let ns = monotonic_ns();
+            let ns = read()?;
             let apart = rdtsc().wrapping_sub(before);
             let tsc = before.wrapping_add(apart / 2);
-            (apart, Self { ns, tsc })
+            Some((apart, Self { ns, tsc }))
         });
-        readings.min().unwrap_or_default().1
+        Some(readings.min()?.1)
+    }
+
+    fn now() -> Self {
+        Self::of(|| Some(monotonic_ns())).unwrap_or_default()
+    }
+
+    /// How many ticks take `ns`, as it has been since `then`; `None` if it is too early to tell.
+    pub(super) fn ticks_in(self, ns: u64, then: Self) -> Option<u64> {
+        let rate = rate(then, self)?;
+        u64::try_from((u128::from(ns) << 32) / u128::from(rate.max(1))).ok()
     }
 }
 
 /// Which time a TSC stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Line {
+pub(super) struct Line {
     from: Moment,
     /// Nanoseconds a tick, times 2^32.
     rate: u64,
@@ -55,7 +68,7 @@ struct Line {
 
 impl Line {
     #[inline]
-    fn at(&self, tsc: u64) -> u64 {
+    pub(super) fn at(&self, tsc: u64) -> u64 {
         let ticks = tsc.wrapping_sub(self.from.tsc).cast_signed();
         let apart = nanoseconds(ticks.unsigned_abs(), self.rate);
         // Of another processor's TSC, that of the line may be a little ahead.
@@ -121,9 +134,6 @@ pub(super) struct Times {
     lines: AtomicU64,
     places: [Place; 2],
     past: Mutex<Past>,
-    /// Guest TSC minus host TSC, as virtual CPU 0 sees it: KVM keeps those of all virtual CPUs in
-    /// step.
-    offset: AtomicU64,
 }
 
 impl Times {
@@ -140,7 +150,6 @@ impl Times {
             lines: AtomicU64::new(0),
             places: Default::default(),
             past: Mutex::new(Past { since, next: from }),
-            offset: AtomicU64::new(0),
         };
         let rate = rate(since, from).unwrap_or(UNKNOWN);
         times.publish(Line { from, rate });
@@ -159,7 +168,7 @@ impl Times {
     }
 
     #[inline]
-    fn line(&self) -> Line {
+    pub(super) fn line(&self) -> Line {
         loop {
             let number = self.lines.load(Ordering::Acquire);
             let place = &self.places[usize::from(number & 1 == 1)];
@@ -196,27 +205,51 @@ impl Times {
             past.since = std::mem::replace(&mut past.next, now);
         }
     }
+}
 
-    /// The guest's counter goes as `clock` says.
-    pub(super) fn set(&self, clock: &HostClock) {
-        self.offset.store(clock.offset, Ordering::Relaxed);
+/// What a virtual CPU's own ioctls tell of its clocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    /// The guest's TSC.
+    pub(super) tsc: u64,
+    /// `MSR_KVM_SYSTEM_TIME_NEW`: where KVM tells the guest of its clock.
+    pub(super) kvmclock: u64,
+}
+
+/// Host and guest TSC at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Both {
+    host: u64,
+    guest: u64,
+    /// How far from that moment either may have been read.
+    apart: u64,
+}
+
+impl Both {
+    fn offset(&self) -> u64 {
+        self.guest.wrapping_sub(self.host)
     }
 
-    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading of the guest's counter
-    /// made not long ago.
-    pub(super) fn now(&self) -> impl Fn(u64) -> u64 + use<> {
-        self.adjust();
-        let (line, offset) = (self.line(), self.offset.load(Ordering::Relaxed));
-        move |reading| line.at(reading.wrapping_sub(offset))
+    /// Whether the guest's TSC did not go on between `then` and this.
+    fn stands_since(&self, then: &Self) -> bool {
+        let [guest, host] =
+            [(self.guest, then.guest), (self.host, then.host)].map(|(a, b)| a.wrapping_sub(b));
+        guest.cast_signed() < host.cast_signed() / 2
     }
 }
 
 /// Host time and the guest's time-stamp counter as one virtual CPU sees it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct HostClock {
     times: Arc<Times>,
+    relation: Arc<Relation>,
+    /// For a TSC that stalls; there is none for one that does not.
+    kvmclock: RefCell<Kvmclock>,
+    stalls: bool,
     /// Guest TSC minus host TSC.
-    offset: u64,
+    offset: Cell<u64>,
+    /// Within how many ticks that is right; `None` before it was learned.
+    exact: Option<u64>,
     /// What was told last. The line may be bent between a look at it and one at the TSC, and the
     /// thread move to a processor whose TSC is behind.
     told: Cell<u64>,
@@ -226,51 +259,113 @@ pub(super) struct HostClock {
 
 impl HostClock {
     /// A clock whose guest TSC is the host's.
-    pub(super) fn new(times: Arc<Times>) -> Self {
+    pub(super) fn new(times: Arc<Times>, relation: Arc<Relation>, kvmclock: Kvmclock) -> Self {
         Self {
             times,
-            offset: 0,
+            relation,
+            kvmclock: RefCell::new(kvmclock),
+            stalls: false,
+            offset: Cell::new(0),
+            exact: None,
             told: Cell::new(0),
             rate: Cell::new(0),
         }
     }
 
-    /// The guest's TSC is what `read` finds, in the middle of the time that takes; whether it finds
-    /// it.
-    pub(super) fn synchronise(&mut self, read: impl FnOnce() -> Option<u64>) -> bool {
-        let before = rdtsc();
-        let Some(guest_tsc) = read() else {
-            return false;
+    /// Learns how the guest's TSC goes, which `read` reads; to be called when the virtual CPU has been
+    /// parked. Mostly reads it twice, and once when it is known to stall.
+    pub(super) fn learn(&mut self, mut read: impl FnMut() -> Option<Counters>) {
+        let Some(seen) = self.both(&mut read) else {
+            return;
         };
-        let took = rdtsc().wrapping_sub(before);
-        self.offset = guest_tsc.wrapping_sub(before.wrapping_add(took / 2));
-        true
+        if self.stalls {
+            return;
+        }
+        let enough = seen.apart.max(SHORTEST_WAIT).saturating_mul(8);
+        while rdtsc().wrapping_sub(seen.host) < enough {
+            std::hint::spin_loop();
+        }
+        let Some(mut again) = self.both(&mut read) else {
+            return;
+        };
+        if again.stands_since(&seen) {
+            // Or this thread did, while it read.
+            again = self.closest(&mut read).unwrap_or(again);
+            if again.stands_since(&seen) {
+                self.stalls = true;
+                self.relation.set_stalling();
+                return;
+            }
+        }
+        let best = if again.apart < seen.apart {
+            again
+        } else {
+            seen
+        };
+        let changed = best.offset().wrapping_sub(self.offset.get()).cast_signed();
+        let within = self.exact.map(|known| known.saturating_add(best.apart));
+        if within.is_none_or(|within| changed.unsigned_abs() > within) {
+            self.offset.set(best.offset());
+            self.exact = Some(best.apart);
+            self.relation.note(best.guest, best.offset());
+        }
+    }
+
+    /// Both counters, of several readings the one that the least came between.
+    fn closest(&self, mut read: impl FnMut() -> Option<Counters>) -> Option<Both> {
+        let readings = (0..5).filter_map(|_| self.both(&mut read));
+        readings.min_by_key(|both| both.apart)
+    }
+
+    fn both(&self, read: impl FnOnce() -> Option<Counters>) -> Option<Both> {
+        let before = rdtsc();
+        let counters = read()?;
+        let apart = rdtsc().wrapping_sub(before);
+        self.relation.set_told_at(counters.kvmclock);
+        Some(Both {
+            host: before.wrapping_add(apart / 2),
+            guest: counters.tsc,
+            apart,
+        })
+    }
+
+    #[cold]
+    fn renew(&self) {
+        if let Some(offset) = self.relation.renewed(&mut self.kvmclock.borrow_mut()) {
+            self.offset.set(offset);
+        }
     }
 }
+
+/// How long a TSC is given to show whether it goes on, by which it should be eight times as far.
+const SHORTEST_WAIT: u64 = 10_000;
 
 impl Clock for HostClock {
     #[inline]
     fn now(&self) -> Reading {
         let line = self.times.line();
         let tsc = rdtsc();
+        if self.stalls {
+            self.renew();
+        }
         let host_ns = line.at(tsc).max(self.told.get());
         self.told.set(host_ns);
         self.rate.set(line.rate);
         Reading {
             host_ns,
-            guest_tsc: tsc.wrapping_add(self.offset),
+            guest_tsc: tsc.wrapping_add(self.offset.get()),
         }
     }
 
     #[inline]
     fn since(&self, then: &Reading) -> u64 {
-        let now = rdtsc().wrapping_add(self.offset);
+        let now = rdtsc().wrapping_add(self.offset.get());
         let ticks = now.wrapping_sub(then.guest_tsc).cast_signed();
         nanoseconds(ticks.max(0).cast_unsigned(), self.rate.get())
     }
 }
 
-fn rdtsc() -> u64 {
+pub(super) fn rdtsc() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
     unsafe { _rdtsc() }
 }
@@ -294,11 +389,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::memory::GuestRam;
 
     const SECOND: u64 = 1_000_000_000;
 
     fn moment(ns: u64, tsc: u64) -> Moment {
         Moment { ns, tsc }
+    }
+
+    /// A clock whose guest TSC is the host's.
+    fn clock(times: &Arc<Times>) -> HostClock {
+        let ram = Arc::new(GuestRam::new(64 << 20).unwrap());
+        let relation = Arc::new(Relation::new(ram));
+        HostClock::new(Arc::clone(times), relation, Kvmclock::new(|| None))
     }
 
     proptest! {
@@ -333,7 +436,7 @@ mod tests {
     #[test]
     fn no_time_of_a_virtual_cpu_is_before_an_earlier_one() {
         let times = Arc::new(Times::new());
-        let clock = HostClock::new(Arc::clone(&times));
+        let clock = clock(&times);
         let ns = clock.now().host_ns + SECOND;
         let line = |ns| Line {
             from: moment(ns, rdtsc()),
@@ -386,7 +489,7 @@ mod tests {
     #[test]
     fn times_are_those_of_the_host() {
         let times = Arc::new(Times::new());
-        let clock = HostClock::new(Arc::clone(&times));
+        let clock = clock(&times);
         let start = monotonic_ns();
         while monotonic_ns() < start + 20 * SHORTEST {}
         times.adjust();
@@ -398,7 +501,7 @@ mod tests {
             (before - slack..after + slack).contains(&seen),
             "{seen} in {before}..{after}"
         );
-        assert!(times.now()(read.guest_tsc).abs_diff(seen) < 10_000_000);
+        assert!(times.line().at(read.guest_tsc).abs_diff(seen) < 10_000_000);
         let then = monotonic_ns();
         while monotonic_ns() < then + 5 * SHORTEST {}
         let (since, after) = (clock.since(&read), monotonic_ns());

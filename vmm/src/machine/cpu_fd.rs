@@ -20,11 +20,14 @@ use kvm_bindings::{
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use tracing::warn;
 
+use super::clock::Counters;
 use crate::CatchMode;
 use crate::devices::{DeviceEvent, Ports};
 
 /// IA32_TIME_STAMP_COUNTER (SDM vol. 4, table 2-2).
 const MSR_TSC: u32 = 0x10;
+/// `MSR_KVM_SYSTEM_TIME_NEW` (arch/x86/include/uapi/asm/kvm_para.h).
+const MSR_KVMCLOCK: u32 = 0x4b56_4d01;
 /// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
 const SUBERROR_EMULATION: u32 = 1;
 /// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
@@ -446,15 +449,20 @@ impl CpuFd {
         }
     }
 
-    /// The guest's time-stamp counter.
-    pub(super) fn guest_tsc(&mut self) -> Option<u64> {
+    /// The guest's time-stamp counter, and where KVM tells the guest of its clock. One ioctl.
+    pub(super) fn counters(&mut self) -> Option<Counters> {
         self.ioctls.other += 1;
-        let mut msrs = Msrs::from_entries(&[kvm_msr_entry {
-            index: MSR_TSC,
+        let entry = |index| kvm_msr_entry {
+            index,
             ..Default::default()
-        }])
-        .ok()?;
-        (self.fd.get_msrs(&mut msrs).ok()? == 1).then(|| msrs.as_slice()[0].data)
+        };
+        let mut msrs = Msrs::from_entries(&[entry(MSR_TSC), entry(MSR_KVMCLOCK)]).ok()?;
+        let read = self.fd.get_msrs(&mut msrs).ok()?;
+        let value = |n: usize| (n < read).then(|| msrs.as_slice()[n].data);
+        Some(Counters {
+            tsc: value(0)?,
+            kvmclock: value(1).unwrap_or(0),
+        })
     }
 }
 

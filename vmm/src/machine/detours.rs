@@ -11,7 +11,7 @@ use std::time::Duration;
 use hvprobe_introspect::event::{Drained, Event, Source};
 use hvprobe_introspect::ring::Collection;
 
-use super::clock::Times;
+use super::relation::Timeline;
 use crate::memory::GuestRam;
 
 /// The host's side of the ring.
@@ -21,7 +21,7 @@ pub(super) struct Detours(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     ram: Arc<GuestRam>,
-    times: Arc<Times>,
+    timeline: Timeline,
     collector: OnceLock<Thread>,
     /// `None` where no detours can be made.
     collection: Option<Collection>,
@@ -30,12 +30,12 @@ struct Inner {
 impl Detours {
     pub(super) fn new(
         ram: Arc<GuestRam>,
-        times: Arc<Times>,
+        timeline: Timeline,
         collection: Option<Collection>,
     ) -> Self {
         Self(Arc::new(Inner {
             ram,
-            times,
+            timeline,
             collector: OnceLock::new(),
             collection,
         }))
@@ -57,7 +57,7 @@ impl Detours {
     /// Reads and accounts for everything that was recorded up to now.
     pub(super) fn catch_up(&self) {
         if let Some(collection) = &self.0.collection {
-            collection.catch_up(&*self.0.ram, self.0.times.now());
+            collection.catch_up(&*self.0.ram, self.0.timeline.now());
             self.wake();
         }
     }
@@ -65,16 +65,16 @@ impl Detours {
     /// The same when the guest will not run again.
     pub(super) fn end(&self) {
         if let Some(collection) = &self.0.collection {
-            collection.end(&*self.0.ram, self.0.times.now());
+            collection.end(&*self.0.ram, self.0.timeline.now());
         }
     }
 }
 
 impl Source for Detours {
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
-        let Inner { ram, times, .. } = &*self.0;
+        let Inner { ram, timeline, .. } = &*self.0;
         match &self.0.collection {
-            Some(collection) => collection.drain(&**ram, times.now(), batch, most),
+            Some(collection) => collection.drain(&**ram, timeline.now(), batch, most),
             None => Drained::default(),
         }
     }

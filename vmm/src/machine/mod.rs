@@ -26,6 +26,7 @@ mod detours;
 mod kick;
 mod live;
 mod queue;
+mod relation;
 mod subscription;
 mod throttle;
 mod tripwire;

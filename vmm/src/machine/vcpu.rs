@@ -303,10 +303,7 @@ impl Vcpu {
             let table = Arc::clone(&outfit.table);
             self.catcher.adopt(&mut self.cpu, table, outfit.view);
             self.shared.times.adjust();
-            let clock = &mut self.catcher.clock;
-            if clock.synchronise(|| self.cpu.guest_tsc()) && self.index == 0 {
-                self.shared.times.set(clock);
-            }
+            self.catcher.clock.learn(|| self.cpu.counters());
         }
         order
     }

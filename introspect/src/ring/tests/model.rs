@@ -311,7 +311,10 @@ impl World {
             meanwhile,
             accesses: Cell::new(0),
         };
-        let read = self.rig.reader.read(&mem, |tsc| tsc, look, &mut events);
+        let read = self
+            .rig
+            .reader
+            .read(&mem, |_, tsc| Some(tsc), look, &mut events);
         self.nonsense += read.lost;
         assert!(events.len() <= CAPACITY as usize);
         self.read += events.len() as u64;
