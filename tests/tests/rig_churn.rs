@@ -1,0 +1,166 @@
+//! Probes that come and go at functions that sleep: calls wait in the code of probes that have left,
+//! often of several at once, and every one of them comes home.
+//!
+//! What happens at random is decided by a seed, which is printed: `HVPROBE_CHURN_SEED` repeats it, and
+//! `HVPROBE_CHURN_SECONDS` makes the test longer. It prints a line every [`REPORT`].
+
+use std::env;
+use std::time::{Duration, Instant};
+
+use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::rig::{
+    Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus,
+};
+use hvprobe_vmm::machine::{Mechanism, ProbeId, ProbeSpec};
+
+/// Functions in which the guest's loops sleep, or are most of the time.
+const FUNCTIONS: [&str; 10] = [
+    "pipe_read",
+    "pipe_write",
+    "vfs_read",
+    "vfs_write",
+    "ksys_read",
+    "do_nanosleep",
+    "hrtimer_nanosleep",
+    "schedule_hrtimeout_range",
+    "do_sys_poll",
+    "do_wait",
+];
+/// The most probes at a time.
+const MOST: usize = 12;
+/// How long it goes on unless told otherwise.
+const SECONDS: u64 = 20;
+/// How often it says that it does.
+const REPORT: Duration = Duration::from_secs(20);
+
+/// Four loops that block and wake, until a line comes.
+const LOOPS: &str = "n=0; while [ $n -lt 4 ]; do \
+    (while [ ! -e /tmp/over ]; do usleep 2000; echo; done | cat >/dev/null) & n=$((n+1)); done; \
+    echo ready; read line; : >/tmp/over; wait; echo finished";
+
+fn setting(name: &str) -> Option<u64> {
+    let value = env::var(name).ok()?;
+    let number = value.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+/// A return probe with room for any number of calls, so that its memory is soon wanted by others; an
+/// ordinary one; or a kprobe.
+fn newcomer(random: &mut Random) -> ProbeSpec {
+    let function = random.pick(&FUNCTIONS);
+    let mut spec = probe(&match random.below(10) {
+        0..5 => format!("r4096 {function}"),
+        5..8 => format!("r {function}"),
+        _ => format!("p {function}"),
+    });
+    spec.mechanism = match random.below(5) {
+        0 => Some(Mechanism::Emulated),
+        1 => Some(Mechanism::Stepped),
+        _ => None,
+    };
+    spec.maxactive_auto = spec.is_return() && random.chance(15);
+    spec.actions.post = !spec.is_return() && random.chance(20);
+    spec
+}
+
+/// Changes at random, one probe at a time, on a guest with `cpus` CPUs for `seconds`.
+fn every_call_comes_home(cpus: u32, seconds: u64) {
+    let seed = setting("HVPROBE_CHURN_SEED").unwrap_or(u64::from(cpus));
+    let time = Duration::from_secs(setting("HVPROBE_CHURN_SECONDS").unwrap_or(seconds));
+    eprintln!("HVPROBE_CHURN_SEED={seed}");
+    let mut random = Random::new(&[seed]);
+    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", LOOPS]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let original: Vec<Vec<u8>> = FUNCTIONS.iter().map(|name| running.text(name)).collect();
+    let (started, mut reported) = (Instant::now(), Instant::now());
+    let mut here: Vec<ProbeId> = Vec::new();
+    let (mut changes, mut refused, mut hits) = (0, 0, 0);
+    while started.elapsed() < time {
+        changes += 1;
+        if here.len() < MOST && (here.is_empty() || random.chance(50)) {
+            match machine.register(&[newcomer(&mut random)]) {
+                Ok(ids) => here.extend(ids),
+                // There is room for so many instances only.
+                Err(error) => {
+                    let why = chain(&error);
+                    assert!(why.contains("instances"), "{why}");
+                    refused += 1;
+                }
+            }
+        } else {
+            let n = random.below(here.len() as u64);
+            let id = here.swap_remove(usize::try_from(n).expect("small"));
+            hits += info(&machine, id).counts.hits;
+            if let Err(error) = machine.unregister(&[id]) {
+                panic!("a change failed: {}", chain(&error));
+            }
+        }
+        if reported.elapsed() >= REPORT {
+            reported = Instant::now();
+            eprintln!("{changes} changes, {hits} hits");
+        }
+    }
+    if let Err(error) = machine.unregister(&here) {
+        panic!("the last change failed: {}", chain(&error));
+    }
+    for (name, original) in FUNCTIONS.iter().zip(&original) {
+        assert_eq!(&running.text(name), original, "{name}");
+    }
+    eprintln!("{changes} changes in {time:?}, {refused} refused, {hits} hits of those that left");
+    assert!(changes > 5 && hits > 0);
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert!(printed.contains("finished"), "{printed}");
+    assert_clean(&ending, &printed, 0);
+}
+
+#[test]
+fn calls_of_two_vcpus_come_home_whatever_comes_and_goes() {
+    if rig("a churn with 2 vCPUs").is_some() {
+        every_call_comes_home(2.min(u32::try_from(rig_cpus()).expect("few")), SECONDS);
+    }
+}
+
+#[test]
+fn calls_of_four_vcpus_come_home_whatever_comes_and_goes() {
+    if rig("a churn with 4 vCPUs").is_some() {
+        every_call_comes_home(4, SECONDS);
+    }
+}
+
+#[test]
+fn a_call_that_sleeps_while_others_take_its_probes_place_comes_home() {
+    if rig("a call that sleeps").is_none() {
+        return;
+    }
+    let commands = "mkfifo /tmp/pipe; exec 3<>/tmp/pipe; echo ready; read line; \
+        cat </tmp/pipe 3>&- & read line; exec 3>&-; wait; echo finished";
+    let mut running = Running::boot(optimizing_guest(1, &["sh", "-c", commands]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let register = |definitions: &[&str]| {
+        let specs: Vec<ProbeSpec> = definitions.iter().map(|text| probe(text)).collect();
+        let ids = machine.register(&specs);
+        ids.unwrap_or_else(|error| panic!("{}", chain(&error)))
+    };
+    let unregister = |ids: &[ProbeId]| {
+        if let Err(error) = machine.unregister(ids) {
+            panic!("{}", chain(&error));
+        }
+    };
+    let sleeping = register(&["r4096:a pipe_read", "r:b pipe_read", "p:entry pipe_read"]);
+    machine.console_input(b"\n");
+    running.wait_while_running(|machine| info(machine, sleeping[2]).counts.hits > 0);
+    // Of the two, only the second stands on the reader's stack.
+    unregister(&sleeping[..1]);
+    for _ in 0..3 {
+        let others = register(&["r4096:c vfs_write", "r4096:d vfs_read"]);
+        unregister(&others);
+    }
+    machine.console_input(b"\n");
+    running.wait_for("finished");
+    assert_eq!(info(&machine, sleeping[1]).counts.hits, 1);
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+}
