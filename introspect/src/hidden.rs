@@ -31,12 +31,9 @@
 pub(crate) mod detours;
 mod extent;
 pub(crate) mod follow;
-pub(crate) mod scan;
 mod space;
 #[cfg(test)]
 mod tests;
-
-use std::collections::HashSet;
 
 use hvprobe_arch::insn::{ENDBR64, GateHead, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
@@ -415,37 +412,10 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// Which slots a word of the guest's memory, or one of the virtual CPUs that stand at
-    /// `instruction_pointers`, points into, and all such pointers into the detours' code; `None` if
-    /// its memory cannot be looked through. Reads all of it.
-    #[must_use]
-    pub fn referenced(
-        &self,
-        mem: &dyn PhysMemory,
-        instruction_pointers: impl IntoIterator<Item = Gva>,
-    ) -> Option<HashSet<Gva>> {
-        let slots = self.mapped.as_ref().map(|mapped| mapped.base);
-        let code = self.detours.as_ref().and_then(Detours::code);
-        let inside = |at: Gva, start: Gva, len: u64| {
-            at.offset_from(start).is_some_and(|offset| offset < len)
-        };
-        let is_slot = |at: Gva| {
-            let offset = slots.and_then(|base| at.offset_from(base));
-            offset.is_some_and(|offset| self.was_handed_out(offset / SLOT))
-        };
-        let is_detour = |at: Gva| code.is_some_and(|(start, len)| inside(at, start, len));
-        let within = self.window.start..self.window.end;
-        let found = scan::addresses(mem, instruction_pointers, &within, |at| {
-            is_slot(at) || is_detour(at)
-        })?;
-        let whole = |at: Gva| {
-            if is_slot(at) {
-                Gva(at.0 & !(SLOT - 1))
-            } else {
-                at
-            }
-        };
-        Some(found.into_iter().map(whole).collect())
+    /// How many slots can be taken, and how many there are in all.
+    pub(crate) fn room(&self) -> (u64, u64) {
+        let left = self.slots - self.first - self.last + self.free.len() as u64;
+        (left, self.slots)
     }
 
     /// Writes `code` into its slot; the rest of the slot stays int3.

@@ -79,6 +79,10 @@ pub(crate) struct Memory {
     bytes: Rc<RefCell<Vec<u8>>>,
     writes: Rc<Cell<u64>>,
     failing: Rc<Cell<Option<u64>>>,
+    /// The pages that were written, while that is noted.
+    written: Rc<RefCell<Option<Vec<Gpa>>>>,
+    /// How often whole pages were read.
+    pub(crate) reads: Rc<Cell<u64>>,
 }
 
 impl Memory {
@@ -89,6 +93,8 @@ impl Memory {
             bytes: Rc::new(RefCell::new(vec![0; size])),
             writes: Rc::default(),
             failing: Rc::default(),
+            written: Rc::default(),
+            reads: Rc::default(),
         }
     }
 
@@ -127,6 +133,7 @@ impl PhysMemory for Memory {
     fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
         count_work();
         let range = self.range(at, into.len())?;
+        self.reads.set(self.reads.get() + into.len() as u64 / PAGE);
         into.copy_from_slice(&self.bytes.borrow()[range]);
         Ok(())
     }
@@ -140,6 +147,14 @@ impl PhysMemory for Memory {
             self.failing.set(None);
             let len = bytes.len();
             return Err(OutOfRange { at, len });
+        }
+        if let Some(written) = self.written.borrow_mut().as_mut() {
+            let last = at.0 + (bytes.len() as u64).saturating_sub(1);
+            for page in (at.0 / PAGE..=last / PAGE).map(|page| Gpa(page * PAGE)) {
+                if !written.contains(&page) {
+                    written.push(page);
+                }
+            }
         }
         self.bytes.borrow_mut()[range].copy_from_slice(bytes);
         Ok(())
@@ -197,6 +212,7 @@ pub(crate) struct Guest {
     pub(crate) mem: Memory,
     stops: Cell<u64>,
     refuses: Cell<bool>,
+    forgets: Cell<bool>,
     /// How often what detours recorded was asked for.
     pub(crate) collected: Cell<u32>,
     meanwhile: RefCell<Option<Meanwhile>>,
@@ -240,6 +256,7 @@ impl Guest {
             mem,
             stops: Cell::new(0),
             refuses: Cell::new(false),
+            forgets: Cell::new(false),
             collected: Cell::new(0),
             meanwhile: RefCell::default(),
             standing: RefCell::default(),
@@ -311,6 +328,18 @@ impl Guest {
         self.refuses.set(refuses);
     }
 
+    /// Whether nobody can tell any more what the guest writes.
+    pub(crate) fn forget_writes(&self, forgets: bool) {
+        self.forgets.set(forgets);
+    }
+
+    /// Has it seem that these pages were written since that was last asked.
+    pub(crate) fn pretend_written(&self, pages: Vec<Gpa>) {
+        if let Some(written) = self.mem.written.borrow_mut().as_mut() {
+            *written = pages;
+        }
+    }
+
     /// Where the virtual CPUs stand when they are stopped from now on.
     pub(crate) fn stand(&self, standing: &[Standing]) {
         *self.standing.borrow_mut() = standing.to_vec();
@@ -348,6 +377,15 @@ impl World for Guest {
             *self.table.borrow_mut() = table;
         }
         Ok(since.elapsed())
+    }
+
+    fn note_writes(&self, on: bool) -> bool {
+        *self.mem.written.borrow_mut() = (on && !self.forgets.get()).then(Vec::new);
+        !self.forgets.get()
+    }
+
+    fn written(&self) -> Option<Vec<Gpa>> {
+        Some(std::mem::take(self.mem.written.borrow_mut().as_mut()?))
     }
 
     fn collect(&self) {

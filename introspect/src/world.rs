@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_arch::{Gva, Regs};
+use hvprobe_arch::{Gpa, Gva, Regs};
 
 use crate::probe::table::ProbeTable;
 
@@ -97,6 +97,14 @@ pub trait World {
     /// # Errors
     /// When a virtual CPU cannot be stopped; then `change` has not run.
     fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError>;
+
+    /// Begins to note which pages of the guest's memory it writes, or ends that. Whether it is noted
+    /// from now on.
+    fn note_writes(&self, on: bool) -> bool;
+
+    /// The pages that the guest has written since this was last asked, or since noting began. `None`
+    /// if that cannot be told.
+    fn written(&self) -> Option<Vec<Gpa>>;
 
     /// Hands on what detours have recorded up to now. Returns when that is done; a record that a
     /// task was interrupted in the middle of is not waited for.

@@ -8,6 +8,8 @@
 //!
 //! Reads and writes take no lock and allocate nothing; they are on the hit path.
 
+mod written;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr;
@@ -292,14 +294,24 @@ impl GuestRam {
         Ok(())
     }
 
+    /// The slots that are RAM, by KVM's numbers.
+    fn ram(&self) -> impl Iterator<Item = (u32, &Slot)> {
+        let (_, ram) = self.slots.split_last().unwrap_or_else(|| unreachable!());
+        (0..).zip(ram)
+    }
+
     fn set_slot(&self, number: u32, slot: &Slot, len: u64) -> io::Result<()> {
+        self.change_slot(number, slot, len, 0)
+    }
+
+    fn change_slot(&self, number: u32, slot: &Slot, len: u64, flags: u32) -> io::Result<()> {
         let Some(vm) = self.vm.get() else {
             return Ok(());
         };
         let request = ioctl_expr(_IOC_WRITE, KVMIO, KVM_SET_USER_MEMORY_REGION, REGION_SIZE);
         let region = kvm_userspace_memory_region {
             slot: number,
-            flags: 0,
+            flags,
             guest_phys_addr: slot.start,
             memory_size: len,
             userspace_addr: slot.map.as_ptr() as u64,

@@ -183,11 +183,6 @@ impl Detours {
         })
     }
 
-    /// Where the code is, once mapped.
-    pub(crate) fn code(&self) -> Option<(Gva, u64)> {
-        Some((self.code.start()?, self.code.len()))
-    }
-
     /// Room for `size` bytes of code, at a place that `choose` finds between two addresses.
     pub(crate) fn take(
         &mut self,

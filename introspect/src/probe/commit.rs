@@ -12,6 +12,7 @@ use tracing::warn;
 
 use super::ProbeId;
 use super::jump::Jump;
+use super::look::{AT_ONCE_MAX, Still};
 use super::patch::{Edit, Text};
 use super::plan::Obstacle;
 use super::registry::{Live, Registry};
@@ -21,7 +22,7 @@ use super::table::{
     Counters, Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site,
 };
 use crate::calls::{Fate, Pool};
-use crate::world::{Standing, StopError, World};
+use crate::world::{StopError, World};
 
 /// Why a change did not happen.
 #[derive(Debug)]
@@ -38,13 +39,15 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
         world: &dyn World,
     ) -> Result<(), CommitError> {
-        self.commit_timed(leaving, world).map(|_| ())
+        self.commit_timed(leaving, AT_ONCE_MAX, world).map(|_| ())
     }
 
-    /// As [`Self::commit`]; returns for how long the virtual CPUs were stopped.
+    /// As [`Self::commit`], for which at most `most` bytes of the guest's memory may be looked
+    /// through; returns for how long the virtual CPUs were stopped.
     pub(super) fn commit_timed(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
+        most: u64,
         world: &dyn World,
     ) -> Result<Duration, CommitError> {
         if self.live.is_none() {
@@ -52,10 +55,13 @@ impl Registry {
         }
         let jumps = self.prepare_jumps(leaving, world.memory());
         let mut jumps = jumps.into_iter().collect();
+        let mut look = self.look(&jumps, leaving, most, world);
         let mut result = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
-            self.keep_usable(&mut jumps, mem, standing);
-            self.change(leaving, &mut jumps, mem, standing)
+            let seen = look.as_mut().and_then(|look| look.end(standing));
+            let still = Still { standing, seen };
+            self.keep_usable(&mut jumps, mem, still);
+            self.change(leaving, &mut jumps, mem, still)
                 .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
                 .ok()
         });
@@ -70,10 +76,10 @@ impl Registry {
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) {
         self.leave_to_kprobes(jumps, mem);
-        self.keep_safe(jumps, mem, standing);
+        self.keep_safe(jumps, still);
     }
 
     /// Arms every site with an enabled probe, with its usable one of the `jumps` or with an int3,
@@ -87,7 +93,7 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, Obstacles> {
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         for (at, site) in &self.sites {
@@ -99,7 +105,7 @@ impl Registry {
                 arming.push((*at, patch));
             }
         }
-        let slots = match self.write(&arming, &disarming, leaving, mem, standing) {
+        let slots = match self.write(&arming, &disarming, leaving, mem, still) {
             Ok(slots) => slots,
             Err(obstacles) => {
                 let unused = arming.into_iter().filter_map(|(at, patch)| match patch {
@@ -128,10 +134,10 @@ impl Registry {
             self.set_patch(at, patch);
         }
         self.forget(leaving, mem);
-        self.vacate_calls(leaving, mem, standing);
+        self.vacate_calls(leaving, mem, still);
         self.vacate_sources(leaving, mem);
         self.settle_sources(leaving);
-        self.reclaim_jumps(mem, standing);
+        self.reclaim_jumps(mem, still);
         self.tidy(mem);
         Ok(Arc::new(self.table(leaving)))
     }
@@ -199,7 +205,7 @@ impl Registry {
         disarming: &[Gva],
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
         const NONE: Patch = Patch::None;
         let mut next: BTreeMap<Gva, &Patch> =
@@ -209,7 +215,7 @@ impl Registry {
             let patch = next.get(&site.displaced.at()).copied();
             matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
         };
-        let slots = self.take_slots(&jumping, leaving, mem, standing)?;
+        let slots = self.take_slots(&jumping, leaving, mem, still)?;
         let Some(live) = &mut self.live else {
             return Ok(slots);
         };
@@ -267,7 +273,7 @@ impl Registry {
         &mut self,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) {
         let (Some(live), Some(fixtures)) = (&self.live, self.hidden.fixtures()) else {
             return;
@@ -280,7 +286,8 @@ impl Registry {
         let tables = &live.view.tables;
         // A virtual CPU that has just returned there still needs its call.
         let returning = |slot: Gva| {
-            standing
+            still
+                .standing
                 .iter()
                 .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
         };

@@ -78,7 +78,7 @@ pub enum Unoptimized {
     /// The same, and the guest has too much memory to prove otherwise.
     #[error(
         "a task may stand between the instructions under the jump, and the guest has too much memory \
-         to look through in a stop"
+         to look through"
     )]
     Unscannable,
     /// The guest has a kprobe of its own there, armed or not.

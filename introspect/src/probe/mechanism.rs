@@ -12,16 +12,16 @@
 use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::insn::{Action, Displaced, RelocateError, SlotCode, SlotKind};
+use hvprobe_arch::insn::{Action, Displaced, RelocateError, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
 use tracing::{info, warn};
 
+use super::look::Still;
 use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
 use super::site::{Obstacles, SiteState};
 use super::{Mechanism, ProbeId};
 use crate::hidden::{HiddenError, IDT_SIZE};
-use crate::world::Standing;
 
 impl Registry {
     /// How `site`'s instruction takes effect with the probes that are enabled now, or would with
@@ -86,7 +86,7 @@ impl Registry {
         jumping: &dyn Fn(&SiteState) -> bool,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
         let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
             .sites
@@ -121,7 +121,7 @@ impl Registry {
                 )
                 && !std::mem::replace(&mut has_looked, true)
             {
-                self.reclaim(&taken, mem, standing);
+                self.reclaim(&taken, mem, still);
                 code = self.take_slot(&displaced, kind, mem);
             }
             match code {
@@ -160,6 +160,22 @@ impl Registry {
                 source: source.clone(),
             },
         })
+    }
+
+    /// Whether there may be fewer slots than sites want, but for those of probes that have left.
+    pub(super) fn lacks_slots(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        if self.ghosts.len() == 0 {
+            return false;
+        }
+        let wants = |site: &&SiteState| {
+            site.slot.is_none()
+                && self.is_wanted(site, leaving)
+                && self.slot_kind(site, leaving).is_some()
+        };
+        let wanted = self.sites.values().filter(wants).count() as u64;
+        // Not every slot is in reach of every instruction.
+        let (left, all) = self.hidden.room();
+        wanted > 0 && (wanted > left || left < all / 2)
     }
 
     fn take_slot(
@@ -215,12 +231,12 @@ impl Registry {
     }
 
     /// Gives back the ghosts that nobody can be inside of, but for those `taken` for a site again:
-    /// no slot is left, so it is worth looking through all of the guest's memory.
+    /// no slot is left.
     fn reclaim(
         &mut self,
         taken: &[(Gva, Option<SlotCode>)],
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) {
         let taken: BTreeSet<Gva> = taken
             .iter()
@@ -230,13 +246,9 @@ impl Registry {
         if self.ghosts.codes().all(is_taken) {
             return;
         }
-        let Some(used) = self
-            .hidden
-            .referenced(mem, standing.iter().map(Standing::rip))
-        else {
-            return;
-        };
-        let idle = |code: &&SlotCode| !used.contains(&code.at()) && !is_taken(code);
+        let Some(seen) = still.seen else { return };
+        let is_used = |code: &SlotCode| seen.code(code.at(), SLOT_SIZE as u64);
+        let idle = |code: &&SlotCode| !is_used(code) && !is_taken(code);
         let idle: Vec<SlotCode> = self.ghosts.codes().filter(idle).copied().collect();
         for code in idle {
             self.ghosts.remove(&code);

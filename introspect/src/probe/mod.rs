@@ -15,6 +15,7 @@ pub mod hit;
 mod internal;
 mod jump;
 mod list;
+mod look;
 mod mechanism;
 pub mod patch;
 mod paths;

@@ -51,10 +51,18 @@ impl Paths {
         (offset < *len).then_some(*number)
     }
 
-    /// Whether each piece can be come to from one of `roots`, by its number.
-    pub(super) fn reached(&self, roots: impl IntoIterator<Item = Lead>) -> Vec<bool> {
+    /// Whether each piece can be come to, by its number: from one of `roots`, or from where so many
+    /// bytes of code from an address on are `seen`.
+    pub(super) fn reached(
+        &self,
+        roots: impl IntoIterator<Item = Lead>,
+        seen: impl Fn(Gva, u64) -> bool,
+    ) -> Vec<bool> {
         let mut reached = vec![false; self.leads.len()];
         let mut ahead: Vec<Lead> = roots.into_iter().collect();
+        let code = self.code.iter();
+        let code = code.filter(|(start, (len, _))| seen(**start, *len));
+        ahead.extend(code.map(|(_, (_, number))| Lead::Piece(*number)));
         while let Some(lead) = ahead.pop() {
             let piece = match lead {
                 Lead::Piece(number) => Some(number),
@@ -89,12 +97,12 @@ mod tests {
         let idle = paths.piece(code(0x300), vec![Lead::Piece(outer)]);
         let none = paths.piece(None, Vec::new());
         let roots = [0x20f, 0x210, 0xff].map(|at| Lead::Address(Gva(at)));
-        let reached = paths.reached(roots);
+        let reached = paths.reached(roots, |start, _| start == Gva(0x300));
         assert_eq!(
             [outer, inner, idle, none].map(|n| reached[n]),
-            [true, true, false, false]
+            [true, true, true, false]
         );
-        assert_eq!(paths.reached([]), [false; 4]);
+        assert_eq!(paths.reached([], |_, _| false), [false; 4]);
     }
 
     #[test]
@@ -102,8 +110,8 @@ mod tests {
         let mut paths = Paths::default();
         paths.piece(code(0x100), vec![Lead::Address(Gva(0x200))]);
         paths.piece(code(0x200), vec![Lead::Address(Gva(0x100))]);
-        assert_eq!(paths.reached([]), [false, false]);
-        assert_eq!(paths.reached([Lead::Piece(1)]), [true, true]);
+        assert_eq!(paths.reached([], |_, _| false), [false, false]);
+        assert_eq!(paths.reached([Lead::Piece(1)], |_, _| false), [true, true]);
     }
 
     proptest! {
@@ -129,7 +137,8 @@ mod tests {
                 }
             }
             walked.truncate(leads.len());
-            prop_assert_eq!(paths.reached(roots.into_iter().map(|n| Lead::Address(at(n)))), walked);
+            let roots = roots.into_iter().map(|n| Lead::Address(at(n)));
+            prop_assert_eq!(paths.reached(roots, |_, _| false), walked);
         }
     }
 }

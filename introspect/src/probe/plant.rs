@@ -21,12 +21,13 @@ use hvprobe_arch::mem::PhysMemory;
 
 use super::batch::Refusals;
 use super::jump::{Jump, Unoptimized};
+use super::look::{AT_ONCE_MAX, Still};
 use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
 use super::site::{Obstacles, Patch, Place, SiteState};
 use super::table::ProbeTable;
 use super::{Mechanism, ProbeId};
-use crate::world::{Standing, StopError, World};
+use crate::world::{StopError, World};
 
 /// What became of new probes.
 #[derive(Debug, Default)]
@@ -104,7 +105,7 @@ impl Registry {
         }
         let mut stopped_for = stopped?;
         if !refused.is_empty() && self.is_unsettled() {
-            let again = self.commit_timed(&BTreeSet::new(), world);
+            let again = self.commit_timed(&BTreeSet::new(), AT_ONCE_MAX, world);
             stopped_for += again.unwrap_or_default();
         }
         Ok(Planted {
@@ -129,10 +130,13 @@ impl Registry {
         if !new.refused.is_empty() {
             self.provide_internal(&BTreeSet::new(), world.memory());
         }
+        let mut look = self.look(&new.jumps, &BTreeSet::new(), AT_ONCE_MAX, world);
         let mut armed = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
-            self.keep_usable(&mut new.jumps, mem, standing);
-            match self.arm(new, mem, standing) {
+            let seen = look.as_mut().and_then(|look| look.end(standing));
+            let still = Still { standing, seen };
+            self.keep_usable(&mut new.jumps, mem, still);
+            match self.arm(new, mem, still) {
                 Ok(table) => Some(table),
                 Err(why) => {
                     armed = Err(why);
@@ -149,7 +153,7 @@ impl Registry {
         &mut self,
         new: &mut Newcomers,
         mem: &dyn PhysMemory,
-        standing: &[Standing],
+        still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, PlantError> {
         loop {
             // Every round has fewer new probes, or watches one function less.
@@ -161,7 +165,7 @@ impl Registry {
             if new.refused.len() > before {
                 self.provide_internal(&BTreeSet::new(), mem);
             }
-            match self.change(&BTreeSet::new(), &mut new.jumps, mem, standing) {
+            match self.change(&BTreeSet::new(), &mut new.jumps, mem, still) {
                 Ok(table) => return Ok(table),
                 Err(obstacles) => self.refuse_obstructed(new, obstacles, mem)?,
             }

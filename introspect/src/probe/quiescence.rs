@@ -2,9 +2,9 @@
 //!
 //! A task that was interrupted just before an instruction under the jump goes on there; so does one
 //! that was interrupted in a copy, a slot's or a detour's, that ends in a jump to there. Where the
-//! jump's byte is an int3 the hit is translated ([`Span::fits`]). For the others it is proved, while
-//! the virtual CPUs stand still, that no word of the guest's memory and no virtual CPU leads there;
-//! as long as one does, the site keeps its int3, and is looked at again later.
+//! jump's byte is an int3 the hit is translated ([`Span::fits`]). For the others a [`Look`] proves that
+//! no word of the guest's memory and no virtual CPU leads there; as long as one does, or may do, the
+//! site keeps its int3, and is looked at again later.
 //!
 //! [`Span::fits`]: hvprobe_arch::detour::Span::fits
 
@@ -15,14 +15,13 @@ use hvprobe_arch::detour::Span;
 use hvprobe_arch::mem::PhysMemory;
 use tracing::debug;
 
+use super::ProbeId;
 use super::jump::{Jump, Unoptimized};
+use super::look::{EVER_MAX, Look, Still};
 use super::registry::Registry;
 use super::site::SiteState;
-use crate::hidden::scan;
-use crate::world::{Standing, World};
+use crate::world::World;
 
-/// The most of the guest's memory, in bytes, that is looked through in one stop.
-const MEMORY_MAX: u64 = 1 << 30;
 /// The longest time between two looks, in calls of [`Registry::retry_jumps`].
 const PATIENCE_MAX: u32 = 64;
 
@@ -58,7 +57,7 @@ fn bare(span: &Span) -> Vec<Gva> {
 /// Whether so much memory can be looked through.
 pub(super) fn is_feasible(mem: &dyn PhysMemory) -> bool {
     let ranges = mem.ranges();
-    !ranges.is_empty() && ranges.iter().map(|(_, len)| len).sum::<u64>() <= MEMORY_MAX
+    !ranges.is_empty() && ranges.iter().map(|(_, len)| len).sum::<u64>() <= EVER_MAX
 }
 
 impl Registry {
@@ -90,14 +89,26 @@ impl Registry {
         })
     }
 
+    /// Looks through the guest's memory if the `jumps`, the slots that sites want, or what is left of
+    /// probes that have gone make it worth it, and it has at most `most` bytes.
+    pub(super) fn look<'w>(
+        &self,
+        jumps: &BTreeMap<Gva, Jump>,
+        leaving: &BTreeSet<ProbeId>,
+        most: u64,
+        world: &'w dyn World,
+    ) -> Option<Look<'w>> {
+        let doubts = jumps
+            .keys()
+            .filter_map(|at| self.doubt(*at, self.sites.get(at)?));
+        let points: BTreeSet<Gva> = doubts.flat_map(|doubt| doubt.points).collect();
+        let worth = !points.is_empty() || self.is_crowded() || self.lacks_slots(leaving);
+        worth.then(|| Look::begin(points, most, world)).flatten()
+    }
+
     /// Takes those of the prepared `jumps` back that somebody may be under. The virtual CPUs must
     /// stand still.
-    pub(super) fn keep_safe(
-        &mut self,
-        jumps: &mut BTreeMap<Gva, Jump>,
-        mem: &dyn PhysMemory,
-        standing: &[Standing],
-    ) {
+    pub(super) fn keep_safe(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
         let doubts: Vec<Doubt> = jumps
             .keys()
             .filter_map(|at| self.doubt(*at, self.sites.get(at)?))
@@ -105,31 +116,16 @@ impl Registry {
         if doubts.is_empty() {
             return;
         }
-        let (mut points, mut copies) = (BTreeSet::new(), Vec::new());
-        for doubt in &doubts {
-            points.extend(doubt.points.iter().copied());
-            copies.extend(doubt.copies.iter().copied());
-        }
-        let inside = |at: Gva, (start, len): (Gva, u64)| {
-            at.offset_from(start).is_some_and(|offset| offset < len)
-        };
-        let ends = copies.iter().map(|(start, len)| start.wrapping_add(*len));
-        let starts = copies.iter().map(|(start, _)| *start);
-        let low = points.iter().copied().chain(starts).min();
-        let high = points.iter().map(|at| at.wrapping_add(1)).chain(ends).max();
-        let within = low.unwrap_or(Gva(0))..high.unwrap_or(Gva(0));
-        let found = scan::addresses(mem, standing.iter().map(Standing::rip), &within, |at| {
-            points.contains(&at) || copies.iter().any(|copy| inside(at, *copy))
-        });
         for Doubt {
             site,
             points,
             copies,
         } in doubts
         {
-            let leads =
-                |at: &Gva| points.contains(at) || copies.iter().any(|copy| inside(*at, *copy));
-            let is_clear = found.as_ref().is_some_and(|found| !found.iter().any(leads));
+            let is_clear = still.seen.is_some_and(|seen| {
+                let in_copy = copies.iter().any(|(start, len)| seen.code(*start, *len));
+                !in_copy && !points.iter().any(|point| seen.point(*point))
+            });
             if is_clear {
                 continue;
             }
@@ -165,6 +161,6 @@ impl Registry {
             next: (next * 2).min(PATIENCE_MAX),
         };
         // What cannot be changed now is tried again later.
-        let _ = self.commit(&BTreeSet::new(), world);
+        let _ = self.commit_timed(&BTreeSet::new(), EVER_MAX, world);
     }
 }

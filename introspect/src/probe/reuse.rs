@@ -13,12 +13,12 @@ use tracing::info;
 
 use super::ProbeId;
 use super::jump::Jump;
+use super::look::Still;
 use super::paths::{Lead, Paths};
 use super::registry::Registry;
 use crate::hidden::detours::Detours;
 use crate::hidden::follow::Followed;
 use crate::ring::{NESTED_MAX, Source};
-use crate::world::Standing;
 
 /// How much is kept of probes that have left before it is worth looking through the guest's memory
 /// for who may still come there.
@@ -112,7 +112,7 @@ impl Registry {
 
     /// Whether so much is left of probes that have gone that it is worth looking who may still come
     /// there.
-    fn is_crowded(&self) -> bool {
+    pub(super) fn is_crowded(&self) -> bool {
         let jumps = self.ghost_jumps.values().flatten();
         let followed = self.ghost_sources.iter();
         let followed = followed.filter_map(|source| source.followed());
@@ -126,17 +126,14 @@ impl Registry {
     }
 
     /// Gives back the detours of former jumps, and the stubs, instances and counters of probes that
-    /// have left, that nobody can come to any more, when they take much room: it takes looking
-    /// through all of the guest's memory.
-    pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, standing: &[Standing]) {
+    /// have left, that nobody can come to any more, when they take much room and a look
+    /// was taken.
+    pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, still: Still<'_>) {
         if !self.is_crowded() {
             return;
         }
-        let registers = standing.iter().flat_map(Standing::addresses);
-        let Some(used) = self.hidden.referenced(mem, registers) else {
-            return;
-        };
-        let mut roots: Vec<Lead> = used.into_iter().map(Lead::Address).collect();
+        let Some(seen) = still.seen else { return };
+        let mut roots = Vec::new();
         self.returns
             .calls
             .live(|call| roots.push(Lead::Address(call.ret)));
@@ -146,7 +143,7 @@ impl Registry {
             }
         }
         let (paths, sources, jumps) = self.paths(mem);
-        let reached = paths.reached(roots);
+        let reached = paths.reached(roots, |start, len| seen.code(start, len));
         let Some(detours) = self.hidden.detours.as_mut() else {
             return;
         };

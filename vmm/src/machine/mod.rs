@@ -38,9 +38,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
+use hvprobe_arch::{Gpa, Gva};
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::Refused;
@@ -148,6 +148,14 @@ impl World for Guest<'_> {
         // There may be detours where there were none.
         self.0.detours.wake();
         Ok(stopped_for)
+    }
+
+    fn note_writes(&self, on: bool) -> bool {
+        self.0.ram.note_writes(on).is_ok()
+    }
+
+    fn written(&self) -> Option<Vec<Gpa>> {
+        self.0.ram.written().ok()
     }
 
     fn collect(&self) {

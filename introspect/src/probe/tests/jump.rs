@@ -3,11 +3,12 @@
 use hvprobe_arch::detour::{JUMP, Span};
 
 use super::super::jump::Unoptimized;
+use super::super::look::STOPPED_MAX;
 use super::super::patch::GATE_PORT;
 use super::super::spec::{Change, Hold, Item, Then};
 use super::*;
 use crate::image::Forbidden;
-use crate::testing::{DATA_VIRT, STACK};
+use crate::testing::{DATA_VIRT, MODULE_FRAMES, MODULE_PAGES, STACK};
 
 /// The entry nop of `vfs_read`: one instruction of five bytes.
 const ENTRY: &str = "p vfs_read";
@@ -293,6 +294,59 @@ fn nobody_is_ever_left_under_a_jump() {
     assert_eq!(looks(&mut rig, 16), 1);
     assert!(is_optimized(&rig, id));
     assert_eq!(looks(&mut rig, 100), 0);
+}
+
+#[test]
+fn what_the_guest_writes_while_it_is_looked_through_counts() {
+    let mut rig = Rig::optimizing();
+    let at = rig.at("filler_000", 0);
+    let word = DATA_VIRT.wrapping_add(0x900);
+    let bare = at.wrapping_add(4);
+    // All memory has been looked through, and the guest is about to stop.
+    rig.guest
+        .meanwhile(move |guest| guest.write(word, &bare.0.to_le_bytes()));
+    let id = rig.one(SHORT);
+    assert_eq!(why(&rig, id), Unoptimized::Interrupted);
+    assert_eq!(rig.byte(at), INT3);
+    rig.guest.write(word, &[0; 8]);
+    rig.registry.retry_jumps(&*rig.guest);
+    assert!(is_optimized(&rig, id));
+    // Nothing is noted any more.
+    assert_eq!(crate::world::World::written(&*rig.guest), None);
+}
+
+#[test]
+fn a_look_that_does_not_know_what_was_written_proves_nothing() {
+    let mut rig = Rig::optimizing();
+    rig.guest.forget_writes(true);
+    let id = rig.one(SHORT);
+    assert_eq!(why(&rig, id), Unoptimized::Interrupted);
+    rig.guest.forget_writes(false);
+    rig.registry.retry_jumps(&*rig.guest);
+    assert!(is_optimized(&rig, id));
+}
+
+#[test]
+fn the_guest_does_not_stand_still_for_a_look_at_more_than_so_many_pages() {
+    let pages: Vec<_> = (0..MODULE_PAGES)
+        .map(|n| MODULE_FRAMES.wrapping_add(n * 4096))
+        .collect();
+    let read = |written: usize| {
+        let mut rig = Rig::optimizing();
+        let pages = pages.clone();
+        rig.guest.meanwhile(move |guest| {
+            guest.mem.reads.set(0);
+            guest.pretend_written(pages.into_iter().cycle().take(written).collect());
+        });
+        let id = rig.one(SHORT);
+        (is_optimized(&rig, id), rig.guest.mem.reads.get())
+    };
+    let (optimized, few) = read(0);
+    assert!(optimized);
+    let (optimized, most) = read(STOPPED_MAX);
+    assert!(optimized && most >= few + STOPPED_MAX as u64);
+    let (optimized, too_many) = read(STOPPED_MAX + 1);
+    assert!(!optimized && too_many <= few, "{too_many} reads");
 }
 
 #[test]
