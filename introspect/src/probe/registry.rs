@@ -77,6 +77,8 @@ pub struct Registry {
     pub(super) ghost_sources: Vec<Arc<Source>>,
     /// How much of that may come together.
     pub(super) keep: Keep,
+    /// How much had when it was last looked who may still come there.
+    pub(super) kept: Keep,
     /// The number of the next stub that calls return to.
     pub(super) next_stub: u32,
     /// What turns records of detours into events.
@@ -131,6 +133,7 @@ impl Registry {
             ghost_jumps: BTreeMap::new(),
             ghost_sources: Vec::new(),
             keep: Keep::default(),
+            kept: Keep::NOTHING,
             next_stub: 0,
             sources: Sources::default(),
             optimize: true,

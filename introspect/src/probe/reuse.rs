@@ -12,16 +12,16 @@ use hvprobe_arch::mem::PhysMemory;
 use tracing::info;
 
 use super::ProbeId;
-use super::jump::Jump;
+use super::jump::{Jump, Unoptimized};
 use super::look::Still;
 use super::paths::{Lead, Paths};
 use super::registry::Registry;
+use super::site::SiteState;
 use crate::hidden::detours::Detours;
 use crate::hidden::follow::Followed;
 use crate::ring::{NESTED_MAX, Source};
 
-/// How much is kept of probes that have left before it is worth looking through the guest's memory
-/// for who may still come there.
+/// How much there is, or may be, of probes that have left.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Keep {
     /// Bytes of detours and stubs.
@@ -32,7 +32,17 @@ pub(super) struct Keep {
     pub(super) sources: usize,
 }
 
+impl Keep {
+    pub(super) const NOTHING: Self = Self {
+        code: 0,
+        instances: 0,
+        sources: 0,
+    };
+}
+
 impl Default for Keep {
+    /// With so much more than when it was last looked through the guest's memory for who may still
+    /// come there, it is worth another look.
     fn default() -> Self {
         Self {
             code: 1 << 20,
@@ -110,19 +120,31 @@ impl Registry {
         }
     }
 
-    /// Whether so much is left of probes that have gone that it is worth looking who may still come
-    /// there.
-    pub(super) fn is_crowded(&self) -> bool {
+    /// What is left of probes that have gone.
+    fn left_behind(&self) -> Keep {
         let jumps = self.ghost_jumps.values().flatten();
+        let mut left = Keep {
+            code: jumps.map(len).sum(),
+            instances: 0,
+            sources: self.ghost_sources.len(),
+        };
         let followed = self.ghost_sources.iter();
-        let followed = followed.filter_map(|source| source.followed());
-        let code = jumps.map(len).sum::<u64>();
-        let (code, instances) = followed.fold((code, 0), |(code, bytes), calls| {
-            (code + calls.code_len, bytes + calls.len())
-        });
-        code >= self.keep.code
-            || instances >= self.keep.instances
-            || self.ghost_sources.len() >= self.keep.sources
+        for calls in followed.filter_map(|source| source.followed()) {
+            left.code += calls.code_len;
+            left.instances += calls.len();
+        }
+        left
+    }
+
+    /// Whether so much is left of probes that have gone that it is worth looking who may still come
+    /// there: much more than at the last look, or there is no room for a detour.
+    pub(super) fn is_crowded(&self) -> bool {
+        let (left, kept, keep) = (self.left_behind(), &self.kept, &self.keep);
+        let lacks_room = |site: &SiteState| matches!(site.unprepared, Some(Unoptimized::NoRoom));
+        left.code >= kept.code + keep.code
+            || left.instances >= kept.instances + keep.instances
+            || left.sources >= kept.sources + keep.sources
+            || left.sources > 0 && self.sites.values().any(lacks_room)
     }
 
     /// Gives back the detours of former jumps, and the stubs, instances and counters of probes that
@@ -168,6 +190,7 @@ impl Registry {
         });
         let stay = reached.iter().filter(|reached| **reached).count();
         let given_back = reached.len() - stay;
+        self.kept = self.left_behind();
         info!(stay, given_back, "memory of former probes");
     }
 

@@ -107,11 +107,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let mut rig = Rig::optimizing();
-        rig.registry.keep = Keep {
-            code: 0,
-            instances: 0,
-            sources: 0,
-        };
+        rig.registry.keep = Keep::NOTHING;
         let second = rig.second_task();
         let tasks = [rig.guest.gs_base(), second].into_iter().enumerate();
         let tasks = tasks.map(|(n, gs_base)| {
