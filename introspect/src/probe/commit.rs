@@ -113,11 +113,13 @@ impl Registry {
                     Patch::None | Patch::Breakpoint => None,
                 });
                 jumps.extend(unused);
-                self.tidy(mem);
+                self.tidy(jumps, mem);
                 return Err(obstacles);
             }
         };
-        // Nothing below can fail.
+        // Nothing below can fail. Somebody may be in a detour that is not used again after all.
+        let unused = std::mem::take(jumps);
+        self.give_jumps_back(unused.into_iter().collect());
         for at in disarming {
             self.set_patch(at, Patch::None);
         }
@@ -138,7 +140,7 @@ impl Registry {
         self.vacate_sources(leaving, mem);
         self.settle_sources(leaving);
         self.reclaim_jumps(mem, still);
-        self.tidy(mem);
+        self.tidy(&BTreeMap::new(), mem);
         Ok(Arc::new(self.table(leaving)))
     }
 
@@ -308,10 +310,10 @@ impl Registry {
     }
 
     /// Takes the gate away while no int3 of ours can be reached: no site is armed, and whoever was
-    /// interrupted in a detour that was left comes to no int3 in it. Takes the hidden region away while
-    /// nothing of it is in use.
-    fn tidy(&mut self, mem: &dyn PhysMemory) {
-        let mut left = self.ghost_jumps.values().flatten();
+    /// interrupted in a detour that was left, or is one of the prepared `jumps`, comes to no int3 in it.
+    /// Takes the hidden region away while nothing of it is in use.
+    fn tidy(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
+        let mut left = self.ghost_jumps.values().flatten().chain(jumps.values());
         let escapes = left.any(|jump| jump.detour.escape().is_some());
         if let Some(live) = &mut self.live
             && !escapes

@@ -56,8 +56,6 @@ struct Newcomers {
     refused: Vec<(ProbeId, Refused)>,
     /// The jumps that were made, by their sites.
     jumps: BTreeMap<Gva, Jump>,
-    /// Those that are of no use as some of their probes were refused.
-    unused: Vec<(Gva, Jump)>,
 }
 
 impl Registry {
@@ -81,17 +79,14 @@ impl Registry {
             left: new.clone(),
             refused: Vec::new(),
             jumps: BTreeMap::new(),
-            unused: Vec::new(),
         };
         let stopped = self.plant_what_can_be(&mut on_their_way, world);
         let Newcomers {
             left,
             refused,
             jumps,
-            mut unused,
             ..
         } = on_their_way;
-        unused.extend(jumps);
         let unplanted: BTreeSet<ProbeId> = match stopped {
             Ok(_) => new.difference(&left).copied().collect(),
             Err(_) => new.clone(),
@@ -99,7 +94,7 @@ impl Registry {
         for id in &unplanted {
             self.unplace(*id);
         }
-        self.discard(&unplanted, unused, world.memory());
+        self.discard(&unplanted, jumps, world.memory());
         if !unplanted.is_empty() {
             self.provide_internal(&BTreeSet::new(), world.memory());
         }
@@ -159,7 +154,8 @@ impl Registry {
             // Every round has fewer new probes, or watches one function less.
             let jumps = &mut new.jumps;
             let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
-            new.unused.extend(useless);
+            let useless = useless.collect();
+            self.give_jumps_back(useless);
             let before = new.refused.len();
             self.refuse_denied(new)?;
             if new.refused.len() > before {
@@ -291,10 +287,10 @@ impl Registry {
     fn discard(
         &mut self,
         unplanted: &BTreeSet<ProbeId>,
-        jumps: Vec<(Gva, Jump)>,
+        jumps: BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
     ) {
-        self.give_jumps_back(jumps);
+        self.give_jumps_back(jumps.into_iter().collect());
         if unplanted.is_empty() {
             return;
         }

@@ -475,3 +475,27 @@ fn a_disabled_probe_has_been_heard_out_and_is_silent() {
     assert_eq!(rig.guest.collected.get(), 3);
     assert!(ids.iter().all(|id| heard(&rig, *id)));
 }
+
+#[test]
+fn int3_of_a_detour_that_was_not_used_again_after_all_still_comes_to_us() {
+    let mut rig = Rig::optimizing_with_gate();
+    let gate = rig.gate().at();
+    let words = Actions {
+        capture: vec![Item::Stack(1)],
+        ..Actions::default()
+    };
+    let id = rig.register(&[acting(ENTRY, words)])[0];
+    let table = rig.guest.table();
+    let detour = table.at(rig.addr(id)).expect("armed").1.detour.clone();
+    let detour = detour.expect("a detour");
+    rig.disable(&[id]).unwrap();
+    // Somebody was interrupted in there; the jump cannot come back, for what the guest writes.
+    let inside = rig.addr(id).wrapping_add(1);
+    rig.guest
+        .meanwhile(move |guest| guest.write(inside, &[0x99]));
+    rig.enable(&[id]).expect_err("the text has changed");
+    assert_eq!(rig.guest.read(gate), GateHead::patch(GATE_PORT));
+    let mut cpu = Cpu::new(&rig);
+    assert_eq!(cpu.hit(detour.escape().expect("words are read")), RESUME);
+    assert_eq!(cpu.regs.rip, detour.tail().0);
+}
