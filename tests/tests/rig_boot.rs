@@ -64,10 +64,16 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
     if rig("mitigations").is_none() {
         return;
     }
-    let script = "cat /sys/devices/system/cpu/vulnerabilities/*; workload calls getpgid 500";
-    for optimize in [false, true] {
+    let script = "cat /sys/devices/system/cpu/vulnerabilities/*; grep -m 1 flags /proc/cpuinfo; \
+                  workload calls getpgid 500";
+    // What the kernel makes of the processor, and page tables of their own for user space whether it
+    // thinks that the processor needs them or not.
+    for (pti, optimize) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut config = guest(1, &["sh", "-c", script]);
         config.cmdline = DEFAULT_CMDLINE.to_owned();
+        if pti {
+            config.cmdline += " pti=on";
+        }
         config.optimize = optimize;
         let mut stepped = probe("p do_getpgid+5");
         stepped.mechanism = Some(Mechanism::Stepped);
@@ -75,6 +81,7 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
             "p __x64_sys_getpgid",
             "p __x64_sys_getpgid+5",
             "r do_getpgid",
+            "r __x64_sys_getpgid",
         ];
         config.probes = ways.map(probe).into_iter().chain([stepped]).collect();
         let hot = ["p vfs_read", "r vfs_read", "p scheduler_tick", "r schedule"];
@@ -87,10 +94,16 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
         let (ending, _, printed) = running.finish();
         assert_clean(&ending, &printed, 0);
         assert!(printed.contains("Mitigation: "), "{printed}");
+        let flags = printed.lines().find(|line| line.starts_with("flags"));
+        let isolates = flags.is_some_and(|line| line.split_whitespace().any(|it| it == "pti"));
+        assert!(isolates || !pti, "no page-table isolation:\n{printed}");
         for (n, probe) in machine.probes().iter().enumerate() {
             let counts = probe.counts;
-            let what = format!("{}, optimize: {optimize}: {counts:?}", probe.name);
-            if n < 4 {
+            let what = format!(
+                "{}, pti: {pti}, optimize: {optimize}: {counts:?}",
+                probe.name
+            );
+            if n < 5 {
                 assert_eq!((counts.hits, counts.missed), (CALLS, 0), "{what}");
             } else {
                 assert!(counts.hits > 0 && counts.missed == 0, "{what}");

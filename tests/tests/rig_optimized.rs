@@ -223,14 +223,16 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     }
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();
-    let mut running = Running::boot(optimizing_guest(
-        cpus,
-        &["workload", "stdin-hold", &threads],
-    ));
+    let mut config = optimizing_guest(cpus, &["workload", "stdin-hold", &threads]);
+    // Nobody else calls it.
+    config.probes = vec![probe(&format!("p {FUNCTION}"))];
+    let mut running = Running::boot(config);
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let text = running.text(FUNCTION);
-    let id = running.register(probe(&format!("p {FUNCTION}")));
+    let id = machine.probes()[0].id;
+    // Another one, which leaves in the middle of it.
+    let (inner, text) = ("do_getpgid", running.text("do_getpgid"));
+    let leaving = running.register(probe(&format!("p {inner}")));
     // Each time the list is asked for, what waits in the ring is read first: much for one processor.
     for _ in 0..20 {
         assert_eq!(mechanism(&info(&machine, id)), Mechanism::Optimized);
@@ -240,12 +242,16 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
         let hits = info(&machine, id).counts.hits;
         running.wait_while_running(|machine| info(machine, id).counts.hits > hits + 100);
     }
-    machine.unregister(&[id]).expect("registered");
-    assert_eq!(running.text(FUNCTION), text);
+    assert!(info(&machine, leaving).counts.hits > 0);
+    machine.unregister(&[leaving]).expect("registered");
+    assert_eq!(running.text(inner), text);
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
-    assert!(!values(&printed, "calls").is_empty());
+    let calls: i64 = values(&printed, "calls").into_iter().sum();
+    let counts = info(&machine, id).counts;
+    assert_eq!(i64::try_from(counts.hits), Ok(calls), "{counts:?}");
+    assert_eq!(counts.missed, 0, "{counts:?}");
 }
 
 /// Functions on the way of every getpgid, of every timer interrupt, and between tasks.

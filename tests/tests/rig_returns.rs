@@ -8,7 +8,7 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::{Call, EventKind};
 use hvprobe_introspect::probe::spec::{Change, Comparison, Condition, Item, Then};
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
-use hvprobe_vmm::machine::{Event, Machine, ProbeId, ProbeSpec};
+use hvprobe_vmm::machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;
@@ -424,15 +424,28 @@ fn calls_that_sleep_nest_move_and_change_their_program_are_all_followed() {
 
 #[test]
 fn unregistering_with_calls_in_flight_lets_them_return() {
-    const BLOCKED: usize = 5;
-    if rig("unregistering in flight").is_none() {
-        return;
+    if rig("unregistering in flight").is_some() {
+        unregister_in_flight(false);
     }
+}
+
+#[test]
+fn unregistering_with_calls_in_flight_without_exits_lets_them_return() {
+    if rig("unregistering in flight, with jumps").is_some() {
+        unregister_in_flight(true);
+    }
+}
+
+fn unregister_in_flight(optimize: bool) {
+    const BLOCKED: usize = 5;
     let commands = readers(
         "echo ready; read line; start 5; read line; start 3; read line; close; echo over; \
          read line",
     );
-    let mut running = Running::boot(guest(2, &script(&commands)));
+    let mut running = Running::boot(MachineConfig {
+        optimize,
+        ..guest(2, &script(&commands))
+    });
     running.wait_for("ready");
     let machine = running.machine.clone();
     let (pipe_read, task_dead) = (running.text("pipe_read"), running.text("do_task_dead"));
@@ -445,6 +458,10 @@ fn unregistering_with_calls_in_flight_lets_them_return() {
         ])
         .unwrap_or_else(|error| panic!("{}", chain(&error)));
     assert_ne!(running.text("do_task_dead"), task_dead);
+    for id in &ids {
+        let jumps = info(&machine, *id).mechanism == Some(Mechanism::Optimized);
+        assert_eq!(jumps, optimize);
+    }
     machine.console_input(b"\n");
     running.wait_events(|events| of(events, entry).len() == BLOCKED);
     machine.unregister(&ids).expect("registered");
@@ -468,12 +485,25 @@ fn unregistering_with_calls_in_flight_lets_them_return() {
 
 #[test]
 fn calls_of_a_disabled_probe_return_in_silence() {
-    if rig("disabling in flight").is_none() {
-        return;
+    if rig("disabling in flight").is_some() {
+        disable_in_flight(false);
     }
+}
+
+#[test]
+fn calls_without_exits_of_a_disabled_probe_return_in_silence() {
+    if rig("disabling in flight, with jumps").is_some() {
+        disable_in_flight(true);
+    }
+}
+
+fn disable_in_flight(optimize: bool) {
     let commands =
         readers("echo ready; read line; start 4; read line; close; echo over; read line");
-    let mut running = Running::boot(guest(1, &script(&commands)));
+    let mut running = Running::boot(MachineConfig {
+        optimize,
+        ..guest(1, &script(&commands))
+    });
     running.wait_for("ready");
     let machine = running.machine.clone();
     let entry = running.register(probe("p pipe_read"));
@@ -527,4 +557,31 @@ fn return_probes_come_and_go_while_two_vcpus_call_and_return() {
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
     eprintln!("{ROUNDS} rounds, {hits} returns or more");
+}
+
+#[test]
+fn tasks_that_end_take_no_instance_of_what_they_call_last() {
+    const ENDED: u64 = 40;
+    if rig("return probes on __schedule").is_none() {
+        return;
+    }
+    for optimize in [false, true] {
+        let script =
+            "i=0; while [ $i -lt 40 ]; do /bin/true; i=$((i+1)); done; echo over; read line";
+        let mut config = guest(1, &["sh", "-c", script]);
+        config.optimize = optimize;
+        config.probes = vec![probe("r512 __schedule")];
+        let mut running = Running::boot(config);
+        running.wait_for("over");
+        let machine = running.machine.clone();
+        let id = machine.probes()[0].id;
+        // The last ones are freed a grace period later.
+        running.wait_while_running(|machine| counts(machine, id)[3] >= ENDED);
+        let [hits, missed, vetoed, _] = counts(&machine, id);
+        assert!(hits > ENDED, "{hits}");
+        assert_eq!((missed, vetoed), (0, 0));
+        machine.console_input(b"\n");
+        let (ending, _, printed) = running.finish();
+        assert_clean(&ending, &printed, 0);
+    }
 }
