@@ -164,23 +164,32 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
         offset: 0,
         bytes: Box::new(*b"/other\0"),
     }];
-    // The second path is in memory that nothing has touched: it is not there.
-    let commands = "echo one > /first; echo two > /other; echo ready; read line; \
-                    /bin/busybox cat /first; workload raw 257 -100 buffer 0";
+    // Only what is opened while the probe is there: programs open their libraries before.
+    let commands = "echo one > /first; echo two > /other; echo first; read line; \
+                    /bin/busybox cat /first; echo second; read line; \
+                    workload held raw 257 -100 buffer 0";
     let mut running = Running::boot(guest(1, &script(commands)));
-    running.wait_for("ready");
-    let id = running.register(spec);
     let machine = running.machine.clone();
+    running.wait_for("first");
+    let id = running.register(spec.clone());
     machine.console_input(b"\n");
-    running.wait_for("result: ");
-    let counts = info(&machine, id).counts;
+    let printed = running.wait_for("second");
     machine.unregister(&[id]).expect("registered");
-    let (ending, events, printed) = running.finish();
-    assert_clean(&ending, &printed, 0);
     assert!(
         printed.lines().any(|line| line.trim() == "two"),
         "{printed}"
     );
+    machine.console_input(b"\n");
+    // This path is in memory that nothing has touched: it is not there.
+    running.wait_for("ready");
+    let id = running.register(spec);
+    machine.console_input(b"\n");
+    running.wait_for("over");
+    let counts = info(&machine, id).counts;
+    machine.unregister(&[id]).expect("registered");
+    machine.console_input(b"\n");
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
     let is_first = |event: &&Event| event.captured.bytes() == b"/first\0";
     assert_eq!(events.iter().filter(is_first).count(), 1, "{events:?}");
     let is_missing = |event: &&Event| event.captured.is_unreadable(0);

@@ -80,7 +80,10 @@ impl Storm {
             let cpu = usize::try_from(self.random.below(self.sent.len() as u64)).expect("few");
             let all = self.random.chance(20);
             let sent = machine.inject_nmi((!all).then(|| u32::try_from(cpu).expect("few")));
-            sent.unwrap_or_else(|error| panic!("{}", chain(&error)));
+            if let Err(error) = sent {
+                let (ending, printed) = (machine.wait(), running.wait_printed(|_| true));
+                panic!("{}: {ending:#?}\n{printed}", chain(&error));
+            }
             for (index, sent) in self.sent.iter_mut().enumerate() {
                 *sent += u64::from(all || index == cpu);
             }
@@ -101,7 +104,7 @@ fn every_call_is_counted(
     optimize: bool,
     count: u64,
     exact: impl FnOnce(&Running) -> Vec<(ProbeSpec, Mechanism)>,
-) -> Vec<Interrupted> {
+) -> Seen {
     let seed = env::var("HVPROBE_STRESS_SEED").map_or(1, |seed| seed.parse().expect("a number"));
     eprintln!("HVPROBE_STRESS_SEED={seed}");
     let cpus = rig_cpus().clamp(1, 2);
@@ -168,8 +171,10 @@ fn every_call_is_counted(
     for (sent, taken) in storm.sent.iter().zip(&taken) {
         assert!((1..=*sent).contains(taken), "{taken} of {sent}");
     }
-    let seen = info(&machine, witness).counts.hits;
-    assert_eq!(seen, taken.iter().sum::<u64>(), "{printed}");
+    // While a stepped instruction is put off, its hit is not over: what the NMI's handler hits is missed.
+    let counts = info(&machine, witness).counts;
+    let (hits, missed) = (counts.hits, counts.missed);
+    assert_eq!(hits + missed, taken.iter().sum::<u64>(), "{printed}");
     let log = printed.split_once("log:\r\n").expect("a log").1;
     assert!(log.starts_with("end of log"), "the kernel said:\n{log}");
     eprintln!("{calls} calls; NMIs sent {:?}, taken {taken:?}", storm.sent);
@@ -199,7 +204,18 @@ fn every_call_is_counted(
         witnessed.len(),
         witnessed.first()
     );
-    interrupted
+    Seen {
+        interrupted,
+        missed,
+    }
+}
+
+/// What the witness tells of the NMIs.
+struct Seen {
+    /// Where they came.
+    interrupted: Vec<Interrupted>,
+    /// How many came before a stepped copy ran.
+    missed: u64,
 }
 
 /// How many NMIs each CPU has had, by its own account.
@@ -226,7 +242,10 @@ fn every_call_is_counted_by_detours_that_nmis_interrupt() {
     if rig("NMIs into detours").is_none() {
         return;
     }
-    let interrupted = every_call_is_counted(true, 3000, |_| {
+    let Seen {
+        interrupted,
+        missed,
+    } = every_call_is_counted(true, 3000, |_| {
         let definitions = [
             "p __x64_sys_getpgid",
             "r64 __x64_sys_getpgid",
@@ -243,6 +262,7 @@ fn every_call_is_counted_by_detours_that_nmis_interrupt() {
         .count();
     eprintln!("{inside} of {} NMIs came in detours", interrupted.len());
     assert!(inside > 0);
+    assert_eq!(missed, 0, "nothing is stepped");
 }
 
 #[test]
@@ -251,7 +271,10 @@ fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
         return;
     }
     let mut stepped_at = 0;
-    let interrupted = every_call_is_counted(false, 2000, |running| {
+    let Seen {
+        interrupted,
+        missed,
+    } = every_call_is_counted(false, 2000, |running| {
         let with = |definition: &str, mechanism| ProbeSpec {
             mechanism: Some(mechanism),
             ..probe(definition)
@@ -271,8 +294,8 @@ fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
             (probe("r64 __x64_sys_getpgid"), Mechanism::Emulated),
         ]
     });
-    // Interrupts are on in this function, and off while a copy is stepped: the NMI came before the
-    // copy ran.
+    // Interrupts are on in this function, and off while a copy is stepped: such an NMI came before the
+    // copy ran, and is among those that were missed.
     let stepping = interrupted
         .iter()
         .filter(|it| it.rip == stepped_at && it.rflags & rflags::IF == 0)
@@ -283,8 +306,9 @@ fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
         .filter(|it| window.contains(&it.rip))
         .count();
     eprintln!(
-        "of {} NMIs, {stepping} came before a stepped copy ran, {inside} in other copies",
+        "of {} NMIs, {missed} came before a stepped copy ran, {inside} in other copies",
         interrupted.len()
     );
-    assert!(stepping > 0);
+    assert_eq!(stepping, 0);
+    assert!(missed > 0);
 }
