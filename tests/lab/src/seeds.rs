@@ -7,13 +7,11 @@ use std::ffi::OsString;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-/// The variables: proptest's, that of the mutations of the fuzz targets' corpus, and that of the
-/// differential test.
-const VARIABLES: [&str; 3] = [
-    "PROPTEST_RNG_SEED",
-    "HVPROBE_FUZZ_SEED",
-    "HVPROBE_DIFFERENTIAL_SEED",
-];
+/// The variables: proptest's, and that of the mutations of the fuzz targets' corpus.
+const VARIABLES: [&str; 2] = ["PROPTEST_RNG_SEED", "HVPROBE_FUZZ_SEED"];
+/// That of the differential test, which tells its own seed: only if one was asked for, as it runs in
+/// emulated machines too, and what fails there is tried again with another one.
+const DIFFERENTIAL: &str = "HVPROBE_DIFFERENTIAL_SEED";
 /// What makes a long run of a short one: cases of each property, of which some are given up because
 /// they do not suit it, and mutations of each input.
 const LONG: [(&str, &str); 3] = [
@@ -26,6 +24,7 @@ const LONG: [(&str, &str); 3] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seeds {
     seed: u64,
+    asked: bool,
     long: bool,
 }
 
@@ -36,6 +35,7 @@ impl Seeds {
         let any = || RandomState::new().hash_one("a seed") >> 32;
         Self {
             seed: asked.unwrap_or_else(any),
+            asked: asked.is_some(),
             long,
         }
     }
@@ -50,11 +50,12 @@ impl Seeds {
 
     /// What a test program is told. Variables that the user has set are left to them.
     pub(crate) fn environment(self) -> Vec<(String, OsString)> {
-        let seeds = VARIABLES.map(|name| (name, self.seed.to_string()));
+        let asked = self.asked.then_some(DIFFERENTIAL);
+        let seeds = VARIABLES.into_iter().chain(asked);
+        let seeds = seeds.map(|name| (name, self.seed.to_string()));
         let long = LONG.map(|(name, value)| (name, value.to_owned()));
         let long = long.into_iter().filter(|_| self.long);
         seeds
-            .into_iter()
             .chain(long)
             .filter(|(name, _)| std::env::var_os(name).is_none())
             .map(|(name, value)| (name.to_owned(), value.into()))
@@ -83,6 +84,7 @@ mod tests {
         assert_eq!(told.len(), 3);
         assert_eq!(name, "PROPTEST_RNG_SEED");
         assert_eq!(value, "9");
+        assert_eq!(Seeds::new(None, false).environment().len(), 2);
     }
 
     #[test]

@@ -81,6 +81,15 @@ fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> BenchError {
 /// The extended state (x87, SSE, AVX, ...), as `xsave` without compaction lays it out.
 pub type Extended = Box<[u32; 1024]>;
 
+/// The values of all components, whether or not the processor knows that one is as after a reset: it
+/// may clear a bit of `XSTATE_BV` for that at any time (SDM vol. 1, 13.6), and KVM gives the values.
+fn values(mut state: [u32; 1024]) -> [u32; 1024] {
+    const XSTATE_BV: usize = 128;
+    state[XSTATE_BV] = 0;
+    state[XSTATE_BV + 1] = 0;
+    state
+}
+
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
@@ -530,7 +539,7 @@ impl Bench {
             extended: with_extended
                 .then(|| self.vcpu.get_xsave().ok())
                 .flatten()
-                .map(|state| Box::new(state.region)),
+                .map(|state| Box::new(values(state.region))),
             ports,
         }
     }
