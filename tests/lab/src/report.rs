@@ -15,6 +15,8 @@ pub(crate) struct Report {
     verbose: bool,
     /// Whether to say nothing of programs that pass.
     quiet: bool,
+    /// Whether to say nothing at all.
+    silent: bool,
     parser: Parser,
     /// When the running program began.
     begun: Option<Instant>,
@@ -31,6 +33,7 @@ impl Report {
         Self {
             verbose,
             quiet: false,
+            silent: false,
             parser: Parser::default(),
             begun: None,
             ran: vec![Ran::NotBegun; names.len()],
@@ -44,6 +47,15 @@ impl Report {
         Self {
             quiet: true,
             ..Self::new(names, false)
+        }
+    }
+
+    /// Says nothing: what it would say in a test is taken for what the test's own program says.
+    #[cfg(test)]
+    pub(crate) fn silent(names: Vec<String>) -> Self {
+        Self {
+            silent: true,
+            ..Self::quiet(names)
         }
     }
 
@@ -65,7 +77,7 @@ impl Report {
 
     /// Prints what was kept of a program's output, unless it was shown as it came.
     fn show(&self, lines: &[String]) {
-        if !self.verbose {
+        if !self.verbose && !self.silent {
             for line in lines {
                 println!("{line}");
             }

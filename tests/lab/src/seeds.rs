@@ -50,16 +50,20 @@ impl Seeds {
 
     /// What a test program is told. Variables that the user has set are left to them.
     pub(crate) fn environment(self) -> Vec<(String, OsString)> {
+        let variables = self.variables().into_iter();
+        variables
+            .filter(|(name, _)| std::env::var_os(name).is_none())
+            .map(|(name, value)| (name.to_owned(), value.into()))
+            .collect()
+    }
+
+    fn variables(self) -> Vec<(&'static str, String)> {
         let asked = self.asked.then_some(DIFFERENTIAL);
         let seeds = VARIABLES.into_iter().chain(asked);
         let seeds = seeds.map(|name| (name, self.seed.to_string()));
         let long = LONG.map(|(name, value)| (name, value.to_owned()));
         let long = long.into_iter().filter(|_| self.long);
-        seeds
-            .chain(long)
-            .filter(|(name, _)| std::env::var_os(name).is_none())
-            .map(|(name, value)| (name.to_owned(), value.into()))
-            .collect()
+        seeds.chain(long).collect()
     }
 }
 
@@ -79,18 +83,18 @@ mod tests {
         let seeds = Seeds::new(Some(7), false);
         assert_eq!(seeds.of_round(1).to_string(), "again with: --seed 7");
         assert_eq!(seeds.of_round(3).to_string(), "again with: --seed 9");
-        let told = seeds.of_round(3).environment();
+        let told = seeds.of_round(3).variables();
         let (name, value) = &told[0];
         assert_eq!(told.len(), 3);
-        assert_eq!(name, "PROPTEST_RNG_SEED");
+        assert_eq!(*name, "PROPTEST_RNG_SEED");
         assert_eq!(value, "9");
-        assert_eq!(Seeds::new(None, false).environment().len(), 2);
+        assert_eq!(Seeds::new(None, false).variables().len(), 2);
     }
 
     #[test]
     fn a_long_run_has_many_cases() {
-        let told = Seeds::new(None, true).environment();
-        let cases = told.iter().find(|(name, _)| name == "PROPTEST_CASES");
+        let told = Seeds::new(None, true).variables();
+        let cases = told.iter().find(|(name, _)| *name == "PROPTEST_CASES");
         assert_eq!(cases.unwrap().1, "50000");
     }
 }

@@ -289,7 +289,7 @@ esac
             test: None,
             package: None,
         });
-        let mut report = Report::new(vec!["hangs".to_owned()], false);
+        let mut report = Report::silent(vec!["hangs".to_owned()]);
         let outcome = run_with(folder.path(), &job, &mut report).unwrap();
         assert_eq!(outcome.finish, Finish::Complete);
         let ran = report.finish();
