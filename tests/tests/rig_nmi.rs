@@ -81,8 +81,7 @@ impl Storm {
             let all = self.random.chance(20);
             let sent = machine.inject_nmi((!all).then(|| u32::try_from(cpu).expect("few")));
             if let Err(error) = sent {
-                let (ending, printed) = (machine.wait(), running.wait_printed(|_| true));
-                panic!("{}: {ending:#?}\n{printed}", chain(&error));
+                panic!("{}: {:#?}", chain(&error), machine.status());
             }
             for (index, sent) in self.sent.iter_mut().enumerate() {
                 *sent += u64::from(all || index == cpu);
