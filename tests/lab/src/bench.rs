@@ -325,7 +325,7 @@ fn bench(
     let path = cargo::program_named(&built, program)?;
     job.programs.push((program.to_owned(), path));
     let guest = if rig == Kind::Direct {
-        ready.cache.root().join("guest")
+        ready.guest.folder()
     } else {
         if with_qemu {
             job.programs

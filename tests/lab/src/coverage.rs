@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         Some(kernel) => kernel
             .canonicalize()
             .with_context(|| format!("cannot find {}", kernel.display()))?,
-        None => ready.cache.guest_kernel(),
+        None => ready.guest.kernel(),
     };
     let mut job = Job::new(&built, LIMIT);
     let program = cargo::program_named(&built, "coverage")?;

@@ -1,6 +1,5 @@
 //! What is inside the two initramfs images: the guest's and the rig's.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,17 +26,18 @@ const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin
 /// Modules of the guest's kernel that its programs may load, as `/lib/modules/NAME.ko`. `dummy`
 /// makes a network device when it is loaded, which runs several of its functions, and keeps text
 /// for loading and unloading only; `crc-itu-t` is another that nothing uses.
-const GUEST_MODULES: [&str; 2] = ["drivers/net/dummy.ko", "lib/crc-itu-t.ko"];
+const GUEST_MODULES: [&str; 2] = ["dummy.ko", "crc-itu-t.ko"];
 
-/// The initramfs of the guests that hvprobe boots.
-pub(crate) fn guest(workload: &Path, kernel: &Kernel) -> Result<Vec<u8>> {
+/// The initramfs of the guests that hvprobe boots, with modules of `kernel`.
+pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, GUEST_INIT)?;
     programs(&mut archive, [("workload", workload)])?;
     userland(&mut archive)?;
-    for module in GUEST_MODULES {
-        let source = kernel.module(module);
-        archive.copy(&format!("lib/modules/{}", file_name(&source)?), &source)?;
+    if let Some(kernel) = kernel {
+        for name in GUEST_MODULES {
+            archive.file(&format!("lib/modules/{name}"), 0o644, &kernel.module(name)?)?;
+        }
     }
     archive.finish()
 }
@@ -59,14 +59,13 @@ pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Re
             archive.copy(name, source)?;
         }
     }
-    archive.copy("guest/kernel", &ready.cache.guest_kernel())?;
-    archive.copy("guest/initrd.cpio", &ready.cache.guest_initrd())?;
+    archive.copy("guest/kernel", &ready.guest.kernel())?;
+    archive.copy("guest/initrd.cpio", &ready.guest.initrd())?;
 
     let mut names = String::new();
-    for module in modules {
-        let source = ready.kernel.module(module);
-        let name = file_name(&source)?;
-        archive.copy(&format!("lab/{name}"), &source)?;
+    for name in modules {
+        let module = ready.kernel.module(name)?;
+        archive.file(&format!("lab/{name}"), 0o644, &module)?;
         names.push_str(name);
         names.push('\n');
     }
@@ -200,10 +199,4 @@ fn steps(job: &Job) -> Vec<u8> {
         shell::line_into(&mut script, "step", words);
     }
     script
-}
-
-fn file_name(path: &Path) -> Result<&str> {
-    path.file_name()
-        .and_then(OsStr::to_str)
-        .with_context(|| format!("{} has no usable file name", path.display()))
 }

@@ -1,24 +1,94 @@
-//! The stock Debian kernel: fetched once, unpacked into the cache, used by rigs and guests alike.
+//! Debian's kernels: fetched once, unpacked into the cache. One of them is used by rigs and guests
+//! alike; guests may have another ([`Choice`]).
 //!
-//! A folder under the cache's `kernel` is complete if its name has no leading dot; the file
-//! `current` beside the folders names the one in use.
+//! A folder under the cache's `kernel` is complete if its name has no leading dot. The file `current`
+//! beside the folders names the one that this machine's Debian has, and `current-NAME` one of
+//! another suite.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use lzma_rust2::XzReader;
 
-use crate::packages;
+use crate::packages::{self, Archives};
 use crate::place::{Cache, replace_if_different};
 use crate::progress;
 
 /// Debian's metapackage for the kernel that clouds boot.
 const METAPACKAGE: &str = "linux-image-cloud-amd64";
 
+/// A kernel of Debian's that guests can be given by name.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) name: &'static str,
+    suite: &'static str,
+    metapackage: &'static str,
+}
+
+/// Every kernel with a name. The first is the one that rigs and guests have unless told otherwise.
+pub(crate) const NAMED: [Named; 8] = [
+    Named::new("6.1-cloud", "bookworm", METAPACKAGE),
+    Named::new("5.10-cloud", "bullseye", METAPACKAGE),
+    Named::new("6.1", "bookworm", "linux-image-amd64"),
+    Named::new("6.1-rt", "bookworm", "linux-image-rt-amd64"),
+    Named::new("6.12-cloud", "trixie", METAPACKAGE),
+    Named::new("6.12-rt", "trixie", "linux-image-rt-amd64"),
+    Named::new("7.2-cloud", "sid", METAPACKAGE),
+    Named::new("7.2-rt", "sid", "linux-image-rt-amd64"),
+];
+
+impl Named {
+    const fn new(name: &'static str, suite: &'static str, metapackage: &'static str) -> Self {
+        Self {
+            name,
+            suite,
+            metapackage,
+        }
+    }
+
+    /// The kernel's version, without what it is built for.
+    fn version(&self) -> &str {
+        self.name.split('-').next().unwrap_or(self.name)
+    }
+}
+
+/// The kernel that guests are given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    Named(&'static Named),
+    /// An image, to which no modules are known.
+    File(PathBuf),
+}
+
+impl Choice {
+    /// What the user means by `text`.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        if let Some(named) = NAMED.iter().find(|named| named.name == text) {
+            return Ok(Self::Named(named));
+        }
+        if Path::new(text).is_file() {
+            return Ok(Self::File(std::path::absolute(text)?));
+        }
+        let names: Vec<&str> = NAMED.iter().map(|named| named.name).collect();
+        bail!("neither a file nor one of {}", names.join(", "))
+    }
+
+    /// The folder for what is made for its guests, by name, which is another for each choice.
+    pub(crate) fn folder_name(&self) -> String {
+        match self {
+            Self::Named(named) => named.name.to_owned(),
+            Self::File(path) => path.display().to_string().replace('/', "%"),
+        }
+    }
+}
+
 /// An unpacked kernel package.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
-    folder: PathBuf,
+    image: PathBuf,
+    modules: PathBuf,
     release: String,
 }
 
@@ -26,30 +96,80 @@ impl Kernel {
     /// The kernel in use; fetched if there is none yet or if `update` asks for the current one.
     pub(crate) fn obtain(cache: &Cache, update: bool) -> Result<Self> {
         let current = cache.kernels().join("current");
-        if !update && let Ok(name) = fs::read_to_string(&current) {
-            let folder = cache.kernels().join(name);
-            if let Ok(kernel) = Self::in_folder(&folder) {
-                return Ok(kernel);
-            }
+        if !update && let Some(kernel) = Self::present(cache, &current) {
+            return Ok(kernel);
         }
-        let folder = fetch(cache)?;
-        let kernel = Self::in_folder(&folder)?;
-        let name = folder.file_name().context("kernel folder has no name")?;
-        replace_if_different(&current, name.as_encoded_bytes())?;
+        Self::fetch(cache, &current, &Archives::of_machine(), METAPACKAGE)
+    }
+
+    /// The kernel named so; fetched from the suite that has it if it is not there.
+    pub(crate) fn named(cache: &Cache, named: &Named) -> Result<Self> {
+        let current = cache.kernels().join(format!("current-{}", named.name));
+        if let Some(kernel) = Self::present(cache, &current) {
+            return Ok(kernel);
+        }
+        let archives = Archives::of_suite(named.suite, &cache.suite(named.suite))?;
+        let kernel = Self::fetch(cache, &current, &archives, named.metapackage)?;
+        if !kernel.release.starts_with(named.version()) {
+            // Unstable moves on.
+            progress::note(&format!(
+                "{} of Debian's {} is {} by now",
+                named.name, named.suite, kernel.release
+            ));
+        }
         Ok(kernel)
     }
 
+    /// The kernel that the file `current` names, if it is there.
+    fn present(cache: &Cache, current: &Path) -> Option<Self> {
+        let name = fs::read_to_string(current).ok()?;
+        Self::in_folder(&cache.kernels().join(name)).ok()
+    }
+
+    /// The current kernel of `archives`, which the file `current` names from now on.
+    fn fetch(
+        cache: &Cache,
+        current: &Path,
+        archives: &Archives,
+        metapackage: &str,
+    ) -> Result<Self> {
+        let folder = fetch(cache, archives, metapackage)?;
+        let kernel = Self::in_folder(&folder)?;
+        let name = folder.file_name().context("kernel folder has no name")?;
+        replace_if_different(current, name.as_encoded_bytes())?;
+        Ok(kernel)
+    }
+
+    /// The image is in `boot`; since 7.1, which has packages of their own for image and modules, beside
+    /// the modules.
     fn in_folder(folder: &Path) -> Result<Self> {
-        let boot = folder.join("boot");
-        let release = fs::read_dir(&boot)
-            .with_context(|| format!("no kernel in {}", boot.display()))?
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .find_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned))
-            .with_context(|| format!("no vmlinuz in {}", boot.display()))?;
+        let describe = || format!("no kernel in {}", folder.display());
+        let modules = ["usr/lib/modules", "lib/modules"]
+            .iter()
+            .find_map(|modules| fs::read_dir(folder.join(modules)).ok())
+            .with_context(describe)?
+            .find_map(|entry| Some(entry.ok()?.path()))
+            .with_context(describe)?;
+        let release = modules.file_name().and_then(OsStr::to_str);
+        let release = release.with_context(describe)?.to_owned();
+        let image = [
+            folder.join("boot").join(format!("vmlinuz-{release}")),
+            modules.join("vmlinuz"),
+        ]
+        .into_iter()
+        .find(|image| image.is_file())
+        .with_context(describe)?;
         Ok(Self {
-            folder: folder.to_path_buf(),
+            image,
+            modules: modules.join("kernel"),
             release,
         })
+    }
+
+    /// Whether this, which is the one that rigs have, is the one named so as well.
+    pub(crate) fn is(&self, named: &Named) -> bool {
+        let version = format!("{}.", named.version());
+        named.metapackage == METAPACKAGE && self.release.starts_with(&version)
     }
 
     /// The kernel's release, as `uname -r` prints it.
@@ -58,43 +178,129 @@ impl Kernel {
     }
 
     /// The `bzImage`.
-    pub(crate) fn image(&self) -> PathBuf {
-        self.folder
-            .join("boot")
-            .join(format!("vmlinuz-{}", self.release))
+    pub(crate) fn image(&self) -> &Path {
+        &self.image
     }
 
-    /// A module, by its path below the release's `kernel` folder.
-    pub(crate) fn module(&self, path: &str) -> PathBuf {
-        self.folder
-            .join("lib/modules")
-            .join(&self.release)
-            .join("kernel")
-            .join(path)
+    /// The module in the file `name`, unpacked. Versions differ in the folders they have it in.
+    pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>> {
+        let mut folders = vec![self.modules.clone()];
+        let packed_name = format!("{name}.xz");
+        while let Some(folder) = folders.pop() {
+            let describe = || format!("cannot look into {}", folder.display());
+            for entry in fs::read_dir(&folder).with_context(describe)? {
+                let entry = entry.with_context(describe)?;
+                let (path, file_name) = (entry.path(), entry.file_name());
+                if entry.file_type().with_context(describe)?.is_dir() {
+                    folders.push(path);
+                } else if file_name == name || file_name == packed_name.as_str() {
+                    let describe = || format!("cannot read {}", path.display());
+                    let bytes = fs::read(&path).with_context(describe)?;
+                    return match file_name == name {
+                        true => Ok(bytes),
+                        false => unpack_xz(&bytes).with_context(describe),
+                    };
+                }
+            }
+        }
+        bail!("kernel {} has no module {name}", self.release)
     }
 }
 
-/// Downloads and unpacks the current package unless it is there.
-fn fetch(cache: &Cache) -> Result<PathBuf> {
-    let package = progress::step(&format!("looking up {METAPACKAGE}"), || {
-        packages::resolve(METAPACKAGE)
-    })?;
+fn unpack_xz(packed: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut XzReader::new(packed, true), &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Downloads and unpacks the current package, and those that it is split into, unless they are there.
+fn fetch(cache: &Cache, archives: &Archives, metapackage: &str) -> Result<PathBuf> {
+    let looking = format!("looking up {metapackage} in {archives}");
+    let packages = progress::step(&looking, || archives.kernel(metapackage))?;
     fs::create_dir_all(cache.kernels())?;
     // Readable by apt's own download user, hence not a private temporary folder.
     let work = tempfile::Builder::new()
         .prefix(".fetch-")
         .tempdir_in(cache.kernels())?;
-    let file = progress::step(&format!("downloading {package} (26 MB)"), || {
-        packages::download(&package, work.path())
+    let names = packages.join(", ");
+    let files = progress::step(&format!("downloading {names}"), || {
+        archives.download(&packages, work.path())
     })?;
-    let name = file.file_stem().context("package file has no name")?;
-    let folder = cache.kernels().join(name);
+    let first = files.first().and_then(|file| file.file_stem());
+    let folder = cache.kernels().join(first.context("no package file")?);
     if !folder.exists() {
         let unpacked = work.path().join("unpacked");
-        progress::step(&format!("unpacking {package}"), || {
-            packages::unpack(&file, &unpacked)
+        progress::step(&format!("unpacking {names}"), || {
+            files
+                .iter()
+                .try_for_each(|file| packages::unpack(file, &unpacked))
         })?;
         fs::rename(&unpacked, &folder)?;
     }
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::place::replace_if_different as write;
+
+    /// `printf module | xz`.
+    const PACKED: &[u8] = include_bytes!("../testdata/module.xz");
+
+    #[test]
+    fn kernel_of_one_package_is_found_with_its_modules() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        write(&at("boot/vmlinuz-6.1.0-9"), b"image").unwrap();
+        write(
+            &at("lib/modules/6.1.0-9/kernel/drivers/net/dummy.ko"),
+            b"module",
+        )
+        .unwrap();
+        let kernel = Kernel::in_folder(folder.path()).unwrap();
+        assert_eq!(kernel.release(), "6.1.0-9");
+        assert_eq!(kernel.image(), at("boot/vmlinuz-6.1.0-9"));
+        assert_eq!(kernel.module("dummy.ko").unwrap(), b"module");
+        let error = kernel.module("nothing.ko").unwrap_err();
+        assert_eq!(error.to_string(), "kernel 6.1.0-9 has no module nothing.ko");
+    }
+
+    #[test]
+    fn kernel_of_split_packages_is_found_and_its_packed_modules_are_unpacked() {
+        let folder = tempfile::tempdir().unwrap();
+        let release = folder.path().join("usr/lib/modules/7.2.1");
+        write(&release.join("vmlinuz"), b"image").unwrap();
+        write(&release.join("kernel/lib/crc/crc-itu-t.ko.xz"), PACKED).unwrap();
+        let kernel = Kernel::in_folder(folder.path()).unwrap();
+        assert_eq!(kernel.release(), "7.2.1");
+        assert_eq!(kernel.image(), release.join("vmlinuz"));
+        assert_eq!(kernel.module("crc-itu-t.ko").unwrap(), b"module");
+    }
+
+    #[test]
+    fn folder_without_an_image_is_no_kernel() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Kernel::in_folder(folder.path()).is_err());
+        write(&folder.path().join("lib/modules/6.1/kernel/a.ko"), b"").unwrap();
+        assert!(Kernel::in_folder(folder.path()).is_err());
+    }
+
+    #[test]
+    fn choice_is_a_name_or_a_file() {
+        let names = NAMED.iter().map(|named| named.name);
+        for name in names {
+            let Choice::Named(named) = Choice::parse(name).unwrap() else {
+                panic!("{name} is no name");
+            };
+            assert_eq!(named.name, name);
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let choice = Choice::parse(file.path().to_str().unwrap()).unwrap();
+        assert_eq!(choice, Choice::File(file.path().to_path_buf()));
+        assert!(!choice.folder_name().contains('/'));
+        let error = Choice::parse("2.6").unwrap_err().to_string();
+        assert!(error.contains("6.12-rt"), "{error}");
+    }
 }

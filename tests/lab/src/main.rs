@@ -42,6 +42,7 @@ mod stacks;
 mod terminal;
 mod test;
 
+use kernel::Choice;
 use rig::Kind;
 use setup::Ready;
 
@@ -107,6 +108,9 @@ struct SetupOptions {
     /// Look for a newer kernel even if there is one in the cache
     #[arg(long)]
     update: bool,
+    /// Fetch another kernel for guests, too, and build its guest image
+    #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
+    kernel: Option<Choice>,
 }
 
 fn main() -> ExitCode {
@@ -126,7 +130,7 @@ fn main() -> ExitCode {
 }
 
 fn setup(options: &SetupOptions) -> Result<ExitCode> {
-    let ready = Ready::make(options.rig, options.update, true)?;
+    let ready = Ready::make_with(options.rig, options.update, true, options.kernel.as_ref())?;
     progress::note(&format!(
         "ready for rig {}: kernel {}, cache {}",
         options.rig.name(),

@@ -1,8 +1,12 @@
-//! Debian packages: which are missing, installing them, fetching one without installing it.
+//! Debian packages: which are missing, installing them, fetching some without installing them.
 //!
 //! Package lists are refreshed only after something failed without that, and every failure becomes
-//! one line that carries apt's own reason. apt verifies what it downloads.
+//! one line that carries apt's own reason. apt verifies what it downloads. What comes from a suite
+//! that is not this machine's is found through lists in a folder of our own: nothing that the
+//! machine's own apt knows, prefers or installs changes.
 
+use std::ffi::OsString;
+use std::fmt::{self, Display, Formatter};
 use std::io::ErrorKind;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -11,6 +15,7 @@ use std::{fs, str};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::place::replace_if_different;
 use crate::progress;
 
 /// Bounded patience, so that a machine without network hears about it soon.
@@ -40,28 +45,139 @@ pub(crate) fn ensure(names: &[&str]) -> Result<()> {
     let mut arguments = vec!["install", "-y", "--no-install-recommends"];
     arguments.extend(&missing);
     progress::step(&format!("installing {list}"), || {
-        with_fresh_lists(|| apt_get(&arguments, None))
+        let machine = Archives::of_machine();
+        machine
+            .with_fresh_lists(|| machine.apt_get(&arguments, None))
             .with_context(|| format!("cannot install {list}"))
     })
 }
 
-/// The package that the metapackage `name` stands for now: its first dependency.
-pub(crate) fn resolve(name: &str) -> Result<String> {
-    with_fresh_lists(|| {
-        let output = run(Command::new("apt-cache").args(["depends", "--important", name]))?;
-        dependency(&output.stdout).with_context(|| format!("apt knows no package {name}"))
-    })
-    .with_context(|| format!("cannot tell what {name} stands for"))
+/// Where packages come from that are not installed.
+#[derive(Debug)]
+pub(crate) struct Archives {
+    name: String,
+    /// What apt is told about its files.
+    options: Vec<OsString>,
 }
 
-/// Downloads `package` into the empty folder `folder` and returns the file.
-pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
-    with_fresh_lists(|| apt_get(&["download", package], Some(folder)))
-        .with_context(|| format!("cannot download {package}"))?;
-    fs::read_dir(folder)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .with_context(|| format!("apt-get download left no file for {package}"))
+impl Display for Archives {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Debian's archive and the keys that it is signed with, which are in every Debian.
+const DEBIAN: &str = "http://deb.debian.org/debian";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+impl Archives {
+    /// What this machine's own apt knows.
+    pub(crate) fn of_machine() -> Self {
+        Self {
+            name: "this machine's archives".to_owned(),
+            options: Vec::new(),
+        }
+    }
+
+    /// Debian's `suite`, and nothing else. Its lists are kept in `folder`.
+    pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
+        let sources = format!("deb [arch=amd64 signed-by={KEYRING}] {DEBIAN} {suite} main\n");
+        replace_if_different(&folder.join("sources.list"), sources.as_bytes())?;
+        fs::create_dir_all(folder.join("lists/partial"))?;
+        fs::create_dir_all(folder.join("cache/archives/partial"))?;
+        let mut options = Vec::new();
+        for (name, file) in [
+            ("Dir::Etc::sourcelist", "sources.list"),
+            ("Dir::State::lists", "lists"),
+            ("Dir::Cache", "cache"),
+        ] {
+            let mut option = OsString::from(format!("{name}="));
+            option.push(folder.join(file));
+            options.extend(["-o".into(), option]);
+        }
+        for option in [
+            // Neither the machine's sources and preferences nor what it has installed.
+            "Dir::Etc::sourceparts=/dev/null",
+            "Dir::Etc::preferences=/dev/null",
+            "Dir::Etc::preferencesparts=/dev/null",
+            "Dir::State::status=/dev/null",
+            // Nobody reads descriptions; and the digests of lists are larger than the lists.
+            "Acquire::Languages=none",
+            "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
+            "Dir::Cache::pkgcache=",
+            "Dir::Cache::srcpkgcache=",
+        ] {
+            options.extend(["-o".into(), option.into()]);
+        }
+        Ok(Self {
+            name: format!("Debian's {suite}"),
+            options,
+        })
+    }
+
+    /// The packages with image and modules of the kernel that `metapackage` stands for now.
+    pub(crate) fn kernel(&self, metapackage: &str) -> Result<Vec<String>> {
+        self.with_fresh_lists(|| {
+            let image = self
+                .dependencies(metapackage, &["linux-image-"])?
+                .into_iter()
+                .next()
+                .with_context(|| format!("apt knows no package {metapackage}"))?;
+            let parts = self.dependencies(&image, &["linux-binary-", "linux-modules-"])?;
+            Ok([vec![image], parts].concat())
+        })
+        .with_context(|| format!("cannot tell what {metapackage} stands for"))
+    }
+
+    /// What `package` depends on, of packages whose names begin so.
+    fn dependencies(&self, package: &str, prefixes: &[&str]) -> Result<Vec<String>> {
+        let mut command = Command::new("apt-cache");
+        command.args(&self.options);
+        let output = run(command.args(["depends", "--important", package]))?;
+        Ok(dependencies(&output.stdout, prefixes))
+    }
+
+    /// Downloads `packages` into the empty folder `folder` and returns the files in their order.
+    pub(crate) fn download(&self, packages: &[String], folder: &Path) -> Result<Vec<PathBuf>> {
+        let mut arguments = vec!["download"];
+        arguments.extend(packages.iter().map(String::as_str));
+        self.with_fresh_lists(|| self.apt_get(&arguments, Some(folder)))
+            .with_context(|| format!("cannot download {}", packages.join(", ")))?;
+        let file = |package: &String| {
+            let begin = format!("{package}_");
+            fs::read_dir(folder)?
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .find(|path| {
+                    let name = path.file_name().and_then(|name| name.to_str());
+                    name.is_some_and(|name| name.starts_with(&begin) && name.ends_with(".deb"))
+                })
+                .with_context(|| format!("apt-get download left no file for {package}"))
+        };
+        packages.iter().map(file).collect()
+    }
+
+    /// Runs `action`; if it fails, refreshes the package lists and runs it once more.
+    fn with_fresh_lists<T>(&self, action: impl Fn() -> Result<T>) -> Result<T> {
+        action().or_else(|_| {
+            // Whether this worked shows in the second try: a list that cannot be fetched, or that
+            // only root may fetch, need not be the one that matters.
+            let _ = self.apt_get(&["update"], None);
+            action()
+        })
+    }
+
+    fn apt_get(&self, arguments: &[&str], folder: Option<&Path>) -> Result<()> {
+        let mut command = Command::new("apt-get");
+        command
+            .arg("-q")
+            .args(PATIENCE)
+            .args(&self.options)
+            .args(arguments);
+        if let Some(folder) = folder {
+            command.current_dir(folder);
+        }
+        run(&mut command).map(drop)
+    }
 }
 
 /// Unpacks a package file into `folder`, running none of its scripts.
@@ -89,25 +205,6 @@ fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
                 .any(|line| line == format!("installed {name}"))
         })
         .collect())
-}
-
-/// Runs `action`; if it fails, refreshes the package lists and runs it once more.
-fn with_fresh_lists<T>(action: impl Fn() -> Result<T>) -> Result<T> {
-    action().or_else(|_| {
-        // Whether this worked shows in the second try: a list that cannot be fetched, or that
-        // only root may fetch, need not be the one that matters.
-        let _ = apt_get(&["update"], None);
-        action()
-    })
-}
-
-fn apt_get(arguments: &[&str], folder: Option<&Path>) -> Result<()> {
-    let mut command = Command::new("apt-get");
-    command.arg("-q").args(PATIENCE).args(arguments);
-    if let Some(folder) = folder {
-        command.current_dir(folder);
-    }
-    run(&mut command).map(drop)
 }
 
 /// Runs a tool to its end; a failure carries the tool's own first complaint.
@@ -149,13 +246,16 @@ fn complaint(stderr: &[u8]) -> String {
         .to_owned()
 }
 
-/// The first `Depends:` of what `apt-cache depends` prints.
-fn dependency(listing: &[u8]) -> Option<String> {
-    let listing = String::from_utf8_lossy(listing);
-    let name = listing
+/// The `Depends:` of what `apt-cache depends` prints, of packages whose names begin so. One that has
+/// alternatives is told otherwise.
+fn dependencies(listing: &[u8], prefixes: &[&str]) -> Vec<String> {
+    String::from_utf8_lossy(listing)
         .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: "))?;
-    Some(name.trim().to_owned())
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .map(str::trim)
+        .filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -163,17 +263,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dependency_is_read_from_the_listing() {
-        let listing = b"linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-56-cloud-amd64\n";
+    fn dependencies_are_read_from_the_listing() {
+        let listing = b"linux-image-7.2.1-amd64\n  PreDepends: linux-base\n |Depends: dracut\n  \
+            Depends: <linux-initramfs-tool>\n    dracut\n  Depends: linux-base-7.2.1-amd64\n  \
+            Depends: linux-binary-7.2.1-amd64\n  Depends: linux-modules-7.2.1-amd64\n";
         assert_eq!(
-            dependency(listing).as_deref(),
-            Some("linux-image-6.1.0-56-cloud-amd64")
+            dependencies(listing, &["linux-binary-", "linux-modules-"]),
+            ["linux-binary-7.2.1-amd64", "linux-modules-7.2.1-amd64"]
         );
     }
 
     #[test]
-    fn listing_without_dependency_is_none() {
-        assert_eq!(dependency(b"busybox-static\n"), None);
+    fn listing_without_dependencies_has_none() {
+        assert!(dependencies(b"busybox-static\n", &["linux-image-"]).is_empty());
+    }
+
+    #[test]
+    fn archives_of_a_suite_leave_the_machines_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let archives = Archives::of_suite("trixie", folder.path()).unwrap();
+        let sources = fs::read_to_string(folder.path().join("sources.list")).unwrap();
+        assert!(sources.contains(" trixie main") && sources.contains("signed-by="));
+        let output = run(Command::new("apt-config")
+            .args(&archives.options)
+            .arg("dump"));
+        let Ok(output) = output else {
+            return; // No apt here.
+        };
+        let dump = String::from_utf8_lossy(&output.stdout).into_owned();
+        let folder = folder.path().display();
+        for line in [
+            format!("Dir::Etc::sourcelist \"{folder}/sources.list\";"),
+            "Dir::Etc::sourceparts \"/dev/null\";".to_owned(),
+            format!("Dir::State::lists \"{folder}/lists\";"),
+            format!("Dir::Cache \"{folder}/cache\";"),
+        ] {
+            assert!(dump.lines().any(|dumped| dumped == line), "{line}: {dump}");
+        }
     }
 
     #[test]

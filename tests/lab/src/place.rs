@@ -48,14 +48,23 @@ impl Cache {
         self.root.join("kernel")
     }
 
-    /// The stock kernel that rigs and guests boot.
-    pub(crate) fn guest_kernel(&self) -> PathBuf {
-        self.root.join("guest/kernel")
+    /// What apt is told of a suite of Debian's.
+    pub(crate) fn suite(&self, name: &str) -> PathBuf {
+        self.root.join("apt").join(name)
     }
 
-    /// The guest's initramfs.
-    pub(crate) fn guest_initrd(&self) -> PathBuf {
-        self.root.join("guest/initrd.cpio")
+    /// The guest with the stock kernel that rigs boot, too.
+    pub(crate) fn guest(&self) -> Guest {
+        Guest {
+            root: self.root.clone(),
+        }
+    }
+
+    /// The guest with another kernel.
+    pub(crate) fn other_guest(&self, name: &str) -> Guest {
+        Guest {
+            root: self.root.join("other").join(name),
+        }
     }
 
     /// Creates the cache and takes its lock, waiting for another lab that holds it. The lock goes
@@ -66,6 +75,32 @@ impl Cache {
         let lock = File::create(self.root.join("lock")).with_context(describe)?;
         lock.lock().with_context(describe)?;
         Ok(lock)
+    }
+}
+
+/// A kernel for guests, and the initramfs that goes with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    root: PathBuf,
+}
+
+impl Guest {
+    /// The folder that programs are told as that of the cache, so that their guests are this one.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder with the two files.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.root.join("guest")
+    }
+
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.folder().join("kernel")
+    }
+
+    pub(crate) fn initrd(&self) -> PathBuf {
+        self.folder().join("initrd.cpio")
     }
 }
 

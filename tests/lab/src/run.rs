@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use crate::job::{Job, Stdio, Step};
+use crate::kernel::Choice;
 use crate::progress;
 use crate::rig::{Finish, Kind, Listener, Outcome};
 use crate::setup::Ready;
@@ -37,6 +38,10 @@ pub(crate) struct Options {
     /// Pass stdin on to PROGRAM, on a terminal of its own; Ctrl-] leaves (not with bochs)
     #[arg(long, short)]
     interactive: bool,
+    /// Give guests another kernel: 5.10-cloud, 6.1, 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or
+    /// 7.2-rt, which are Debian's, or a file
+    #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
+    guest_kernel: Option<Choice>,
     /// Build hvprobe in release mode
     #[arg(long)]
     release: bool,
@@ -82,7 +87,12 @@ impl MachineOptions {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let ready = Ready::make(options.rig, false, !options.no_build)?;
+    let ready = Ready::make_with(
+        options.rig,
+        false,
+        !options.no_build,
+        options.guest_kernel.as_ref(),
+    )?;
     let job = job(&ready, options)?;
     run_job(options.rig, &ready, &job)
 }

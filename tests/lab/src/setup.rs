@@ -6,8 +6,8 @@
 use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, Workspace};
-use crate::kernel::Kernel;
-use crate::place::{Cache, replace_if_different};
+use crate::kernel::{Choice, Kernel};
+use crate::place::{Cache, Guest, replace_if_different};
 use crate::rig::Kind;
 use crate::{image, packages};
 
@@ -16,13 +16,25 @@ use crate::{image, packages};
 pub(crate) struct Ready {
     pub(crate) workspace: Workspace,
     pub(crate) cache: Cache,
+    /// The kernel of rigs.
     pub(crate) kernel: Kernel,
+    pub(crate) guest: Guest,
 }
 
 impl Ready {
     /// Makes sure that `kind` of rig can run. `update` asks for Debian's current kernel even if
     /// there is one; without `build` a guest image that is there is taken as it is.
     pub(crate) fn make(kind: Kind, update: bool, build: bool) -> Result<Self> {
+        Self::make_with(kind, update, build, None)
+    }
+
+    /// As [`Self::make`], with the kernel of `choice` for guests.
+    pub(crate) fn make_with(
+        kind: Kind,
+        update: bool,
+        build: bool,
+        choice: Option<&Choice>,
+    ) -> Result<Self> {
         if cfg!(not(target_arch = "x86_64")) {
             bail!("the lab needs an x86-64 machine");
         }
@@ -31,24 +43,45 @@ impl Ready {
         let _lock = cache.lock()?;
         packages::ensure(kind.packages())?;
         let kernel = Kernel::obtain(&cache, update)?;
-        if build || !cache.guest_initrd().exists() || !cache.guest_kernel().exists() {
-            make_guest(&workspace, &cache, &kernel)?;
+        let guest = match choice {
+            Some(choice) => cache.other_guest(&choice.folder_name()),
+            None => cache.guest(),
+        };
+        if build || !guest.initrd().exists() || !guest.kernel().exists() {
+            make_guest(&workspace, &cache, &kernel, &guest, choice)?;
         }
         Ok(Self {
             workspace,
             cache,
             kernel,
+            guest,
         })
     }
 }
 
-/// Puts the guest's kernel and its initramfs, with a fresh workload program, into the cache.
-fn make_guest(workspace: &Workspace, cache: &Cache, kernel: &Kernel) -> Result<()> {
+/// Puts a guest's kernel, `stock` unless another was chosen, and its initramfs, with a fresh workload
+/// program, into the cache.
+fn make_guest(
+    workspace: &Workspace,
+    cache: &Cache,
+    stock: &Kernel,
+    guest: &Guest,
+    choice: Option<&Choice>,
+) -> Result<()> {
     let built = workspace.build(&["--package=hvprobe-workload"])?;
     let workload = cargo::program_named(&built, "workload")?;
-    let initrd = image::guest(&workload, kernel).context("cannot build the guest image")?;
-    replace_if_different(&cache.guest_initrd(), &initrd)?;
-    let bytes = std::fs::read(kernel.image()).context("cannot read the guest kernel")?;
-    replace_if_different(&cache.guest_kernel(), &bytes)?;
+    let (image, kernel) = match choice {
+        Some(Choice::File(file)) => (file.clone(), None),
+        Some(Choice::Named(named)) if !stock.is(named) => {
+            let kernel = Kernel::named(cache, named)?;
+            (kernel.image().to_path_buf(), Some(kernel))
+        }
+        Some(Choice::Named(_)) | None => (stock.image().to_path_buf(), Some(stock.clone())),
+    };
+    let initrd =
+        image::guest(&workload, kernel.as_ref()).context("cannot build the guest image")?;
+    replace_if_different(&guest.initrd(), &initrd)?;
+    let bytes = std::fs::read(image).context("cannot read the guest kernel")?;
+    replace_if_different(&guest.kernel(), &bytes)?;
     Ok(())
 }

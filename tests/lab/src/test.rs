@@ -17,6 +17,7 @@ use clap::Args;
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::job::{CARGO, Job, Step};
+use crate::kernel::Choice;
 use crate::libtest::{self, Counts};
 use crate::progress;
 use crate::repeat;
@@ -41,6 +42,10 @@ pub(crate) struct Options {
     /// Run only the tests that belong in the rig
     #[arg(long)]
     rig_only: bool,
+    /// Run only the tests that belong in the rig, in guests with another kernel: 5.10-cloud, 6.1,
+    /// 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or 7.2-rt, which are Debian's, or a file
+    #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse, conflicts_with_all = ["package", "repeat"])]
+    kernel: Option<Choice>,
     /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
     /// 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
@@ -76,6 +81,12 @@ pub(crate) struct Options {
     arguments: Vec<OsString>,
 }
 
+impl Options {
+    fn only_rig(&self) -> bool {
+        self.rig_only || self.kernel.is_some()
+    }
+}
+
 /// How long a test on this machine may take, in seconds: one that takes a minute alone, on a busy
 /// machine; and one with two hundred times as many cases.
 const LIMIT: u64 = 300;
@@ -93,13 +104,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     } else {
         choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?
     };
-    let ready = Ready::make(rig, false, true)?;
+    let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
     took.note("building");
     let seeds = Seeds::new(options.seed, options.long);
     progress::note(&seeds.to_string());
     let factor = if options.long { LONG_FACTOR } else { 1 };
     let mut time = options.machine.timeout(rig.time_limit() * factor);
-    if !options.rig_only
+    if !options.only_rig()
         && let Err(error) = stacks::ensure()
     {
         progress::note(&format!(
@@ -122,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let deadline = Instant::now() + time;
 
     let mut total = Total::default();
-    if !options.rig_only {
+    if !options.only_rig() {
         let job = job_here(&ready, &built, options, seeds);
         total.run(job, Kind::Direct, &ready, deadline, options)?;
         took.note("the tests here");
@@ -174,7 +185,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
             package: Some(ready.workspace.root.clone()),
         });
     }
-    job.environment = vec![(VMLINUZ.to_owned(), ready.cache.guest_kernel().into())];
+    job.environment = vec![(VMLINUZ.to_owned(), ready.guest.kernel().into())];
     // A single one would run them one by one, and say so in other words.
     if std::env::var_os(THREADS).is_none() {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -208,7 +219,7 @@ fn job_in_rig(
         }
     }
     let kernel = match rig {
-        Kind::Direct => ready.cache.guest_kernel(),
+        Kind::Direct => ready.guest.kernel(),
         Kind::Tcg | Kind::Bochs => PathBuf::from("/guest/kernel"),
     };
     job.environment = run::environment(rig);

@@ -39,11 +39,7 @@ impl Emulator for Bochs {
     }
 
     fn modules(&self) -> &'static [&'static str] {
-        &[
-            "virt/lib/irqbypass.ko",
-            "arch/x86/kvm/kvm.ko",
-            "arch/x86/kvm/kvm-intel.ko",
-        ]
+        &["irqbypass.ko", "kvm.ko", "kvm-intel.ko"]
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {

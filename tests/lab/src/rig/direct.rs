@@ -29,10 +29,10 @@ use crate::stacks;
 const TESTS_FAILED: u8 = 101;
 
 pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
-    run_with(ready.cache.root(), job, listener)
+    run_with(ready.guest.root(), job, listener)
 }
 
-/// As [`run`], with the lab's cache in folder `cache`.
+/// As [`run`], with the folder that programs are to take for the lab's cache.
 fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
     let limits = Limits {
         deadline: Instant::now() + job.timeout,

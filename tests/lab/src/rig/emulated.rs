@@ -101,7 +101,7 @@ pub(super) fn run(
     fs::write(&initrd, bytes).with_context(|| format!("cannot write {}", initrd.display()))?;
 
     let plan = Plan {
-        kernel: &ready.kernel.image(),
+        kernel: ready.kernel.image(),
         initrd: &initrd,
         cpus: job.cpus.unwrap_or(emulator.default_cpus()),
         memory: job.memory.unwrap_or(emulator.default_memory()),

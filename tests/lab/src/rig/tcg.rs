@@ -27,11 +27,7 @@ impl Emulator for Tcg {
     }
 
     fn modules(&self) -> &'static [&'static str] {
-        &[
-            "virt/lib/irqbypass.ko",
-            "arch/x86/kvm/kvm.ko",
-            "arch/x86/kvm/kvm-amd.ko",
-        ]
+        &["irqbypass.ko", "kvm.ko", "kvm-amd.ko"]
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
