@@ -290,8 +290,9 @@ impl Symbols {
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// Names of code like `name`, best first: few edits away, with a prefix as wrappers have (`sys_read`
-    /// finds `__x64_sys_read`), or containing it.
+    /// Names of code like `name`, best first: going on behind it (`kmem_cache_alloc` finds
+    /// `kmem_cache_alloc_noprof`), few edits away, with a prefix as wrappers have (`sys_read` finds
+    /// `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
     pub(crate) fn near(&self, name: &str) -> Vec<String> {
         /// Longer names are not typed by hand, and the edit distance is quadratic.
         const LONGEST: usize = 128;
@@ -303,7 +304,7 @@ impl Symbols {
         }
         let limit = (name.len() / 3).clamp(1, 4);
         let letters = letters(name);
-        let mut best: Vec<(usize, usize, &str)> = Vec::new();
+        let mut best: Vec<(bool, usize, usize, &str)> = Vec::new();
         for entry in &self.entries {
             let candidate = text(&self.arena, entry);
             // Only code can be meant, and not the padding before a function.
@@ -322,7 +323,13 @@ impl Symbols {
             } else {
                 usize::MAX
             };
-            let score = if distance <= limit {
+            let score = if name.len() >= SHORTEST_PART
+                && candidate
+                    .strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with(['_', '.']))
+            {
+                0
+            } else if distance <= limit {
                 distance
             } else if name.len() < SHORTEST_PART {
                 continue;
@@ -336,7 +343,7 @@ impl Symbols {
             } else {
                 continue;
             };
-            let ranked = (score, candidate.len(), candidate);
+            let ranked = (is_made(candidate), score, candidate.len(), candidate);
             if let Err(place) = best.binary_search(&ranked)
                 && place < NEAR_MATCHES
             {
@@ -345,9 +352,24 @@ impl Symbols {
             }
         }
         best.into_iter()
-            .map(|(_, _, name)| name.to_owned())
+            .map(|(_, _, _, name)| name.to_owned())
             .collect()
     }
+}
+
+/// Whether this is the name of code that is made of a declaration (of a tracepoint, a static call), or
+/// of the unlikely part of a function.
+fn is_made(name: &str) -> bool {
+    const PREFIXES: [&str; 7] = [
+        "__SCT__",
+        "__bpf_trace_",
+        "__probestub_",
+        "__traceiter_",
+        "perf_trace_",
+        "trace_event_raw_event_",
+        "trace_raw_output_",
+    ];
+    name.ends_with(".cold") || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn text<'a>(arena: &'a str, entry: &Entry) -> &'a str {

@@ -102,6 +102,45 @@ fn unknown_name_offers_near_ones() {
 }
 
 #[test]
+fn names_that_go_on_are_offered_first_and_code_of_tracepoints_last() {
+    // As Linux 6.12 has them, in which `kmem_cache_alloc` is a macro.
+    let names = [
+        "__SCT__tp_func_kmem_cache_alloc",
+        "__bpf_trace_kmem_cache_alloc",
+        "__probestub_kmem_cache_alloc",
+        "__traceiter_kmem_cache_alloc",
+        "kmem_cache_alloc_bulk_noprof",
+        "kmem_cache_alloc_noprof",
+        "kmem_cache_alloc_noprof.cold",
+        "mem_cache_alloc",
+        "perf_trace_kmem_cache_alloc",
+        "trace_event_raw_event_kmem_cache_alloc",
+        "trace_raw_output_kmem_cache_alloc",
+    ];
+    let raw = (0..).zip(names).map(|(n, name)| RawSymbol {
+        name,
+        addr: Gva(0xffff_ffff_8100_0000 + 0x10 * n),
+        size: None,
+        kind: SymbolKind::Text,
+    });
+    let symbols = Symbols::new(raw, &[]);
+    expect![[r#"
+        [
+            "kmem_cache_alloc_noprof",
+            "kmem_cache_alloc_bulk_noprof",
+            "mem_cache_alloc",
+        ]
+    "#]]
+    .assert_debug_eq(&symbols.near("kmem_cache_alloc")[..3].to_vec());
+    // They are functions, and offered where there is nothing else.
+    let traced = symbols.near("trace_kmem_cache_alloc");
+    assert!(
+        traced.iter().any(|name| name.starts_with("__bpf_")),
+        "{traced:?}"
+    );
+}
+
+#[test]
 fn long_lists_of_addresses_are_cut_in_the_message() {
     let error = LookupError::Ambiguous {
         name: "init".to_owned(),
