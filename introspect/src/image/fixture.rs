@@ -425,6 +425,8 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     if layout == Layout::Offsets615 || layout == Layout::Place70 {
         add('D', "pcpu_hot", DATA + data.len() as u64);
         data.resize(data.len() + 64, 0);
+        add('D', "cpu_number", DATA + data.len() as u64);
+        data.resize(data.len() + 8, 0);
     }
     add('T', "_sinittext", INIT_TEXT);
     add('t', "init_it", INIT_TEXT);
@@ -480,7 +482,12 @@ pub(crate) fn probed() -> Vec<u8> {
 
 /// The sections of [`probed`].
 pub(crate) fn probed_kernel() -> Vec<Section> {
-    let (_, mut sections) = kernel(Layout::Offsets61);
+    probed_kernel_of(Layout::Offsets61)
+}
+
+/// The same of another age.
+pub(crate) fn probed_kernel_of(layout: Layout) -> Vec<Section> {
+    let (_, mut sections) = kernel(layout);
     let text = &mut sections[0].data;
     text[0x640..][..FIXUP.len()].copy_from_slice(&FIXUP);
     text[0x100..][..VFS_READ.len()].copy_from_slice(&VFS_READ);

@@ -171,9 +171,17 @@ fn synchronous(actions: &Actions) -> Option<&'static str> {
     }
 }
 
+/// What code adds to the base of GS, 32 bits that the processor extends by their sign, for per-CPU
+/// data that is `at` beyond it: a small number, or since Linux 6.15 an address as linked, within the
+/// last 2 GiB.
+fn per_cpu(at: u64) -> Option<u32> {
+    let displacement = i32::try_from(at.cast_signed()).ok()?;
+    Some(displacement.cast_unsigned())
+}
+
 fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
     Some(TaskFields {
-        current: u32::try_from(layout.current_task).ok()?,
+        current: per_cpu(layout.current_task)?,
         pid: i32::try_from(layout.pid).ok()?,
         tgid: i32::try_from(layout.tgid).ok()?,
         comm: i32::try_from(layout.comm).ok()?,
@@ -305,7 +313,7 @@ impl Registry {
         };
         let Live { view, .. } = live;
         let cpu = match self.image.cpu_number() {
-            Some(at) => Some(u32::try_from(at).map_err(|_| Unoptimized::NoPerCpu)?),
+            Some(at) => Some(per_cpu(at).ok_or(Unoptimized::NoPerCpu)?),
             None if self.vcpus == 1 => None,
             None => return Err(Unoptimized::NoPerCpu),
         };

@@ -8,6 +8,7 @@ use super::super::patch::GATE_PORT;
 use super::super::spec::{Change, Hold, Item, Then};
 use super::*;
 use crate::image::Forbidden;
+use crate::image::fixture::Layout;
 use crate::testing::{DATA_VIRT, MODULE_FRAMES, MODULE_PAGES, STACK};
 
 /// The entry nop of `vfs_read`: one instruction of five bytes.
@@ -67,6 +68,36 @@ fn a_probe_at_an_entry_nop_is_a_jump_and_leaves_no_trace() {
         }
     }
     assert!(after == before);
+}
+
+#[test]
+fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
+    for layout in [Layout::Offsets615, Layout::Place70] {
+        let sections = fixture::probed_kernel_of(layout);
+        let mut rig = Rig::boot_whole(&fixture::elf(&sections, &[]));
+        rig.go_live(None);
+        let ids = rig.register(&[spec(ENTRY), spec("r filler_000")]);
+        assert!(is_optimized(&rig, ids[0]), "{:?}", rig.info(ids[0]));
+        assert!(is_optimized(&rig, ids[1]), "{:?}", rig.info(ids[1]));
+        // `mov eax, gs:[cpu_number]` and `mov rax, gs:[current_task]`, 32 bits that the processor
+        // extends by their sign.
+        let cpu = rig.guest.image.cpu_number().expect("it has a number");
+        let task = rig.guest.image.task_layout().expect("it has tasks");
+        let table = rig.guest.table();
+        let (_, site) = table.at(rig.addr(ids[0])).expect("armed");
+        let detour = site.detour.as_ref().expect("a detour");
+        for (load, at) in [
+            (&[0x65, 0x8b, 0x04, 0x25][..], cpu),
+            (&[0x65, 0x48, 0x8b, 0x04, 0x25], task.current_task),
+        ] {
+            assert!(at > u64::from(u32::MAX), "{at:#x} is no link address");
+            let loads = detour.code().windows(load.len() + 4);
+            let mut loads = loads.filter_map(|code| code.strip_prefix(load));
+            let found = loads.next().expect("it is read");
+            let displacement = i32::from_le_bytes(found.try_into().unwrap());
+            assert_eq!(i64::from(displacement), at.cast_signed());
+        }
+    }
 }
 
 #[test]
