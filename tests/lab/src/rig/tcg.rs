@@ -11,6 +11,10 @@ use super::Kind;
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan};
 use crate::process::{Apart, Group, Streams};
 
+/// Its processor. Behind a `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, of which an
+/// interrupt there makes the kernel's (VM, DF, AC …); kernels do not use it on a processor without it.
+const PROCESSOR: &str = "max,+svm,-xsave,-cx16";
+
 pub(super) struct Tcg;
 
 impl Emulator for Tcg {
@@ -33,7 +37,7 @@ impl Emulator for Tcg {
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
         let mut command = Command::new("qemu-system-x86_64");
         command
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max,+svm,-xsave"])
+            .args(["-accel", "tcg,thread=multi", "-cpu", PROCESSOR])
             .args(["-m", &plan.memory.to_string()])
             .args(["-smp", &plan.cpus.to_string()])
             .args([
