@@ -30,7 +30,7 @@ pub use body::may_return;
 pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use emulate::Emulated;
 pub use gate::{ENDBR64, GateError, GateHead};
-pub use policy::{Refusal, classify, is_endbr64};
+pub use policy::{Refusal, classify, is_endbr64, is_nop4};
 pub use slot::{RelocateError, SLOT_SIZE, SlotCode, SlotKind};
 pub use text::text;
 

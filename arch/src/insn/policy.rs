@@ -21,7 +21,9 @@ mod operation;
 mod refusal;
 
 use super::slot::Relocation;
-use super::{Action, DecodeFailure, Displaced, Emulated, MAX_LEN, decode, emulate::Operation};
+use super::{
+    Action, DecodeFailure, Displaced, ENDBR64, Emulated, MAX_LEN, decode, emulate::Operation,
+};
 use crate::Gva;
 use encoding::Encoding;
 use iced_x86::Mnemonic as M;
@@ -216,12 +218,21 @@ pub fn classify(code: &[u8], at: Gva) -> Result<Displaced, Refusal> {
     })
 }
 
-/// Whether `code` begins with `endbr64`. A probe on the first byte of a function that does means
-/// the instruction after it: the processor demands `endbr64` itself where an indirect branch
-/// lands.
+/// Whether `code` begins with `endbr64`, or with what the kernel puts there when no indirect branch
+/// leads to it (`gen_endbr_poison` in arch/x86/include/asm/ibt.h: up to Linux 6.13, and since). A
+/// probe on the first byte of a function that does means the instruction after it: the processor
+/// demands `endbr64` itself where an indirect branch lands.
 #[must_use]
 pub fn is_endbr64(code: &[u8]) -> bool {
-    code.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa])
+    const POISONS: [[u8; 4]; 2] = [[0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
+    code.starts_with(&ENDBR64) || POISONS.iter().any(|poison| code.starts_with(poison))
+}
+
+/// Whether `code` begins with a nop of four bytes, which an `endbr64` may become but need not have
+/// been.
+#[must_use]
+pub fn is_nop4(code: &[u8]) -> bool {
+    code.starts_with(&[0x0f, 0x1f, 0x40]) && code.len() >= 4
 }
 
 /// Refuses encodings whatever the instruction does.

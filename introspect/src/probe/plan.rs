@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
-use hvprobe_arch::insn::{self, Displaced, Refusal, RelocateError};
+use hvprobe_arch::insn::{self, Displaced, ENDBR64, Refusal, RelocateError};
 
 use super::displaces::span;
 use super::jump::Unoptimized;
@@ -334,7 +334,7 @@ pub(super) fn plan(
     {
         return Err(Refused::Mechanism { at, wanted });
     }
-    let is_entry = offset == 0 || offset == entry_skip(start, text);
+    let is_entry = offset == 0 || offset == entry_skip(start, owner, text);
     let entry_only = match spec.actions.then {
         _ if spec.is_return() => Some("return probes"),
         Then::Return(_) => Some("skipping it"),
@@ -553,18 +553,26 @@ fn resolve<'a>(
     }
     // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
     let landing = if *offset == 0 {
-        entry_skip(symbol.addr, text)
+        entry_skip(symbol.addr, owner, text)
     } else {
         *offset
     };
     Ok((symbol.addr.wrapping_add(landing), owner))
 }
 
-/// Length of the ENDBR64 at `at`, or 0.
-fn entry_skip(at: Gva, text: &dyn PristineText) -> u64 {
-    let mut head = [0; 4];
-    if text.read(at, &mut head) == 4 && insn::is_endbr64(&head) {
-        4
+/// Length of the ENDBR64 at `at`, or 0. The kernel seals those that it does not need: one that became
+/// any nop of its length is still one.
+fn entry_skip(at: Gva, owner: Owner<'_>, text: &dyn PristineText) -> u64 {
+    let mut head = [0; ENDBR64.len()];
+    if text.read(at, &mut head) < head.len() {
+        return 0;
+    }
+    let was_endbr = || match owner {
+        Owner::Image(image) => image.bytes_at(at, head.len()) == Some(&ENDBR64),
+        Owner::Module(_) => false,
+    };
+    if insn::is_endbr64(&head) || insn::is_nop4(&head) && was_endbr() {
+        head.len() as u64
     } else {
         0
     }

@@ -460,10 +460,13 @@ fn what_is_no_instruction_is_refused() {
 
 #[test]
 fn endbr64_is_known_by_its_bytes() {
-    assert!(is_endbr64(&bytes("f30f1efa 55")));
-    for hex in ["", "f30f1e", "f30f1efb", "55f30f1efa"] {
+    for hex in ["f30f1efa 55", "660f1f00 55", "0f1f40d6 55"] {
+        assert!(is_endbr64(&bytes(hex)), "{hex}");
+    }
+    for hex in ["", "f30f1e", "f30f1efb", "55f30f1efa", "0f1f4000", "0f1f40"] {
         assert!(!is_endbr64(&bytes(hex)), "{hex}");
     }
+    assert!(is_nop4(&bytes("0f1f4000")) && !is_nop4(&bytes("0f1f40")));
 }
 
 #[test]

@@ -101,6 +101,39 @@ fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
 }
 
 #[test]
+fn entries_whose_endbr_the_kernel_sealed_get_jumps_behind_it() {
+    // The kernel's poisons up to 6.13 and since, and a plain nop.
+    for sealed in [
+        [0x66, 0x0f, 0x1f, 0x00],
+        [0x0f, 0x1f, 0x40, 0xd6],
+        [0x0f, 0x1f, 0x40, 0x00],
+    ] {
+        let mut rig = Rig::booting_with_room();
+        let entry = rig.at("vfs_read", 0);
+        rig.guest.write(entry, &sealed);
+        rig.go_live(None);
+        let ids = rig.register(&[spec(ENTRY), spec("r vfs_read")]);
+        for id in ids {
+            assert_eq!(rig.addr(id), entry.wrapping_add(4), "{sealed:02x?}");
+            assert!(is_optimized(&rig, id), "{:?}", rig.info(id));
+        }
+        assert_eq!(rig.guest.read(entry), sealed);
+    }
+}
+
+#[test]
+fn a_nop_that_the_compiler_put_at_an_entry_is_an_instruction_of_the_function() {
+    let mut sections = fixture::probed_kernel();
+    let nop = [0x0f, 0x1f, 0x40, 0x00];
+    let vfs_read = &mut sections[0].data[0x100..];
+    vfs_read[..4].copy_from_slice(&nop);
+    let mut rig = Rig::boot_whole(&fixture::elf(&sections, &[]));
+    rig.go_live(None);
+    let id = rig.one(ENTRY);
+    assert_eq!(rig.addr(id), rig.at("vfs_read", 0));
+}
+
+#[test]
 fn what_needs_an_exit_makes_it_a_breakpoint_and_the_jump_comes_back() {
     let mut rig = Rig::optimizing();
     let id = rig.one(ENTRY);
