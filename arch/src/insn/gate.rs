@@ -33,6 +33,7 @@ const PATCH_LEN: usize = 2;
 /// The instructions that the gate's patch covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateHead {
+    entry: Gva,
     at: Gva,
     original: [u8; PATCH_LEN],
     len: u8,
@@ -68,6 +69,7 @@ impl GateHead {
     /// # Errors
     /// When something else than the accepted instructions is there, with what was found.
     pub fn analyse(code: &[u8], at: Gva) -> Result<Self, GateError> {
+        let entry = at;
         let (code, at) = match code.strip_prefix(&ENDBR64) {
             Some(behind) => (behind, at.wrapping_add(ENDBR64.len() as u64)),
             None => (code, at),
@@ -99,6 +101,7 @@ impl GateHead {
         }
         let cut_short = GateError::Truncated { at: here };
         Ok(Self {
+            entry,
             at,
             original: *code.first_chunk().ok_or(cut_short.clone())?,
             // At most one byte and then the longest instruction.
@@ -111,6 +114,13 @@ impl GateHead {
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
+    }
+
+    /// Whether who stands at `rip` has entered and not come to the patch: exceptions lead to the
+    /// `endbr64`.
+    #[must_use]
+    pub fn is_ahead(&self, rip: Gva) -> bool {
+        rip == self.entry || rip == self.at
     }
 
     /// How many bytes the instructions take that the patch covers, wholly or in part: at least the patch's two.
@@ -192,6 +202,8 @@ mod tests {
             let code = bytes(&format!("f30f1efa {rest}"));
             let head = GateHead::analyse(&code, AT).unwrap();
             let behind = AT.wrapping_add(4);
+            assert!(head.is_ahead(AT) && head.is_ahead(behind), "{rest}");
+            assert!(!head.is_ahead(behind.wrapping_add(2)), "{rest}");
             assert_eq!((head.at(), head.covered()), (behind, covered), "{rest}");
             assert_eq!(head.original()[..], code[4..6]);
             let mut regs = Regs {

@@ -83,6 +83,14 @@ impl Gate {
             ..*regs
         })
     }
+
+    /// As [`Self::before`], if the processor has delivered the #BP of an int3 that is still there, and
+    /// has not come to the gate yet: then nothing is lost if that had not happened.
+    fn undone(&self, read: impl Fn(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
+        let before = Self::before(&read, regs).filter(|_| self.head.is_ahead(Gva(regs.rip)))?;
+        let mut byte = [0];
+        (read(Gva(before.rip), &mut byte) && byte == [0xcc]).then_some(before)
+    }
 }
 
 /// The catching side of one virtual CPU.
@@ -385,12 +393,8 @@ impl Catcher {
     pub(super) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
         let regs = cpu.regs();
         let read = |at, into: &mut [u8]| gate.tables.read(ram, at, into).is_ok();
-        let mut byte = [0];
-        if regs.rip == gate.head.at().0
-            && cpu.in_kernel()
-            && let Some(before) = Gate::before(read, &regs)
-            && read(Gva(before.rip), &mut byte)
-            && byte == [0xcc]
+        if cpu.in_kernel()
+            && let Some(before) = gate.undone(read, &regs)
         {
             cpu.set_regs(&before);
         }
@@ -408,5 +412,80 @@ fn surroundings<'a>(
         clock,
         gs_base,
         cr3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_arch::Gpa;
+    use hvprobe_arch::paging::Levels;
+
+    use super::*;
+
+    const ENTRY: u64 = 0xffff_ffff_8160_0300;
+    const INT3: u64 = 0xffff_ffff_8100_0104;
+    const STACK: u64 = 0xffff_c900_0000_fda8;
+
+    /// The gate in an entry that begins with `code`.
+    fn gate(code: &[u8]) -> Gate {
+        Gate {
+            head: GateHead::analyse(code, Gva(ENTRY)).unwrap(),
+            tables: PageTables {
+                root: Gpa(0x1000),
+                levels: Levels::Four,
+            },
+        }
+    }
+
+    /// What is left of a #BP at [`ENTRY`] + `n`, in code of segment `cs` whose first byte is `byte`.
+    fn undone(gate: &Gate, n: u64, cs: u64, byte: u8) -> Option<Regs> {
+        let frame = [INT3 + 1, cs, 0x246, STACK, 0x18];
+        let raw: Vec<u8> = frame.into_iter().flat_map(u64::to_le_bytes).collect();
+        let read = |at: Gva, into: &mut [u8]| {
+            let from: &[u8] = match at.0 {
+                INT3 => &[byte],
+                at if at == STACK - 40 => &raw,
+                _ => return false,
+            };
+            into.copy_from_slice(from);
+            true
+        };
+        let regs = Regs {
+            rip: ENTRY + n,
+            rsp: STACK - 40,
+            rflags: 0x46,
+            rax: 7,
+            ..Regs::default()
+        };
+        gate.undone(read, &regs)
+    }
+
+    #[test]
+    fn who_is_on_the_way_to_the_gate_goes_back_to_the_int3() {
+        let back = Regs {
+            rip: INT3,
+            rsp: STACK,
+            rflags: 0x246,
+            rax: 7,
+            ..Regs::default()
+        };
+        let plain = gate(&[0x90, 0x90, 0x90, 0xfc]);
+        assert_eq!(undone(&plain, 0, 0x10, 0xcc), Some(back));
+        for n in [2, 3, 4] {
+            assert_eq!(undone(&plain, n, 0x10, 0xcc), None);
+        }
+        // Before the `endbr64`, where exceptions arrive, and behind it.
+        let tracked = gate(&[0xf3, 0x0f, 0x1e, 0xfa, 0x0f, 0x01, 0xca, 0xfc]);
+        for n in [0, 4] {
+            assert_eq!(undone(&tracked, n, 0x10, 0xcc), Some(back), "{n}");
+        }
+        assert_eq!(undone(&tracked, 6, 0x10, 0xcc), None);
+    }
+
+    #[test]
+    fn breakpoints_of_user_space_and_int3s_that_are_gone_are_left_alone() {
+        let gate = gate(&[0x90, 0x90, 0x90, 0xfc]);
+        assert_eq!(undone(&gate, 0, 0x33, 0xcc), None);
+        assert_eq!(undone(&gate, 0, 0x10, 0x55), None);
     }
 }
