@@ -21,6 +21,7 @@ mod instructions;
 mod job;
 mod kernel;
 mod libtest;
+mod matrix;
 mod needed;
 mod overdue;
 mod packages;
@@ -86,6 +87,11 @@ enum Command {
     /// failed there, or did not end, runs again in a fresh one. What passes then is listed as
     /// `flaky:` before the last line; what fails every time has failed.
     Test(test::Options),
+    /// Run the tests that hold on every kernel on one of Debian's after another, and print a table
+    ///
+    /// The kernels are downloaded once, half a gigabyte in all. The exit status is 0 only if every
+    /// promise was kept on each of them.
+    Matrix(matrix::Options),
     /// Measure hvprobe against its references, in one rig and one run
     Bench(bench::Options),
     /// Feed every decoder with inputs that libFuzzer makes up, guided by coverage
@@ -119,6 +125,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Matrix(options) => matrix::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Coverage(options) => coverage::run(&options),

@@ -82,6 +82,26 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// Those of the tests of one kernel among several.
+    pub(crate) fn in_rig(machine: &MachineOptions, retries: Option<u32>) -> Self {
+        Self {
+            rig: None,
+            machine: machine.clone(),
+            rig_only: true,
+            kernel: None,
+            retries,
+            silence: None,
+            limit: None,
+            filter: Vec::new(),
+            package: Vec::new(),
+            repeat: None,
+            long: false,
+            seed: None,
+            verbose: false,
+            arguments: Vec::new(),
+        }
+    }
+
     fn only_rig(&self) -> bool {
         self.rig_only || self.kernel.is_some()
     }
@@ -161,6 +181,24 @@ fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
     arguments.extend(["--bins", "--tests"].map(str::to_owned));
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     workspace.build(&arguments)
+}
+
+/// Runs the end-to-end tests among `built` with the guest of `ready`, as part of more; returns the name
+/// of each in what is said of it and its own, and what came of them.
+pub(crate) fn of_rig(
+    ready: &Ready,
+    built: &[Executable],
+    rig: Kind,
+    options: &Options,
+) -> Result<(Vec<(String, String)>, Total)> {
+    let seeds = Seeds::new(options.seed, options.long);
+    let job = job_in_rig(ready, built, rig, options, seeds)?;
+    let names = |step: &Step| Some((step.name(), step.test.clone()?));
+    let tests = job.steps.iter().filter_map(names).collect();
+    let deadline = Instant::now() + options.machine.timeout(rig.time_limit());
+    let mut total = Total::default();
+    total.run(job, rig, ready, deadline, options)?;
+    Ok((tests, total))
 }
 
 /// Everything but the tests that only a rig can run.
@@ -314,10 +352,10 @@ impl Took {
 
 /// The results of all jobs.
 #[derive(Debug, Default)]
-struct Total {
+pub(crate) struct Total {
     counts: Counts,
-    flaky: Vec<String>,
-    failed: Vec<String>,
+    pub(crate) flaky: Vec<String>,
+    pub(crate) failed: Vec<String>,
     /// Why no more jobs are run, if so.
     end: Option<&'static str>,
 }

@@ -1,0 +1,187 @@
+//! `cargo lab matrix`: the promises that hold on every kernel, on one kernel after another.
+//!
+//! The promises are the tests of `tests/tests/rig_kernels.rs`, each a column of the table; each kernel is
+//! a row. A kernel that cannot be had, as without a network, fails; the others are tried all the same.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::cargo::{self, Workspace};
+use crate::choose::choose;
+use crate::kernel::{Choice, NAMED};
+use crate::progress;
+use crate::rig::Kind;
+use crate::run::{self, MachineOptions};
+use crate::setup::Ready;
+use crate::test::{self, Total};
+
+/// The tests, by the name of their file.
+const PROMISES: &str = "rig_kernels";
+
+/// Which kernels, and where.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Only this kernel, by its name or file; as often as wanted
+    #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
+    kernel: Vec<Choice>,
+    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    #[arg(long, value_enum)]
+    rig: Option<Kind>,
+    /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
+    /// 0]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
+    retries: Option<u32>,
+    #[command(flatten)]
+    machine: MachineOptions,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let workspace = Workspace::locate()?;
+    let mut packages = run::PROGRAMS.to_vec();
+    let tests = format!("--test={PROMISES}");
+    packages.extend(["--package=hvprobe-tests", &tests]);
+    let built = workspace.build(&packages)?;
+    let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
+    let chosen = match options.kernel.is_empty() {
+        true => NAMED.iter().map(Choice::Named).collect(),
+        false => options.kernel.clone(),
+    };
+    let mut table = Table::default();
+    for choice in &chosen {
+        progress::note(&format!("kernel {}", choice.folder_name()));
+        let row = Ready::make_with(rig, false, true, Some(choice)).and_then(|ready| {
+            let how = test::Options::in_rig(&options.machine, options.retries);
+            test::of_rig(&ready, &built, rig, &how)
+        });
+        if let Err(error) = &row {
+            progress::note(&format!("{error:#}"));
+        }
+        table.add(choice.folder_name(), row.ok());
+    }
+    print!("{}", table.render());
+    Ok(match table.is_good() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// What came of each promise on each kernel.
+#[derive(Debug, Default)]
+struct Table {
+    /// The promises, as the first kernel that was tried has them.
+    promises: Vec<String>,
+    rows: Vec<(String, Vec<&'static str>)>,
+}
+
+const KEPT: &str = "yes";
+const KEPT_LATER: &str = "flaky";
+const BROKEN: &str = "NO";
+
+impl Table {
+    /// A row; nothing was kept on a kernel that there is not.
+    fn add(&mut self, kernel: String, came: Option<(Vec<(String, String)>, Total)>) {
+        let Some((tests, total)) = came else {
+            self.rows.push((kernel, Vec::new()));
+            return;
+        };
+        let is_about = |line: &str, step: &str| {
+            line.strip_prefix(step)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+        };
+        let told = |lines: &[String], step: &str| lines.iter().any(|line| is_about(line, step));
+        let verdict = |step: &String| {
+            if told(&total.failed, step) {
+                BROKEN
+            } else if told(&total.flaky, step) {
+                KEPT_LATER
+            } else {
+                KEPT
+            }
+        };
+        self.rows.push((
+            kernel,
+            tests.iter().map(|(step, _)| verdict(step)).collect(),
+        ));
+        if self.promises.is_empty() {
+            self.promises = tests.into_iter().map(|(_, test)| test).collect();
+        }
+    }
+
+    fn is_good(&self) -> bool {
+        let is_kept = |verdicts: &Vec<&str>| {
+            !verdicts.is_empty()
+                && verdicts.len() == self.promises.len()
+                && !verdicts.contains(&BROKEN)
+        };
+        !self.rows.is_empty() && self.rows.iter().all(|(_, verdicts)| is_kept(verdicts))
+    }
+
+    fn render(&self) -> String {
+        let widest = self.rows.iter().map(|(kernel, _)| kernel.len()).max();
+        let first = widest.unwrap_or(0).max("kernel".len());
+        let mut text = format!("\n{:first$}", "kernel");
+        for promise in &self.promises {
+            text.push_str(&format!("  {}", promise.replace('_', " ")));
+        }
+        for (kernel, verdicts) in &self.rows {
+            text.push_str(&format!("\n{kernel:first$}"));
+            for (n, promise) in self.promises.iter().enumerate() {
+                let verdict = verdicts.get(n).unwrap_or(&BROKEN);
+                text.push_str(&format!("  {verdict:<0$}", promise.len()));
+            }
+            text.truncate(text.trim_end().len());
+        }
+        text.push('\n');
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    fn came(failed: &[&str], flaky: &[&str]) -> Option<(Vec<(String, String)>, Total)> {
+        let tests = ["counts", "returns", "returns_without_exits"];
+        let tests = tests.map(|test| (format!("rig_kernels-1: {test}"), test.to_owned()));
+        let own = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
+        let mut total = Total::default();
+        total.failed = own(failed);
+        total.flaky = own(flaky);
+        Some((tests.into(), total))
+    }
+
+    #[test]
+    fn table_shows_each_promise_on_each_kernel() {
+        let mut table = Table::default();
+        assert!(!table.is_good());
+        table.add("6.1-cloud".to_owned(), came(&[], &[]));
+        let flaky = "rig_kernels-1: counts (passed at the second try; first: x)";
+        table.add("6.12-rt".to_owned(), came(&[], &[flaky]));
+        assert!(table.is_good());
+        let failed = "rig_kernels-1: returns_without_exits (5 tries)";
+        table.add("7.2-rt".to_owned(), came(&[failed], &[]));
+        assert!(!table.is_good());
+        table.add("gone".to_owned(), None);
+        expect![[r#"
+
+            kernel     counts  returns  returns without exits
+            6.1-cloud  yes     yes      yes
+            6.12-rt    flaky   yes      yes
+            7.2-rt     yes     yes      NO
+            gone       NO      NO       NO
+        "#]]
+        .assert_eq(&table.render());
+    }
+
+    #[test]
+    fn kernel_that_cannot_be_had_is_not_good() {
+        let mut table = Table::default();
+        table.add("6.1-cloud".to_owned(), came(&[], &[]));
+        table.add("gone".to_owned(), None);
+        assert!(!table.is_good());
+    }
+}

@@ -1,0 +1,209 @@
+//! The promises that hold on every kernel, in a few guests: `cargo lab matrix` runs these tests with one
+//! kernel after another. Nothing here knows how a kernel's functions look.
+
+use std::time::Duration;
+
+use hvprobe_arch::insn::instruction_len;
+use hvprobe_introspect::event::EventKind;
+use hvprobe_tests::rig::{
+    Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
+};
+use hvprobe_vmm::machine::{Event, MachineConfig, Mechanism, ProbeId, ProbeSpec, ProbeState};
+
+/// A function that nobody but the workload calls.
+const FUNCTION: &str = "__x64_sys_getpgid";
+const SLEEP: &str = "__x64_sys_clock_nanosleep";
+
+/// Where instructions of [`FUNCTION`] begin, as offsets.
+fn instructions(running: &Running) -> Vec<u64> {
+    let (at, text) = (running.address(FUNCTION), running.text(FUNCTION));
+    let mut offsets = vec![0];
+    let mut offset = 0;
+    while let Some(len) = text.get(offset..).and_then(|code| {
+        let here = at.wrapping_add(offset as u64);
+        instruction_len(code, here)
+    }) {
+        offset += len;
+        offsets.push(offset as u64);
+    }
+    offsets
+}
+
+/// Registers a probe of [`FUNCTION`] that is carried out by `wanted`, beside those that there are.
+fn register(running: &Running, wanted: Mechanism, offsets: &mut Vec<u64>) -> ProbeId {
+    let machine = &running.machine;
+    let mut reasons = Vec::new();
+    for (n, offset) in offsets.clone().into_iter().enumerate() {
+        let spec = ProbeSpec {
+            mechanism: Some(wanted),
+            ..probe(&format!("p {FUNCTION}+{offset}"))
+        };
+        match machine.register(&[spec]) {
+            Ok(ids) if info(machine, ids[0]).mechanism == Some(wanted) => {
+                offsets.remove(n);
+                return ids[0];
+            }
+            Ok(ids) => {
+                reasons.push(format!("{:?}", info(machine, ids[0])));
+                machine.unregister(&ids).expect("just registered");
+            }
+            Err(error) => reasons.push(chain(&error)),
+        }
+    }
+    panic!("nothing is {wanted:?}: {reasons:#?}");
+}
+
+#[test]
+fn counts() {
+    if rig("exact counts on two virtual CPUs").is_none() {
+        return;
+    }
+    let mut config = guest(2, &["workload", "hammer", "1", "2"]);
+    config.probes = vec![probe(&format!("p {FUNCTION}"))];
+    let running = Running::boot(config);
+    let machine = running.machine.clone();
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    let counts = machine.probes()[0].counts;
+    let calls = values(&printed, "calls")[0];
+    assert!(calls > 100, "{calls} calls");
+    let hits = i64::try_from(counts.hits).expect("few");
+    assert_eq!((hits, counts.missed, counts.faults), (calls, 0, 0));
+}
+
+#[test]
+fn mechanisms() {
+    const CALLS: u64 = 500;
+    if rig("each mechanism by name").is_none() {
+        return;
+    }
+    let calls = CALLS.to_string();
+    let command = ["workload", "held", "calls", "getpgid", &calls];
+    let mut running = Running::boot(optimizing_guest(2, &command));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let text = running.text(FUNCTION);
+    let mut offsets = instructions(&running);
+    // What only some instructions can be comes first.
+    let ids = [
+        Mechanism::Optimized,
+        Mechanism::Boosted,
+        Mechanism::Stepped,
+        Mechanism::Emulated,
+    ]
+    .map(|wanted| register(&running, wanted, &mut offsets));
+    machine.console_input(b"\n");
+    running.wait_for("over");
+    for id in ids {
+        let info = info(&machine, id);
+        let counts = (info.counts.hits, info.counts.missed, info.counts.faults);
+        assert_eq!(counts, (CALLS, 0, 0), "{info:?}");
+    }
+    machine.unregister(&ids).expect("registered");
+    assert_eq!(running.text(FUNCTION), text);
+    machine.console_input(b"\n");
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    assert_eq!(events.len() as u64, 4 * CALLS);
+    let named = |event: &Event| event.task.is_some_and(|task| task.comm() == "workload");
+    assert!(events.iter().all(named), "a hit without its task");
+}
+
+/// Whether return probes tell what functions returned and how long they took, with exits or without.
+/// Tells the mechanisms that they had.
+fn follow(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> [Mechanism; 2] {
+    const SLEPT: Duration = Duration::from_millis(50);
+    const ESRCH: i64 = 3;
+    let script = "echo ready; read go; for n in 1 2 3; do usleep 50000; done; \
+        workload raw 121 31007; echo over; read go";
+    let mut running = Running::boot(config(2, &["sh", "-c", script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let texts = [SLEEP, FUNCTION].map(|function| running.text(function));
+    let ids = [SLEEP, FUNCTION].map(|function| running.register(probe(&format!("r {function}"))));
+    let mechanisms = ids.map(|id| info(&machine, id).mechanism.expect("armed"));
+    machine.console_input(b"\n");
+    running.wait_for("over");
+    machine.unregister(&ids).expect("registered");
+    assert_eq!(
+        [SLEEP, FUNCTION].map(|function| running.text(function)),
+        texts
+    );
+    machine.console_input(b"\n");
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    let of = |id: ProbeId, comm: &str| {
+        let events = events.iter().filter(|event| event.probe == id);
+        let of_task = |event: &&Event| event.task.is_some_and(|task| task.comm() == comm);
+        events.filter(of_task).collect::<Vec<_>>()
+    };
+    let sleeps = of(ids[0], "usleep");
+    assert_eq!(sleeps.len(), 3, "{printed}");
+    for event in sleeps {
+        let EventKind::Return(call) = event.kind else {
+            panic!("{event:?}");
+        };
+        let took = Duration::from_nanos(event.host_ns.saturating_sub(call.entry_ns));
+        assert!(took >= SLEPT && took < 20 * SLEPT, "{took:?}");
+        assert_eq!(event.regs.rax, 0);
+    }
+    let [gone] = of(ids[1], "workload")[..] else {
+        panic!("{printed}");
+    };
+    assert_eq!(gone.regs.rax.cast_signed(), -ESRCH);
+    mechanisms
+}
+
+#[test]
+fn returns() {
+    if rig("return probes").is_some() {
+        let mechanisms = follow(guest);
+        assert!(!mechanisms.contains(&Mechanism::Optimized));
+    }
+}
+
+#[test]
+fn returns_without_exits() {
+    if rig("optimized return probes").is_some() {
+        assert_eq!(follow(optimizing_guest), [Mechanism::Optimized; 2]);
+    }
+}
+
+#[test]
+fn modules() {
+    if rig("probes of a module").is_none() {
+        return;
+    }
+    let script = "echo ready; read go; insmod /lib/modules/dummy.ko && echo loaded; read go; \
+        cat /proc/net/dev >/dev/null; rmmod dummy && echo unloaded; read go";
+    let mut running = Running::boot(optimizing_guest(2, &["sh", "-c", script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let definitions = [
+        "p dummy:dummy_setup",
+        "r dummy:dummy_dev_init",
+        "r dummy:dummy_get_stats64",
+    ];
+    let ids = definitions.map(|definition| running.register(probe(definition)));
+    machine.console_input(b"\n");
+    running.wait_for("loaded");
+    for id in ids {
+        let info = info(&machine, id);
+        assert_eq!(info.state, ProbeState::Placed, "{info:?}");
+    }
+    // Loading makes one device.
+    let hits = |id| info(&machine, id).counts.hits;
+    assert_eq!([hits(ids[0]), hits(ids[1])], [1, 1]);
+    machine.console_input(b"\n");
+    running.wait_for("unloaded");
+    for id in ids {
+        let info = info(&machine, id);
+        assert_eq!(info.state, ProbeState::Gone, "{info:?}");
+    }
+    machine.console_input(b"\n");
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    let by_cat = |event: &&Event| event.task.is_some_and(|task| task.comm() == "cat");
+    let read = events.iter().filter(|event| event.probe == ids[2]);
+    assert_eq!(read.filter(by_cat).count(), 1, "{printed}");
+}
