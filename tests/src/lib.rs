@@ -9,5 +9,6 @@ pub mod detour;
 pub mod differential;
 pub mod fuzz;
 pub mod micro;
+pub mod names;
 pub mod rig;
 pub mod wait;

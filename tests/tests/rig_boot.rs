@@ -1,5 +1,6 @@
 //! A stock kernel boots under our VMM, and its probes count exactly.
 
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
 use hvprobe_vmm::machine::{DEFAULT_CMDLINE, Mechanism, ProbeSpec};
 
@@ -75,16 +76,19 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
             config.cmdline += " pti=on";
         }
         config.optimize = optimize;
-        let mut stepped = probe("p do_getpgid+5");
+        let inner = names::behind_entry("do_getpgid");
+        let mut stepped = probe(&format!("p do_getpgid+{inner}"));
         stepped.mechanism = Some(Mechanism::Stepped);
+        let behind = names::behind_entry("__x64_sys_getpgid");
         let ways = [
             "p __x64_sys_getpgid",
-            "p __x64_sys_getpgid+5",
+            &format!("p __x64_sys_getpgid+{behind}"),
             "r do_getpgid",
             "r __x64_sys_getpgid",
         ];
         config.probes = ways.map(probe).into_iter().chain([stepped]).collect();
-        let hot = ["p vfs_read", "r vfs_read", "p scheduler_tick", "r schedule"];
+        let tick = format!("p {}", names::own("scheduler_tick"));
+        let hot = ["p vfs_read", "r vfs_read", &tick, "r schedule"];
         config.probes.extend(hot.map(|definition| ProbeSpec {
             maxactive_auto: definition.starts_with('r'),
             ..probe(definition)

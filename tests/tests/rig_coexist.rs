@@ -4,6 +4,7 @@
 
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_introspect::probe::Unoptimized;
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };
@@ -17,16 +18,19 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
         return;
     }
     // Ours are on the caller of the function that the guest's own probes are in.
-    let script = "workload calls getpgid 50; \
-                  workload kprobe-event do_getpgid+5 100 3; \
-                  workload kretprobe-event do_getpgid 100 3; \
-                  workload static-keys 20; \
-                  workload ptrace-debugger 20; \
-                  workload calls getpgid 50";
+    let inner = names::behind_entry("do_getpgid");
+    let script = &format!(
+        "workload calls getpgid 50; \
+         workload kprobe-event do_getpgid+{inner} 100 3; \
+         workload kretprobe-event do_getpgid 100 3; \
+         workload static-keys 20; \
+         workload ptrace-debugger 20; \
+         workload calls getpgid 50"
+    );
     let mut config = guest(2, &["sh", "-c", script]);
     let post = ProbeSpec {
         mechanism: Some(hvprobe_vmm::machine::Mechanism::Stepped),
-        ..probe(&format!("p {FUNCTION}+5"))
+        ..probe(&format!("p {FUNCTION}+{}", names::behind_entry(FUNCTION)))
     };
     config.probes = vec![
         probe(&format!("p {FUNCTION}")),

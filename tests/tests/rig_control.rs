@@ -7,6 +7,7 @@ use hvprobe_arch::Gva;
 use hvprobe_introspect::event::EventKind;
 use hvprobe_introspect::probe::spec::Hold;
 use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
 use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec, ProbeState, State};
 
@@ -158,7 +159,7 @@ fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
         return;
     }
     // `mov 0x70(%rdi),%edi`, which only a copy can do.
-    let definition = format!("p {ENTRY}+5");
+    let definition = format!("p {ENTRY}+{}", names::behind_entry(ENTRY));
     for (wanted, post) in [
         (Some(Mechanism::Boosted), false),
         (Some(Mechanism::Stepped), false),

@@ -8,6 +8,7 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::EventKind;
 use hvprobe_introspect::probe::Unoptimized;
 use hvprobe_introspect::probe::spec::{Comparison, Condition, Item, RegisterSet};
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,
 };
@@ -285,12 +286,13 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
     ));
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let original: Vec<Vec<u8>> = HOT.iter().map(|name| running.text(name)).collect();
+    let hot = HOT.map(names::own);
+    let original: Vec<Vec<u8>> = hot.iter().map(|name| running.text(name)).collect();
     // How many carried a jump, by the instructions under it: one, or several.
     let mut jumps = [0, 0];
     let mut reasons = BTreeMap::new();
     for offset in 0..REACH {
-        let specs: Vec<_> = HOT
+        let specs: Vec<_> = hot
             .iter()
             .map(|name| probe(&format!("p {name}+{offset}")))
             .collect();
@@ -307,7 +309,7 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
                 (Some(Mechanism::Optimized), _) => {
                     let at = probe.addr.expect("placed");
                     let (name, offset) = probe.symbol.expect("placed");
-                    let index = HOT
+                    let index = hot
                         .iter()
                         .position(|hot| *hot == name)
                         .expect("one of them");
@@ -322,7 +324,7 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
         ids.push(own);
         machine.unregister(&ids).expect("registered");
     }
-    for (name, original) in HOT.iter().zip(&original) {
+    for (name, original) in hot.iter().zip(&original) {
         assert_eq!(&running.text(name), original, "{name}");
     }
     machine.console_input(b"\n");

@@ -3,6 +3,7 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
 use hvprobe_tests::wait;
 use hvprobe_vmm::machine::{Mechanism, ProbeInfo, ProbeState};
@@ -202,7 +203,8 @@ fn the_guests_own_kprobe_counts_every_call_beside_ours() {
     }
     // Ours is on the caller; the guest's is past the entry nop of the function it calls, where
     // ftrace cannot do it, so an int3.
-    let mut config = guest(1, &["workload", "kprobe-event", "do_getpgid+5", "300"]);
+    let inner = format!("do_getpgid+{}", names::behind_entry("do_getpgid"));
+    let mut config = guest(1, &["workload", "kprobe-event", &inner, "300"]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
     let running = Running::boot(config);
     let machine = running.machine.clone();
@@ -266,7 +268,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
         .collect();
     let (mut entries, mut inside) = (0, 0);
     let everywhere = names.iter().step_by(names.len() / FUNCTIONS);
-    for name in everywhere.map(String::as_str).chain(HOT) {
+    for name in everywhere.map(String::as_str).chain(HOT.map(names::own)) {
         let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
         entries += usize::from(register(0).is_ok());
         // The first instruction past the entry nop that begins 6 to 30 bytes in.
@@ -306,7 +308,7 @@ fn stopping_a_busy_guest_ends_it_without_probes() {
     let original = text_of(&running, at);
     let ids = machine
         .register(&[
-            probe(&format!("p {FUNCTION}+5")),
+            probe(&format!("p {FUNCTION}+{}", names::behind_entry(FUNCTION))),
             probe(&format!("p {FUNCTION}")),
         ])
         .or_else(|_| machine.register(&[probe(&format!("p {FUNCTION}"))]))
