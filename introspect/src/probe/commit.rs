@@ -136,10 +136,10 @@ impl Registry {
             self.set_patch(at, patch);
         }
         self.forget(leaving, mem);
-        self.vacate_calls(leaving, mem, still);
+        let sent_to = self.vacate_calls(leaving, mem, still);
         self.vacate_sources(leaving, mem);
         self.settle_sources(leaving);
-        self.reclaim_jumps(mem, still);
+        self.reclaim_jumps(mem, still, &sent_to);
         self.tidy(&BTreeMap::new(), mem);
         Ok(Arc::new(self.table(leaving)))
     }
@@ -270,19 +270,21 @@ impl Registry {
         }
     }
 
-    /// Lets calls in flight of the probes that leave return to their callers on their own.
+    /// Lets calls in flight of the probes that leave return on their own. Tells where to: to their
+    /// callers, or to the stubs of other probes that the same functions are followed by.
     fn vacate_calls(
         &mut self,
         leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         still: Still<'_>,
-    ) {
+    ) -> Vec<Gva> {
+        let mut sent_to = Vec::new();
         let (Some(live), Some(fixtures)) = (&self.live, self.hidden.fixtures()) else {
-            return;
+            return sent_to;
         };
         let is_return = |id: &ProbeId| self.probes.get(id).is_some_and(|p| p.pool.is_some());
         if !leaving.iter().any(is_return) {
-            return;
+            return sent_to;
         }
         let trampoline = fixtures.trampoline();
         let tables = &live.view.tables;
@@ -303,10 +305,12 @@ impl Registry {
                 let fate = vacate(frame, trampoline, tables, mem);
                 if fate == Fate::Forget {
                     vacated.add(frame);
+                    sent_to.push(frame.ret);
                 }
                 fate
             },
         );
+        sent_to
     }
 
     /// Takes the gate away while no int3 of ours can be reached: no site is armed, and whoever was

@@ -149,13 +149,18 @@ impl Registry {
 
     /// Gives back the detours of former jumps, and the stubs, instances and counters of probes that
     /// have left, that nobody can come to any more, when they take much room and a look
-    /// was taken.
-    pub(super) fn reclaim_jumps(&mut self, mem: &dyn PhysMemory, still: Still<'_>) {
+    /// was taken. After that look calls were sent to where `sent_to` says.
+    pub(super) fn reclaim_jumps(
+        &mut self,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+        sent_to: &[Gva],
+    ) {
         if !self.is_crowded() {
             return;
         }
         let Some(seen) = still.seen else { return };
-        let mut roots = Vec::new();
+        let mut roots: Vec<Lead> = sent_to.iter().copied().map(Lead::Address).collect();
         self.returns
             .calls
             .live(|call| roots.push(Lead::Address(call.ret)));

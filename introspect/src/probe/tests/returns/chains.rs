@@ -407,3 +407,34 @@ fn a_call_that_is_seen_only_through_another_probes_instance_comes_home() {
         Step::Return(0),
     ]);
 }
+
+#[test]
+fn a_call_that_is_sent_on_to_code_of_a_probe_that_has_left_comes_home() {
+    // Through the trampoline it was to return to the stub of a probe that leaves before.
+    run(&[
+        Step::Call {
+            task: 0,
+            function: 0,
+        },
+        Step::Register {
+            function: 2,
+            followed: false,
+        },
+        Step::Register {
+            function: 0,
+            followed: true,
+        },
+        Step::HalfCall { task: 0, source: 0 },
+        Step::GoOn(0),
+        Step::Tail {
+            task: 0,
+            function: 2,
+        },
+        Step::Unregister(1),
+        Step::Register {
+            function: 0,
+            followed: false,
+        },
+        Step::Unregister(0),
+    ]);
+}
