@@ -64,6 +64,81 @@ pub struct Regs {
     pub rflags: u64,
 }
 
+impl Regs {
+    /// How many there are.
+    pub const COUNT: usize = 18;
+
+    /// All of them, in the order of the fields.
+    #[must_use]
+    pub fn words(&self) -> [u64; Self::COUNT] {
+        [
+            self.rax,
+            self.rbx,
+            self.rcx,
+            self.rdx,
+            self.rsi,
+            self.rdi,
+            self.rsp,
+            self.rbp,
+            self.r8,
+            self.r9,
+            self.r10,
+            self.r11,
+            self.r12,
+            self.r13,
+            self.r14,
+            self.r15,
+            self.rip,
+            self.rflags,
+        ]
+    }
+
+    /// The registers whose [`Regs::words`] these are.
+    #[must_use]
+    pub fn from_words(words: [u64; Self::COUNT]) -> Self {
+        let [
+            rax,
+            rbx,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            rsp,
+            rbp,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            rip,
+            rflags,
+        ] = words;
+        Self {
+            rax,
+            rbx,
+            rcx,
+            rdx,
+            rsi,
+            rdi,
+            rsp,
+            rbp,
+            r8,
+            r9,
+            r10,
+            r11,
+            r12,
+            r13,
+            r14,
+            r15,
+            rip,
+            rflags,
+        }
+    }
+}
+
 /// A general 64-bit register, by the number instructions encode it with (SDM vol. 2, table 3-1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(

@@ -41,8 +41,7 @@ const GUEST_TSC: usize = 5;
 /// Length of the data, and [`MUTED`].
 const META: usize = 6;
 const REGS: usize = 7;
-const REGS_LEN: usize = 18;
-const DATA: usize = REGS + REGS_LEN;
+const DATA: usize = REGS + Regs::COUNT;
 
 const MUTED: u64 = 1 << 63;
 
@@ -118,7 +117,7 @@ impl<'a> Record<'a> {
         self.put(ID, entry.id);
         self.put(HOST_NS, entry.host_ns);
         self.put(GUEST_TSC, entry.guest_tsc);
-        for (word, value) in (REGS..).zip(to_words(entry.regs)) {
+        for (word, value) in (REGS..).zip(entry.regs.words()) {
             self.put(word, value);
         }
         let kept = entry.data.len().min(self.data.len() * 8);
@@ -132,7 +131,7 @@ impl<'a> Record<'a> {
 
     #[inline]
     pub(super) fn regs(self) -> Regs {
-        from_words(std::array::from_fn(|i| self.get(REGS + i)))
+        Regs::from_words(std::array::from_fn(|i| self.get(REGS + i)))
     }
 
     pub(super) fn data(self, into: &mut [u8; DATA_MAX]) -> &[u8] {
@@ -144,55 +143,5 @@ impl<'a> Record<'a> {
             chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
         }
         &into[..len]
-    }
-}
-
-fn to_words(r: &Regs) -> [u64; REGS_LEN] {
-    [
-        r.rax, r.rbx, r.rcx, r.rdx, r.rsi, r.rdi, r.rsp, r.rbp, r.r8, r.r9, r.r10, r.r11, r.r12,
-        r.r13, r.r14, r.r15, r.rip, r.rflags,
-    ]
-}
-
-fn from_words(words: [u64; REGS_LEN]) -> Regs {
-    let [
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
-    ] = words;
-    Regs {
-        rax,
-        rbx,
-        rcx,
-        rdx,
-        rsi,
-        rdi,
-        rsp,
-        rbp,
-        r8,
-        r9,
-        r10,
-        r11,
-        r12,
-        r13,
-        r14,
-        r15,
-        rip,
-        rflags,
     }
 }
