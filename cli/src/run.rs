@@ -140,6 +140,8 @@ struct Session {
     tail: Option<JoinHandle<Tail>>,
     /// Of the boot, until the guest is up.
     progress: Option<Progress>,
+    /// It was told that the guest runs another kernel.
+    replaced: bool,
 }
 
 impl Session {
@@ -169,6 +171,7 @@ impl Session {
             console,
             tail,
             progress: Some(progress),
+            replaced: false,
         })
     }
 
@@ -194,9 +197,14 @@ impl Session {
                         Batch::Ended(ending) => return Ok(Over::Ended(ending)),
                     }
                 }
-                Ok(Some(machine)) = self.states.message(), if self.progress.is_some() => {
+                Ok(Some(machine)) = self.states.message() => {
                     if machine.state() == MachineState::Running {
                         self.is_up(timings).await?;
+                    }
+                    if machine.kernel_replaced && !std::mem::replace(&mut self.replaced, true) {
+                        output::tell(format_args!(
+                            "the guest runs another kernel now: all probes are gone"
+                        ));
                     }
                 }
                 step = step(&mut self.console) => match step? {

@@ -322,6 +322,14 @@ impl HiddenRegion {
         Ok(())
     }
 
+    /// Whether the region was mapped, and the guest does not see it any more.
+    pub(crate) fn is_lost(&self, mem: &dyn PhysMemory) -> bool {
+        self.mapped.as_ref().is_some_and(|mapped| {
+            let now = mem.read_u64(mapped.entry_at);
+            now.map(|now| now & !entry::DIRTY) != Ok(mapped.entry)
+        })
+    }
+
     /// Keeps the region mapped from now on: somebody may come to the trampoline at any time.
     pub fn pin(&mut self) {
         self.pinned = true;

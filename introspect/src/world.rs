@@ -34,6 +34,9 @@ pub struct Standing {
     pub regs: Regs,
     /// Its GS base: the per-CPU base if RIP is the kernel's.
     pub gs_base: u64,
+    /// Where that instruction lies, by the virtual CPU's own page tables, if it is the kernel's or a
+    /// module's.
+    pub text: Option<Gpa>,
 }
 
 impl Standing {
@@ -52,31 +55,9 @@ impl Standing {
     /// All addresses it may go to without reading memory: where it stands, and what its general
     /// registers hold.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Gva> {
-        let Regs {
-            rax,
-            rbx,
-            rcx,
-            rdx,
-            rsi,
-            rdi,
-            rsp,
-            rbp,
-            r8,
-            r9,
-            r10,
-            r11,
-            r12,
-            r13,
-            r14,
-            r15,
-            rip,
-            rflags: _,
-        } = self.regs;
-        [
-            rip, rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, r10, r11, r12, r13, r14, r15,
-        ]
-        .map(Gva)
-        .into_iter()
+        // The last one is no address.
+        let words = self.regs.words().into_iter().take(Regs::COUNT - 1);
+        words.map(Gva)
     }
 }
 

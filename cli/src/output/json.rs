@@ -300,6 +300,7 @@ pub(crate) struct Machine {
     ending: Option<Ending>,
     stopped_at: Option<StoppedAt>,
     disarmed: bool,
+    kernel_replaced: bool,
 }
 
 /// The hit that a machine is paused at.
@@ -324,6 +325,7 @@ impl From<&v1::Machine> for Machine {
                 vcpu: at.vcpu,
             }),
             disarmed: machine.disarmed,
+            kernel_replaced: machine.kernel_replaced,
         }
     }
 }

@@ -65,6 +65,9 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
                     (None, Some(at)) => {
                         format!("{state} at a hit of probe {} on CPU {}", at.probe, at.vcpu)
                     }
+                    (None, None) if machine.kernel_replaced => {
+                        format!("{state} another kernel")
+                    }
                     (None, None) if machine.disarmed => format!("{state}, disarmed"),
                     (None, None) => state.to_owned(),
                 },
@@ -448,6 +451,7 @@ mod tests {
             first_entry_ns: None,
             stopped_at: None,
             disarmed: false,
+            kernel_replaced: false,
             skipped: Vec::new(),
         };
         let stopped = v1::Machine {
@@ -457,6 +461,10 @@ mod tests {
         };
         let disarmed = v1::Machine {
             disarmed: true,
+            ..running.clone()
+        };
+        let replaced = v1::Machine {
+            kernel_replaced: true,
             ..running.clone()
         };
         let ended = v1::Machine {
@@ -470,13 +478,14 @@ mod tests {
             ..running.clone()
         };
         check(
-            &machines(&[running, ended, stopped, disarmed]),
+            &machines(&[running, ended, stopped, disarmed, replaced]),
             expect![[r#"
                 NAME  STATE                                CPUS   MEMORY  CATCH       KERNEL
                 vm0   running                                 2  256 MiB  debug-exit  /boot/vmlinuz
                 web   ended: shutdown, status 3               2  256 MiB  debug-exit  /boot/vmlinuz
                 vm0   paused at a hit of probe 3 on CPU 1     2  256 MiB  debug-exit  /boot/vmlinuz
-                vm0   running, disarmed                       2  256 MiB  debug-exit  /boot/vmlinuz"#]],
+                vm0   running, disarmed                       2  256 MiB  debug-exit  /boot/vmlinuz
+                vm0   running another kernel                  2  256 MiB  debug-exit  /boot/vmlinuz"#]],
         );
     }
 

@@ -151,18 +151,24 @@ impl Detours {
         self.place
     }
 
-    /// Maps everything, if it is not mapped.
+    /// Finds a place for everything, if it has none. The guest sees nothing of it until
+    /// [`Detours::enter`].
     ///
     /// # Errors
     /// When there is no room in the window, or the tables cannot be followed.
-    pub(crate) fn map(
+    pub(crate) fn reserve(
         &mut self,
         mem: &dyn PhysMemory,
         tables: &PageTables,
     ) -> Result<Ring, HiddenError> {
         let fresh = self.code.start().is_none() || self.data.start().is_none();
-        let data = self.data.map(mem, tables, self.window, 0)?;
-        let code = self.code.map(mem, tables, self.window, INT3)?;
+        let data = self.data.reserve(mem, tables, self.window, 0)?;
+        // What is reserved is still empty.
+        let behind = Window {
+            start: data.wrapping_add(self.data.len()),
+            ..self.window
+        };
+        let code = self.code.reserve(mem, tables, behind, INT3)?;
         if fresh {
             let (limit, bell) = self.place.initial();
             self.place.tell(mem, limit, bell)?;
@@ -181,6 +187,19 @@ impl Detours {
             watermark: WATERMARK,
             doorbell_port: DOORBELL_PORT,
         })
+    }
+
+    /// Lets the guest see everything that has a place. The virtual CPUs must stand still.
+    ///
+    /// # Errors
+    /// When somebody has taken its place meanwhile.
+    pub(crate) fn enter(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+    ) -> Result<(), HiddenError> {
+        self.data.enter(mem, tables)?;
+        self.code.enter(mem, tables)
     }
 
     /// Room for `size` bytes of code, at a place that `choose` finds between two addresses.

@@ -1,6 +1,7 @@
 //! Large pages of ours in the guest's address space: where detours lie, and what they share with us.
 //!
-//! States: `unmapped → mapped`. Invariants: an extent is mapped through entries of the kernel's own
+//! States: `nowhere → reserved → mapped`; the guest sees nothing of the first two. Invariants: an
+//! extent is mapped while the virtual CPUs stand still, through entries of the kernel's own
 //! level-2 table that were empty, side by side; none is both writable and executable, as far as the
 //! guest's processors can tell; once mapped it stays, because a task may have been interrupted in
 //! any detour.
@@ -30,7 +31,17 @@ pub(crate) struct Extent {
     at: Gpa,
     pages: u64,
     access: Access,
-    start: Option<Gva>,
+    place: Option<Place>,
+}
+
+/// Where an extent is in the guest's address space.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: Gva,
+    /// What its pages' entries hold besides the address.
+    bits: u64,
+    /// The guest sees it.
+    entered: bool,
 }
 
 impl Extent {
@@ -41,7 +52,7 @@ impl Extent {
             at,
             pages,
             access,
-            start: None,
+            place: None,
         }
     }
 
@@ -50,32 +61,32 @@ impl Extent {
         self.pages * LARGE_PAGE
     }
 
-    /// Where the guest sees it, once mapped.
+    /// Where the guest sees it, or will, once it has a place.
     pub(crate) fn start(&self) -> Option<Gva> {
-        self.start
+        Some(self.place?.start)
     }
 
     /// The physical address of `len` bytes that the guest sees at `at`; `None` unless all of them lie
     /// in the extent.
     pub(crate) fn gpa(&self, at: Gva, len: u64) -> Option<Gpa> {
-        let offset = at.offset_from(self.start?)?;
+        let offset = at.offset_from(self.start()?)?;
         let inside = offset.checked_add(len)? <= self.len();
         inside.then(|| self.at.wrapping_add(offset))
     }
 
-    /// Maps it somewhere in `window` if it is not mapped, filled with `filling`.
+    /// Finds a place for it in `window` if it has none, and fills it with `filling`. The guest sees
+    /// nothing new.
     ///
     /// # Errors
-    /// When not enough entries are empty side by side, or the tables cannot be followed; then the
-    /// guest sees nothing new.
-    pub(crate) fn map(
+    /// When not enough entries are empty side by side, or the tables cannot be followed.
+    pub(crate) fn reserve(
         &mut self,
         mem: &dyn PhysMemory,
         tables: &PageTables,
         window: Window,
         filling: u8,
     ) -> Result<Gva, HiddenError> {
-        if let Some(start) = self.start {
+        if let Some(Place { start, .. }) = self.place {
             return Ok(start);
         }
         let start = self.empty_entries(mem, tables, window)?;
@@ -87,13 +98,40 @@ impl Extent {
         if self.access == Access::Write {
             bits |= entry::WRITABLE | entry::DIRTY | no_execute(mem, tables, start)?;
         }
-        for page in 0..self.pages {
-            let (entry_at, _) = tables.entry_at(mem, start.wrapping_add(page * LARGE_PAGE), 2)?;
-            let frame = self.at.0 + page * LARGE_PAGE;
-            mem.write(entry_at, &(frame | bits).to_le_bytes())?;
-        }
-        self.start = Some(start);
+        self.place = Some(Place {
+            start,
+            bits,
+            entered: false,
+        });
         Ok(start)
+    }
+
+    /// Lets the guest see it, if it has a place. The virtual CPUs must stand still.
+    ///
+    /// # Errors
+    /// When somebody has taken its place meanwhile; then the guest sees nothing new.
+    pub(crate) fn enter(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+    ) -> Result<(), HiddenError> {
+        let Some(place) = self.place.as_mut().filter(|place| !place.entered) else {
+            return Ok(());
+        };
+        let mut entries = Vec::new();
+        for page in 0..self.pages {
+            let offset = page * LARGE_PAGE;
+            let (at, value) = tables.entry_at(mem, place.start.wrapping_add(offset), 2)?;
+            if value != 0 {
+                return Err(HiddenError::EntryChanged { at });
+            }
+            entries.push((at, self.at.wrapping_add(offset)));
+        }
+        for (at, frame) in entries {
+            mem.write(at, &(frame.0 | place.bits).to_le_bytes())?;
+        }
+        place.entered = true;
+        Ok(())
     }
 
     fn empty_entries(

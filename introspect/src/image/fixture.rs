@@ -14,6 +14,8 @@ const INIT_TEXT: u64 = 0xffff_ffff_8304_e000;
 pub(crate) const KPROBE_TABLE: u64 = DATA + 0xc00;
 pub(crate) const KPROBE_MUTEX: u64 = DATA + 0xe00;
 
+pub(crate) const BANNER: u64 = DATA + 0xf00;
+
 /// How kernels of several ages lay out kallsyms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -377,7 +379,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
         add('T', name, fillers + 0x2580 + 0x10 * i);
     }
     let long = format!("_R{}", "long".repeat(100));
-    add('t', &long, fillers + 0x2630);
+    add('t', &long, fillers + 0x2640);
     let text_len = 0x4000;
     add('T', "_etext", TEXT + text_len);
 
@@ -391,6 +393,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     add('D', "init_top_pgt", DATA);
     add('d', "kprobe_table", KPROBE_TABLE);
     add('d', "kprobe_mutex", KPROBE_MUTEX);
+    add('D', "linux_banner", BANNER);
     data.resize(0x1000, 0);
     add('D', "__start_kprobe_blacklist", DATA + data.len() as u64);
     data.extend_from_slice(&(TEXT + 0x400).to_le_bytes());
@@ -458,7 +461,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
 }
 
 /// Functions that the engine has an interest in.
-pub(crate) const WATCHED: [&str; 11] = [
+pub(crate) const WATCHED: [&str; 12] = [
     "__switch_to",
     "do_task_dead",
     "do_init_module",
@@ -470,6 +473,7 @@ pub(crate) const WATCHED: [&str; 11] = [
     "fixup_exception",
     "__schedule",
     "__put_task_struct",
+    "machine_kexec",
 ];
 
 /// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`

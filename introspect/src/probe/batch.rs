@@ -157,6 +157,7 @@ impl Batch<'_, Placed> {
     fn error(&self, error: PlantError) -> RegisterError {
         let (to_blame, source) = match error {
             PlantError::Stop(error) => return error.into(),
+            PlantError::Replaced => (self.probes.first(), Refused::Replaced),
             PlantError::Refused(id, why) => {
                 let mut entries = self.probes.iter();
                 (entries.find(|entry| entry.state.id == id), why)
@@ -221,6 +222,9 @@ impl Registry {
                 source,
             })?;
         }
+        if self.is_overwritten(world.memory()) {
+            self.find_out_replaced(world);
+        }
         if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
             self.read_modules(world.memory());
         }
@@ -235,6 +239,11 @@ impl Registry {
             Ok(planted) => {
                 self.take_back(planted.refused.iter().map(|(id, _)| *id));
                 Ok(batch.registered(planted))
+            }
+            Err(PlantError::Replaced) => {
+                self.take_back(batch.ids());
+                // Which refuses all of it.
+                self.register_batch(specs, refusals, world)
             }
             Err(error) => {
                 self.take_back(batch.ids());
@@ -255,6 +264,14 @@ impl Registry {
             skipped: Vec::new(),
         };
         for (index, spec) in specs.iter().enumerate() {
+            if self.replaced {
+                let refused = Skipped::new(index, spec, Refused::Replaced);
+                if refusals == Refusals::Fail {
+                    return Err(refused.into());
+                }
+                batch.skipped.push(refused);
+                continue;
+            }
             let room = BATCH_MAX.saturating_sub(batch.probes.len() + batch.skipped.len());
             match self.singles(spec, room) {
                 Ok(singles) => batch.probes.extend(singles.into_iter().map(|spec| Entry {

@@ -14,7 +14,7 @@ use super::ProbeId;
 use super::jump::Jump;
 use super::look::{AT_ONCE_MAX, Still};
 use super::patch::{Edit, Text};
-use super::plan::Obstacle;
+use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Registry};
 use super::returns::vacate;
 use super::site::{Obstacles, Patch, Place, SiteState, patched};
@@ -22,6 +22,7 @@ use super::table::{
     Counters, Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site,
 };
 use crate::calls::{Fate, Pool};
+use crate::hidden::KERNEL_WINDOW;
 use crate::world::{StopError, World};
 
 /// Why a change did not happen.
@@ -58,6 +59,9 @@ impl Registry {
         let mut look = self.look(&jumps, leaving, most, world);
         let mut result = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
+            if let Some(none) = self.abandon_replaced(mem, standing) {
+                return Some(none);
+            }
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
             self.keep_usable(&mut jumps, mem, still);
@@ -65,7 +69,13 @@ impl Registry {
                 .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
                 .ok()
         });
-        self.give_jumps_back(jumps.into_iter().collect());
+        drop(look);
+        if self.replaced {
+            // What was to be changed is gone.
+            self.forget_records(world);
+        } else {
+            self.give_jumps_back(jumps.into_iter().collect());
+        }
         let stopped_for = stopped.map_err(CommitError::Stop)?;
         result.map(|()| stopped_for)
     }
@@ -95,6 +105,7 @@ impl Registry {
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, Obstacles> {
+        self.enter_detours(mem)?;
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         for (at, site) in &self.sites {
             if !self.is_wanted(site, leaving) {
@@ -144,6 +155,19 @@ impl Registry {
         Ok(Arc::new(self.table(leaving)))
     }
 
+    /// Lets the guest see the memory of detours, if there is to be any.
+    fn enter_detours(&mut self, mem: &dyn PhysMemory) -> Result<(), Obstacle> {
+        let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
+            return Ok(());
+        };
+        let entered = detours.enter(mem, &live.view.tables);
+        entered.map_err(|source| {
+            let at = KERNEL_WINDOW.start;
+            let why = Refused::Slot { at, source };
+            Obstacle { at, why }
+        })
+    }
+
     /// What `site`, which is wanted, is to hold instead of what it does, given the jump that was
     /// prepared for it; `None` to leave it.
     fn next_patch(
@@ -182,11 +206,16 @@ impl Registry {
 
     /// Whether `site` is to carry an int3 or a jump.
     pub(super) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
-        let mut members = site.members.iter();
         let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
         self.switched_on
             && !left_to_ftrace
-            && (site.internal.is_some() || members.any(|id| self.is_enabled(*id, leaving)))
+            && (site.internal.is_some() || self.has_enabled(site, leaving))
+    }
+
+    /// Whether some probe at `site` takes part in hits.
+    pub(super) fn has_enabled(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+        let mut members = site.members.iter();
+        members.any(|id| self.is_enabled(*id, leaving))
     }
 
     /// Whether probe `id` takes part in hits.

@@ -191,6 +191,7 @@ impl State {
             // Both functions watched take the module as their first argument.
             Internal::Modules => Held::Modules(Gva(regs.rdi)),
             Internal::Kprobe => Held::Kprobe(Gva(regs.rdi)),
+            Internal::Kexec => Held::Kexec,
             Internal::FtraceBegins => Held::Ftrace { begins: true },
             Internal::FtraceEnds => Held::Ftrace { begins: false },
         };

@@ -92,6 +92,8 @@ pub enum Held {
     Modules(Gva),
     /// The guest is about to register its kprobe whose `struct kprobe` is there.
     Kprobe(Gva),
+    /// The guest's kernel is about to make way for another.
+    Kexec,
     /// The guest's ftrace is about to patch text, or has done so.
     Ftrace {
         /// Whether it is about to.
@@ -197,6 +199,12 @@ impl HitHandler {
     #[must_use]
     pub fn can_hit(&self) -> bool {
         !self.table.is_empty()
+    }
+
+    /// Whether the guest's kernel can be read.
+    #[must_use]
+    pub fn knows_kernel(&self) -> bool {
+        self.kernel.is_some()
     }
 
     /// Whether a hit may open the exception window.

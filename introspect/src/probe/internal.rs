@@ -8,6 +8,7 @@
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
 //! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
 //! | `fixup_exception` | copies that may fault run without us | a fault in one is the probepoint's |
+//! | `machine_kexec`  | probes that are planted             | another kernel is about to run ([`super::replaced`]) |
 //! | `arch_prepare_kprobe` | jumps may be written             | a kprobe of the guest's must not meet one ([`super::foreign`]) |
 //!
 //! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
@@ -23,7 +24,7 @@ use tracing::{info, warn};
 
 use super::commit::CommitError;
 use super::foreign::PREPARES;
-use super::plan::{Obstacle, Refused};
+use super::plan::{Obstacle, Probepoint, Refused};
 use super::registry::Registry;
 use super::site::{Place, SiteState};
 use super::table::Internal;
@@ -47,8 +48,12 @@ const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
 /// What the kernel calls for every fault of its own, before it complains of one, with the registers at
 /// the fault as its first argument (arch/x86/mm/extable.c).
 const FAULTS: &str = "fixup_exception";
-const ALL_HOOKS: [&str; 8] = [
+/// The function that runs last, for every kexec and for a crash kernel
+/// (arch/x86/kernel/machine_kexec_64.c).
+const LEAVES: &str = "machine_kexec";
+const ALL_HOOKS: [&str; 9] = [
     FAULTS,
+    LEAVES,
     TASK_FREED,
     TASK_DEAD,
     FTRACE_HOOKS[0].0,
@@ -80,6 +85,13 @@ impl Registry {
         }
         for (name, internal) in wanted {
             self.watch_function(name, internal, mem);
+        }
+        if self
+            .sites
+            .values()
+            .any(|site| self.has_enabled(site, leaving))
+        {
+            self.watch_function(LEAVES, Internal::Kexec, mem);
         }
         let is_used = |site: &SiteState| {
             site.internal.is_some() || site.members.iter().any(|id| !leaving.contains(id))
@@ -130,16 +142,26 @@ impl Registry {
     }
 
     fn watch_function(&mut self, name: &'static str, internal: Internal, mem: &dyn PhysMemory) {
-        let spec = ProbeSpec::from(Definition {
-            kind: Kind::Probe,
-            name: None,
-            target: Target::Symbol {
-                module: None,
-                name: name.to_owned(),
-                offset: 0,
-            },
-        });
-        match self.plan(&spec, mem) {
+        let spec = |offset| {
+            ProbeSpec::from(Definition {
+                kind: Kind::Probe,
+                name: None,
+                target: Target::Symbol {
+                    module: None,
+                    name: name.to_owned(),
+                    offset,
+                },
+            })
+        };
+        let behind = |point: &Probepoint| point.symbol.1 + point.displaced.bytes().len() as u64;
+        let planned = match self.plan(&spec(0), mem) {
+            // For its sake nobody needs to know what ftrace does.
+            Ok(point) if point.ftrace && internal == Internal::Kexec => {
+                self.plan(&spec(behind(&point)), mem)
+            }
+            planned => planned,
+        };
+        match planned {
             Ok(point) => self.site_of(point).internal = Some(internal),
             Err(why) if self.unwatched.insert(name) => {
                 warn!(%why, "{name} cannot be watched");

@@ -280,7 +280,7 @@ impl Registry {
         if wanted.is_empty() && stubs.is_empty() {
             return Vec::new();
         }
-        let around = self.map_detours(mem);
+        let around = self.reserve_detours(mem);
         if let Ok(around) = &around {
             self.make_stubs(&stubs, around, mem);
         }
@@ -307,7 +307,7 @@ impl Registry {
         prepared
     }
 
-    fn map_detours(&mut self, mem: &dyn PhysMemory) -> Result<Surroundings, Unoptimized> {
+    fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<Surroundings, Unoptimized> {
         let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
             return Err(Unoptimized::NoRoom);
         };
@@ -321,7 +321,7 @@ impl Registry {
             .task
             .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
         Ok(Surroundings {
-            ring: detours.map(mem, &view.tables)?,
+            ring: detours.reserve(mem, &view.tables)?,
             cpu,
             task: task.transpose()?,
         })

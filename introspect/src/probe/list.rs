@@ -10,6 +10,7 @@ use super::registry::Registry;
 use super::site::{Place, Probe, SiteState, patched};
 use super::{ProbeId, ProbeInfo, ProbeState};
 use crate::definition::{Definition, Kind, Target};
+use crate::world::World;
 
 impl Registry {
     /// Every registered probe, in the order of registration.
@@ -64,8 +65,10 @@ impl Registry {
     }
 
     /// Looks whether the guest has rewritten text under a probe, and marks and reports what it
-    /// finds. Needs no stop; meant to be called now and then.
-    pub fn watch(&mut self, mem: &dyn PhysMemory) {
+    /// finds. Meant to be called now and then. Needs no stop, unless all that we wrote is gone: then it
+    /// is looked whether the kernel is.
+    pub fn watch(&mut self, world: &dyn World) {
+        let mem = world.memory();
         let rewritten: Vec<_> = self
             .sites
             .iter()
@@ -75,6 +78,10 @@ impl Registry {
             })
             .map(|(at, _)| *at)
             .collect();
+        let is_all = !rewritten.is_empty() && !self.holds_any(mem);
+        if (is_all || self.is_overwritten(mem)) && self.find_out_replaced(world) {
+            return;
+        }
         for at in rewritten {
             if let Some(site) = self.sites.get_mut(&at) {
                 site.gone = true;

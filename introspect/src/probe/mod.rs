@@ -24,6 +24,7 @@ mod plant;
 mod quiescence;
 mod recording;
 pub mod registry;
+mod replaced;
 mod returns;
 mod reuse;
 mod scene;

@@ -127,6 +127,12 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
+    /// The guest's kernel is not the one that it was booted with.
+    #[error(
+        "the guest runs another kernel since a kexec: the probes of the first are gone, and none can be \
+         planted; boot a machine with that kernel to probe it"
+    )]
+    Replaced,
     /// Another probe is there, and the guest rewrote the text under it.
     #[error("the guest rewrote the text at {at} under a probe: unregister the probes there first")]
     Rewritten {

@@ -42,6 +42,8 @@ pub(super) struct Planted {
 #[derive(Debug)]
 pub(super) enum PlantError {
     Stop(StopError),
+    /// The guest runs another kernel by now.
+    Replaced,
     /// This one was refused, and none was to be.
     Refused(ProbeId, Refused),
     /// This site cannot be armed, and no new probe there was to be left out for it.
@@ -128,6 +130,9 @@ impl Registry {
         let mut look = self.look(&new.jumps, &BTreeSet::new(), AT_ONCE_MAX, world);
         let mut armed = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
+            if let Some(none) = self.abandon_replaced(mem, standing) {
+                return Some(none);
+            }
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
             self.keep_usable(&mut new.jumps, mem, still);
@@ -139,7 +144,12 @@ impl Registry {
                 }
             }
         });
+        drop(look);
         let stopped_for = stopped.map_err(PlantError::Stop)?;
+        if self.replaced {
+            self.forget_records(world);
+            return Err(PlantError::Replaced);
+        }
         armed.map(|()| stopped_for)
     }
 

@@ -33,6 +33,7 @@ use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
 use super::plant::PlantError;
 use super::quiescence::{Patience, is_feasible};
+use super::replaced::Banner;
 use super::returns::{Vacated, entry_data_size};
 use super::reuse::Keep;
 use super::site::{Patch, Place, Probe, SiteState};
@@ -53,6 +54,8 @@ pub(super) struct Live {
     /// The #BP entry to patch while probes are armed, in the `idt-gate` catch mode.
     pub(super) gate: Option<GateHead>,
     pub(super) gate_planted: bool,
+    /// What the kernel keeps where nobody writes, if it is known.
+    pub(super) banner: Option<Banner>,
 }
 
 /// The probes of one machine.
@@ -101,6 +104,8 @@ pub struct Registry {
     pub(super) last_throttled: Vec<Throttled>,
     /// Functions the engine wanted to watch and could not.
     pub(super) unwatched: BTreeSet<&'static str>,
+    /// The guest runs another kernel than the one it was booted with.
+    pub(super) replaced: bool,
     /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
     pub(super) ftrace_patches: bool,
     pub(super) returns: Arc<Returns>,
@@ -145,6 +150,7 @@ impl Registry {
             switched_on: true,
             last_throttled: Vec::new(),
             unwatched: BTreeSet::new(),
+            replaced: false,
             ftrace_patches: false,
             returns: Arc::new(Returns {
                 calls: Calls::new(processors, CELLS),
@@ -180,6 +186,7 @@ impl Registry {
             view,
             gate,
             gate_planted: false,
+            banner: Banner::read(&self.image, &view.tables, world.memory()),
         });
         self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());
@@ -222,6 +229,7 @@ impl Registry {
         match self.plant(&placed, Refusals::Skip, world) {
             Ok(planted) => refused.extend(planted.refused),
             Err(PlantError::Stop(error)) => return Err(error),
+            Err(PlantError::Replaced) => {}
             // They stay pending.
             Err(PlantError::Site(Obstacle { why, .. }) | PlantError::Refused(_, why)) => {
                 warn!(%why, "pending probes cannot be planted");
@@ -331,10 +339,17 @@ impl Registry {
         enabled: bool,
         world: &dyn World,
     ) -> Result<(), ChangeError> {
+        if enabled && self.is_overwritten(world.memory()) {
+            self.find_out_replaced(world);
+        }
         for (index, &id) in ids.iter().enumerate() {
             let Some(probe) = self.probes.get(&id) else {
                 return Err(ChangeError::NoSuchProbe { id, index });
             };
+            if enabled && self.replaced {
+                let source = Refused::Replaced;
+                return Err(ChangeError::Refused { id, source });
+            }
             if enabled
                 && let Place::At(at) = probe.place
                 && let Some(site) = self.sites.get(&at)
@@ -391,7 +406,7 @@ impl Registry {
             self.modules_changed(None, world)?;
         }
         // A site that was rewritten meanwhile stays as it is and keeps nobody else back.
-        self.watch(world.memory());
+        self.watch(world);
         let before = std::mem::replace(&mut self.switched_on, on);
         self.commit(&BTreeSet::new(), world).map_err(|error| {
             self.switched_on = before;

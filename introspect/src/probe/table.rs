@@ -216,6 +216,8 @@ pub(super) enum Internal {
     Kprobe,
     /// The guest's kernel has faulted.
     Fault,
+    /// The guest's kernel is about to make way for another.
+    Kexec,
 }
 
 impl Internal {
@@ -227,7 +229,9 @@ impl Internal {
     pub(super) fn holds(&self) -> bool {
         match self {
             Self::TaskDead | Self::TaskFreed | Self::Fault => false,
-            Self::Modules | Self::Kprobe | Self::FtraceBegins | Self::FtraceEnds => true,
+            Self::Modules | Self::Kprobe | Self::FtraceBegins | Self::FtraceEnds | Self::Kexec => {
+                true
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ mod files;
 mod flight;
 mod hammer;
 mod hold_kvm;
+mod kexec;
 mod kprobe_event;
 mod modules;
 mod raw;
@@ -75,6 +76,10 @@ Ends:
   die panic|triple|reboot|hang
                          print `ready`, call getpgid on all CPUs, and end the guest that way when a
                          line or the end of the input arrives on stdin
+  kexec KERNEL INITRD CMDLINE
+                         leave this kernel for another
+  kdump KERNEL INITRD CMDLINE
+                         have the kernel leave for another when it panics
 Others:
   held COMMAND...        print `ready`, run the command when a line arrives on stdin, print `over`,
                          and wait for another line
@@ -154,6 +159,10 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
         ["modules", file, count] => modules::run(file, number(count)?, None),
         ["modules", file, count, read] => modules::run(file, number(count)?, Some(read)),
         ["die", how] => die::amid_calls(die::How::named(how)?),
+        ["kexec", kernel, initrd, cmdline] => kexec::run(kexec::When::Now, kernel, initrd, cmdline),
+        ["kdump", kernel, initrd, cmdline] => {
+            kexec::run(kexec::When::Crash, kernel, initrd, cmdline)
+        }
         ["held", ref command @ ..] => held(command),
         ["nothing"] => Ok(()),
         ["exit-status", status] => exit_status::report(number(status)?),

@@ -39,6 +39,7 @@ pub(super) fn machine(machine: &Machine) -> v1::Machine {
             vcpu: u32::try_from(vcpu).unwrap_or(u32::MAX),
         }),
         disarmed: !machine.armed(),
+        kernel_replaced: status.kernel_replaced,
         skipped: Vec::new(),
     }
 }

@@ -297,6 +297,7 @@ fn start(
         throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {
             live: false,
+            kernel_replaced: false,
             ending: None,
         }),
         changed: Condvar::new(),

@@ -241,6 +241,10 @@ impl Catcher {
                 return self.carry_out(cpu, outcome).map(Some);
             }
         }
+        if !self.handler.knows_kernel() {
+            // The guest left the kernel with that entry for another.
+            return Ok(None);
+        }
         gate.head.apply(&mut regs);
         cpu.set_regs(&regs);
         Ok(Some(None))

@@ -72,6 +72,9 @@ pub struct Status {
     pub catch_mode: CatchMode,
     /// When a hit paused it: of which probe, on which virtual CPU.
     pub stopped_at: Option<(ProbeId, usize)>,
+    /// The guest has left the kernel it was booted with for another (kexec, or a crash kernel): all
+    /// probes are gone, and none can be planted any more.
+    pub kernel_replaced: bool,
 }
 
 /// How a machine ended.

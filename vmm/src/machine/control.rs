@@ -193,6 +193,11 @@ impl Control {
         self.state().outfit.view = Some(view);
     }
 
+    /// The kernel of that view does not run any more.
+    pub(super) fn forget_view(&self) {
+        self.state().outfit.view = None;
+    }
+
     /// The view handed out last.
     pub(super) fn view(&self) -> Option<KernelView> {
         self.state().outfit.view

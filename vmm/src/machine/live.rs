@@ -67,6 +67,31 @@ impl Machine {
     }
 }
 
+impl Machine {
+    /// The guest's kernel is about to make way for another: takes the probes out of it.
+    pub(super) fn kernel_leaves(&self) {
+        let left = self.registry().kernel_leaves(&Guest(&self.shared));
+        match left {
+            Ok(()) => self.kernel_replaced(),
+            Err(StopError::Ended) => {}
+            Err(error) => warn!(%error, "the guest's kernel is left with its probes in place"),
+        }
+    }
+
+    /// Another kernel runs: nothing we know tells how to read it.
+    pub(super) fn kernel_replaced(&self) {
+        let before = std::mem::replace(&mut self.life().kernel_replaced, true);
+        if !before {
+            self.shared.control.forget_view();
+            warn!(
+                machine = self.config.name,
+                "the guest runs another kernel now: its probes are gone"
+            );
+            self.changed.notify_all();
+        }
+    }
+}
+
 /// How to read the kernel: through its own page tables if the image tells where they are and they
 /// map the tripwire where it was set, else through those of the virtual CPU that reported.
 fn view(

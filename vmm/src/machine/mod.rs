@@ -99,8 +99,8 @@ pub enum NmiError {
 /// Why guest memory could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The kernel's page tables are not known before its text is final.
-    #[error("the guest is still booting")]
+    /// The kernel's page tables are not known before its text is final, nor those of another kernel.
+    #[error("the guest is still booting, or runs another kernel")]
     Booting,
     /// Not mapped.
     #[error("guest memory cannot be read")]
@@ -110,6 +110,8 @@ pub enum ReadError {
 #[derive(Debug)]
 struct Life {
     live: bool,
+    /// The guest has left the kernel it was booted with.
+    kernel_replaced: bool,
     ending: Option<Ending>,
 }
 
@@ -202,6 +204,7 @@ impl Machine {
             state,
             catch_mode: self.mode,
             stopped_at: self.shared.stopped_at.get(),
+            kernel_replaced: life.kernel_replaced,
         }
     }
 
@@ -493,15 +496,23 @@ impl Machine {
             // However many notices there are.
             if watched.elapsed() >= WATCH {
                 let mut registry = self.registry();
-                registry.watch(&*self.shared.ram);
+                registry.watch(&Guest(&self.shared));
                 registry.retry_jumps(&Guest(&self.shared));
+                let replaced = registry.is_replaced();
                 drop(registry);
+                if replaced {
+                    self.kernel_replaced();
+                }
                 self.shared.times.adjust();
                 self.tell_throttled();
                 watched = Instant::now();
             }
             match notices.recv_timeout(WATCH.saturating_sub(watched.elapsed())) {
                 Err(RecvTimeoutError::Timeout) => {}
+                Ok(Notice::Kexec { vcpu }) => {
+                    self.kernel_leaves();
+                    self.shared.control.release(vcpu);
+                }
                 Ok(Notice::Ftrace { vcpu, begins }) => {
                     let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
                     if let Err(error) = patches {

@@ -10,7 +10,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::Gva;
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_introspect::hidden::KERNEL_WINDOW;
 use hvprobe_introspect::probe::ProbeId;
 use hvprobe_introspect::probe::hit::{Held, Inquiry};
 use hvprobe_introspect::probe::spec::Decision;
@@ -37,6 +38,9 @@ const STEP_LIMIT: Duration = Duration::from_secs(1);
 /// From how long on the guest is told that it stood still. Changes of the guest's text take less, and
 /// the most impatient watchdog of a kernel waits two seconds.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// CR0.PG (SDM vol. 3, 2.5).
+const CR0_PG: u64 = 1 << 31;
 
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
@@ -72,6 +76,11 @@ pub(super) enum Notice {
         vcpu: usize,
         /// Whether it is about to.
         begins: bool,
+    },
+    /// The guest's kernel is about to make way for another; the virtual CPU is held.
+    Kexec {
+        /// Its index.
+        vcpu: usize,
     },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
@@ -275,7 +284,9 @@ impl Vcpu {
 
     /// Parks between two instructions of the guest.
     fn stand(&mut self, guard: &Guard) -> Order {
-        if let Some(gate) = self.shared.gate.get() {
+        if let Some(gate) = self.shared.gate.get()
+            && self.catcher.handler.knows_kernel()
+        {
             Catcher::rewind(&mut self.cpu, &self.shared.ram, gate);
         }
         let regs = self.cpu.regs();
@@ -284,8 +295,23 @@ impl Vcpu {
         } else {
             self.cpu.sregs().gs.base
         };
-        let standing = Standing { regs, gs_base };
+        let standing = Standing {
+            regs,
+            gs_base,
+            text: self.kernel_text(Gva(regs.rip)),
+        };
         self.park(guard, Some(standing))
+    }
+
+    /// Where the instruction at `rip` lies, by the tables in force, if it is the kernel's.
+    fn kernel_text(&mut self, rip: Gva) -> Option<Gpa> {
+        let sregs = self.cpu.sregs();
+        let (cr0, tables) = (sregs.cr0, crash::tables(sregs.cr3, sregs.cr4));
+        if rip < KERNEL_WINDOW.start || cr0 & CR0_PG == 0 || !self.cpu.in_kernel() {
+            return None;
+        }
+        let mapping = tables.translate(&*self.shared.ram, rip);
+        Some(mapping.ok()?.gpa)
     }
 
     fn park(&mut self, guard: &Guard, standing: Option<Standing>) -> Order {
@@ -340,6 +366,11 @@ impl Vcpu {
                     Order::End => None,
                     Order::Run(_) => Some(answer.get().cloned().unwrap_or_default()),
                 };
+            }
+            Held::Kexec => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Kexec { vcpu });
             }
             Held::Ftrace { begins } => {
                 shared.control.hold(self.index);

@@ -20,6 +20,7 @@ mod overtaken;
 mod pending;
 mod process;
 mod refused;
+mod replaced;
 mod returns;
 mod rewritten;
 mod slots;
@@ -278,7 +279,10 @@ fn standing(rip: Gva, rsp: Gva) -> Standing {
         rsp: rsp.0,
         ..Regs::default()
     };
-    Standing { regs, gs_base: 0 }
+    Standing {
+        regs,
+        ..Standing::default()
+    }
 }
 
 /// Index and reason of a refused batch.

@@ -184,7 +184,7 @@ impl Model {
                 self.switched_on = *on;
             }
             Step::Watch => {
-                self.rig.registry.watch(&self.rig.guest.mem);
+                self.rig.registry.watch(&*self.rig.guest);
                 self.watched();
             }
             Step::GuestWrites(at, own) => {
@@ -437,8 +437,13 @@ impl Model {
         if faults {
             put(self.rig.at("fixup_exception", 0), &[INT3]);
         }
+        let mut probes = self.places.iter().flat_map(|place| place.probes.values());
+        let planted = self.switched_on && probes.any(|probe| !probe.disabled);
+        if planted {
+            put(self.rig.at("machine_kexec", 0), &[INT3]);
+        }
         let patch = GateHead::patch(GATE_PORT);
-        if watched || faults || self.places.iter().any(|place| place.armed) {
+        if watched || planted || self.places.iter().any(|place| place.armed) {
             put(self.gate.at(), &patch);
         }
         // The stack is the guest's business, but for the return addresses.

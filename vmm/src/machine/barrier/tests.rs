@@ -83,7 +83,7 @@ fn standing(index: usize) -> Standing {
             rip,
             ..Regs::default()
         },
-        gs_base: 0,
+        ..Standing::default()
     }
 }
 

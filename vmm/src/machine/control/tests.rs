@@ -33,6 +33,7 @@ fn standing(index: usize, steps: u64) -> Standing {
             ..Regs::default()
         },
         gs_base: index as u64,
+        ..Standing::default()
     }
 }
 

@@ -192,7 +192,10 @@ fn code_that_another_probes_call_returns_through_is_not_given_away() {
         rsi: below.0,
         ..Regs::default()
     };
-    rig.guest.stand(&[Standing { regs, gs_base: 0 }]);
+    rig.guest.stand(&[Standing {
+        regs,
+        ..Standing::default()
+    }]);
     reclaim(&mut rig);
     assert_eq!(stub(&rig, below), before);
     // The call itself goes past the probe that has left.
