@@ -379,7 +379,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
         add('T', name, fillers + 0x2580 + 0x10 * i);
     }
     let long = format!("_R{}", "long".repeat(100));
-    add('t', &long, fillers + 0x2640);
+    add('t', &long, fillers + 0x2650);
     let text_len = 0x4000;
     add('T', "_etext", TEXT + text_len);
 
@@ -461,7 +461,7 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
 }
 
 /// Functions that the engine has an interest in.
-pub(crate) const WATCHED: [&str; 12] = [
+pub(crate) const WATCHED: [&str; 13] = [
     "__switch_to",
     "do_task_dead",
     "do_init_module",
@@ -474,6 +474,7 @@ pub(crate) const WATCHED: [&str; 12] = [
     "__schedule",
     "__put_task_struct",
     "machine_kexec",
+    "page_fault_oops",
 ];
 
 /// As [`vmlinux`], with something in its functions: `vfs_read` is as in [`VFS_READ`], and `sites`

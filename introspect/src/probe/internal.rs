@@ -7,7 +7,7 @@
 //! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
 //! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
-//! | `fixup_exception` | copies that may fault run without us | a fault in one is the probepoint's |
+//! | `fixup_exception`, `page_fault_oops` | copies that may fault run without us | a fault in one is the probepoint's |
 //! | `machine_kexec`  | probes that are planted             | another kernel is about to run ([`super::replaced`]) |
 //! | `arch_prepare_kprobe` | jumps may be written             | a kprobe of the guest's must not meet one ([`super::foreign`]) |
 //!
@@ -45,14 +45,17 @@ const FTRACE_HOOKS: [(&str, Internal); 2] = [
     ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
 ];
 const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
-/// What the kernel calls for every fault of its own, before it complains of one, with the registers at
-/// the fault as its first argument (arch/x86/mm/extable.c).
-const FAULTS: &str = "fixup_exception";
+/// What the kernel calls for a fault of its own, before it complains of one, with the registers at the
+/// fault as its first argument: to look for an entry of the exception table
+/// (arch/x86/mm/extable.c), and for page faults that can have none, with SMAP at addresses of user
+/// space (arch/x86/mm/fault.c).
+const FAULTS: [&str; 2] = ["fixup_exception", "page_fault_oops"];
 /// The function that runs last, for every kexec and for a crash kernel
 /// (arch/x86/kernel/machine_kexec_64.c).
 const LEAVES: &str = "machine_kexec";
-const ALL_HOOKS: [&str; 9] = [
-    FAULTS,
+const ALL_HOOKS: [&str; 10] = [
+    FAULTS[0],
+    FAULTS[1],
     LEAVES,
     TASK_FREED,
     TASK_DEAD,
@@ -102,7 +105,13 @@ impl Registry {
             }
         }
         if self.has_copies_that_may_fault(leaving) {
-            self.watch_function(FAULTS, Internal::Fault, mem);
+            // Kernels before 5.12 have no second one, and call the first for all.
+            let there = |name: &&str| self.image.symbols().address_of(name).is_some();
+            let [always, later] = FAULTS;
+            let later = Some(later).filter(there);
+            for name in [Some(always), later].into_iter().flatten() {
+                self.watch_function(name, Internal::Fault, mem);
+            }
         }
         if self.has_to_know_kprobes(leaving) {
             self.watch_function(PREPARES, Internal::Kprobe, mem);

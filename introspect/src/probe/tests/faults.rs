@@ -67,6 +67,27 @@ fn fault_of_a_copy_in_a_detour_is_found_where_its_instruction_is() {
 }
 
 #[test]
+fn fault_that_the_kernel_complains_of_at_once_is_found_in_its_place_and_counted_once() {
+    let mut rig = Rig::live();
+    let id = rig.one(BOOSTED);
+    let at = rig.addr(id);
+    let slot = copy(&rig, at);
+    let complains = |rig: &Rig| {
+        let mut cpu = Cpu::new(rig);
+        (cpu.regs.rdi, cpu.regs.rsp) = (PT_REGS.0, STACK.0);
+        assert_eq!(cpu.hit(rig.at("page_fault_oops", 0)), RESUME);
+        u64::from_le_bytes(rig.guest.read(IP))
+    };
+    rig.guest.write(IP, &slot.0.to_le_bytes());
+    assert_eq!(complains(&rig), at.0);
+    assert_eq!(rig.counts(id).faults, 1);
+    // It has looked for an exception table entry before.
+    assert_eq!(faults(&rig, slot), at);
+    assert_eq!(complains(&rig), at.0);
+    assert_eq!(rig.counts(id).faults, 2);
+}
+
+#[test]
 fn registers_that_cannot_be_read_are_left_alone() {
     let mut rig = Rig::live();
     let id = rig.one(BOOSTED);

@@ -436,6 +436,7 @@ impl Model {
         let faults = self.switched_on && self.places.iter().any(may_fault);
         if faults {
             put(self.rig.at("fixup_exception", 0), &[INT3]);
+            put(self.rig.at("page_fault_oops", 0), &[INT3]);
         }
         let mut probes = self.places.iter().flat_map(|place| place.probes.values());
         let planted = self.switched_on && probes.any(|probe| !probe.disabled);
