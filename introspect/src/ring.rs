@@ -207,7 +207,7 @@ impl Source {
                 .0;
             kind = EventKind::Return(event::Call {
                 id: call.id,
-                entry_ns: (around.host_ns)(record.cpu, call.tsc).unwrap_or(0),
+                entry_ns: (around.host_ns)(call.cpu, call.tsc).unwrap_or(0),
                 entry_tsc: call.tsc,
                 entry: Regs {
                     rip: self.what.at.0,

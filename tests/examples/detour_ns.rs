@@ -170,6 +170,7 @@ fn main() -> anyhow::Result<()> {
         registers,
         stack: Vec::new(),
         current: None,
+        cpu: Some(0),
     };
     let never = Condition {
         register: Gpr::Rsp,

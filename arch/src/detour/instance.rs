@@ -11,9 +11,9 @@
 //! but for the few instructions of the detour that are about to put it there. The *generation*
 //! counts the uses, and is never reset.
 //!
-//! The free list is a word, the index of the first free instance and, above, a tag that changes with
-//! every change of the word, so that an exchange that was overtaken fails. Each free instance holds
-//! the index of the next.
+//! The free list is a word, the index of the first free instance and, above, a tag that changes
+//! whenever an instance is put back. One that was taken is first again only after it was put back, so
+//! an exchange that was overtaken fails. Each free instance holds the index of the next.
 
 use super::record::{Malformed, Spread, StackWords, Values, word};
 use super::{BuildError, record};
@@ -29,8 +29,9 @@ pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
-/// The word of the flags.
+/// The word of the flags, in whose upper half the CPU is.
 const VALUES: usize = 6;
+pub(super) const ENTRY_CPU: usize = 8 * VALUES + 4;
 /// The end of the flags and of all registers.
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
 /// The most bytes that an instance without stack words has behind its first word.
@@ -46,6 +47,8 @@ pub struct EntryCapture {
     /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current
     /// task; the instance's task is zero without it.
     pub current: Option<u32>,
+    /// Displacement, relative to the base of GS and sign-extended, of the CPU's number (i32).
+    pub cpu: Option<u32>,
 }
 
 /// The instances of one probe, as the guest addresses them.
@@ -63,6 +66,7 @@ pub struct Instances {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstanceLayout {
     values: Values,
+    has_cpu: bool,
 }
 
 /// An instance, as the host reads it.
@@ -78,6 +82,8 @@ pub struct Instance {
     pub task: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
+    /// The number of the CPU at entry, whose counter that is.
+    pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,
     /// Stack words captured at entry.
@@ -102,7 +108,10 @@ impl InstanceLayout {
     /// When more was asked for than an instance holds.
     pub fn new(capture: &EntryCapture) -> Result<Self, BuildError> {
         let values = Values::new(Spread::Dense, VALUES, capture.registers, &capture.stack)?;
-        Ok(Self { values })
+        Ok(Self {
+            values,
+            has_cpu: capture.cpu.is_some(),
+        })
     }
 
     /// How many bytes an instance has.
@@ -148,7 +157,10 @@ impl InstanceLayout {
         put(RETURN, instance.return_address.0);
         put(TASK, instance.task.0);
         put(usize::from(ENTRY_TSC), instance.tsc);
-        self.values.write(&instance.regs, put);
+        self.values.write(&instance.regs, &mut put);
+        let flags = instance.regs.rflags & u64::from(u32::MAX);
+        let cpu = u64::from(instance.cpu.unwrap_or(0));
+        put(self.values.flags(), cpu << 32 | flags);
         (bytes, self.size().min(VALUES_END) - GENERATION)
     }
 
@@ -164,6 +176,7 @@ impl InstanceLayout {
             slot: Gva(word(bytes, SLOT)?),
             task: Gva(word(bytes, TASK)?),
             tsc: word(bytes, usize::from(ENTRY_TSC))?,
+            cpu: self.values.cpu(bytes, self.has_cpu)?,
             regs,
             stack,
         })

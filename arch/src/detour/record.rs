@@ -28,12 +28,12 @@
 //!               u32 CPU, u32 flags            |     u64 call id
 //!               u32 pid, u32 tgid             |     u64 the real return address
 //!               u8[16] comm                   |     u64 TSC at entry
-//!               u64 each selected register,   |     u32 flags at entry, u32 zero
+//!               u64 each selected register,   |     u32 flags and u32 CPU at entry
 //!                   by number                 |     u64 each selected register at entry
 //!               u64 each selected stack word  |     u64 each selected stack word at entry
 //! ```
 //!
-//! (pid, tgid and comm only if a task is captured.)
+//! (pid, tgid and comm only if a task is captured; a CPU that is not captured is zero.)
 
 use super::BuildError;
 use crate::Gva;
@@ -184,6 +184,12 @@ impl Values {
         self.flags
     }
 
+    /// The CPU that is there in the upper half, if it `was_captured`.
+    pub(super) fn cpu(&self, bytes: &[u8], was_captured: bool) -> Result<Option<u32>, Malformed> {
+        let cpu = array(bytes, self.flags() + 4).map(u32::from_le_bytes)?;
+        Ok(was_captured.then_some(cpu))
+    }
+
     /// The registers with the offset of each.
     pub(super) fn registers(&self) -> impl Iterator<Item = (Gpr, usize)> {
         let offsets = (self.first..).map(|word| self.spread.offset(word));
@@ -233,6 +239,7 @@ pub(super) struct CallLayout {
     first: usize,
     /// As at entry.
     values: Values,
+    has_cpu: bool,
 }
 
 impl CallLayout {
@@ -317,6 +324,8 @@ pub struct Call {
     pub return_address: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
+    /// The number of the CPU at entry, whose counter that is, if it was captured.
+    pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,
     /// Stack words captured at entry.
@@ -440,7 +449,11 @@ impl Layout {
         let flags = first + CALL_WORDS;
         let values = Values::new(Spread::Cells, flags, entry.registers, &entry.stack)?;
         Ok(Self {
-            call: Some(CallLayout { first, values }),
+            call: Some(CallLayout {
+                first,
+                values,
+                has_cpu: entry.cpu.is_some(),
+            }),
             ..plain
         })
     }
@@ -500,6 +513,7 @@ impl Layout {
                 id: word(bytes, call.id())?,
                 return_address: Gva(word(bytes, call.return_address())?),
                 tsc: word(bytes, call.entry_tsc())?,
+                cpu: call.values.cpu(bytes, call.has_cpu)?,
                 regs,
                 stack,
             })

@@ -3,7 +3,7 @@
 //! ```text
 //!   at entry                                     at the return
 //!   take an instance ─ none ─▶ missed += 1       stub: call common
-//!   keep [rsp], time, registers                  common: save flags and 5 registers
+//!   keep [rsp], time, CPU, registers               common: save flags and 5 registers
 //!   slot = rsp                                     the pushed address tells the instance
 //!   [rsp] = the instance's stub                    put the real return address in its place
 //!                                                  slot = 0
@@ -25,7 +25,7 @@
 //! none of this.
 
 use super::emit::{Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable};
-use super::instance::{ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
+use super::instance::{ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
 use crate::Gva;
 use crate::regs::Gpr;
@@ -141,13 +141,12 @@ impl Emitter<'_> {
         a.mov(ecx, eax)?;
         a.cmp(ecx, NIL.cast_signed())?;
         a.je(missed)?;
-        a.shl(rcx, shift)?;
-        // If the instance has been taken meanwhile, this is no next one, and the tag says so.
-        a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
         a.mov(rdx, rax)?;
-        a.shr(rdx, 32)?;
-        a.inc(edx)?;
-        a.shl(rdx, 32)?;
+        a.sub(rdx, rcx)?;
+        a.shl(rcx, shift)?;
+        // If the instance has been taken meanwhile, this is no next one; then it is not the first any
+        // more, or the tag is another.
+        a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
         a.or(rdx, rcx)?;
         a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;
         a.jne(retry)?;
@@ -161,6 +160,10 @@ impl Emitter<'_> {
         if let Some(current) = capture.current {
             load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(r11 + TASK), rax)?;
+        }
+        if let Some(cpu) = capture.cpu {
+            load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
+            a.mov(dword_ptr(r11 + ENTRY_CPU), eax)?;
         }
         self.values(r11, layout.values(), &capture.stack)?;
         let a = &mut self.a;

@@ -163,6 +163,7 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         registers: RegisterSet::from_iter([Gpr::Rdi]),
         stack: Vec::new(),
         current: None,
+        cpu: None,
     };
     let exit = Exit {
         source: 9,
@@ -363,6 +364,7 @@ fn instances_begin_on_the_free_list() {
         registers: RegisterSet::default(),
         stack: vec![0, 1],
         current: None,
+        cpu: None,
     };
     let layout = InstanceLayout::new(&entry).unwrap();
     assert_eq!(layout.stride(), 256);
@@ -384,6 +386,7 @@ fn impossible_numbers_of_instances_are_refused() {
             registers: RegisterSet::default(),
             stack: Vec::new(),
             current: None,
+        cpu: None,
         };
         let exit = Exit {
             source: 0,

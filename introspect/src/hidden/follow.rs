@@ -181,8 +181,8 @@ impl Followed {
             let index = u32::try_from(free & u64::from(u32::MAX)).ok()?;
             (index < self.instances.count).then_some(())?;
             let next = self.word(index, InstanceLayout::NEXT, mem)?;
-            let tag = (free >> 32).wrapping_add(1) << 32;
-            let to = tag | next & u64::from(u32::MAX);
+            let low = u64::from(u32::MAX);
+            let to = free & !low | next & low;
             if mem.exchange_u64(self.free, free, to).ok()? {
                 return Some(index);
             }

@@ -52,6 +52,7 @@ fn entry_capture(actions: &Actions, around: &Surroundings) -> EntryCapture {
         registers: actions.registers,
         stack: stack_words(actions),
         current: around.task.map(|task| task.current),
+        cpu: around.cpu,
     }
 }
 

@@ -61,7 +61,7 @@ impl State {
         }
         let entered = match calls {
             Following::Trampoline(pool) => self.enter_call(scene, actions, pool, taken, regs),
-            Following::Stubs(source) => enter_followed(scene, source, taken, regs),
+            Following::Stubs(source) => enter_followed(scene, self.vcpu, source, taken, regs),
         };
         if entered.is_none() {
             member.counters.miss(self.vcpu);
@@ -219,6 +219,7 @@ impl State {
 /// The entry of a function whose return is recorded without an exit: does what a detour would.
 fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
+    vcpu: u32,
     source: &Source,
     taken: &Taken,
     regs: &Regs,
@@ -231,6 +232,7 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
         slot,
         task: scene.task()?,
         tsc: taken.at.guest_tsc,
+        cpu: Some(vcpu),
         regs: *regs,
         stack: StackWords::default(),
     };

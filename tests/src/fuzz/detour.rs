@@ -97,6 +97,7 @@ pub fn record(data: &[u8]) -> bool {
         registers,
         stack,
         current: None,
+        cpu: (asked & 0x1000 != 0).then_some(0x2000),
     };
     let rest = input.rest();
     let layout = if asked & 0x8000 == 0 {

@@ -132,6 +132,7 @@ fn everything(arena: &Arena) -> (EntryCapture, Capture) {
         registers: RegisterSet::default(),
         stack: vec![0, 2],
         current: Some(arena.task().current),
+        cpu: Some(arena.cpu()),
     };
     let capture = Capture {
         registers: RegisterSet::default(),
@@ -148,6 +149,7 @@ pub(crate) fn in_and_out() -> (EntryCapture, Capture) {
         registers: RegisterSet::from_iter([Gpr::Rdi]),
         stack: Vec::new(),
         current: None,
+        cpu: None,
     };
     let capture = Capture {
         registers: RegisterSet::from_iter([Gpr::Rax]),
@@ -318,6 +320,25 @@ fn recursion_beyond_the_instances_is_counted_as_missed() {
         returns.check_idle();
     }
     assert_eq!(counter(&arena, LOST), 0);
+}
+
+#[test]
+fn the_cpu_at_entry_is_told_though_the_call_returns_on_another() {
+    let arena = Arena::new().unwrap();
+    arena.enter();
+    let ring = quiet(&arena, 64);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 3, everything(&arena));
+    let members = [returns.member()];
+    let _planted = plant(&arena, &mut room, &ring, &members, |a| {
+        a.inc(dword_ptr(u64::from(arena.cpu())).gs())?;
+        a.ret()
+    });
+    let mut reader = Reader::new(&arena, ring);
+    function(&arena)(0);
+    let record = next(&mut reader, &returns.layout).unwrap();
+    let entered = record.call.unwrap().cpu.unwrap();
+    assert_eq!(record.cpu, Some(entered + 1));
 }
 
 #[test]

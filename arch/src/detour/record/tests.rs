@@ -23,6 +23,7 @@ fn all() -> (Capture, EntryCapture) {
         registers: RegisterSet::default(),
         stack: (0..31).collect(),
         current: None,
+        cpu: Some(0x3_0000),
     };
     (capture, entry)
 }

@@ -224,6 +224,7 @@ impl Model {
             slot,
             task: this.current,
             tsc: 1,
+            cpu: Some(0),
             regs: regs(),
             stack: StackWords::default(),
         };
