@@ -8,26 +8,28 @@
 //! Each virtual CPU owns the producing end of a bounded ring; the collector owns all the consuming
 //! ends and the sources. Invariants: the producing side never blocks, allocates or takes a lock; an
 //! event that does not fit is counted as dropped and the count reaches the sink with the next batch;
-//! events of one ring or source stay in order, and those of one batch are in order of time; after
-//! [`Collector::finish`] nothing is left in a ring or a source.
+//! events are handed on in order of time, whoever made them ([`order`]); after [`Collector::finish`]
+//! nothing is left in a ring or a source.
 //!
 //! ```text
-//!   collecting ──► all of it, some from a ring ──► dozes: what is queued waits for [`DOZE`]
+//!   collecting ──► some from a ring, or held ────► dozes: what is queued waits for [`DOZE`]
 //!       ▲      └─► nothing, or from sources ─────► sleeps: what is queued wakes it
 //!       └──────────────────────────────────────────┘
 //! ```
-//! So the first event after a while is handed on at once, and those after it cost the virtual CPUs no
-//! system call.
+//! So those that follow the first event after a while cost the virtual CPUs no system call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
 
-use rtrb::chunks::ReadChunk;
-use rtrb::{Consumer, Producer, RingBuffer};
+use rtrb::{Producer, RingBuffer};
 
 use super::Event;
+
+mod order;
+
+use order::{Found, Order};
 
 /// Lets the collector sleep while there is nothing to collect.
 #[derive(Debug)]
@@ -88,6 +90,9 @@ pub struct Drained {
     pub lost: u64,
     /// Whether there is more to take now, however few events this call gave.
     pub more: bool,
+    /// Whether events are kept back that are older than others which may come from elsewhere. That
+    /// must end by itself, and soon.
+    pub keeps_back: bool,
 }
 
 /// Where else events come from than the rings of the virtual CPUs. Only the collector's thread
@@ -96,8 +101,8 @@ pub struct Drained {
 /// How often it is called hangs on what it says, never on how many events it gave: at once when there
 /// is [more](Drained::more), else when its patience ends or somebody wakes the collector.
 pub trait Source: Send {
-    /// Appends what there is to `batch`, at most `most` events, in the order they happened; the rest
-    /// stays for the next call. `seq` is given to them later.
+    /// Appends what there is to `batch`, at most `most` events, as near to the order they happened in
+    /// as is known; the rest stays for the next call. `seq` is given to them later.
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained;
 
     /// How long the collector may sleep from now on before it has to call [`Source::drain`] again;
@@ -151,11 +156,9 @@ impl Collector {
             move || {
                 let Ok(waker) = waker_from.recv() else { return };
                 Drain {
-                    rings: consumers,
+                    order: Order::new(consumers),
                     dropped: counters,
                     sources,
-                    batch: Vec::with_capacity(BATCH),
-                    next_seq: 0,
                 }
                 .run(&waker, &finish, &mut sink);
             }
@@ -214,26 +217,10 @@ impl Drop for Collector {
 /// How long events of virtual CPUs come together: a fraction of what fills a ring.
 const DOZE: Duration = Duration::from_millis(2);
 
-/// What a batch was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    /// There may be more.
-    Part,
-    All {
-        of_rings: bool,
-    },
-}
-
-/// At most this many events make one batch; with more virtual CPUs, one of each.
-const BATCH: usize = 1024;
-
 struct Drain {
-    rings: Vec<Consumer<Event>>,
+    order: Order,
     dropped: Vec<Arc<AtomicU64>>,
     sources: Vec<Box<dyn Source>>,
-    batch: Vec<Event>,
-    next_seq: u64,
 }
 
 impl Drain {
@@ -241,21 +228,21 @@ impl Drain {
         loop {
             // Read before the rings: what was queued before the order to finish is then seen.
             let last = finish.load(Ordering::SeqCst);
-            let found = self.once(sink);
+            let records = self.patience().is_some();
+            let found = self.once(records, last, sink);
             match found {
                 Found::Part => continue,
                 Found::Nothing if last => return,
-                Found::Nothing | Found::All { .. } => {}
+                Found::Nothing | Found::Held | Found::All { .. } => {}
             }
-            let patience = self.sources.iter().filter_map(|source| source.patience());
-            let patience = patience.min();
-            if matches!(found, Found::All { of_rings: true }) && !last {
+            let patience = self.patience();
+            if matches!(found, Found::All { of_rings: true } | Found::Held) && !last {
                 thread::park_timeout(patience.map_or(DOZE, |patience| patience.min(DOZE)));
                 continue;
             }
             waker.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if self.rings.iter().all(Consumer::is_empty) && !finish.load(Ordering::SeqCst) {
+            if self.order.rings_are_empty() && !finish.load(Ordering::SeqCst) {
                 match patience {
                     Some(patience) => thread::park_timeout(patience),
                     None => thread::park(),
@@ -265,83 +252,24 @@ impl Drain {
         }
     }
 
-    /// Hands on one batch.
-    fn once(&mut self, sink: &mut Sink) -> Found {
-        self.batch.clear();
-        let share = (BATCH / (self.rings.len() + self.sources.len()).max(1)).max(1);
+    /// How long the sources can wait.
+    fn patience(&self) -> Option<Duration> {
+        let patience = self.sources.iter().filter_map(|source| source.patience());
+        patience.min()
+    }
+
+    /// Takes what there is, of sources that may give some if one `records`, and hands on what is in
+    /// order: all of it if there will be no more.
+    fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> Found {
+        let mut pass = self.order.pass(self.sources.len(), records, last);
         let mut dropped = 0;
-        let mut rest = false;
         for source in &mut self.sources {
-            let drained = source.drain(&mut self.batch, share);
-            dropped += drained.lost;
-            rest |= drained.more;
+            dropped += pass.take(|batch, most| source.drain(batch, most));
         }
-        let mut filled = self.rings.iter_mut().filter(|ring| !ring.is_empty());
-        let (first, second) = (filled.next(), filled.next());
-        let of_rings = first.is_some();
-        let only = match (first, second) {
-            // Events that need not be put among others stay where they are.
-            (Some(ring), None) if self.batch.is_empty() => take(ring, share, &mut rest),
-            (first, second) => {
-                for ring in first.into_iter().chain(second).chain(filled) {
-                    self.batch
-                        .extend(take(ring, share, &mut rest).into_iter().flatten());
-                }
-                None
-            }
-        };
         let counts = self.dropped.iter().map(|d| d.swap(0, Ordering::Relaxed));
         dropped += counts.sum::<u64>();
-        let next = &mut self.next_seq;
-        if let Some(mut chunk) = only {
-            let (events, wrapped) = chunk.as_mut_slices();
-            hand_on(events, dropped, next, sink);
-            if !wrapped.is_empty() {
-                hand_on(wrapped, 0, next, sink);
-            }
-            chunk.commit_all();
-        } else if self.batch.is_empty() && dropped == 0 {
-            return if rest { Found::Part } else { Found::Nothing };
-        } else {
-            hand_on(&mut self.batch, dropped, next, sink);
-        }
-        match rest {
-            true => Found::Part,
-            false => Found::All { of_rings },
-        }
+        pass.hand_on(dropped, sink)
     }
-}
-
-/// What is in `ring`, but for the `rest` that is beyond `share`.
-fn take<'r>(
-    ring: &'r mut Consumer<Event>,
-    share: usize,
-    rest: &mut bool,
-) -> Option<ReadChunk<'r, Event>> {
-    let there = ring.slots();
-    *rest |= there > share;
-    // There are so many, so the chunk is there.
-    ring.read_chunk(there.min(share)).ok()
-}
-
-/// Hands `events` on in the order of time, numbered from `next` on.
-fn hand_on(events: &mut [Event], dropped: u64, next: &mut u64, sink: &mut Sink) {
-    let first = *next;
-    let (mut sorted, mut last) = (true, 0);
-    for event in &mut *events {
-        sorted &= last <= event.host_ns;
-        last = event.host_ns;
-        event.seq = *next;
-        *next += 1;
-    }
-    if !sorted {
-        // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
-        events.sort_by_cached_key(|event| event.host_ns);
-        for (seq, event) in (first..).zip(&mut *events) {
-            event.seq = seq;
-        }
-    }
-    sink(events, dropped);
 }
 
 #[cfg(test)]

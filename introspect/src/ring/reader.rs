@@ -70,6 +70,8 @@ pub struct Reader {
     /// What was stepped over.
     room: Room,
     wait: Option<Wait>,
+    /// Whether it was waited for when it was looked last.
+    is_waiting: bool,
     /// Whether something was there behind `next` when it was looked last.
     is_behind: bool,
     /// What detours were told last: where to stop, and where to ring.
@@ -92,6 +94,7 @@ impl Reader {
             next: 0,
             room: Room::new(place.capacity),
             wait: None,
+            is_waiting: false,
             is_behind: false,
             told: place.initial(),
             is_broken: false,
@@ -132,6 +135,7 @@ impl Reader {
         into: &mut Vec<Event>,
     ) -> Drained {
         let before = self.malformed;
+        self.is_waiting = false;
         let is_empty = || Some(self.next) == mem.read_u64(self.place.head).ok();
         if self.room.is_clear() && is_empty() {
             self.wait = None;
@@ -150,6 +154,7 @@ impl Reader {
         Drained {
             lost: self.malformed.saturating_sub(before),
             more: left == 0,
+            keeps_back: self.is_waiting,
         }
     }
 
@@ -228,6 +233,7 @@ impl Reader {
                 continue;
             }
             if !self.is_waited_for(head, now) {
+                self.is_waiting = true;
                 return Ok(());
             }
             let mut behind = self.next + 1;

@@ -11,7 +11,7 @@ use crate::probe::spec::RegisterSet;
 /// How long a test waits for the collector.
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn event(vcpu: u32, host_ns: u64) -> Event {
+pub(super) fn event(vcpu: u32, host_ns: u64) -> Event {
     Event {
         kind: EventKind::Hit,
         seq: 0,
@@ -41,7 +41,7 @@ fn collector(
         vcpus,
         capacity,
         Box::new(move |events, dropped| {
-            assert!(events.len() <= BATCH);
+            assert!(events.len() <= order::BATCH);
             assert!(events.is_sorted_by_key(|event| event.host_ns));
             let mut seen = into.lock().expect("the sink does not panic");
             seen.0.extend_from_slice(events);
@@ -72,6 +72,7 @@ impl Source for Synthetic {
         Drained {
             lost,
             more: self.left > 0,
+            ..Drained::default()
         }
     }
 
@@ -92,7 +93,7 @@ fn every_event_of_parallel_producers_is_delivered_or_counted() {
         for (vcpu, mut producer) in producers.into_iter().enumerate() {
             scope.spawn(move || {
                 for n in 0..10_000 {
-                    producer.push(|| event(u32::try_from(vcpu).expect("small"), n), |_| {});
+                    producer.push(|| event(u32::try_from(vcpu).expect("small"), n + 1), |_| {});
                 }
             });
         }
@@ -120,7 +121,7 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
         })
     };
     let (collector, mut producers, seen) = collector(vec![source(1), source(2)], 1, 4096);
-    for n in 0..3000 {
+    for n in 1..=3000 {
         producers[0].push(|| event(0, n), |_| {});
     }
     collector.finish();
@@ -140,11 +141,9 @@ fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProdu
     let (producer, consumer) = RingBuffer::new(capacity);
     let dropped = Arc::new(AtomicU64::new(0));
     let drain = Drain {
-        rings: vec![consumer],
+        order: Order::new(vec![consumer]),
         dropped: vec![Arc::clone(&dropped)],
         sources,
-        batch: Vec::new(),
-        next_seq: 0,
     };
     let producer = EventProducer {
         ring: producer,
@@ -171,7 +170,10 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
             assert_eq!(dropped, 0);
             let _ = to.send(events.to_vec());
         });
-        assert_eq!(drain.once(&mut sink), Found::All { of_rings: true });
+        assert_eq!(
+            drain.once(false, false, &mut sink),
+            Found::All { of_rings: true }
+        );
         drop(sink);
         // In two parts where they lay over the end of the ring, each in order.
         let parts: Vec<Vec<Event>> = from.iter().collect();
@@ -213,12 +215,15 @@ fn events_keep_their_places_until_they_are_handed_on_and_others_are_counted_mean
             }
         }
     });
-    assert_eq!(drain.once(&mut sink), Found::All { of_rings: true });
+    assert_eq!(
+        drain.once(false, false, &mut sink),
+        Found::All { of_rings: true }
+    );
     let (to, from) = channel();
     let mut sink: Sink = Box::new(move |events, dropped| {
         let _ = to.send((events.len(), dropped));
     });
-    drain.once(&mut sink);
+    drain.once(false, false, &mut sink);
     assert_eq!(from.try_recv(), Ok((2, 1)));
 }
 
@@ -234,8 +239,8 @@ impl Source for Reluctant {
             batch.push(event(0, 1));
         }
         Drained {
-            lost: 0,
             more: self.calls > 1,
+            ..Drained::default()
         }
     }
 
@@ -320,9 +325,9 @@ impl Source for Relay {
         let before = batch.len();
         batch.extend(self.from.try_iter().take(most));
         Drained {
-            lost: 0,
             // Perhaps.
             more: batch.len() - before == most,
+            ..Drained::default()
         }
     }
 

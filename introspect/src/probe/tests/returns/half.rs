@@ -78,7 +78,7 @@ fn an_entry_that_exits_leaves_what_a_detour_would() {
                 slot: frame(n),
                 task: DATA_VIRT.wrapping_add(0x100),
                 tsc: kept.tsc,
-                cpu: Some(0),
+                cpu: Some(1),
                 regs: kept.regs,
                 stack: StackWords::default(),
             };
