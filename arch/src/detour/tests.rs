@@ -386,7 +386,7 @@ fn impossible_numbers_of_instances_are_refused() {
             registers: RegisterSet::default(),
             stack: Vec::new(),
             current: None,
-        cpu: None,
+            cpu: None,
         };
         let exit = Exit {
             source: 0,

@@ -58,6 +58,8 @@ Calls:
                          pr, or o for a kprobe that is optimized first
 Long calls:
   sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs
+  naps THREADS N         each sleeps N times for 10 ms in nanosleep while moved between CPUs;
+                         prints `nap: THREAD NANOSECONDS` for each
   ping-pong PAIRS N      pairs of processes exchange a byte through pipes N times
   nested DEPTH N         N nested calls of ep_loop_check_proc, DEPTH (1 to 4) deep
   deaths N THREADS       N processes die while THREADS + 1 tasks of theirs are in pipe_read
@@ -136,6 +138,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             tsc_loop::run_probed(probes, symbol, Call::named(name)?, number(count)?)
         }
         ["sleepers", threads, count] => sleepers::run(number(threads)?, number(count)?),
+        ["naps", threads, count] => sleepers::naps(number(threads)?, number(count)?),
         ["ping-pong", pairs, count] => ping_pong::run(number(pairs)?, number(count)?),
         ["nested", depth, count] => nested::run(number(depth)?, number(count)?),
         ["deaths", rounds, threads] => deaths::run(number(rounds)?, number(threads)?),

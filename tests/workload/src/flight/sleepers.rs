@@ -7,40 +7,70 @@ use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use crate::rng::Rng;
 use crate::sys;
 
+/// How long a nap is.
+const NAP: u32 = 10_000_000;
+
 /// `threads` threads sleep `count` times each.
 pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
+    let (_, moves) = moved(threads, |stream| sleep(count, stream))?;
+    println!("moves: {moves}");
+    println!("sleeps: {}", u64::try_from(threads)? * count);
+    Ok(())
+}
+
+/// `threads` threads sleep ten milliseconds `count` times each. Prints `nap: THREAD NANOSECONDS` for
+/// each, in the order of its thread's: no less than the kernel's function took, and hardly more.
+pub(crate) fn naps(threads: usize, count: usize) -> Result<(), Box<dyn Error>> {
+    let nap = || {
+        let start = Instant::now();
+        sys::nanosleep(NAP)?;
+        Ok((sys::thread_id(), start.elapsed().as_nanos()))
+    };
+    let (naps, _) = moved(threads, |_| {
+        (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
+    })?;
+    for (thread, took) in naps.into_iter().flatten() {
+        println!("nap: {thread} {took}");
+    }
+    println!("naps: {}", threads * count);
+    Ok(())
+}
+
+/// Runs `work` in as many threads, each with its number, while they are moved from CPU to CPU. Returns
+/// what they return, and how often one was moved.
+fn moved<T: Send>(
+    threads: usize,
+    work: impl Fn(u64) -> io::Result<T> + Sync,
+) -> io::Result<(Vec<T>, u64)> {
     let cpus = sys::available_cpus()?;
     let left = AtomicUsize::new(threads);
     let ids: Vec<AtomicI32> = (0..threads).map(|_| AtomicI32::new(0)).collect();
-    let moves = thread::scope(|scope| {
-        let sleepers: Vec<_> = ids
+    thread::scope(|scope| {
+        let workers: Vec<_> = ids
             .iter()
             .zip(0..)
-            .map(|(id, stream)| {
-                let left = &left;
+            .map(|(id, number)| {
+                let (left, work) = (&left, &work);
                 scope.spawn(move || {
                     id.store(sys::thread_id(), Ordering::Release);
-                    let slept = sleep(count, stream);
+                    let done = work(number);
                     left.fetch_sub(1, Ordering::Release);
-                    slept
+                    done
                 })
             })
             .collect();
         let moves = keep_moving(&ids, cpus, &left);
-        for sleeper in sleepers {
-            sleeper
-                .join()
-                .map_err(|_| io::Error::other("a sleeping thread panicked"))??;
-        }
-        io::Result::Ok(moves)
-    })?;
-    println!("moves: {moves}");
-    println!("sleeps: {}", u64::try_from(threads)? * count);
-    Ok(())
+        let panicked = |_| io::Error::other("a sleeping thread panicked");
+        let done = workers
+            .into_iter()
+            .map(|worker| worker.join().map_err(panicked)?);
+        Ok((done.collect::<io::Result<_>>()?, moves))
+    })
 }
 
 fn sleep(count: u64, stream: u64) -> io::Result<()> {
@@ -75,5 +105,6 @@ mod tests {
     #[test]
     fn sleepers_end() {
         super::run(3, 5).unwrap();
+        super::naps(2, 3).unwrap();
     }
 }

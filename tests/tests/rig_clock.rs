@@ -1,0 +1,231 @@
+//! What times are worth, on a stock guest: durations of calls whose length the guest knows, whichever
+//! way their entries and returns are seen; and one order of all events.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_introspect::event::{Call, EventKind};
+use hvprobe_introspect::probe::spec::Item;
+use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig};
+use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec};
+
+const FUNCTION: &str = "hrtimer_nanosleep";
+/// What calls it.
+const CALLER: &str = "__x64_sys_nanosleep";
+const NAP: Duration = Duration::from_millis(10);
+const THREADS: usize = 2;
+const NAPS: usize = 12;
+/// What a time may be off.
+const OFF: Duration = Duration::from_micros(200);
+
+/// How the entries and the returns of the naps are seen.
+struct Ways {
+    name: &'static str,
+    /// Of the entry, and of the kprobe there.
+    entry: Option<Mechanism>,
+    /// Whether the return takes an exit too.
+    trampoline: bool,
+}
+
+const WAYS: [Ways; 4] = [
+    Ways {
+        name: "two exits",
+        entry: Some(Mechanism::Emulated),
+        trampoline: true,
+    },
+    Ways {
+        name: "two exits, stepped",
+        entry: Some(Mechanism::Stepped),
+        trampoline: true,
+    },
+    Ways {
+        name: "an exit at the entry",
+        entry: Some(Mechanism::Emulated),
+        trampoline: false,
+    },
+    Ways {
+        name: "no exits",
+        entry: None,
+        trampoline: false,
+    },
+];
+
+impl Ways {
+    /// A return probe and a kprobe, and one on what calls the function, which is the other way.
+    fn specs(&self) -> Vec<ProbeSpec> {
+        let mut returns = ProbeSpec {
+            mechanism: self.entry,
+            ..probe(&format!("r8:back {FUNCTION}"))
+        };
+        if self.trampoline {
+            // Memory other than the stack cannot be read without an exit.
+            returns.actions.capture_at_return = vec![Item::Memory {
+                base: Gpr::Rsp,
+                offset: 0,
+                len: 8,
+            }];
+        }
+        let entry = ProbeSpec {
+            mechanism: self.entry,
+            ..probe(&format!("p:entry {FUNCTION}"))
+        };
+        let before = ProbeSpec {
+            mechanism: match self.entry {
+                None => Some(Mechanism::Emulated),
+                Some(_) => None,
+            },
+            ..probe(&format!("p:before {CALLER}"))
+        };
+        vec![before, entry, returns]
+    }
+}
+
+fn call(event: &Event) -> Option<Call> {
+    match event.kind {
+        EventKind::Return(call) => Some(call),
+        _ => None,
+    }
+}
+
+/// How long each nap took as the guest has it, by thread.
+fn naps(printed: &str) -> BTreeMap<i32, Vec<Duration>> {
+    let mut naps: BTreeMap<i32, Vec<Duration>> = BTreeMap::new();
+    for line in printed.lines() {
+        if let Some((thread, took)) = line
+            .trim()
+            .strip_prefix("nap: ")
+            .and_then(|nap| nap.split_once(' '))
+        {
+            let took = Duration::from_nanos(took.parse().expect("nanoseconds"));
+            naps.entry(thread.parse().expect("a thread"))
+                .or_default()
+                .push(took);
+        }
+    }
+    naps
+}
+
+fn check(name: &str, ids: &[ProbeId], events: &[Event], naps: &BTreeMap<i32, Vec<Duration>>) {
+    let mut close = 0;
+    for (thread, told) in naps {
+        let of_thread = |id| {
+            let by = |event: &&Event| {
+                event.probe == id && event.task.is_some_and(|task| task.pid == *thread)
+            };
+            events.iter().filter(by).collect::<Vec<_>>()
+        };
+        let [before, entry, back] = [0, 1, 2].map(|n| of_thread(ids[n]));
+        for events in [&before, &entry, &back] {
+            assert_eq!(events.len(), told.len(), "{name}");
+        }
+        for (n, told) in told.iter().enumerate() {
+            let (before, entry, back) = (before[n], entry[n], back[n]);
+            let call = call(back).expect("a return");
+            let what =
+                format!("{name}, {thread}'s nap {n} of {told:?}: {before:?} {entry:?} {back:?}");
+            assert!(call.entry_ns > 0 && back.host_ns > 0, "no time: {what}");
+            let took = Duration::from_nanos(back.host_ns.saturating_sub(call.entry_ns));
+            assert!(took + OFF >= NAP.mul_f64(0.95), "{took:?}: {what}");
+            assert!(took <= told.mul_f64(1.05) + OFF, "{took:?}: {what}");
+            // The thread may have lost its processor on the way into the call, or out of it.
+            close += usize::from(took + OFF >= told.mul_f64(0.95));
+            let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
+            assert!(off <= OFF, "{off:?}: {what}");
+            // All mechanisms are in one order.
+            assert!(before.seq < entry.seq && entry.seq < back.seq, "{what}");
+        }
+    }
+    let all = THREADS * NAPS;
+    assert!(
+        close * 2 > all,
+        "{name}: {close} of {all} as the guest has it"
+    );
+    eprintln!("{name}: {close} of {all} durations as the guest has them");
+}
+
+fn durations(cpus: u32) {
+    let (threads, count) = (THREADS.to_string(), NAPS.to_string());
+    let rounds = WAYS.len();
+    let script = format!(
+        "for round in $(seq {rounds}); do echo ready $round; read line; workload naps {threads} {count}; done"
+    );
+    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
+    let mut seen = 0;
+    for (round, ways) in (1..).zip(&WAYS) {
+        let printed = running.wait_for(&format!("ready {round}"));
+        let before = printed.len();
+        let machine = running.machine.clone();
+        let ids = machine.register(&ways.specs()).expect("they can be probed");
+        assert_mechanisms(&machine, ways);
+        machine.console_input(b"\n");
+        let all = (THREADS * NAPS).to_string();
+        let over = format!("naps: {all}");
+        let printed = running.wait_printed(|printed| {
+            printed
+                .get(before..)
+                .is_some_and(|printed| printed.contains(&over))
+        });
+        machine.unregister(&ids).expect("they are registered");
+        let expected = ids.len() * THREADS * NAPS;
+        let wanted = |events: &[Event]| {
+            let naps = events.iter().skip(seen);
+            naps.filter(|event| by_workload(event)).count() >= expected
+        };
+        let events = running.wait_events(wanted);
+        let events: Vec<Event> = events.iter().skip(seen).copied().collect();
+        seen += events.len();
+        let naps = naps(&printed[before..]);
+        assert_eq!(naps.len(), THREADS, "{printed}");
+        check(&format!("{cpus} CPUs, {}", ways.name), &ids, &events, &naps);
+    }
+    let (ending, events, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+    let (times, seqs): (Vec<_>, Vec<_>) = events
+        .iter()
+        .filter(|event| event.host_ns > 0)
+        .map(|event| (event.host_ns, event.seq))
+        .unzip();
+    assert!(seqs.is_sorted());
+    let late = times.windows(2).filter(|pair| pair[0] > pair[1]).count();
+    assert_eq!(late, 0, "events out of order, of {}", times.len());
+}
+
+fn by_workload(event: &Event) -> bool {
+    event.task.is_some_and(|task| task.comm() == "workload")
+}
+
+fn assert_mechanisms(machine: &Machine, ways: &Ways) {
+    for probe in machine.probes() {
+        let wanted = if probe.name == "before" {
+            match ways.entry {
+                None => Mechanism::Emulated,
+                Some(_) => Mechanism::Optimized,
+            }
+        } else {
+            ways.entry.unwrap_or(Mechanism::Optimized)
+        };
+        assert_eq!(probe.mechanism, Some(wanted), "{probe:?}");
+    }
+}
+
+#[test]
+fn a_nap_takes_as_long_as_the_guest_says_on_one_cpu() {
+    if rig("durations on one CPU").is_some() {
+        durations(1);
+    }
+}
+
+#[test]
+fn a_nap_takes_as_long_as_the_guest_says_on_two_cpus() {
+    if rig("durations on two CPUs").is_some() {
+        durations(2);
+    }
+}
+
+#[test]
+fn a_nap_takes_as_long_as_the_guest_says_on_four_cpus() {
+    if rig("durations on four CPUs").is_some() {
+        durations(4);
+    }
+}
