@@ -243,13 +243,12 @@ impl Both {
 pub(super) struct HostClock {
     times: Arc<Times>,
     relation: Arc<Relation>,
-    /// For a TSC that stalls; there is none for one that does not.
     kvmclock: RefCell<Kvmclock>,
     stalls: bool,
-    /// Guest TSC minus host TSC.
-    offset: Cell<u64>,
-    /// Within how many ticks that is right; `None` before it was learned.
+    /// Within how many ticks the relation's offset was right that was learned last.
     exact: Option<u64>,
+    /// The offset at the last reading.
+    offset: Cell<u64>,
     /// What was told last. The line may be bent between a look at it and one at the TSC, and the
     /// thread move to a processor whose TSC is behind.
     told: Cell<u64>,
@@ -265,8 +264,8 @@ impl HostClock {
             relation,
             kvmclock: RefCell::new(kvmclock),
             stalls: false,
-            offset: Cell::new(0),
             exact: None,
+            offset: Cell::new(0),
             told: Cell::new(0),
             rate: Cell::new(0),
         }
@@ -281,40 +280,49 @@ impl HostClock {
         if self.stalls {
             return;
         }
-        let enough = seen.apart.max(SHORTEST_WAIT).saturating_mul(8);
-        while rdtsc().wrapping_sub(seen.host) < enough {
-            std::hint::spin_loop();
-        }
-        let Some(mut again) = self.both(&mut read) else {
+        let Some((seen, again)) = self.far_apart(seen, &mut read) else {
             return;
         };
         if again.stands_since(&seen) {
-            // Or this thread did, while it read.
-            again = self.closest(&mut read).unwrap_or(again);
-            if again.stands_since(&seen) {
-                self.stalls = true;
-                self.relation.set_stalling();
-                return;
-            }
+            self.stalls = true;
+            self.relation.set_stalling();
+            return;
         }
         let best = if again.apart < seen.apart {
             again
         } else {
             seen
         };
-        let changed = best.offset().wrapping_sub(self.offset.get()).cast_signed();
+        let changed = best.offset().wrapping_sub(self.relation.offset());
         let within = self.exact.map(|known| known.saturating_add(best.apart));
-        if within.is_none_or(|within| changed.unsigned_abs() > within) {
-            self.offset.set(best.offset());
+        if within.is_none_or(|within| changed.cast_signed().unsigned_abs() > within) {
             self.exact = Some(best.apart);
             self.relation.note(best.guest, best.offset());
         }
     }
 
-    /// Both counters, of several readings the one that the least came between.
-    fn closest(&self, mut read: impl FnMut() -> Option<Counters>) -> Option<Both> {
-        let readings = (0..5).filter_map(|_| self.both(&mut read));
-        readings.min_by_key(|both| both.apart)
+    /// Two readings, one after the other, the first of them `seen` or a later one, so far apart that it shows
+    /// whether the guest's TSC goes on: one that stalls goes on only while it is read. `None` if this
+    /// thread is kept from that for too long.
+    fn far_apart(
+        &self,
+        mut seen: Both,
+        mut read: impl FnMut() -> Option<Counters>,
+    ) -> Option<(Both, Both)> {
+        let start = seen.host;
+        while rdtsc().wrapping_sub(start) < LONGEST_WAIT {
+            let enough = seen.apart.max(SHORTEST_WAIT).saturating_mul(8);
+            while rdtsc().wrapping_sub(seen.host) < enough {
+                std::hint::spin_loop();
+            }
+            let again = self.both(&mut read)?;
+            if again.host.wrapping_sub(seen.host) / 8 >= again.apart.max(seen.apart) {
+                return Some((seen, again));
+            }
+            // What stalls may have gone on in between, while it was read.
+            seen = self.both(&mut read)?;
+        }
+        None
     }
 
     fn both(&self, read: impl FnOnce() -> Option<Counters>) -> Option<Both> {
@@ -331,14 +339,16 @@ impl HostClock {
 
     #[cold]
     fn renew(&self) {
-        if let Some(offset) = self.relation.renewed(&mut self.kvmclock.borrow_mut()) {
-            self.offset.set(offset);
+        if let Some(told) = self.relation.told() {
+            self.relation.renew(told, &mut self.kvmclock.borrow_mut());
         }
     }
 }
 
 /// How long a TSC is given to show whether it goes on, by which it should be eight times as far.
 const SHORTEST_WAIT: u64 = 10_000;
+/// For how long that is tried: tens of milliseconds.
+const LONGEST_WAIT: u64 = 1 << 26;
 
 impl Clock for HostClock {
     #[inline]
@@ -348,6 +358,7 @@ impl Clock for HostClock {
         if self.stalls {
             self.renew();
         }
+        self.offset.set(self.relation.offset());
         let host_ns = line.at(tsc).max(self.told.get());
         self.told.set(host_ns);
         self.rate.set(line.rate);

@@ -3,15 +3,15 @@
 //! A virtual CPU's counter is the host's plus an *offset* of its own. There are two kinds of host:
 //!
 //! - Mostly the offset stays, unless the guest sets its counter. It is learned whenever the virtual CPU
-//!   has parked, by reading both.
+//!   has parked, by reading both; and when KVM tells the guest that it is another.
 //! - KVM does not trust some hosts' counters (`kvm_arch_vcpu_load` in arch/x86/kvm/x86.c). There the
 //!   guest's *stalls* while the virtual CPU is not in the guest, and is moved on when it falls behind
 //!   what KVM thinks it should be; so the offset changes at every entry, and any reading by an ioctl is
 //!   out of date before the guest runs. But KVM tells the guest each time, for its kvmclock, of which
 //!   moment a value of the counter is. That is read here, without an ioctl.
 //!
-//! Invariants: who notes an offset waits for nobody; an offset is used only for readings it may be
-//! right for, and where none is known there is no time.
+//! Invariants: a virtual CPU that notes an offset waits for nobody; an offset is used only for readings
+//! it may be right for, and where none is known there is no time.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -34,6 +34,9 @@ const AHEAD: u64 = 100_000;
 const APART: u64 = 1 << 16;
 /// How often what relates kvmclock to the host's counter is renewed, in ticks: tens of milliseconds.
 const RENEW: u64 = 1 << 27;
+/// How often the collector looks whether KVM has done with writing what it tells the guest: it takes
+/// some stores, unless the host's processor does something else in between.
+const LOOKS: usize = 10_000;
 
 /// What KVM tells a guest: the counter had this value when kvmclock was at so many nanoseconds
 /// (`struct pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst in the kernel).
@@ -185,7 +188,7 @@ impl Offsets {
                 let next = before.version.map(|version| version.wrapping_add(2));
                 // Where some between were not seen, the one behind: what the guest's counter runs
                 // ahead of KVM's opinion it loses before, and has none of it after, a rest.
-                let missed = after.version.is_some() && next != after.version;
+                let missed = next.is_some() && after.version.is_some() && next != after.version;
                 if missed && after.from - tsc <= tsc - before.from {
                     after.offset
                 } else {
@@ -206,6 +209,8 @@ pub(super) struct Relation {
     stalls: AtomicBool,
     /// The newest version that was noted, and bit 32 set.
     noted: AtomicU64,
+    /// The newest offset.
+    offset: AtomicU64,
     /// Locked by the collector, and tried by the virtual CPU.
     offsets: Mutex<Offsets>,
 }
@@ -217,6 +222,7 @@ impl Relation {
             told_at: AtomicU64::new(0),
             stalls: AtomicBool::new(false),
             noted: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
             offsets: Mutex::default(),
         }
     }
@@ -236,17 +242,25 @@ impl Relation {
         self.offsets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The newest offset; 0 before there is one.
+    #[inline]
+    pub(super) fn offset(&self) -> u64 {
+        self.offset.load(Ordering::Relaxed)
+    }
+
     /// The offset of a counter that does not stall, as seen at `tsc` of the guest's.
     pub(super) fn note(&self, tsc: u64, offset: u64) {
-        self.lock().note(Since {
+        let mut offsets = self.lock();
+        offsets.note(Since {
             from: tsc,
             offset,
             version: None,
         });
+        self.offset.store(offset, Ordering::Relaxed);
     }
 
-    /// What KVM has told the guest last.
-    fn told(&self) -> Option<Told> {
+    /// What KVM has told the guest last; `None` while it is writing it.
+    pub(super) fn told(&self) -> Option<Told> {
         let at = self.told_at.load(Ordering::Relaxed);
         if at & 1 == 0 {
             return None;
@@ -254,13 +268,21 @@ impl Relation {
         Told::read(&*self.ram, Gpa(at & !1))
     }
 
-    /// What KVM has told the guest since this was last called; notes it, without waiting. Only for a
-    /// counter that stalls.
-    pub(super) fn renewed(&self, kvmclock: &mut Kvmclock) -> Option<u64> {
-        let told = self.told()?;
+    /// The same after a moment, if KVM is writing it.
+    fn told_soon(&self) -> Option<Told> {
+        let at = Gpa(self.told_at.load(Ordering::Relaxed) & !1);
+        (0..LOOKS).find_map(|_| {
+            let told = self.told();
+            let is_written = || matches!(self.ram.read_u64(at), Ok(version) if version & 1 == 1);
+            (told.is_some() || !is_written()).then_some(told)
+        })?
+    }
+
+    /// Notes what KVM has `told` the guest, if that is new; waits for nobody.
+    pub(super) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
         let version = 1 << 32 | u64::from(told.version);
         if self.noted.load(Ordering::Relaxed) == version {
-            return None;
+            return;
         }
         kvmclock.renew();
         let offset = told.tsc.wrapping_sub(kvmclock.tsc_at(told.ns));
@@ -268,8 +290,20 @@ impl Relation {
             Ok(offsets) => offsets,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // The collector is about to see the same.
-            Err(TryLockError::WouldBlock) => return Some(offset),
+            Err(TryLockError::WouldBlock) => {
+                self.offset.store(offset, Ordering::Relaxed);
+                return;
+            }
         };
+        self.noted.store(version, Ordering::Relaxed);
+        // What was read is more exact.
+        let is_known = || {
+            let off = offset.wrapping_sub(self.offset()).cast_signed();
+            offsets.newest().is_some() && off.unsigned_abs() <= APART
+        };
+        if !self.stalls.load(Ordering::Relaxed) && is_known() {
+            return;
+        }
         // It, or one behind it, may have been noted meanwhile.
         let is_newer = |newest: &Since| {
             let behind = newest
@@ -283,15 +317,14 @@ impl Relation {
                 offset,
                 version: Some(told.version),
             });
+            self.offset.store(offset, Ordering::Relaxed);
         }
-        self.noted.store(version, Ordering::Relaxed);
-        Some(offset)
     }
 
     /// The offset for a reading of `tsc` that was made not long ago.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
-        if self.stalls.load(Ordering::Relaxed) {
-            self.renewed(kvmclock);
+        if let Some(told) = self.told_soon() {
+            self.renew(told, kvmclock);
         }
         self.lock().at(tsc)
     }

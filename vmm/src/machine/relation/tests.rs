@@ -122,9 +122,8 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     while rdtsc() < later + 2 * MS {}
     tell(&ram, 4, 6000, later / TICKS);
     let mut own = kvmclock();
-    let offset = relation.renewed(&mut own).unwrap();
-    assert!(6000_u64.wrapping_sub(offset).abs_diff(later) < 10_000);
-    assert_eq!(relation.renewed(&mut own), None);
+    relation.renew(relation.told().unwrap(), &mut own);
+    assert!(6000_u64.wrapping_sub(relation.offset()).abs_diff(later) < 10_000);
     let tell = timeline.now();
     let [entry, back] = [5500, 6500].map(|tsc| tell(Some(0), tsc).unwrap());
     let line = times.line();
@@ -178,7 +177,8 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
         let told = timeline.now()(Some(0), hit.guest_tsc).unwrap();
         assert!(told.abs_diff(hit.host_ns) < 20_000, "{told} {hit:?}");
     }
-    assert_eq!(reads, 8);
+    // More only if this thread was kept from reading.
+    assert!(reads >= 8);
 }
 
 #[test]
@@ -202,4 +202,85 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     tell(&ram, 2, 90_000, start / TICKS);
     let (hit, now) = (clock.now(), rdtsc());
     assert!((90_000..=90_000 + now - start + 10_000).contains(&hit.guest_tsc));
+}
+
+/// Ten rounds of a counter that goes on only while it is read, as often as not for longer than the
+/// virtual CPU was left alone.
+#[test]
+fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slowly() {
+    for slow in 0..10 {
+        let relation = Arc::new(Relation::new(ram()));
+        let times = Arc::new(Times::new());
+        let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
+        let (mut tsc, mut reads) = (77_000, 0);
+        clock.learn(|| {
+            let start = rdtsc();
+            let ticks = if reads % 10 == slow { 2 * MS } else { 0 };
+            while rdtsc() < start + ticks {}
+            tsc += rdtsc() - start;
+            reads += 1;
+            Some(Counters {
+                tsc,
+                kvmclock: TOLD_AT | 1,
+            })
+        });
+        assert!(relation.stalls.load(Ordering::Relaxed), "{slow}");
+    }
+}
+
+#[test]
+fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let times = Arc::new(Times::new());
+    let timeline = Timeline::new(
+        Arc::clone(&times),
+        Box::new([Arc::clone(&relation)]),
+        kvmclock(),
+    );
+    let mut clock = HostClock::new(Arc::clone(&times), Arc::clone(&relation), kvmclock());
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, start, start / TICKS);
+    clock.learn(|| {
+        Some(Counters {
+            tsc: rdtsc(),
+            kvmclock: TOLD_AT | 1,
+        })
+    });
+    let exact = relation.offset();
+    let told = |tsc| timeline.now()(Some(0), tsc).unwrap();
+    let hit = clock.now();
+    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    // What was read stays in force though KVM tells the same not so exactly.
+    assert_eq!(relation.offset(), exact);
+    const AHEAD: u64 = 1 << 50;
+    let set = rdtsc() / TICKS * TICKS;
+    tell(&ram, 4, set + AHEAD, set / TICKS);
+    let line = times.line();
+    assert!(told(set + AHEAD + 100).abs_diff(line.at(set + 100)) < 20_000);
+    // What was recorded before it was set has its time too, and a hit that exits sees the same.
+    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    let hit = clock.now();
+    assert!(hit.guest_tsc > AHEAD);
+    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+}
+
+#[test]
+fn a_hit_sees_what_the_collector_was_told_first() {
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let times = Arc::new(Times::new());
+    let mut clock = HostClock::new(Arc::clone(&times), Arc::clone(&relation), kvmclock());
+    clock.learn(|| {
+        Some(Counters {
+            tsc: 5000,
+            kvmclock: TOLD_AT | 1,
+        })
+    });
+    let timeline = Timeline::new(times, Box::new([Arc::clone(&relation)]), kvmclock());
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, 5000, start / TICKS);
+    assert!(timeline.now()(Some(0), 5000).is_some());
+    let (hit, now) = (clock.now(), rdtsc());
+    assert!((5000..=5000 + now - start + 10_000).contains(&hit.guest_tsc));
 }
