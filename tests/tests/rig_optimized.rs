@@ -255,6 +255,60 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     assert_eq!(counts.missed, 0, "{counts:?}");
 }
 
+#[test]
+fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
+    if rig("optimized probes in a preemptible kernel").is_none() {
+        return;
+    }
+    let cpus = u32::try_from(rig_cpus()).expect("few").max(2);
+    // Far more than processors, so that each is preempted again and again, wherever it is.
+    let threads = (8 * cpus).to_string();
+    let mut config = optimizing_guest(cpus, &["workload", "stdin-hold", &threads]);
+    config.cmdline += " preempt=full";
+    config.probes = [
+        format!("p {FUNCTION}"),
+        "p do_getpgid".to_owned(),
+        format!("r{threads} {FUNCTION}"),
+    ]
+    .map(|definition| probe(&definition))
+    .into();
+    let mut running = Running::boot(config);
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    for probe in machine.probes() {
+        assert_eq!(mechanism(&probe), Mechanism::Optimized, "{}", probe.name);
+    }
+    let mut stream = machine.subscribe(Vec::new(), 1 << 16);
+    let told = spawn(move || {
+        let mut told = (0, 0);
+        while let Some(delivery) = stream.blocking_next() {
+            told.0 += delivery.events.len() as u64;
+            told.1 += delivery.dropped;
+        }
+        told
+    });
+    // Each time the list is asked for, everything finished is read, whoever stands before it.
+    let listed = |machine: &Machine| machine.probes().iter().map(|it| it.counts.hits).min();
+    for _ in 0..20 {
+        let before = listed(&machine);
+        running.wait_while_running(|machine| listed(machine) > before.map(|hits| hits + 100));
+    }
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+    let calls: i64 = values(&printed, "calls").into_iter().sum();
+    let calls = u64::try_from(calls).expect("a number of calls");
+    let (events, dropped) = told.join().expect("no panic");
+    eprintln!("{calls} calls, {events} events, {dropped} dropped");
+    for probe in machine.probes() {
+        let counts = probe.counts;
+        let all = (counts.hits, counts.missed, counts.orphans);
+        assert_eq!(all, (calls, 0, 0), "{}", probe.name);
+    }
+    assert_eq!(events + dropped, 3 * calls);
+    assert!(events > 0);
+}
+
 /// Functions on the way of every getpgid, of every timer interrupt, and between tasks.
 const HOT: [&str; 12] = [
     "do_getpgid",

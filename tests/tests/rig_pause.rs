@@ -1,22 +1,52 @@
 //! What a guest makes of a pause: it stood still, and reports no lockup and no stall afterwards.
+//!
+//! `HVPROBE_PAUSE_SECONDS` adds a pause of so long, of a guest with 4 GiB and 4 CPUs.
 
+use std::env;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, probe, rig};
+use hvprobe_vmm::machine::MachineConfig;
 
 /// The shortest timeouts the kernel takes.
 const WATCHDOGS: &str = " rcupdate.rcu_cpu_stall_timeout=3 watchdog_thresh=1";
 /// Several of them.
 const PAUSE: Duration = Duration::from_secs(12);
+/// How often a long test says that it goes on.
+const REPORT: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_guest_that_was_paused_sees_no_stall() {
-    if rig("a pause").is_none() {
+    if rig("a pause").is_some() {
+        pause(optimizing_guest(2, &[]), PAUSE);
+    }
+}
+
+#[test]
+fn a_large_guest_that_was_paused_for_long_sees_no_stall() {
+    let seconds = env::var("HVPROBE_PAUSE_SECONDS").ok();
+    if rig("a long pause").is_none() {
         return;
     }
-    let command = "echo 1 > /proc/sys/kernel/watchdog_thresh; workload held hammer 2 2";
-    let mut config = optimizing_guest(2, &["sh", "-c", command]);
+    let Some(seconds) = seconds else {
+        eprintln!("skipped: HVPROBE_PAUSE_SECONDS says for how long");
+        return;
+    };
+    let config = MachineConfig {
+        memory: 4 << 30,
+        ..optimizing_guest(4, &[])
+    };
+    let seconds = seconds.parse().expect("a number of seconds");
+    pause(config, Duration::from_secs(seconds));
+}
+
+fn pause(mut config: MachineConfig, length: Duration) {
+    let command = format!(
+        "echo 1 > /proc/sys/kernel/watchdog_thresh; workload held hammer 2 {}",
+        config.cpus
+    );
+    config.command = ["sh", "-c", &command].map(str::to_owned).to_vec();
     config.cmdline.push_str(WATCHDOGS);
     let mut running = Running::boot(config);
     running.wait_for("ready");
@@ -26,7 +56,11 @@ fn a_guest_that_was_paused_sees_no_stall() {
     // In the middle of what it does.
     running.wait_while_running(|machine| info(machine, calls).counts.hits > 100);
     machine.pause().expect("it runs");
-    thread::sleep(PAUSE);
+    let since = Instant::now();
+    while let Some(left) = length.checked_sub(since.elapsed()) {
+        thread::sleep(left.min(REPORT));
+        eprintln!("paused for {:?}", since.elapsed());
+    }
     machine.resume().expect("it stands");
     running.wait_for("over");
     machine.console_input(b"\n");

@@ -136,7 +136,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 8] = [
+const PASSED_ON: [&str; 9] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
@@ -145,6 +145,7 @@ const PASSED_ON: [&str; 8] = [
     "HVPROBE_DIFFERENTIAL_SEED",
     "HVPROBE_STRESS_SECONDS",
     "HVPROBE_STRESS_SEED",
+    "HVPROBE_PAUSE_SECONDS",
 ];
 
 /// The environment of programs in a rig: where they are, and what is passed on to them.

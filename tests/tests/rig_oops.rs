@@ -1,0 +1,67 @@
+//! What a stock guest says of a fault at a probepoint, in whatever way its instruction is carried out:
+//! it names the probed function, as if nothing were there.
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_introspect::probe::spec::Change;
+use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
+use hvprobe_vmm::machine::{EndReason, Mechanism, ProbeSpec};
+
+/// It loads the process id from where RDI points, right behind its entry nop.
+const ENTRY: &str = "__x64_sys_getpgid";
+const NOP: u64 = 5;
+/// Nothing is mapped there.
+const NOWHERE: u64 = 0x10;
+
+/// Each process dies of its fault.
+const COMMANDS: &str = "for n in 1 2 3; do \
+       echo ready $n; read line; workload calls getpgid 1; echo died $n; \
+     done; dmesg | grep -o 'RIP: 0010:[^ ]*'; echo told; exit 5";
+
+#[test]
+fn an_oops_names_the_probed_function() {
+    if rig("a fault").is_none() {
+        return;
+    }
+    let config = optimizing_guest(1, &["sh", "-c", COMMANDS]);
+    let mut running = Running::boot(config);
+    running.wait_for("ready 1");
+    let machine = running.machine.clone();
+    let mut spoils = ProbeSpec {
+        mechanism: Some(Mechanism::Emulated),
+        ..probe(&format!("p {ENTRY}"))
+    };
+    spoils.actions.changes = vec![Change::Register {
+        register: Gpr::Rdi,
+        value: NOWHERE,
+    }];
+    running.register(spoils);
+    let ways = [Mechanism::Optimized, Mechanism::Boosted, Mechanism::Stepped];
+    for (n, way) in (1..).zip(ways) {
+        running.wait_for(&format!("ready {n}"));
+        let faults = ProbeSpec {
+            mechanism: Some(way),
+            ..probe(&format!("p {ENTRY}+{NOP}"))
+        };
+        let id = running.register(faults);
+        assert_eq!(info(&machine, id).mechanism, Some(way));
+        machine.console_input(b"\n");
+        running.wait_for(&format!("died {n}"));
+        let counts = info(&machine, id).counts;
+        assert_eq!((counts.hits, counts.faults), (1, 1), "{way}: {counts:?}");
+        machine.unregister(&[id]).expect("registered");
+    }
+    let printed = running.wait_for("told");
+    let (ending, _) = running.end();
+    assert_eq!(ending.reason, EndReason::Shutdown, "{printed}");
+    assert_eq!(ending.guest_status, Some(5), "{printed}");
+    // An oops tells it twice.
+    let named: Vec<&str> = printed
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("RIP: 0010:"))
+        .collect();
+    let expected = format!("{ENTRY}+{NOP:#x}/");
+    assert!(
+        named.len() >= ways.len() && named.iter().all(|name| name.starts_with(&expected)),
+        "{named:?}"
+    );
+}
