@@ -177,7 +177,10 @@ impl Reader {
         let head = self.head(around.mem)?;
         self.is_broken |= head.is_none();
         if let Some(head) = head {
-            self.in_turn(head, around, now, into, left)?;
+            let is_all = self.in_turn(head, around, now, into, left)?;
+            // So many do not stand in detours at once: the guest has moved the head itself.
+            let unfinished = self.room.cells() + head.wrapping_sub(self.next);
+            self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
             self.is_behind = self.next != head;
         }
         if self.is_broken && *left > 0 {
@@ -215,7 +218,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes what comes next, up to `head`.
+    /// Takes what comes next, up to `head`. Whether everything up to there was looked at.
     fn in_turn(
         &mut self,
         head: u64,
@@ -223,7 +226,7 @@ impl Reader {
         now: Option<Instant>,
         into: &mut Vec<Event>,
         left: &mut usize,
-    ) -> Result<(), OutOfRange> {
+    ) -> Result<bool, OutOfRange> {
         while *left > 0 && self.next != head {
             if let Some(header) = self.finished(around.mem, self.next, head)? {
                 let at = self.next;
@@ -234,14 +237,14 @@ impl Reader {
             }
             if !self.is_waited_for(head, now) {
                 self.is_waiting = true;
-                return Ok(());
+                return Ok(false);
             }
             let mut behind = self.next + 1;
             while behind < head && self.finished(around.mem, behind, head)?.is_none() {
                 behind += 1;
             }
             if behind >= head {
-                return Ok(());
+                return Ok(true);
             }
             self.room.hold(self.next..behind);
             self.next = behind;
@@ -249,7 +252,7 @@ impl Reader {
         if self.next == head {
             self.wait = None;
         }
-        Ok(())
+        Ok(*left > 0)
     }
 
     /// Whether the record whose turn it is, and which is not finished, was waited for long enough.

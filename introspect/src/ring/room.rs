@@ -58,6 +58,15 @@ impl Room {
         self.held.len() as u64
     }
 
+    /// How many cells are held.
+    pub(super) fn cells(&self) -> u64 {
+        let cells = self
+            .held
+            .iter()
+            .map(|piece| piece.end.wrapping_sub(piece.start));
+        cells.sum()
+    }
+
     /// Holds what lies behind everything that is held.
     pub(super) fn hold(&mut self, piece: Range<u64>) {
         match self.held.last_mut() {
