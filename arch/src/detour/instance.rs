@@ -67,6 +67,7 @@ pub struct Instances {
 pub struct InstanceLayout {
     values: Values,
     has_cpu: bool,
+    stride: usize,
 }
 
 /// An instance, as the host reads it.
@@ -108,9 +109,11 @@ impl InstanceLayout {
     /// When more was asked for than an instance holds.
     pub fn new(capture: &EntryCapture) -> Result<Self, BuildError> {
         let values = Values::new(Spread::Dense, VALUES, capture.registers, &capture.stack)?;
+        let size = Spread::Dense.offset(values.end());
         Ok(Self {
             values,
             has_cpu: capture.cpu.is_some(),
+            stride: size.next_power_of_two().max(record::CELL),
         })
     }
 
@@ -122,7 +125,7 @@ impl InstanceLayout {
     /// The distance between instances in bytes: a power of two, at least a cache line.
     #[must_use]
     pub fn stride(&self) -> usize {
-        self.size().next_power_of_two().max(record::CELL)
+        self.stride
     }
 
     pub(super) fn values(&self) -> &Values {
