@@ -9,11 +9,13 @@ use hvprobe_vmm::loader::Kernel;
 use crate::rig;
 
 /// Functions that have another name in other kernels.
-const RENAMED: [(&str, &str); 3] = [
+const RENAMED: [(&str, &str); 4] = [
     // Since 6.10.
     ("scheduler_tick", "sched_tick"),
     ("kmem_cache_alloc", "kmem_cache_alloc_noprof"),
     ("__alloc_pages", "__alloc_pages_noprof"),
+    // Since 6.14, of which a FIFO's calls that of other pipes.
+    ("pipe_read", "anon_pipe_read"),
 ];
 
 /// The image of the guests' kernel.

@@ -7,6 +7,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::{Call, EventKind};
 use hvprobe_introspect::probe::spec::{Change, Comparison, Condition, Item, Then};
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
 use hvprobe_vmm::machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 
@@ -31,6 +32,11 @@ fn script(commands: &str) -> [&str; 3] {
 
 fn readers(commands: &str) -> String {
     format!("{READERS}{commands}")
+}
+
+/// A probe of this kind on what reads from the pipe of [`READERS`].
+fn pipe_read(kind: &str) -> ProbeSpec {
+    probe(&format!("{kind} {}", names::own("pipe_read")))
 }
 
 fn call(event: &Event) -> Call {
@@ -298,12 +304,12 @@ fn calls_beyond_maxactive_are_missed_and_auto_misses_none() {
     let mut running = Running::boot(guest(2, &script(&commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let entry = running.register(probe("p pipe_read"));
-    let one = running.register(probe("r1 pipe_read"));
-    let default = running.register(probe("r pipe_read"));
+    let entry = running.register(pipe_read("p"));
+    let one = running.register(pipe_read("r1"));
+    let default = running.register(pipe_read("r"));
     let auto = running.register(ProbeSpec {
         maxactive_auto: true,
-        ..probe("r pipe_read")
+        ..pipe_read("r")
     });
     assert_eq!(info(&machine, one).maxactive, Some(1));
     assert_eq!(info(&machine, default).maxactive, Some(10));
@@ -330,7 +336,7 @@ fn tasks_that_die_in_a_call_leave_orphans_whose_instances_come_back() {
         return;
     }
     let (rounds, threads) = (ROUNDS.to_string(), THREADS.to_string());
-    let specs = [probe("r32 get_signal"), probe("r32 pipe_read")];
+    let specs = [probe("r32 get_signal"), pipe_read("r32")];
     let (machine, events, printed) = run(2, &["workload", "deaths", &rounds, &threads], &specs);
     let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
     let killed = value(&printed, "killed");
@@ -448,14 +454,11 @@ fn unregister_in_flight(optimize: bool) {
     });
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let (pipe_read, task_dead) = (running.text("pipe_read"), running.text("do_task_dead"));
-    let entry = running.register(probe("p pipe_read"));
+    let original = running.text(names::own("pipe_read"));
+    let task_dead = running.text("do_task_dead");
+    let entry = running.register(pipe_read("p"));
     let ids = machine
-        .register(&[
-            probe("r pipe_read"),
-            probe("r pipe_read"),
-            probe("r vfs_read"),
-        ])
+        .register(&[pipe_read("r"), pipe_read("r"), probe("r vfs_read")])
         .unwrap_or_else(|error| panic!("{}", chain(&error)));
     assert_ne!(running.text("do_task_dead"), task_dead);
     for id in &ids {
@@ -467,14 +470,14 @@ fn unregister_in_flight(optimize: bool) {
     machine.unregister(&ids).expect("registered");
     assert_eq!(running.text("do_task_dead"), task_dead);
     // New ones, on a function with frames of the old ones and others without any.
-    let later = running.register(probe("r pipe_read"));
+    let later = running.register(pipe_read("r"));
     machine.console_input(b"\n");
     running.wait_events(|events| of(events, entry).len() == BLOCKED + 3);
     machine.console_input(b"\n");
     running.wait_for("over");
     assert_eq!(counts(&machine, later), [3, 0, 0, 0]);
     machine.unregister(&[entry, later]).expect("registered");
-    assert_eq!(running.text("pipe_read"), pipe_read);
+    assert_eq!(running.text(names::own("pipe_read")), original);
     machine.console_input(b"\n");
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -506,9 +509,9 @@ fn disable_in_flight(optimize: bool) {
     });
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let entry = running.register(probe("p pipe_read"));
-    let quiet = running.register(probe("r pipe_read"));
-    let heard = running.register(probe("r pipe_read"));
+    let entry = running.register(pipe_read("p"));
+    let quiet = running.register(pipe_read("r"));
+    let heard = running.register(pipe_read("r"));
     machine.console_input(b"\n");
     running.wait_events(|events| of(events, entry).len() == 4);
     machine.disable(&[quiet]).expect("registered");
