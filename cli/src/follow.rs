@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use hvprobe_proto::v1::{Ending, SubscribeRequest, SubscribeResponse};
+use hvprobe_proto::v1::{Anchor, Ending, SubscribeRequest, SubscribeResponse};
 
 use crate::budget;
 use crate::client::Client;
@@ -42,6 +42,8 @@ pub(crate) struct Printer {
     left: Option<u64>,
     headed: bool,
     labels: Labels,
+    /// Which wall-clock times events have.
+    anchor: Option<Anchor>,
     pub(crate) tally: Tally,
 }
 
@@ -52,6 +54,7 @@ impl Printer {
             left: hits,
             headed: false,
             labels: Labels::default(),
+            anchor: None,
             tally: Tally::default(),
         }
     }
@@ -76,6 +79,7 @@ impl Printer {
         let mut text = String::new();
         let machine = &batch.machine;
         self.labels.learn(&batch.probes);
+        self.anchor = batch.anchor.or(self.anchor);
         if batch.dropped > 0 {
             self.tally.dropped = self.tally.dropped.saturating_add(batch.dropped);
             let line = match self.format {
@@ -103,7 +107,8 @@ impl Printer {
             let label = self.labels.of(event.probe);
             self.tally.count(event, &label);
             if self.format == Format::Json {
-                let line = json::Line::event(machine, event.clone(), label);
+                let anchor = self.anchor.as_ref();
+                let line = json::Line::event(machine, event.clone(), label, anchor);
                 writeln!(text, "{}", serde_json::to_string(&line)?)?;
             } else {
                 if !std::mem::replace(&mut self.headed, true) {

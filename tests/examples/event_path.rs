@@ -344,8 +344,8 @@ impl Source for Synthetic {
             let _ = done.send(());
         }
         Drained {
-            lost: 0,
             more: self.made < due,
+            ..Drained::default()
         }
     }
 

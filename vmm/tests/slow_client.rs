@@ -63,6 +63,7 @@ async fn subscribe(socket: &Path, probes: Vec<u32>) -> Streaming<SubscribeRespon
     // The subscription is in force.
     let first = stream.message().await.unwrap().unwrap();
     assert_eq!(first.machine, "synthetic");
+    assert!(first.anchor.is_some_and(|anchor| anchor.realtime_ns > 0));
     stream
 }
 

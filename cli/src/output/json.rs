@@ -69,6 +69,8 @@ pub(crate) struct Event {
     offset: Option<u64>,
     vcpu: u32,
     host_ns: Option<u64>,
+    /// `host_ns` on the wall clock, since 1970.
+    realtime_ns: Option<u64>,
     guest_tsc: Hex,
     pid: Option<i32>,
     tgid: Option<i32>,
@@ -198,7 +200,17 @@ impl Line {
     }
 
     /// A hit on `machine`.
-    pub(crate) fn event(machine: &str, event: v1::Event, label: Label) -> Self {
+    pub(crate) fn event(
+        machine: &str,
+        event: v1::Event,
+        label: Label,
+        anchor: Option<&v1::Anchor>,
+    ) -> Self {
+        let realtime = |ns: u64| {
+            let anchor = anchor?;
+            ns.checked_add(anchor.realtime_ns)?
+                .checked_sub(anchor.monotonic_ns)
+        };
         let captured = label.captures.split(&event).into_iter();
         let captured = captured.map(Captured::from).collect();
         let (symbol, offset) = label.symbol.unzip();
@@ -212,6 +224,7 @@ impl Line {
             offset,
             vcpu: event.vcpu,
             host_ns: told(event.host_ns),
+            realtime_ns: told(event.host_ns).and_then(realtime),
             guest_tsc: Hex(event.guest_tsc),
             pid: task.map(|task| task.pid),
             tgid: task.map(|task| task.tgid),
@@ -450,11 +463,13 @@ mod tests {
             symbol: Some(("vfs_read".into(), 4)),
             ..Label::default()
         };
+        let anchor = v1::Anchor {
+            monotonic_ns: 1_000_000_000_000,
+            realtime_ns: 1_700_000_000_000_000_000,
+        };
         check(
-            &Line::event("vm0", hit(), label),
-            expect![[
-                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"hit","registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"},"fault":null,"call":null,"captured":[]}"#
-            ]],
+            &Line::event("vm0", hit(), label, Some(&anchor)),
+            expect![[r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"realtime_ns":1700000234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"hit","registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"},"fault":null,"call":null,"captured":[]}"#]],
         );
     }
 
@@ -475,10 +490,8 @@ mod tests {
         event.captured = captured::tests::BYTES.to_vec();
         event.unreadable = 0b10;
         check(
-            &Line::event("vm0", event, label),
-            expect![[
-                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"-4(%di)","data":"0011aa"},{"what":"$stack2","data":null}]}"#
-            ]],
+            &Line::event("vm0", event, label, None),
+            expect![[r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"realtime_ns":null,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"-4(%di)","data":"0011aa"},{"what":"$stack2","data":null}]}"#]],
         );
     }
 
@@ -497,10 +510,8 @@ mod tests {
             ..Default::default()
         };
         check(
-            &Line::event("vm0", event, label),
-            expect![[
-                r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[]}"##
-            ]],
+            &Line::event("vm0", event, label, None),
+            expect![[r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[]}"##]],
         );
     }
 
@@ -512,10 +523,8 @@ mod tests {
         };
         let event = v1::Event::default();
         check(
-            &Line::event("vm0", event, label),
-            expect![[
-                r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[]}"#
-            ]],
+            &Line::event("vm0", event, label, None),
+            expect![[r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[]}"#]],
         );
     }
 

@@ -452,6 +452,7 @@ mod tests {
             stopped_at: None,
             disarmed: false,
             kernel_replaced: false,
+            anchor: None,
             skipped: Vec::new(),
         };
         let stopped = v1::Machine {

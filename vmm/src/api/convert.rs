@@ -10,7 +10,7 @@ use hvprobe_introspect::symbols::{Symbol, SymbolKind};
 use hvprobe_introspect::task::Task;
 use hvprobe_proto::v1;
 
-use super::{actions, budget};
+use super::{actions, anchor, budget};
 use crate::CatchMode;
 use crate::machine::{EndReason, Ending, Machine, State};
 use crate::selfcheck::{Finding, Verdict};
@@ -41,6 +41,7 @@ pub(super) fn machine(machine: &Machine) -> v1::Machine {
         disarmed: !machine.armed(),
         kernel_replaced: status.kernel_replaced,
         skipped: Vec::new(),
+        anchor: Some(anchor::now()),
     }
 }
 

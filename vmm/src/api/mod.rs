@@ -10,6 +10,7 @@
 //! - When the server has stopped, so have all its machines, with their guests' text restored.
 
 mod actions;
+mod anchor;
 mod budget;
 mod convert;
 mod decisions;

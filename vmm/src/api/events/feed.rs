@@ -1,7 +1,7 @@
 //! One machine's events on their way to one client.
 //!
 //! Invariant: a probe is described in the message its first event is in, or before; what was lost
-//! is told with the message that follows the loss.
+//! is told with the message that follows the loss; which wall-clock times events have is told first.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use tonic::Status;
 
 use super::broadcast::Encoded;
 use super::server::Message;
-use crate::api::budget;
 use crate::api::fleet::Handle;
+use crate::api::{anchor, budget};
 use crate::machine::{Exit, Taken};
 
 /// Batches are put together to messages of so many bytes. With the last batch added, of at most 1024
@@ -63,6 +63,7 @@ pub(super) struct Feed {
     origin: Origin,
     /// Probes the client has been told about.
     described: HashSet<u32>,
+    anchor: anchor::Told,
     to_client: mpsc::Sender<Result<Message, Status>>,
 }
 
@@ -74,6 +75,7 @@ impl Feed {
         Self {
             origin,
             described: HashSet::new(),
+            anchor: anchor::Told::default(),
             to_client,
         }
     }
@@ -158,7 +160,8 @@ impl Feed {
         Ok(probes)
     }
 
-    async fn send(&self, mut message: Message) -> Result<(), Gone> {
+    async fn send(&mut self, mut message: Message) -> Result<(), Gone> {
+        message.head.anchor = self.anchor.news(anchor::now());
         self.origin.name().clone_into(&mut message.head.machine);
         self.to_client.send(Ok(message)).await.map_err(|_| Gone)
     }

@@ -1,0 +1,87 @@
+//! Which wall-clock time the times of the API stand for.
+//!
+//! All are of `CLOCK_MONOTONIC`, which nobody sets. The wall clock may be set, and runs at another rate
+//! while it is being corrected; so a client is told again when it has moved by [`APART`].
+
+use hvprobe_proto::v1;
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// How far the wall clock may go from what was told, in nanoseconds.
+const APART: u64 = 1_000_000;
+/// How often the clocks are read for an anchor.
+const READINGS: usize = 3;
+
+/// Both clocks at one moment: of several readings the one that the least time came between.
+pub(super) fn now() -> v1::Anchor {
+    let readings = (0..READINGS).map(|_| {
+        let before = nanoseconds(clock_gettime(ClockId::Monotonic));
+        let realtime_ns = nanoseconds(clock_gettime(ClockId::Realtime));
+        let apart = nanoseconds(clock_gettime(ClockId::Monotonic)).saturating_sub(before);
+        let monotonic_ns = before.saturating_add(apart / 2);
+        let anchor = v1::Anchor {
+            monotonic_ns,
+            realtime_ns,
+        };
+        (apart, anchor)
+    });
+    let best = readings.min_by_key(|(apart, _)| *apart);
+    best.map_or_else(v1::Anchor::default, |(_, anchor)| anchor)
+}
+
+/// A wall clock before 1970 is taken for one at 1970.
+fn nanoseconds(time: Timespec) -> u64 {
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
+    seconds
+        .saturating_mul(1_000_000_000)
+        .saturating_add(nanoseconds)
+}
+
+/// What one client was told.
+#[derive(Debug, Default)]
+pub(super) struct Told(Option<v1::Anchor>);
+
+impl Told {
+    /// What it is to be told `now`, if that is news.
+    pub(super) fn news(&mut self, now: v1::Anchor) -> Option<v1::Anchor> {
+        let apart = |anchor: v1::Anchor| anchor.realtime_ns.wrapping_sub(anchor.monotonic_ns);
+        let is_known = self.0.is_some_and(|told| {
+            let moved = apart(now).wrapping_sub(apart(told)).cast_signed();
+            moved.unsigned_abs() < APART
+        });
+        (!is_known).then(|| *self.0.insert(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn both_clocks_are_told_as_they_are() {
+        let (before, anchor) = (now(), now());
+        assert!(anchor.monotonic_ns > before.monotonic_ns);
+        let since = std::time::UNIX_EPOCH.elapsed().expect("it is after 1970");
+        let now = u64::try_from(since.as_nanos()).expect("it is before 2554");
+        assert!(now.abs_diff(anchor.realtime_ns) < 60 * SECOND);
+    }
+
+    #[test]
+    fn a_client_is_told_again_only_after_the_wall_clock_has_moved() {
+        let at = |monotonic_ns, realtime_ns| v1::Anchor {
+            monotonic_ns,
+            realtime_ns,
+        };
+        let mut told = Told::default();
+        let mut news = |anchor| told.news(anchor).is_some();
+        assert!(news(at(SECOND, 9 * SECOND)));
+        assert!(!news(at(2 * SECOND, 10 * SECOND + 999_999)));
+        assert!(news(at(2 * SECOND, 10 * SECOND + 1_000_000)));
+        assert!(!news(at(3 * SECOND, 11 * SECOND + 1)));
+        // It was set back, to before the machine was started.
+        assert!(news(at(4 * SECOND, SECOND)));
+        assert!(!news(at(5 * SECOND, 2 * SECOND)));
+    }
+}
