@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::insn::instruction_len;
 use hvprobe_vmm::definition;
 use hvprobe_vmm::machine::{
     DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
@@ -247,6 +248,25 @@ impl Running {
             Ok(()) => text,
             Err(error) => panic!("{symbol}: {}", chain(&error)),
         }
+    }
+
+    /// Where the instructions of `symbol` begin, as offsets, as the guest has it now.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn instructions(&self, symbol: &str) -> Vec<u64> {
+        let (at, text) = (self.address(symbol), self.text(symbol));
+        let mut offsets = vec![0];
+        let mut offset = 0;
+        while let Some(len) = text.get(offset..).and_then(|code| {
+            let here = at.wrapping_add(offset as u64);
+            instruction_len(code, here)
+        }) {
+            offset += len;
+            offsets.push(offset as u64);
+        }
+        offsets
     }
 
     /// Waits for the guest to end by itself, whatever became of its events. Returns how it ended

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use hvprobe_arch::insn::instruction_len;
 use hvprobe_introspect::event::EventKind;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
@@ -13,21 +12,6 @@ use hvprobe_vmm::machine::{Event, MachineConfig, Mechanism, ProbeId, ProbeSpec, 
 /// A function that nobody but the workload calls.
 const FUNCTION: &str = "__x64_sys_getpgid";
 const SLEEP: &str = "__x64_sys_clock_nanosleep";
-
-/// Where instructions of [`FUNCTION`] begin, as offsets.
-fn instructions(running: &Running) -> Vec<u64> {
-    let (at, text) = (running.address(FUNCTION), running.text(FUNCTION));
-    let mut offsets = vec![0];
-    let mut offset = 0;
-    while let Some(len) = text.get(offset..).and_then(|code| {
-        let here = at.wrapping_add(offset as u64);
-        instruction_len(code, here)
-    }) {
-        offset += len;
-        offsets.push(offset as u64);
-    }
-    offsets
-}
 
 /// Registers a probe of [`FUNCTION`] that is carried out by `wanted`, beside those that there are.
 fn register(running: &Running, wanted: Mechanism, offsets: &mut Vec<u64>) -> ProbeId {
@@ -83,7 +67,7 @@ fn mechanisms() {
     running.wait_for("ready");
     let machine = running.machine.clone();
     let text = running.text(FUNCTION);
-    let mut offsets = instructions(&running);
+    let mut offsets = running.instructions(FUNCTION);
     // What only some instructions can be comes first.
     let ids = [
         Mechanism::Optimized,

@@ -535,9 +535,12 @@ fn return_probes_come_and_go_while_two_vcpus_call_and_return() {
     running.wait_for("ready");
     let machine = running.machine.clone();
     let originals = [ENTRY, INNER].map(|function| running.text(function));
+    let offsets = running.instructions(INNER);
+    let amidst = offsets.iter().find(|offset| **offset >= 14);
+    let amidst = amidst.expect("more than a few instructions");
     let specs = [
         probe(&format!("r {ENTRY}")),
-        probe(&format!("p {INNER}+14")),
+        probe(&format!("p {INNER}+{amidst}")),
         probe(&format!("r {INNER}")),
     ];
     let mut hits = 0;
