@@ -253,7 +253,7 @@ fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
     assert!(header.iter().all(|line| line.starts_with('#')), "{run:#?}");
     assert!(header[0].contains("TASK-PID"), "{run:#?}");
     let parse = |line: &'_ String| -> (String, String, f64) {
-        let hit = hit(line).unwrap_or_else(|| panic!("no hit: {line}"));
+        let hit = hit(line).unwrap_or_else(|| panic!("no hit: {line}, of {:#?}", run.err));
         assert_eq!(hit.comm, "workload");
         assert!(hit.pid > 1, "{hit:?}");
         (hit.event.to_owned(), hit.place.to_owned(), hit.seconds)

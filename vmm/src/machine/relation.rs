@@ -201,7 +201,6 @@ impl Offsets {
 }
 
 /// How the counter of one virtual CPU relates to the host's.
-#[derive(Debug)]
 pub(super) struct Relation {
     ram: Arc<GuestRam>,
     /// Where KVM tells the guest, and the lowest bit set if it does.
@@ -213,6 +212,17 @@ pub(super) struct Relation {
     offset: AtomicU64,
     /// Locked by the collector, and tried by the virtual CPU.
     offsets: Mutex<Offsets>,
+}
+
+impl fmt::Debug for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relation")
+            .field("stalls", &self.stalls)
+            .field("told_at", &self.told_at)
+            .field("told", &self.told())
+            .field("newest", &self.lock().newest())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Relation {
@@ -336,6 +346,8 @@ pub(super) struct Timeline {
     times: Arc<Times>,
     relations: Box<[Arc<Relation>]>,
     kvmclock: Mutex<Kvmclock>,
+    /// Whether somebody has heard that not all times can be told.
+    is_told: AtomicBool,
 }
 
 impl Timeline {
@@ -348,6 +360,7 @@ impl Timeline {
             times,
             relations,
             kvmclock: Mutex::new(kvmclock),
+            is_told: AtomicBool::new(false),
         }
     }
 
@@ -358,14 +371,26 @@ impl Timeline {
         let line = self.times.line();
         move |cpu, tsc| {
             let mut kvmclock = self.kvmclock.lock().unwrap_or_else(PoisonError::into_inner);
-            let offset = match cpu.and_then(|cpu| self.relations.get(usize::try_from(cpu).ok()?)) {
-                Some(relation) => relation.offset_at(tsc, &mut kvmclock)?,
-                None => self.common(tsc, &mut kvmclock)?,
+            let relation = cpu.and_then(|cpu| self.relations.get(usize::try_from(cpu).ok()?));
+            let offset = match relation {
+                Some(relation) => relation.offset_at(tsc, &mut kvmclock),
+                None => self.common(tsc, &mut kvmclock),
             };
-            let ns = line.at(tsc.wrapping_sub(offset));
+            let ns = offset.map(|offset| line.at(tsc.wrapping_sub(offset)));
             let now = line.at(rdtsc());
             // What would be to come was read of a counter that has been set meanwhile.
-            (ns <= now.saturating_add(AHEAD)).then(|| ns.min(now))
+            let told = ns.filter(|ns| *ns <= now.saturating_add(AHEAD));
+            if told.is_none() && !self.is_told.swap(true, Ordering::Relaxed) {
+                let ahead = ns.map(|ns| ns.saturating_sub(now));
+                tracing::warn!(
+                    cpu,
+                    tsc,
+                    ahead,
+                    ?relation,
+                    "there are hits whose time cannot be told"
+                );
+            }
+            told.map(|ns| ns.min(now))
         }
     }
 
