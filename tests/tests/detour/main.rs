@@ -6,6 +6,7 @@
 
 mod compare;
 mod copies;
+mod followed;
 mod interrupts;
 mod kernel;
 mod overtaken;

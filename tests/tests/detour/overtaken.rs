@@ -5,8 +5,8 @@
 //! has left the bench by one exit, one that stands somewhere in generated code has left it by an int3
 //! there, and is entered again with the registers it left with.
 
+use super::followed::{Returns, drain, function_with, in_and_out};
 use super::quiet;
-use super::returns::{Returns, drain, function_with, in_and_out};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{InstanceLayout, STUB};
 use hvprobe_arch::regs::{Gpr, Regs};
