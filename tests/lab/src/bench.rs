@@ -322,6 +322,10 @@ fn bench(
     let mut job = Job::new(&built, options.timeout(rig));
     options.machine.apply(&mut job);
     job.captured = true;
+    if options.smoke {
+        // Whoever says nothing for so long in a short form stands still.
+        job.silence = rig.silence();
+    }
     let path = cargo::program_named(&built, program)?;
     job.programs.push((program.to_owned(), path));
     let guest = if rig == Kind::Direct {
