@@ -2,12 +2,12 @@
 //! model allows:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p hvprobe-introspect --release --test loom_calls
+//! cargo test -p hvprobe-introspect --features loom --test loom_calls
 //! ```
 //!
 //! A record has many words, each a point where threads can be interleaved, so the number of
 //! preemptions is bounded where a test writes records; see [`check`].
-#![cfg(loom)]
+#![cfg(feature = "loom")]
 
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_introspect::calls::{Calls, DATA_MAX, Ended, Entry, Found, MaxActive, Pool};

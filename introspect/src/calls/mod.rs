@@ -32,7 +32,7 @@
 //! The orderings are checked by loom, which tries all interleavings:
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p hvprobe-introspect --release --test loom_calls
+//! cargo test -p hvprobe-introspect --features loom --test loom_calls
 //! ```
 
 mod pool;
@@ -57,9 +57,9 @@ use crate::probe::ProbeId;
 /// A number of cells that holds the tasks of any ordinary guest (0.5 MiB).
 pub const CELLS: usize = 1 << 15;
 /// In how many cells from the one it hashes to a task may be.
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 const WINDOW: usize = 32;
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 const WINDOW: usize = 2;
 
 /// How many calls of one function can be in flight before one is missed.

@@ -32,9 +32,9 @@ pub const FIXED_MAX: u32 = 4096;
 
 /// Length of the first segment, and the binary logarithm of it.
 const FIRST: u32 = 1 << FIRST_LOG2;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 const FIRST_LOG2: u32 = 4;
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 const FIRST_LOG2: u32 = 0;
 /// Segments that hold `AUTO_MAX` elements together.
 const SEGMENTS: usize = (AUTO_MAX.trailing_zeros() - FIRST_LOG2 + 1) as usize;

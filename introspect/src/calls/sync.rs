@@ -1,11 +1,11 @@
 //! The atomics and the lock of this module, which the model checker replaces by its own.
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(super) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering},
 };
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(super) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering},

@@ -2,7 +2,7 @@
 //! from and abandoned. It knows the truth about every frame, and the table has to agree: every
 //! return goes to the right place, every call is reported once and as what it was, and at the end
 //! every instance is free again.
-#![cfg(not(loom))]
+#![cfg(not(feature = "loom"))]
 
 mod cases;
 mod guest;
