@@ -1,5 +1,7 @@
 //! The general registers of a virtual CPU.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 /// Bits of RFLAGS (SDM vol. 1, 3.4.3).
 pub mod rflags {
     /// Carry.
@@ -40,7 +42,7 @@ pub mod rflags {
 
 /// The sixteen general registers, RIP and RFLAGS, in the order of `struct kvm_regs` (KVM API,
 /// `KVM_GET_REGS`), so that those of a virtual CPU need not be copied to be looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 #[allow(missing_docs, reason = "each field is the register it is named after")]
 pub struct Regs {
@@ -70,72 +72,14 @@ impl Regs {
 
     /// All of them, in the order of the fields.
     #[must_use]
-    pub fn words(&self) -> [u64; Self::COUNT] {
-        [
-            self.rax,
-            self.rbx,
-            self.rcx,
-            self.rdx,
-            self.rsi,
-            self.rdi,
-            self.rsp,
-            self.rbp,
-            self.r8,
-            self.r9,
-            self.r10,
-            self.r11,
-            self.r12,
-            self.r13,
-            self.r14,
-            self.r15,
-            self.rip,
-            self.rflags,
-        ]
+    pub fn words(&self) -> &[u64; Self::COUNT] {
+        zerocopy::transmute_ref!(self)
     }
 
     /// The registers whose [`Regs::words`] these are.
     #[must_use]
     pub fn from_words(words: [u64; Self::COUNT]) -> Self {
-        let [
-            rax,
-            rbx,
-            rcx,
-            rdx,
-            rsi,
-            rdi,
-            rsp,
-            rbp,
-            r8,
-            r9,
-            r10,
-            r11,
-            r12,
-            r13,
-            r14,
-            r15,
-            rip,
-            rflags,
-        ] = words;
-        Self {
-            rax,
-            rbx,
-            rcx,
-            rdx,
-            rsi,
-            rdi,
-            rsp,
-            rbp,
-            r8,
-            r9,
-            r10,
-            r11,
-            r12,
-            r13,
-            r14,
-            r15,
-            rip,
-            rflags,
-        }
+        zerocopy::transmute!(words)
     }
 }
 

@@ -56,8 +56,8 @@ impl Standing {
     /// registers hold.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Gva> {
         // The last one is no address.
-        let words = self.regs.words().into_iter().take(Regs::COUNT - 1);
-        words.map(Gva)
+        let words = self.regs.words().iter().take(Regs::COUNT - 1);
+        words.copied().map(Gva)
     }
 }
 

@@ -118,7 +118,7 @@ impl<'a> Record<'a> {
         self.put(HOST_NS, entry.host_ns);
         self.put(GUEST_TSC, entry.guest_tsc);
         for (word, value) in (REGS..).zip(entry.regs.words()) {
-            self.put(word, value);
+            self.put(word, *value);
         }
         let kept = entry.data.len().min(self.data.len() * 8);
         self.put(META, kept as u64);
@@ -131,7 +131,11 @@ impl<'a> Record<'a> {
 
     #[inline]
     pub(super) fn regs(self) -> Regs {
-        Regs::from_words(std::array::from_fn(|i| self.get(REGS + i)))
+        let mut words = [0; Regs::COUNT];
+        for (word, at) in words.iter_mut().zip(REGS..) {
+            *word = self.get(at);
+        }
+        Regs::from_words(words)
     }
 
     pub(super) fn data(self, into: &mut [u8; DATA_MAX]) -> &[u8] {

@@ -203,12 +203,17 @@ impl<'a> TaskCalls<'a> {
     /// calls that were newer and thus are orphans. Returns where the guest goes on; `None` if
     /// there is no such call, and then nothing is changed.
     pub fn returned(&mut self, slot: Gva, mut each: impl FnMut(Ended, &Call<'_>)) -> Option<Gva> {
-        let ret = self.unwind_to(slot, &mut |call| each(Ended::Orphaned, call))?;
-        while let Some((pool, record)) = self.first()
-            && record.slot() == slot
-        {
+        let at_slot = |first: &(&PoolCell, Record<'_>)| first.1.slot() == slot;
+        let mut first = self.first();
+        if !first.as_ref().is_some_and(at_slot) {
+            self.unwind_to(slot, &mut |call| each(Ended::Orphaned, call))?;
+            first = self.first();
+        }
+        let ret = first.map(|(_, record)| record.ret())?;
+        while let Some((pool, record)) = first.filter(at_slot) {
             report(pool, record, &mut |call| each(Ended::Returned, call));
             self.take_out(self.newest, pool, record, None);
+            first = self.first();
         }
         Some(ret)
     }
