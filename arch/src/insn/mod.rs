@@ -21,6 +21,7 @@ mod boundary;
 mod emulate;
 mod gate;
 mod policy;
+mod refs;
 mod slot;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -31,6 +32,7 @@ pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use emulate::Emulated;
 pub use gate::{ENDBR64, GateError, GateHead};
 pub use policy::{Refusal, classify, is_endbr64, is_nop4};
+pub use refs::{PerCpuLoad, constants, per_cpu_loads};
 pub use slot::{RelocateError, SLOT_SIZE, SlotCode, SlotKind};
 pub use text::text;
 
