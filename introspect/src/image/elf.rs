@@ -207,8 +207,14 @@ impl<'a> Elf<'a> {
         })
     }
 
-    fn is_code(&self, at: u64) -> bool {
+    /// Whether there is code at `at`.
+    pub(super) fn is_code(&self, at: u64) -> bool {
         self.parts().any(|part| part.exec && part.at.contains(&at))
+    }
+
+    /// Whether there is anything at `at`.
+    pub(super) fn is_loaded(&self, at: u64) -> bool {
+        self.parts().any(|part| part.at.contains(&at))
     }
 }
 

@@ -16,6 +16,19 @@ pub(crate) const KPROBE_MUTEX: u64 = DATA + 0xe00;
 
 pub(crate) const BANNER: u64 = DATA + 0xf00;
 
+/// Symbols of an image that has no text of any kind that must not be probed, and an empty exception
+/// table.
+pub(crate) const NOTHING_FORBIDDEN: [(&str, u64, u64, bool); 8] = [
+    ("__start___ex_table", DATA, 0, false),
+    ("__stop___ex_table", DATA, 0, false),
+    ("__noinstr_text_start", TEXT + 0x4000, 0, true),
+    ("__noinstr_text_end", TEXT + 0x4000, 0, true),
+    ("__entry_text_start", TEXT + 0x4000, 0, true),
+    ("__entry_text_end", TEXT + 0x4000, 0, true),
+    ("__kprobes_text_start", TEXT + 0x4000, 0, true),
+    ("__kprobes_text_end", TEXT + 0x4000, 0, true),
+];
+
 /// How kernels of several ages lay out kallsyms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
@@ -387,6 +400,11 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     let sites = 0x600;
     text[sites + 0x10..][..5].copy_from_slice(&[0x0f, 0x1f, 0x44, 0, 0]);
     text[sites + 0x20..][..2].copy_from_slice(&[0xeb, 0x10]);
+    for site in [0x30, 0x60] {
+        text[sites + site..][..5].copy_from_slice(&[0xe8, 0, 0, 0, 0]);
+    }
+    text[sites + 0x50..][..3].copy_from_slice(&[0xf0, 0xff, 0x07]);
+    text[0x104..][..5].copy_from_slice(&[0x0f, 0x1f, 0x44, 0, 0]);
 
     let mut data = Vec::new();
     let place = |data: &[u8], at: u64| at.wrapping_sub(DATA + data.len() as u64).to_le_bytes();
@@ -399,21 +417,25 @@ pub(crate) fn kernel(layout: Layout) -> (Vec<Raw>, Vec<Section>) {
     data.extend_from_slice(&(TEXT + 0x400).to_le_bytes());
     add('D', "__stop_kprobe_blacklist", DATA + data.len() as u64);
     add('D', "__start___jump_table", DATA + data.len() as u64);
-    for site in [0x610, 0x620] {
-        let code = place(&data, TEXT + site);
-        data.extend_from_slice(&code[..4]);
-        data.extend([0; 12]);
+    let relative = |data: &mut Vec<u8>, to: u64| {
+        let offset = place(data, to);
+        data.extend_from_slice(&offset[..4]);
+    };
+    for (site, to) in [(0x610, 0x6f0), (0x620, 0x632)] {
+        relative(&mut data, TEXT + site);
+        relative(&mut data, TEXT + to);
+        let key = place(&data, DATA);
+        data.extend(key);
     }
     add('D', "__stop___jump_table", DATA + data.len() as u64);
     add('D', "__start_static_call_sites", DATA + data.len() as u64);
-    let code = place(&data, TEXT + 0x630);
-    data.extend_from_slice(&code[..4]);
-    data.extend([0; 4]);
+    relative(&mut data, TEXT + 0x630);
+    relative(&mut data, DATA);
     add('D', "__stop_static_call_sites", DATA + data.len() as u64);
     add('D', "__start___ex_table", DATA + data.len() as u64);
-    let code = place(&data, TEXT + 0x640);
-    data.extend_from_slice(&code[..4]);
-    data.extend([0; 8]);
+    relative(&mut data, TEXT + 0x640);
+    relative(&mut data, TEXT + 0x6f0);
+    data.extend([0; 4]);
     add('D', "__stop___ex_table", DATA + data.len() as u64);
     add('D', "__smp_locks", DATA + data.len() as u64);
     let lock = place(&data, TEXT + 0x650);

@@ -83,6 +83,9 @@ pub enum Forbidden {
     /// In a module that is not laid out yet.
     #[error("the kernel is still loading the module")]
     Loading,
+    /// What a list might name that the kernel should have.
+    #[error("the kernel's {0} cannot be found, so nothing tells whether it may be probed")]
+    Unknown(Unknown),
     /// In a module of which a list that could forbid it cannot be read.
     #[error("the module's {list} cannot be read, so nothing tells whether it may be probed")]
     Unreadable {
@@ -93,12 +96,45 @@ pub enum Forbidden {
 
 /// What kind of stretch an address was found in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Area {
+pub enum Area {
+    /// `.noinstr.text`.
     NoInstr,
+    /// `.entry.text`.
     Entry,
+    /// `.kprobes.text`.
     Kprobes,
+    /// Thunks for indirect jumps and returns.
     Thunk,
+    /// Code that is copied to be run elsewhere.
     Copied,
+}
+
+/// A list that the kernel should have, and that cannot be found or is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// Where a kind of text lies: anything may be that.
+    Area(Area),
+    /// Jump labels: nops and jumps of their forms may be one, and anywhere one may lead.
+    JumpLabels,
+    /// The exception table: any instruction may be in it, and anywhere it may lead.
+    Fixups,
+    /// Lock prefixes: any prefix that stands for one may be.
+    Locks,
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Area(Area::NoInstr) => "noinstr code",
+            Self::Area(Area::Entry) => "entry code",
+            Self::Area(Area::Kprobes) => "__kprobes code",
+            Self::Area(Area::Thunk) => "thunks",
+            Self::Area(Area::Copied) => "copied code",
+            Self::JumpLabels => "list of jump labels",
+            Self::Fixups => "exception table",
+            Self::Locks => "list of lock prefixes",
+        })
+    }
 }
 
 /// What kind of place of a few bytes an address was found in.
@@ -161,7 +197,7 @@ pub(crate) struct Lists {
     ftrace: Option<Vec<u64>>,
     /// Lock prefixes, sorted.
     locks: Vec<u64>,
-    missing: Vec<&'static str>,
+    unknown: Vec<Unknown>,
 }
 
 impl fmt::Debug for Lists {
@@ -182,7 +218,7 @@ impl fmt::Debug for Lists {
             .field("fixups", &self.fixups.len())
             .field("ftrace", &self.ftrace.as_ref().map(Vec::len))
             .field("locks", &self.locks.len())
-            .field("missing", &self.missing)
+            .field("unknown", &self.unknown)
             .finish()
     }
 }
@@ -221,11 +257,8 @@ impl Lists {
 
     /// Forbids what is recognised by its name: trampolines of static calls.
     pub(crate) fn add_trampolines(&mut self, symbols: &Symbols) {
-        let named = symbols
-            .iter()
-            .filter(|symbol| symbol.kind == SymbolKind::Text && symbol.name.starts_with("__SCT__"));
-        for symbol in named {
-            self.add_site(symbol.addr, TRAMPOLINE, Site::StaticCall);
+        for at in trampolines(symbols) {
+            self.add_site(at, TRAMPOLINE, Site::StaticCall);
         }
     }
 
@@ -249,9 +282,9 @@ impl Lists {
         self.locks.extend(at.map(|at| at.0));
     }
 
-    /// Notes that the symbol that leads to a list is missing.
-    pub(super) fn add_missing(&mut self, symbol: &'static str) {
-        self.missing.push(symbol);
+    /// Notes that a list is not known.
+    pub(super) fn add_unknown(&mut self, list: Unknown) {
+        self.unknown.push(list);
     }
 
     /// How many lock prefixes there are.
@@ -277,9 +310,32 @@ impl Lists {
         }
     }
 
-    /// The lists the image has no symbols for. Such a list forbids nothing.
-    pub(super) fn missing(&self) -> &[&'static str] {
-        &self.missing
+    /// The lists that are not known.
+    pub(super) fn unknown(&self) -> &[Unknown] {
+        &self.unknown
+    }
+
+    /// Why the place where the image has the bytes `code` must not be probed, as far as only a list that is not known
+    /// could tell.
+    pub(super) fn doubt(&self, at: Gva, code: &[u8]) -> Option<Forbidden> {
+        let may_be_label = || {
+            let is_form = matches!(
+                code,
+                [0xe9 | 0xeb, ..] | [0x66, 0x90, ..] | [0x0f, 0x1f, ..] | [0x3e, 0x8d, ..]
+            );
+            is_form && self.is_ftrace_site(at) != Some(true)
+        };
+        let names = |list: &&Unknown| match list {
+            Unknown::Area(_) => true,
+            Unknown::JumpLabels => may_be_label(),
+            Unknown::Fixups | Unknown::Locks => false,
+        };
+        let list = self.unknown.iter().find(names)?;
+        Some(Forbidden::Unknown(*list))
+    }
+
+    fn is_unknown(&self, list: Unknown) -> bool {
+        self.unknown.contains(&list)
     }
 
     pub(crate) fn find(&self, at: Gva, symbols: &Symbols) -> Option<Forbidden> {
@@ -298,13 +354,16 @@ impl Lists {
         area.or_else(|| self.site(at).map(Into::into))
     }
 
-    /// Whether an exception-table entry names the instruction at `at`.
+    /// Whether an exception-table entry names the instruction at `at`, or may.
     pub(crate) fn has_fixup(&self, at: Gva) -> bool {
-        self.fixups.binary_search(&at.0).is_ok()
+        self.is_unknown(Unknown::Fixups) || self.fixups.binary_search(&at.0).is_ok()
     }
 
-    /// Whether a jump label or a handled exception leads to one of these addresses.
+    /// Whether a jump label or a handled exception leads to one of these addresses, or may.
     pub(super) fn has_landing(&self, range: &Range<u64>) -> bool {
+        if self.is_unknown(Unknown::JumpLabels) || self.is_unknown(Unknown::Fixups) {
+            return true;
+        }
         let first = self.landings.partition_point(|at| *at < range.start);
         self.landings
             .get(first)
@@ -320,8 +379,14 @@ impl Lists {
     /// Why `at`, where the byte is `first`, must not be probed if it is a lock prefix: one that is
     /// still there stays, as does anything else.
     pub(crate) fn lock_prefix(&self, at: Gva, first: u8) -> Option<Forbidden> {
-        (first == UNLOCKED && self.locks.binary_search(&at.0).is_ok())
-            .then_some(Forbidden::LockPrefix)
+        if first != UNLOCKED {
+            return None;
+        }
+        if self.is_unknown(Unknown::Locks) {
+            return Some(Forbidden::Unknown(Unknown::Locks));
+        }
+        let is_lock = self.locks.binary_search(&at.0).is_ok();
+        is_lock.then_some(Forbidden::LockPrefix)
     }
 
     /// The blacklisted function `at` belongs to. As in the kernel, `foo.cold` and its like belong
@@ -348,6 +413,14 @@ impl Lists {
             .find(|(start, len, _)| at.0 - start < *len)
             .map(|(_, _, site)| *site)
     }
+}
+
+/// Where the trampolines of static calls are.
+pub(super) fn trampolines(symbols: &Symbols) -> impl Iterator<Item = Gva> {
+    let named = symbols
+        .iter()
+        .filter(|symbol| symbol.kind == SymbolKind::Text && symbol.name.starts_with("__SCT__"));
+    named.map(|symbol| symbol.addr)
 }
 
 /// The addresses in the table at `place` whose entries of `size` bytes begin with an i32 relative

@@ -18,7 +18,7 @@ use hvprobe_arch::Gva;
 use memchr::memmem;
 
 use super::elf::{KERNEL_HALF, Part};
-use super::u32_at;
+use super::{u32_at, u64_at};
 use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 
 /// Number of tokens.
@@ -446,8 +446,4 @@ fn plausible(names: &Names, addrs: &[u64], parts: &[&Part<'_>]) -> bool {
 fn words(data: &[u8]) -> impl Iterator<Item = u32> {
     data.chunks_exact(4)
         .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-}
-
-fn u64_at(data: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from(u32_at(data, at)?) | u64::from(u32_at(data, at.checked_add(4)?)?) << 32)
 }

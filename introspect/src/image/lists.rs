@@ -1,16 +1,22 @@
 //! Fills the lists of what must not be probed from a kernel image.
 //!
 //! What is kept true: the lists are read from the image, since part of them is gone once the
-//! kernel has booted. A list an image does not have (no symbol leads to it) forbids nothing;
-//! [`Lists::missing`] tells which.
+//! kernel has booted. A list that the kernel should have and that cannot be found, or is not what
+//! [`super::tables`] knows of it, is unknown: what it might name is refused ([`Lists::unknown`]).
 
 use std::ops::Range;
 
 use hvprobe_arch::Gva;
 
 use super::elf::Elf;
-use super::forbidden::{Area, Lists, relative, relative_field, words};
-use crate::symbols::Symbols;
+use super::forbidden::{Area, Lists, Unknown, relative, relative_field, trampolines, words};
+use super::tables::{self, Found, Places, Table};
+use super::u32_at;
+use crate::symbols::{SymbolKind, Symbols};
+
+/// Functions that some kernel from 5.10 to 7.2 forbids its own kprobes, for kernels that have no
+/// kprobes, and so no list, or whose list cannot be found.
+const NOKPROBE: &str = include_str!("nokprobe.txt");
 
 /// Reads all lists.
 pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols) -> Lists {
@@ -48,17 +54,29 @@ impl<'a> Source<'a> {
         for (start, end, area) in AREAS {
             match between(self.symbols, start, end) {
                 Some(range) => self.lists.add_area(range, area),
-                None => self.lists.add_missing(start),
+                None => self.lists.add_unknown(Unknown::Area(area)),
             }
         }
         // The symbols at its ends are gone in later kernels (6.12 has none), but what was first and
         // last between them still is (arch/x86/lib/retpoline.S).
-        const START: &str = "__indirect_thunk_start";
-        match between(self.symbols, START, "__indirect_thunk_end")
-            .or_else(|| self.through("__x86_indirect_thunk_array", "__x86_return_thunk"))
-        {
-            Some(range) => self.lists.add_area(range, Area::Thunk),
-            None => self.lists.add_missing(START),
+        let area = between(
+            self.symbols,
+            "__indirect_thunk_start",
+            "__indirect_thunk_end",
+        )
+        .or_else(|| self.through("__x86_indirect_thunk_array", "__x86_return_thunk"));
+        if let Some(range) = area {
+            self.lists.add_area(range, Area::Thunk);
+            return;
+        }
+        // A kernel without all of these mitigations has some of it, or none.
+        for symbol in self.symbols.iter() {
+            let is_thunk = symbol.name.starts_with("__x86_indirect_")
+                || symbol.name.ends_with("_return_thunk");
+            if is_thunk && symbol.kind == SymbolKind::Text {
+                let end = symbol.addr.0.saturating_add(symbol.size);
+                self.lists.add_area(symbol.addr.0..end, Area::Thunk);
+            }
         }
     }
 
@@ -84,37 +102,69 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// `_kprobe_blacklist`: addresses of functions (include/asm-generic/kprobes.h).
+    /// The kernel's own list; else, by name, what is on that of others. As taking the breakpoint of a
+    /// probe needs none of that here, the names may do.
     fn read_blacklist(&mut self) {
-        if let Some((_, table)) = self.table("__start_kprobe_blacklist", "__stop_kprobe_blacklist")
-        {
+        if let Found::At(_, table) = self.find(&tables::BLACKLIST) {
             self.lists.add_functions(words(table));
+            return;
         }
+        let symbols = self.symbols;
+        let named = NOKPROBE.lines().flat_map(|name| symbols.candidates(name));
+        let text = named.filter(|symbol| symbol.kind == SymbolKind::Text);
+        self.lists.add_functions(text.map(|symbol| symbol.addr.0));
     }
 
-    /// `__jump_table`: {s32 code, s32 target, s64 key}, relative to each field's own place
-    /// (include/linux/jump_label.h).
     fn read_jump_labels(&mut self) {
-        if let Some((place, table)) = self.table("__start___jump_table", "__stop___jump_table") {
-            for at in relative(table, place, 16) {
-                let code = self.elf.read(at, 2).and_then(|code| code.try_into().ok());
-                self.lists.add_jump_label(at, code);
+        match self.find(&tables::JUMP_LABELS) {
+            Found::At(place, table) => {
+                for at in relative(table, place, 16) {
+                    let code = self.elf.read(at, 2).and_then(|code| code.try_into().ok());
+                    self.lists.add_jump_label(at, code);
+                }
+                self.add_landings(place, table, 16);
             }
-            self.add_landings(place, table, 16);
+            Found::Absent => {}
+            Found::Unknown => self.lists.add_unknown(Unknown::JumpLabels),
         }
     }
 
-    /// `.static_call_sites`: {s32 addr, s32 key}, relative likewise (include/linux/static_call_types.h),
-    /// and the trampolines `__SCT__*`.
+    /// Calls, and the trampolines `__SCT__*`. Without the table the calls are those that lead to a
+    /// trampoline: so the compiler made them all.
     fn read_static_calls(&mut self) {
-        if let Some((place, table)) =
-            self.table("__start_static_call_sites", "__stop_static_call_sites")
-        {
-            for at in relative(table, place, 8) {
-                self.lists.add_static_call(at);
+        match self.find(&tables::STATIC_CALLS) {
+            Found::At(place, table) => {
+                for at in relative(table, place, 8) {
+                    self.lists.add_static_call(at);
+                }
             }
+            Found::Absent | Found::Unknown => self.search_static_calls(),
         }
         self.lists.add_trampolines(self.symbols);
+    }
+
+    fn search_static_calls(&mut self) {
+        let mut trampolines: Vec<u64> = trampolines(self.symbols).map(|at| at.0).collect();
+        trampolines.sort_unstable();
+        if trampolines.is_empty() {
+            return;
+        }
+        let code = self.elf.parts().filter(|part| part.exec);
+        for part in code {
+            for (bytes, at) in part.data.windows(6).zip(part.at.start..) {
+                let len = match bytes {
+                    [0xe8 | 0xe9, ..] => 5,
+                    [0x0f, condition, ..] if condition & 0xf0 == 0x80 => 6,
+                    _ => continue,
+                };
+                let offset = u32_at(bytes, len - 4).unwrap_or(0).cast_signed();
+                let end = at.wrapping_add(len as u64);
+                let to = end.wrapping_add_signed(i64::from(offset));
+                if trampolines.binary_search(&to).is_ok() {
+                    self.lists.add_static_call(Gva(at));
+                }
+            }
+        }
     }
 
     /// `bpf_dispatcher_*_func` begin with a nop that becomes a jump, unless they end in a static call
@@ -134,12 +184,14 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// `__ex_table`: {s32 insn, s32 fixup, s32 data}, relative likewise
-    /// (arch/x86/include/asm/extable.h).
     fn read_exception_table(&mut self) {
-        if let Some((place, table)) = self.table("__start___ex_table", "__stop___ex_table") {
-            self.lists.add_fixups(relative(table, place, 12));
-            self.add_landings(place, table, 12);
+        match self.find(&tables::FIXUPS) {
+            Found::At(place, table) => {
+                self.lists.add_fixups(relative(table, place, 12));
+                self.add_landings(place, table, 12);
+            }
+            Found::Absent => {}
+            Found::Unknown => self.lists.add_unknown(Unknown::Fixups),
         }
     }
 
@@ -149,21 +201,23 @@ impl<'a> Source<'a> {
             .add_landings(relative_field(table, place, size, 4));
     }
 
-    /// `__mcount_loc`: addresses of calls (kernel/trace/ftrace.c). A kernel without ftrace has no
-    /// such list, and one without calls to `__fentry__` needs none.
+    /// A kernel without ftrace has no such list; where it is not known, the bytes tell.
     fn read_ftrace_sites(&mut self) {
-        if let Some((_, table)) = self.find("__start_mcount_loc", "__stop_mcount_loc") {
+        if let Found::At(_, table) = self.find(&tables::FTRACE_SITES) {
             self.lists.add_ftrace_sites(words(table));
         }
     }
 
-    /// `.smp_locks`: an s32 relative to its own place for each lock prefix, filled up with zeroes
-    /// (arch/x86/kernel/alternative.c). A kernel for one processor has none.
+    /// A kernel for one processor has none.
     fn read_lock_prefixes(&mut self) {
-        if let Some((place, table)) = self.find("__smp_locks", "__smp_locks_end") {
-            let entries = table.chunks_exact(4).zip(relative(table, place, 4));
-            let used = entries.filter(|(entry, _)| *entry != [0; 4]);
-            self.lists.add_locks(used.map(|(_, at)| at));
+        match self.find(&tables::LOCKS) {
+            Found::At(place, table) => {
+                let entries = table.chunks_exact(4).zip(relative(table, place, 4));
+                let used = entries.filter(|(entry, _)| *entry != [0; 4]);
+                self.lists.add_locks(used.map(|(_, at)| at));
+            }
+            Found::Absent => {}
+            Found::Unknown => self.lists.add_unknown(Unknown::Locks),
         }
     }
 
@@ -175,19 +229,12 @@ impl<'a> Source<'a> {
         (start <= last.addr).then_some(start.0..end.0)
     }
 
-    /// Address and bytes of the table between two symbols; notes when there is none.
-    fn table(&mut self, start: &'static str, stop: &str) -> Option<(Gva, &'a [u8])> {
-        let found = self.find(start, stop);
-        if found.is_none() {
-            self.lists.add_missing(start);
-        }
-        found
-    }
-
-    fn find(&self, start: &str, stop: &str) -> Option<(Gva, &'a [u8])> {
-        let range = between(self.symbols, start, stop)?;
-        let len = usize::try_from(range.end - range.start).ok()?;
-        Some((Gva(range.start), self.elf.read(Gva(range.start), len)?))
+    fn find(&self, table: &Table) -> Found<'a> {
+        let places = Places {
+            elf: self.elf,
+            symbols: self.symbols,
+        };
+        places.find(table)
     }
 }
 

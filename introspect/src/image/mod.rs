@@ -20,12 +20,13 @@ pub(crate) mod fixture;
 mod forbidden;
 mod kallsyms;
 mod lists;
+mod tables;
 #[cfg(test)]
 mod tests;
 
 pub use btf::{BtfError, Member};
-pub use forbidden::Forbidden;
-pub(crate) use forbidden::{Area, Lists, relative, words};
+pub use forbidden::{Area, Forbidden, Unknown};
+pub(crate) use forbidden::{Lists, relative, words};
 pub use kallsyms::KallsymsError;
 
 use btf::Btf;
@@ -107,11 +108,8 @@ impl KernelImage {
             .virt_to_phys_offset(Gva(text.at.start))
             .ok_or(ImageError::NoText)?;
         let lists = lists::read(&elf, &symbols);
-        if !lists.missing().is_empty() {
-            tracing::warn!(
-                missing = ?lists.missing(),
-                "the kernel lacks symbols of lists that say what must not be probed"
-            );
+        for list in lists.unknown() {
+            tracing::warn!("the kernel's {list} cannot be found: what it might name is not probed");
         }
         let btf = match elf.section(".BTF") {
             Some(section) => Btf::parse(section.data),
@@ -174,7 +172,10 @@ impl KernelImage {
     /// nor about instruction boundaries.
     #[must_use]
     pub fn forbidden(&self, at: Gva) -> Option<Forbidden> {
-        self.lists.find(at, &self.symbols)
+        self.lists.find(at, &self.symbols).or_else(|| {
+            let code = self.bytes_at(at, 2).unwrap_or_default();
+            self.lists.doubt(at, code)
+        })
     }
 
     /// Why `at` must not be probed while the byte there is `first`, though [`Self::forbidden`] does
@@ -222,10 +223,11 @@ impl KernelImage {
         }
     }
 
-    /// The symbols that would lead to lists [`Self::forbidden`] goes by, but that the image lacks.
+    /// The lists [`Self::forbidden`] goes by that the kernel should have but that cannot be found.
+    /// What they might name is forbidden.
     #[must_use]
-    pub fn missing_lists(&self) -> &[&'static str] {
-        self.lists.missing()
+    pub fn unknown_lists(&self) -> &[Unknown] {
+        self.lists.unknown()
     }
 
     /// Where the current task and its fields are.
@@ -376,6 +378,17 @@ fn task_layout(btf: &Btf, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
         tgid: btf.field("task_struct", "tgid", 4)?,
         comm: btf.field("task_struct", "comm", 16)?,
     })
+}
+
+/// The signed word at `at`.
+fn i32_at(data: &[u8], at: usize) -> Option<i32> {
+    Some(u32_at(data, at)?.cast_signed())
+}
+
+/// The long word at `at`.
+fn u64_at(data: &[u8], at: usize) -> Option<u64> {
+    let word = data.get(at..at.checked_add(8)?)?;
+    Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
 /// The little-endian word at `at`.

@@ -6,7 +6,7 @@ use hvprobe_arch::{Gpa, Gva};
 
 use super::super::{ModuleError, ModuleList, ModuleReader};
 use crate::image::KernelImage;
-use crate::image::fixture::{self, Layout, TEXT};
+use crate::image::fixture::{self, Layout, NOTHING_FORBIDDEN, TEXT};
 use crate::testing::{MODULE_VIRT, Mapper, Memory, tables};
 
 /// Where the heads of the lists are.
@@ -192,7 +192,11 @@ pub(super) fn image(btf: Vec<u8>) -> KernelImage {
         ("modules", MODULES.0, 16, false),
         ("smp_alt_modules", LOCKS.0, 16, false),
     ];
-    KernelImage::parse(&fixture::elf(&sections, &symbols)).unwrap()
+    KernelImage::parse(&fixture::elf(
+        &sections,
+        &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
+    ))
+    .unwrap()
 }
 
 /// A symbol to be: name, section, address in the module's memory, size.

@@ -4,7 +4,7 @@ use expect_test::{Expect, expect};
 
 use super::super::batch::{Refusals, Registered};
 use super::*;
-use crate::image::fixture::TEXT;
+use crate::image::fixture::{NOTHING_FORBIDDEN, TEXT};
 
 /// A kernel with functions that tell patterns apart.
 fn rig() -> Rig {
@@ -24,7 +24,10 @@ fn rig() -> Rig {
         ("put_one", at(8), 0x10, true),
         ("_etext", TEXT + 0x4000, 0, true),
     ];
-    let mut rig = Rig::boot(&fixture::elf(&fixture::probed_kernel(), &symbols));
+    let mut rig = Rig::boot(&fixture::elf(
+        &fixture::probed_kernel(),
+        &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
+    ));
     rig.go_live(None);
     rig
 }

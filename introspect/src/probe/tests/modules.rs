@@ -5,7 +5,7 @@ use hvprobe_arch::Gva;
 use super::super::hit::{Held, Outcome};
 use super::super::spec::Decision;
 use super::*;
-use crate::image::fixture::TEXT;
+use crate::image::fixture::{NOTHING_FORBIDDEN, TEXT};
 use crate::modules::tests::fixture::Guest as Modules;
 use crate::modules::tests::fixture::{Age, EXTABLE, LOCKS, MODULES, RawSym, STATE, btf};
 use crate::testing::regs;
@@ -57,7 +57,10 @@ impl Loader {
             ("modules", MODULES.0, 16, false),
             ("smp_alt_modules", LOCKS.0, 16, false),
         ];
-        let rig = Rig::boot(&fixture::elf(&sections, &symbols));
+        let rig = Rig::boot(&fixture::elf(
+            &sections,
+            &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
+        ));
         let modules = Modules::within(Age::V64, rig.guest.mem.clone());
         Self { rig, modules }
     }

@@ -117,12 +117,16 @@ fn the_way_to_another_kernel_is_watched_where_ftrace_patches_nothing() {
     let site = (fixture::TEXT + 0x660).to_le_bytes();
     let places = calls.data.windows(8).position(|bytes| bytes == site);
     let kexec = Rig::booting().at(KEXEC, 0);
+    const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
     let place = places.expect("a site of ftrace");
     calls.data[place..place + 8].copy_from_slice(&kexec.0.to_le_bytes());
+    let text = usize::try_from(kexec.0 - fixture::TEXT).expect("in the text");
+    sections[0].data[text..text + NOP.len()].copy_from_slice(&NOP);
     let mut rig = Rig::boot(&fixture::elf(&sections, &[]));
     rig.go_live(None);
     rig.one(EMULATED);
-    assert_eq!(rig.guest.read::<2>(kexec), [0x90, INT3]);
+    assert_eq!(rig.guest.read(kexec), NOP);
+    assert_eq!(rig.byte(kexec.wrapping_add(5)), INT3);
     let ftrace = rig.at("ftrace_arch_code_modify_prepare", 0);
     assert_ne!(rig.byte(ftrace), INT3);
 }
