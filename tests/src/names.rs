@@ -8,14 +8,29 @@ use hvprobe_vmm::loader::Kernel;
 
 use crate::rig;
 
-/// Functions that have another name in other kernels.
-const RENAMED: [(&str, &str); 4] = [
+/// Functions that have other names in other kernels; what comes first is taken where there are several.
+const RENAMED: [(&str, &[&str]); 8] = [
     // Since 6.10.
-    ("scheduler_tick", "sched_tick"),
-    ("kmem_cache_alloc", "kmem_cache_alloc_noprof"),
-    ("__alloc_pages", "__alloc_pages_noprof"),
+    ("scheduler_tick", &["sched_tick"]),
+    ("kmem_cache_alloc", &["kmem_cache_alloc_noprof"]),
+    // Until 5.12; since 6.14, where the second is no more than a caller of it; since 6.10.
+    (
+        "__alloc_pages",
+        &[
+            "__alloc_pages_nodemask",
+            "__alloc_frozen_pages_noprof",
+            "__alloc_pages_noprof",
+        ],
+    ),
     // Since 6.14, of which a FIFO's calls that of other pipes.
-    ("pipe_read", "anon_pipe_read"),
+    ("pipe_read", &["anon_pipe_read"]),
+    ("pipe_write", &["anon_pipe_write"]),
+    // Since 6.8; before, that was another.
+    ("tick_sched_timer", &["tick_nohz_handler"]),
+    // Since 7.0 or so.
+    ("pick_next_task_fair", &["pick_task_fair"]),
+    // As the compiler made it.
+    ("finish_task_switch.isra.0", &["finish_task_switch"]),
 ];
 
 /// The image of the guests' kernel.
@@ -40,11 +55,34 @@ fn image() -> &'static KernelImage {
 /// When the guests' kernel cannot be read.
 #[must_use]
 pub fn own(function: &'static str) -> &'static str {
-    let is_there = |name: &str| image().symbols().lookup(name).is_ok();
-    match RENAMED.iter().find(|(old, _)| *old == function) {
-        Some((_, new)) if !is_there(function) => new,
-        _ => function,
+    chosen(function, is_there)
+}
+
+/// Those of `functions`, which are names of Linux 6.1, that are functions in the guests' kernel as well.
+/// Others, which its compiler made part of their callers, are told.
+///
+/// # Panics
+/// When the guests' kernel cannot be read.
+#[must_use]
+pub fn known(functions: &[&'static str]) -> Vec<&'static str> {
+    let (known, others): (Vec<_>, Vec<_>) = functions
+        .iter()
+        .partition(|function| is_there(own(function)));
+    if !others.is_empty() {
+        eprintln!("not in this kernel: {}", others.join(", "));
     }
+    known
+}
+
+fn is_there(name: &str) -> bool {
+    image().symbols().lookup(name).is_ok()
+}
+
+fn chosen(function: &'static str, is_there: impl Fn(&str) -> bool) -> &'static str {
+    let others = RENAMED.iter().find(|(old, _)| *old == function);
+    let names = others.map_or(&[][..], |(_, names)| names);
+    let mut all = std::iter::once(&function).chain(names);
+    all.find(|name| is_there(name)).unwrap_or(&function)
 }
 
 /// How many bytes into `function` its own instructions begin, behind an ENDBR64 and the nop that is
@@ -64,5 +102,28 @@ pub fn behind_entry(function: &str) -> u64 {
     match [0, ENDBR64].into_iter().find(is_ftrace_site) {
         Some(offset) => offset + NOP,
         None => panic!("{function} has no entry nop"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_is_that_of_linux_6_1_if_it_is_there_or_the_first_other() {
+        let has = |there: &'static [&'static str]| move |name: &str| there.contains(&name);
+        const FROZEN: &[&str] = &["__alloc_pages_noprof", "__alloc_frozen_pages_noprof"];
+        for (function, there, expected) in [
+            (
+                "pipe_read",
+                &["pipe_read", "anon_pipe_read"][..],
+                "pipe_read",
+            ),
+            ("pipe_read", &["anon_pipe_read"], "anon_pipe_read"),
+            ("__alloc_pages", FROZEN, FROZEN[1]),
+            ("vfs_read", &[], "vfs_read"),
+        ] {
+            assert_eq!(chosen(function, has(there)), expected);
+        }
     }
 }

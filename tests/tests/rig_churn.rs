@@ -8,6 +8,7 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, info, optimizing_guest, probe, rig};
 use hvprobe_vmm::machine::{Mechanism, ProbeId, ProbeSpec};
 
@@ -44,8 +45,8 @@ fn setting(name: &str) -> Option<u64> {
 
 /// A return probe with room for any number of calls, so that its memory is soon wanted by others; an
 /// ordinary one; or a kprobe.
-fn newcomer(random: &mut Random) -> ProbeSpec {
-    let function = random.pick(&FUNCTIONS);
+fn newcomer(random: &mut Random, functions: &[&str]) -> ProbeSpec {
+    let function = random.pick(functions);
     let mut spec = probe(&match random.below(10) {
         0..5 => format!("r4096 {function}"),
         5..8 => format!("r {function}"),
@@ -70,14 +71,18 @@ fn every_call_comes_home(cpus: u32) {
     let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", LOOPS]));
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let original: Vec<Vec<u8>> = FUNCTIONS.iter().map(|name| running.text(name)).collect();
+    let functions: Vec<&str> = names::known(&FUNCTIONS)
+        .into_iter()
+        .map(names::own)
+        .collect();
+    let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
     let (started, mut reported) = (Instant::now(), Instant::now());
     let mut here: Vec<ProbeId> = Vec::new();
     let (mut changes, mut refused, mut hits) = (0_u32, 0, 0);
     while changes < CHANGES || started.elapsed() < time {
         changes += 1;
         if here.len() < MOST && (here.is_empty() || random.chance(50)) {
-            match machine.register(&[newcomer(&mut random)]) {
+            match machine.register(&[newcomer(&mut random, &functions)]) {
                 Ok(ids) => here.extend(ids),
                 // There is room for so many instances only.
                 Err(error) => {
@@ -102,7 +107,7 @@ fn every_call_comes_home(cpus: u32) {
     if let Err(error) = machine.unregister(&here) {
         panic!("the last change failed: {}", chain(&error));
     }
-    for (name, original) in FUNCTIONS.iter().zip(&original) {
+    for (name, original) in functions.iter().zip(&original) {
         assert_eq!(&running.text(name), original, "{name}");
     }
     let took = started.elapsed();
@@ -148,7 +153,9 @@ fn a_call_that_sleeps_while_others_take_its_probes_place_comes_home() {
             panic!("{}", chain(&error));
         }
     };
-    let sleeping = register(&["r4096:a pipe_read", "r:b pipe_read", "p:entry pipe_read"]);
+    let read = names::own("pipe_read");
+    let sleeping = ["r4096:a", "r:b", "p:entry"].map(|kind| format!("{kind} {read}"));
+    let sleeping = register(&sleeping.each_ref().map(String::as_str));
     machine.console_input(b"\n");
     running.wait_while_running(|machine| info(machine, sleeping[2]).counts.hits > 0);
     // Of the two, only the second stands on the reader's stack.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::RegisterError;
 use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
 use hvprobe_tests::wait;
 use hvprobe_vmm::machine::{
@@ -94,7 +95,8 @@ fn setting(name: &str) -> Option<u64> {
 /// The probes that come and go.
 struct Crowd {
     random: Random,
-    /// The functions they come to, beside those that are counted.
+    /// The functions they come to: those that are counted, and others.
+    counted: Vec<&'static str>,
     busy: Vec<&'static str>,
     here: Vec<ProbeId>,
     changes: u64,
@@ -137,7 +139,7 @@ impl Crowd {
 
     fn newcomer(&mut self) -> ProbeSpec {
         let function = if self.random.chance(50) {
-            self.random.pick(&COUNTED)
+            self.random.pick(&self.counted)
         } else {
             self.random.pick(&self.busy)
         };
@@ -221,11 +223,15 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let mut before = calls(&running.wait_for("ready"));
     let machine = running.machine.clone();
     let hot = if optimize { &HOT[..] } else { &[] };
-    let busy: Vec<_> = BUSY.iter().chain(hot).copied().collect();
-    let functions: Vec<_> = COUNTED.iter().chain(&busy).copied().collect();
+    let here = |functions: &[&'static str]| names::known(functions).into_iter().map(names::own);
+    let busy: Vec<_> = here(&BUSY).chain(here(hot)).collect();
+    // The workload tells its calls by the names of Linux 6.1.
+    let told = names::known(&COUNTED);
+    let counted: Vec<_> = told.iter().map(|function| names::own(function)).collect();
+    let functions = [&counted[..], &busy].concat();
     let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
     // One of each kind on each counted function stays.
-    let staying: Vec<ProbeSpec> = COUNTED
+    let staying: Vec<ProbeSpec> = counted
         .iter()
         .flat_map(|function| {
             let calls = probe(&format!("p {function}"));
@@ -243,9 +249,10 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let staying = machine
         .register(&staying)
         .unwrap_or_else(|error| panic!("{}", chain(&error)));
-    let mut counted: HashMap<ProbeId, u64> = staying.iter().map(|&id| (id, 0)).collect();
+    let mut hits_before: HashMap<ProbeId, u64> = staying.iter().map(|&id| (id, 0)).collect();
     let mut crowd = Crowd {
         random: Random::new(&[seed]),
+        counted,
         busy,
         here: Vec::new(),
         changes: 0,
@@ -269,7 +276,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
         }
         machine.console_input(b"stop\n");
         let now = calls(&running.wait_for(&format!("stretch {stretch} is over")));
-        for (pair, function) in staying.chunks(2).zip(COUNTED) {
+        for (pair, function) in staying.chunks(2).zip(&told) {
             let made = now[function] - before[function];
             for &id in pair {
                 let probe = info(&machine, id);
@@ -278,7 +285,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
                     "stretch {stretch} of seed {seed}, {}: {counts:?}",
                     probe.definition
                 );
-                let new = counts.hits - counted.insert(id, counts.hits).unwrap_or(0);
+                let new = counts.hits - hits_before.insert(id, counts.hits).unwrap_or(0);
                 assert_eq!(i64::try_from(new).expect("a count"), made, "{what}");
                 // There is an instance for every task there is, and all of these return.
                 assert_eq!((counts.missed, counts.orphans), (0, 0), "{what}");
