@@ -15,6 +15,7 @@ mod cargo;
 mod choose;
 mod coverage;
 mod demo;
+mod files;
 mod fuzz;
 mod image;
 mod instructions;

@@ -5,9 +5,10 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::files::{self, Given};
 use crate::job::{Job, Stdio, Step};
 use crate::kernel::Choice;
 use crate::progress;
@@ -42,6 +43,10 @@ pub(crate) struct Options {
     /// 7.2-rt, which are Debian's, or a file
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     guest_kernel: Option<Choice>,
+    /// Give the program a file of this machine, in an emulated one: under its own name where the
+    /// program starts, or at RIG; repeatable
+    #[arg(long = "file", value_name = "HOST[:RIG]", value_parser = Given::parse)]
+    files: Vec<Given>,
     /// Build hvprobe in release mode
     #[arg(long)]
     release: bool,
@@ -87,13 +92,18 @@ impl MachineOptions {
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let files = files::by_name(&options.files)?;
+    if !files.is_empty() && !options.rig.is_emulated() {
+        bail!("--file is for emulated machines: on this one a program finds files where they are");
+    }
     let ready = Ready::make_with(
         options.rig,
         false,
         !options.no_build,
         options.guest_kernel.as_ref(),
     )?;
-    let job = job(&ready, options)?;
+    let mut job = job(&ready, options)?;
+    job.files = files;
     run_job(options.rig, &ready, &job)
 }
 
