@@ -439,7 +439,10 @@ pub(crate) struct Syms {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Runs a tiny guest that tries what probes need and shows what happened. The exit status is 1 when
-Linux guests cannot run on this machine.")]
+Linux guests cannot run on this machine.
+
+With --report, a guest with this machine's own kernel is booted, too, probes of each kind are tried in
+it, and all of it goes into a file for a bug report. The file has no names or addresses in it.")]
 pub(crate) struct Doctor {
     /// Ask the server at this socket about its machine
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
@@ -448,6 +451,15 @@ pub(crate) struct Doctor {
     /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Write everything that a bug report needs into this file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
+          conflicts_with_all = ["socket", "json"])]
+    pub(crate) report: Option<PathBuf>,
+
+    /// Kernel for the report's guest [default: the newest in /boot that can be read]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "report")]
+    pub(crate) kernel: Option<PathBuf>,
 }
 
 #[cfg(test)]

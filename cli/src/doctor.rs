@@ -1,29 +1,84 @@
-//! `hvprobe doctor`: what a host can do.
+//! `hvprobe doctor`: what a host can do, for its user on the terminal, or for a bug report in a file.
 
+mod init;
+mod kernels;
+mod private;
+mod report;
+mod smoke;
+
+use std::fs::{self, File};
+use std::path::Path;
 use std::process::ExitCode;
 
-use hvprobe_proto::v1::{CatchMode, Machine, ReportRequest, Verdict};
+use anyhow::Context as _;
+
+use hvprobe_proto::v1::{CatchMode, Machine, ReportRequest, ReportResponse, Verdict};
 
 use crate::args::{Doctor, ServerAt};
 use crate::client::Client;
 use crate::failure::{DONE, FAILED, Refused};
 use crate::in_process::InProcess;
 use crate::output::{self, json, table};
+use crate::progress::Progress;
+use private::Names;
+use smoke::Smoke;
 
 pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
-    match args.socket {
-        Some(socket) => {
-            let server = ServerAt {
-                socket: Some(socket),
-            };
-            report(Client::connect(&server).await?, args.json).await
+    let Some(socket) = args.socket else {
+        let (server, mut client) = InProcess::start().await?;
+        let outcome = match &args.report {
+            Some(file) => write_report(&mut client, file, args.kernel.as_deref()).await,
+            None => report(&mut client, args.json).await,
+        };
+        server.stop().await?;
+        return outcome;
+    };
+    let server = ServerAt {
+        socket: Some(socket),
+    };
+    report(&mut Client::connect(&server).await?, args.json).await
+}
+
+async fn ask(client: &mut Client) -> Result<ReportResponse, Refused> {
+    let answer = client.host.report(ReportRequest {}).await;
+    Ok(answer.map_err(Refused::from)?.into_inner())
+}
+
+/// Writes everything that a bug report needs into `file`. The smoke run is with `kernel`, or with the
+/// newest of this machine's own.
+async fn write_report(
+    client: &mut Client,
+    file: &Path,
+    kernel: Option<&Path>,
+) -> anyhow::Result<ExitCode> {
+    let describe = || format!("cannot write {}", file.display());
+    // Sooner than all the rest was done for nothing.
+    File::create(file).with_context(describe)?;
+    let host = ask(client).await?;
+    let chosen = match kernel {
+        Some(kernel) => Ok(std::path::absolute(kernel)?),
+        None => kernels::newest(Path::new(kernels::BOOT)),
+    };
+    let smoke = match chosen {
+        _ if !host.guests_can_run => Smoke::NotTried("guests cannot run here".to_owned()),
+        Err(why) => Smoke::NotTried(why),
+        Ok(kernel) => {
+            let what = format!("trying {}", kernel.display());
+            let _progress = Progress::begin(what, false);
+            smoke::run(client, &kernel).await
         }
-        None => {
-            let (server, client) = InProcess::start().await?;
-            let outcome = report(client, args.json).await;
-            server.stop().await?;
-            outcome
-        }
+    };
+    let text = report::text(&host, &smoke, &Names::of_this_machine());
+    fs::write(file, text).with_context(describe)?;
+    output::tell(format_args!("the report is in {}", file.display()));
+    Ok(verdict(&host))
+}
+
+fn verdict(host: &ReportResponse) -> ExitCode {
+    if host.guests_can_run {
+        DONE
+    } else {
+        ExitCode::from(FAILED)
     }
 }
 
@@ -37,8 +92,7 @@ pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<Stri
         return None;
     }
     // Without a report there is nothing to warn of.
-    let report = client.host.report(ReportRequest {}).await.ok()?;
-    let report = report.into_inner();
+    let report = ask(client).await.ok()?;
     if report.guests_can_run {
         return None;
     }
@@ -54,9 +108,8 @@ pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<Stri
     ))
 }
 
-async fn report(mut client: Client, json: bool) -> anyhow::Result<ExitCode> {
-    let answer = client.host.report(ReportRequest {}).await;
-    let report = answer.map_err(Refused::from)?.into_inner();
+async fn report(client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
+    let report = ask(client).await?;
     if json {
         for finding in &report.findings {
             json::print(&json::Finding::from(finding))?;
@@ -68,9 +121,5 @@ async fn report(mut client: Client, json: bool) -> anyhow::Result<ExitCode> {
             false => "\nLinux guests cannot run here.",
         })?;
     }
-    Ok(if report.guests_can_run {
-        DONE
-    } else {
-        ExitCode::from(FAILED)
-    })
+    Ok(verdict(&report))
 }

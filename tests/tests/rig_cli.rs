@@ -10,6 +10,7 @@
 )]
 
 use std::env;
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -18,7 +19,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use hvprobe_tests::rig::rig;
+use hvprobe_tests::rig::{guest, rig};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, test_kill_process_group, waitid,
@@ -450,4 +451,78 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     assert_eq!(served.err, ["hvprobe: stopping"]);
     assert!(!Path::new(&path).exists());
     assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
+}
+
+/// Gives an emulated machine a name; returns what this machine is called.
+fn host_name() -> Option<String> {
+    const FILE: &str = "/proc/sys/kernel/hostname";
+    if env::var("HVPROBE_RIG").is_ok_and(|rig| rig != "direct") {
+        fs::write(FILE, "tower-of-tests").unwrap();
+    }
+    let name = fs::read_to_string(FILE).unwrap().trim().to_owned();
+    (name != "(none)" && name != "localhost").then_some(name)
+}
+
+#[test]
+fn report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is() {
+    const WAYS: [&str; 6] = [
+        "kprobe, optimized",
+        "kprobe, emulated",
+        "kprobe, boosted",
+        "kprobe, stepped",
+        "return probe, optimized",
+        "return probe, exit at the entry",
+    ];
+    if rig("cli: report").is_none() {
+        return;
+    }
+    let name = host_name();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report.md");
+    let (file, kernel) = (file.to_str().unwrap(), guest(1, &[]).kernel);
+    let kernel = kernel.to_str().unwrap();
+    let run = hvprobe(&["doctor", "--report", file, "--kernel", kernel]);
+    assert_eq!(run.status, Some(0), "{run:#?}");
+    assert!(told(&run, "the report is in"), "{run:#?}");
+    let report = fs::read_to_string(file).unwrap();
+    eprintln!("{report}");
+    for part in [
+        "## processor",
+        "- vendor: ",
+        "- API version: 12",
+        "- release: ",
+    ] {
+        assert!(report.contains(part), "{part}");
+    }
+    for way in WAYS {
+        let row = report.lines().find(|line| line.starts_with(way));
+        let row = row.unwrap_or_else(|| panic!("no row of {way}"));
+        let cells: Vec<&str> = row[way.len()..].split_whitespace().collect();
+        assert_eq!(cells[1..3], ["ok", "6000"], "{row}");
+        let exits: f64 = cells[4].parse().unwrap();
+        let expected = match way {
+            _ if way.ends_with("optimized") => 0.0,
+            "kprobe, stepped" => 2.0,
+            _ => 1.0,
+        };
+        // The console, and what else the guest's kernel does meanwhile.
+        assert!((exits - expected).abs() < 0.1, "{row}");
+    }
+    assert!(report.contains("the function is as it was"));
+
+    let text = report.to_ascii_lowercase();
+    let secrets = fs::read_dir("/sys/class/net").unwrap();
+    let cards = secrets.map(|card| fs::read_to_string(card.unwrap().path().join("address")));
+    let command_line = fs::read_to_string("/proc/cmdline").unwrap();
+    let secrets = cards.flatten().chain(name).chain([command_line]);
+    for secret in secrets {
+        let secret = secret.trim().to_ascii_lowercase();
+        assert!(!text.contains(&secret), "{secret}");
+    }
+    let numbers = text.split(|c: char| !(c.is_ascii_digit() || c == '.'));
+    let is_ip = |word: &&str| word.parse::<std::net::Ipv4Addr>().is_ok();
+    assert_eq!(numbers.clone().find(is_ip), None);
+    let digits = text.split(|c: char| !c.is_ascii_hexdigit());
+    let kernel_address = |word: &&str| word.len() == 16 && word.starts_with("ffff");
+    assert_eq!(digits.clone().find(kernel_address), None);
 }

@@ -196,17 +196,25 @@ pub(crate) fn symbol(symbol: &v1::Symbol) -> String {
     line
 }
 
-/// The host report.
+/// The host report. These are sentences: a terminal is no place for lines that long.
 pub(crate) fn findings(findings: &[v1::Finding]) -> String {
+    arranged_findings(ContentArrangement::Dynamic, findings)
+}
+
+/// The same, each on one line wherever it is written.
+pub(crate) fn findings_in_full(findings: &[v1::Finding]) -> String {
+    arranged_findings(ContentArrangement::Disabled, findings)
+}
+
+fn arranged_findings(arrangement: ContentArrangement, findings: &[v1::Finding]) -> String {
     let columns = [
         ("CHECK", false),
         ("RESULT", false),
         ("SEEN", false),
         ("WHAT IT MEANS", false),
     ];
-    // These are sentences: a terminal is no place for lines that long.
     arranged(
-        ContentArrangement::Dynamic,
+        arrangement,
         &columns,
         findings.iter().map(|finding| {
             vec![
@@ -452,6 +460,7 @@ mod tests {
             stopped_at: None,
             disarmed: false,
             kernel_replaced: false,
+            runs: 0,
             anchor: None,
             skipped: Vec::new(),
         };

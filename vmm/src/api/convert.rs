@@ -13,7 +13,7 @@ use hvprobe_proto::v1;
 use super::{actions, anchor, budget};
 use crate::CatchMode;
 use crate::machine::{EndReason, Ending, Machine, State};
-use crate::selfcheck::{Finding, Verdict};
+use crate::selfcheck::{Fact, Finding, Verdict};
 
 pub(super) fn machine(machine: &Machine) -> v1::Machine {
     let config = machine.config();
@@ -42,6 +42,7 @@ pub(super) fn machine(machine: &Machine) -> v1::Machine {
         kernel_replaced: status.kernel_replaced,
         skipped: Vec::new(),
         anchor: Some(anchor::now()),
+        runs: machine.ioctls().iter().map(|ioctls| ioctls.run).sum(),
     }
 }
 
@@ -227,6 +228,14 @@ pub(super) fn symbol(symbol: &Symbol<'_>, forbidden: Option<String>) -> v1::Symb
         size: symbol.size,
         kind: kind.into(),
         forbidden: forbidden.unwrap_or_default(),
+    }
+}
+
+pub(super) fn fact(fact: Fact) -> v1::Fact {
+    v1::Fact {
+        of: fact.of.to_owned(),
+        name: fact.name,
+        value: fact.value,
     }
 }
 

@@ -17,9 +17,11 @@ impl host_server::Host for Service {
         &self,
         _request: Request<ReportRequest>,
     ) -> Result<Response<ReportResponse>, Status> {
-        let report = tokio::task::spawn_blocking(selfcheck::run)
+        let looked = || (selfcheck::run(), selfcheck::facts());
+        let (report, facts) = tokio::task::spawn_blocking(looked)
             .await
             .map_err(|_| broken("the self-check"))?;
+        let facts = facts.into_iter().map(convert::fact).collect();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Response::new(match report {
             Ok(report) => ReportResponse {
@@ -30,6 +32,7 @@ impl host_server::Host for Service {
                     .into(),
                 findings: report.items.into_iter().map(convert::finding).collect(),
                 version,
+                facts,
             },
             // A host without KVM is a finding, too.
             Err(error) => ReportResponse {
@@ -42,6 +45,7 @@ impl host_server::Host for Service {
                     verdict: v1::Verdict::Bad.into(),
                 }],
                 version,
+                facts,
             },
         }))
     }

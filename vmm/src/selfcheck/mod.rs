@@ -4,6 +4,7 @@
 //! space works at all. Every answer here was seen to happen in a [`MicroGuest`]; none is taken from
 //! a feature flag alone. A check ends after a bounded time whatever the guest does.
 
+mod facts;
 mod guests;
 mod window;
 
@@ -12,6 +13,8 @@ use std::fmt;
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::microguest::MicroGuestError;
+
+pub use facts::{Fact, facts};
 
 /// How a planted int3 is caught.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
