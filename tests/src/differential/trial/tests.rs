@@ -96,3 +96,51 @@ fn what_is_not_determined_is_not_compared_and_the_rest_is() {
         expect!["Rbx: 0x5 instead of 0x0"],
     );
 }
+
+/// Memory that is nowhere, or that takes everything.
+struct Ram {
+    is_there: bool,
+}
+
+impl Memory for Ram {
+    fn read_u64(&mut self, at: Gva) -> Result<u64, MemoryFault> {
+        self.write_u64(at, 0).map(|()| 0)
+    }
+
+    fn write_u64(&mut self, at: Gva, _: u64) -> Result<(), MemoryFault> {
+        let cause = WalkError::NotPresent { at, level: 1 };
+        self.is_there.then_some(()).ok_or(MemoryFault { at, cause })
+    }
+}
+
+#[test]
+fn a_call_that_can_neither_push_nor_arrive_may_fault_for_either() {
+    let regs = Regs {
+        rip: 0x1000,
+        rsp: 0x8008,
+        ..Regs::default()
+    };
+    let at = Gva(0x8000_0000_0000_0000);
+    let nowhere = MemoryFault {
+        at,
+        cause: WalkError::NonCanonical { at },
+    };
+    let absent = MemoryFault {
+        at,
+        cause: WalkError::NotPresent { at, level: 1 },
+    };
+    let page_fault = |cr2| End::Exception {
+        vector: PF,
+        error: Some(2),
+        cr2: Some(cr2),
+        rip: Gva(regs.rip),
+    };
+    let check = |end: &End, fault: &MemoryFault, is_there| {
+        is_fault_of_push(end, fault, &regs, &mut Ram { is_there })
+    };
+    assert!(check(&page_fault(0x8000), &nowhere, false));
+    assert!(!check(&page_fault(0x8000), &nowhere, true));
+    assert!(!check(&page_fault(0x9000), &nowhere, false));
+    assert!(!check(&page_fault(0x8000), &absent, false));
+    assert!(!check(&End::At(Gva(0x8000)), &nowhere, false));
+}
