@@ -11,6 +11,7 @@
 
 mod actions;
 mod anchor;
+mod authority;
 mod budget;
 mod convert;
 mod decisions;
@@ -41,6 +42,7 @@ use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::server::Connected;
 
+use authority::Named;
 use events::{EventsServer, Published};
 use fleet::Fleet;
 pub use socket::{ListenError, Listener};
@@ -100,7 +102,7 @@ impl Server {
             tokio_stream::iter(std::iter::repeat(listener)).then(|listener| async move {
                 loop {
                     match listener.accept().await {
-                        Ok(stream) => return Ok::<_, io::Error>(stream),
+                        Ok(stream) => return Ok::<_, io::Error>(Named::new(stream)),
                         Err(error) => {
                             tracing::warn!(%error, "cannot accept a connection");
                             tokio::time::sleep(EXHAUSTED).await;

@@ -1,0 +1,356 @@
+//! Makes the name of a unix socket one that the HTTP/2 library takes.
+//!
+//! A client names the server it wants in `:authority`. gRPC's own libraries (C++, Python, Ruby, Java)
+//! put the path of a unix socket there, as it is or percent-encoded, which is no authority by RFC
+//! 3986, and `h2` ends each such request. Nobody here needs the name, so on its way in each `/` and `%`
+//! of it becomes a `-`.
+//!
+//! What is kept true: nothing else is changed, and no length is. Frames (RFC 9113, 4.1) and fields
+//! (RFC 7541, 6) are followed only as far as it takes to find the name; from the first thing that makes
+//! no sense on all is passed as it is, for the library to refuse. Names that are compressed (RFC 7541,
+//! 5.2) are left alone: those libraries send short texts as they are.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tonic::transport::server::Connected;
+
+/// What a client begins with (RFC 9113, 3.4), bytes.
+const PREFACE: usize = 24;
+/// Bytes before the payload of a frame.
+const HEAD: usize = 9;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+/// What a frame with that flag has before its fields, bytes.
+const PRIORITY_BYTES: usize = 5;
+/// Index of `:authority` in HPACK's static table (RFC 7541, appendix A).
+const AUTHORITY: u32 = 1;
+
+/// A connection, of which the names are made such.
+#[derive(Debug)]
+pub(super) struct Named<S> {
+    stream: S,
+    names: Names,
+}
+
+impl<S> Named<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self {
+            stream,
+            names: Names::default(),
+        }
+    }
+}
+
+impl<S: Connected> Connected for Named<S> {
+    type ConnectInfo = S::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Named<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if let Some(new) = buf.filled_mut().get_mut(before..) {
+            self.names.pass(new);
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Named<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Where the bytes of a connection are.
+#[derive(Clone, Copy, Debug)]
+enum Frame {
+    /// So many that are passed as they are.
+    Other(usize),
+    /// In the head of a frame, of which so many bytes are here.
+    Head([u8; HEAD], usize),
+    /// Before the byte that says how much padding there is, in a frame of so many.
+    Padding { left: usize, flags: u8 },
+    /// In the fields of a frame: so many bytes of them are left, with others before and after them.
+    Fields {
+        before: usize,
+        left: usize,
+        padding: usize,
+    },
+    /// Lost.
+    Lost,
+}
+
+/// Where the bytes of fields are. A field may go on in the next frame.
+#[derive(Clone, Copy, Debug)]
+enum Field {
+    Start,
+    /// In a number that takes several bytes.
+    Number {
+        value: u32,
+        shift: u32,
+        of: Number,
+    },
+    /// Before the length of a text.
+    Length(Text),
+    Text(Text, u32),
+}
+
+/// What a number is.
+#[derive(Clone, Copy, Debug)]
+enum Number {
+    /// A whole field.
+    Field,
+    /// The index of a field's name, or zero.
+    Name,
+    Length(Text),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Text {
+    Name,
+    Value,
+    Authority,
+}
+
+/// Follows what a client sends.
+#[derive(Debug)]
+struct Names {
+    frame: Frame,
+    field: Field,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            frame: Frame::Other(PREFACE),
+            field: Field::Start,
+        }
+    }
+}
+
+impl Names {
+    /// The next bytes.
+    fn pass(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            let Some((done, next)) = self.step(bytes) else {
+                self.frame = Frame::Lost;
+                return;
+            };
+            self.frame = next;
+            bytes = bytes.get_mut(done..).unwrap_or_default();
+        }
+    }
+
+    /// Goes on as far as one kind of bytes goes: how many there were, and what follows. `None` if they
+    /// make no sense.
+    fn step(&mut self, bytes: &mut [u8]) -> Option<(usize, Frame)> {
+        let here = bytes.len();
+        Some(match self.frame {
+            Frame::Other(left) => {
+                let done = left.min(here);
+                (done, Frame::of_other(left - done))
+            }
+            Frame::Head(mut head, has) => {
+                let done = (HEAD - has).min(here);
+                head.get_mut(has..has + done)?
+                    .copy_from_slice(bytes.get(..done)?);
+                let next = match has + done {
+                    HEAD => Frame::after(head)?,
+                    has => Frame::Head(head, has),
+                };
+                (done, next)
+            }
+            Frame::Padding { left, flags } => {
+                let padding = usize::from(*bytes.first()?);
+                (1, Frame::fields(left.checked_sub(1)?, flags, padding)?)
+            }
+            Frame::Fields {
+                before,
+                left,
+                padding,
+            } if before > 0 => {
+                let done = before.min(here);
+                let before = before - done;
+                let next = Frame::Fields {
+                    before,
+                    left,
+                    padding,
+                };
+                (done, next)
+            }
+            Frame::Fields {
+                before,
+                left,
+                padding,
+            } => {
+                let done = left.min(here);
+                self.fields(bytes.get_mut(..done)?)?;
+                let left = left - done;
+                let next = match left {
+                    0 => Frame::of_other(padding),
+                    _ => Frame::Fields {
+                        before,
+                        left,
+                        padding,
+                    },
+                };
+                (done, next)
+            }
+            Frame::Lost => (here, Frame::Lost),
+        })
+    }
+
+    fn fields(&mut self, mut bytes: &mut [u8]) -> Option<()> {
+        while let Some(&first) = bytes.first() {
+            let mut done = 1;
+            self.field = match self.field {
+                Field::Start if first & 0x80 != 0 => number(first, 7, Number::Field),
+                Field::Start if first & 0x40 != 0 => number(first, 6, Number::Name),
+                Field::Start if first & 0x20 != 0 => number(first, 5, Number::Field),
+                Field::Start => number(first, 4, Number::Name),
+                Field::Number { value, shift, of } => {
+                    let more = u32::from(first & 0x7f).checked_shl(shift)?;
+                    let value = value.checked_add(more)?;
+                    // More than four such bytes are no number that means anything here.
+                    let shift = Some(shift + 7).filter(|shift| *shift <= 28)?;
+                    match first & 0x80 {
+                        0 => of.is(value),
+                        _ => Field::Number { value, shift, of },
+                    }
+                }
+                // A compressed text is passed as it is.
+                Field::Length(text) => {
+                    let is_plain = first & 0x80 == 0 || text == Text::Name;
+                    let text = if is_plain { text } else { Text::Value };
+                    number(first, 7, Number::Length(text))
+                }
+                Field::Text(text, left) => {
+                    done = usize::try_from(left).ok()?.min(bytes.len());
+                    if text == Text::Authority {
+                        for byte in bytes.get_mut(..done)? {
+                            if matches!(byte, b'/' | b'%') {
+                                *byte = b'-';
+                            }
+                        }
+                    }
+                    text.left(left - u32::try_from(done).ok()?)
+                }
+            };
+            bytes = bytes.get_mut(done..)?;
+        }
+        Some(())
+    }
+}
+
+impl Frame {
+    fn of_other(left: usize) -> Self {
+        match left {
+            0 => Self::Head([0; HEAD], 0),
+            _ => Self::Other(left),
+        }
+    }
+
+    /// What follows a head.
+    fn after(head: [u8; HEAD]) -> Option<Self> {
+        let [high, middle, low, kind, flags, ..] = head;
+        let left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+        match kind {
+            HEADERS if flags & PADDED != 0 => Some(Self::Padding { left, flags }),
+            HEADERS => Self::fields(left, flags, 0),
+            CONTINUATION => Self::fields(left, 0, 0),
+            _ => Some(Self::of_other(left)),
+        }
+    }
+
+    /// The fields in what is `left` of a frame.
+    fn fields(left: usize, flags: u8, padding: usize) -> Option<Self> {
+        let before = if flags & PRIORITY == 0 {
+            0
+        } else {
+            PRIORITY_BYTES
+        };
+        Some(Self::Fields {
+            before,
+            left: left.checked_sub(before)?.checked_sub(padding)?,
+            padding,
+        })
+    }
+}
+
+/// A number whose first byte is `first`, with so many bits of it (RFC 7541, 5.1).
+fn number(first: u8, bits: u32, of: Number) -> Field {
+    let most = (1 << bits) - 1;
+    match u32::from(first) & most {
+        value if value < most => of.is(value),
+        value => Field::Number {
+            value,
+            shift: 0,
+            of,
+        },
+    }
+}
+
+impl Number {
+    /// What follows if it is `value`.
+    fn is(self, value: u32) -> Field {
+        match (self, value) {
+            (Self::Field, _) => Field::Start,
+            (Self::Name, 0) => Field::Length(Text::Name),
+            (Self::Name, AUTHORITY) => Field::Length(Text::Authority),
+            (Self::Name, _) => Field::Length(Text::Value),
+            (Self::Length(text), left) => text.left(left),
+        }
+    }
+}
+
+impl Text {
+    /// Where it is with so much of it `left`.
+    fn left(self, left: u32) -> Field {
+        match (left, self) {
+            (0, Self::Name) => Field::Length(Self::Value),
+            (0, Self::Value | Self::Authority) => Field::Start,
+            _ => Field::Text(self, left),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
