@@ -107,6 +107,16 @@ pub(super) fn no_such_machine(name: &str) -> Status {
     Failure::new(Code::NotFound, ErrorKind::NoSuchMachine, message).into()
 }
 
+/// The machine `name` is not there yet.
+pub(super) fn booting(name: &str) -> Status {
+    Failure::new(
+        Code::Unavailable,
+        ErrorKind::MachineBooting,
+        format!("machine `{name}` is being booted: try again when it is"),
+    )
+    .into()
+}
+
 /// The machine `name` has ended.
 pub(super) fn ended(name: &str) -> Status {
     Failure::new(

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!              boot fails
-//!   reserved ─────────────► (free)
+//!   reserved ─────────────► (free), or what had ended there
 //!      │ boot succeeds
 //!      ▼
 //!    live ───────► ended ─────► (free): the name is taken again, or too many have ended
@@ -14,7 +14,6 @@
 //! machine is called.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hvprobe_proto::v1::{self, ErrorKind};
@@ -55,8 +54,10 @@ struct Slots {
 
 #[derive(Debug)]
 enum Slot {
-    /// A boot is under way.
-    Reserved,
+    /// A boot is under way. Until it has succeeded, what ended before under the name is kept.
+    Reserved {
+        before: Option<Handle>,
+    },
     Taken(Handle),
 }
 
@@ -94,7 +95,8 @@ impl Fleet {
     pub(super) fn get(&self, name: &str) -> Result<Handle, Status> {
         match self.slots().named.get(name) {
             Some(Slot::Taken(handle)) => Ok(handle.clone()),
-            Some(Slot::Reserved) | None => Err(error::no_such_machine(name)),
+            Some(Slot::Reserved { .. }) => Err(error::booting(name)),
+            None => Err(error::no_such_machine(name)),
         }
     }
 
@@ -103,7 +105,7 @@ impl Fleet {
         let slots = self.slots();
         let taken = slots.named.values().filter_map(|slot| match slot {
             Slot::Taken(handle) => Some(handle.clone()),
-            Slot::Reserved => None,
+            Slot::Reserved { before } => before.clone(),
         });
         taken.collect()
     }
@@ -156,8 +158,10 @@ impl Fleet {
             }
         }
         limits::machine_name(name)?;
-        match slots.named.entry(name.clone()) {
-            Entry::Occupied(taken) if taken.get().is_live() => {
+        let before = match slots.named.get(name) {
+            Some(Slot::Taken(ended)) if !ended.is_live() => Some(ended.clone()),
+            None => None,
+            Some(Slot::Taken(_) | Slot::Reserved { .. }) => {
                 return Err(Failure::new(
                     Code::AlreadyExists,
                     ErrorKind::MachineExists,
@@ -165,14 +169,8 @@ impl Fleet {
                 )
                 .into());
             }
-            Entry::Occupied(mut ended) => {
-                ended.insert(Slot::Reserved);
-            }
-            Entry::Vacant(free) => {
-                free.insert(Slot::Reserved);
-            }
-        }
-        slots.forget_oldest();
+        };
+        slots.named.insert(name.clone(), Slot::Reserved { before });
         slots.next_number += 1;
         Ok(slots.next_number)
     }
@@ -210,19 +208,18 @@ impl Fleet {
         handle
     }
 
-    /// Ends the reservation of `name`, which becomes `machine`'s, or free.
+    /// Ends the reservation of `name`, which becomes `machine`'s, or what it was before.
     fn settle(&self, name: &str, machine: Option<&Handle>) {
         let mut slots = self.slots();
-        match machine {
-            Some(handle) => {
-                slots
-                    .named
-                    .insert(name.to_owned(), Slot::Taken(handle.clone()));
-            }
-            None => {
-                slots.named.remove(name);
-            }
+        let before = match slots.named.remove(name) {
+            Some(Slot::Reserved { before }) => before,
+            Some(Slot::Taken(handle)) => Some(handle),
+            None => None,
+        };
+        if let Some(handle) = machine.cloned().or(before) {
+            slots.named.insert(name.to_owned(), Slot::Taken(handle));
         }
+        slots.forget_oldest();
         drop(slots);
         self.shared.settled.notify_one();
     }
@@ -233,7 +230,7 @@ impl Fleet {
             let (live, booting) = {
                 let mut slots = self.slots();
                 slots.closed = true;
-                let reserved = |slot: &Slot| matches!(slot, Slot::Reserved);
+                let reserved = |slot: &Slot| matches!(slot, Slot::Reserved { .. });
                 let booting = slots.named.values().any(reserved);
                 drop(slots);
                 (self.live(), booting)
@@ -261,7 +258,7 @@ impl Fleet {
 impl Slot {
     fn is_live(&self) -> bool {
         match self {
-            Self::Reserved => true,
+            Self::Reserved { .. } => true,
             Self::Taken(handle) => handle.is_live(),
         }
     }
@@ -412,3 +409,6 @@ fn boot_error(machine: &str, error: &BootError) -> Status {
     };
     Failure::new(code, kind, chain(error)).into()
 }
+
+#[cfg(test)]
+mod tests;

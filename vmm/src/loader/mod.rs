@@ -21,17 +21,18 @@
 mod boot;
 mod bzimage;
 mod elf;
+mod file;
 mod initrd;
 mod unpack;
 mod xz;
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use hvprobe_arch::Gpa;
 
 pub use boot::{Entry, MAX_CMDLINE, load};
+pub(crate) use file::open as open_file;
 pub use initrd::command_archive;
 
 use bzimage::SetupHeader;
@@ -185,11 +186,9 @@ impl Kernel {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(read)?;
+        let file = file::open(path).map_err(read)?;
         let mut bytes = Vec::new();
-        if let Ok(metadata) = file.metadata()
-            && metadata.is_file()
-        {
+        if let Ok(metadata) = file.metadata() {
             let size = metadata.len().min(MAX_FILE);
             bytes.reserve_exact(usize::try_from(size).unwrap_or(0));
         }

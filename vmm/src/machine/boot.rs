@@ -3,7 +3,6 @@
 //! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
 //! behind.
 
-use std::fs::File;
 use std::io::Read as _;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
@@ -162,7 +161,7 @@ impl Files {
             // One byte more than could fit is enough for the loader to refuse it.
             let limit = config.memory.min(MAX_INITRD) + 1;
             let mut archive = Vec::new();
-            File::open(path)
+            loader::open_file(path)
                 .and_then(|file| file.take(limit).read_to_end(&mut archive))
                 .map_err(source)?;
             initrd.push(archive);
