@@ -27,7 +27,8 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 /// What a frame with that flag has before its fields, bytes.
 const PRIORITY_BYTES: usize = 5;
-/// Index of `:authority` in HPACK's static table (RFC 7541, appendix A).
+/// The field, and its index in HPACK's static table (RFC 7541, appendix A).
+const NAME: &[u8] = b":authority";
 const AUTHORITY: u32 = 1;
 
 /// A connection, of which the names are made such.
@@ -145,7 +146,9 @@ enum Number {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    Name,
+    /// A name that is [`NAME`] so far, of which so many bytes are still to come.
+    Name(usize),
+    OtherName,
     Value,
     Authority,
 }
@@ -256,11 +259,18 @@ impl Names {
                         _ => Field::Number { value, shift, of },
                     }
                 }
-                // A compressed text is passed as it is.
                 Field::Length(text) => {
-                    let is_plain = first & 0x80 == 0 || text == Text::Name;
-                    let text = if is_plain { text } else { Text::Value };
+                    let is_plain = first & 0x80 == 0;
+                    let text = if is_plain { text } else { text.compressed() };
                     number(first, 7, Number::Length(text))
+                }
+                Field::Text(Text::Name(missing), left) => {
+                    let expected = NAME.len().checked_sub(missing).and_then(|at| NAME.get(at));
+                    let text = match expected {
+                        Some(expected) if *expected == first => Text::Name(missing - 1),
+                        _ => Text::OtherName,
+                    };
+                    text.left(left - 1)
                 }
                 Field::Text(text, left) => {
                     done = usize::try_from(left).ok()?.min(bytes.len());
@@ -333,7 +343,7 @@ impl Number {
     fn is(self, value: u32) -> Field {
         match (self, value) {
             (Self::Field, _) => Field::Start,
-            (Self::Name, 0) => Field::Length(Text::Name),
+            (Self::Name, 0) => Field::Length(Text::Name(NAME.len())),
             (Self::Name, AUTHORITY) => Field::Length(Text::Authority),
             (Self::Name, _) => Field::Length(Text::Value),
             (Self::Length(text), left) => text.left(left),
@@ -342,10 +352,19 @@ impl Number {
 }
 
 impl Text {
+    /// What it is if it is compressed, so that it is passed as it is.
+    fn compressed(self) -> Self {
+        match self {
+            Self::Name(_) | Self::OtherName => Self::OtherName,
+            Self::Value | Self::Authority => Self::Value,
+        }
+    }
+
     /// Where it is with so much of it `left`.
     fn left(self, left: u32) -> Field {
         match (left, self) {
-            (0, Self::Name) => Field::Length(Self::Value),
+            (0, Self::Name(0)) => Field::Length(Self::Authority),
+            (0, Self::Name(_) | Self::OtherName) => Field::Length(Self::Value),
             (0, Self::Value | Self::Authority) => Field::Start,
             _ => Field::Text(self, left),
         }

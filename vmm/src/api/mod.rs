@@ -154,10 +154,11 @@ impl Server {
         health_reporter
             .set_serving::<HostServer<host::Service>>()
             .await;
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .build_v1()?;
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
 
         let (ended, has_ended) = oneshot::channel();
         let closing = {
@@ -172,7 +173,9 @@ impl Server {
         let server = tonic::transport::Server::builder()
             .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
             .add_service(health)
-            .add_service(reflection)
+            .add_service(reflection().build_v1()?)
+            // What Python's library asks for.
+            .add_service(reflection().build_v1alpha()?)
             .add_service(
                 MachinesServer::new(machines::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),

@@ -55,6 +55,10 @@ fn a_path_becomes_a_name() {
             field(1, name),
             other("/%"),
             text(vec![0x01], &name.repeat(20)),
+            text(text(vec![0x40], ":authority"), name),
+            text(text(vec![0x10], ":authoriti"), "/%"),
+            text(text(vec![0x10], ":authority:"), "/%"),
+            text(text(vec![0x10], ":auth"), "/%"),
         ]
         .concat()
     };
