@@ -263,10 +263,22 @@ impl Symbols {
     /// # Errors
     /// When the pattern is malformed.
     pub fn glob(&self, pattern: &str) -> Result<impl Iterator<Item = Symbol<'_>>, PatternError> {
+        Ok(self.glob_from(pattern, 0)?.map(|(_, symbol)| symbol))
+    }
+
+    /// Those of them that have position `first`, or a later one, among all symbols, with their
+    /// positions, so that a long list can be made a piece at a time.
+    ///
+    /// # Errors
+    /// When the pattern is malformed.
+    pub fn glob_from(
+        &self,
+        pattern: &str,
+        first: usize,
+    ) -> Result<impl Iterator<Item = (usize, Symbol<'_>)>, PatternError> {
         let matcher: GlobMatcher = GlobBuilder::new(pattern).build()?.compile_matcher();
-        Ok(self
-            .iter()
-            .filter(move |symbol| matcher.is_match(symbol.name)))
+        let all = self.iter().enumerate().skip(first);
+        Ok(all.filter(move |(_, symbol)| matcher.is_match(symbol.name)))
     }
 
     fn view(&self, entry: &Entry) -> Symbol<'_> {

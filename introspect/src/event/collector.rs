@@ -192,6 +192,12 @@ impl Collector {
         Some(self.thread.as_ref()?.thread())
     }
 
+    /// Whether it has ended though nobody told it to: a sink has panicked.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Empties the rings and sources a last time and ends the thread. Whoever fills them must have
     /// stopped.
     pub fn finish(mut self) {

@@ -53,7 +53,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// How long a server that has run out of file descriptors waits for some to come free.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 /// Calls that one connection may have under way.
-const CALLS_PER_CONNECTION: usize = 256;
+const CALLS_PER_CONNECTION: u32 = 256;
 
 /// Why a server stopped when it was not asked to.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +171,9 @@ impl Server {
             }
         };
         let server = tonic::transport::Server::builder()
-            .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
+            // A call counts until the last message of its stream has been taken.
+            .max_concurrent_streams(CALLS_PER_CONNECTION)
+            .concurrency_limit_per_connection(CALLS_PER_CONNECTION as usize)
             .add_service(health)
             .add_service(reflection().build_v1()?)
             // What Python's library asks for.

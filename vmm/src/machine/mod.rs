@@ -28,22 +28,19 @@ mod live;
 mod queue;
 mod relation;
 mod subscription;
+mod supervisor;
 mod throttle;
 mod tripwire;
 mod vcpu;
 
 use std::sync::atomic::{self, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::image::KernelImage;
-use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
 pub use hvprobe_introspect::probe::{
@@ -52,7 +49,7 @@ pub use hvprobe_introspect::probe::{
 };
 use hvprobe_introspect::world::{Change, StopError, World};
 use tokio::sync::mpsc;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
 pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
@@ -66,14 +63,9 @@ pub use subscription::{Delivery, Subscription};
 pub use throttle::ThrottleNotice;
 
 use crate::CatchMode;
-use crate::devices::DeviceEvent;
 use console::ConsoleOutput;
 use subscription::Hub;
-use vcpu::{IoctlTotals, Notice, Shared, Why};
-
-/// How often text under probes is looked at, whether the guest has rewritten it, and their budgets,
-/// whether one was exceeded.
-const WATCH: Duration = Duration::from_secs(1);
+use vcpu::{IoctlTotals, Shared};
 
 /// Why a running machine could not be paused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -183,7 +175,7 @@ impl Machine {
 
     /// What the kernel image says: symbols and where probes may go.
     #[must_use]
-    pub fn image(&self) -> &KernelImage {
+    pub fn image(&self) -> &Arc<KernelImage> {
         &self.image
     }
 
@@ -480,116 +472,5 @@ impl Machine {
 
     fn life(&self) -> MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The supervisor: takes notices until every virtual CPU has ended, then winds up.
-    fn supervise(
-        &self,
-        notices: &Receiver<Notice>,
-        vcpus: Vec<JoinHandle<()>>,
-        collector: Collector,
-    ) {
-        let mut left = vcpus.len();
-        let mut first = None;
-        let mut watched = Instant::now();
-        while left > 0 {
-            // However many notices there are.
-            if watched.elapsed() >= WATCH {
-                let mut registry = self.registry();
-                registry.watch(&Guest(&self.shared));
-                registry.retry_jumps(&Guest(&self.shared));
-                let replaced = registry.is_replaced();
-                drop(registry);
-                if replaced {
-                    self.kernel_replaced();
-                }
-                self.shared.times.adjust();
-                self.tell_throttled();
-                watched = Instant::now();
-            }
-            match notices.recv_timeout(WATCH.saturating_sub(watched.elapsed())) {
-                Err(RecvTimeoutError::Timeout) => {}
-                Ok(Notice::Kexec { vcpu }) => {
-                    self.kernel_leaves();
-                    self.shared.control.release(vcpu);
-                }
-                Ok(Notice::Ftrace { vcpu, begins }) => {
-                    let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
-                    if let Err(error) = patches {
-                        warn!(%error, "probes at function entries stay as they are");
-                    }
-                    self.shared.control.release(vcpu);
-                }
-                Ok(Notice::Kprobe {
-                    vcpu,
-                    kprobe,
-                    answer,
-                }) => {
-                    let guest = Guest(&self.shared);
-                    let _ = answer.set(self.registry().guest_registers(kprobe, &guest));
-                    self.shared.control.release(vcpu);
-                }
-                Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
-                Ok(Notice::Paused) => self.tell_change(),
-                Ok(Notice::TextFinal { vcpu, sregs }) => {
-                    if let Err(report) = self.text_final(vcpu, &sregs) {
-                        first.get_or_insert(Why::Crash(report));
-                        self.shared.control.end();
-                    }
-                }
-                Ok(Notice::Ended(why)) => {
-                    left -= 1;
-                    if !matches!(why, Why::Told) {
-                        first.get_or_insert(why);
-                    }
-                    self.shared.control.end();
-                }
-                // All senders are gone: the threads ended without a word, so they panicked.
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        let mut panicked = false;
-        for thread in vcpus {
-            panicked |= thread.join().is_err();
-        }
-        // What detours only counted, or have begun, is told with the last events.
-        self.shared.detours.end();
-        collector.finish();
-        self.tell_throttled();
-        self.console.close();
-        self.hub.close();
-        self.shared.decisions.close();
-        let reason = match first {
-            _ if panicked => EndReason::Crash("a virtual CPU's thread panicked".to_owned()),
-            Some(Why::Device(DeviceEvent::Shutdown)) => EndReason::Shutdown,
-            Some(Why::Device(DeviceEvent::Reset)) => EndReason::Reset,
-            Some(Why::TripleFault(report)) => EndReason::TripleFault(report),
-            Some(Why::Crash(report)) => EndReason::Crash(report),
-            Some(Why::Told) | None => EndReason::Stopped,
-        };
-        let ending = Ending {
-            reason,
-            guest_status: self.shared.ports.guest_status(),
-        };
-        info!(machine = self.config.name, reason = %ending.reason, "machine ended");
-        self.life().ending = Some(ending);
-        self.changed.notify_all();
-    }
-
-    /// Sees to the probes of modules and lets the held virtual CPU go on.
-    fn modules_changed(&self, vcpu: usize, module: Gva) {
-        let mut registry = self.registry();
-        match registry.modules_changed(Some(module), &Guest(&self.shared)) {
-            Ok(refused) => self.report_refused(refused),
-            Err(StopError::Ended) => {}
-            Err(error) => warn!(%error, "probes of modules stay as they are"),
-        }
-        self.shared.control.release(vcpu);
-    }
-
-    fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
-        for (id, why) in refused {
-            error!(machine = self.config.name, probe = %id, %why, "probe refused");
-        }
     }
 }

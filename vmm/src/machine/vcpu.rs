@@ -5,6 +5,7 @@
 //! keeps from its end is given up after [`STEP_LIMIT`]; every exit is taken up
 //! completely before the next look at [`Control`].
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -185,18 +186,40 @@ impl IoctlTotals {
     }
 }
 
+/// Tells that a virtual CPU's thread ends, when it is dropped: also by a panic, or whoever stops the
+/// virtual CPUs would wait for that one for ever.
+struct Farewell {
+    index: usize,
+    shared: Arc<Shared>,
+    notices: Sender<Notice>,
+    why: Why,
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.shared.control.leave(self.index);
+        let why = mem::replace(&mut self.why, Why::Told);
+        // The supervisor outlives the virtual CPUs unless it panicked, which it has then reported.
+        let _ = self.notices.send(Notice::Ended(why));
+    }
+}
+
 impl Vcpu {
     /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's. Kept
     /// apart for those who count its instructions.
     #[inline(never)]
     pub(super) fn run(mut self) {
         let guard = Guard::new(self.cpu.fd_mut());
+        let mut farewell = Farewell {
+            index: self.index,
+            shared: Arc::clone(&self.shared),
+            notices: self.notices.clone(),
+            why: Why::Crash("a virtual CPU's thread panicked".to_owned()),
+        };
         let why = self.run_until_end(&guard);
         debug!(vcpu = self.index, ?why, "virtual CPU ended");
         self.publish();
-        self.shared.control.leave(self.index);
-        // The supervisor outlives the virtual CPUs unless it panicked, which it has then reported.
-        let _ = self.notices.send(Notice::Ended(why));
+        farewell.why = why;
     }
 
     fn run_until_end(&mut self, guard: &Guard) -> Why {

@@ -1,5 +1,6 @@
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
 use hvprobe_arch::Regs;
 
@@ -371,4 +372,18 @@ fn a_source_is_emptied_when_its_patience_ends() {
 #[test]
 fn a_source_is_emptied_when_somebody_wakes_the_collector() {
     relay(None, true);
+}
+
+#[test]
+fn a_collector_whose_sink_panics_is_known_to_have_ended() {
+    let sink: Sink = Box::new(|_, _| panic!("on purpose"));
+    let (collector, mut producers) = Collector::start(1, 4, sink).unwrap();
+    assert!(!collector.has_ended());
+    producers[0].push(|| event(0, 1), |_| ());
+    let begun = Instant::now();
+    while !collector.has_ended() {
+        assert!(begun.elapsed() < LIMIT, "it goes on");
+        thread::yield_now();
+    }
+    collector.finish();
 }
