@@ -78,6 +78,12 @@ impl Console {
         tokio::select! {
             piece = self.output.message() => match piece.map_err(Refused::from)? {
                 Some(piece) => {
+                    if piece.dropped > 0 {
+                        crate::output::tell(format_args!(
+                            "{} bytes of the console were lost: this terminal is too slow",
+                            piece.dropped
+                        ));
+                    }
                     let mut out = io::stdout().lock();
                     out.write_all(&piece.data)?;
                     out.flush()?;

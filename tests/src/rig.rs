@@ -11,7 +11,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_vmm::definition;
 use hvprobe_vmm::machine::{
-    DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
+    Console, DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
     ProbeSpec, Refusals, State, Subscription,
 };
 
@@ -84,7 +84,7 @@ pub struct Running {
     pub machine: Arc<Machine>,
     events: Subscription,
     seen: Vec<Event>,
-    console: tokio::sync::mpsc::Receiver<Vec<u8>>,
+    console: Console,
     printed: Vec<u8>,
 }
 
@@ -105,7 +105,7 @@ impl Running {
             Err(error) => panic!("cannot boot: {}", chain(&error)),
         };
         let events = machine.subscribe(Vec::new(), 1 << 20);
-        let (printed, console) = machine.console_subscribe();
+        let console = machine.console();
         if let Err(error) = machine.resume() {
             panic!("cannot start: {}", chain(&error));
         }
@@ -114,7 +114,7 @@ impl Running {
             events,
             seen: Vec::new(),
             console,
-            printed,
+            printed: Vec::new(),
         }
     }
 
@@ -164,8 +164,8 @@ impl Running {
             if enough(&printed) {
                 return printed;
             }
-            match self.console.blocking_recv() {
-                Some(more) => self.printed.extend(more),
+            match self.console.blocking_next() {
+                Some(more) => self.printed.extend(more.bytes),
                 None => panic!(
                     "the guest ended too early: {:?}\n{printed}",
                     self.machine.wait()

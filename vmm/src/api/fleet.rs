@@ -201,7 +201,7 @@ impl Fleet {
             let remains = Remains {
                 machine: convert::machine(&machine),
                 probes,
-                console: machine.console_subscribe().0,
+                console: machine.console_kept(),
             };
             watched.life.send_replace(Life::Ended(Arc::new(remains)));
         });

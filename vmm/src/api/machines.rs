@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_proto::v1::{
@@ -12,13 +13,12 @@ use hvprobe_proto::v1::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Code, Request, Response, Status};
 
 use super::error::{Failure, chain};
-use super::fleet::{Fleet, Handle};
+use super::fleet::{Fleet, Handle, Remains};
 use super::{limits, probes};
-use crate::machine::{Machine, MachineConfig, NmiError, PauseError, ReadError};
+use crate::machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
 
 /// Virtual CPUs of a machine for which none are asked.
 const DEFAULT_CPUS: u32 = 1;
@@ -47,7 +47,7 @@ impl Service {
 }
 
 type Machines = Pin<Box<ReceiverStream<Result<v1::Machine, Status>>>>;
-type Output = Pin<Box<dyn Stream<Item = Result<ConsoleOutput, Status>> + Send>>;
+type Output = Pin<Box<ReceiverStream<Result<ConsoleOutput, Status>>>>;
 
 #[tonic::async_trait]
 impl machines_server::Machines for Service {
@@ -134,16 +134,12 @@ impl machines_server::Machines for Service {
 
     async fn console(&self, request: Request<ConsoleRequest>) -> Result<Response<Output>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
-        let (backlog, following) = match handle.remains() {
-            // Nothing follows: the sending end is gone at once.
-            Some(remains) => (remains.console.clone(), mpsc::channel(1).1),
-            None => handle.blocking(Machine::console_subscribe).await?,
+        let (to_client, messages) = mpsc::channel(1);
+        match handle.remains() {
+            Some(remains) => tokio::spawn(show(remains, to_client)),
+            None => tokio::spawn(follow(handle.machine()?.console(), to_client)),
         };
-        let backlog: Vec<_> = backlog.chunks(CONSOLE_PIECE).map(<[u8]>::to_vec).collect();
-        let pieces = tokio_stream::iter(backlog).chain(ReceiverStream::new(following));
-        Ok(Response::new(Box::pin(
-            pieces.map(|data| Ok(ConsoleOutput { data })),
-        )))
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
     async fn read_kernel(
@@ -182,6 +178,37 @@ impl machines_server::Machines for Service {
         // No more than was sent, which is far less than this can count.
         let accepted = u32::try_from(accepted).unwrap_or(u32::MAX);
         Ok(Response::new(ConsoleWriteResponse { accepted }))
+    }
+}
+
+/// Sends what is left of a console's output.
+async fn show(remains: Arc<Remains>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
+    for piece in remains.console.chunks(CONSOLE_PIECE) {
+        let data = piece.to_vec();
+        let output = ConsoleOutput { data, dropped: 0 };
+        if to_client.send(Ok(output)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends a console's output until the machine has ended or the client is gone.
+async fn follow(mut console: Console, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
+    loop {
+        let printed = tokio::select! {
+            printed = console.next() => printed,
+            () = to_client.closed() => return,
+        };
+        let Some(Printed { bytes, lost }) = printed else {
+            return;
+        };
+        let output = ConsoleOutput {
+            data: bytes,
+            dropped: lost,
+        };
+        if to_client.send(Ok(output)).await.is_err() {
+            return;
+        }
     }
 }
 

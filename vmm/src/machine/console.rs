@@ -1,23 +1,34 @@
 //! The console's way out: what the guest printed, for whoever wants it, whenever they come.
 //!
-//! Invariants: the guest never waits for a listener; a listener that is too slow loses output from
-//! its own stream only, and the newest [`BACKLOG`] bytes are always there for a new one.
+//! Invariants: the guest never waits for a listener; the newest [`KEPT`] bytes are always there, for a
+//! new listener too, and one that falls further behind is told how many it lost. A byte that is
+//! printed allocates nothing, however many listen.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 /// How much of the newest output is kept, in bytes.
-const BACKLOG: usize = 256 << 10;
-/// How many pieces may wait for one listener.
-const QUEUE: usize = 4096;
+const KEPT: usize = 256 << 10;
+/// The most that a listener is given at once, in bytes.
+const PIECE: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct State {
-    backlog: VecDeque<u8>,
-    listeners: Vec<Sender<Vec<u8>>>,
+    kept: VecDeque<u8>,
+    /// How many bytes were printed so far.
+    printed: u64,
+    /// Told that there is something new, each at most once until it has looked.
+    listeners: Vec<Sender<()>>,
     closed: bool,
+}
+
+impl State {
+    /// The position of the oldest byte that is kept.
+    fn oldest(&self) -> u64 {
+        self.printed - self.kept.len() as u64
+    }
 }
 
 /// The output of one machine's console.
@@ -29,31 +40,182 @@ pub(super) struct ConsoleOutput {
 impl ConsoleOutput {
     /// The guest printed `bytes`.
     pub(super) fn print(&self, bytes: &[u8]) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.backlog.extend(bytes);
-        let excess = state.backlog.len().saturating_sub(BACKLOG);
-        state.backlog.drain(..excess);
-        // A full queue loses this piece; a closed one is forgotten.
+        let mut state = self.state();
+        state.kept.extend(bytes);
+        state.printed += bytes.len() as u64;
+        let excess = state.kept.len().saturating_sub(KEPT);
+        state.kept.drain(..excess);
+        // One that has not looked since it was told needs no more; one that is gone is forgotten.
         state
             .listeners
-            .retain(|listener| listener.try_send(bytes.to_vec()).is_ok() || !listener.is_closed());
+            .retain(|listener| listener.try_send(()).is_ok() || !listener.is_closed());
     }
 
-    /// What is kept of the output so far, and a stream of what follows.
-    pub(super) fn subscribe(&self) -> (Vec<u8>, Receiver<Vec<u8>>) {
-        let (to, from) = channel(QUEUE);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let backlog = state.backlog.iter().copied().collect();
+    /// What is kept.
+    pub(super) fn kept(&self) -> Vec<u8> {
+        self.state().kept.iter().copied().collect()
+    }
+
+    /// What is kept, and what follows.
+    pub(super) fn follow(self: &Arc<Self>) -> Console {
+        let (news, told) = channel(1);
+        let mut state = self.state();
         if !state.closed {
-            state.listeners.push(to);
+            state.listeners.push(news);
         }
-        (backlog, from)
+        Console {
+            output: Arc::clone(self),
+            at: state.oldest(),
+            told,
+        }
     }
 
-    /// The machine has ended: streams end after what is queued.
+    /// The machine has ended: nothing follows.
     pub(super) fn close(&self) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         state.closed = true;
         state.listeners.clear();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A piece of a console's output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Printed {
+    /// As the guest sent them: not necessarily text, and cut anywhere.
+    pub bytes: Vec<u8>,
+    /// How many before these the listener has lost, as it was too slow.
+    pub lost: u64,
+}
+
+/// A listener to a machine's console.
+#[derive(Debug)]
+pub struct Console {
+    output: Arc<ConsoleOutput>,
+    /// How many bytes it has got or lost.
+    at: u64,
+    told: Receiver<()>,
+}
+
+impl Console {
+    /// The next piece; `None` when the machine has ended and there is no more.
+    pub async fn next(&mut self) -> Option<Printed> {
+        loop {
+            if let Some(printed) = self.take() {
+                return Some(printed);
+            }
+            if self.told.recv().await.is_none() {
+                return self.take();
+            }
+        }
+    }
+
+    /// As [`Console::next`], blocking the calling thread, which must not be one of an asynchronous
+    /// runtime.
+    pub fn blocking_next(&mut self) -> Option<Printed> {
+        loop {
+            if let Some(printed) = self.take() {
+                return Some(printed);
+            }
+            if self.told.blocking_recv().is_none() {
+                return self.take();
+            }
+        }
+    }
+
+    /// What there is, if there is something.
+    fn take(&mut self) -> Option<Printed> {
+        let state = self.output.state();
+        let from = self.at.max(state.oldest());
+        let skipped = usize::try_from(from - state.oldest()).ok()?;
+        let bytes: Vec<_> = state
+            .kept
+            .iter()
+            .skip(skipped)
+            .take(PIECE)
+            .copied()
+            .collect();
+        let lost = from - self.at;
+        self.at = from + bytes.len() as u64;
+        (!bytes.is_empty()).then_some(Printed { bytes, lost })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn printed(bytes: &[u8], lost: u64) -> Option<Printed> {
+        let bytes = bytes.to_vec();
+        Some(Printed { bytes, lost })
+    }
+
+    #[test]
+    fn a_late_listener_gets_what_is_kept_and_a_slow_one_is_told_what_it_lost() {
+        let output = Arc::new(ConsoleOutput::default());
+        output.print(b"early");
+        let mut slow = output.follow();
+        assert_eq!(slow.take(), printed(b"early", 0));
+        assert_eq!(slow.take(), None);
+        for _ in 0..KEPT {
+            output.print(b"x");
+        }
+        output.print(b"new");
+        assert_eq!(output.kept().len(), KEPT);
+        let mut late = output.follow();
+        output.close();
+        for (listener, mut lost) in [(&mut slow, 3), (&mut late, 0)] {
+            let mut all = Vec::new();
+            while let Some(piece) = listener.blocking_next() {
+                assert_eq!(piece.lost, lost);
+                assert!(piece.bytes.len() <= PIECE);
+                all.extend(piece.bytes);
+                lost = 0;
+            }
+            assert_eq!(all.len(), KEPT);
+            assert!(all.ends_with(b"xnew"));
+        }
+        assert_eq!(output.follow().blocking_next().map(|p| p.lost), Some(0));
+    }
+
+    #[test]
+    fn a_listener_is_woken_for_each_byte_it_waits_for_and_by_the_end() {
+        let output = Arc::new(ConsoleOutput::default());
+        let mut listener = output.follow();
+        let (asks, asked) = std::sync::mpsc::channel();
+        let guest = {
+            let output = Arc::clone(&output);
+            thread::spawn(move || {
+                for byte in 0..=u8::MAX {
+                    asked.recv().unwrap();
+                    output.print(&[byte]);
+                }
+                asked.recv().unwrap();
+                output.close();
+            })
+        };
+        for byte in 0..=u8::MAX {
+            asks.send(()).unwrap();
+            assert_eq!(listener.blocking_next(), printed(&[byte], 0));
+        }
+        asks.send(()).unwrap();
+        assert_eq!(listener.blocking_next(), None);
+        guest.join().unwrap();
+    }
+
+    #[test]
+    fn listeners_that_are_gone_are_forgotten() {
+        let output = Arc::new(ConsoleOutput::default());
+        let _stays = output.follow();
+        for _ in 0..100 {
+            drop(output.follow());
+            output.print(b"x");
+        }
+        assert_eq!(output.state().listeners.len(), 1);
     }
 }

@@ -48,11 +48,11 @@ pub use hvprobe_introspect::probe::{
     Skipped, Throttled,
 };
 use hvprobe_introspect::world::{Change, StopError, World};
-use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
+pub use console::{Console, Printed};
 pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
 pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
@@ -307,10 +307,16 @@ impl Machine {
         self.wait()
     }
 
-    /// What is kept of the console's output, and a stream of what follows.
+    /// What is kept of the console's output, the newest of it.
     #[must_use]
-    pub fn console_subscribe(&self) -> (Vec<u8>, mpsc::Receiver<Vec<u8>>) {
-        self.console.subscribe()
+    pub fn console_kept(&self) -> Vec<u8> {
+        self.console.kept()
+    }
+
+    /// What is kept of the console's output, and what follows.
+    #[must_use]
+    pub fn console(&self) -> Console {
+        self.console.follow()
     }
 
     /// Types `bytes` on the console; returns how many there was room for.
