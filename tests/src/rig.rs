@@ -273,8 +273,8 @@ impl Running {
     /// and what it printed.
     #[must_use]
     pub fn end(mut self) -> (Ending, String) {
-        while let Some(more) = self.console.blocking_recv() {
-            self.printed.extend(more);
+        while let Some(more) = self.console.blocking_next() {
+            self.printed.extend(more.bytes);
         }
         let printed = String::from_utf8_lossy(&self.printed).into_owned();
         (self.machine.wait(), printed)
