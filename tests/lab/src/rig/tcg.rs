@@ -11,9 +11,10 @@ use super::Kind;
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan};
 use crate::process::{Apart, Group, Streams};
 
-/// Its processor. Behind a `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, of which an
+/// Its processor. What needs XSAVE goes with it, or kernels since 7.0 use AVX that is not there. Behind a
+/// `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, of which an
 /// interrupt there makes the kernel's (VM, DF, AC …); kernels do not use it on a processor without it.
-const PROCESSOR: &str = "max,+svm,-xsave,-cx16";
+const PROCESSOR: &str = "max,+svm,-xsave,-avx,-avx2,-f16c,-fma,-vaes,-vpclmulqdq,-cx16";
 
 pub(super) struct Tcg;
 
@@ -69,5 +70,20 @@ impl Emulator for Tcg {
             keyboard: None,
         };
         Ok((group, streams))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_without_xsave_has_nothing_that_needs_it() {
+        let words: Vec<&str> = PROCESSOR.split(',').collect();
+        assert!(words.contains(&"-xsave"));
+        for needs in ["avx", "avx2", "f16c", "fma", "vaes", "vpclmulqdq"] {
+            let hidden = format!("-{needs}");
+            assert!(words.contains(&hidden.as_str()), "{needs}");
+        }
     }
 }
