@@ -280,6 +280,23 @@ mod tests {
     }
 
     #[test]
+    fn kernel_of_each_debian_is_the_one_that_guests_have_by_its_name() {
+        for (release, name) in [
+            ("6.1.0-48-cloud-amd64", "6.1-cloud"),
+            ("6.12.107+deb13-cloud-amd64", "6.12-cloud"),
+            ("7.2.13+deb14-cloud-amd64", "7.2-cloud"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let modules = folder.path().join("usr/lib/modules").join(release);
+            write(&modules.join("vmlinuz"), b"image").unwrap();
+            let stock = Kernel::in_folder(folder.path()).unwrap();
+            let same: Vec<_> = NAMED.iter().filter(|named| stock.is(named)).collect();
+            assert_eq!(same.len(), 1, "{release}");
+            assert_eq!(same[0].name, name);
+        }
+    }
+
+    #[test]
     fn folder_without_an_image_is_no_kernel() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Kernel::in_folder(folder.path()).is_err());

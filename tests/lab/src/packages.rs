@@ -118,23 +118,18 @@ impl Archives {
     /// The packages with image and modules of the kernel that `metapackage` stands for now.
     pub(crate) fn kernel(&self, metapackage: &str) -> Result<Vec<String>> {
         self.with_fresh_lists(|| {
-            let image = self
-                .dependencies(metapackage, &["linux-image-"])?
-                .into_iter()
-                .next()
-                .with_context(|| format!("apt knows no package {metapackage}"))?;
-            let parts = self.dependencies(&image, &["linux-binary-", "linux-modules-"])?;
-            Ok([vec![image], parts].concat())
+            let listing = |package: &str| self.depends(package);
+            let packages = kernel_packages(metapackage, listing)?;
+            packages.with_context(|| format!("apt knows no package {metapackage}"))
         })
         .with_context(|| format!("cannot tell what {metapackage} stands for"))
     }
 
-    /// What `package` depends on, of packages whose names begin so.
-    fn dependencies(&self, package: &str, prefixes: &[&str]) -> Result<Vec<String>> {
+    /// What `apt-cache depends` prints about `package`.
+    fn depends(&self, package: &str) -> Result<Vec<u8>> {
         let mut command = Command::new("apt-cache");
         command.args(&self.options);
-        let output = run(command.args(["depends", "--important", package]))?;
-        Ok(dependencies(&output.stdout, prefixes))
+        Ok(run(command.args(["depends", "--important", package]))?.stdout)
     }
 
     /// Downloads `packages` into the empty folder `folder` and returns the files in their order.
@@ -161,8 +156,11 @@ impl Archives {
         action().or_else(|_| {
             // Whether this worked shows in the second try: a list that cannot be fetched, or that
             // only root may fetch, need not be the one that matters.
-            let _ = self.apt_get(&["update"], None);
-            action()
+            let refreshed = self.apt_get(&["update"], None);
+            action().map_err(|error| match refreshed {
+                Ok(()) => error,
+                Err(why) => anyhow!("{error:#}; {self} could not be asked for news: {why:#}"),
+            })
         })
     }
 
@@ -246,6 +244,21 @@ fn complaint(stderr: &[u8]) -> String {
         .to_owned()
 }
 
+/// The packages that the kernel behind `metapackage` consists of, that with its name first; none if there
+/// is no such kernel. `listing` tells what a package depends on.
+fn kernel_packages(
+    metapackage: &str,
+    listing: impl Fn(&str) -> Result<Vec<u8>>,
+) -> Result<Option<Vec<String>>> {
+    let images = dependencies(&listing(metapackage)?, &["linux-image-"]);
+    let Some(image) = images.into_iter().next() else {
+        return Ok(None);
+    };
+    // Since 7.1 it is empty, and depends on others.
+    let parts = dependencies(&listing(&image)?, &["linux-binary-", "linux-modules-"]);
+    Ok(Some([vec![image], parts].concat()))
+}
+
 /// The `Depends:` of what `apt-cache depends` prints, of packages whose names begin so. One that has
 /// alternatives is told otherwise.
 fn dependencies(listing: &[u8], prefixes: &[&str]) -> Vec<String> {
@@ -271,6 +284,47 @@ mod tests {
             dependencies(listing, &["linux-binary-", "linux-modules-"]),
             ["linux-binary-7.2.1-amd64", "linux-modules-7.2.1-amd64"]
         );
+    }
+
+    #[test]
+    fn kernel_of_debian_12_13_and_unstable_is_found_in_its_packages() {
+        const IMAGE_12: &str = "linux-image-6.1.0-48-cloud-amd64";
+        const IMAGE_13: &str = "linux-image-6.12.107+deb13-cloud-amd64";
+        const IMAGE: &str = "linux-image-7.2.13+deb14-cloud-amd64";
+        const BINARY: &str = "linux-binary-7.2.13+deb14-cloud-amd64";
+        const MODULES: &str = "linux-modules-7.2.13+deb14-cloud-amd64";
+        let initramfs = " |Depends: dracut\n |Depends: initramfs-tools\n  Depends: \
+            <linux-initramfs-tool>\n    dracut\n    tiny-initramfs\n";
+        let depends = |on: &[&str]| {
+            let lines = on.iter().map(|name| format!("  Depends: {name}\n"));
+            lines.collect::<String>()
+        };
+        for (meta, image, expected) in [
+            (depends(&[IMAGE_12]), initramfs.to_owned(), vec![IMAGE_12]),
+            (
+                depends(&[IMAGE_13]),
+                format!(
+                    "  PreDepends: linux-base\n{}{initramfs}",
+                    depends(&["kmod"])
+                ),
+                vec![IMAGE_13],
+            ),
+            (
+                depends(&["linux-base-cloud-amd64", IMAGE]),
+                initramfs.to_owned()
+                    + &depends(&["linux-base-7.2.13+deb14-cloud-amd64", BINARY, MODULES]),
+                vec![IMAGE, BINARY, MODULES],
+            ),
+        ] {
+            let listing = |package: &str| {
+                let body = if package == "meta" { &meta } else { &image };
+                Ok(format!("{package}\n{body}").into_bytes())
+            };
+            let packages = kernel_packages("meta", listing).unwrap().unwrap();
+            assert_eq!(packages, expected);
+        }
+        let nothing = |package: &str| Ok(package.as_bytes().to_vec());
+        assert_eq!(kernel_packages("meta", nothing).unwrap(), None);
     }
 
     #[test]
