@@ -453,14 +453,14 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
 }
 
-/// Gives an emulated machine a name; returns what this machine is called.
+/// Gives an emulated machine a name, and tells it. Others have one, which may be a part of any word.
 fn host_name() -> Option<String> {
-    const FILE: &str = "/proc/sys/kernel/hostname";
-    if env::var("HVPROBE_RIG").is_ok_and(|rig| rig != "direct") {
-        fs::write(FILE, "tower-of-tests").unwrap();
-    }
-    let name = fs::read_to_string(FILE).unwrap().trim().to_owned();
-    (name != "(none)" && name != "localhost").then_some(name)
+    const NAME: &str = "tower-of-tests";
+    let emulated = env::var("HVPROBE_RIG").is_ok_and(|rig| rig != "direct");
+    emulated.then(|| {
+        fs::write("/proc/sys/kernel/hostname", NAME).unwrap();
+        NAME.to_owned()
+    })
 }
 
 #[test]
