@@ -13,6 +13,7 @@ mod child;
 mod debugger;
 mod die;
 mod exit_status;
+mod fentry;
 mod files;
 mod flight;
 mod hammer;
@@ -71,6 +72,8 @@ Breakpoints and text that are not hvprobe's:
                          MISSES`, remove the event
   kretprobe-event SYM N [ROUNDS]
                          the same with a kretprobe event
+  fentry FUNCTION N      call getpgid N times before, while and after a BPF program is at the entry of
+                         FUNCTION; print `attached` and wait for a line; print `runs: N`
   ptrace-debugger N      debug a child that runs into a breakpoint N times
   static-keys N          flip several static keys and tracepoints to and fro N times
   modules FILE N [READ]  load and unload a module N times, reading the file READ in between
@@ -157,6 +160,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             let rounds = optional(rounds)?.unwrap_or(1);
             kprobe_event::run(trigger, symbol, number(count)?, rounds)
         }
+        ["fentry", function, count] => fentry::run(function, number(count)?),
         ["ptrace-debugger", count] => debugger::run(number(count)?),
         ["static-keys", count] => static_keys::run(number(count)?),
         ["modules", file, count] => modules::run(file, number(count)?, None),
