@@ -247,6 +247,14 @@ impl MicroKernel {
         symbols.push(mark("_stext", text, true));
         symbols.push(mark("_etext", last + 1, true));
         symbols.push(mark("init_top_pgt", VIRT, false));
+        // It has no code that must not be probed, and a table of exceptions without entries.
+        for kind in ["noinstr", "entry", "kprobes"] {
+            for end in ["start", "end"] {
+                symbols.push(mark(&format!("__{kind}_text_{end}"), last + 1, true));
+            }
+        }
+        symbols.push(mark("__start___ex_table", VIRT, false));
+        symbols.push(mark("__stop___ex_table", VIRT, false));
 
         let mut content = page_tables();
         let mut gates = vec![(start(UNEXPECTED), 0); 256];
