@@ -8,6 +8,7 @@
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The program, ended by `timeout` should it hang; in the foreground that passes a signal on once.
@@ -63,19 +64,27 @@ fn run_warns_where_linux_guests_cannot_run() {
 }
 
 #[test]
-fn endless_initrd_is_refused_as_too_large() {
+fn initrd_without_end_is_refused() {
     let Some(kernel) = env::var_os("HVPROBE_TEST_VMLINUZ") else {
         eprintln!("skipped: needs a kernel (cargo lab test)");
         return;
     };
-    let run = hvprobe()
-        .args(["run", "--initrd", "/dev/zero", "-k"])
-        .arg(kernel)
-        .output()
-        .unwrap();
-    let told = String::from_utf8(run.stderr).unwrap();
-    assert_eq!(run.status.code(), Some(1), "{told}");
-    // A host without KVM says that first.
-    let known = told.contains("is too large for 256 MiB of memory") || told.contains("/dev/kvm");
-    assert!(known, "{told}");
+    let sparse = tempfile::NamedTempFile::new().unwrap();
+    sparse.as_file().set_len(1 << 40).unwrap();
+    for (initrd, why) in [
+        (sparse.path(), "is too large for 256 MiB of memory"),
+        (Path::new("/dev/zero"), "it is not a regular file"),
+    ] {
+        let run = hvprobe()
+            .args(["run", "-k"])
+            .arg(&kernel)
+            .arg("--initrd")
+            .arg(initrd)
+            .output()
+            .unwrap();
+        let told = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(1), "{told}");
+        // A host without KVM says that first.
+        assert!(told.contains(why) || told.contains("/dev/kvm"), "{told}");
+    }
 }

@@ -15,10 +15,14 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
-    if file.metadata()?.is_file() {
-        return Ok(file);
+    let kind = file.metadata()?.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
     }
-    Err(io::Error::other("it is not a regular file"))
+    if !kind.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -32,10 +36,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
-        for path in [&fifo, Path::new("/dev/zero"), folder.path()] {
+        for path in [&fifo, Path::new("/dev/zero")] {
             let error = open(path).unwrap_err();
             assert_eq!(error.to_string(), "it is not a regular file");
         }
+        let error = open(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
         let file = folder.path().join("file");
         assert_eq!(open(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
         std::fs::write(&file, "").unwrap();
