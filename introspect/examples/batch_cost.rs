@@ -37,6 +37,7 @@ use hvprobe_introspect::probe::hit::KernelView;
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, Refusals};
 use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_introspect::task::TaskUnknown;
 use hvprobe_introspect::world::{Change, StopError, World};
 
 const PAGE: u64 = 4096;
@@ -286,7 +287,8 @@ fn booted(image: &Arc<KernelImage>) -> (Guest, Registry) {
     let mut registry = Registry::new(Arc::clone(image), 2, hidden);
     let view = KernelView {
         tables: TABLES_OF_KERNEL,
-        task: image.task_layout().ok(),
+        task: image.task_layout().map_err(|_| TaskUnknown::NoClues),
+        cpu_number: image.cpu_number(),
         idt: IDT_VIRT,
     };
     let live = registry.go_live(view, None, &guest);

@@ -29,7 +29,7 @@ use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_introspect::probe::spec::Actions;
 use hvprobe_introspect::probe::{ProbeSpec, Refusals};
 // The shared guest below names these as its own crate's.
-use hvprobe_introspect::{hidden, image, probe, world};
+use hvprobe_introspect::{hidden, image, probe, task, world};
 
 #[path = "../src/image/fixture.rs"]
 #[allow(dead_code, clippy::unwrap_used, reason = "shared with the unit tests")]

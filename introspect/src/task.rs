@@ -9,6 +9,10 @@ use hvprobe_arch::paging::Walker;
 
 use crate::image::TaskLayout;
 
+mod evidence;
+
+pub use evidence::TaskUnknown;
+
 /// Length of `task_struct.comm` (`TASK_COMM_LEN` in include/linux/sched.h).
 pub const COMM_LEN: usize = 16;
 

@@ -17,6 +17,7 @@ use crate::hidden::{HiddenRegion, KERNEL_WINDOW};
 use crate::image::KernelImage;
 use crate::probe::hit::KernelView;
 use crate::probe::table::ProbeTable;
+use crate::task::TaskUnknown;
 use crate::world::{Change, Clock, Reading, Standing, StopError, World};
 
 const PAGE: u64 = 4096;
@@ -301,7 +302,8 @@ impl Guest {
     pub(crate) fn view(&self) -> KernelView {
         KernelView {
             tables: tables(),
-            task: self.image.task_layout().ok(),
+            task: self.image.task_layout().map_err(|_| TaskUnknown::NoClues),
+            cpu_number: self.image.cpu_number(),
             idt: IDT_VIRT,
         }
     }

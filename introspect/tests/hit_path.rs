@@ -13,7 +13,7 @@ use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_introspect::probe::spec::{Actions, Change, Decision, Hold, Item};
 use hvprobe_introspect::probe::{Budget, Excess, ProbeSpec};
 // The shared guest below names these as its own crate's.
-use hvprobe_introspect::{hidden, image, probe, world};
+use hvprobe_introspect::{hidden, image, probe, task, world};
 
 #[cfg(test)]
 #[path = "../src/image/fixture.rs"]

@@ -134,6 +134,23 @@ impl<'a> Elf<'a> {
         })
     }
 
+    /// As many as there are of the `len` bytes at `at`.
+    pub(super) fn read_up_to(&self, at: Gva, len: usize) -> &'a [u8] {
+        let rest = self.segments.iter().find_map(|(part, _)| {
+            let start = usize::try_from(at.0.checked_sub(part.at.start)?).ok()?;
+            part.data.get(start..).filter(|rest| !rest.is_empty())
+        });
+        let rest = rest.unwrap_or_default();
+        &rest[..rest.len().min(len)]
+    }
+
+    /// From where to where there is anything of the kernel's.
+    pub(super) fn extent(&self) -> Range<u64> {
+        let kernel = || self.parts().filter(|part| part.at.start >= KERNEL_HALF);
+        let start = kernel().map(|part| part.at.start).min().unwrap_or(0);
+        start..kernel().map(|part| part.at.end).max().unwrap_or(0)
+    }
+
     /// Virtual less physical address of the segment `at` lies in, modulo 2^64.
     pub(super) fn virt_to_phys_offset(&self, at: Gva) -> Option<u64> {
         self.segments

@@ -21,6 +21,7 @@ mod forbidden;
 mod kallsyms;
 mod lists;
 mod tables;
+mod tasks;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ pub use btf::{BtfError, Member};
 pub use forbidden::{Area, Forbidden, Unknown};
 pub(crate) use forbidden::{Lists, relative, words};
 pub use kallsyms::KallsymsError;
+pub use tasks::{TaskClues, TaskLayout};
 
 use btf::Btf;
 use elf::Elf;
@@ -54,20 +56,6 @@ pub enum ImageError {
     NoText,
 }
 
-/// Where a task's identity is found from the per-CPU base on. Offsets in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskLayout {
-    /// What to add, modulo 2^64, to a CPU's per-CPU base (`GS_BASE` in kernel mode) for the
-    /// address of its pointer to the current `task_struct`.
-    pub current_task: u64,
-    /// The `i32` `pid` in `task_struct`: the thread's id.
-    pub pid: u64,
-    /// The `i32` `tgid`: the process's id.
-    pub tgid: u64,
-    /// The 16 bytes of `comm`, NUL-terminated.
-    pub comm: u64,
-}
-
 /// Text as linked.
 struct Text {
     at: Range<u64>,
@@ -91,6 +79,9 @@ pub struct KernelImage {
     lists: Lists,
     btf: Result<Btf, BtfError>,
     task_layout: Result<TaskLayout, BtfError>,
+    task_clues: Option<TaskClues>,
+    cpu_number: Option<u64>,
+    extent: Range<u64>,
     virt_to_phys_offset: u64,
     init_top_pgt: Option<Gpa>,
 }
@@ -126,7 +117,10 @@ impl KernelImage {
             task_layout: btf
                 .as_ref()
                 .map_err(Clone::clone)
-                .and_then(|btf| task_layout(btf, &symbols)),
+                .and_then(|btf| tasks::layout(btf, &symbols)),
+            task_clues: tasks::clues(&elf, &symbols),
+            cpu_number: tasks::cpu_number(&elf, &symbols, btf.as_ref().ok()),
+            extent: elf.extent(),
             btf,
             symbols,
             text,
@@ -238,13 +232,23 @@ impl KernelImage {
         self.task_layout.clone()
     }
 
+    /// What the image tells of its tasks by its code and data, whether or not it has types.
+    #[must_use]
+    pub fn task_clues(&self) -> Option<TaskClues> {
+        self.task_clues
+    }
+
     /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`;
     /// `None` if the image does not tell, as that of a kernel for one processor.
     #[must_use]
     pub fn cpu_number(&self) -> Option<u64> {
-        let own = self.symbols.address_of("cpu_number").map(|at| at.0);
-        let btf = self.btf.as_ref().ok();
-        own.or_else(|| per_cpu(btf?, &self.symbols, "cpu_number", 4).ok())
+        self.cpu_number
+    }
+
+    /// From where to where there is anything of the image in memory, per-CPU data aside.
+    #[must_use]
+    pub fn extent(&self) -> Range<Gva> {
+        Gva(self.extent.start)..Gva(self.extent.end)
     }
 
     /// Where members of structures lie, for any number of questions at the cost of one. A question
@@ -352,31 +356,6 @@ fn release(elf: &Elf<'_>) -> Option<String> {
             rest[0].is_ascii_digit().then_some(())?;
             String::from_utf8(rest[..len].to_vec()).ok()
         })
-    })
-}
-
-/// What to add to a CPU's per-CPU base for the address of its variable `name`, which has `size`
-/// bytes: one of its own up to 6.1 and from 6.15 on; in between in a structure.
-fn per_cpu(btf: &Btf, symbols: &Symbols, name: &str, size: u64) -> Result<u64, BtfError> {
-    match symbols.address_of(name) {
-        Some(at) => Ok(at.0),
-        None => {
-            let at = symbols
-                .address_of("pcpu_hot")
-                .or_else(|| symbols.address_of("const_pcpu_hot"))
-                .ok_or(BtfError::NoCurrentTask)?;
-            Ok(at.0.wrapping_add(btf.field("pcpu_hot", name, size)?))
-        }
-    }
-}
-
-fn task_layout(btf: &Btf, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
-    let current_task = per_cpu(btf, symbols, "current_task", 8)?;
-    Ok(TaskLayout {
-        current_task,
-        pid: btf.field("task_struct", "pid", 4)?,
-        tgid: btf.field("task_struct", "tgid", 4)?,
-        comm: btf.field("task_struct", "comm", 16)?,
     })
 }
 

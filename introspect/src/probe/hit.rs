@@ -36,6 +36,7 @@ use super::spec::{Decision, Hold};
 use super::table::{ProbeTable, Role, Site};
 use crate::event::{Event, EventKind, EventProducer};
 use crate::image::TaskLayout;
+use crate::task::TaskUnknown;
 use crate::world::Clock;
 
 /// How to read the guest's kernel at a hit.
@@ -43,8 +44,11 @@ use crate::world::Clock;
 pub struct KernelView {
     /// The kernel's own page tables, which do not depend on the running process.
     pub tables: PageTables,
-    /// Where to find the current task; `None` leaves it out of events.
-    pub task: Option<TaskLayout>,
+    /// Where to find the current task; if nothing tells, it is left out of events.
+    pub task: Result<TaskLayout, TaskUnknown>,
+    /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`, if that
+    /// can be told.
+    pub cpu_number: Option<u64>,
     /// The kernel's interrupt descriptor table.
     pub idt: Gva,
 }

@@ -312,13 +312,14 @@ impl Registry {
             return Err(Unoptimized::NoRoom);
         };
         let Live { view, .. } = live;
-        let cpu = match self.image.cpu_number() {
+        let cpu = match view.cpu_number {
             Some(at) => Some(per_cpu(at).ok_or(Unoptimized::NoPerCpu)?),
             None if self.vcpus == 1 => None,
             None => return Err(Unoptimized::NoPerCpu),
         };
         let task = view
             .task
+            .ok()
             .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
         Ok(Surroundings {
             ring: detours.reserve(mem, &view.tables)?,

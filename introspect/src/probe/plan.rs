@@ -19,6 +19,7 @@ use crate::definition::Target;
 use crate::image::{Forbidden, KernelImage};
 use crate::modules::{Module, ModuleList, ModuleLookupError, ModuleState};
 use crate::symbols::{LookupError, Symbol, Symbols};
+use crate::task::TaskUnknown;
 
 /// Why a probe was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -200,8 +201,8 @@ pub enum Refused {
         why: &'static str,
     },
     /// The task that runs cannot be told, so that calls could not be told apart.
-    #[error("return probes need the layout of the guest's tasks, which its BTF does not tell")]
-    NoTasks,
+    #[error("return probes need the layout of the guest's tasks: {0}")]
+    NoTasks(TaskUnknown),
     /// The module is not loaded.
     #[error("module {module} is not loaded")]
     ModuleNotLoaded {

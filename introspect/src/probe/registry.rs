@@ -471,8 +471,10 @@ impl Registry {
                 };
                 let point = plan(spec, &kernel, &text)?;
                 let at = point.displaced.at();
-                if spec.is_return() && live.view.task.is_none() {
-                    return Err(Refused::NoTasks);
+                if spec.is_return()
+                    && let Err(why) = live.view.task
+                {
+                    return Err(Refused::NoTasks(why));
                 }
                 match self.sites.get(&at) {
                     Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),

@@ -31,7 +31,7 @@ impl Kernel {
     /// Allocates.
     pub(super) fn new(view: KernelView) -> Self {
         Self {
-            task: view.task,
+            task: view.task.ok(),
             walker: Walker::new(view.tables),
         }
     }

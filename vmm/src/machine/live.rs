@@ -1,11 +1,11 @@
 //! The moment the kernel's text is final: how to read the kernel from now on, and, for `idt-gate`,
 //! what its #BP entry looks like.
 
-use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{GateError, GateHead};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
-use hvprobe_introspect::image::KernelImage;
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_introspect::image::{KernelImage, TaskLayout};
 use hvprobe_introspect::probe::hit::KernelView;
 use hvprobe_introspect::world::StopError;
 use kvm_bindings::kvm_sregs;
@@ -43,7 +43,7 @@ impl Machine {
             return Ok(());
         };
         let ram = &*self.shared.ram;
-        let view = view(&self.image, tripwire, sregs, ram);
+        let view = view(&self.image, tripwire, vcpu, sregs, ram)?;
         let mut head = None;
         if self.mode == CatchMode::IdtGate {
             let gate = gate(view.tables, sregs, ram)
@@ -92,32 +92,86 @@ impl Machine {
     }
 }
 
-/// How to read the kernel: through its own page tables if the image tells where they are and they
-/// map the tripwire where it was set, else through those of the virtual CPU that reported.
+/// How to read the kernel, as virtual CPU `vcpu` shows it that reported.
 fn view(
     image: &KernelImage,
     tripwire: &Tripwire,
+    vcpu: usize,
     sregs: &kvm_sregs,
     mem: &dyn PhysMemory,
-) -> KernelView {
-    let current = tables(sregs.cr3, sregs.cr4);
-    let own = image
-        .init_top_pgt()
-        .map(|root| PageTables { root, ..current });
+) -> Result<KernelView, String> {
+    let tables = own_tables(image, tripwire, tables(sregs.cr3, sregs.cr4), mem)
+        .ok_or("the kernel's own page tables cannot be told from those of its processes")?;
+    let task = TaskLayout::of_guest(image, tables, mem, sregs.gs.base);
+    if let Err(why) = &task {
+        warn!(%why, "events will not name the task, and return probes are refused");
+    }
+    let cpu_number = image.cpu_number().filter(|offset| {
+        let mut number = [0; 4];
+        let at = Gva(sregs.gs.base.wrapping_add(*offset));
+        let read = tables.read(mem, at, &mut number);
+        let is_right = read.is_ok() && usize::try_from(u32::from_le_bytes(number)) == Ok(vcpu);
+        if !is_right {
+            warn!(
+                vcpu,
+                "the number of a processor is not where the kernel should have it"
+            );
+        }
+        is_right
+    });
+    Ok(KernelView {
+        tables,
+        task,
+        cpu_number,
+        idt: Gva(sregs.idt.base),
+    })
+}
+
+/// The kernel's own page tables, while a virtual CPU uses those at `current`: where the image tells if
+/// they map the tripwire where it was set, else `current`. An image without symbols of data has them
+/// somewhere: the kernel's half of a process's is a copy of theirs.
+fn own_tables(
+    image: &KernelImage,
+    tripwire: &Tripwire,
+    current: PageTables,
+    mem: &dyn PhysMemory,
+) -> Option<PageTables> {
     let right = |tables: &PageTables| {
         tables
             .translate(mem, tripwire.at())
             .is_ok_and(|mapping| mapping.gpa == tripwire.gpa())
     };
-    let task = image.task_layout();
-    if let Err(error) = &task {
-        warn!(%error, "events will not name the task");
+    if let Some(root) = image.init_top_pgt() {
+        let own = PageTables { root, ..current };
+        return Some(Some(own).filter(right).unwrap_or(current));
     }
-    KernelView {
-        tables: own.filter(right).unwrap_or(current),
-        task: task.ok(),
-        idt: Gva(sregs.idt.base),
+    const PAGE: u64 = 4096;
+    let extent = image.extent();
+    let phys = |at: Gva| at.0.wrapping_sub(image.virt_to_phys_offset());
+    let place = phys(extent.start)..phys(extent.end);
+    if place.contains(&current.root.0) {
+        return Some(current);
     }
+    let process = kernel_half(current.root, mem)?;
+    let pages = place.step_by(4096).map(|at| at - at % PAGE);
+    let own = pages.map(Gpa).find(|root| {
+        kernel_half(*root, mem).is_some_and(|own| {
+            let mut pairs = own.iter().zip(&process);
+            own.last() == process.last() && pairs.all(|(own, copy)| *own == 0 || own == copy)
+        })
+    });
+    let own = own.map(|root| PageTables { root, ..current });
+    own.filter(right)
+}
+
+/// The entries of the top-level page table at `root` that map the kernel's half.
+fn kernel_half(root: Gpa, mem: &dyn PhysMemory) -> Option<Vec<u64>> {
+    const HALF: u64 = 2048;
+    let words = (0..HALF).step_by(8).map(|at| {
+        let at = root.wrapping_add(HALF + at);
+        mem.read_u64(at).ok()
+    });
+    words.collect()
 }
 
 /// The guest's #BP entry, found through its IDT.
