@@ -33,6 +33,11 @@ pub enum ModuleError {
     /// The kernel has no list of modules.
     #[error("no symbol `modules`: the kernel was built without CONFIG_MODULES")]
     NoList,
+    /// The kernel has a list of modules, to which nothing leads.
+    #[error(
+        "no symbol `modules` leads to the kernel's modules: it was built without CONFIG_KALLSYMS_ALL"
+    )]
+    HiddenList,
     /// The kernel's type information does not tell what a module looks like.
     #[error("the kernel's type information does not describe its modules")]
     Layout(#[from] BtfError),

@@ -28,6 +28,8 @@ const BUDGET: usize = 64 << 20;
 const PER_SYMBOL: usize = 64;
 /// The longest name with its NUL (`KSYM_NAME_LEN` from 6.1 on).
 const LONGEST_NAME: usize = 512;
+/// A function of every kernel that has modules.
+const LOADS: &str = "do_init_module";
 /// Where modules lie at most: above the kernel image, which has 512 MiB or 1 GiB, and below the
 /// fixmap (`MODULES_VADDR`, `MODULES_END` in Documentation/arch/x86/x86_64/mm.rst). Neither the
 /// image nor what we map is there.
@@ -52,7 +54,12 @@ impl ModuleReader {
     pub fn new(image: &KernelImage) -> Result<Self, ModuleError> {
         let symbols = image.symbols();
         Ok(Self {
-            modules: symbols.address_of("modules").ok_or(ModuleError::NoList)?,
+            modules: symbols.address_of("modules").ok_or_else(|| {
+                match symbols.address_of(LOADS) {
+                    Some(_) => ModuleError::HiddenList,
+                    None => ModuleError::NoList,
+                }
+            })?,
             locks: symbols.address_of("smp_alt_modules"),
             layout: Layout::of(image)?,
         })

@@ -265,7 +265,7 @@ impl Registry {
 
     /// Reads the guest's modules.
     pub(super) fn read_modules(&mut self, mem: &dyn PhysMemory) {
-        let (Some(live), Some(reader)) = (&self.live, &self.module_reader) else {
+        let (Some(live), Ok(reader)) = (&self.live, &self.module_reader) else {
             return;
         };
         match reader.read(&live.view.tables, mem) {

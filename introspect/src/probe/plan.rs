@@ -17,7 +17,7 @@ use super::{Mechanism, ProbeSpec};
 use crate::calls::PoolError;
 use crate::definition::Target;
 use crate::image::{Forbidden, KernelImage};
-use crate::modules::{Module, ModuleList, ModuleLookupError, ModuleState};
+use crate::modules::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleState};
 use crate::symbols::{LookupError, Symbol, Symbols};
 use crate::task::TaskUnknown;
 
@@ -208,6 +208,14 @@ pub enum Refused {
     ModuleNotLoaded {
         /// Its name.
         module: String,
+    },
+    /// Modules cannot be told.
+    #[error("nothing of module {module} can be probed: {why}")]
+    ModulesHidden {
+        /// Its name.
+        module: String,
+        /// Why.
+        why: ModuleError,
     },
     /// A pattern for functions of a module that is not loaded.
     #[error("module {module} is not loaded, so nothing tells what `{pattern}` stands for")]

@@ -30,7 +30,7 @@ use super::ghosts::Ghosts;
 use super::hit::KernelView;
 use super::jump::Jump;
 use super::patch::{LiveText, Text};
-use super::plan::{ImageText, Kernel, Obstacle, Probepoint, Refused, plan};
+use super::plan::{ImageText, Kernel, Obstacle, PristineText, Probepoint, Refused, plan};
 use super::plant::PlantError;
 use super::quiescence::{Patience, is_feasible};
 use super::replaced::Banner;
@@ -43,7 +43,7 @@ use crate::calls::{CELLS, Calls, MaxActive};
 use crate::definition::Kind;
 use crate::hidden::HiddenRegion;
 use crate::image::KernelImage;
-use crate::modules::{ModuleList, ModuleReader};
+use crate::modules::{ModuleError, ModuleList, ModuleReader};
 use crate::ring::{Reader, Source, Sources};
 use crate::world::{StopError, World};
 
@@ -63,7 +63,7 @@ pub(super) struct Live {
 pub struct Registry {
     pub(super) image: Arc<KernelImage>,
     /// How to read the guest's modules, if its type information tells.
-    pub(super) module_reader: Option<ModuleReader>,
+    pub(super) module_reader: Result<ModuleReader, ModuleError>,
     /// The guest's modules, as they were when last read.
     pub(super) modules: Option<ModuleList>,
     /// Where modules are whose text became final while we watched, though they are not live yet.
@@ -127,7 +127,7 @@ impl Registry {
         let processors = u32::try_from(vcpus).unwrap_or(u32::MAX);
         Self {
             image,
-            module_reader: module_reader.ok(),
+            module_reader,
             modules: None,
             formed: BTreeSet::new(),
             vcpus,
@@ -461,15 +461,24 @@ impl Registry {
         mem: &dyn PhysMemory,
     ) -> Result<Probepoint, Refused> {
         let kernel = self.kernel();
+        let plan = |text: &dyn PristineText| match (plan(spec, &kernel, text), &self.module_reader)
+        {
+            // It would wait for ever.
+            (Err(Refused::ModuleNotLoaded { module }), Err(why)) => {
+                let why = why.clone();
+                Err(Refused::ModulesHidden { module, why })
+            }
+            (planned, _) => planned,
+        };
         match &self.live {
-            None => plan(spec, &kernel, &ImageText(&self.image)),
+            None => plan(&ImageText(&self.image)),
             Some(live) => {
                 let tables = &live.view.tables;
                 let text = LiveText {
                     text: Text { tables, mem },
                     sites: &self.sites,
                 };
-                let point = plan(spec, &kernel, &text)?;
+                let point = plan(&text)?;
                 let at = point.displaced.at();
                 if spec.is_return()
                     && let Err(why) = live.view.task

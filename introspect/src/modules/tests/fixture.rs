@@ -179,7 +179,7 @@ pub(crate) fn btf(age: Age) -> Vec<u8> {
 }
 
 /// A kernel image of that age, with `btf` for its type information.
-pub(super) fn image(btf: Vec<u8>) -> KernelImage {
+pub(crate) fn image(btf: Vec<u8>) -> KernelImage {
     let (_, mut sections) = fixture::kernel(Layout::Offsets61);
     for section in &mut sections {
         if section.name == ".BTF" {

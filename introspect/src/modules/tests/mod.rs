@@ -4,7 +4,7 @@ use hvprobe_arch::Gva;
 use proptest::prelude::*;
 
 use super::{Module, ModuleError, ModuleLookupError, ModuleReader, ModuleState};
-use crate::image::fixture::TEXT;
+use crate::image::fixture::{self as kernel, TEXT};
 use crate::image::{BtfError, Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
 use crate::testing::tables;
@@ -351,8 +351,18 @@ fn kernel_without_modules_or_types_is_an_error() {
     let error = ModuleReader::new(&image(crate::image::fixture::btf())).unwrap_err();
     let (of, field) = ("module".to_owned(), "state".to_owned());
     assert_eq!(error, ModuleError::Layout(BtfError::NoField { of, field }));
-    let bytes = crate::image::fixture::vmlinux(crate::image::fixture::Layout::Offsets61);
+    let bytes = kernel::vmlinux(kernel::Layout::Offsets61);
     let image = KernelImage::parse(&bytes).unwrap();
+    assert_eq!(
+        ModuleReader::new(&image).unwrap_err(),
+        ModuleError::HiddenList
+    );
+    let (_, sections) = kernel::kernel(kernel::Layout::Offsets61);
+    let text = [
+        ("_stext", TEXT, 0, true),
+        ("_etext", TEXT + 0x4000, 0, true),
+    ];
+    let image = KernelImage::parse(&kernel::elf(&sections, &text)).unwrap();
     assert_eq!(ModuleReader::new(&image).unwrap_err(), ModuleError::NoList);
 }
 

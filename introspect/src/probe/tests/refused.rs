@@ -120,6 +120,13 @@ fn every_refusal_says_why() {
             "probe 0 (p vfs_read+0x15): 0xffffffff81000115 already holds an int3 that is not ours: the guest is probing or patching it"
         ],
     );
+    check(
+        rig,
+        "p loop:lo_open",
+        expect![
+            "probe 0 (p loop:lo_open): nothing of module loop can be probed: no symbol `modules` leads to the kernel's modules: it was built without CONFIG_KALLSYMS_ALL"
+        ],
+    );
 }
 
 #[test]

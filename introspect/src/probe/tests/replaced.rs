@@ -5,6 +5,8 @@ use hvprobe_arch::mem::PhysMemory;
 use super::super::hit::{Held, Outcome};
 use super::super::spec::Decision;
 use super::*;
+use crate::modules::ModuleReader;
+use crate::modules::tests::fixture::{self as modules, Age};
 use crate::probe::Refusals;
 use crate::testing::regs;
 use crate::world::StopError;
@@ -91,6 +93,8 @@ fn all_kinds(rig: &mut Rig) -> Vec<ProbeId> {
         "p absent:anything",
     ]);
     all.push(post("p filler_011"));
+    // Of a kernel whose modules can be told.
+    rig.registry.module_reader = ModuleReader::new(&modules::image(modules::btf(Age::V64)));
     rig.register(&all)
 }
 
