@@ -1,4 +1,5 @@
-//! Fields of kernel structures, from the image's BTF (Documentation/bpf/btf.rst).
+//! Fields of kernel structures, from the image's BTF (Documentation/bpf/btf.rst), as in 5.10, 6.1, 6.12 and
+//! 7.2.
 //!
 //! What is kept true: one pass notes where each type begins and nothing else is built, because a
 //! handful of structures out of a hundred thousand types is wanted at every start (a general BTF

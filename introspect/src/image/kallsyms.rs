@@ -10,6 +10,8 @@
 //! * Addresses lie in an array before `num_syms` (kernels up to 6.3) or after `token_index` (from
 //!   6.4 on), in one of the encodings of [`Encoding`].
 //!
+//! Read on 5.10, 6.1, 6.12 and 7.2; the encodings in between from what the kernel's own script writes.
+//!
 //! What is kept true: a table is accepted only if all of this fits together, the addresses ascend
 //! as the kernel's own binary search needs, and `_stext` is where the image has code. All work is
 //! bounded by the size of the image and the constants below, whatever the bytes are.
