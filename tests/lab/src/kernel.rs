@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use lzma_rust2::XzReader;
 
+use crate::built::{BUILT, Built};
 use crate::packages::{self, Archives};
 use crate::place::{Cache, replace_if_different};
 use crate::progress;
@@ -58,6 +59,7 @@ impl Named {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Named(&'static Named),
+    Built(&'static Built),
     /// An image, to which no modules are known.
     File(PathBuf),
 }
@@ -68,10 +70,14 @@ impl Choice {
         if let Some(named) = NAMED.iter().find(|named| named.name == text) {
             return Ok(Self::Named(named));
         }
+        if let Some(built) = BUILT.iter().find(|built| built.name == text) {
+            return Ok(Self::Built(built));
+        }
         if Path::new(text).is_file() {
             return Ok(Self::File(std::path::absolute(text)?));
         }
-        let names: Vec<&str> = NAMED.iter().map(|named| named.name).collect();
+        let built = BUILT.iter().map(|built| built.name);
+        let names: Vec<&str> = NAMED.iter().map(|named| named.name).chain(built).collect();
         bail!("neither a file nor one of {}", names.join(", "))
     }
 
@@ -79,6 +85,7 @@ impl Choice {
     pub(crate) fn folder_name(&self) -> String {
         match self {
             Self::Named(named) => named.name.to_owned(),
+            Self::Built(built) => built.name.to_owned(),
             Self::File(path) => path.display().to_string().replace('/', "%"),
         }
     }
@@ -313,6 +320,8 @@ mod tests {
             };
             assert_eq!(named.name, name);
         }
+        let [built] = &BUILT;
+        assert_eq!(Choice::parse(built.name).unwrap(), Choice::Built(built));
         let file = tempfile::NamedTempFile::new().unwrap();
         let choice = Choice::parse(file.path().to_str().unwrap()).unwrap();
         assert_eq!(choice, Choice::File(file.path().to_path_buf()));

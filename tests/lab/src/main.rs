@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 mod archive;
 mod bench;
+mod built;
 mod cargo;
 mod choose;
 mod coverage;

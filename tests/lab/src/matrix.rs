@@ -23,7 +23,7 @@ const PROMISES: &str = "rig_kernels";
 /// Which kernels, and where.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Only this kernel, by its name or file; as often as wanted
+    /// Only this kernel, by its name or file; as often as wanted [default: all that are Debian's]
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     kernel: Vec<Choice>,
     /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]

@@ -40,7 +40,7 @@ pub(crate) struct Options {
     #[arg(long, short)]
     interactive: bool,
     /// Give guests another kernel: 5.10-cloud, 6.1, 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or
-    /// 7.2-rt, which are Debian's, or a file
+    /// 7.2-rt, which are Debian's, 6.1-stripped, which is built, or a file
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     guest_kernel: Option<Choice>,
     /// Give the program a file of this machine, in an emulated one: under its own name where the

@@ -72,6 +72,8 @@ fn make_guest(
     let workload = cargo::program_named(&built, "workload")?;
     let (image, kernel) = match choice {
         Some(Choice::File(file)) => (file.clone(), None),
+        // Guests cannot tell its modules, and it has none.
+        Some(Choice::Built(built)) => (built.image(cache)?, None),
         Some(Choice::Named(named)) if !stock.is(named) => {
             let kernel = Kernel::named(cache, named)?;
             (kernel.image().to_path_buf(), Some(kernel))

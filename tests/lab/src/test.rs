@@ -43,7 +43,8 @@ pub(crate) struct Options {
     #[arg(long)]
     rig_only: bool,
     /// Run only the tests that belong in the rig, in guests with another kernel: 5.10-cloud, 6.1,
-    /// 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or 7.2-rt, which are Debian's, or a file
+    /// 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or 7.2-rt, which are Debian's, 6.1-stripped, which is
+    /// built, or a file
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse, conflicts_with_all = ["package", "repeat"])]
     kernel: Option<Choice>,
     /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
