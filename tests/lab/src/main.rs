@@ -14,6 +14,7 @@ mod bench;
 mod built;
 mod cargo;
 mod choose;
+mod clients;
 mod coverage;
 mod demo;
 mod files;

@@ -48,6 +48,11 @@ impl Cache {
         self.root.join("kernel")
     }
 
+    /// gRPC clients of other languages.
+    pub(crate) fn clients(&self) -> PathBuf {
+        self.root.join("clients")
+    }
+
     /// What apt is told of a suite of Debian's.
     pub(crate) fn suite(&self, name: &str) -> PathBuf {
         self.root.join("apt").join(name)

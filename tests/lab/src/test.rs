@@ -16,6 +16,7 @@ use clap::Args;
 
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
+use crate::clients;
 use crate::job::{CARGO, Job, Step};
 use crate::kernel::Choice;
 use crate::libtest::{self, Counts};
@@ -224,7 +225,9 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
             package: Some(ready.workspace.root.clone()),
         });
     }
-    job.environment = vec![(VMLINUZ.to_owned(), ready.guest.kernel().into())];
+    job.environment = clients::environment(&ready.cache);
+    let kernel = ready.guest.kernel();
+    job.environment.push((VMLINUZ.to_owned(), kernel.into()));
     // A single one would run them one by one, and say so in other words.
     if std::env::var_os(THREADS).is_none() {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);

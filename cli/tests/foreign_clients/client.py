@@ -1,0 +1,54 @@
+"""Calls a server as Python's gRPC does, with nothing of hvprobe but what the server tells of itself.
+
+Usage: client.py TARGET. Prints what it found, a line each; ends with status 0 if all was as expected.
+"""
+
+import sys
+
+import grpc
+from google.protobuf import descriptor_pool, message_factory
+from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
+
+SECONDS = 30
+
+
+def main(target):
+    channel = grpc.insecure_channel(target)
+    database = reflection.ProtoReflectionDescriptorDatabase(channel)
+    services = set(database.get_services())
+    assert "hvprobe.v1.Machines" in services, services
+    pool = descriptor_pool.DescriptorPool(database)
+
+    def method(service, name):
+        found = pool.FindServiceByName(service).methods_by_name[name]
+        make = message_factory.GetMessageClass
+        request, response = make(found.input_type), make(found.output_type)
+        kind = channel.unary_stream if found.server_streaming else channel.unary_unary
+        call = kind(
+            f"/{service}/{name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return lambda **fields: call(request(**fields), timeout=SECONDS)
+
+    def refused(call):
+        try:
+            answer = call()
+            list(answer) if hasattr(answer, "__iter__") else None
+        except grpc.RpcError as error:
+            details = dict(error.trailing_metadata()).get("grpc-status-details-bin", b"")
+            return f"{error.code().name} {b'hvprobe.v1.ErrorDetail' in details}"
+        return "it was taken"
+
+    machines = "hvprobe.v1.Machines"
+    # On one connection, so that later calls refer to what the first one sent.
+    for _ in range(3):
+        print("machines:", len(method(machines, "ListMachines")().machines))
+    print("health:", method("grpc.health.v1.Health", "Check")(service=machines).status)
+    print("boot:", refused(lambda: method(machines, "Boot")(name="a", kernel="/nowhere")))
+    print("get:", refused(lambda: method(machines, "GetMachine")(machine="a")))
+    print("symbols:", refused(lambda: method("hvprobe.v1.Symbols", "ListSymbols")(machine="a")))
+    print("events:", refused(lambda: method("hvprobe.v1.Events", "Subscribe")(machine="a")))
+
+
+main(sys.argv[1])
