@@ -351,7 +351,11 @@ fn every_call_of_four_vcpus_is_accounted_for_while_jumps_and_breakpoints_take_tu
 /// Boots a guest with probes on what all its CPUs call, and tells it to die that way.
 fn dying(how: &str) -> Running {
     let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("two at most");
-    let mut running = Running::boot(guest(cpus, &["workload", "die", how]));
+    let mut config = guest(cpus, &["workload", "die", how]);
+    if how == "triple" {
+        config.cmdline += " reboot=t";
+    }
+    let mut running = Running::boot(config);
     running.wait_for("ready");
     let machine = running.machine.clone();
     let specs = [

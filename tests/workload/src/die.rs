@@ -14,7 +14,8 @@ const SYSRQ: &str = "/proc/sysrq-trigger";
 pub(crate) enum How {
     /// A kernel panic; what follows is up to the command line (`panic=`).
     Panic,
-    /// A reset by triple fault, on this CPU, with the others still running.
+    /// A reset, on this CPU, with the others still running: by triple fault in a kernel that was booted with
+    /// `reboot=t`.
     Triple,
     /// An orderly `reboot(2)`: the other CPUs are stopped first.
     Reboot,
@@ -52,10 +53,7 @@ fn die(how: How) -> io::Result<()> {
             files::write("/proc/sys/kernel/panic", "0")?;
             fs::write(SYSRQ, "c")
         }
-        How::Triple => {
-            files::write("/sys/kernel/reboot/type", "triple")?;
-            fs::write(SYSRQ, "b")
-        }
+        How::Triple => fs::write(SYSRQ, "b"),
         How::Reboot => {
             // SAFETY: has no preconditions; nothing here is worth a sync.
             checked(unsafe { libc::reboot(libc::RB_AUTOBOOT) }).map(drop)
