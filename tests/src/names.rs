@@ -49,6 +49,15 @@ fn image() -> &'static KernelImage {
     })
 }
 
+/// Whether the guests' kernel names no data (`CONFIG_KALLSYMS_ALL`).
+///
+/// # Panics
+/// When the guests' kernel cannot be read.
+#[must_use]
+pub fn has_symbols_of_functions_only() -> bool {
+    !is_there("init_task")
+}
+
 /// The name that the guests' kernel has for what Linux 6.1 calls `function`.
 ///
 /// # Panics
