@@ -38,7 +38,8 @@ pub struct Call {
     pub id: u64,
     /// Host time at entry, nanoseconds of `CLOCK_MONOTONIC`; 0 where it cannot be told.
     pub entry_ns: u64,
-    /// The guest's time-stamp counter at entry.
+    /// The guest's time-stamp counter at entry; 0 where it is not known, because the entry took an exit
+    /// and the return did not.
     pub entry_tsc: u64,
     /// The registers at entry.
     pub entry: Regs,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::detour::{BuildError, Capture, EntryCapture, Layout, Malformed, Part};
+use hvprobe_arch::detour::{BY_HOST, BuildError, Capture, EntryCapture, Layout, Malformed, Part};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use rustc_hash::FxHashMap;
@@ -205,10 +205,14 @@ impl Source {
                 .sources
                 .return_address(call.return_address, around.mem)
                 .0;
+            let (entry_ns, entry_tsc) = match call.cpu {
+                Some(BY_HOST) => (call.tsc, 0),
+                cpu => ((around.host_ns)(cpu, call.tsc).unwrap_or(0), call.tsc),
+            };
             kind = EventKind::Return(event::Call {
                 id: call.id,
-                entry_ns: (around.host_ns)(call.cpu, call.tsc).unwrap_or(0),
-                entry_tsc: call.tsc,
+                entry_ns,
+                entry_tsc,
                 entry: Regs {
                     rip: self.what.at.0,
                     ..call.regs

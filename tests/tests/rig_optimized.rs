@@ -114,11 +114,18 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
         let all = (counts.hits, counts.missed, counts.orphans);
         assert_eq!(all, (CALLS as u64, 0, 0), "{}", probe.name);
     }
-    let mut callers = Vec::new();
+    let (mut callers, mut untold) = (Vec::new(), 0);
     for event in &events {
         match event.kind {
             EventKind::Return(call) => {
-                assert!(call.entry_tsc < event.guest_tsc, "{event:?}");
+                // Now and then a time cannot be told: see below.
+                let is_told = call.entry_ns > 0 && event.host_ns > 0;
+                assert!(!is_told || call.entry_ns <= event.host_ns, "{event:?}");
+                untold += usize::from(!is_told);
+                // Where the entry takes an exit, the host tells its time, and no counter is known.
+                let is_known = call.entry_tsc != 0;
+                assert_eq!(is_known, expected == 0, "{event:?}");
+                assert!(!is_known || call.entry_tsc < event.guest_tsc, "{event:?}");
                 assert_eq!(call.entry.rip, machine.probes()[0].addr.expect("placed").0);
                 assert_eq!(event.regs.rsp, call.entry.rsp + 8);
                 callers.push(event.regs.rip);
@@ -127,6 +134,7 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
             other => panic!("{other:?}"),
         }
     }
+    assert!(untold * 100 < events.len(), "{untold} of {}", events.len());
     // Which of the two came first makes no difference to what they tell.
     callers.sort_unstable();
     callers.dedup();

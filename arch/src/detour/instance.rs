@@ -29,6 +29,10 @@ pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
+/// In place of a CPU's number: the host entered the call, and the time at entry is not a counter's but
+/// the host's own, in nanoseconds. What the guest's counter was at an exit is not known where it stands
+/// still while its virtual CPU is not in the guest.
+pub const BY_HOST: u32 = u32::MAX;
 /// The word of the flags, in whose upper half the CPU is.
 const VALUES: usize = 6;
 pub(super) const ENTRY_CPU: usize = 8 * VALUES + 4;
@@ -83,7 +87,7 @@ pub struct Instance {
     pub task: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// The number of the CPU at entry, whose counter that is.
+    /// The number of the CPU at entry, whose counter that is, or [`BY_HOST`].
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,

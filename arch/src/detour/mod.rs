@@ -35,7 +35,7 @@ mod recorder;
 mod returns;
 mod span;
 
-pub use instance::{ENTERED_MAX, EntryCapture, Instance, InstanceLayout, Instances};
+pub use instance::{BY_HOST, ENTERED_MAX, EntryCapture, Instance, InstanceLayout, Instances};
 pub use record::{
     CELL, Call, Capture, Header, Layout, MAX_RECORD_CELLS, Malformed, Record, Ring,
     STACK_WORDS_MAX, StackWords, Task, TaskFields,

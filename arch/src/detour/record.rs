@@ -36,6 +36,7 @@
 //! (pid, tgid and comm only if a task is captured; a CPU that is not captured is zero.)
 
 use super::BuildError;
+use super::instance::BY_HOST;
 use crate::Gva;
 use crate::regs::{Gpr, RegisterSet, Regs};
 
@@ -184,10 +185,10 @@ impl Values {
         self.flags
     }
 
-    /// The CPU that is there in the upper half, if it `was_captured`.
+    /// The CPU that is there in the upper half, if it `was_captured` or stands for the host.
     pub(super) fn cpu(&self, bytes: &[u8], was_captured: bool) -> Result<Option<u32>, Malformed> {
         let cpu = array(bytes, self.flags() + 4).map(u32::from_le_bytes)?;
-        Ok(was_captured.then_some(cpu))
+        Ok((was_captured || cpu == BY_HOST).then_some(cpu))
     }
 
     /// The registers with the offset of each.
@@ -324,7 +325,7 @@ pub struct Call {
     pub return_address: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// The number of the CPU at entry, whose counter that is, if it was captured.
+    /// The number of the CPU at entry, whose counter that is, if it was captured, or [`BY_HOST`].
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,

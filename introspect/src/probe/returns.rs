@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use hvprobe_arch::detour::{Instance, StackWords};
+use hvprobe_arch::detour::{BY_HOST, Instance, StackWords};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
@@ -61,7 +61,7 @@ impl State {
         }
         let entered = match calls {
             Following::Trampoline(pool) => self.enter_call(scene, actions, pool, taken, regs),
-            Following::Stubs(source) => enter_followed(scene, self.vcpu, source, taken, regs),
+            Following::Stubs(source) => enter_followed(scene, source, taken, regs),
         };
         if entered.is_none() {
             member.counters.miss(self.vcpu);
@@ -219,7 +219,6 @@ impl State {
 /// The entry of a function whose return is recorded without an exit: does what a detour would.
 fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
-    vcpu: u32,
     source: &Source,
     taken: &Taken,
     regs: &Regs,
@@ -231,8 +230,8 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
         return_address: Gva(scene.read_u64(slot)?),
         slot,
         task: scene.task()?,
-        tsc: taken.at.guest_tsc,
-        cpu: Some(vcpu),
+        tsc: taken.at.host_ns,
+        cpu: Some(BY_HOST),
         regs: *regs,
         stack: StackWords::default(),
     };
