@@ -35,10 +35,13 @@ const LABELLED: [&str; 6] = [
 ];
 
 /// Probes every instruction of [`LABELLED`] while the kernel rewrites the jump labels among them.
+///
+/// On one processor: in QEMU another still runs into an int3 of the kernel's own that is gone by then, which
+/// only a kernel with kprobes forgives. Such a guest dies without any probe.
 fn rewrite_labels(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> Vec<Mechanism> {
     let script = "echo ready; read go; workload static-keys 5; echo flipped; read go; \
         workload static-keys 2";
-    let mut running = Running::boot(config(2, &["sh", "-c", script]));
+    let mut running = Running::boot(config(1, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     assert_eq!(machine.image().unknown_lists(), []);
