@@ -15,6 +15,8 @@
 
 mod serial;
 
+use std::io;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use kvm_ioctls::VmFd;
@@ -34,14 +36,6 @@ const COM1_LAST: u16 = COM1 + 7;
 const KEYBOARD_DATA: u16 = 0x60;
 const CMOS_INDEX: u16 = 0x70;
 const CMOS_DATA: u16 = 0x71;
-
-/// Why the devices could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// No interrupt for the console.
-    #[error("cannot connect the console's interrupt")]
-    Interrupt(#[source] std::io::Error),
-}
 
 /// What a guest asked of the machine by writing to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +60,12 @@ impl Ports {
     /// The devices of `vm`, which must have its interrupt controllers already. What the guest
     /// writes to the console goes to `sink`, which is called on a vCPU's thread with the console
     /// locked: it must not block, nor call back.
-    ///
-    /// # Errors
-    /// When KVM does not connect the console's interrupt.
-    pub fn new(vm: &VmFd, sink: impl FnMut(&[u8]) + Send + 'static) -> Result<Self, DeviceError> {
-        Ok(Self {
-            console: Console::new(vm, Box::new(sink)).map_err(DeviceError::Interrupt)?,
+    pub fn new(vm: Weak<VmFd>, sink: impl FnMut(&[u8]) + Send + 'static) -> Self {
+        let interrupt = move || vm.upgrade().map_or(Ok(()), |vm| edge(&vm, COM1_GSI));
+        Self {
+            console: Console::new(Box::new(interrupt), Box::new(sink)),
             status: AtomicU16::new(Self::NO_STATUS),
-        })
+        }
     }
 
     /// Takes what a vCPU wrote: one value, or for string instructions several of them.
@@ -121,6 +113,12 @@ impl Ports {
     pub fn guest_status(&self) -> Option<u8> {
         u8::try_from(self.status.load(Ordering::Relaxed)).ok()
     }
+}
+
+/// Raises an interrupt line and lowers it (KVM API, 4.25 KVM_IRQ_LINE).
+fn edge(vm: &VmFd, line: u32) -> io::Result<()> {
+    vm.set_irq_line(line, true)?;
+    Ok(vm.set_irq_line(line, false)?)
 }
 
 /// Whether a value of the sleep control register enters S5 (ACPI 6.5, 4.8.3.7).

@@ -4,18 +4,19 @@
 //! queue and move on when the UART's FIFO has room and the guest has switched receive interrupts on,
 //! in the UART and on the way out of it: what arrives earlier, drivers throw away while they probe
 //! the UART and set it up. So a guest that polls gets no input.
+//!
+//! The interrupt is raised by the thread that makes it due, most often the virtual CPU's own, which
+//! then finds it pending when it goes on. An irqfd would have a worker of the host's kernel do it, at
+//! a time of its own and by an interrupt to the processor that the guest is back on: for each byte
+//! that the guest prints.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvm_ioctls::VmFd;
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-
-use super::COM1_GSI;
 
 /// How much input waits for a guest that does not read, in bytes.
 const MAX_PENDING: usize = 64 << 10;
@@ -34,7 +35,9 @@ const OUT2: u8 = 1 << 3;
 const DIVISOR_LATCH: u8 = 1 << 7;
 
 /// What takes the guest's output.
-type Output = Box<dyn FnMut(&[u8]) + Send>;
+pub(super) type Output = Box<dyn FnMut(&[u8]) + Send>;
+/// What sends an edge down the interrupt line.
+pub(super) type Edge = Box<dyn Fn() -> io::Result<()> + Send>;
 
 /// The console of one machine.
 #[derive(Debug)]
@@ -53,14 +56,7 @@ struct State {
 }
 
 impl Console {
-    pub(super) fn new(vm: &VmFd, sink: Output) -> io::Result<Self> {
-        let interrupt = EventFd::new(EFD_NONBLOCK)?;
-        vm.register_irqfd(&interrupt, COM1_GSI)
-            .map_err(io::Error::from)?;
-        Ok(Self::with_interrupt(interrupt, sink))
-    }
-
-    pub(super) fn with_interrupt(interrupt: EventFd, sink: Output) -> Self {
+    pub(super) fn new(interrupt: Edge, sink: Output) -> Self {
         Self(Mutex::new(State {
             uart: Serial::new(Interrupt(interrupt), Sink(sink)),
             pending: VecDeque::new(),
@@ -78,7 +74,7 @@ impl Console {
     pub(super) fn write(&self, offset: u16, data: &[u8]) {
         let mut state = self.lock();
         for byte in data {
-            // Neither the interrupt's counter nor the sink can fail in a way the guest should see.
+            // Neither the interrupt nor the sink can fail in a way the guest should see.
             if let Err(error) = state.uart.write(offset.to_le_bytes()[0], *byte) {
                 tracing::debug!(%error, "console output");
             }
@@ -130,15 +126,20 @@ impl State {
     }
 }
 
-/// The console's interrupt line: a write raises the edge KVM delivers.
-#[derive(Debug)]
-struct Interrupt(EventFd);
+/// The console's interrupt line.
+struct Interrupt(Edge);
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Interrupt")
+    }
+}
 
 impl Trigger for Interrupt {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
-        self.0.write(1)
+        (self.0)()
     }
 }
 

@@ -37,7 +37,7 @@ use super::{Guest, Life, Machine};
 use crate::CatchMode;
 use crate::acpi::{self, AcpiError};
 use crate::cpu::{self, CpuError};
-use crate::devices::{DeviceError, Ports};
+use crate::devices::Ports;
 use crate::loader::{self, Entry, Kernel, LoadError};
 use crate::memory::{GuestRam, MemoryError};
 use crate::selfcheck::{self, SelfCheckError};
@@ -93,9 +93,6 @@ pub enum BootError {
     /// The virtual CPUs cannot be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// The devices cannot be set up.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
     /// The firmware tables cannot be built.
     #[error(transparent)]
     Acpi(#[from] AcpiError),
@@ -228,7 +225,8 @@ fn start(
 
     let console = Arc::new(ConsoleOutput::default());
     let sink = Arc::clone(&console);
-    let ports = Ports::new(&vm, move |bytes| sink.print(bytes))?;
+    let vm = Arc::new(vm);
+    let ports = Ports::new(Arc::downgrade(&vm), move |bytes| sink.print(bytes));
     let cpus: Vec<CpuFd> = (0..config.cpus)
         .map(|index| create_cpu(&host, &vm, index, &config, &entry, mode))
         .collect::<Result<_, _>>()?;
@@ -239,7 +237,6 @@ fn start(
         Registry::new(Arc::clone(&image), cpus.len(), hidden).with_optimization(config.optimize);
     let ram = Arc::new(ram);
     let times = Arc::new(Times::new());
-    let vm = Arc::new(vm);
     let clock = Arc::downgrade(&vm);
     let kvmclock = Kvmclock::new(move || Some(clock.upgrade()?.get_clock().ok()?.clock));
     let relations: Box<[_]> = cpus

@@ -140,10 +140,9 @@ pub fn open_kvm() -> Result<Kvm, SelfCheckError> {
 const API_VERSION: i32 = 12;
 
 /// What the machine is built on.
-const NEEDED: [(Cap, &str); 11] = [
+const NEEDED: [(Cap, &str); 10] = [
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
-    (Cap::Irqfd, "KVM_CAP_IRQFD"),
     (Cap::Pit2, "KVM_CAP_PIT2"),
     (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
     (Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR"),
