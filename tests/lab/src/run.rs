@@ -62,7 +62,7 @@ pub(crate) struct Options {
 /// Options of the machine, the same wherever one is started.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MachineOptions {
-    /// CPUs of an emulated machine [default: tcg 2, bochs 1]
+    /// CPUs of an emulated machine [default: tcg 2, for `bench hits` 1; bochs 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: Option<u32>,
     /// Memory of an emulated machine, such as 1536M or 3G [default: tcg 3G, bochs 2G]
