@@ -42,8 +42,8 @@ pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>>
     archive.finish()
 }
 
-/// The initramfs of the rig that runs `job`, loading `modules` in their order first. `nonce` goes
-/// into the marks on the console.
+/// The initramfs of the rig that runs `job`, loading `modules` in their order first, each with the
+/// parameters behind its name. `nonce` goes into the marks on the console.
 pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, RIG_INIT)?;
@@ -62,14 +62,12 @@ pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Re
     archive.copy("guest/kernel", &ready.guest.kernel())?;
     archive.copy("guest/initrd.cpio", &ready.guest.initrd())?;
 
-    let mut names = String::new();
-    for name in modules {
-        let module = ready.kernel.module(name)?;
-        archive.file(&format!("lab/{name}"), 0o644, &module)?;
-        names.push_str(name);
-        names.push('\n');
+    for module in modules {
+        let name = module.split_once(' ').map_or(*module, |(name, _)| name);
+        archive.file(&format!("lab/{name}"), 0o644, &ready.kernel.module(name)?)?;
     }
-    archive.file("lab/modules", 0o644, names.as_bytes())?;
+    let lines: String = modules.iter().map(|module| format!("{module}\n")).collect();
+    archive.file("lab/modules", 0o644, lines.as_bytes())?;
     archive.file("lab/environment", 0o644, &environment(job, nonce))?;
     archive.file("lab/steps", 0o644, &steps(job))?;
     archive.finish()

@@ -31,7 +31,7 @@ pub(super) trait Emulator {
     /// In MiB.
     fn default_memory(&self) -> u32;
 
-    /// KVM's modules, in the order of their dependencies, below the release's `kernel` folder.
+    /// KVM's modules with their parameters, in the order of their dependencies.
     fn modules(&self) -> &'static [&'static str];
 
     /// Starts the emulator.
