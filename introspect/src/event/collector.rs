@@ -50,15 +50,34 @@ impl Waker {
     }
 }
 
+/// What a virtual CPU tells the collector, beside events.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Tells {
+    dropped: AtomicU64,
+    /// Grows with each beginning and each end of a hit: odd during one.
+    hits: AtomicU64,
+}
+
 /// The end of the ring that a virtual CPU holds.
 #[derive(Debug)]
 pub struct EventProducer {
     ring: Producer<Event>,
-    dropped: Arc<AtomicU64>,
+    tells: Arc<Tells>,
     waker: Arc<Waker>,
 }
 
 impl EventProducer {
+    /// A hit begins or ends: what tells a time from its beginning on is queued before its end, if it is
+    /// an event. Newer ones wait for that, however long the thread is kept from it.
+    #[inline]
+    pub fn turn(&mut self) {
+        let hits = self.tells.hits.load(Ordering::Relaxed);
+        self.tells
+            .hits
+            .store(hits.wrapping_add(1), Ordering::Release);
+    }
+
     /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` adds
     /// what would be copied twice if `make` did. Hot path: no lock, no allocation; a system call only
     /// when the collector sleeps.
@@ -71,7 +90,7 @@ impl EventProducer {
             // SAFETY: the room is for one event, which was just written.
             unsafe { room.commit_all() };
         } else {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+            self.tells.dropped.fetch_add(1, Ordering::Relaxed);
         }
         self.waker.queued();
     }
@@ -147,17 +166,17 @@ impl Collector {
     ) -> std::io::Result<(Self, Vec<EventProducer>)> {
         let (producers, consumers): (Vec<_>, Vec<_>) =
             (0..vcpus).map(|_| RingBuffer::new(capacity)).unzip();
-        let counters: Vec<_> = (0..vcpus).map(|_| Arc::new(AtomicU64::new(0))).collect();
+        let tells: Vec<_> = (0..vcpus).map(|_| Arc::<Tells>::default()).collect();
         let finish = Arc::new(AtomicBool::new(false));
         let (waker_to, waker_from) = std::sync::mpsc::channel::<Arc<Waker>>();
         let thread = thread::Builder::new().name("collector".into()).spawn({
             let finish = Arc::clone(&finish);
-            let counters = counters.clone();
+            let tells = tells.clone();
             move || {
                 let Ok(waker) = waker_from.recv() else { return };
                 Drain {
                     order: Order::new(consumers),
-                    dropped: counters,
+                    tells,
                     sources,
                 }
                 .run(&waker, &finish, &mut sink);
@@ -175,10 +194,10 @@ impl Collector {
         let _ = waker_to.send(Arc::clone(&waker));
         let producers = producers
             .into_iter()
-            .zip(counters)
-            .map(|(ring, dropped)| EventProducer {
+            .zip(tells)
+            .map(|(ring, tells)| EventProducer {
                 ring,
-                dropped,
+                tells,
                 waker: Arc::clone(&waker),
             })
             .collect();
@@ -225,7 +244,7 @@ const DOZE: Duration = Duration::from_millis(2);
 
 struct Drain {
     order: Order,
-    dropped: Vec<Arc<AtomicU64>>,
+    tells: Vec<Arc<Tells>>,
     sources: Vec<Box<dyn Source>>,
 }
 
@@ -268,11 +287,15 @@ impl Drain {
     /// order: all of it if there will be no more.
     fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> Found {
         let mut pass = self.order.pass(self.sources.len(), records, last);
+        for (vcpu, tells) in self.tells.iter().enumerate() {
+            pass.look_at(vcpu, tells.hits.load(Ordering::Acquire));
+        }
         let mut dropped = 0;
         for source in &mut self.sources {
             dropped += pass.take(|batch, most| source.drain(batch, most));
         }
-        let counts = self.dropped.iter().map(|d| d.swap(0, Ordering::Relaxed));
+        let tells = self.tells.iter();
+        let counts = tells.map(|tells| tells.dropped.swap(0, Ordering::Relaxed));
         dropped += counts.sum::<u64>();
         pass.hand_on(dropped, sink)
     }

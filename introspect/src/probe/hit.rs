@@ -293,7 +293,9 @@ impl HitHandler {
         };
         let scene = Scene::new(table, kernel, around);
         let before = cfg!(debug_assertions).then_some(*regs);
+        self.state.events.turn();
         let outcome = self.state.hit(&scene, at, regs);
+        self.state.events.turn();
         if outcome == Outcome::Foreign {
             debug_assert_eq!(before, Some(*regs));
         }
@@ -329,7 +331,10 @@ impl HitHandler {
             return Outcome::Foreign;
         };
         let scene = Scene::new(table, kernel, around);
-        self.state.exception(&scene, vector, own_idt, regs)
+        self.state.events.turn();
+        let outcome = self.state.exception(&scene, vector, own_idt, regs);
+        self.state.events.turn();
+        outcome
     }
 
     /// Whether the instruction before the probepoint of the last hit may have been `sti`, whose

@@ -13,8 +13,12 @@
 //! Nothing is held when nothing new came, when only one can have made events, or when so much has come
 //! together that some would be lost. What a ring holds stays in the ring.
 //!
+//! A virtual CPU's thread may lose its processor during a hit. So it tells when it begins and ends one,
+//! and what is newer than the pass before the one that could see it begin is held until it ends.
+//!
 //! Invariant: events are handed on in order of time, unless one took longer than a pass from the moment
-//! it tells to where it can be seen. One whose time is not known stays behind the one it came after.
+//! it tells to where it can be seen, and that was not for a hit that lasted. One whose time is not known
+//! stays behind the one it came after.
 
 use rtrb::Consumer;
 use rtrb::chunks::ReadChunk;
@@ -50,7 +54,20 @@ pub(super) struct Order {
     /// What does not lie in rings, in order of time.
     pending: Vec<Event>,
     horizon: u64,
+    /// The horizon of the pass before.
+    before: u64,
+    /// What each virtual CPU told at the last look.
+    at_work: Vec<AtWork>,
     next_seq: u64,
+}
+
+/// The beginnings and ends of a virtual CPU's hits.
+#[derive(Clone, Copy, Debug, Default)]
+struct AtWork {
+    /// How many of both there were: odd during a hit.
+    turns: u64,
+    /// The hit, if there is one, is newer than this.
+    since: u64,
 }
 
 /// One look at everything.
@@ -62,6 +79,8 @@ pub(super) struct Pass<'a> {
     newest: u64,
     /// What is newer may come after something that a source has left for now.
     behind: u64,
+    /// What is newer may come after what a hit that lasts will tell.
+    lasts: u64,
     rest: bool,
     keeps_back: bool,
     /// Sources give nothing.
@@ -74,9 +93,11 @@ impl Order {
     pub(super) fn new(rings: Vec<Consumer<Event>>) -> Self {
         Self {
             left: vec![0; rings.len()],
+            at_work: vec![AtWork::default(); rings.len()],
             rings,
             pending: Vec::with_capacity(BATCH),
             horizon: 0,
+            before: 0,
             next_seq: 0,
         }
     }
@@ -92,6 +113,7 @@ impl Order {
             share: (BATCH / (self.rings.len() + sources).max(1)).max(1),
             newest: self.horizon,
             behind: u64::MAX,
+            lasts: u64::MAX,
             rest: false,
             keeps_back: false,
             rings_only: !records && self.pending.is_empty(),
@@ -103,6 +125,24 @@ impl Order {
 }
 
 impl Pass<'_> {
+    /// Virtual CPU `vcpu` has begun and ended hits, `turns` in all. Before anything else is looked at.
+    pub(super) fn look_at(&mut self, vcpu: usize, turns: u64) {
+        let before = self.order.before;
+        let Some(at_work) = self.order.at_work.get_mut(vcpu) else {
+            return;
+        };
+        if at_work.turns != turns {
+            // It began after the last look, when what the horizon of that pass is of had been seen.
+            *at_work = AtWork {
+                turns,
+                since: before,
+            };
+        }
+        if turns & 1 == 1 {
+            self.lasts = self.lasts.min(at_work.since);
+        }
+    }
+
     /// Takes what a source has to give, which `drain` appends, and returns how much it has lost.
     pub(super) fn take(&mut self, drain: impl FnOnce(&mut Vec<Event>, usize) -> Drained) -> u64 {
         let pending = &mut self.order.pending;
@@ -132,10 +172,12 @@ impl Pass<'_> {
             left,
             pending,
             horizon,
+            before,
             next_seq,
+            ..
         } = self.order;
         if !self.keeps_back {
-            *horizon = self.newest;
+            *before = std::mem::replace(horizon, self.newest);
         }
         let mut numbered = Numbered {
             next: next_seq,
@@ -211,7 +253,11 @@ impl Pass<'_> {
             true => u64::MAX,
             false => self.order.horizon,
         };
-        horizon.min(self.behind)
+        let lasts = match is_alone || is_crowded || self.is_last {
+            true => u64::MAX,
+            false => self.lasts,
+        };
+        horizon.min(lasts).min(self.behind)
     }
 
     /// How many events of each ring are not newer than `until`, at most a share of each; where there

@@ -140,15 +140,15 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
 /// A collector that collects when told, and the end of its only ring.
 fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProducer) {
     let (producer, consumer) = RingBuffer::new(capacity);
-    let dropped = Arc::new(AtomicU64::new(0));
+    let tells = Arc::<Tells>::default();
     let drain = Drain {
         order: Order::new(vec![consumer]),
-        dropped: vec![Arc::clone(&dropped)],
+        tells: vec![Arc::clone(&tells)],
         sources,
     };
     let producer = EventProducer {
         ring: producer,
-        dropped,
+        tells,
         waker: Arc::new(Waker {
             asleep: AtomicBool::new(false),
             collector: thread::current(),

@@ -15,6 +15,8 @@ struct Rig {
     /// What each source gives at its next call.
     sources: Vec<Vec<Event>>,
     keeps_back: bool,
+    /// Of each virtual CPU.
+    turns: Vec<u64>,
     seen: Arc<Mutex<Vec<Event>>>,
     sink: Sink,
 }
@@ -26,6 +28,7 @@ impl Rig {
         let into = Arc::clone(&seen);
         Self {
             order: Order::new(consumers),
+            turns: vec![0; rings],
             rings: producers,
             sources: vec![Vec::new(); sources],
             keeps_back: false,
@@ -36,6 +39,9 @@ impl Rig {
 
     fn pass(&mut self, is_last: bool) -> Found {
         let mut pass = self.order.pass(self.sources.len(), true, is_last);
+        for (vcpu, turns) in self.turns.iter().enumerate() {
+            pass.look_at(vcpu, *turns);
+        }
         for source in &mut self.sources {
             pass.take(|batch, most| {
                 let some = source.len().min(most);
@@ -88,6 +94,40 @@ fn what_is_held_is_handed_on_when_nothing_new_comes() {
     assert_eq!(rig.times(), [0; 0]);
     assert_eq!(rig.pass(false), Found::All { of_rings: true });
     assert_eq!(rig.times(), [10]);
+}
+
+#[test]
+fn nothing_overtakes_a_hit_whose_thread_is_kept_from_telling() {
+    let mut rig = Rig::new(2, 1, 64);
+    rig.push(0, 10);
+    assert_eq!(rig.pass(false), Found::Held);
+    // It tells 11, in a moment.
+    rig.turns[1] += 1;
+    for time in 20..30 {
+        rig.push(0, time);
+        rig.sources[0].push(event(2, time));
+        assert_eq!(rig.pass(false), Found::Held);
+    }
+    // Nor when nothing else comes.
+    assert_eq!(rig.pass(false), Found::Held);
+    rig.push(1, 11);
+    rig.turns[1] += 1;
+    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    let times = rig.times();
+    assert!(times.is_sorted(), "{times:?}");
+    assert_eq!(times.len(), 22);
+}
+
+#[test]
+fn hits_without_a_pause_let_older_events_go() {
+    let mut rig = Rig::new(2, 0, 4096);
+    for time in 1..100 {
+        rig.push(0, 10 * time);
+        rig.turns[1] += 2;
+        rig.turns[1] |= 1;
+        rig.pass(false);
+    }
+    assert!(rig.times().len() >= 97, "{:?}", rig.times());
 }
 
 #[test]
