@@ -395,7 +395,7 @@ fn boot_error(machine: &str, error: &BootError) -> Status {
         BootError::Load(_)
         | BootError::Initrd { .. }
         | BootError::Image(_)
-        | BootError::NoTripwire
+        | BootError::NoTripwire(_)
         | BootError::Memory(MemoryError::TooSmall { .. } | MemoryError::TooLarge { .. })
         | BootError::Cpu(CpuError::Count { .. }) => (Code::InvalidArgument, ErrorKind::BadMachine),
         BootError::Memory(_)

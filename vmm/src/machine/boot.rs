@@ -31,7 +31,7 @@ use super::decide::Decisions;
 use super::detours::Detours;
 use super::relation::{Kvmclock, Relation, Timeline};
 use super::subscription::Hub;
-use super::tripwire::Tripwire;
+use super::tripwire::{NoTripwire, Tripwire};
 use super::vcpu::{Shared, StoppedAt, Vcpu};
 use super::{Guest, Life, Machine};
 use crate::CatchMode;
@@ -67,8 +67,8 @@ pub enum BootError {
     #[error("the kernel image cannot be probed")]
     Image(#[from] ImageError),
     /// The image has no place from which boot can report that text is final.
-    #[error("the kernel image has no function that tells when its text is final")]
-    NoTripwire,
+    #[error(transparent)]
+    NoTripwire(#[from] NoTripwire),
     /// A probe of the configuration was refused.
     #[error(transparent)]
     Probe(#[from] RegisterError),
@@ -221,7 +221,7 @@ fn start(
         ram,
         entry,
     } = loaded;
-    let tripwire = Tripwire::set(&image, &ram).ok_or(BootError::NoTripwire)?;
+    let tripwire = Tripwire::set(&image, &ram)?;
 
     let console = Arc::new(ConsoleOutput::default());
     let sink = Arc::clone(&console);

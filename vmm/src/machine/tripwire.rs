@@ -6,12 +6,13 @@
 //! the moment. States: `set → lifted`. Invariant: the original bytes are back before the guest
 //! executes past them.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hvprobe_arch::insn::{GateHead, instruction_len};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::image::KernelImage;
+use hvprobe_introspect::image::{Forbidden, KernelImage};
 use hvprobe_introspect::probe::patch::GATE_PORT;
 
 use crate::memory::GuestRam;
@@ -21,6 +22,37 @@ const CANDIDATES: [&str; 2] = ["rcu_end_inkernel_boot", "mark_rodata_ro"];
 
 /// The entry nop, or the `call __fentry__` it was: ftrace checks these bytes during boot.
 const ENTRY_NOP_LEN: usize = 5;
+
+/// The image has no place for a tripwire: why each candidate is none.
+#[derive(Debug)]
+pub struct NoTripwire(Vec<(&'static str, Unfit)>);
+
+impl fmt::Display for NoTripwire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("nothing in this kernel can tell when its text is final, which is to be known before probes are planted")?;
+        for (name, why) in &self.0 {
+            write!(f, "; `{name}`: {why}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for NoTripwire {}
+
+/// Why a function is no place for a tripwire.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Unfit {
+    #[error("no such function")]
+    Missing,
+    #[error("its code is discarded after boot")]
+    Init,
+    #[error("too short")]
+    Short,
+    #[error("{0}")]
+    Forbidden(#[from] Forbidden),
+    #[error("memory has other bytes than the image")]
+    Other,
+}
 
 /// Two patched bytes of the guest kernel.
 #[derive(Debug)]
@@ -32,19 +64,28 @@ pub(super) struct Tripwire {
 }
 
 impl Tripwire {
-    /// Sets a tripwire in the loaded, not yet started kernel; `None` when the image has no place
-    /// for one.
-    pub(super) fn set(image: &KernelImage, ram: &GuestRam) -> Option<Self> {
-        let at = CANDIDATES.iter().find_map(|name| place(image, name))?;
-        let gpa = Gpa(at.0.wrapping_sub(image.virt_to_phys_offset()));
-        let expected = image.bytes_at(at, 2)?;
-        let mut original = [0; 2];
-        ram.read(gpa, &mut original).ok()?;
-        if original != expected {
-            return None;
+    /// Sets a tripwire in the loaded, not yet started kernel.
+    pub(super) fn set(image: &KernelImage, ram: &GuestRam) -> Result<Self, NoTripwire> {
+        let mut unfit = Vec::new();
+        for name in CANDIDATES {
+            match place(image, name).and_then(|at| Self::set_at(at, image, ram)) {
+                Ok(tripwire) => return Ok(tripwire),
+                Err(why) => unfit.push((name, why)),
+            }
         }
-        ram.write(gpa, &GateHead::patch(GATE_PORT)).ok()?;
-        Some(Self {
+        Err(NoTripwire(unfit))
+    }
+
+    fn set_at(at: Gva, image: &KernelImage, ram: &GuestRam) -> Result<Self, Unfit> {
+        let gpa = Gpa(at.0.wrapping_sub(image.virt_to_phys_offset()));
+        let mut original = [0; 2];
+        ram.read(gpa, &mut original).map_err(|_| Unfit::Other)?;
+        if image.bytes_at(at, 2) != Some(&original) {
+            return Err(Unfit::Other);
+        }
+        ram.write(gpa, &GateHead::patch(GATE_PORT))
+            .map_err(|_| Unfit::Other)?;
+        Ok(Self {
             at,
             gpa,
             original,
@@ -78,26 +119,48 @@ impl Tripwire {
 }
 
 /// The first instruction after the function's entry nop that may be overwritten.
-fn place(image: &KernelImage, name: &str) -> Option<Gva> {
-    let symbol = image.symbols().lookup(name).ok()?;
+fn place(image: &KernelImage, name: &str) -> Result<Gva, Unfit> {
+    let symbol = image.symbols().lookup(name).map_err(|_| Unfit::Missing)?;
     if image.is_init_text(symbol.addr) {
-        return None;
+        return Err(Unfit::Init);
     }
     let mut at = symbol.addr;
     let mut skipped = 0;
     while skipped < ENTRY_NOP_LEN {
         // ENDBR64 and the entry nop are whole instructions of four and five bytes.
-        let code = image.bytes_at(at, 16)?;
-        let len = instruction_len(code, at)?;
+        let code = image.bytes_at(at, 16).ok_or(Unfit::Short)?;
+        let len = instruction_len(code, at).ok_or(Unfit::Short)?;
         if len < 4 {
             break;
         }
         skipped = if len == ENTRY_NOP_LEN { len } else { 0 };
         at = at.wrapping_add(len as u64);
-        if at.offset_from(symbol.addr)? + 2 > symbol.size {
-            return None;
+        let passed = at.offset_from(symbol.addr).ok_or(Unfit::Short)?;
+        if passed + 2 > symbol.size {
+            return Err(Unfit::Short);
         }
     }
-    let second = at.wrapping_add(1);
-    (image.forbidden(at).is_none() && image.forbidden(second).is_none()).then_some(at)
+    for at in [at, at.wrapping_add(1)] {
+        if let Some(why) = image.forbidden(at) {
+            return Err(why.into());
+        }
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_a_place_is_told_of_with_all_reasons() {
+        let why = NoTripwire(vec![
+            ("rcu_end_inkernel_boot", Unfit::Missing),
+            ("mark_rodata_ro", Forbidden::Entry.into()),
+        ]);
+        let told = why.to_string();
+        let reasons =
+            "; `rcu_end_inkernel_boot`: no such function; `mark_rodata_ro`: it is entry code";
+        assert!(told.contains(reasons), "{told}");
+    }
 }
