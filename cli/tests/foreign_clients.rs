@@ -36,8 +36,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let pid = self.0.id().to_string();
-        let _ = Command::new("kill").args(["-TERM", &pid]).status();
+        // It keeps nothing, and cannot put this off.
+        let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }

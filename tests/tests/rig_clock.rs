@@ -107,7 +107,7 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<Duration>> {
 }
 
 fn check(name: &str, ids: &[ProbeId], events: &[Event], naps: &BTreeMap<i32, Vec<Duration>>) {
-    let (mut close, mut near) = (0, 0);
+    let mut close = 0;
     for (thread, told) in naps {
         let of_thread = |id| {
             let by = |event: &&Event| {
@@ -130,21 +130,16 @@ fn check(name: &str, ids: &[ProbeId], events: &[Event], naps: &BTreeMap<i32, Vec
             assert!(took <= told.mul_f64(1.05) + OFF, "{took:?}: {what}");
             // The thread may have lost its processor on the way into the call, or out of it.
             close += usize::from(took + OFF >= told.mul_f64(0.95));
-            // Or its virtual CPU, between the two probes of the entry.
             let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
-            near += usize::from(off <= OFF);
+            assert!(off <= OFF, "{off:?}: {what}");
             // All mechanisms are in one order.
             assert!(before.seq < entry.seq && entry.seq < back.seq, "{what}");
         }
     }
     let all = THREADS * NAPS;
     assert!(
-        close * 4 > all,
+        close * 2 > all,
         "{name}: {close} of {all} as the guest has it"
-    );
-    assert!(
-        near * 4 > all * 3,
-        "{name}: {near} of {all} entries at one time"
     );
     eprintln!("{name}: {close} of {all} durations as the guest has them");
 }

@@ -32,8 +32,7 @@ impl Emulator for Tcg {
     }
 
     fn modules(&self) -> &'static [&'static str] {
-        // With nested paging, one guest or rig in some dozens dies or stands still while an interrupt is
-        // on its way; with KVM's own page tables none was seen to.
+        // With nested paging, guests and rigs die or stand still several times as often (docs/hosts.md).
         &["irqbypass.ko", "kvm.ko", "kvm-amd.ko npt=0"]
     }
 
