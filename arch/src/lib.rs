@@ -12,6 +12,7 @@ pub mod insn;
 pub mod mem;
 pub mod paging;
 pub mod regs;
+pub mod trap;
 
 pub use addr::{Gpa, Gva};
 pub use regs::Regs;

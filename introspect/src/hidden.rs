@@ -38,9 +38,9 @@ mod tests;
 use hvprobe_arch::insn::{ENDBR64, GateHead, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{PageTables, WalkError, entry};
+use hvprobe_arch::trap::{GATE_PORT, GATE_SIZE, IDT_SIZE, INT3, VECTORS};
 use hvprobe_arch::{Gpa, Gva};
 
-use crate::probe::patch::GATE_PORT;
 use detours::Detours;
 pub use detours::RingPlace;
 
@@ -48,7 +48,6 @@ const PAGE: u64 = 4096;
 const EMPTY_TABLE: [u8; 4096] = [0; 4096];
 const PAGE_OF_INT3: [u8; 4096] = [INT3; 4096];
 const TABLE_SPAN: u64 = 2 << 20;
-const INT3: u8 = 0xcc;
 const SLOT: u64 = SLOT_SIZE as u64;
 const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
 /// Where things lie, in pages from the start of the region.
@@ -57,11 +56,6 @@ const IDT_PAGE: u64 = 2;
 const SLOT_PAGES: u64 = 3;
 /// Bytes of one stub: `endbr64`, `out imm8, al` and two int3s.
 const STUB: u64 = 8;
-const VECTORS: u64 = 256;
-/// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
-const GATE: usize = 16;
-/// Bytes of a whole interrupt descriptor table.
-pub const IDT_SIZE: usize = 4096;
 /// Where the trampoline is in the code page: after the stubs.
 const TRAMPOLINE: u64 = VECTORS * STUB + 64;
 
@@ -275,7 +269,7 @@ impl HiddenRegion {
             return Err(HiddenError::OutOfSlots(0));
         };
         let mut table = *own;
-        for (gate, vector) in table.chunks_exact_mut(GATE).zip(0..) {
+        for (gate, vector) in table.chunks_exact_mut(GATE_SIZE).zip(0..) {
             let [a, b, c, d, e, f, g, h] = mapped.fixtures.stub(vector).0.to_le_bytes();
             gate[0..2].copy_from_slice(&[a, b]);
             gate[6..12].copy_from_slice(&[c, d, e, f, g, h]);

@@ -29,6 +29,7 @@ use super::instance::{ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT,
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
 use crate::Gva;
 use crate::regs::Gpr;
+use crate::trap::INT3;
 use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
@@ -37,7 +38,6 @@ pub const STUB: u32 = 16;
 /// `call rel32`, which a stub begins with, and its length.
 const CALL_REL32: u8 = 0xe8;
 const CALL: u32 = 5;
-const INT3: u8 = 0xcc;
 /// Bits of a call's id that count the uses of its instance.
 const GENERATION_BITS: u32 = 40;
 /// What tells these ids from others.

@@ -19,6 +19,7 @@ pub(super) use copy::{Copying, here, jump};
 use super::BuildError;
 use crate::Gva;
 use crate::insn::{Displaced, Refusal, classify};
+use crate::trap::INT3;
 use std::ops::Range;
 
 /// The length of a jump in bytes.
@@ -27,7 +28,6 @@ pub const JUMP: usize = 5;
 const REACH: u64 = JUMP as u64;
 /// `jmp rel32`.
 const JMP_REL32: u8 = 0xe9;
-const INT3: u64 = 0xcc;
 /// What targets are multiples of where the displacement leaves a choice.
 const ALIGN: u64 = 16;
 
@@ -298,7 +298,7 @@ impl Span {
             .filter(|offset| *offset <= 2)
             .fold((0, 0), |(mask, value), offset| {
                 let shift = 8 * (offset - 1);
-                (mask | 0xff << shift, value | INT3 << shift)
+                (mask | 0xff << shift, value | u64::from(INT3) << shift)
             })
     }
 }

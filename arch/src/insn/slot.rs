@@ -15,12 +15,12 @@
 
 use super::Displaced;
 use crate::Gva;
+use crate::trap::INT3;
 
 /// The size in bytes of a slot.
 pub const SLOT_SIZE: usize = 32;
 
 /// What fills the rest of a slot, and ends a trapped copy.
-const INT3: u8 = 0xcc;
 
 /// `jmp rel32`.
 const JMP_REL32: u8 = 0xe9;

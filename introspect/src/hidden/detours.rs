@@ -12,12 +12,12 @@
 use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::trap::{DOORBELL_PORT, INT3};
 use hvprobe_arch::{Gpa, Gva};
 
 use super::extent::{Access, Extent, LARGE_PAGE};
 use super::space::Space;
-use super::{HiddenError, INT3, Window};
-use crate::probe::patch::DOORBELL_PORT;
+use super::{HiddenError, Window};
 
 const CODE_PAGES: u64 = 2;
 const DATA_PAGES: u64 = 4;

@@ -308,7 +308,9 @@ fn window_has_the_guests_own_gates_but_for_their_handlers() {
     let fixtures = region.fixtures().unwrap();
     let mut built = [0; IDT_SIZE];
     tables().read(&mem, fixtures.idt(), &mut built).unwrap();
-    let gates = built.chunks_exact(GATE).zip(own.chunks_exact(GATE));
+    let gates = built
+        .chunks_exact(GATE_SIZE)
+        .zip(own.chunks_exact(GATE_SIZE));
     for ((gate, own), vector) in gates.zip(0..) {
         let handler = [&gate[..2], &gate[6..12]].concat();
         assert_eq!(handler, fixtures.stub(vector).0.to_le_bytes());

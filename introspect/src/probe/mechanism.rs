@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced, RelocateError, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::trap::IDT_SIZE;
 use tracing::{info, warn};
 
 use super::look::Still;
@@ -21,7 +22,7 @@ use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
 use super::site::{Obstacles, SiteState};
 use super::{Mechanism, ProbeId};
-use crate::hidden::{HiddenError, IDT_SIZE};
+use crate::hidden::HiddenError;
 
 impl Registry {
     /// How `site`'s instruction takes effect with the probes that are enabled now, or would with

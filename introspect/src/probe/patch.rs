@@ -11,20 +11,10 @@ use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
+use hvprobe_arch::trap::GATE_PORT;
 
 use super::plan::{Obstacle, PristineText, Refused};
 use super::site::{Obstacles, SiteState};
-
-/// The breakpoint instruction.
-pub(super) const INT3: u8 = 0xcc;
-
-/// The port the patched #BP entry writes to. Its number is the opcode of `nop`, so a virtual CPU
-/// that was interrupted between the first two bytes of `nop nop` while the entry was patched goes
-/// on as if nothing had happened. Nothing in a PC answers there.
-pub const GATE_PORT: u8 = 0x90;
-
-/// The port that detours write to when the ring fills up. Nothing in a PC answers there either.
-pub const DOORBELL_PORT: u8 = 0x91;
 
 /// What becomes of the text at one place.
 #[derive(Clone, Debug)]

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::insn::{Displaced, SlotCode};
+use hvprobe_arch::trap::INT3;
 
 use super::jump::{Jump, Unoptimized};
-use super::patch::INT3;
 use super::plan::{Obstacle, Refused};
 use super::spec::Actions;
 use super::table::{Counters, Internal};

@@ -10,6 +10,10 @@ use hvprobe_arch::insn::{Effect, Memory as _, MemoryFault, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::regs::rflags;
+use hvprobe_arch::trap::GATE_SIZE;
+use hvprobe_arch::trap::vector::{
+    BREAKPOINT, GENERAL_PROTECTION, INTERRUPTS, MACHINE_CHECK, NMI, PAGE_FAULT,
+};
 use hvprobe_arch::{Gva, Regs};
 
 use super::act::{Seen, Taken};
@@ -18,15 +22,6 @@ use super::scene::Scene;
 use super::table::{Role, Site};
 use crate::event::EventKind;
 use crate::world::Clock;
-
-/// Numbers of exceptions (SDM vol. 3, table 6-1).
-const NMI: u8 = 2;
-const BREAKPOINT: u8 = 3;
-const GENERAL_PROTECTION: u8 = 13;
-const PAGE_FAULT: u8 = 14;
-const MACHINE_CHECK: u8 = 18;
-/// The first that is an interrupt.
-const INTERRUPTS: u8 = 32;
 
 /// Page-fault error code: the access was a write (SDM vol. 3, 4.7).
 const PF_WRITE: u32 = 1 << 1;
@@ -38,9 +33,6 @@ const FRAME_RSP: u64 = 24;
 /// Offset of RIP in the kernel's `struct pt_regs` (arch/x86/include/asm/ptrace.h), the same on all
 /// kernels, as debuggers see it too.
 const PT_REGS_IP: u64 = 128;
-
-/// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
-const GATE: u64 = 16;
 
 impl State {
     /// Lets the displaced instruction take effect.
@@ -353,7 +345,7 @@ fn gate_handler<M: PhysMemory + ?Sized, C: Clock>(
     idt: Gva,
     vector: u8,
 ) -> Option<u64> {
-    let gate = idt.wrapping_add(u64::from(vector) * GATE);
+    let gate = idt.wrapping_add(u64::from(vector) * GATE_SIZE as u64);
     let low = scene.read_u64(gate)?;
     let high = scene.read_u64(gate.wrapping_add(8))?;
     Some(low & 0xffff | low >> 32 & 0xffff_0000 | high << 32)

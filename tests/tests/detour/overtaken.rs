@@ -10,6 +10,7 @@ use super::quiet;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{InstanceLayout, STUB};
 use hvprobe_arch::regs::{Gpr, Regs};
+use hvprobe_arch::trap::INT3;
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::probed::{Planted, Room};
@@ -23,7 +24,6 @@ use std::sync::atomic::Ordering;
 const STANDS: u64 = 0;
 const RETURNED: u64 = 1;
 const INSIDE: u64 = 2;
-const INT3: u8 = 0xcc;
 const NOP: u8 = 0x90;
 /// As many as there are ever calls at once.
 const COUNT: u64 = 4;

@@ -5,6 +5,7 @@ use super::{assemble, quiet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Capture, Layout, Member, Part, Span};
 use hvprobe_arch::regs::{Gpr, RegisterSet, Regs};
+use hvprobe_arch::trap::INT3;
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::probed::{Planted, Room};
@@ -17,7 +18,6 @@ use std::sync::atomic::Ordering;
 /// Exits of the bench: a call stands at an int3, or is through.
 const STANDS: u64 = 0;
 const THROUGH: u64 = 1;
-const INT3: u8 = 0xcc;
 const SOURCE: u32 = 5;
 /// The call that stands; those before it come meanwhile.
 const LAST: u64 = 3;

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::rflags;
+use hvprobe_arch::trap::vector;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_introspect::probe::hit::{
     Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings,
@@ -31,9 +32,6 @@ use super::clock::HostClock;
 use super::cpu_fd::CpuFd;
 use crate::CatchMode;
 use crate::memory::GuestRam;
-
-/// #BP (SDM vol. 3, table 6-1).
-const VECTOR_BP: u8 = 3;
 
 /// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
 #[derive(Clone, Copy, Debug)]
@@ -206,7 +204,7 @@ impl Catcher {
             regs.rip = regs.rip.wrapping_add(1);
             cpu.give_regs();
         }
-        cpu.inject(VECTOR_BP, None)?;
+        cpu.inject(vector::BREAKPOINT, None)?;
         // Until another exit: a guest's own probes meet one after the other.
         cpu.share_events(true);
         // User mode has a GS base of its own.

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::mem::offset_of;
 
 use hvprobe_arch::Regs;
-use hvprobe_introspect::probe::patch::{DOORBELL_PORT, GATE_PORT};
+use hvprobe_arch::trap::{DOORBELL_PORT, GATE_PORT};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
     KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs,

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hvprobe_arch::insn::{GateHead, instruction_len};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::trap::GATE_PORT;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_introspect::image::{Forbidden, KernelImage};
-use hvprobe_introspect::probe::patch::GATE_PORT;
 
 use crate::memory::GuestRam;
 

@@ -32,6 +32,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 
 use hvprobe_arch::insn::GateHead;
+use hvprobe_arch::trap::INT3;
 use hvprobe_arch::{Gpa, Gva, Regs};
 
 use super::registry::{ChangeError, RegisterError, Registry};
@@ -44,7 +45,6 @@ use crate::testing::{Guest, Ticks, hidden, whole_hidden};
 use crate::world::Standing;
 use cpu::{Cpu, RESUME};
 
-const INT3: u8 = 0xcc;
 /// Virtual CPUs of the guest.
 const VCPUS: usize = 2;
 /// Function entries of the fixture whose first instruction is emulated and boosted, respectively.

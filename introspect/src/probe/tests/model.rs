@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use hvprobe_arch::{Gva, Regs};
 use proptest::prelude::*;
 
-use super::super::patch::GATE_PORT;
 use super::*;
 use crate::testing::{DATA_VIRT, STACK, regs};
+use hvprobe_arch::trap::GATE_PORT;
 use place::{Flavour, Place, Probe, REWRITTEN, SPOTS, Spot};
 
 /// How many calls of a function are followed at a time.

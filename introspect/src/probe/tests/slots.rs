@@ -2,9 +2,9 @@
 
 use hvprobe_arch::mem::PhysMemory;
 
-use super::super::patch::GATE_PORT;
 use super::*;
 use crate::testing::{HIDDEN, Memory, SLOTS, WHOLE_HIDDEN};
+use hvprobe_arch::trap::GATE_PORT;
 
 fn slot_bytes(mem: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; SLOTS * 32];
