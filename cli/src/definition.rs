@@ -1,7 +1,7 @@
 //! Probe definitions, read here before they are sent, so that a mistake is shown where it is.
 
 use hvprobe_proto::v1::ProbeSpec;
-use hvprobe_vmm::definition;
+use hvprobe_spec::definition;
 
 use crate::failure::WrongUsage;
 use crate::hit_args::{HitArgs, HoldArgs};

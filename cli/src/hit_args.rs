@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hvprobe_proto::v1::{self, Mechanism, actions};
-use hvprobe_vmm::definition::{self, Definition, Kind, ParseError};
+use hvprobe_spec::definition::{self, Definition, Kind, ParseError};
 
 use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;

@@ -30,15 +30,16 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{Levels, PageTables, entry};
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::definition::{Definition, Kind, Target};
 use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
 use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::hit::KernelView;
 use hvprobe_introspect::probe::registry::Registry;
-use hvprobe_introspect::probe::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, Refusals};
+use hvprobe_introspect::probe::{ProbeInfo, Refusals};
 use hvprobe_introspect::symbols::SymbolKind;
 use hvprobe_introspect::task::TaskUnknown;
 use hvprobe_introspect::world::{Change, StopError, World};
+use hvprobe_spec::definition::{Definition, Kind, Target};
+use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
 
 const PAGE: u64 = 4096;
 /// Where page tables, the interrupt descriptor table and the hidden region are; the kernel is below.

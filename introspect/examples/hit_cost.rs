@@ -22,12 +22,12 @@ use std::sync::mpsc;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::definition::parse;
 use hvprobe_introspect::event::Collector;
+use hvprobe_introspect::probe::Refusals;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
-use hvprobe_introspect::probe::spec::Actions;
-use hvprobe_introspect::probe::{ProbeSpec, Refusals};
+use hvprobe_spec::definition::parse;
+use hvprobe_spec::{Actions, ProbeSpec};
 // The shared guest below names these as its own crate's.
 use hvprobe_introspect::{hidden, image, probe, task, world};
 

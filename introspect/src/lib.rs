@@ -3,7 +3,6 @@
 //! ([`world`]), so it runs, and is tested, without KVM.
 
 pub mod calls;
-pub mod definition;
 pub mod event;
 pub mod hidden;
 pub mod image;

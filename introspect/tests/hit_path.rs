@@ -6,12 +6,11 @@ use std::sync::mpsc;
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_introspect::definition::parse;
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
-use hvprobe_introspect::probe::spec::{Actions, Change, Decision, Hold, Item};
-use hvprobe_introspect::probe::{Budget, Excess, ProbeSpec};
+use hvprobe_spec::definition::parse;
+use hvprobe_spec::{Actions, Budget, Change, Decision, Excess, Hold, Item, ProbeSpec};
 // The shared guest below names these as its own crate's.
 use hvprobe_introspect::{hidden, image, probe, task, world};
 

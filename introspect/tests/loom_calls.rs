@@ -11,7 +11,7 @@
 
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_introspect::calls::{Calls, DATA_MAX, Ended, Entry, Found, MaxActive, Pool};
-use hvprobe_introspect::probe::ProbeId;
+use hvprobe_spec::ProbeId;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
-use hvprobe_vmm::definition;
+use hvprobe_spec::definition;
 use hvprobe_vmm::machine::{
     Console, DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
     ProbeSpec, Refusals, State, Subscription,

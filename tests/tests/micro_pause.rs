@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use hvprobe_introspect::probe::spec::{Actions, Decision, Hold};
+use hvprobe_spec::{Actions, Decision, Hold};
 use hvprobe_tests::micro::{MicroKernel, RESULTS};
 use hvprobe_tests::rig::probe;
 use hvprobe_vmm::machine::{EndReason, Machine, ProbeSpec, State};
 use hvprobe_vmm::selfcheck;
-use iced_x86::code_asm::{byte_ptr, registers::*};
+use iced_x86::code_asm::byte_ptr;
+use iced_x86::code_asm::registers::*;
 
 /// `MSR_KVM_SYSTEM_TIME_NEW` (Documentation/virt/kvm/x86/msr.rst in the kernel).
 const SYSTEM_TIME: u32 = 0x4b56_4d01;

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use hvprobe_arch::Gva;
 use hvprobe_introspect::event::EventKind;
-use hvprobe_introspect::probe::spec::Hold;
 use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_spec::Hold;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
 use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec, ProbeState, State};

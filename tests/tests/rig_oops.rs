@@ -2,7 +2,7 @@
 //! it names the probed function, as if nothing were there.
 
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::probe::spec::Change;
+use hvprobe_spec::Change;
 use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
 use hvprobe_vmm::machine::{EndReason, Mechanism, ProbeSpec};
 

@@ -7,7 +7,7 @@ use hvprobe_arch::insn::instruction_len;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::EventKind;
 use hvprobe_introspect::probe::Unoptimized;
-use hvprobe_introspect::probe::spec::{Comparison, Condition, Item, RegisterSet};
+use hvprobe_spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,

@@ -13,5 +13,4 @@ pub mod memory;
 pub mod microguest;
 pub mod selfcheck;
 
-pub use hvprobe_introspect::definition;
 pub use selfcheck::CatchMode;

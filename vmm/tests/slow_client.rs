@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use hvprobe_arch::Regs;
 use hvprobe_introspect::event::{Captured, Event, EventKind};
-use hvprobe_introspect::probe::ProbeId;
-use hvprobe_introspect::probe::spec::RegisterSet;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::{SubscribeRequest, SubscribeResponse};
+use hvprobe_spec::{ProbeId, RegisterSet};
 use hvprobe_vmm::api::{Listener, Server};
 use tokio::sync::oneshot;
 use tonic::Streaming;

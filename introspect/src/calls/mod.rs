@@ -52,7 +52,7 @@ pub use record::{DATA_MAX, Entry};
 use sync::{AtomicU64, Ordering};
 pub use task::{Call, Ended, Found, TaskCalls};
 
-use crate::probe::ProbeId;
+use hvprobe_spec::ProbeId;
 
 /// A number of cells that holds the tasks of any ordinary guest (0.5 MiB).
 pub const CELLS: usize = 1 << 15;

@@ -19,10 +19,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use hvprobe_spec::ProbeId;
+
 use super::MaxActive;
 use super::record::{DATA_MAX, Record, words};
 use super::sync::{AtomicU64, Mutex, Ordering, lock};
-use crate::probe::ProbeId;
 
 /// The most instances an [`MaxActive::Auto`] pool grows to.
 pub const AUTO_MAX: u32 = 1 << 16;

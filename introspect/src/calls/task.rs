@@ -1,13 +1,13 @@
 //! The calls of one task, in the hands of the virtual CPU that runs it.
 
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::ProbeId;
 use rustc_hash::FxHashMap;
 
 use super::pool::{Link, Pool, PoolCell};
 use super::record::{DATA_MAX, Entry, Record};
 use super::sync::Ordering;
 use super::{Calls, Cell, Fate, Frame, IDLE, LiveCall, Removed};
-use crate::probe::ProbeId;
 
 /// How a call came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,16 +1,15 @@
 //! What handlers do: capture, change, report.
 //!
 //! Invariants: nothing here fails for the guest's sake: what cannot be read is zeros and marked,
-//! what cannot be written is counted; work is bounded by the limits of [`super::spec`].
+//! what cannot be written is counted; work is bounded by the limits of [`hvprobe_spec`].
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Actions, Change, Item, ProbeId};
 
-use super::ProbeId;
 use super::hit::Surroundings;
 use super::scene::Scene;
-use super::spec::{Actions, Change, Item};
 use crate::event::{Captured, Event, EventKind, EventProducer};
 use crate::task::Task;
 use crate::world::{Clock, Reading};

@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::definition::Target;
+use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use super::glob::BATCH_MAX;
 use super::plan::{Obstacle, Probepoint, Refused};
 use super::plant::{PlantError, Planted};
 use super::registry::{RegisterError, Registry};
-use super::{ProbeId, ProbeSpec};
-use crate::definition::Target;
 use crate::world::World;
 
 /// What becomes of a batch when a probe of it is refused.

@@ -8,9 +8,9 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::insn::SlotCode;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::ProbeId;
 use tracing::warn;
 
-use super::ProbeId;
 use super::jump::Jump;
 use super::look::{AT_ONCE_MAX, Still};
 use super::patch::{Edit, Text};

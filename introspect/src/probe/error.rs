@@ -1,8 +1,9 @@
 //! Why the registry did not do what it was asked for.
 
+use hvprobe_spec::{ProbeId, SpecError};
+
+use super::Refused;
 use super::batch::Skipped;
-use super::spec::SpecError;
-use super::{ProbeId, Refused};
 use crate::world::StopError;
 
 /// Why a batch was not registered. None of its probes is.

@@ -20,15 +20,14 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
+use hvprobe_spec::{Decision, ProbeId, Then};
 use tracing::{info, warn};
 
-use super::ProbeId;
 use super::commit::CommitError;
 use super::jump::{Jump, Unoptimized};
 use super::plan::Obstacle;
 use super::registry::Registry;
 use super::site::SiteState;
-use super::spec::{Decision, Then};
 use crate::image::KernelImage;
 use crate::world::World;
 

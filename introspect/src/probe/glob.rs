@@ -9,11 +9,11 @@
 use std::borrow::Cow;
 
 use hvprobe_arch::Gva;
+use hvprobe_spec::ProbeSpec;
+use hvprobe_spec::definition::{Definition, Kind, Target, is_event_name, is_symbol_name};
 
-use super::ProbeSpec;
 use super::plan::{Kernel, Refused};
 use super::registry::Registry;
-use crate::definition::{Definition, Kind, Target, is_event_name, is_symbol_name};
 use crate::symbols::{Symbol, SymbolKind, Symbols};
 
 /// The most probes that patterns may bring a batch to.

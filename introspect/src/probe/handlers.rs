@@ -7,12 +7,11 @@
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Actions, Decision, Hold, ProbeId, Then};
 
-use super::ProbeId;
 use super::act::{Seen, Taken, apply};
 use super::hit::{Held, Outcome, State, Waiting};
 use super::scene::Scene;
-use super::spec::{Actions, Decision, Hold, Then};
 use super::table::{Internal, Member, Role, Site};
 use crate::event::EventKind;
 use crate::world::Clock;

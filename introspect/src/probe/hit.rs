@@ -28,11 +28,10 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Decision, Hold, ProbeId};
 
-use super::ProbeId;
 use super::act::{Seen, Taken};
 use super::scene::{Kernel, Scene};
-use super::spec::{Decision, Hold};
 use super::table::{ProbeTable, Role, Site};
 use crate::event::{Event, EventKind, EventProducer};
 use crate::image::TaskLayout;

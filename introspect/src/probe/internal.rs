@@ -20,6 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::definition::{Definition, Kind, Target};
+use hvprobe_spec::{ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
 use super::commit::CommitError;
@@ -28,8 +30,6 @@ use super::plan::{Obstacle, Probepoint, Refused};
 use super::registry::Registry;
 use super::site::{Place, SiteState};
 use super::table::Internal;
-use super::{ProbeId, ProbeSpec};
-use crate::definition::{Definition, Kind, Target};
 use crate::modules::ModuleState;
 use crate::world::{StopError, World};
 

@@ -17,12 +17,11 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{BuildError, Detour, Member, Recorder, Ring, Span, TaskFields, Unfit};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
 use tracing::debug;
 
 use super::registry::{Live, Registry};
 use super::site::{Patch, Probe, SiteState};
-use super::spec::{Actions, Item, Then};
-use super::{Mechanism, ProbeId};
 use crate::hidden::HiddenError;
 use crate::image::{Forbidden, TaskLayout};
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::ProbeId;
 use tracing::warn;
 
 use super::patch::Text;
 use super::registry::Registry;
 use super::site::{Place, Probe, SiteState, patched};
-use super::{ProbeId, ProbeInfo, ProbeState};
-use crate::definition::{Definition, Kind, Target};
+use super::{ProbeInfo, ProbeState};
 use crate::world::World;
 
 impl Registry {
@@ -30,7 +30,7 @@ impl Registry {
         let rewritten = site.is_some_and(|site| self.is_rewritten(site, mem));
         ProbeInfo {
             id,
-            name: event_name(&probe.spec.definition),
+            name: probe.spec.definition.event_name(),
             definition: probe.spec.definition.to_string(),
             kind: probe.spec.definition.kind,
             addr: site.map(|site| site.displaced.at()),
@@ -88,47 +88,6 @@ impl Registry {
                 let (name, offset) = &site.symbol;
                 warn!(%at, symbol = name, offset, "the guest rewrote the text under a probe");
             }
-        }
-    }
-}
-
-/// The event's name as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with `_` for what an
-/// event name cannot hold (`__trace_kprobe_create` in kernel/trace/trace_kprobe.c).
-pub(super) fn event_name(definition: &Definition) -> String {
-    if let Some(name) = &definition.name {
-        return name.clone();
-    }
-    let kind = match definition.kind {
-        Kind::Probe => 'p',
-        Kind::Return { .. } => 'r',
-    };
-    match &definition.target {
-        Target::Symbol { name, offset, .. } => {
-            format!("{kind}_{}_{offset}", name.replace('.', "_"))
-        }
-        Target::Functions { pattern, .. } => format!("{kind}_{pattern}"),
-        Target::Address(at) => format!("{kind}_{at:#x}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::definition::parse;
-
-    #[test]
-    fn probes_without_a_name_are_named_as_ftrace_would() {
-        for (definition, name) in [
-            ("p vfs_read", "p_vfs_read_0"),
-            ("r vfs_read", "r_vfs_read_0"),
-            ("p vfs_read%return", "r_vfs_read_0"),
-            ("p vfs_read+0x11", "p_vfs_read_17"),
-            ("p foo.isra.0.cold+16", "p_foo_isra_0_cold_16"),
-            ("p 0xffffffff81000109", "p_0xffffffff81000109"),
-            ("p:mine vfs_read", "mine"),
-            ("p:group/mine vfs_read", "group/mine"),
-        ] {
-            assert_eq!(event_name(&parse(definition).unwrap()), name);
         }
     }
 }

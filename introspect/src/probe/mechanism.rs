@@ -15,13 +15,13 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced, RelocateError, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::trap::IDT_SIZE;
+use hvprobe_spec::{Mechanism, ProbeId};
 use tracing::{info, warn};
 
 use super::look::Still;
 use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
 use super::site::{Obstacles, SiteState};
-use super::{Mechanism, ProbeId};
 use crate::hidden::HiddenError;
 
 impl Registry {

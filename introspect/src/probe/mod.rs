@@ -29,61 +29,23 @@ mod returns;
 mod reuse;
 mod scene;
 mod site;
-pub mod spec;
 pub mod table;
 #[cfg(test)]
 mod tests;
 mod window;
 
-use std::fmt;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 
-use crate::definition::Kind;
 pub use batch::{Refusals, Registered, Skipped};
-pub use budget::{Budget, Excess, Throttled};
+pub use budget::Throttled;
 pub use glob::BATCH_MAX;
+use hvprobe_spec::definition::Kind;
+use hvprobe_spec::{Actions, Budget, Mechanism, ProbeId};
 pub use jump::Unoptimized;
 pub use plan::Refused;
-use spec::Actions;
-pub use spec::ProbeSpec;
 use table::Counts;
-
-/// Names one registered probe of a machine; never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProbeId(pub u32);
-
-impl fmt::Display for ProbeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
-/// How the displaced instruction takes effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mechanism {
-    /// The probepoint holds a jump to code that records the hit and carries the instruction out: no
-    /// exit.
-    Optimized,
-    /// The host carries it out on the saved registers: one exit per hit.
-    Emulated,
-    /// A copy in a slot is run, which ends in a jump back: one exit per hit.
-    Boosted,
-    /// A copy in a slot is run with interrupts held off, and ends in a second exit.
-    Stepped,
-}
-
-impl fmt::Display for Mechanism {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Optimized => "optimized",
-            Self::Emulated => "emulated",
-            Self::Boosted => "boosted",
-            Self::Stepped => "stepped",
-        })
-    }
-}
 
 /// Where a registered probe stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

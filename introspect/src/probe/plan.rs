@@ -9,13 +9,12 @@ use std::collections::BTreeSet;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{self, Displaced, ENDBR64, Refusal, RelocateError};
+use hvprobe_spec::definition::Target;
+use hvprobe_spec::{Mechanism, ProbeSpec, Then};
 
 use super::displaces::span;
 use super::jump::Unoptimized;
-use super::spec::Then;
-use super::{Mechanism, ProbeSpec};
 use crate::calls::PoolError;
-use crate::definition::Target;
 use crate::image::{Forbidden, KernelImage};
 use crate::modules::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleState};
 use crate::symbols::{LookupError, Symbol, Symbols};

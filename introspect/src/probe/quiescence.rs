@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::ProbeId;
 use tracing::debug;
 
-use super::ProbeId;
 use super::jump::{Jump, Unoptimized};
 use super::look::{EVER_MAX, Look, Still};
 use super::registry::Registry;

@@ -12,13 +12,12 @@ use hvprobe_arch::detour::{
     Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
 };
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::{Actions, Item, ProbeId};
 use tracing::debug;
 
-use super::ProbeId;
 use super::jump::{Surroundings, Unoptimized, unfollowable};
 use super::registry::Registry;
 use super::site::{Probe, SiteState};
-use super::spec::{Actions, Item};
 use crate::hidden::HiddenError;
 use crate::hidden::detours::{CounterPlace, Detours, aligned};
 use crate::hidden::follow::Followed;

@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
+use hvprobe_spec::ProbeId;
 use tracing::{info, warn};
 
-use super::ProbeId;
 use super::commit::CommitError;
 use super::ghosts::Ghosts;
 use super::registry::Registry;

@@ -13,12 +13,12 @@ use hvprobe_arch::detour::{BY_HOST, Instance, StackWords};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Actions, Item};
 use rustc_hash::FxHashMap;
 
 use super::act::{Seen, Taken, apply, capture};
 use super::hit::{Outcome, State};
 use super::scene::Scene;
-use super::spec::{Actions, Item};
 use super::table::{Following, Member};
 use crate::calls::{DATA_MAX, Ended, Entry, Fate, Frame, Pool};
 use crate::event::{Call, Captured, EventKind};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::ProbeId;
 use tracing::info;
 
-use super::ProbeId;
 use super::jump::{Jump, Unoptimized};
 use super::look::Still;
 use super::paths::{Lead, Paths};

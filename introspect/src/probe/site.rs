@@ -13,12 +13,11 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::insn::{Displaced, SlotCode};
 use hvprobe_arch::trap::INT3;
+use hvprobe_spec::{Actions, ProbeId, ProbeSpec};
 
 use super::jump::{Jump, Unoptimized};
 use super::plan::{Obstacle, Refused};
-use super::spec::Actions;
 use super::table::{Counters, Internal};
-use super::{ProbeId, ProbeSpec};
 use crate::calls::Pool;
 
 #[derive(Debug)]

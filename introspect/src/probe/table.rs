@@ -10,12 +10,11 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Detour, JUMP};
 use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::{Actions, Budget, ProbeId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::ProbeId;
-use super::budget::{Budget, Meter};
+use super::budget::Meter;
 use super::returns::Vacated;
-use super::spec::Actions;
 use crate::calls::{Calls, Found, Pool};
 use crate::hidden::{Fixtures, KERNEL_WINDOW};
 use crate::ring::{NESTED_MAX, Source};

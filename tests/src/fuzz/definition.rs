@@ -1,6 +1,6 @@
 //! Probe definitions as a user types them.
 
-use hvprobe_vmm::definition::parse;
+use hvprobe_spec::definition::parse;
 
 /// A definition that parses prints as one that parses to the same; one that does not says where it
 /// is wrong, within the text, and can be shown on a terminal.

@@ -2,17 +2,16 @@
 //!
 //! Invariants: whatever of the engine goes out comes back the same; what a client left out where
 //! something has to be said, or said with a number that means nothing, is refused by name. Limits
-//! are the engine's own ([`ProbeSpec::check`](hvprobe_introspect::probe::ProbeSpec::check)).
+//! are the engine's own ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)).
 
 use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::probe::Mechanism;
-use hvprobe_introspect::probe::spec::{
-    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
-};
 use hvprobe_proto::v1;
+use hvprobe_spec::{
+    Actions, Change, Comparison, Condition, Decision, Hold, Item, Mechanism, RegisterSet, Then,
+};
 
 /// Every general register with its name on the wire.
 const REGISTERS: [(Gpr, v1::Register); 16] = [

@@ -1,7 +1,7 @@
 //! Budgets of probes, from the terms of the wire to those of the engine and back.
 
-use hvprobe_introspect::probe::{Budget, Excess};
 use hvprobe_proto::v1;
+use hvprobe_spec::{Budget, Excess};
 
 use super::actions::Meaningless;
 use crate::machine::ThrottleNotice;

@@ -2,13 +2,13 @@
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::definition::Kind;
 use hvprobe_introspect::event::{Call, Event, EventKind};
-use hvprobe_introspect::probe::spec::RegisterSet;
-use hvprobe_introspect::probe::{Mechanism, ProbeInfo, ProbeState};
+use hvprobe_introspect::probe::{ProbeInfo, ProbeState};
 use hvprobe_introspect::symbols::{Symbol, SymbolKind};
 use hvprobe_introspect::task::Task;
 use hvprobe_proto::v1;
+use hvprobe_spec::definition::Kind;
+use hvprobe_spec::{Mechanism, RegisterSet};
 
 use super::{actions, anchor, budget};
 use crate::CatchMode;
@@ -256,7 +256,7 @@ pub(super) fn finding(finding: Finding) -> v1::Finding {
 #[cfg(test)]
 mod tests {
     use hvprobe_introspect::event::Captured;
-    use hvprobe_introspect::probe::ProbeId;
+    use hvprobe_spec::ProbeId;
 
     use super::*;
 

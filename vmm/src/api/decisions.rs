@@ -9,11 +9,12 @@
 
 use std::pin::Pin;
 
-use hvprobe_introspect::probe::ProbeId;
+use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
-    self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, actions::Hold,
-    decide_request, decide_response, decisions_server,
+    self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, decide_request,
+    decide_response, decisions_server,
 };
+use hvprobe_spec::ProbeId;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};

@@ -1,8 +1,7 @@
 //! `hvprobe.v1.Probes`.
 
-use hvprobe_introspect::definition;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError};
-use hvprobe_introspect::probe::{ProbeId, ProbeSpec, Refusals, Registered, Skipped};
+use hvprobe_introspect::probe::{Refusals, Registered, Skipped};
 use hvprobe_introspect::world::StopError;
 use hvprobe_proto::v1::{
     self, ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
@@ -10,6 +9,7 @@ use hvprobe_proto::v1::{
     ListProbesResponse, RegisterRequest, RegisterResponse, SetOptimizationRequest,
     SetOptimizationResponse, UnregisterRequest, UnregisterResponse, probes_server,
 };
+use hvprobe_spec::{ProbeId, ProbeSpec, definition};
 use tonic::{Code, Request, Response, Status};
 
 use super::actions::{self, Meaningless};

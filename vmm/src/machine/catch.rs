@@ -25,8 +25,8 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_introspect::probe::hit::{
     Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings,
 };
-use hvprobe_introspect::probe::spec::Decision;
 use hvprobe_introspect::probe::table::ProbeTable;
+use hvprobe_spec::Decision;
 
 use super::clock::HostClock;
 use super::cpu_fd::CpuFd;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use hvprobe_introspect::probe::{ProbeId, ProbeSpec, Refusals};
+use hvprobe_introspect::probe::Refusals;
+use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use crate::CatchMode;
 

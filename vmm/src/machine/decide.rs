@@ -20,8 +20,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use hvprobe_introspect::event::Event;
-use hvprobe_introspect::probe::ProbeId;
-use hvprobe_introspect::probe::spec::{Decision, SpecError};
+use hvprobe_spec::{Decision, ProbeId, SpecError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 /// Names one question of a machine; never reused.

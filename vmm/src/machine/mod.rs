@@ -44,10 +44,10 @@ use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
 pub use hvprobe_introspect::probe::{
-    Budget, Excess, Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refusals, Registered,
-    Skipped, Throttled,
+    ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled,
 };
 use hvprobe_introspect::world::{Change, StopError, World};
+pub use hvprobe_spec::{Budget, Excess, Mechanism, ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
 pub use boot::BootError;

@@ -10,7 +10,7 @@ use std::mem::size_of;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hvprobe_introspect::event::Event;
-use hvprobe_introspect::probe::ProbeId;
+use hvprobe_spec::ProbeId;
 
 use super::queue::{Entrance, Exit, Taken, queue};
 use super::throttle::ThrottleNotice;
@@ -172,13 +172,12 @@ impl From<Taken<Vec<Event>>> for Delivery {
 
 #[cfg(test)]
 mod tests {
-    use hvprobe_arch::Regs;
-
-    use hvprobe_introspect::event::{Captured, EventKind};
     use std::time::Duration;
 
+    use hvprobe_arch::Regs;
+    use hvprobe_introspect::event::{Captured, EventKind};
     use hvprobe_introspect::probe::Throttled;
-    use hvprobe_introspect::probe::spec::RegisterSet;
+    use hvprobe_spec::RegisterSet;
 
     use super::*;
 

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_introspect::event::Collector;
-use hvprobe_introspect::probe::{ProbeId, Refused};
+use hvprobe_introspect::probe::Refused;
 use hvprobe_introspect::world::StopError;
+use hvprobe_spec::ProbeId;
 use tracing::{error, info, warn};
 
 use super::vcpu::{Notice, Why};

@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_introspect::hidden::KERNEL_WINDOW;
-use hvprobe_introspect::probe::ProbeId;
 use hvprobe_introspect::probe::hit::{Held, Inquiry};
-use hvprobe_introspect::probe::spec::Decision;
 use hvprobe_introspect::world::Standing;
+use hvprobe_spec::{Decision, ProbeId};
 use kvm_bindings::kvm_sregs;
 use tracing::{debug, warn};
 

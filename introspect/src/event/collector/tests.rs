@@ -3,11 +3,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use hvprobe_arch::Regs;
+use hvprobe_spec::{ProbeId, RegisterSet};
 
 use super::*;
 use crate::event::{Captured, EventKind};
-use crate::probe::ProbeId;
-use crate::probe::spec::RegisterSet;
 
 /// How long a test waits for the collector.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then};
 
 use super::super::hit::{Held, Outcome};
-use super::super::spec::{Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then};
 use super::*;
 use crate::event::{Event, EventKind};
 use crate::testing::{STACK, regs};

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use hvprobe_arch::insn::ENDBR64;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::Decision;
 
 use super::super::hit::{HitHandler, Inquiry, Outcome, Surroundings};
-use super::super::spec::Decision;
 use super::super::table::ProbeTable;
 use super::Rig;
 use crate::event::{Collector, Event};

@@ -1,7 +1,8 @@
 //! Function entries that the guest's ftrace patches, too.
 
+use hvprobe_spec::Decision;
+
 use super::super::hit::{Held, Outcome};
-use super::super::spec::Decision;
 use super::*;
 use crate::testing::regs;
 

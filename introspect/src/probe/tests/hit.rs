@@ -45,7 +45,7 @@ fn emulated_hit_resumes_after_the_instruction_and_reports_the_probepoint() {
             rip: at.0,
             ..regs()
         },
-        shown: super::super::spec::RegisterSet::default(),
+        shown: hvprobe_spec::RegisterSet::default(),
         captured: Captured::nothing(),
         task: Some(Task {
             pid: 77,

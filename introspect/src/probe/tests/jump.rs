@@ -1,15 +1,15 @@
 //! Jumps in place of int3s: when, where to, and what becomes of them.
 
 use hvprobe_arch::detour::{JUMP, Span};
+use hvprobe_arch::trap::GATE_PORT;
+use hvprobe_spec::{Change, Hold, Item, Then};
 
 use super::super::jump::Unoptimized;
 use super::super::look::STOPPED_MAX;
-use super::super::spec::{Change, Hold, Item, Then};
 use super::*;
 use crate::image::Forbidden;
 use crate::image::fixture::Layout;
 use crate::testing::{DATA_VIRT, MODULE_FRAMES, MODULE_PAGES, STACK};
-use hvprobe_arch::trap::GATE_PORT;
 
 /// The entry nop of `vfs_read`: one instruction of five bytes.
 const ENTRY: &str = "p vfs_read";

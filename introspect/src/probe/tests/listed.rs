@@ -1,8 +1,9 @@
 //! What the list says of registered probes.
 
+use hvprobe_spec::definition::Kind;
+
 use super::super::table::Counters;
 use super::*;
-use crate::definition::Kind;
 
 #[test]
 fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {

@@ -34,12 +34,12 @@ use std::sync::OnceLock;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::trap::INT3;
 use hvprobe_arch::{Gpa, Gva, Regs};
+use hvprobe_spec::definition::parse;
+use hvprobe_spec::{Actions, Mechanism, ProbeId, ProbeSpec};
 
 use super::registry::{ChangeError, RegisterError, Registry};
-use super::spec::Actions;
 use super::table::Counts;
-use super::{Mechanism, ProbeId, ProbeInfo, ProbeSpec, ProbeState, Refused};
-use crate::definition::parse;
+use super::{ProbeInfo, ProbeState, Refused};
 use crate::image::fixture;
 use crate::testing::{Guest, Ticks, hidden, whole_hidden};
 use crate::world::Standing;

@@ -1,13 +1,14 @@
 //! Probes of modules, which come and go.
 
 use hvprobe_arch::Gva;
+use hvprobe_spec::Decision;
 
 use super::super::hit::{Held, Outcome};
-use super::super::spec::Decision;
 use super::*;
 use crate::image::fixture::{NOTHING_FORBIDDEN, TEXT};
-use crate::modules::tests::fixture::Guest as Modules;
-use crate::modules::tests::fixture::{Age, EXTABLE, LOCKS, MODULES, RawSym, STATE, btf};
+use crate::modules::tests::fixture::{
+    Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, btf,
+};
 use crate::testing::regs;
 use crate::world::StopError;
 

@@ -4,8 +4,8 @@ use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::entry;
 use hvprobe_arch::regs::Gpr;
+use hvprobe_spec::{Change, Decision, Hold, Item, Then};
 
-use super::super::spec::{Change, Decision, Hold, Item, Then};
 use super::*;
 use crate::event::EventKind;
 use crate::testing::{MODULE_FRAMES, STACK};

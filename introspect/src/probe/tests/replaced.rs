@@ -1,9 +1,9 @@
 //! Another kernel takes the place of the first.
 
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::Decision;
 
 use super::super::hit::{Held, Outcome};
-use super::super::spec::Decision;
 use super::*;
 use crate::modules::ModuleReader;
 use crate::modules::tests::fixture::{self as modules, Age};

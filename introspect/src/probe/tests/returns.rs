@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use hvprobe_arch::detour::InstanceLayout;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Change, Comparison, Condition, Decision, Item, Then};
 
 use super::super::hit::{Held, Outcome};
-use super::super::spec::{Change, Comparison, Condition, Decision, Item, Then};
 use super::*;
 use crate::event::{Call, Event, EventKind};
 use crate::testing::{DATA_VIRT, STACK, regs};
@@ -535,7 +535,7 @@ fn functions_whose_return_cannot_be_had_are_refused() {
 fn hold_before_the_entry_does_not_enter_twice() {
     let mut rig = Rig::live();
     let stopping = Actions {
-        hold: Some(super::super::spec::Hold::Stop),
+        hold: Some(hvprobe_spec::Hold::Stop),
         ..Actions::default()
     };
     let ids = rig.register(&[

@@ -1,11 +1,12 @@
 //! Budgets at hits: what is throttled is counted and told, and what a probe does is done.
 
+use hvprobe_arch::regs::Gpr;
+use hvprobe_spec::{Budget, Change, Decision, Excess, Hold, Then};
+
+use super::super::Throttled;
 use super::super::hit::Outcome;
-use super::super::spec::{Change, Decision, Hold, Then};
-use super::super::{Budget, Excess, Throttled};
 use super::*;
 use crate::event::EventKind;
-use hvprobe_arch::regs::Gpr;
 
 fn budgeted(definition: &str, rate: u32, excess: Excess, actions: Actions) -> ProbeSpec {
     ProbeSpec {

@@ -182,9 +182,8 @@ impl Drop for Listener {
 mod tests {
     use hvprobe_arch::Regs;
     use hvprobe_introspect::event::{Captured, EventKind};
-    use hvprobe_introspect::probe::ProbeId;
-    use hvprobe_introspect::probe::spec::RegisterSet;
     use hvprobe_proto::v1::SubscribeResponse;
+    use hvprobe_spec::{ProbeId, RegisterSet};
     use prost::Message as _;
 
     use super::*;

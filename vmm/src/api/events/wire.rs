@@ -7,9 +7,9 @@
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::{Call, Event, EventKind};
-use hvprobe_introspect::probe::spec::RegisterSet;
 use hvprobe_introspect::task::Task;
 use hvprobe_proto::v1;
+use hvprobe_spec::RegisterSet;
 
 use super::super::convert;
 
@@ -180,7 +180,7 @@ fn message(into: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
 #[cfg(test)]
 mod tests {
     use hvprobe_introspect::event::Captured;
-    use hvprobe_introspect::probe::ProbeId;
+    use hvprobe_spec::ProbeId;
     use proptest::prelude::*;
     use prost::Message as _;
 

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use hvprobe_arch::Regs;
 use hvprobe_introspect::event::{Captured, EventKind};
-use hvprobe_introspect::probe::spec::{CAPTURE_MAX, Change, RegisterSet, Then};
+use hvprobe_spec::{CAPTURE_MAX, Change, RegisterSet, Then};
 
 use super::*;
 

@@ -5,23 +5,14 @@
 
 use globset::GlobBuilder;
 
-use super::{LONGEST_NAME, LONGEST_SYMBOL, ParseError, error, symbol_length};
+use super::error::{ParseError, error};
+use super::names::LONGEST_SYMBOL;
 
 /// Whether `place` is meant as a pattern.
 pub(super) fn is_pattern(place: &str) -> bool {
     // After the offset's sign it cannot be one.
     let name = place.split('+').next().unwrap_or_default();
     name.contains(['*', '?', '['])
-}
-
-/// Whether `name` can be given as the name of a symbol.
-pub(crate) fn is_symbol_name(name: &str) -> bool {
-    !name.is_empty() && name.len() <= LONGEST_SYMBOL && symbol_length(name) == name.len()
-}
-
-/// Whether `name` can be given as the name of an event.
-pub(crate) fn is_event_name(name: &str) -> bool {
-    name.len() <= LONGEST_NAME && super::identifier(0, name).is_ok()
 }
 
 /// The pattern in `word`, which begins at `column`.

@@ -4,6 +4,7 @@ mod patterns;
 mod round_trip;
 
 use expect_test::{Expect, expect};
+use hvprobe_arch::Gva;
 
 use super::*;
 

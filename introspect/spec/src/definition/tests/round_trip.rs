@@ -1,5 +1,6 @@
 //! What is printed parses to what was printed, and no text makes the parser panic.
 
+use hvprobe_arch::Gva;
 use proptest::prelude::*;
 
 use super::super::*;

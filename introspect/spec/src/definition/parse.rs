@@ -1,170 +1,15 @@
-//! Probe definitions: the line in which a user says what to probe.
-//!
-//! The language is the part of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst)
-//! that names a probepoint:
-//!
-//! ```text
-//! definition = "p" [":" NAME] blanks target ["%return"]
-//!            | "r" [MAXACTIVE] [":" NAME] blanks target ["%return"]
-//! NAME       = identifier | identifier "/" identifier      (group and event)
-//! target     = [MODULE ":"] SYMBOL ["+" OFFSET] | [MODULE ":"] PATTERN | "0x" HEX
-//! OFFSET, MAXACTIVE = decimal | "0x" HEX
-//! ```
-//!
-//! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
-//! a return probe is 0. A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
-//! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
-//! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
-//! that language is refused by name, never read as something it is not.
-
-mod pattern;
-
-use std::fmt;
+//! Reading a definition.
 
 use hvprobe_arch::Gva;
 
-pub(crate) use pattern::{is_event_name, is_symbol_name};
-use pattern::{is_pattern, read_pattern};
+use super::error::{ParseError, error};
+use super::line::{Definition, Kind, Target};
+use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier, symbol_length};
+use super::pattern::{is_pattern, read_pattern};
 
-/// The longest event or group name, as in the kernel (`MAX_EVENT_NAME_LEN` less the final NUL).
-const LONGEST_NAME: usize = 63;
-/// The longest symbol name, as in the kernel (`KSYM_NAME_LEN` less the final NUL).
-const LONGEST_SYMBOL: usize = 511;
-/// The longest name of a module, as in the kernel (`MODULE_NAME_LEN` less the final NUL).
-const LONGEST_MODULE: usize = 55;
 /// The most calls a definition can ask to follow at a time, as in the kernel
 /// (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).
 const MOST_ACTIVE: u64 = 4096;
-
-/// What to probe, and the name of its events.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Definition {
-    /// Which kind of probe.
-    pub kind: Kind,
-    /// `event` or `group/event`, when given.
-    pub name: Option<String>,
-    /// Where the probe goes.
-    pub target: Target,
-}
-
-/// The kind of a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// `p`: at an instruction.
-    Probe,
-    /// `r`, or `p` with `%return`: at the returns of a function.
-    Return {
-        /// How many calls may be in flight, 1 to 4096; the default when absent.
-        maxactive: Option<u32>,
-    },
-}
-
-/// Where a probe goes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
-    /// So many bytes into a symbol.
-    Symbol {
-        /// The module that has the symbol; when absent, the kernel itself.
-        module: Option<String>,
-        /// The symbol's exact name.
-        name: String,
-        /// Bytes from its start.
-        offset: u64,
-    },
-    /// Every function whose name matches.
-    Functions {
-        /// The module whose functions; when absent, those of the kernel and of all its modules.
-        module: Option<String>,
-        /// What the names match: a shell-style pattern.
-        pattern: String,
-    },
-    /// An address in the guest kernel.
-    Address(Gva),
-}
-
-impl fmt::Display for Definition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.kind)?;
-        if let Some(name) = &self.name {
-            write!(f, ":{name}")?;
-        }
-        write!(f, " {}", self.target)
-    }
-}
-
-impl fmt::Display for Kind {
-    /// The word a definition starts with: `p`, `r`, `r20`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Probe => f.write_str("p"),
-            Self::Return { maxactive: None } => f.write_str("r"),
-            Self::Return {
-                maxactive: Some(number),
-            } => write!(f, "r{number}"),
-        }
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Symbol {
-                module,
-                name,
-                offset,
-            } => {
-                if let Some(module) = module {
-                    write!(f, "{module}:")?;
-                }
-                f.write_str(name)?;
-                match offset {
-                    0 => Ok(()),
-                    offset => write!(f, "+{offset:#x}"),
-                }
-            }
-            Self::Functions { module, pattern } => {
-                if let Some(module) = module {
-                    write!(f, "{module}:")?;
-                }
-                f.write_str(pattern)
-            }
-            Self::Address(at) => write!(f, "{at}"),
-        }
-    }
-}
-
-/// Why a text is not a definition, and where.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct ParseError {
-    /// The column the message is about, in characters from 0; the length of the text if something
-    /// is missing at its end.
-    pub column: usize,
-    /// What is wrong there, and what to do.
-    pub message: String,
-}
-
-impl ParseError {
-    /// The text with a caret under the offending column, as two lines. Control characters other
-    /// than tabs are shown as `?`, so the result is safe to print.
-    #[must_use]
-    pub fn render(&self, text: &str) -> String {
-        let mut picture: String = text
-            .chars()
-            .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
-            .collect();
-        picture.push('\n');
-        // Tabs are repeated so that the caret lands under its column whatever their width.
-        picture.extend(
-            text.chars()
-                .chain(std::iter::repeat(' '))
-                .take(self.column.min(text.chars().count()))
-                .map(|c| if c == '\t' { '\t' } else { ' ' }),
-        );
-        picture.push('^');
-        picture
-    }
-}
 
 /// Reads one definition.
 ///
@@ -219,13 +64,6 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
         return error(column, trailing(&target, word));
     }
     Ok(Definition { kind, name, target })
-}
-
-fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
-    Err(ParseError {
-        column,
-        message: message.into(),
-    })
 }
 
 /// The words of `text` with the column each begins at.
@@ -307,33 +145,6 @@ fn maxactive(column: usize, word: &str) -> Result<u32, ParseError> {
     }
 }
 
-/// An event or group name: `[A-Za-z_][A-Za-z0-9_]*`.
-fn identifier(column: usize, name: &str) -> Result<(), ParseError> {
-    if name.is_empty() {
-        return error(
-            column,
-            "missing name after `:`; leave out the `:` or name it",
-        );
-    }
-    if name.len() > LONGEST_NAME {
-        return error(
-            column + LONGEST_NAME,
-            format!("name longer than {LONGEST_NAME} characters"),
-        );
-    }
-    for (i, c) in name.char_indices() {
-        if !(c == '_' || c.is_ascii_alphabetic() || i > 0 && c.is_ascii_digit()) {
-            return error(
-                column + i,
-                format!(
-                    "`{c}` cannot be here: a name has letters, digits and `_`, and starts with no digit"
-                ),
-            );
-        }
-    }
-    Ok(())
-}
-
 /// The message for a first word that is neither `p` nor `r`.
 fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
@@ -353,16 +164,6 @@ fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
         }
     };
     format!("not supported: {what}; write `p SYMBOL` or `r SYMBOL`")
-}
-
-/// How many characters of `word` make a symbol name: letters, digits, `_`, `.`, `$`, no digit
-/// first.
-fn symbol_length(word: &str) -> usize {
-    if word.starts_with(|c: char| c.is_ascii_digit()) {
-        return 0;
-    }
-    word.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$')))
-        .unwrap_or(word.len())
 }
 
 /// The target, and whether `%return` follows it.
@@ -529,6 +330,3 @@ fn trailing(target: &Target, word: &str) -> String {
         _ => "not supported: fetch arguments".to_owned(),
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,0 +1,146 @@
+//! What a definition says, and its printed form.
+
+use std::fmt;
+
+use hvprobe_arch::Gva;
+
+/// What to probe, and the name of its events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Definition {
+    /// Which kind of probe.
+    pub kind: Kind,
+    /// `event` or `group/event`, when given.
+    pub name: Option<String>,
+    /// Where the probe goes.
+    pub target: Target,
+}
+
+/// The kind of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `p`: at an instruction.
+    Probe,
+    /// `r`, or `p` with `%return`: at the returns of a function.
+    Return {
+        /// How many calls may be in flight, 1 to 4096; the default when absent.
+        maxactive: Option<u32>,
+    },
+}
+
+/// Where a probe goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// So many bytes into a symbol.
+    Symbol {
+        /// The module that has the symbol; when absent, the kernel itself.
+        module: Option<String>,
+        /// The symbol's exact name.
+        name: String,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// Every function whose name matches.
+    Functions {
+        /// The module whose functions; when absent, those of the kernel and of all its modules.
+        module: Option<String>,
+        /// What the names match: a shell-style pattern.
+        pattern: String,
+    },
+    /// An address in the guest kernel.
+    Address(Gva),
+}
+
+impl Definition {
+    /// The event's name: as given, or as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with
+    /// `_` for what an event name cannot hold (`__trace_kprobe_create` in
+    /// kernel/trace/trace_kprobe.c).
+    #[must_use]
+    pub fn event_name(&self) -> String {
+        if let Some(name) = &self.name {
+            return name.clone();
+        }
+        let kind = match self.kind {
+            Kind::Probe => 'p',
+            Kind::Return { .. } => 'r',
+        };
+        match &self.target {
+            Target::Symbol { name, offset, .. } => {
+                format!("{kind}_{}_{offset}", name.replace('.', "_"))
+            }
+            Target::Functions { pattern, .. } => format!("{kind}_{pattern}"),
+            Target::Address(at) => format!("{kind}_{at:#x}"),
+        }
+    }
+}
+
+impl fmt::Display for Definition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some(name) = &self.name {
+            write!(f, ":{name}")?;
+        }
+        write!(f, " {}", self.target)
+    }
+}
+
+impl fmt::Display for Kind {
+    /// The word a definition starts with: `p`, `r`, `r20`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Probe => f.write_str("p"),
+            Self::Return { maxactive: None } => f.write_str("r"),
+            Self::Return {
+                maxactive: Some(number),
+            } => write!(f, "r{number}"),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symbol {
+                module,
+                name,
+                offset,
+            } => {
+                if let Some(module) = module {
+                    write!(f, "{module}:")?;
+                }
+                f.write_str(name)?;
+                match offset {
+                    0 => Ok(()),
+                    offset => write!(f, "+{offset:#x}"),
+                }
+            }
+            Self::Functions { module, pattern } => {
+                if let Some(module) = module {
+                    write!(f, "{module}:")?;
+                }
+                f.write_str(pattern)
+            }
+            Self::Address(at) => write!(f, "{at}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::definition::parse;
+
+    #[test]
+    fn probes_without_a_name_are_named_as_ftrace_would() {
+        for (definition, name) in [
+            ("p vfs_read", "p_vfs_read_0"),
+            ("r vfs_read", "r_vfs_read_0"),
+            ("p vfs_read%return", "r_vfs_read_0"),
+            ("p vfs_read+0x11", "p_vfs_read_17"),
+            ("p foo.isra.0.cold+16", "p_foo_isra_0_cold_16"),
+            ("p 0xffffffff81000109", "p_0xffffffff81000109"),
+            ("p:mine vfs_read", "mine"),
+            ("p:group/mine vfs_read", "group/mine"),
+        ] {
+            assert_eq!(parse(definition).unwrap().event_name(), name);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Probe definitions: the line in which a user says what to probe.
+//!
+//! The language is the part of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst)
+//! that names a probepoint:
+//!
+//! ```text
+//! definition = "p" [":" NAME] blanks target ["%return"]
+//!            | "r" [MAXACTIVE] [":" NAME] blanks target ["%return"]
+//! NAME       = identifier | identifier "/" identifier      (group and event)
+//! target     = [MODULE ":"] SYMBOL ["+" OFFSET] | [MODULE ":"] PATTERN | "0x" HEX
+//! OFFSET, MAXACTIVE = decimal | "0x" HEX
+//! ```
+//!
+//! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
+//! a return probe is 0. A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
+//! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
+//! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
+//! that language is refused by name, never read as something it is not.
+
+mod error;
+mod line;
+mod names;
+mod parse;
+mod pattern;
+#[cfg(test)]
+mod tests;
+
+pub use error::ParseError;
+pub use line::{Definition, Kind, Target};
+pub use names::{is_event_name, is_symbol_name};
+pub use parse::parse;

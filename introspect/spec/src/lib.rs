@@ -1,0 +1,23 @@
+//! What a user asks for: the line that says where a probe goes, what happens at its hits, what they may
+//! cost, and the limits of all that.
+//!
+//! Nothing here knows a kernel or a machine. A client and the engine agree on these types.
+
+mod actions;
+mod budget;
+pub mod definition;
+mod error;
+mod id;
+mod limits;
+mod mechanism;
+mod probe;
+
+pub use actions::{
+    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
+};
+pub use budget::{Budget, Excess};
+pub use error::SpecError;
+pub use id::ProbeId;
+pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, ITEMS_MAX};
+pub use mechanism::Mechanism;
+pub use probe::ProbeSpec;

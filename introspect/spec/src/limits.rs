@@ -1,0 +1,13 @@
+//! How much one probe may ask for.
+
+use std::time::Duration;
+
+/// The most bytes one event carries of what was captured: memory, stack words and, for a return
+/// probe, its private data.
+pub const CAPTURE_MAX: usize = 248;
+/// The most items one capture has.
+pub const ITEMS_MAX: usize = 32;
+/// The most changes, and the most conditions, of one probe.
+pub const CHANGES_MAX: usize = 32;
+/// The longest a hit may wait for a client.
+pub const DEADLINE_MAX: Duration = Duration::from_secs(60);
