@@ -31,13 +31,13 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{Levels, PageTables, entry};
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
-use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::hit::KernelView;
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_introspect::probe::{ProbeInfo, Refusals};
-use hvprobe_introspect::symbols::SymbolKind;
-use hvprobe_introspect::task::TaskUnknown;
 use hvprobe_introspect::world::{Change, StopError, World};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_linux::task::TaskUnknown;
 use hvprobe_spec::definition::{Definition, Kind, Target};
 use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
 

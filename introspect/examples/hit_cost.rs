@@ -22,6 +22,7 @@ use std::sync::mpsc;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, kernel};
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::probe::Refusals;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
@@ -29,16 +30,13 @@ use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, ProbeSpec};
 // The shared guest below names these as its own crate's.
-use hvprobe_introspect::{hidden, image, probe, task, world};
+use hvprobe_introspect::{hidden, probe, world};
 
-#[path = "../src/image/fixture.rs"]
-#[allow(dead_code, clippy::unwrap_used, reason = "shared with the unit tests")]
-mod fixture;
 #[path = "../src/testing.rs"]
 #[allow(dead_code, reason = "shared with the unit tests")]
 mod testing;
 
-use testing::{DATA, DATA_VIRT, Guest, STACK, Ticks, regs};
+use testing::{Guest, Ticks, regs};
 
 /// What is hit, and how the instruction there is carried out.
 #[derive(Clone, Copy)]
@@ -138,7 +136,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
 
-    let guest = Guest::boot(&fixture::probed());
+    let guest = Guest::boot(&kernel::probed());
     let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
     registry
         .go_live(guest.view(), None, &guest)
@@ -197,7 +195,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-type Around<'a> = Surroundings<'a, testing::Memory, Ticks>;
+type Around<'a> = Surroundings<'a, Memory, Ticks>;
 
 /// What a virtual CPU's thread does for hits, but for entering the guest. With `ret`, each is the
 /// call of a function that returns to there.

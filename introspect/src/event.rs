@@ -6,9 +6,8 @@
 mod collector;
 
 use hvprobe_arch::Regs;
+use hvprobe_linux::task::Task;
 use hvprobe_spec::{CAPTURE_MAX, ITEMS_MAX, ProbeId, RegisterSet};
-
-use crate::task::Task;
 
 pub use collector::{Collector, Drained, EventProducer, Sink, Source};
 

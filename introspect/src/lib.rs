@@ -5,12 +5,8 @@
 pub mod calls;
 pub mod event;
 pub mod hidden;
-pub mod image;
-pub mod modules;
 pub mod probe;
 pub mod ring;
-pub mod symbols;
-pub mod task;
 #[cfg(test)]
 mod testing;
 pub mod world;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::detour::{BY_HOST, BuildError, Capture, EntryCapture, Layout, Malformed, Part};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
+use hvprobe_linux::task::Task;
 use hvprobe_spec::{Actions, ProbeId};
 use rustc_hash::FxHashMap;
 
@@ -23,7 +24,6 @@ use crate::hidden::KERNEL_WINDOW;
 use crate::hidden::detours::CounterPlace;
 use crate::hidden::follow::Followed;
 use crate::probe::table::Counters;
-use crate::task::Task;
 use reader::Look;
 pub use reader::Reader;
 

@@ -5,41 +5,23 @@
 //! but the engine under test and the test itself ever writes to it.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hvprobe_arch::mem::{OutOfRange, PhysMemory};
-use hvprobe_arch::paging::{Levels, PageTables, entry};
+use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
+use hvprobe_fixtures::{
+    DATA, DATA_VIRT, HIDDEN, IDT, IDT_VIRT, MODULE_FRAMES, MODULE_PAGES, MODULE_VIRT, Mapper,
+    Memory, PAGE, STACK, TEXT, tables,
+};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::task::TaskUnknown;
 
 use crate::hidden::{HiddenRegion, KERNEL_WINDOW};
-use crate::image::KernelImage;
 use crate::probe::hit::KernelView;
 use crate::probe::table::ProbeTable;
-use crate::task::TaskUnknown;
 use crate::world::{Change, Clock, Reading, Standing, StopError, World};
 
-const PAGE: u64 = 4096;
-const ROOT: Gpa = Gpa(0x1000);
-/// Where physical memory for text begins.
-const TEXT: Gpa = Gpa(0x2_0000);
-/// Where the page with the stack, the per-CPU variables and the task is.
-pub(crate) const DATA: Gpa = Gpa(0x3_0000);
-pub(crate) const DATA_VIRT: Gva = Gva(0xffff_ffff_82a0_0000);
-/// Where the page with the interrupt descriptor table is.
-const IDT: Gpa = Gpa(0x3_1000);
-const IDT_VIRT: Gva = Gva(0xffff_ffff_82a0_1000);
-/// Where the hidden region begins; memory ends after it.
-pub(crate) const HIDDEN: Gpa = Gpa(0x4_0000);
-/// The stack pointer of a hit: the words below and above it are mapped.
-pub(crate) const STACK: Gva = Gva(DATA_VIRT.0 + 0x800);
-/// Where the pages for modules are, which the guest has no use for otherwise.
-pub(crate) const MODULE_FRAMES: Gpa = Gpa(0x3_2000);
-/// Where they are mapped.
-pub(crate) const MODULE_VIRT: Gva = Gva(0xffff_ffff_c000_0000);
-/// How many there are.
-pub(crate) const MODULE_PAGES: u64 = 12;
 /// How many slots a region of [`hidden`]'s size has.
 pub(crate) const SLOTS: usize = 128;
 
@@ -54,154 +36,6 @@ pub(crate) const WHOLE_HIDDEN: Gpa = Gpa(2 << 20);
 /// A hidden region with room for detours.
 pub(crate) fn whole_hidden() -> HiddenRegion {
     HiddenRegion::new(WHOLE_HIDDEN, HiddenRegion::FULL_SIZE, KERNEL_WINDOW)
-}
-
-thread_local! {
-    static WORK: Cell<u64> = const { Cell::new(0) };
-}
-
-/// How much the engine has done in this thread: accesses to a guest's memory, and what else calls
-/// [`count_work`].
-pub(crate) fn work() -> u64 {
-    WORK.get()
-}
-
-/// Counts as one access to memory; for unit tests alone, as examples that share this memory count
-/// instructions.
-pub(crate) fn count_work() {
-    if cfg!(test) {
-        WORK.set(WORK.get() + 1);
-    }
-}
-
-/// Guest memory from address 0 up. A clone is the same memory.
-#[derive(Clone, Debug)]
-pub(crate) struct Memory {
-    bytes: Rc<RefCell<Vec<u8>>>,
-    writes: Rc<Cell<u64>>,
-    failing: Rc<Cell<Option<u64>>>,
-    /// The pages that were written, while that is noted.
-    written: Rc<RefCell<Option<Vec<Gpa>>>>,
-    /// How often whole pages were read.
-    pub(crate) reads: Rc<Cell<u64>>,
-}
-
-impl Memory {
-    /// Memory up to and with a hidden region of `hidden` bytes.
-    pub(crate) fn new(hidden: u64) -> Self {
-        let size = usize::try_from(HIDDEN.0 + hidden).expect("small");
-        Self {
-            bytes: Rc::new(RefCell::new(vec![0; size])),
-            writes: Rc::default(),
-            failing: Rc::default(),
-            written: Rc::default(),
-            reads: Rc::default(),
-        }
-    }
-
-    /// All of it.
-    pub(crate) fn snapshot(&self) -> Vec<u8> {
-        self.bytes.borrow().clone()
-    }
-
-    /// What the guest sees: all but the hidden region.
-    pub(crate) fn visible(&self) -> Vec<u8> {
-        let mut bytes = self.snapshot();
-        bytes.truncate(usize::try_from(HIDDEN.0).expect("small"));
-        bytes
-    }
-
-    /// Lets the write after the next `n` fail, once.
-    pub(crate) fn fail_after(&self, n: u64) {
-        self.failing.set(Some(self.writes.get() + n));
-    }
-
-    fn range(&self, at: Gpa, len: usize) -> Result<std::ops::Range<usize>, OutOfRange> {
-        let error = OutOfRange { at, len };
-        let start = usize::try_from(at.0).map_err(|_| error)?;
-        let end = start.checked_add(len).ok_or(error)?;
-        (end <= self.bytes.borrow().len())
-            .then_some(start..end)
-            .ok_or(error)
-    }
-}
-
-impl PhysMemory for Memory {
-    fn ranges(&self) -> Vec<(Gpa, u64)> {
-        vec![(Gpa(0), HIDDEN.0)]
-    }
-
-    fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
-        count_work();
-        let range = self.range(at, into.len())?;
-        self.reads.set(self.reads.get() + into.len() as u64 / PAGE);
-        into.copy_from_slice(&self.bytes.borrow()[range]);
-        Ok(())
-    }
-
-    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange> {
-        count_work();
-        let range = self.range(at, bytes.len())?;
-        let this = self.writes.get();
-        self.writes.set(this + 1);
-        if self.failing.get() == Some(this) {
-            self.failing.set(None);
-            let len = bytes.len();
-            return Err(OutOfRange { at, len });
-        }
-        if let Some(written) = self.written.borrow_mut().as_mut() {
-            let last = at.0 + (bytes.len() as u64).saturating_sub(1);
-            for page in (at.0 / PAGE..=last / PAGE).map(|page| Gpa(page * PAGE)) {
-                if !written.contains(&page) {
-                    written.push(page);
-                }
-            }
-        }
-        self.bytes.borrow_mut()[range].copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-/// Enters pages into the page tables at [`ROOT`].
-pub(crate) struct Mapper<'a> {
-    mem: &'a Memory,
-    next: Gpa,
-}
-
-impl<'a> Mapper<'a> {
-    pub(crate) fn new(mem: &'a Memory) -> Self {
-        Self {
-            mem,
-            next: ROOT.wrapping_add(PAGE),
-        }
-    }
-
-    /// Maps the page at `virt` to `phys`, for the kernel, read and execute only.
-    pub(crate) fn map(&mut self, virt: Gva, phys: Gpa) {
-        let tables = tables();
-        for level in (2..=4).rev() {
-            let (at, value) = tables.entry_at(self.mem, virt, level).expect("in memory");
-            if value == 0 {
-                self.set(at, self.next.0 | entry::WRITABLE);
-                self.next = self.next.wrapping_add(PAGE);
-            }
-        }
-        let (at, _) = tables.entry_at(self.mem, virt, 1).expect("in memory");
-        self.set(at, phys.0);
-    }
-
-    fn set(&self, at: Gpa, value: u64) {
-        let value = value | entry::PRESENT | entry::ACCESSED;
-        self.mem.write(at, &value.to_le_bytes()).expect("in memory");
-    }
-}
-
-/// The page tables of every synthetic guest.
-pub(crate) fn tables() -> PageTables {
-    PageTables {
-        root: ROOT,
-        levels: Levels::Four,
-    }
 }
 
 /// What the guest does when it is next stopped, before the change is made.
@@ -337,9 +171,7 @@ impl Guest {
 
     /// Has it seem that these pages were written since that was last asked.
     pub(crate) fn pretend_written(&self, pages: Vec<Gpa>) {
-        if let Some(written) = self.mem.written.borrow_mut().as_mut() {
-            *written = pages;
-        }
+        self.mem.pretend_written(pages);
     }
 
     /// Where the virtual CPUs stand when they are stopped from now on.
@@ -382,12 +214,12 @@ impl World for Guest {
     }
 
     fn note_writes(&self, on: bool) -> bool {
-        *self.mem.written.borrow_mut() = (on && !self.forgets.get()).then(Vec::new);
+        self.mem.note_writes(on && !self.forgets.get());
         !self.forgets.get()
     }
 
     fn written(&self) -> Option<Vec<Gpa>> {
-        Some(std::mem::take(self.mem.written.borrow_mut().as_mut()?))
+        self.mem.take_written()
     }
 
     fn collect(&self) {

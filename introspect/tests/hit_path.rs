@@ -6,24 +6,21 @@ use std::sync::mpsc;
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::{STACK, kernel};
 use hvprobe_introspect::event::Collector;
 use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, Budget, Change, Decision, Excess, Hold, Item, ProbeSpec};
 // The shared guest below names these as its own crate's.
-use hvprobe_introspect::{hidden, image, probe, task, world};
+use hvprobe_introspect::{hidden, probe, world};
 
-#[cfg(test)]
-#[path = "../src/image/fixture.rs"]
-#[allow(dead_code, reason = "shared with the unit tests")]
-mod fixture;
 #[cfg(test)]
 #[path = "../src/testing.rs"]
 #[allow(dead_code, reason = "shared with the unit tests")]
 mod testing;
 
-use testing::{Guest, STACK, Ticks, regs};
+use testing::{Guest, Ticks, regs};
 
 thread_local! {
     /// Calls of the allocator on this thread.
@@ -81,7 +78,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let guest = Guest::boot(&fixture::probed());
+        let guest = Guest::boot(&kernel::probed());
         let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
         registry
             .go_live(guest.view(), None, &guest)

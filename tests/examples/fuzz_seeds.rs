@@ -9,15 +9,7 @@ use std::path::Path;
 
 use hvprobe_tests::fuzz::bzimage_around;
 
-#[path = "../../introspect/src/image/fixture.rs"]
-#[allow(
-    dead_code,
-    clippy::unwrap_used,
-    reason = "shared with the tests of the image"
-)]
-mod fixture;
-
-use fixture::{Layout, TEXT};
+use hvprobe_fixtures::kernel::{self, Layout, TEXT};
 
 /// Where the targets link the table under test to.
 const TABLE: u64 = 0xffff_ffff_8200_0000;
@@ -40,12 +32,12 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         let mut rodata = b"Linux version 6.1.0-9-test (a@b)\0".to_vec();
         rodata.resize(rodata.len().next_multiple_of(8), 0);
         let at = TABLE + rodata.len() as u64;
-        rodata.extend(fixture::kallsyms(&symbols, layout, at));
+        rodata.extend(kernel::kallsyms(&symbols, layout, at));
         let name = format!("{layout:?}").to_lowercase();
         add("kallsyms", &name, rodata);
     }
     add("image", "symtab", small_image());
-    let btf = fixture::btf();
+    let btf = kernel::btf();
     let types = u16::from_le_bytes([btf[12], btf[13]]);
     add(
         "btf",
@@ -132,7 +124,7 @@ fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
 }
 
 /// As few symbols as a kallsyms table may have, and a name that takes two bytes of length.
-fn symbols(layout: Layout) -> Vec<fixture::Raw> {
+fn symbols(layout: Layout) -> Vec<kernel::Raw> {
     let mut symbols = Vec::new();
     if !matches!(layout, Layout::Offsets615 | Layout::Place70) {
         symbols.push(('A', "current_task".to_owned(), 0x40));
@@ -146,8 +138,8 @@ fn symbols(layout: Layout) -> Vec<fixture::Raw> {
     symbols
 }
 
-fn section(name: &'static str, at: u64, exec: bool, data: Vec<u8>) -> fixture::Section {
-    fixture::Section {
+fn section(name: &'static str, at: u64, exec: bool, data: Vec<u8>) -> kernel::Section {
+    kernel::Section {
         name,
         at,
         exec,
@@ -157,11 +149,11 @@ fn section(name: &'static str, at: u64, exec: bool, data: Vec<u8>) -> fixture::S
 
 fn small_image() -> Vec<u8> {
     let banner = b"Linux version 6.1.0-9-test (a@b)\0".to_vec();
-    fixture::elf(
+    kernel::elf(
         &[
             section(".text", TEXT, true, vec![0x90; 0x100]),
             section(".rodata", TABLE, false, banner),
-            section(".BTF", TABLE + 0x1000, false, fixture::btf()),
+            section(".BTF", TABLE + 0x1000, false, kernel::btf()),
         ],
         &[
             ("_stext", TEXT, 0, true),
@@ -176,7 +168,7 @@ fn small_image() -> Vec<u8> {
 /// A bootable file of one segment at 1 MiB.
 fn small_kernel() -> Vec<u8> {
     // Its physical address and entry point are those of the image: below the link address.
-    fixture::elf(&[section(".text", TEXT, true, vec![0xf4; 0x40])], &[])
+    kernel::elf(&[section(".text", TEXT, true, vec![0xf4; 0x40])], &[])
 }
 
 fn lists() -> Vec<u8> {

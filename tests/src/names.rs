@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use hvprobe_introspect::image::KernelImage;
+use hvprobe_linux::image::KernelImage;
 use hvprobe_vmm::loader::Kernel;
 
 use crate::rig;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hvprobe_arch::Gva;
 use hvprobe_introspect::event::EventKind;
-use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_spec::Hold;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};

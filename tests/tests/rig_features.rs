@@ -4,7 +4,7 @@
 //! Which of them there is, is up to the kernel and to its processor; a guest says so, and what it has not
 //! is a line that starts with `skipped:`.
 
-use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, rig_cpus, values,

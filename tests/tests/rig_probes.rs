@@ -2,10 +2,9 @@
 //! own breakpoints, and what a hit costs.
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::symbols::SymbolKind;
-use hvprobe_tests::names;
+use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
-use hvprobe_tests::wait;
+use hvprobe_tests::{names, wait};
 use hvprobe_vmm::machine::{Mechanism, ProbeInfo, ProbeState};
 
 /// Functions that every workload and every timer interrupt passes through.

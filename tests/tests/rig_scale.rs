@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 use hvprobe_vmm::machine::{Budget, Excess, ProbeSpec, ProbeState, Refusals};
 

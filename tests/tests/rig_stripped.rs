@@ -3,8 +3,8 @@
 //! works there as everywhere is in `rig_kernels`.
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::image::Forbidden;
 use hvprobe_introspect::probe::Refused;
+use hvprobe_linux::image::Forbidden;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,

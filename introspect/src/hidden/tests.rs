@@ -1,9 +1,9 @@
 //! The region in page tables of its own.
 
 use hvprobe_arch::insn::{classify, text};
+use hvprobe_fixtures::{HIDDEN, Mapper, Memory, tables};
 
 use super::*;
-use crate::testing::{HIDDEN, Mapper, Memory, tables};
 
 const AT: Gva = Gva(0xffff_ffff_8100_0000);
 

@@ -6,12 +6,12 @@
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_linux::task::Task;
 use hvprobe_spec::{Actions, Change, Item, ProbeId};
 
 use super::hit::Surroundings;
 use super::scene::Scene;
 use crate::event::{Captured, Event, EventKind, EventProducer};
-use crate::task::Task;
 use crate::world::{Clock, Reading};
 
 /// When and for whom a hit was taken up.

@@ -6,11 +6,11 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
+use hvprobe_linux::image::Forbidden;
+use hvprobe_linux::symbols::Symbol;
 
 use super::jump::Unoptimized;
 use super::plan::{Owner, PristineText, function};
-use crate::image::Forbidden;
-use crate::symbols::Symbol;
 
 /// What a jump at `at` in the function `symbol` would displace. `forbidden_as_is` tells whether a
 /// byte, being what it is, must stay.

@@ -20,6 +20,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
+use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::{Decision, ProbeId, Then};
 use tracing::{info, warn};
 
@@ -28,7 +29,6 @@ use super::jump::{Jump, Unoptimized};
 use super::plan::Obstacle;
 use super::registry::Registry;
 use super::site::SiteState;
-use crate::image::KernelImage;
 use crate::world::World;
 
 /// The function that copies the instruction a kprobe is registered at, with the kprobe as its

@@ -9,12 +9,12 @@
 use std::borrow::Cow;
 
 use hvprobe_arch::Gva;
+use hvprobe_linux::symbols::{Symbol, SymbolKind, Symbols};
 use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::{Definition, Kind, Target, is_event_name, is_symbol_name};
 
 use super::plan::{Kernel, Refused};
 use super::registry::Registry;
-use crate::symbols::{Symbol, SymbolKind, Symbols};
 
 /// The most probes that patterns may bring a batch to.
 pub const BATCH_MAX: usize = 16_384;

@@ -28,14 +28,14 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_linux::image::TaskLayout;
+use hvprobe_linux::task::TaskUnknown;
 use hvprobe_spec::{Decision, Hold, ProbeId};
 
 use super::act::{Seen, Taken};
 use super::scene::{Kernel, Scene};
 use super::table::{ProbeTable, Role, Site};
 use crate::event::{Event, EventKind, EventProducer};
-use crate::image::TaskLayout;
-use crate::task::TaskUnknown;
 use crate::world::Clock;
 
 /// How to read the guest's kernel at a hit.

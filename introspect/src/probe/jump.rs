@@ -17,13 +17,13 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{BuildError, Detour, Member, Recorder, Ring, Span, TaskFields, Unfit};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_linux::image::{Forbidden, TaskLayout};
 use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
 use tracing::debug;
 
 use super::registry::{Live, Registry};
 use super::site::{Patch, Probe, SiteState};
 use crate::hidden::HiddenError;
-use crate::image::{Forbidden, TaskLayout};
 
 /// Why a probepoint keeps its int3.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -198,7 +198,7 @@ impl Registry {
         leaving: &BTreeSet<ProbeId>,
     ) -> Result<&'s Span, Unoptimized> {
         #[cfg(test)]
-        crate::testing::count_work();
+        hvprobe_fixtures::count_work();
         if !self.optimize {
             return Err(Unoptimized::Off);
         }

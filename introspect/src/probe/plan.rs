@@ -9,16 +9,16 @@ use std::collections::BTreeSet;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{self, Displaced, ENDBR64, Refusal, RelocateError};
+use hvprobe_linux::image::{Forbidden, KernelImage};
+use hvprobe_linux::modules::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleState};
+use hvprobe_linux::symbols::{LookupError, Symbol, Symbols};
+use hvprobe_linux::task::TaskUnknown;
 use hvprobe_spec::definition::Target;
 use hvprobe_spec::{Mechanism, ProbeSpec, Then};
 
 use super::displaces::span;
 use super::jump::Unoptimized;
 use crate::calls::PoolError;
-use crate::image::{Forbidden, KernelImage};
-use crate::modules::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleState};
-use crate::symbols::{LookupError, Symbol, Symbols};
-use crate::task::TaskUnknown;
 
 /// Why a probe was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +30,7 @@ pub enum Refused {
     #[error(transparent)]
     ModuleSymbol(#[from] ModuleLookupError),
     /// No function matches the pattern.
-    #[error("no function matches `{pattern}`{}", crate::symbols::Offer(.near))]
+    #[error("no function matches `{pattern}`{}", hvprobe_linux::symbols::Offer(.near))]
     NoMatch {
         /// The pattern.
         pattern: String,

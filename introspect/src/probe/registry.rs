@@ -25,6 +25,8 @@ use super::batch::Refusals;
 use super::budget::Throttled;
 use super::commit::CommitError;
 pub use super::error::{ChangeError, RegisterError};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::modules::{ModuleError, ModuleList, ModuleReader};
 use hvprobe_spec::definition::Kind;
 use hvprobe_spec::{ProbeId, ProbeSpec};
 
@@ -43,8 +45,6 @@ use super::site::{Patch, Place, Probe, SiteState};
 use super::table::{Counters, Returns};
 use crate::calls::{CELLS, Calls, MaxActive};
 use crate::hidden::HiddenRegion;
-use crate::image::KernelImage;
-use crate::modules::{ModuleError, ModuleList, ModuleReader};
 use crate::ring::{Reader, Source, Sources};
 use crate::world::{StopError, World};
 

@@ -13,12 +13,12 @@ use std::cell::Cell;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, Walker};
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_linux::image::TaskLayout;
+use hvprobe_linux::task::Task;
 
 use super::guest_memory::GuestMemory;
 use super::hit::{KernelView, Surroundings};
 use super::table::ProbeTable;
-use crate::image::TaskLayout;
-use crate::task::Task;
 
 /// The guest's kernel, as one virtual CPU reads it.
 #[derive(Debug)]

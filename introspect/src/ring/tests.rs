@@ -3,11 +3,11 @@
 use hvprobe_arch::Gpa;
 use hvprobe_arch::detour::CELL;
 use hvprobe_arch::regs::RegisterSet;
+use hvprobe_fixtures::Memory;
 
 use super::*;
 use crate::hidden::RingPlace;
 use crate::hidden::detours::CounterPlace;
-use crate::testing::Memory;
 
 mod model;
 

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::MAX_LEN;
-use hvprobe_introspect::image::{ImageError, KernelImage};
-use hvprobe_introspect::symbols::SymbolKind;
+use hvprobe_linux::image::{ImageError, KernelImage};
+use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_vmm::loader::{Kernel, LoadError};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 

@@ -2,9 +2,8 @@
 //! sound but for that table.
 
 use hvprobe_arch::{Gva, insn};
-use hvprobe_introspect::image::KernelImage;
-
-use super::fixture::{self, Section, TEXT};
+use hvprobe_fixtures::kernel::{self, Section, TEXT};
+use hvprobe_linux::image::KernelImage;
 
 /// Bytes of text in the images made here.
 const TEXT_LEN: usize = 0x1000;
@@ -28,7 +27,7 @@ pub fn image(data: &[u8]) -> bool {
 
 /// A section with a kallsyms table, in an image without an ELF symbol table.
 pub fn kallsyms(data: &[u8]) -> bool {
-    image(&fixture::elf(
+    image(&kernel::elf(
         &[text(), section(".rodata", TABLE, data)],
         &[],
     ))
@@ -60,7 +59,7 @@ pub fn btf(data: &[u8]) -> bool {
         ("pcpu_hot", TABLE, 8, false),
     ];
     let sections = [text(), section(".BTF", TABLE, &table)];
-    let image = KernelImage::parse(&fixture::elf(&sections, &symbols))
+    let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
         .expect("types are not needed to read an image");
     check(&image);
     image.task_layout().is_ok()
@@ -85,7 +84,7 @@ pub fn tables(data: &[u8]) -> bool {
         symbols.push((stop, at, 0, false));
     }
     let sections = [text(), section(".init.data", TABLE, data)];
-    let image = KernelImage::parse(&fixture::elf(&sections, &symbols))
+    let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
         .expect("the lists are not needed to read an image");
     check(&image);
     // A part of the text will do.

@@ -8,13 +8,6 @@
 
 mod definition;
 mod detour;
-#[path = "../../../introspect/src/image/fixture.rs"]
-#[allow(
-    dead_code,
-    clippy::unwrap_used,
-    reason = "shared with the tests of the image"
-)]
-mod fixture;
 mod image;
 mod input;
 mod insn;

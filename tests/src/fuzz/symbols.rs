@@ -1,7 +1,7 @@
 //! What a client searches the symbols for.
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::symbols::{RawSymbol, SymbolKind, Symbols};
+use hvprobe_linux::symbols::{RawSymbol, SymbolKind, Symbols};
 
 /// A shell-style pattern over a few names; also looked up as a name. The bytes up to a zero are
 /// what is searched for, each part after it is a name in the table.

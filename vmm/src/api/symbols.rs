@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use hvprobe_introspect::symbols::{PatternError, SymbolKind};
+use hvprobe_linux::symbols::{PatternError, SymbolKind};
 use hvprobe_proto::v1::{self, ErrorKind, ListSymbolsRequest, ListSymbolsResponse, symbols_server};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

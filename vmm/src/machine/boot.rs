@@ -14,10 +14,10 @@ use std::time::Instant;
 
 use hvprobe_introspect::event::{Collector, EventProducer};
 use hvprobe_introspect::hidden::{HiddenRegion, KERNEL_WINDOW};
-use hvprobe_introspect::image::{ImageError, KernelImage};
 use hvprobe_introspect::probe::hit::HitHandler;
 use hvprobe_introspect::probe::registry::{RegisterError, Registry};
 use hvprobe_introspect::ring::Collection;
+use hvprobe_linux::image::{ImageError, KernelImage};
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 

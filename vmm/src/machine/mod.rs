@@ -40,13 +40,13 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::image::KernelImage;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
 use hvprobe_introspect::probe::table::ProbeTable;
 pub use hvprobe_introspect::probe::{
     ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled,
 };
 use hvprobe_introspect::world::{Change, StopError, World};
+use hvprobe_linux::image::KernelImage;
 pub use hvprobe_spec::{Budget, Excess, Mechanism, ProbeId, ProbeSpec};
 use tracing::{info, warn};
 

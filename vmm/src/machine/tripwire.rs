@@ -13,7 +13,7 @@ use hvprobe_arch::insn::{GateHead, instruction_len};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::trap::GATE_PORT;
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::image::{Forbidden, KernelImage};
+use hvprobe_linux::image::{Forbidden, KernelImage};
 
 use crate::memory::GuestRam;
 

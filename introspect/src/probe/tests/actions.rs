@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::STACK;
 use hvprobe_spec::{Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then};
 
 use super::super::hit::{Held, Outcome};
 use super::*;
 use crate::event::{Event, EventKind};
-use crate::testing::{STACK, regs};
+use crate::testing::regs;
 
 fn then(then: Then) -> Actions {
     Actions {

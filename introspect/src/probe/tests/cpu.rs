@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 use hvprobe_arch::insn::ENDBR64;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::Memory;
 use hvprobe_spec::Decision;
 
 use super::super::hit::{HitHandler, Inquiry, Outcome, Surroundings};
 use super::super::table::ProbeTable;
 use super::Rig;
 use crate::event::{Collector, Event};
-use crate::testing::{Guest, Memory, Ticks, regs};
+use crate::testing::{Guest, Ticks, regs};
 
 /// The guest just goes on.
 pub(super) const RESUME: Outcome = Outcome::Resume { shadow: false };

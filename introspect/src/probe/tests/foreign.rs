@@ -1,12 +1,13 @@
 //! The guest has kprobes of its own where our jumps would be.
 
 use hvprobe_arch::Regs;
+use hvprobe_fixtures::STACK;
+use hvprobe_fixtures::kernel::{KPROBE_MUTEX, KPROBE_TABLE};
 
 use super::super::hit::{Held, Outcome};
 use super::super::jump::Unoptimized;
 use super::*;
-use crate::image::fixture::{KPROBE_MUTEX, KPROBE_TABLE};
-use crate::testing::{STACK, regs};
+use crate::testing::regs;
 
 /// `push rbp; mov rbp, rsp; nop`, with jumps into its bytes 1 to 4 in question.
 const SHORT: &str = "p filler_002";

@@ -1,10 +1,10 @@
 //! Definitions with a pattern, and batches of which refused probes are left out.
 
 use expect_test::{Expect, expect};
+use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 
 use super::super::batch::{Refusals, Registered};
 use super::*;
-use crate::image::fixture::{NOTHING_FORBIDDEN, TEXT};
 
 /// A kernel with functions that tell patterns apart.
 fn rig() -> Rig {
@@ -24,8 +24,8 @@ fn rig() -> Rig {
         ("put_one", at(8), 0x10, true),
         ("_etext", TEXT + 0x4000, 0, true),
     ];
-    let mut rig = Rig::boot(&fixture::elf(
-        &fixture::probed_kernel(),
+    let mut rig = Rig::boot(&kernel::elf(
+        &kernel::probed_kernel(),
         &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
     ));
     rig.go_live(None);

@@ -3,12 +3,13 @@
 use hvprobe_arch::insn::SlotKind;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
+use hvprobe_fixtures::{DATA, MODULE_FRAMES, STACK};
+use hvprobe_linux::task::Task;
 
 use super::super::hit::{Fault, Outcome};
 use super::*;
 use crate::event::{Captured, Event, EventKind};
-use crate::task::Task;
-use crate::testing::{DATA, MODULE_FRAMES, STACK, regs};
+use crate::testing::regs;
 
 /// Where the `jmp rel32` at `at` leads.
 fn jump_target(rig: &Rig, at: Gva) -> Gva {

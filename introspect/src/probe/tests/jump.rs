@@ -2,14 +2,14 @@
 
 use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::trap::GATE_PORT;
+use hvprobe_fixtures::kernel::Layout;
+use hvprobe_fixtures::{DATA_VIRT, MODULE_FRAMES, MODULE_PAGES, STACK};
+use hvprobe_linux::image::Forbidden;
 use hvprobe_spec::{Change, Hold, Item, Then};
 
 use super::super::jump::Unoptimized;
 use super::super::look::STOPPED_MAX;
 use super::*;
-use crate::image::Forbidden;
-use crate::image::fixture::Layout;
-use crate::testing::{DATA_VIRT, MODULE_FRAMES, MODULE_PAGES, STACK};
 
 /// The entry nop of `vfs_read`: one instruction of five bytes.
 const ENTRY: &str = "p vfs_read";
@@ -73,8 +73,8 @@ fn a_probe_at_an_entry_nop_is_a_jump_and_leaves_no_trace() {
 #[test]
 fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
     for layout in [Layout::Offsets615, Layout::Place70] {
-        let sections = fixture::probed_kernel_of(layout);
-        let mut rig = Rig::boot_whole(&fixture::elf(&sections, &[]));
+        let sections = kernel::probed_kernel_of(layout);
+        let mut rig = Rig::boot_whole(&kernel::elf(&sections, &[]));
         rig.go_live(None);
         let ids = rig.register(&[spec(ENTRY), spec("r filler_000")]);
         assert!(is_optimized(&rig, ids[0]), "{:?}", rig.info(ids[0]));
@@ -123,11 +123,11 @@ fn entries_whose_endbr_the_kernel_sealed_get_jumps_behind_it() {
 
 #[test]
 fn a_nop_that_the_compiler_put_at_an_entry_is_an_instruction_of_the_function() {
-    let mut sections = fixture::probed_kernel();
+    let mut sections = kernel::probed_kernel();
     let nop = [0x0f, 0x1f, 0x40, 0x00];
     let vfs_read = &mut sections[0].data[0x100..];
     vfs_read[..4].copy_from_slice(&nop);
-    let mut rig = Rig::boot_whole(&fixture::elf(&sections, &[]));
+    let mut rig = Rig::boot_whole(&kernel::elf(&sections, &[]));
     rig.go_live(None);
     let id = rig.one(ENTRY);
     assert_eq!(rig.addr(id), rig.at("vfs_read", 0));
@@ -498,10 +498,10 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
 fn lock_prefix_that_may_come_back_is_not_covered() {
     // `xor eax, eax`, and behind it an instruction whose prefix is in `.smp_locks`.
     let kernel = |prefix| {
-        let mut sections = fixture::probed_kernel();
+        let mut sections = kernel::probed_kernel();
         let code = &mut sections[0].data[0x64c..][..9];
         code.copy_from_slice(&[0x66, 0x90, 0x31, 0xc0, prefix, 0x48, 0x83, 0x07, 1]);
-        fixture::elf(&sections, &[])
+        kernel::elf(&sections, &[])
     };
     for (prefix, may_come) in [(0xf0, false), (0x3e, true)] {
         let mut rig = Rig::boot_whole(&kernel(prefix));

@@ -1,11 +1,12 @@
 //! Probes of a batch that turn out to be impossible only while the virtual CPUs stand still.
 
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_fixtures::{MODULE_FRAMES, work};
 
 use super::super::batch::{Refusals, Registered};
 use super::super::jump::Unoptimized;
 use super::*;
-use crate::testing::{MODULE_FRAMES, SLOTS, work};
+use crate::testing::SLOTS;
 use crate::world::StopError;
 
 /// Fillers of the fixture. All of them begin with several instructions, one of which begins three or

@@ -2,9 +2,10 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{SLOT_SIZE, SlotKind};
+use hvprobe_fixtures::STACK;
 
 use super::*;
-use crate::testing::{SLOTS, STACK};
+use crate::testing::SLOTS;
 
 fn forced(mechanism: Mechanism, definition: &str) -> ProbeSpec {
     ProbeSpec {

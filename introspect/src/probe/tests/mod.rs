@@ -34,13 +34,13 @@ use std::sync::OnceLock;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::trap::INT3;
 use hvprobe_arch::{Gpa, Gva, Regs};
+use hvprobe_fixtures::kernel;
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, Mechanism, ProbeId, ProbeSpec};
 
 use super::registry::{ChangeError, RegisterError, Registry};
 use super::table::Counts;
 use super::{ProbeInfo, ProbeState, Refused};
-use crate::image::fixture;
 use crate::testing::{Guest, Ticks, hidden, whole_hidden};
 use crate::world::Standing;
 use cpu::{Cpu, RESUME};
@@ -95,7 +95,7 @@ impl Rig {
     /// The guest still boots.
     fn booting() -> Self {
         static ELF: OnceLock<Vec<u8>> = OnceLock::new();
-        Self::boot(ELF.get_or_init(fixture::probed))
+        Self::boot(ELF.get_or_init(kernel::probed))
     }
 
     fn boot(elf: &[u8]) -> Self {
@@ -110,7 +110,7 @@ impl Rig {
     }
 
     fn booting_with_room() -> Self {
-        Self::boot_whole(&fixture::probed())
+        Self::boot_whole(&kernel::probed())
     }
 
     /// As [`Rig::boot`], with room for detours.

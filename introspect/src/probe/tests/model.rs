@@ -5,12 +5,13 @@ mod place;
 
 use std::collections::BTreeMap;
 
+use hvprobe_arch::trap::GATE_PORT;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::{DATA_VIRT, STACK};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{DATA_VIRT, STACK, regs};
-use hvprobe_arch::trap::GATE_PORT;
+use crate::testing::regs;
 use place::{Flavour, Place, Probe, REWRITTEN, SPOTS, Spot};
 
 /// How many calls of a function are followed at a time.

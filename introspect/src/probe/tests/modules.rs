@@ -1,14 +1,14 @@
 //! Probes of modules, which come and go.
 
 use hvprobe_arch::Gva;
+use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
+use hvprobe_fixtures::modules::{
+    Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, btf,
+};
 use hvprobe_spec::Decision;
 
 use super::super::hit::{Held, Outcome};
 use super::*;
-use crate::image::fixture::{NOTHING_FORBIDDEN, TEXT};
-use crate::modules::tests::fixture::{
-    Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, btf,
-};
 use crate::testing::regs;
 use crate::world::StopError;
 
@@ -41,7 +41,7 @@ struct Loaded {
 
 impl Loader {
     fn booting() -> Self {
-        let mut sections = fixture::probed_kernel();
+        let mut sections = kernel::probed_kernel();
         for section in &mut sections {
             if section.name == ".BTF" {
                 section.data = btf(Age::V64);
@@ -58,7 +58,7 @@ impl Loader {
             ("modules", MODULES.0, 16, false),
             ("smp_alt_modules", LOCKS.0, 16, false),
         ];
-        let rig = Rig::boot(&fixture::elf(
+        let rig = Rig::boot(&kernel::elf(
             &sections,
             &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
         ));

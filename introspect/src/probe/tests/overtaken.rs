@@ -3,13 +3,14 @@
 
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::STACK;
 
 use super::window::{
     BREAKPOINT, FIXUP, LEN, MACHINE_CHECK, NMI, PAGE_FAULT, Stepped, all, frame, stepped,
 };
 use super::*;
 use crate::event::EventKind;
-use crate::testing::{STACK, regs};
+use crate::testing::regs;
 
 /// Each of them with how much of the stub is behind the guest: nothing, or its `endbr64`.
 fn all_of(vectors: [u8; 2]) -> impl Iterator<Item = (u8, u64)> {

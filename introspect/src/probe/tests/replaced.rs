@@ -1,12 +1,12 @@
 //! Another kernel takes the place of the first.
 
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_fixtures::modules::{self, Age};
+use hvprobe_linux::modules::ModuleReader;
 use hvprobe_spec::Decision;
 
 use super::super::hit::{Held, Outcome};
 use super::*;
-use crate::modules::ModuleReader;
-use crate::modules::tests::fixture::{self as modules, Age};
 use crate::probe::Refusals;
 use crate::testing::regs;
 use crate::world::StopError;
@@ -94,7 +94,9 @@ fn all_kinds(rig: &mut Rig) -> Vec<ProbeId> {
     ]);
     all.push(post("p filler_011"));
     // Of a kernel whose modules can be told.
-    rig.registry.module_reader = ModuleReader::new(&modules::image(modules::btf(Age::V64)));
+    rig.registry.module_reader = ModuleReader::new(
+        &hvprobe_linux::image::KernelImage::parse(&modules::image(modules::btf(Age::V64))).unwrap(),
+    );
     rig.register(&all)
 }
 
@@ -113,20 +115,20 @@ fn the_way_to_another_kernel_is_watched_while_a_probe_is_planted() {
 
 #[test]
 fn the_way_to_another_kernel_is_watched_where_ftrace_patches_nothing() {
-    let mut sections = fixture::probed_kernel();
+    let mut sections = kernel::probed_kernel();
     let calls = sections
         .iter_mut()
         .find(|section| section.name == ".data")
         .expect("there is data");
-    let site = (fixture::TEXT + 0x660).to_le_bytes();
+    let site = (kernel::TEXT + 0x660).to_le_bytes();
     let places = calls.data.windows(8).position(|bytes| bytes == site);
     let kexec = Rig::booting().at(KEXEC, 0);
     const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
     let place = places.expect("a site of ftrace");
     calls.data[place..place + 8].copy_from_slice(&kexec.0.to_le_bytes());
-    let text = usize::try_from(kexec.0 - fixture::TEXT).expect("in the text");
+    let text = usize::try_from(kexec.0 - kernel::TEXT).expect("in the text");
     sections[0].data[text..text + NOP.len()].copy_from_slice(&NOP);
-    let mut rig = Rig::boot(&fixture::elf(&sections, &[]));
+    let mut rig = Rig::boot(&kernel::elf(&sections, &[]));
     rig.go_live(None);
     rig.one(EMULATED);
     assert_eq!(rig.guest.read(kexec), NOP);
@@ -273,7 +275,7 @@ fn a_kernel_whose_memory_is_used_otherwise_is_named_as_the_reason_whatever_is_fo
     let id = rig.one(BOOSTED);
     rig.unregister(&[id]).unwrap();
     rig.guest.write(rig.at("_stext", 0), &[0x06; 0x4000]);
-    rig.guest.write(Gva(fixture::BANNER), b"something else");
+    rig.guest.write(Gva(kernel::BANNER), b"something else");
     let stops = rig.guest.stops();
     let result = rig.try_register(&[spec(BOOSTED)]);
     assert_eq!(refusal(result), (0, Refused::Replaced));

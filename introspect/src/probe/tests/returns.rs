@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 use hvprobe_arch::detour::InstanceLayout;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::{DATA_VIRT, STACK};
 use hvprobe_spec::{Change, Comparison, Condition, Decision, Item, Then};
 
 use super::super::hit::{Held, Outcome};
 use super::*;
 use crate::event::{Call, Event, EventKind};
-use crate::testing::{DATA_VIRT, STACK, regs};
+use crate::testing::regs;
 
 /// A function whose first instruction is emulated, and its kprobe.
 const FUNCTION: &str = "r filler_000";

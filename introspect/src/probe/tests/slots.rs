@@ -1,10 +1,11 @@
 //! What is planted beside the int3s, only while it is needed: slots, their mapping, the gate.
 
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::trap::GATE_PORT;
+use hvprobe_fixtures::{HIDDEN, Memory};
 
 use super::*;
-use crate::testing::{HIDDEN, Memory, SLOTS, WHOLE_HIDDEN};
-use hvprobe_arch::trap::GATE_PORT;
+use crate::testing::{SLOTS, WHOLE_HIDDEN};
 
 fn slot_bytes(mem: &Memory) -> Vec<u8> {
     let mut bytes = vec![0; SLOTS * 32];
@@ -125,9 +126,9 @@ fn gate_the_guest_rewrote_is_left_alone_and_nothing_is_armed_without_it() {
 
 /// `mov rax, gs:[rip+…]` of a per-CPU variable at offset 0x1a080, in the place of `filler_000`.
 fn per_cpu_kernel() -> Vec<u8> {
-    let mut sections = fixture::probed_kernel();
-    let symbols = fixture::probed();
-    let image = crate::image::KernelImage::parse(&symbols).unwrap();
+    let mut sections = kernel::probed_kernel();
+    let symbols = kernel::probed();
+    let image = hvprobe_linux::image::KernelImage::parse(&symbols).unwrap();
     let address = |name| image.symbols().address_of(name).unwrap();
     let (at, text) = (address("filler_000"), address("_stext"));
     let displacement = u32::try_from(0x1a080_u64.wrapping_sub(at.0 + 8)).unwrap();
@@ -135,7 +136,7 @@ fn per_cpu_kernel() -> Vec<u8> {
     let code = &mut sections[0].data[offset..];
     code[..4].copy_from_slice(&[0x65, 0x48, 0x8b, 0x05]);
     code[4..8].copy_from_slice(&displacement.to_le_bytes());
-    fixture::elf(&sections, &[])
+    kernel::elf(&sections, &[])
 }
 
 #[test]

@@ -138,14 +138,14 @@ fn what_a_throttled_probe_does_is_done_and_its_post_handler_is_silent() {
         cpu.regs.rdi = 6;
         assert_eq!(cpu.hit(at[0]), RESUME);
         assert_eq!(cpu.regs.rdi, 77);
-        cpu.regs.rsp = crate::testing::STACK.0;
+        cpu.regs.rsp = hvprobe_fixtures::STACK.0;
         cpu.regs.rax = 0;
         assert_eq!(cpu.hit(at[1]), RESUME);
         assert_eq!(cpu.regs.rax, 5);
-        cpu.regs.rsp = crate::testing::STACK.0;
+        cpu.regs.rsp = hvprobe_fixtures::STACK.0;
         assert!(matches!(cpu.hit(at[2]), Outcome::Hold(_)));
         assert_eq!(cpu.resume(&Decision::default()), RESUME);
-        cpu.regs.rsp = crate::testing::STACK.0;
+        cpu.regs.rsp = hvprobe_fixtures::STACK.0;
     }
     let events = cpu.events();
     let of = |id, kind| {
@@ -185,7 +185,7 @@ fn throttled_calls_are_left_alone_unless_the_return_is_changed() {
     let at: Vec<_> = ids.iter().map(|id| rig.addr(*id)).collect();
     let mut cpu = Cpu::new(&rig);
     let mut call = |at, n: u64| {
-        let (slot, caller) = (crate::testing::STACK, 0x1000 + n);
+        let (slot, caller) = (hvprobe_fixtures::STACK, 0x1000 + n);
         rig.guest.write(slot, &caller.to_le_bytes());
         cpu.regs.rsp = slot.0;
         assert_eq!(cpu.hit(at), RESUME);

@@ -4,11 +4,12 @@ mod nmi;
 
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::STACK;
 
 use super::super::hit::{Fault, Outcome};
 use super::*;
 use crate::event::EventKind;
-use crate::testing::{STACK, regs};
+use crate::testing::regs;
 
 /// Length of the instruction at [`FIXUP`] and of the first one of [`BOOSTED`].
 pub(super) const LEN: u64 = 4;

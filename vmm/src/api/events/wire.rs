@@ -7,7 +7,7 @@
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_introspect::event::{Call, Event, EventKind};
-use hvprobe_introspect::task::Task;
+use hvprobe_linux::task::Task;
 use hvprobe_proto::v1;
 use hvprobe_spec::RegisterSet;
 

@@ -1,0 +1,451 @@
+//! The symbol table a kernel carries for itself, found and decoded in a stripped image.
+//!
+//! The table (`scripts/kallsyms.c`, `kernel/kallsyms.c`) is a few arrays in `.rodata` without
+//! anything that points to them, so they are found by what must hold between them:
+//!
+//! * `token_table`: 256 strings; a byte of a compressed name stands for one of them. The digits
+//!   stand for themselves. `token_index`: 256 u16, where each string begins; it follows.
+//! * `num_syms`, `names` (per symbol a length and so many bytes), `markers` (where every 256th
+//!   name begins) lie before them in this order.
+//! * Addresses lie in an array before `num_syms` (kernels up to 6.3) or after `token_index` (from
+//!   6.4 on), in one of the encodings of [`Encoding`].
+//!
+//! Read on 5.10, 6.1, 6.12 and 7.2; the encodings in between from what the kernel's own script writes.
+//!
+//! What is kept true: a table is accepted only if all of this fits together, the addresses ascend
+//! as the kernel's own binary search needs, and `_stext` is where the image has code. All work is
+//! bounded by the size of the image and the constants below, whatever the bytes are.
+
+use hvprobe_arch::Gva;
+use memchr::memmem;
+
+use super::bytes::{u32_at, u64_at};
+use super::elf::{KERNEL_HALF, Part};
+use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
+
+/// Number of tokens.
+const TOKENS: usize = 256;
+/// Every so many symbols have a marker.
+const MARKED: usize = 256;
+/// Fewer symbols than any kernel has.
+const FEWEST: u64 = 64;
+/// More symbols than any kernel has.
+const MOST: u64 = 1 << 22;
+/// The longest name with its type letter (`KSYM_NAME_LEN` is 512 from 6.1 on).
+const LONGEST_NAME: usize = 512;
+/// How many places that look like a table at first sight are looked at again.
+const GLANCES: usize = 1 << 14;
+/// How many of those that still do are gone through.
+const TRIES: usize = 16;
+
+/// Why no symbols could be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KallsymsError {
+    /// No table of name parts.
+    #[error("no kallsyms token table: the kernel was built without CONFIG_KALLSYMS")]
+    NoTokens,
+    /// Name parts but no names that use them.
+    #[error("kallsyms token table without a table of names before it")]
+    NoNames,
+    /// Names, but nothing that can be their addresses.
+    #[error("kallsyms names without addresses in any known encoding")]
+    NoAddresses,
+}
+
+/// How the addresses are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    /// An i32 each: not negative, the value itself (per-CPU offsets); negative, `base - 1 - it`
+    /// (`CONFIG_KALLSYMS_ABSOLUTE_PERCPU`, x86-64 until 6.14).
+    AbsolutePerCpu,
+    /// A u32 each, added to the base (6.15 to 6.19).
+    Relative,
+    /// An i32 each, added to the address it is stored at (from 7.0 on).
+    PlaceRelative,
+    /// A u64 each (kernels before 6.11 without `CONFIG_KALLSYMS_BASE_RELATIVE`).
+    Absolute,
+}
+
+/// A decoded table.
+#[derive(Debug)]
+pub(super) struct Kallsyms {
+    pub(super) encoding: Encoding,
+    names: Names,
+    addrs: Vec<u64>,
+}
+
+impl Kallsyms {
+    /// Finds and decodes the table in one of `parts`.
+    pub(super) fn find(parts: &[&Part<'_>]) -> Result<Self, KallsymsError> {
+        let mut error = KallsymsError::NoTokens;
+        for part in parts.iter().filter(|part| !part.data.is_empty()) {
+            for tokens in Tokens::candidates(part.data).take(TRIES) {
+                match Self::decode(part, &tokens, parts) {
+                    Ok(found) => return Ok(found),
+                    Err(closer) => error = closer,
+                }
+            }
+        }
+        Err(error)
+    }
+
+    fn decode(
+        part: &Part<'_>,
+        tokens: &Tokens<'_>,
+        parts: &[&Part<'_>],
+    ) -> Result<Self, KallsymsError> {
+        let mut error = KallsymsError::NoNames;
+        for place in NamesPlace::candidates(part.data, tokens) {
+            let Some(names) = Names::expand(part.data, &place, tokens) else {
+                continue;
+            };
+            error = KallsymsError::NoAddresses;
+            for (encoding, addrs) in address_candidates(part, &place, tokens) {
+                if plausible(&names, &addrs, parts) {
+                    return Ok(Self {
+                        encoding,
+                        names,
+                        addrs,
+                    });
+                }
+            }
+        }
+        Err(error)
+    }
+
+    /// The symbols, in the table's order.
+    pub(super) fn symbols(&self) -> impl Iterator<Item = RawSymbol<'_>> {
+        self.names
+            .iter()
+            .zip(&self.addrs)
+            .map(|((letter, name), addr)| RawSymbol {
+                name,
+                addr: Gva(*addr),
+                size: None,
+                kind: kind(letter, *addr),
+            })
+    }
+}
+
+/// What the letter of nm(1) says. A weak symbol may be of either kind and is nearly always code.
+fn kind(letter: u8, addr: u64) -> SymbolKind {
+    match letter {
+        b'A' | b'a' => SymbolKind::Absolute,
+        _ if addr < KERNEL_HALF => SymbolKind::Absolute,
+        b'T' | b't' | b'W' | b'w' => SymbolKind::Text,
+        _ => SymbolKind::Data,
+    }
+}
+
+/// The 256 parts of names, and where their tables lie in the data.
+struct Tokens<'a> {
+    table: usize,
+    /// Just after `token_index`.
+    end: usize,
+    parts: Vec<&'a [u8]>,
+}
+
+impl<'a> Tokens<'a> {
+    /// All places where a token table can be, going by the digits and checked against its index.
+    fn candidates(data: &'a [u8]) -> impl Iterator<Item = Self> {
+        const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
+        memmem::find_iter(data, DIGITS)
+            .take(GLANCES)
+            .filter_map(|at| Self::around(data, at))
+    }
+
+    /// The table whose token for `0` lies at `digits`.
+    fn around(data: &'a [u8], digits: usize) -> Option<Self> {
+        // Forward from there to the end of the table, whose index then tells where it begins.
+        let mut end = digits;
+        for _ in usize::from(b'0')..TOKENS {
+            end += token_at(data, end)?.len() + 1;
+        }
+        (0..4).find_map(|skip| {
+            let index_at = end.next_multiple_of(4) + 4 * skip;
+            let index: Vec<usize> = data
+                .get(index_at..index_at + 2 * TOKENS)?
+                .chunks_exact(2)
+                .map(|word| usize::from(u16::from_le_bytes([word[0], word[1]])))
+                .collect();
+            let table = digits.checked_sub(*index.get(usize::from(b'0'))?)?;
+            let mut parts = Vec::with_capacity(TOKENS);
+            let mut next = 0;
+            for start in index {
+                if start != next {
+                    return None;
+                }
+                let part = token_at(data, table + start)?;
+                next = start + part.len() + 1;
+                parts.push(part);
+            }
+            (table + next == end).then_some(Self {
+                table,
+                end: index_at + 2 * TOKENS,
+                parts,
+            })
+        })
+    }
+}
+
+/// The string at `at`, up to its NUL.
+fn token_at(data: &[u8], at: usize) -> Option<&[u8]> {
+    let rest = data.get(at..)?;
+    let rest = &rest[..rest.len().min(LONGEST_NAME)];
+    Some(&rest[..memchr::memchr(0, rest)?])
+}
+
+/// Where `num_syms` and `names` lie in the data.
+struct NamesPlace {
+    count: usize,
+    num_syms: usize,
+    names: usize,
+}
+
+impl NamesPlace {
+    /// Places before the token table where a count is followed by so many names, and these by
+    /// markers that fit, nearest first.
+    ///
+    /// Names are dense enough that many a place among them looks like a count with names after it,
+    /// so what comes between is looked at before any name is: zeroes up to the next multiple of 8,
+    /// or, in kernels that align tables to 4, nothing; these have the markers just before the
+    /// token table.
+    fn candidates(data: &[u8], tokens: &Tokens<'_>) -> impl Iterator<Item = Self> {
+        let table = tokens.table;
+        let padded = counts(data, table)
+            .filter(|(_, num_syms)| u32_at(data, num_syms + 4) == Some(0))
+            .map(|place| (place, 8));
+        let packed = counts(data, table)
+            .filter(move |(count, _)| has_markers(data, table, *count))
+            .map(|place| (place, 4));
+        padded
+            .chain(packed)
+            .map(|((count, num_syms), size)| Self {
+                count,
+                num_syms,
+                names: num_syms + size,
+            })
+            .take(GLANCES)
+            .filter(move |place| place.starts_well(data, tokens))
+            .take(TRIES)
+            .filter(move |place| place.markers_fit(data, table).is_some())
+    }
+
+    /// Whether the first names have a type letter each: a cheap look before all are walked.
+    fn starts_well(&self, data: &[u8], tokens: &Tokens<'_>) -> bool {
+        let mut at = self.names;
+        (0..self.count.min(MARKED)).all(|_| {
+            let Some((name, next)) = name_at(data, at) else {
+                return false;
+            };
+            at = next;
+            name.first()
+                .and_then(|first| tokens.parts.get(usize::from(*first))?.first())
+                .is_some_and(|letter| b"AaBbCDdGgIiNnRrSsTtUuVvWw".contains(letter))
+        })
+    }
+
+    /// Walks all names and compares the markers after them.
+    fn markers_fit(&self, data: &[u8], limit: usize) -> Option<()> {
+        let mut marks = Vec::with_capacity(self.count / MARKED + 1);
+        let mut at = self.names;
+        for i in 0..self.count {
+            if i % MARKED == 0 {
+                marks.push(u32::try_from(at - self.names).ok()?);
+            }
+            at = name_at(data, at)?.1;
+            (at <= limit).then_some(())?;
+        }
+        // u32 each; before 4.20 u64.
+        let found = [4, 8].into_iter().any(|width| {
+            [at.next_multiple_of(8), at.next_multiple_of(4)]
+                .into_iter()
+                .any(|start| {
+                    marks.iter().enumerate().all(|(i, mark)| {
+                        u32_at(data, start + width * i) == Some(*mark)
+                            && (width == 4 || u32_at(data, start + width * i + 4) == Some(0))
+                    })
+                })
+        });
+        found.then_some(())
+    }
+}
+
+/// Counts that fit their distance to the token table, and where they are, nearest first.
+fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..=table.saturating_sub(8) / 4)
+        .rev()
+        .map(|word| 4 * word)
+        .filter_map(move |num_syms| {
+            let count = u64::from(u32_at(data, num_syms)?);
+            // A name takes two bytes at least and on average far less than 64; with the markers
+            // this bounds the distance to the token table.
+            let distance = u64::try_from(table - num_syms).ok()?;
+            (FEWEST..=MOST).contains(&count).then_some(())?;
+            (2 * count <= distance && distance <= 64 * count + 4096).then_some(())?;
+            Some((usize::try_from(count).ok()?, num_syms))
+        })
+}
+
+/// Whether the markers of `count` names, a u32 each, can be just before the token table: they
+/// ascend from 0. The first few tell.
+fn has_markers(data: &[u8], table: usize, count: usize) -> bool {
+    const LOOKED_AT: usize = 4;
+    let marks = count.div_ceil(MARKED);
+    let mark = |i: usize| u32_at(data, table.checked_sub(4 * marks)? + 4 * i);
+    mark(0) == Some(0) && (1..marks.min(LOOKED_AT)).all(|i| mark(i - 1) < mark(i))
+}
+
+/// The compressed name at `at` and where the next one is.
+fn name_at(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
+    let low = usize::from(*data.get(at)?);
+    // Longer than 127: seven bits, and the rest in a second byte (from 6.1 on).
+    let (len, start) = if low < 0x80 {
+        (low, at + 1)
+    } else {
+        (low & 0x7f | usize::from(*data.get(at + 1)?) << 7, at + 2)
+    };
+    let name = data.get(start..start.checked_add(len)?)?;
+    // A token has at least one character.
+    (1..=LONGEST_NAME)
+        .contains(&len)
+        .then_some((name, start + len))
+}
+
+/// All names, each with its type letter in front, in one text.
+#[derive(Debug)]
+struct Names {
+    text: String,
+    ends: Vec<usize>,
+}
+
+impl Names {
+    fn expand(data: &[u8], place: &NamesPlace, tokens: &Tokens<'_>) -> Option<Self> {
+        let mut text = Vec::new();
+        let mut ends = Vec::with_capacity(place.count);
+        let mut at = place.names;
+        for _ in 0..place.count {
+            let (name, next) = name_at(data, at)?;
+            at = next;
+            let start = text.len();
+            for byte in name {
+                text.extend_from_slice(tokens.parts.get(usize::from(*byte))?);
+                (text.len() - start <= LONGEST_NAME).then_some(())?;
+            }
+            // A letter and a name, in what assemblers and compilers make names of.
+            (text.len() - start >= 2 && text[start..].iter().all(u8::is_ascii_graphic))
+                .then_some(())?;
+            (text.len() <= MOST_TEXT).then_some(())?;
+            ends.push(text.len());
+        }
+        Some(Self {
+            text: String::from_utf8(text).ok()?,
+            ends,
+        })
+    }
+
+    /// Letter and name of each.
+    fn iter(&self) -> impl Iterator<Item = (u8, &str)> {
+        let starts = [0].into_iter().chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| {
+            let (letter, name) = self.text[start..*end].split_at(1);
+            (letter.as_bytes()[0], name)
+        })
+    }
+}
+
+/// Everything that can be the addresses, in all encodings.
+fn address_candidates(
+    part: &Part<'_>,
+    place: &NamesPlace,
+    tokens: &Tokens<'_>,
+) -> impl Iterator<Item = (Encoding, Vec<u64>)> {
+    let data = part.data;
+    let count = place.count;
+    let offsets_len = 4 * count;
+
+    // Before `num_syms`: offsets, padding to 8 bytes, the base.
+    let before = place.num_syms.checked_sub(8).and_then(|base| {
+        let offsets = base.checked_sub(offsets_len.next_multiple_of(8))?;
+        Some((offsets, base))
+    });
+    // After `token_index`: offsets, padding, the base.
+    let after_base = (tokens.end + offsets_len).next_multiple_of(8);
+    let after = (tokens.end, after_base);
+
+    let based = before
+        .into_iter()
+        .chain([after])
+        .filter_map(move |(offsets, base)| {
+            let base = u64_at(data, base)?;
+            // The base is the lowest address of the kernel's text.
+            (base >= KERNEL_HALF).then_some(())?;
+            Some((data.get(offsets..offsets + offsets_len)?, base))
+        })
+        .flat_map(|(offsets, base)| {
+            [Encoding::AbsolutePerCpu, Encoding::Relative]
+                .map(|encoding| (encoding, based_addresses(offsets, base, encoding)))
+        });
+    let place_relative = data
+        .get(tokens.end..tokens.end + offsets_len)
+        .map(|offsets| {
+            let mut place = part.at.start.wrapping_add(tokens.end as u64);
+            let addrs = words(offsets)
+                .map(|offset| {
+                    let addr = place.wrapping_add_signed(i64::from(offset.cast_signed()));
+                    place = place.wrapping_add(4);
+                    addr
+                })
+                .collect();
+            (Encoding::PlaceRelative, addrs)
+        });
+    let absolute = place
+        .num_syms
+        .checked_sub(8 * count)
+        .and_then(|start| data.get(start..place.num_syms))
+        .map(|addrs| {
+            let addrs = words(addrs)
+                .zip(words(addrs).skip(1))
+                .step_by(2)
+                .map(|(low, high)| u64::from(high) << 32 | u64::from(low))
+                .collect();
+            (Encoding::Absolute, addrs)
+        });
+    based.chain(place_relative).chain(absolute)
+}
+
+fn based_addresses(offsets: &[u8], base: u64, encoding: Encoding) -> Vec<u64> {
+    words(offsets)
+        .map(|offset| {
+            let signed = i64::from(offset.cast_signed());
+            if encoding == Encoding::Relative {
+                base.wrapping_add(u64::from(offset))
+            } else if signed < 0 {
+                base.wrapping_sub(1).wrapping_add_signed(-signed)
+            } else {
+                u64::from(offset)
+            }
+        })
+        .collect()
+}
+
+/// Whether these can be the addresses of these names: ascending, and the text where the image has
+/// code.
+fn plausible(names: &Names, addrs: &[u64], parts: &[&Part<'_>]) -> bool {
+    let text_start = names
+        .iter()
+        .zip(addrs)
+        .find(|((_, name), _)| *name == "_stext")
+        .map(|(_, addr)| *addr);
+    addrs.is_sorted()
+        && text_start.is_some_and(|addr| {
+            parts
+                .iter()
+                .any(|part| part.exec && part.at.contains(&addr))
+        })
+}
+
+fn words(data: &[u8]) -> impl Iterator<Item = u32> {
+    data.chunks_exact(4)
+        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+}

@@ -1,0 +1,319 @@
+//! The whole image: what its parts say, in one value.
+
+use std::fmt;
+use std::ops::Range;
+
+use hvprobe_arch::{Gpa, Gva};
+use memchr::memmem;
+
+use super::btf::{Btf, BtfError, Member};
+use super::elf::Elf;
+use super::error::ImageError;
+use super::forbidden::{Forbidden, Lists, Unknown};
+use super::kallsyms::Kallsyms;
+use super::lists;
+use super::tasks::{self, TaskClues, TaskLayout};
+use crate::symbols::Symbols;
+
+/// Text as linked.
+pub(super) struct Text {
+    pub(super) at: Range<u64>,
+    pub(super) bytes: Box<[u8]>,
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}..{:#x}", self.at.start, self.at.end)
+    }
+}
+
+/// A kernel image, taken apart.
+#[derive(Debug)]
+pub struct KernelImage {
+    symbols: Symbols,
+    release: Option<String>,
+    build_id: Option<Box<[u8]>>,
+    pub(super) text: Text,
+    init_text: Option<Text>,
+    pub(super) lists: Lists,
+    btf: Result<Btf, BtfError>,
+    task_layout: Result<TaskLayout, BtfError>,
+    task_clues: Option<TaskClues>,
+    cpu_number: Option<u64>,
+    extent: Range<u64>,
+    virt_to_phys_offset: u64,
+    init_top_pgt: Option<Gpa>,
+}
+
+impl KernelImage {
+    /// Takes an uncompressed ELF `vmlinux` apart, stripped or not.
+    ///
+    /// # Errors
+    /// When it is no x86-64 ELF kernel, or one without readable symbols or text.
+    pub fn parse(elf: &[u8]) -> Result<Self, ImageError> {
+        let elf = Elf::parse(elf)?;
+        let symbols = read_symbols(&elf)?;
+        let text = text(&elf, &symbols, "_stext", "_etext").ok_or(ImageError::NoText)?;
+        let virt_to_phys_offset = elf
+            .virt_to_phys_offset(Gva(text.at.start))
+            .ok_or(ImageError::NoText)?;
+        let lists = lists::read(&elf, &symbols);
+        for list in lists.unknown() {
+            tracing::warn!("the kernel's {list} cannot be found: what it might name is not probed");
+        }
+        let btf = match elf.section(".BTF") {
+            Some(section) => Btf::parse(section.data),
+            None => Err(BtfError::Missing),
+        };
+        Ok(Self {
+            release: release(&elf),
+            build_id: elf.build_id().map(Into::into),
+            init_text: self::text(&elf, &symbols, "_sinittext", "_einittext"),
+            init_top_pgt: symbols.address_of("init_top_pgt").and_then(|at| {
+                let offset = elf.virt_to_phys_offset(at)?;
+                Some(Gpa(at.0.wrapping_sub(offset)))
+            }),
+            task_layout: btf
+                .as_ref()
+                .map_err(Clone::clone)
+                .and_then(|btf| tasks::layout(btf, &symbols)),
+            task_clues: tasks::clues(&elf, &symbols),
+            cpu_number: tasks::cpu_number(&elf, &symbols, btf.as_ref().ok()),
+            extent: elf.extent(),
+            btf,
+            symbols,
+            text,
+            lists,
+            virt_to_phys_offset,
+        })
+    }
+
+    /// The kernel's symbols.
+    #[must_use]
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    /// The release from the kernel's banner, such as `6.1.0-37-cloud-amd64`.
+    #[must_use]
+    pub fn release(&self) -> Option<&str> {
+        self.release.as_deref()
+    }
+
+    /// The GNU build id.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&[u8]> {
+        self.build_id.as_deref()
+    }
+
+    /// Whether `at` lies in text that stays, `_stext` to `_etext`.
+    #[must_use]
+    pub fn is_text(&self, at: Gva) -> bool {
+        self.text.at.contains(&at.0)
+    }
+
+    /// Whether `at` lies in text the kernel frees at the end of its boot, `_sinittext` to
+    /// `_einittext`.
+    #[must_use]
+    pub fn is_init_text(&self, at: Gva) -> bool {
+        self.init_text
+            .as_ref()
+            .is_some_and(|text| text.at.contains(&at.0))
+    }
+
+    /// Why `at` must not be probed, if it must not. Says nothing about whether it is text,
+    /// nor about instruction boundaries.
+    #[must_use]
+    pub fn forbidden(&self, at: Gva) -> Option<Forbidden> {
+        self.lists.find(at, &self.symbols).or_else(|| {
+            let code = self.bytes_at(at, 2).unwrap_or_default();
+            self.lists.doubt(at, code)
+        })
+    }
+
+    /// Why `at` must not be probed while the byte there is `first`, though [`Self::forbidden`] does
+    /// not object: the kernel booted with one processor, took the lock prefix of the instruction
+    /// away, and will put it back when a second processor comes up.
+    #[must_use]
+    pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
+        self.lists.lock_prefix(at, first)
+    }
+
+    /// Whether a jump label or a handled exception leads to an address from `start` up to, not
+    /// including, `end`.
+    #[must_use]
+    pub fn has_landing(&self, start: Gva, end: Gva) -> bool {
+        self.lists.has_landing(&(start.0..end.0))
+    }
+
+    /// Whether the kernel's exception table has an entry for the instruction at `at`: it may fault
+    /// by design, and the kernel looks up what to do then by the address of the instruction.
+    #[must_use]
+    pub fn has_fixup(&self, at: Gva) -> bool {
+        self.lists.has_fixup(at)
+    }
+
+    /// Whether the compiler put a call to `__fentry__` at `at`, which the kernel makes a nop at
+    /// boot and a call again while it traces the function.
+    #[must_use]
+    pub fn is_ftrace_site(&self, at: Gva) -> bool {
+        self.lists
+            .is_ftrace_site(at)
+            .unwrap_or_else(|| self.looks_like_ftrace_site(at))
+    }
+
+    /// What [`Self::is_ftrace_site`] goes by when the image has no list: the bytes a compiler or
+    /// the build leaves there.
+    fn looks_like_ftrace_site(&self, at: Gva) -> bool {
+        match self.bytes_at(at, 5) {
+            Some(&[0x0f, 0x1f, 0x44, 0x00, 0x00]) => true,
+            Some(&[0xe8, a, b, c, d]) => {
+                let distance = i64::from(i32::from_le_bytes([a, b, c, d]));
+                let target = at.wrapping_add(5).0.wrapping_add_signed(distance);
+                self.symbols.address_of("__fentry__") == Some(Gva(target))
+            }
+            _ => false,
+        }
+    }
+
+    /// The lists [`Self::forbidden`] goes by that the kernel should have but that cannot be found.
+    /// What they might name is forbidden.
+    #[must_use]
+    pub fn unknown_lists(&self) -> &[Unknown] {
+        self.lists.unknown()
+    }
+
+    /// Where the current task and its fields are.
+    ///
+    /// # Errors
+    /// When the image's type information does not tell.
+    pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
+        self.task_layout.clone()
+    }
+
+    /// What the image tells of its tasks by its code and data, whether or not it has types.
+    #[must_use]
+    pub fn task_clues(&self) -> Option<TaskClues> {
+        self.task_clues
+    }
+
+    /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`;
+    /// `None` if the image does not tell, as that of a kernel for one processor.
+    #[must_use]
+    pub fn cpu_number(&self) -> Option<u64> {
+        self.cpu_number
+    }
+
+    /// From where to where there is anything of the image in memory, per-CPU data aside.
+    #[must_use]
+    pub fn extent(&self) -> Range<Gva> {
+        Gva(self.extent.start)..Gva(self.extent.end)
+    }
+
+    /// Where members of structures lie, for any number of questions at the cost of one. A question
+    /// is a structure's name (no `struct`) and a path as in C: `list`, `core_layout.base`,
+    /// `mem[4].size`. Members of anonymous members count as the structure's own; pointers are not
+    /// followed. The answer is `None` where there is no such member, or it is a bit field.
+    ///
+    /// # Errors
+    /// When the image has no readable type information.
+    pub fn members(&self, questions: &[(&str, &str)]) -> Result<Vec<Option<Member>>, BtfError> {
+        match &self.btf {
+            Ok(btf) => Ok(btf.members(questions)),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The offset in bytes of the member that `path` leads to in the structure `of`, as in
+    /// [`Self::members`], which is the better choice for more than one question.
+    ///
+    /// # Errors
+    /// When the image has no readable type information, or the structure no such member.
+    pub fn member_offset(&self, of: &str, path: &str) -> Result<u64, BtfError> {
+        let found = self.members(&[(of, path)])?;
+        found
+            .first()
+            .copied()
+            .flatten()
+            .map(|member| member.offset)
+            .ok_or_else(|| BtfError::NoField {
+                of: of.to_owned(),
+                field: path.to_owned(),
+            })
+    }
+
+    /// Virtual less physical address of the text, modulo 2^64.
+    #[must_use]
+    pub fn virt_to_phys_offset(&self) -> u64 {
+        self.virt_to_phys_offset
+    }
+
+    /// The physical address of the top-level page table the kernel maps itself with.
+    #[must_use]
+    pub fn init_top_pgt(&self) -> Option<Gpa> {
+        self.init_top_pgt
+    }
+
+    /// The `len` bytes at `at` as they are in the image, before the booting kernel rewrites them.
+    /// Only text, init text included, is kept.
+    #[must_use]
+    pub fn bytes_at(&self, at: Gva, len: usize) -> Option<&[u8]> {
+        [Some(&self.text), self.init_text.as_ref()]
+            .into_iter()
+            .flatten()
+            .find_map(|text| {
+                let start = usize::try_from(at.0.checked_sub(text.at.start)?).ok()?;
+                text.bytes.get(start..start.checked_add(len)?)
+            })
+    }
+
+    /// The kernel's entry for the breakpoint exception (`asm_exc_int3`; `int3` before 5.8).
+    #[must_use]
+    pub fn idt_bp_entry(&self) -> Option<Gva> {
+        ["asm_exc_int3", "int3"]
+            .iter()
+            .find_map(|name| self.symbols.address_of(name))
+            .filter(|at| self.is_text(*at))
+    }
+}
+
+/// Symbols from the ELF symbol table or, in a stripped file, from kallsyms.
+fn read_symbols(elf: &Elf<'_>) -> Result<Symbols, ImageError> {
+    let ranges: Vec<Range<u64>> = elf.parts().map(|part| part.at.clone()).collect();
+    let symbols = Symbols::new(elf.symbols(), &ranges);
+    if symbols.address_of("_stext").is_some() {
+        return Ok(symbols);
+    }
+    let parts: Vec<_> = elf.parts().collect();
+    let kallsyms = Kallsyms::find(&parts).map_err(ImageError::NoSymbols)?;
+    tracing::debug!(encoding = ?kallsyms.encoding, "decoded kallsyms");
+    Ok(Symbols::new(kallsyms.symbols(), &ranges))
+}
+
+fn text(elf: &Elf<'_>, symbols: &Symbols, start: &str, end: &str) -> Option<Text> {
+    let at = symbols.between(start, end)?;
+    let len = usize::try_from(at.end - at.start).ok()?;
+    Some(Text {
+        bytes: elf.read(Gva(at.start), len)?.into(),
+        at,
+    })
+}
+
+/// The release in `linux_banner`.
+fn release(elf: &Elf<'_>) -> Option<String> {
+    const BANNER: &[u8] = b"Linux version ";
+    /// As in `struct new_utsname`, less the NUL.
+    const LONGEST: usize = 64;
+    elf.parts().filter(|part| !part.exec).find_map(|part| {
+        memmem::find_iter(part.data, BANNER).find_map(|at| {
+            let rest = &part.data[at + BANNER.len()..];
+            let len = rest
+                .iter()
+                .take(LONGEST + 1)
+                .position(|byte| !byte.is_ascii_graphic())?;
+            // `linux_proc_banner` has a `%s` here.
+            rest[0].is_ascii_digit().then_some(())?;
+            String::from_utf8(rest[..len].to_vec()).ok()
+        })
+    })
+}

@@ -1,0 +1,27 @@
+//! What the kernel image says about the guest.
+//!
+//! A [`KernelImage`] is built once from the ELF file the guest is booted from and never changes.
+//! What is kept true: it owns all it needs (the symbols, the text as linked, the lists of what
+//! must not be probed), so the file can be dropped, and no byte of the file is trusted: a hostile
+//! one gives an error or wrong names, never a panic or unbounded work.
+
+mod btf;
+mod bytes;
+mod elf;
+mod error;
+mod forbidden;
+mod kallsyms;
+mod kernel;
+mod lists;
+mod tables;
+mod tasks;
+#[cfg(test)]
+mod tests;
+
+pub use btf::{BtfError, Member};
+pub use error::ImageError;
+pub use forbidden::{Area, Forbidden, Unknown};
+pub(crate) use forbidden::{Lists, relative, words};
+pub use kallsyms::KallsymsError;
+pub use kernel::KernelImage;
+pub use tasks::{TaskClues, TaskLayout};

@@ -1,0 +1,316 @@
+//! The kernel's tables about its own text: where they are in an image, and whether they are what is
+//! known of them.
+//!
+//! Three things tell where a table is: the symbols at its ends, which are data and which a kernel
+//! without `CONFIG_KALLSYMS_ALL` does not keep; a section of its own; and the code of a function that
+//! goes through it, where its ends are constants. Symbols of functions are always kept.
+//!
+//! What is kept true: a table is handed out only if all that tells where it is agrees, and every
+//! entry is what the layout says, which can be seen of each: what it refers to is code, and the bytes
+//! there are what the kernel will find there. Otherwise the table is unknown, and whoever wanted it has to do as if
+//! everything were in it. Only a kernel without the functions that need a table has none.
+//!
+//! The layouts are those of 5.10, 6.1, 6.12 and 7.2; each was checked on Debian's kernels of these
+//! versions, by all three ways.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::constants;
+
+use super::bytes::{i32_at, u64_at};
+use super::elf::Elf;
+use crate::symbols::Symbols;
+
+#[cfg(test)]
+mod tests;
+
+/// A table: where it is told, and what its entries look like.
+pub(super) struct Table {
+    /// The symbols at its beginning and end.
+    symbols: [&'static str; 2],
+    /// The section that has it for itself.
+    section: Option<&'static str>,
+    /// Functions that go through all of it.
+    readers: &'static [&'static str],
+    /// Functions of which a kernel has one if it has the table.
+    signs: &'static [&'static str],
+    /// Bytes of an entry.
+    entry: usize,
+    fit: fn(&Elf<'_>, Gva, &[u8]) -> Option<Fit>,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    Entry,
+    /// What fills the table up, or could be anything.
+    Filler,
+}
+
+/// What became of looking for a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found<'a> {
+    /// Its address and bytes.
+    At(Gva, &'a [u8]),
+    /// The kernel has none.
+    Absent,
+    /// The kernel has one, but it cannot be found or is not as it should be.
+    Unknown,
+}
+
+/// `__jump_table`: {s32 code, s32 target, s64 key}, relative to each field's own place; the lowest bits of
+/// the key are flags (include/linux/jump_label.h).
+pub(super) const JUMP_LABELS: Table = Table {
+    symbols: ["__start___jump_table", "__stop___jump_table"],
+    section: Some("__jump_table"),
+    readers: &["jump_label_init"],
+    signs: &[
+        "jump_label_init",
+        "static_key_slow_inc",
+        "static_key_enable",
+    ],
+    entry: 16,
+    fit: jump_label,
+};
+
+/// `.static_call_sites`: {s32 addr, s32 key}, relative likewise (include/linux/static_call_types.h).
+pub(super) const STATIC_CALLS: Table = Table {
+    symbols: ["__start_static_call_sites", "__stop_static_call_sites"],
+    section: Some(".static_call_sites"),
+    readers: &["static_call_init"],
+    signs: &["static_call_init", "__static_call_update"],
+    entry: 8,
+    fit: static_call,
+};
+
+/// `__ex_table`: {s32 insn, s32 fixup} and four bytes of which versions make different use, relative
+/// likewise (arch/x86/include/asm/extable.h).
+pub(super) const FIXUPS: Table = Table {
+    symbols: ["__start___ex_table", "__stop___ex_table"],
+    section: Some("__ex_table"),
+    readers: &[
+        "search_kernel_exception_table",
+        "search_exception_tables",
+        "sort_main_extable",
+    ],
+    // Every kernel has one.
+    signs: &["_stext"],
+    entry: 12,
+    fit: fixup,
+};
+
+/// `_kprobe_blacklist`: addresses of functions (include/asm-generic/kprobes.h).
+pub(super) const BLACKLIST: Table = Table {
+    symbols: ["__start_kprobe_blacklist", "__stop_kprobe_blacklist"],
+    section: Some("_kprobe_blacklist"),
+    readers: &["init_kprobes"],
+    signs: &["register_kprobe"],
+    entry: 8,
+    fit: function,
+};
+
+/// `__mcount_loc`: addresses of calls, with zeroes where a call was dropped (kernel/trace/ftrace.c).
+pub(super) const FTRACE_SITES: Table = Table {
+    symbols: ["__start_mcount_loc", "__stop_mcount_loc"],
+    section: Some("__mcount_loc"),
+    readers: &["ftrace_init"],
+    signs: &["ftrace_init"],
+    entry: 8,
+    fit: ftrace_site,
+};
+
+/// `.smp_locks`: an s32 relative to its own place for each lock prefix, filled up with zeroes
+/// (arch/x86/kernel/alternative.c).
+pub(super) const LOCKS: Table = Table {
+    symbols: ["__smp_locks", "__smp_locks_end"],
+    section: Some(".smp_locks"),
+    readers: &["alternative_instructions"],
+    signs: &["alternatives_enable_smp", "alternatives_smp_module_add"],
+    entry: 4,
+    fit: lock,
+};
+
+#[cfg(test)]
+pub(super) const ALL: [&Table; 6] = [
+    &JUMP_LABELS,
+    &STATIC_CALLS,
+    &FIXUPS,
+    &BLACKLIST,
+    &FTRACE_SITES,
+    &LOCKS,
+];
+
+/// Where to look.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places<'a, 's> {
+    pub(super) elf: &'a Elf<'a>,
+    pub(super) symbols: &'s Symbols,
+}
+
+impl<'a> Places<'a, '_> {
+    pub(super) fn find(&self, table: &Table) -> Found<'a> {
+        let [start, stop] = table.symbols;
+        let section = table.section.and_then(|name| self.elf.section(name));
+        let ways = [
+            self.symbols.between(start, stop),
+            section.map(|section| section.at.clone()),
+            self.in_code(table),
+        ];
+        let mut told = ways.into_iter().flatten();
+        let Some(range) = told.next() else {
+            let has = |name: &&str| self.symbols.address_of(name).is_some();
+            return match table.signs.iter().any(has) {
+                true => Found::Unknown,
+                false => Found::Absent,
+            };
+        };
+        let Some(bytes) = self.bytes(&range) else {
+            return Found::Unknown;
+        };
+        let at = Gva(range.start);
+        if self.entries(table, at, bytes).1 == bytes.len() && told.all(|other| other == range) {
+            Found::At(at, bytes)
+        } else {
+            Found::Unknown
+        }
+    }
+
+    /// The stretch between two constants of a function that goes through the table in which there are
+    /// only entries, and the most of them; with the least that fills up.
+    fn in_code(&self, table: &Table) -> Option<Range<u64>> {
+        /// Bytes of code that are looked at.
+        const LONGEST: u64 = 4096;
+        /// Bytes of what may be tables that are looked at.
+        const MOST: usize = 1 << 25;
+        let mut best = (0, Reverse(usize::MAX));
+        let mut found = None;
+        let mut looked = 0;
+        for reader in table.readers {
+            let Ok(reader) = self.symbols.lookup(reader) else {
+                continue;
+            };
+            let end = reader.addr.0.checked_add(reader.size.min(LONGEST))?;
+            let code = self.bytes(&(reader.addr.0..end)).unwrap_or_default();
+            let mut ends = constants(code, reader.addr);
+            ends.sort_unstable();
+            ends.dedup();
+            let pairs = ends.iter().enumerate().flat_map(|(n, start)| {
+                let behind = ends.get(n + 1..).unwrap_or_default();
+                behind.iter().map(|end| *start..*end)
+            });
+            for range in pairs {
+                let Some(bytes) = self.bytes(&range) else {
+                    continue;
+                };
+                let (count, len) = self.entries(table, Gva(range.start), bytes);
+                looked += len + table.entry;
+                if looked > MOST {
+                    return None;
+                }
+                let merit = (count, Reverse(len));
+                if len == bytes.len() && count > 0 && merit > best {
+                    (best, found) = (merit, Some(range));
+                }
+            }
+        }
+        found
+    }
+
+    /// How many entries `bytes` begin with, and how many bytes are these and what fills up.
+    fn entries(&self, table: &Table, at: Gva, bytes: &[u8]) -> (usize, usize) {
+        let places = (at.0..).step_by(table.entry).map(Gva);
+        let mut entries = (0, 0);
+        for (entry, place) in bytes.chunks_exact(table.entry).zip(places) {
+            match (table.fit)(self.elf, place, entry) {
+                Some(Fit::Entry) => entries.0 += 1,
+                Some(Fit::Filler) => {}
+                None => break,
+            }
+            entries.1 += table.entry;
+        }
+        entries
+    }
+
+    fn bytes(&self, range: &Range<u64>) -> Option<&'a [u8]> {
+        let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
+        self.elf.read(Gva(range.start), len)
+    }
+}
+
+/// What the s32 that is `field` bytes into the entry at `place` leads to.
+fn target(place: Gva, entry: &[u8], field: u32) -> Option<Gva> {
+    let offset = i32_at(entry, usize::try_from(field).ok()?)?;
+    let field = place.wrapping_add(u64::from(field));
+    Some(Gva(field.0.wrapping_add_signed(i64::from(offset))))
+}
+
+fn entry_if(is: bool) -> Option<Fit> {
+    is.then_some(Fit::Entry)
+}
+
+fn jump_label(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
+    /// Flags in an address (`JUMP_TYPE_MASK`).
+    const FLAGS: u64 = 3;
+    let (code, to) = (target(place, entry, 0)?, target(place, entry, 4)?);
+    let key = place.0.wrapping_add(8).wrapping_add(u64_at(entry, 8)?) & !FLAGS;
+    let lands =
+        |len: u64, offset: i64| code.wrapping_add(len).0.wrapping_add_signed(offset) == to.0;
+    let is_label = match elf.read(code, 5)? {
+        [0xeb, near, ..] => lands(2, i64::from(near.cast_signed())),
+        [0xe9, far @ ..] => lands(5, i64::from(i32_at(far, 0)?)),
+        // The kernel's own nops of five bytes, and what assemblers make of a short one.
+        [0x0f, 0x1f, 0x44, 0, 0] | [0x3e, 0x8d, 0x74, 0x26, 0] | [0x66, 0x90, ..] => true,
+        _ => false,
+    };
+    entry_if(is_label && elf.is_code(code.0) && elf.is_code(to.0) && elf.is_loaded(key))
+}
+
+fn static_call(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
+    /// Flags in an address (`STATIC_CALL_SITE_FLAGS`).
+    const FLAGS: u64 = 3;
+    let (code, key) = (
+        target(place, entry, 0)?,
+        target(place, entry, 4)?.0 & !FLAGS,
+    );
+    let is_branch = match elf.read(code, 2)? {
+        [0xe8 | 0xe9, _] => true,
+        [0x0f, condition] => (0x80..0x90).contains(condition),
+        _ => false,
+    };
+    entry_if(is_branch && elf.is_code(code.0) && elf.is_loaded(key))
+}
+
+fn fixup(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
+    let (code, to) = (target(place, entry, 0)?, target(place, entry, 4)?);
+    entry_if(elf.is_code(code.0) && elf.is_code(to.0))
+}
+
+fn function(elf: &Elf<'_>, _: Gva, entry: &[u8]) -> Option<Fit> {
+    entry_if(elf.is_code(u64_at(entry, 0)?))
+}
+
+fn ftrace_site(elf: &Elf<'_>, _: Gva, entry: &[u8]) -> Option<Fit> {
+    match u64_at(entry, 0)? {
+        0 => Some(Fit::Filler),
+        at => {
+            let code = elf.read(Gva(at), 5)?;
+            let is_call = matches!(code, [0xe8, ..] | [0x0f, 0x1f, 0x44, 0, 0]);
+            entry_if(is_call && elf.is_code(at))
+        }
+    }
+}
+
+fn lock(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
+    const LOCK: &[u8] = &[0xf0];
+    if i32_at(entry, 0)? == 0 {
+        return Some(Fit::Filler);
+    }
+    let at = target(place, entry, 0)?;
+    match elf.read(at, 1)? {
+        LOCK => entry_if(elf.is_code(at.0)),
+        // Where an alternative goes, and until then there is another instruction.
+        _ => elf.is_code(at.0).then_some(Fit::Filler),
+    }
+}

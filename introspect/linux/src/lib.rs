@@ -1,0 +1,10 @@
+//! What a Linux kernel tells: its image, symbols and types, the tasks that run and the modules that are
+//! loaded, and what of its text must not be touched.
+//!
+//! Knows no probes. Everything here is read from a file or from the guest's memory, and both are
+//! taken to be hostile: a read is checked, a claim is bounded, a layout is held against the guest.
+
+pub mod image;
+pub mod modules;
+pub mod symbols;
+pub mod task;

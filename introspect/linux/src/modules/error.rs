@@ -1,0 +1,105 @@
+//! Why modules cannot be read, or their symbols not be found.
+
+use std::fmt;
+
+use hvprobe_arch::Gva;
+
+use crate::image::BtfError;
+use crate::symbols::LookupError;
+
+/// Why the guest's modules cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModuleError {
+    /// The kernel has no list of modules.
+    #[error("no symbol `modules`: the kernel was built without CONFIG_MODULES")]
+    NoList,
+    /// The kernel has a list of modules, to which nothing leads.
+    #[error(
+        "no symbol `modules` leads to the kernel's modules: it was built without CONFIG_KALLSYMS_ALL"
+    )]
+    HiddenList,
+    /// The kernel's type information does not tell what a module looks like.
+    #[error("the kernel's type information does not describe its modules")]
+    Layout(#[from] BtfError),
+    /// `struct module` has parts nobody knew when this was written.
+    #[error("`struct module` has {found} kinds of memory, not {expected}")]
+    Memories {
+        /// How many it has.
+        found: u64,
+        /// How many are known.
+        expected: u64,
+    },
+    /// A link of the list, or a module, is not in memory.
+    #[error("the guest's list of modules leads to {at}, which cannot be read")]
+    Unreadable {
+        /// Where.
+        at: Gva,
+    },
+    /// The list comes back to a module before it comes back to its head.
+    #[error("the guest's list of modules comes back to {at} without an end")]
+    Cycle {
+        /// The module met twice.
+        at: Gva,
+    },
+    /// The list has more modules than any guest loads.
+    #[error("the guest's list of modules has more than {most} entries")]
+    TooMany {
+        /// The limit.
+        most: usize,
+    },
+    /// The modules' tables together are longer than any guest's.
+    #[error("the guest's modules claim more than {most} bytes of tables and names")]
+    TooMuch {
+        /// The limit in bytes.
+        most: usize,
+    },
+}
+
+/// Why a name does not stand for one address in a module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModuleLookupError {
+    /// No module of that name is loaded.
+    #[error("module `{name}` is not loaded")]
+    NotLoaded {
+        /// The module asked for.
+        name: String,
+    },
+    /// The module has no such symbol, or several.
+    #[error("module `{module}`: {why}")]
+    Symbol {
+        /// The module.
+        module: String,
+        /// What its symbols say.
+        why: LookupError,
+    },
+    /// No loaded module has such a symbol.
+    #[error("no loaded module has a symbol `{name}`")]
+    Unknown {
+        /// The name asked for.
+        name: String,
+    },
+    /// Several places in modules have the name.
+    #[error("symbol `{name}` is in several modules: {}; name the module or the address", Places(.at))]
+    Ambiguous {
+        /// The name asked for.
+        name: String,
+        /// Module and address of each, in the order of the list.
+        at: Vec<(String, Gva)>,
+    },
+}
+
+struct Places<'a>(&'a [(String, Gva)]);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// More than this many help nobody in a message.
+        const SHOWN: usize = 8;
+        for (i, (module, at)) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{}{module} ({at})", if i == 0 { "" } else { ", " })?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, " and {more} more"),
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Where the fields of `struct module` and its tables are, from the kernel's BTF.
+//!
+//! What is kept true: a field is known only with the size the reader expects, and all of them lie
+//! in the first [`Layout::len`] bytes of the structure. Fields that depend on the kernel's
+//! configuration are optional: a kernel without them has no such list.
+//!
+//! Both forms, up to 6.3 and from 6.4 on, were checked on 5.10, 6.1, 6.12 and 7.2. The list that it leads to
+//! is held against the guest whenever it is read: it has to come back to its head, and what of a
+//! module does not lie where modules do is not its.
+
+use super::error::ModuleError;
+use crate::image::{BtfError, KernelImage, Member};
+
+/// `MODULE_NAME_LEN`: 64 less a long (include/linux/moduleparam.h).
+pub(super) const NAME_LEN: u64 = 56;
+/// Kinds of memory since 6.4 (`enum mod_mem_type`): text, data, rodata, ro_after_init, and the same
+/// for init without the last.
+const MEMORIES: u64 = 7;
+/// More than any `struct module` has: it is read in one piece.
+const LONGEST: u64 = 1 << 16;
+
+/// A pointer and a count of what it points to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table {
+    /// Offset of the u64.
+    pub(super) start: u64,
+    /// Offset of the u32.
+    pub(super) count: u64,
+}
+
+/// A stretch of a module's memory. Offsets in `struct module`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// Of the address, a u64.
+    pub(super) base: u64,
+    /// Of the length in bytes, a u32.
+    pub(super) size: u64,
+    /// Of the length of the text it begins with, a u32, if it has any.
+    pub(super) text: Option<u64>,
+    /// Whether it is freed when the module's init function has run.
+    pub(super) init: bool,
+}
+
+/// An entry of the list of modules with lock prefixes (`struct smp_alt_module`).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LockEntry {
+    pub(super) module: u64,
+    pub(super) locks: u64,
+    pub(super) locks_end: u64,
+    pub(super) next: u64,
+}
+
+/// Offsets, in bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    /// How much of `struct module` holds all that is asked for.
+    pub(super) len: usize,
+    /// The u32 state.
+    pub(super) state: u64,
+    /// The `list_head`: pointers to the next and the previous one.
+    pub(super) list: u64,
+    pub(super) name: u64,
+    pub(super) memories: Vec<Memory>,
+    /// The pointer to `struct mod_kallsyms`.
+    pub(super) kallsyms: u64,
+    /// In `struct mod_kallsyms`.
+    pub(super) symtab: Table,
+    /// In `struct mod_kallsyms`: the pointer to the names.
+    pub(super) strtab: u64,
+    pub(super) extable: Option<Table>,
+    pub(super) jump_entries: Option<Table>,
+    pub(super) static_call_sites: Option<Table>,
+    pub(super) ftrace_callsites: Option<Table>,
+    pub(super) kprobe_blacklist: Option<Table>,
+    /// Address and length in bytes.
+    pub(super) noinstr_text: Option<Table>,
+    /// Address and length in bytes.
+    pub(super) kprobes_text: Option<Table>,
+    pub(super) lock_entry: Option<LockEntry>,
+}
+
+/// Answers, looked up by the question.
+struct Answers<'a> {
+    questions: &'a [(&'a str, &'a str)],
+    members: Vec<Option<Member>>,
+}
+
+impl Answers<'_> {
+    fn get(&self, of: &str, path: &str) -> Option<Member> {
+        let at = self.questions.iter().position(|q| *q == (of, path))?;
+        self.members.get(at).copied().flatten()
+    }
+
+    /// The offset of a member of exactly `size` bytes that may not be there.
+    fn optional(&self, of: &str, path: &str, size: u64) -> Option<u64> {
+        let member = self.get(of, path)?;
+        (member.size == size).then_some(member.offset)
+    }
+
+    fn required(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
+        let (of_name, field) = (of.to_owned(), path.to_owned());
+        match self.get(of, path) {
+            Some(member) if member.size == size => Ok(member.offset),
+            Some(member) => Err(BtfError::Size {
+                of: of_name,
+                field,
+                found: member.size,
+                expected: size,
+            }),
+            None => Err(BtfError::NoField { of: of_name, field }),
+        }
+    }
+
+    /// A pointer and a count in `struct module`, both or none.
+    fn table(&self, start: &str, count: &str) -> Option<Table> {
+        Some(Table {
+            start: self.optional("module", start, 8)?,
+            count: self.optional("module", count, 4)?,
+        })
+    }
+
+    /// As up to 6.3: two stretches, each with text first.
+    fn layouts(&self) -> Option<Vec<Memory>> {
+        let offset = |path, size| self.optional("module", path, size);
+        Some(vec![
+            Memory {
+                base: offset("core_layout.base", 8)?,
+                size: offset("core_layout.size", 4)?,
+                text: Some(offset("core_layout.text_size", 4)?),
+                init: false,
+            },
+            Memory {
+                base: offset("init_layout.base", 8)?,
+                size: offset("init_layout.size", 4)?,
+                text: Some(offset("init_layout.text_size", 4)?),
+                init: true,
+            },
+        ])
+    }
+
+    /// As from 6.4 on: one stretch of each kind.
+    fn memories(&self) -> Result<Vec<Memory>, ModuleError> {
+        let base = self.required("module", "mem[0].base", 8)?;
+        let size = self.required("module", "mem[0].size", 4)?;
+        let whole = self.get("module", "mem").map_or(0, |member| member.size);
+        let stride = self.get("module", "mem[0]").map_or(0, |member| member.size);
+        let found = whole.checked_div(stride).unwrap_or(0);
+        if found != MEMORIES {
+            return Err(ModuleError::Memories {
+                found,
+                expected: MEMORIES,
+            });
+        }
+        /// `MOD_TEXT` and `MOD_INIT_TEXT`.
+        const TEXT: u64 = 0;
+        const INIT_TEXT: u64 = 4;
+        let memory = |kind| Memory {
+            base: base + kind * stride,
+            size: size + kind * stride,
+            text: [TEXT, INIT_TEXT]
+                .contains(&kind)
+                .then_some(size + kind * stride),
+            init: kind >= INIT_TEXT,
+        };
+        Ok((0..MEMORIES).map(memory).collect())
+    }
+
+    fn lock_entry(&self) -> Option<LockEntry> {
+        let offset = |path, size| self.optional("smp_alt_module", path, size);
+        Some(LockEntry {
+            module: offset("mod", 8)?,
+            locks: offset("locks", 8)?,
+            locks_end: offset("locks_end", 8)?,
+            next: offset("next", 16)?,
+        })
+    }
+}
+
+/// All that is asked for.
+const QUESTIONS: &[(&str, &str)] = &[
+    ("module", "state"),
+    ("module", "list"),
+    ("module", "name"),
+    ("module", "core_layout.base"),
+    ("module", "core_layout.size"),
+    ("module", "core_layout.text_size"),
+    ("module", "init_layout.base"),
+    ("module", "init_layout.size"),
+    ("module", "init_layout.text_size"),
+    ("module", "mem"),
+    ("module", "mem[0]"),
+    ("module", "mem[0].base"),
+    ("module", "mem[0].size"),
+    ("module", "kallsyms"),
+    ("module", "extable"),
+    ("module", "num_exentries"),
+    ("module", "jump_entries"),
+    ("module", "num_jump_entries"),
+    ("module", "static_call_sites"),
+    ("module", "num_static_call_sites"),
+    ("module", "ftrace_callsites"),
+    ("module", "num_ftrace_callsites"),
+    ("module", "kprobe_blacklist"),
+    ("module", "num_kprobe_blacklist"),
+    ("module", "noinstr_text_start"),
+    ("module", "noinstr_text_size"),
+    ("module", "kprobes_text_start"),
+    ("module", "kprobes_text_size"),
+    ("mod_kallsyms", "symtab"),
+    ("mod_kallsyms", "num_symtab"),
+    ("mod_kallsyms", "strtab"),
+    ("smp_alt_module", "mod"),
+    ("smp_alt_module", "locks"),
+    ("smp_alt_module", "locks_end"),
+    ("smp_alt_module", "next"),
+];
+
+impl Layout {
+    /// Reads the layout, in one pass over the types.
+    pub(super) fn of(image: &KernelImage) -> Result<Self, ModuleError> {
+        let answers = Answers {
+            questions: QUESTIONS,
+            members: image.members(QUESTIONS)?,
+        };
+        let in_module = QUESTIONS
+            .iter()
+            .zip(&answers.members)
+            .filter(|((of, _), _)| *of == "module");
+        let len = in_module
+            .filter_map(|(_, member)| member.as_ref())
+            .map(|member| member.offset.saturating_add(member.size))
+            .max()
+            .unwrap_or(0);
+        let len = usize::try_from(len.min(LONGEST)).unwrap_or(0);
+        Ok(Self {
+            len,
+            state: answers.required("module", "state", 4)?,
+            list: answers.required("module", "list", 16)?,
+            name: answers.required("module", "name", NAME_LEN)?,
+            memories: match answers.layouts() {
+                Some(layouts) => layouts,
+                None => answers.memories()?,
+            },
+            kallsyms: answers.required("module", "kallsyms", 8)?,
+            symtab: Table {
+                start: answers.required("mod_kallsyms", "symtab", 8)?,
+                count: answers.required("mod_kallsyms", "num_symtab", 4)?,
+            },
+            strtab: answers.required("mod_kallsyms", "strtab", 8)?,
+            extable: answers.table("extable", "num_exentries"),
+            jump_entries: answers.table("jump_entries", "num_jump_entries"),
+            static_call_sites: answers.table("static_call_sites", "num_static_call_sites"),
+            ftrace_callsites: answers.table("ftrace_callsites", "num_ftrace_callsites"),
+            kprobe_blacklist: answers.table("kprobe_blacklist", "num_kprobe_blacklist"),
+            noinstr_text: answers.table("noinstr_text_start", "noinstr_text_size"),
+            kprobes_text: answers.table("kprobes_text_start", "kprobes_text_size"),
+            lock_entry: answers.lock_entry(),
+        })
+    }
+}

@@ -1,0 +1,216 @@
+//! Modules as they were read, and how their places are found by name and address.
+
+use std::ops::Range;
+
+use hvprobe_arch::Gva;
+
+use super::error::ModuleLookupError;
+use crate::image::{Forbidden, Lists};
+use crate::symbols::{Symbol, Symbols};
+
+/// How far a module is (`enum module_state` in include/linux/module.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ModuleState {
+    /// It works.
+    Live,
+    /// Its text is final; its init function is about to run, or running.
+    Coming,
+    /// Its exit function is about to run, running or done, or its init function failed.
+    Going,
+    /// It is being laid out: nothing of it may be relied on.
+    Unformed,
+}
+
+/// A module of the guest.
+#[derive(Debug)]
+pub struct Module {
+    pub(super) name: String,
+    pub(super) at: Gva,
+    pub(super) state: ModuleState,
+    pub(super) text: Range<Gva>,
+    pub(super) init_text: Option<Range<Gva>>,
+    pub(super) symbols: Symbols,
+    pub(super) lists: Lists,
+    /// The first list that could not be read.
+    pub(super) unreadable: Option<&'static str>,
+}
+
+impl Module {
+    /// Its name, as in `/proc/modules`; anything but printable ASCII is escaped.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where its `struct module` is.
+    #[must_use]
+    pub fn address(&self) -> Gva {
+        self.at
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn state(&self) -> ModuleState {
+        self.state
+    }
+
+    /// Its text that stays until it is unloaded; empty while it is unformed.
+    #[must_use]
+    pub fn text(&self) -> Range<Gva> {
+        self.text.clone()
+    }
+
+    /// Its init text, while it has any.
+    #[must_use]
+    pub fn init_text(&self) -> Option<Range<Gva>> {
+        self.init_text.clone()
+    }
+
+    /// Whether `at` lies in its text or init text.
+    #[must_use]
+    pub fn is_text(&self, at: Gva) -> bool {
+        self.text.contains(&at)
+            || self
+                .init_text
+                .as_ref()
+                .is_some_and(|text| text.contains(&at))
+    }
+
+    /// Its symbols, those of init text as long as it has it.
+    #[must_use]
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+
+    /// Why `at`, in its text, must not be probed, if it must not.
+    #[must_use]
+    pub fn forbidden(&self, at: Gva) -> Option<Forbidden> {
+        if self.state == ModuleState::Unformed {
+            return Some(Forbidden::Loading);
+        }
+        self.lists.find(at, &self.symbols).or_else(|| {
+            let list = self.unreadable?;
+            Some(Forbidden::Unreadable { list })
+        })
+    }
+
+    /// Why `at` must not be probed while the byte there is `first`, as
+    /// [`KernelImage::forbidden_as_is`](crate::image::KernelImage::forbidden_as_is).
+    #[must_use]
+    pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
+        self.lists.lock_prefix(at, first)
+    }
+
+    /// Whether its exception table has an entry for the instruction at `at`.
+    #[must_use]
+    pub fn has_fixup(&self, at: Gva) -> bool {
+        self.lists.has_fixup(at)
+    }
+
+    /// Whether a call to `__fentry__`, or the nop in its place, is at `at`.
+    #[must_use]
+    pub fn is_ftrace_site(&self, at: Gva) -> bool {
+        self.lists.is_ftrace_site(at).unwrap_or(false)
+    }
+}
+
+/// The modules a guest had loaded when they were read.
+#[derive(Debug)]
+pub struct ModuleList {
+    pub(super) modules: Vec<Module>,
+    pub(super) restores_locks: bool,
+}
+
+impl ModuleList {
+    /// All of them, the last loaded first.
+    pub fn iter(&self) -> std::slice::Iter<'_, Module> {
+        self.modules.iter()
+    }
+
+    /// Whether the kernel will put lock prefixes back that it took away: it booted with one
+    /// processor, and has room for more. If not, [`Forbidden::LockPrefix`] is no reason to refuse a
+    /// place in the kernel image, where it goes by the bytes alone. When in doubt, it is.
+    #[must_use]
+    pub fn restores_lock_prefixes(&self) -> bool {
+        self.restores_locks
+    }
+
+    /// The module called `name`; as for `modprobe`, `-` and `_` are the same.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Module> {
+        let folded = |c: u8| if c == b'-' { b'_' } else { c };
+        self.iter().find(|module| {
+            module.name.len() == name.len()
+                && module
+                    .name
+                    .bytes()
+                    .zip(name.bytes())
+                    .all(|(a, b)| folded(a) == folded(b))
+        })
+    }
+
+    /// The module whose text or init text `at` lies in.
+    #[must_use]
+    pub fn containing(&self, at: Gva) -> Option<&Module> {
+        self.iter().find(|module| module.is_text(at))
+    }
+
+    /// `MODULE:SYMBOL`: the one symbol called `symbol` in the module called `module`.
+    ///
+    /// # Errors
+    /// When the module is not loaded, or has no such symbol or several.
+    pub fn lookup_in(
+        &self,
+        module: &str,
+        symbol: &str,
+    ) -> Result<(&Module, Symbol<'_>), ModuleLookupError> {
+        let found = self
+            .get(module)
+            .ok_or_else(|| ModuleLookupError::NotLoaded {
+                name: module.to_owned(),
+            })?;
+        match found.symbols.lookup(symbol) {
+            Ok(symbol) => Ok((found, symbol)),
+            Err(why) => Err(ModuleLookupError::Symbol {
+                module: found.name.clone(),
+                why,
+            }),
+        }
+    }
+
+    /// The one symbol called `symbol` in any module: for names the kernel image does not have.
+    ///
+    /// # Errors
+    /// When there is none, or several.
+    pub fn lookup(&self, symbol: &str) -> Result<(&Module, Symbol<'_>), ModuleLookupError> {
+        let found: Vec<_> = self
+            .iter()
+            .flat_map(|module| {
+                let candidates = module.symbols.candidates(symbol);
+                candidates.into_iter().map(move |symbol| (module, symbol))
+            })
+            .collect();
+        match found.as_slice() {
+            [] => Err(ModuleLookupError::Unknown {
+                name: symbol.to_owned(),
+            }),
+            [one] => Ok(*one),
+            several => Err(ModuleLookupError::Ambiguous {
+                name: symbol.to_owned(),
+                at: several
+                    .iter()
+                    .map(|(module, symbol)| (module.name.clone(), symbol.addr))
+                    .collect(),
+            }),
+        }
+    }
+}
+
+impl<'a> IntoIterator for &'a ModuleList {
+    type Item = &'a Module;
+    type IntoIter = std::slice::Iter<'a, Module>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}

@@ -1,0 +1,442 @@
+//! The names of kernel addresses.
+//!
+//! What is kept true: entries are sorted by address, those at one address in the image's order
+//! (kallsyms puts the best name first), names live in one arena, and the index by name is sorted by
+//! the hash of the name, so every look-up is a binary search and no symbol owns an allocation. A table is built once from an image and never changes.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use globset::{GlobBuilder, GlobMatcher};
+use hvprobe_arch::Gva;
+
+/// How many names [`LookupError::Unknown`] offers at most.
+const NEAR_MATCHES: usize = 5;
+
+/// What a symbol names, from its `nm` letter or ELF type and the section it lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SymbolKind {
+    /// Code, weak functions included.
+    Text,
+    /// Variables, constants, and labels outside code.
+    Data,
+    /// A number rather than a place: on kernels that link per-CPU data at zero (before 6.15), the
+    /// offset of a per-CPU variable.
+    Absolute,
+}
+
+/// One symbol, borrowed from its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol<'a> {
+    /// The name as the kernel has it, suffixes such as `.isra.0` included.
+    pub name: &'a str,
+    /// Where it begins.
+    pub addr: Gva,
+    /// Its extent in bytes: what the ELF symbol says, or else up to the next symbol at another
+    /// address or the end of the range it lies in. 0 when none of these is known.
+    pub size: u64,
+    /// What it names.
+    pub kind: SymbolKind,
+}
+
+/// A symbol as an image lists it, before it is part of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawSymbol<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// Where it begins.
+    pub addr: Gva,
+    /// The size the image gives, if it gives one other than 0.
+    pub size: Option<u64>,
+    /// What it names.
+    pub kind: SymbolKind,
+}
+
+/// Why a name does not stand for one address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// No symbol has that name.
+    #[error("unknown symbol `{name}`{}", Offer(.near))]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// Up to five names that look like it, best first.
+        near: Vec<String>,
+    },
+    /// Several symbols at different addresses share the name, as static functions may.
+    #[error("symbol `{name}` is ambiguous, it is at {}; give the address instead", List(.at))]
+    Ambiguous {
+        /// The name asked for.
+        name: String,
+        /// All its addresses, ascending.
+        at: Vec<Gva>,
+    },
+}
+
+/// A pattern that cannot be used to list symbols.
+#[derive(Debug, thiserror::Error)]
+#[error("bad pattern")]
+pub struct PatternError(#[from] globset::Error);
+
+/// `; did you mean …?`, or nothing.
+#[derive(Debug)]
+pub struct Offer<'a>(pub &'a [String]);
+
+impl fmt::Display for Offer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, name) in self.0.iter().enumerate() {
+            f.write_str(if i == 0 { "; did you mean " } else { ", " })?;
+            write!(f, "`{name}`")?;
+        }
+        f.write_str(if self.0.is_empty() { "" } else { "?" })
+    }
+}
+
+struct List<'a>(&'a [Gva]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// More than this many addresses help nobody in a message.
+        const SHOWN: usize = 8;
+        for (i, at) in self.0.iter().take(SHOWN).enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{at}")?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => Ok(()),
+            Some(more) => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    addr: u64,
+    size: u64,
+    name: Name,
+    kind: SymbolKind,
+}
+
+/// Where a name lies in the arena.
+#[derive(Clone, Copy)]
+struct Name {
+    start: u32,
+    len: u32,
+}
+
+/// More bytes of names than any kernel has.
+pub(crate) const MOST_TEXT: usize = 64 << 20;
+
+/// All symbols of an image.
+#[derive(Default)]
+pub struct Symbols {
+    /// Sorted by address.
+    entries: Vec<Entry>,
+    arena: String,
+    /// Hash of the name and index into `entries`, sorted.
+    by_name: Vec<(u32, u32)>,
+}
+
+impl fmt::Debug for Symbols {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Symbols")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Symbols {
+    /// Builds the table. `ranges` are the sections, or failing these the segments, of the image:
+    /// a symbol without a size of its own ends at the latest where its range does.
+    ///
+    /// Symbols without a name, and all from where names would pass [`MOST_TEXT`], are left out.
+    pub fn new<'a>(raw: impl IntoIterator<Item = RawSymbol<'a>>, ranges: &[Range<u64>]) -> Self {
+        let mut table = Self::default();
+        for symbol in raw {
+            if table.arena.len() + symbol.name.len() > MOST_TEXT {
+                break;
+            }
+            let (Ok(start), Ok(len)) = (
+                u32::try_from(table.arena.len()),
+                u32::try_from(symbol.name.len()),
+            ) else {
+                continue;
+            };
+            if len == 0 {
+                continue;
+            }
+            table.arena.push_str(symbol.name);
+            table.entries.push(Entry {
+                addr: symbol.addr.0,
+                size: symbol.size.unwrap_or(0),
+                name: Name { start, len },
+                kind: symbol.kind,
+            });
+        }
+        table.entries.sort_by_key(|entry| entry.addr);
+        fill_sizes(&mut table.entries, ranges);
+        table.by_name = table
+            .entries
+            .iter()
+            .zip(0_u32..)
+            .map(|(entry, index)| (hash(text(&table.arena, entry)), index))
+            .collect();
+        table.by_name.sort_unstable();
+        table
+    }
+
+    /// How many symbols there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is no symbol at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// All symbols by address.
+    pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
+        self.entries.iter().map(|entry| self.view(entry))
+    }
+
+    /// The one symbol called `name`. A name of code and of something else means the code; two
+    /// symbols of one name at one address are one.
+    ///
+    /// # Errors
+    /// When there is none, with names that are near, or several, with their addresses.
+    pub fn lookup(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
+        let found = self.candidates(name);
+        match found.as_slice() {
+            [] => Err(LookupError::Unknown {
+                name: name.to_owned(),
+                near: self.near(name),
+            }),
+            [one] => Ok(*one),
+            several => Err(LookupError::Ambiguous {
+                name: name.to_owned(),
+                at: several.iter().map(|symbol| symbol.addr).collect(),
+            }),
+        }
+    }
+
+    /// The addresses from one symbol up to another.
+    pub(crate) fn between(&self, start: &str, end: &str) -> Option<Range<u64>> {
+        let (start, end) = (self.address_of(start)?.0, self.address_of(end)?.0);
+        (start <= end).then_some(start..end)
+    }
+
+    /// What `name` may stand for, by address: as in [`Self::lookup`], but without an error.
+    #[must_use]
+    pub fn candidates(&self, name: &str) -> Vec<Symbol<'_>> {
+        let mut found: Vec<Symbol<'_>> = self.named(name).collect();
+        if found.iter().any(|symbol| symbol.kind == SymbolKind::Text) {
+            found.retain(|symbol| symbol.kind == SymbolKind::Text);
+        }
+        found.dedup_by_key(|symbol| symbol.addr);
+        found
+    }
+
+    /// The address of `name`, whatever it names; `None` unless there is exactly one.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> Option<Gva> {
+        let mut found = self.named(name);
+        let first = found.next()?.addr;
+        found.all(|other| other.addr == first).then_some(first)
+    }
+
+    /// The symbol `at` lies in and how far into it. Among names of one address, code goes before
+    /// data, and then the first in the image's order.
+    #[must_use]
+    pub fn containing(&self, at: Gva) -> Option<(Symbol<'_>, u64)> {
+        let after = self.entries.partition_point(|entry| entry.addr <= at.0);
+        let addr = self.entries[..after].last()?.addr;
+        let first = self.entries.partition_point(|entry| entry.addr < addr);
+        let offset = at.0 - addr;
+        self.entries[first..after]
+            .iter()
+            .filter(|entry| offset < entry.size || offset == 0)
+            .min_by_key(|entry| entry.kind)
+            .map(|entry| (self.view(entry), offset))
+    }
+
+    /// The symbols whose names match the shell-style `pattern` (`*`, `?`, `[a-z]`, `{a,b}`), by
+    /// address.
+    ///
+    /// # Errors
+    /// When the pattern is malformed.
+    pub fn glob(&self, pattern: &str) -> Result<impl Iterator<Item = Symbol<'_>>, PatternError> {
+        Ok(self.glob_from(pattern, 0)?.map(|(_, symbol)| symbol))
+    }
+
+    /// Those of them that have position `first`, or a later one, among all symbols, with their
+    /// positions, so that a long list can be made a piece at a time.
+    ///
+    /// # Errors
+    /// When the pattern is malformed.
+    pub fn glob_from(
+        &self,
+        pattern: &str,
+        first: usize,
+    ) -> Result<impl Iterator<Item = (usize, Symbol<'_>)>, PatternError> {
+        let matcher: GlobMatcher = GlobBuilder::new(pattern).build()?.compile_matcher();
+        let all = self.iter().enumerate().skip(first);
+        Ok(all.filter(move |(_, symbol)| matcher.is_match(symbol.name)))
+    }
+
+    fn view(&self, entry: &Entry) -> Symbol<'_> {
+        Symbol {
+            name: text(&self.arena, entry),
+            addr: Gva(entry.addr),
+            size: entry.size,
+            kind: entry.kind,
+        }
+    }
+
+    /// All symbols of exactly that name, by address.
+    fn named<'a>(&'a self, name: &str) -> impl Iterator<Item = Symbol<'a>> {
+        let wanted = hash(name);
+        let first = self.by_name.partition_point(|(hash, _)| *hash < wanted);
+        self.by_name[first..]
+            .iter()
+            .take_while(move |(hash, _)| *hash == wanted)
+            .filter_map(|(_, index)| self.entries.get(usize::try_from(*index).ok()?))
+            .map(|entry| self.view(entry))
+            .filter(move |symbol| symbol.name == name)
+    }
+
+    /// Names of code like `name`, best first: going on behind it (`kmem_cache_alloc` finds
+    /// `kmem_cache_alloc_noprof`), few edits away, with a prefix as wrappers have (`sys_read` finds
+    /// `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
+    #[must_use]
+    pub fn near(&self, name: &str) -> Vec<String> {
+        /// Longer names are not typed by hand, and the edit distance is quadratic.
+        const LONGEST: usize = 128;
+        /// Shorter texts occur in too many names to mean anything.
+        const SHORTEST_PART: usize = 4;
+
+        if name.is_empty() || name.len() > LONGEST {
+            return Vec::new();
+        }
+        let limit = (name.len() / 3).clamp(1, 4);
+        let letters = letters(name);
+        let mut best: Vec<(bool, usize, usize, &str)> = Vec::new();
+        for entry in &self.entries {
+            let candidate = text(&self.arena, entry);
+            // Only code can be meant, and not the padding before a function.
+            if entry.kind != SymbolKind::Text
+                || ["__pfx_", "__cfi_"]
+                    .iter()
+                    .any(|mark| candidate.starts_with(mark))
+            {
+                continue;
+            }
+            // An edit changes at most two members of the set of letters and the length by one.
+            let close = candidate.len().abs_diff(name.len()) <= limit
+                && (letters ^ self::letters(candidate)).count_ones() as usize <= 2 * limit;
+            let distance = if close {
+                strsim::osa_distance(name, candidate)
+            } else {
+                usize::MAX
+            };
+            let score = if name.len() >= SHORTEST_PART
+                && candidate
+                    .strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with(['_', '.']))
+            {
+                0
+            } else if distance <= limit {
+                distance
+            } else if name.len() < SHORTEST_PART {
+                continue;
+            } else if candidate
+                .strip_suffix(name)
+                .is_some_and(|rest| rest.ends_with('_'))
+            {
+                1
+            } else if candidate.contains(name) {
+                limit
+            } else {
+                continue;
+            };
+            let ranked = (is_made(candidate), score, candidate.len(), candidate);
+            if let Err(place) = best.binary_search(&ranked)
+                && place < NEAR_MATCHES
+            {
+                best.insert(place, ranked);
+                best.truncate(NEAR_MATCHES);
+            }
+        }
+        best.into_iter()
+            .map(|(_, _, _, name)| name.to_owned())
+            .collect()
+    }
+}
+
+/// Whether this is the name of code that is made of a declaration (of a tracepoint, a static call), or
+/// of the unlikely part of a function.
+fn is_made(name: &str) -> bool {
+    const PREFIXES: [&str; 7] = [
+        "__SCT__",
+        "__bpf_trace_",
+        "__probestub_",
+        "__traceiter_",
+        "perf_trace_",
+        "trace_event_raw_event_",
+        "trace_raw_output_",
+    ];
+    name.ends_with(".cold") || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn text<'a>(arena: &'a str, entry: &Entry) -> &'a str {
+    let start = entry.name.start as usize;
+    arena
+        .get(start..start + entry.name.len as usize)
+        .unwrap_or_default()
+}
+
+fn hash(name: &str) -> u32 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    u32::try_from(hasher.finish() >> 32).unwrap_or_default()
+}
+
+/// Gives entries without a size the distance to the next address in use, within their range.
+/// `entries` are sorted by address.
+fn fill_sizes(entries: &mut [Entry], ranges: &[Range<u64>]) {
+    let mut next = None;
+    let mut at = None;
+    for entry in entries.iter_mut().rev() {
+        if at != Some(entry.addr) {
+            next = at;
+            at = Some(entry.addr);
+        }
+        if entry.size != 0 {
+            continue;
+        }
+        let end = ranges
+            .iter()
+            .find(|range| range.contains(&entry.addr))
+            .map(|range| range.end);
+        let end = match (next, end) {
+            (Some(next), Some(end)) => next.min(end),
+            // Outside every range a distance says nothing: the next symbol may be anywhere.
+            (_, end) => end.unwrap_or(entry.addr),
+        };
+        entry.size = end - entry.addr;
+    }
+}
+
+/// The set of bytes in `name`, folded to 64 members.
+fn letters(name: &str) -> u64 {
+    name.bytes()
+        .fold(0, |set, byte| set | 1_u64 << (byte & 0x3f))
+}
+
+#[cfg(test)]
+mod tests;
