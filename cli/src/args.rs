@@ -479,32 +479,30 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    fn readme() -> String {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
-        std::fs::read_to_string(path).unwrap()
-    }
-
     #[test]
     fn documented_commands_can_be_typed() {
-        let commands = documented::commands(&readme(), "hvprobe");
-        let examples = commands.iter().filter(|shown| shown.example).count();
-        assert!(examples > 10, "only {examples} examples");
-        for shown in commands {
-            match Cli::try_parse_from(&shown.words) {
-                Ok(_) => {}
-                // A sentence may leave words out, and have others for them.
-                Err(error)
-                    if !shown.example
-                        && matches!(
-                            error.kind(),
-                            ErrorKind::MissingSubcommand
-                                | ErrorKind::MissingRequiredArgument
-                                | ErrorKind::InvalidValue
-                                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-                        ) => {}
-                Err(error) => panic!("README.md:{}: {error}", shown.line),
+        let mut examples = 0;
+        for name in documented::PAGES {
+            let page = documented::page(name).unwrap();
+            for shown in documented::commands(&page, "hvprobe") {
+                examples += usize::from(shown.example);
+                match Cli::try_parse_from(&shown.words) {
+                    Ok(_) => {}
+                    // A sentence may leave words out, and have others for them.
+                    Err(error)
+                        if !shown.example
+                            && matches!(
+                                error.kind(),
+                                ErrorKind::MissingSubcommand
+                                    | ErrorKind::MissingRequiredArgument
+                                    | ErrorKind::InvalidValue
+                                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+                            ) => {}
+                    Err(error) => panic!("{name}:{}: {error}", shown.line),
+                }
             }
         }
+        assert!(examples > 10, "only {examples} examples");
     }
 
     /// The long options of a command and all below it.
@@ -518,10 +516,13 @@ mod tests {
     #[test]
     fn documented_options_exist() {
         let known = longs(&Cli::command());
-        let options = documented::options(&readme(), "## Using it", "## Hosts");
-        assert!(options.len() > 20, "{options:?}");
-        for option in options {
-            assert!(known.contains(&option), "--{option}");
+        let sections = [("README.md", "## Using it", 20)];
+        for (name, heading, least) in sections {
+            let options = documented::options(&documented::page(name).unwrap(), heading);
+            assert!(options.len() >= least, "{name}: {options:?}");
+            for option in options {
+                assert!(known.contains(&option), "{name}: --{option}");
+            }
         }
     }
 

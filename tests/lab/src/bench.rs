@@ -53,7 +53,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     /// Go through all of it once, in as short a time as possible: a development build, few calls. The
-    /// numbers mean nothing; fails if the tables are not those of the README
+    /// numbers mean nothing; fails if the tables are not those of docs/performance.md
     #[arg(long)]
     smoke: bool,
     /// Measure a development build, which is made sooner and is slower
@@ -145,24 +145,25 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         What::Events => events(options, &workspace)?,
     };
     if options.smoke && heard.status == 0 {
-        check_headings(&workspace, options.what, &heard.text())?;
+        check_headings(options.what, &heard.text())?;
     }
     Ok(ExitCode::from(heard.status))
 }
 
-/// Whether the tables that were printed are those that the README shows.
-fn check_headings(workspace: &Workspace, what: What, printed: &str) -> Result<()> {
-    let readme = fs::read_to_string(workspace.root.join("README.md"))?;
+/// Whether the tables that were printed are those that the page of figures shows.
+fn check_headings(what: What, printed: &str) -> Result<()> {
+    let file = documented::PERFORMANCE;
+    let page = documented::page(file)?;
     let name = what.to_possible_value().context("a bench without a name")?;
-    let mut all = documented::headings(&readme, "boot");
+    let mut all = documented::headings(&page, "boot");
     let mut shown = all.remove(name.get_name()).unwrap_or_default();
     let mut printed: Vec<_> = printed.lines().filter_map(documented::heading).collect();
     shown.sort();
     printed.sort();
     if shown != printed {
-        bail!("the README shows tables with {shown:#?}, but these were printed: {printed:#?}");
+        bail!("{file} shows tables with {shown:#?}, but these were printed: {printed:#?}");
     }
-    progress::note(&format!("{} tables as in the README", printed.len()));
+    progress::note(&format!("{} tables as in {file}", printed.len()));
     Ok(())
 }
 

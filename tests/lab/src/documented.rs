@@ -2,6 +2,32 @@
 //! against the programs.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// The page that has the tables of the benches.
+pub const PERFORMANCE: &str = "docs/performance.md";
+
+/// The pages that show commands, from the repository's root.
+pub const PAGES: [&str; 5] = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/hosts.md",
+    PERFORMANCE,
+    "fuzz/README.md",
+];
+
+/// The text of the page called `name`.
+///
+/// # Errors
+///
+/// If it cannot be read.
+pub fn page(name: &str) -> io::Result<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let read = fs::read_to_string(root.join(name));
+    read.map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))
+}
 
 /// A command in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,12 +110,23 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-/// The long options that sentences name between the headings `from` and `to`.
+/// The level of a heading; zero if `line` is none.
+fn level(line: &str) -> usize {
+    let marks = line.bytes().take_while(|&byte| byte == b'#').count();
+    match line[marks..].starts_with(' ') {
+        true => marks,
+        false => 0,
+    }
+}
+
+/// The long options that sentences name in the section under `heading`, with all sections in it.
 #[must_use]
-pub fn options(document: &str, from: &str, to: &str) -> Vec<String> {
+pub fn options(document: &str, heading: &str) -> Vec<String> {
+    let is_beyond = |line: &str| (1..=level(heading)).contains(&level(line));
     let section = lines(document)
-        .skip_while(|(_, line, _)| *line != from)
-        .take_while(|(_, line, _)| *line != to)
+        .skip_while(|(_, line, code)| *code || *line != heading)
+        .skip(1)
+        .take_while(|(_, line, code)| *code || !is_beyond(line))
         .filter(|(_, _, code)| !code);
     let spans = section.flat_map(|(_, line, _)| spans(line));
     let options = spans.filter_map(|span| span.strip_prefix("--")?.split([' ', '=']).next());
@@ -179,10 +216,10 @@ row               1         2
 
     #[test]
     fn options_are_those_of_a_section() {
-        assert_eq!(
-            options(DOCUMENT, "## Two", "## Three"),
-            ["fast", "slow", "quick"]
-        );
+        assert_eq!(options(DOCUMENT, "## Two"), ["fast", "slow", "quick"]);
+        assert_eq!(options(DOCUMENT, "## Three"), ["other"]);
+        assert_eq!(options(DOCUMENT, "# One").len(), 4);
+        assert!(options(DOCUMENT, "## Four").is_empty());
     }
 
     #[test]

@@ -154,16 +154,9 @@ fn setup(options: &SetupOptions) -> Result<ExitCode> {
 mod tests {
     use super::*;
 
-    use std::path::Path;
-
     use clap::CommandFactory as _;
     use clap::error::ErrorKind;
     use hvprobe_lab::documented;
-
-    fn document(name: &str) -> String {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        std::fs::read_to_string(root.join(name)).unwrap()
-    }
 
     #[test]
     fn command_line_is_sound() {
@@ -172,15 +165,10 @@ mod tests {
 
     #[test]
     fn documented_commands_can_be_typed() {
-        let documents = [
-            "README.md",
-            "docs/architecture.md",
-            "docs/hosts.md",
-            "fuzz/README.md",
-        ];
         let mut seen = 0;
-        for name in documents {
-            for shown in documented::commands(&document(name), "cargo lab") {
+        for name in documented::PAGES {
+            let page = documented::page(name).unwrap();
+            for shown in documented::commands(&page, "cargo lab") {
                 seen += 1;
                 // cargo takes its own name and that of the alias.
                 let words = shown.words.iter().skip(1);
@@ -207,16 +195,16 @@ mod tests {
             .flat_map(|command| command.get_arguments())
             .filter_map(|argument| argument.get_long().map(str::to_owned))
             .collect();
-        let readme = document("README.md");
         let sections = [
-            ("## Two commands", "## Using it"),
-            ("## Speed", "## How it works"),
+            ("README.md", "## Two commands"),
+            (documented::PERFORMANCE, "# Performance"),
         ];
-        for (from, to) in sections {
-            let options = documented::options(&readme, from, to);
-            assert!(!options.is_empty(), "{from}");
+        for (name, heading) in sections {
+            let page = documented::page(name).unwrap();
+            let options = documented::options(&page, heading);
+            assert!(!options.is_empty(), "{name}: {heading}");
             for option in options {
-                assert!(known.contains(&option), "--{option}");
+                assert!(known.contains(&option), "{name}: --{option}");
             }
         }
     }

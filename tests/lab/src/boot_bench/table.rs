@@ -95,10 +95,9 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_shows_this_table() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
-        let readme = std::fs::read_to_string(path).unwrap();
-        let shown = &documented::headings(&readme, "boot")["boot"];
+    fn the_page_of_figures_shows_this_table() {
+        let page = documented::page(documented::PERFORMANCE).unwrap();
+        let shown = &documented::headings(&page, "boot")["boot"];
         let table = render(&[]);
         let printed: Vec<_> = table.lines().filter_map(documented::heading).collect();
         assert_eq!(*shown, printed);

@@ -411,10 +411,9 @@ mod tests {
     use hvprobe_lab::documented;
 
     #[test]
-    fn the_readme_shows_these_tables() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
-        let readme = std::fs::read_to_string(path).unwrap();
-        let shown = &documented::headings(&readme, "boot")["hits"];
+    fn the_page_of_figures_shows_these_tables() {
+        let page = documented::page(documented::PERFORMANCE).unwrap();
+        let shown = &documented::headings(&page, "boot")["hits"];
         let unit = Unit::Instruction;
         let tables = [
             table::render(&[], unit, EMULATED.name, OWN_FTRACE),
