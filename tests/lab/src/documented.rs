@@ -10,8 +10,9 @@ use std::path::Path;
 pub const PERFORMANCE: &str = "docs/performance.md";
 
 /// The pages that show commands, from the repository's root.
-pub const PAGES: [&str; 5] = [
+pub const PAGES: [&str; 6] = [
     "README.md",
+    "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/hosts.md",
     PERFORMANCE,

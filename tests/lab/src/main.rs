@@ -197,6 +197,7 @@ mod tests {
             .collect();
         let sections = [
             ("README.md", "## Two commands"),
+            ("CONTRIBUTING.md", "## A day's work"),
             (documented::PERFORMANCE, "# Performance"),
         ];
         for (name, heading) in sections {
