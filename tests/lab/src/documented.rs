@@ -10,12 +10,13 @@ use std::path::Path;
 pub const PERFORMANCE: &str = "docs/performance.md";
 
 /// The pages that show commands, from the repository's root.
-pub const PAGES: [&str; 6] = [
+pub const PAGES: [&str; 7] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/hosts.md",
     PERFORMANCE,
+    "docs/reference.md",
     "fuzz/README.md",
 ];
 
