@@ -196,7 +196,6 @@ mod tests {
             .filter_map(|argument| argument.get_long().map(str::to_owned))
             .collect();
         let sections = [
-            ("README.md", "## Two commands"),
             ("CONTRIBUTING.md", "## A day's work"),
             (documented::PERFORMANCE, "# Performance"),
         ];
