@@ -20,8 +20,6 @@ use crate::trap::INT3;
 /// The size in bytes of a slot.
 pub const SLOT_SIZE: usize = 32;
 
-/// What fills the rest of a slot, and ends a trapped copy.
-
 /// `jmp rel32`.
 const JMP_REL32: u8 = 0xe9;
 
