@@ -23,14 +23,14 @@ use std::sync::mpsc;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, kernel};
-use hvprobe_introspect::event::Collector;
+use hvprobe_hit::event::Collector;
+use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::Refusals;
-use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, ProbeSpec};
 // The shared guest below names these as its own crate's.
-use hvprobe_introspect::{hidden, probe, world};
+use hvprobe_introspect::{hidden, world};
 
 #[path = "../src/testing.rs"]
 #[allow(dead_code, reason = "shared with the unit tests")]

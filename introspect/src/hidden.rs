@@ -30,63 +30,37 @@
 
 pub(crate) mod detours;
 mod extent;
-pub(crate) mod follow;
 mod space;
 #[cfg(test)]
 mod tests;
 
-use hvprobe_arch::insn::{ENDBR64, GateHead, SLOT_SIZE, SlotCode};
+use hvprobe_arch::insn::{ENDBR64, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{PageTables, WalkError, entry};
-use hvprobe_arch::trap::{GATE_PORT, GATE_SIZE, IDT_SIZE, INT3, VECTORS};
+use hvprobe_arch::trap::{GATE_SIZE, IDT_SIZE, INT3, VECTORS};
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::region::{
+    CODE_PAGE, Fixtures, IDT_PAGE, OUT, RingPlace, STUB, TABLE_SPAN, TRAMPOLINE, Window,
+};
 
 use detours::Detours;
-pub use detours::RingPlace;
 
 const PAGE: u64 = 4096;
 const EMPTY_TABLE: [u8; 4096] = [0; 4096];
 const PAGE_OF_INT3: [u8; 4096] = [INT3; 4096];
-const TABLE_SPAN: u64 = 2 << 20;
 const SLOT: u64 = SLOT_SIZE as u64;
 const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
-/// Where things lie, in pages from the start of the region.
-const CODE_PAGE: u64 = 1;
-const IDT_PAGE: u64 = 2;
 const SLOT_PAGES: u64 = 3;
-/// Bytes of one stub: `endbr64`, `out imm8, al` and two int3s.
-const STUB: u64 = 8;
-/// Where the trampoline is in the code page: after the stubs.
-const TRAMPOLINE: u64 = VECTORS * STUB + 64;
 
-/// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
-/// place the image may lie, 16 MiB on): the kernel clears its page-table entries at boot
-/// (`cleanup_highmap` in arch/x86/mm/init_64.c) and never uses them again.
-pub const KERNEL_WINDOW: Window = Window {
-    start: Gva(0xffff_ffff_8000_0000),
-    end: Gva(0xffff_ffff_8100_0000),
-};
-
-/// Where in the guest's address space the region may be mapped; both ends multiples of 2 MiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// First address.
-    pub start: Gva,
-    /// First address past it.
-    pub end: Gva,
-}
-
-impl Window {
-    /// The first and the last slot of a region of full size that is mapped at the window's start or,
-    /// if other entries are taken, at its end.
-    #[must_use]
-    pub fn outermost_slots(&self) -> [[Gva; 2]; 2] {
-        let at_end = self.end.wrapping_sub(TABLE_SPAN);
-        [self.start, at_end].map(|start| {
-            let first = start.wrapping_add(SLOT_PAGES * PAGE);
-            [first, start.wrapping_add(TABLE_SPAN - SLOT)]
-        })
-    }
+/// The first and the last slot of a region of full size that is mapped at the window's start or,
+/// if other entries are taken, at its end.
+#[must_use]
+pub fn outermost_slots(window: &Window) -> [[Gva; 2]; 2] {
+    let at_end = window.end.wrapping_sub(TABLE_SPAN);
+    [window.start, at_end].map(|start| {
+        let first = start.wrapping_add(SLOT_PAGES * PAGE);
+        [first, start.wrapping_add(TABLE_SPAN - SLOT)]
+    })
 }
 
 /// Why the region could not be mapped or a slot not be had.
@@ -116,59 +90,6 @@ pub enum HiddenError {
         at: Gpa,
     },
 }
-
-/// The fixed places of a mapped region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fixtures {
-    start: Gva,
-}
-
-impl Fixtures {
-    /// The `out` that functions with a return probe return to.
-    #[must_use]
-    pub fn trampoline(&self) -> Gva {
-        self.start.wrapping_add(CODE_PAGE * PAGE + TRAMPOLINE)
-    }
-
-    /// Whether RIP has reached the trampoline, whether or not it has passed the `out` (hosts differ).
-    #[must_use]
-    pub fn at_trampoline(&self, rip: Gva) -> bool {
-        let offset = rip.offset_from(self.trampoline());
-        offset.is_some_and(|offset| offset == 0 || offset == OUT.len() as u64)
-    }
-
-    /// The interrupt descriptor table of the exception window.
-    #[must_use]
-    pub fn idt(&self) -> Gva {
-        self.start.wrapping_add(IDT_PAGE * PAGE)
-    }
-
-    fn stub(&self, vector: u64) -> Gva {
-        self.start.wrapping_add(CODE_PAGE * PAGE + vector * STUB)
-    }
-
-    /// The vector whose stub RIP has reached, whether or not it has passed the `out` (hosts
-    /// differ), or the `endbr64` before it (an NMI may come there).
-    #[must_use]
-    pub fn vector(&self, rip: Gva) -> Option<u8> {
-        const AT: u64 = ENDBR64.len() as u64;
-        const BEHIND: u64 = AT + OUT.len() as u64;
-        let offset = rip.offset_from(self.stub(0))?;
-        matches!(offset % STUB, 0 | AT | BEHIND)
-            .then(|| u8::try_from(offset / STUB).ok())
-            .flatten()
-    }
-
-    /// Whether `at` lies in the region.
-    #[must_use]
-    pub fn contain(&self, at: Gva) -> bool {
-        at.offset_from(self.start)
-            .is_some_and(|offset| offset < TABLE_SPAN)
-    }
-}
-
-/// `out GATE_PORT, al`.
-const OUT: [u8; 2] = GateHead::patch(GATE_PORT);
 
 #[derive(Debug)]
 struct Mapped {
@@ -245,7 +166,7 @@ impl HiddenRegion {
         let value = self.at.0 | entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
         mem.write(entry_at, &value.to_le_bytes())?;
         self.mapped = Some(Mapped {
-            fixtures: Fixtures { start },
+            fixtures: Fixtures::new(start),
             base: start.wrapping_add(SLOT_PAGES * PAGE),
             entry_at,
             entry: value,

@@ -2,11 +2,8 @@
 //! and what a hit does. It reaches guest memory and stops virtual CPUs only through traits
 //! ([`world`]), so it runs, and is tested, without KVM.
 
-pub mod calls;
-pub mod event;
 pub mod hidden;
 pub mod probe;
-pub mod ring;
 #[cfg(test)]
 mod testing;
 pub mod world;

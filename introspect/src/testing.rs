@@ -14,13 +14,14 @@ use hvprobe_fixtures::{
     DATA, DATA_VIRT, HIDDEN, IDT, IDT_VIRT, MODULE_FRAMES, MODULE_PAGES, MODULE_VIRT, Mapper,
     Memory, PAGE, STACK, TEXT, tables,
 };
+use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_hit::table::ProbeTable;
+use hvprobe_hit::{Clock, KernelView, Reading};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::task::TaskUnknown;
 
-use crate::hidden::{HiddenRegion, KERNEL_WINDOW};
-use crate::probe::hit::KernelView;
-use crate::probe::table::ProbeTable;
-use crate::world::{Change, Clock, Reading, Standing, StopError, World};
+use crate::hidden::HiddenRegion;
+use crate::world::{Change, Standing, StopError, World};
 
 /// How many slots a region of [`hidden`]'s size has.
 pub(crate) const SLOTS: usize = 128;

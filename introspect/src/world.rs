@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
-
-use crate::probe::table::ProbeTable;
+use hvprobe_hit::table::ProbeTable;
 
 /// Why the virtual CPUs could not be stopped. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,22 +89,4 @@ pub trait World {
     /// Hands on what detours have recorded up to now. Returns when that is done; a record that a
     /// task was interrupted in the middle of is not waited for.
     fn collect(&self);
-}
-
-/// A reading of both clocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
-    /// Nanoseconds of the host's `CLOCK_MONOTONIC`.
-    pub host_ns: u64,
-    /// The guest's time-stamp counter, as its RDTSC would have read it.
-    pub guest_tsc: u64,
-}
-
-/// The clocks read at a hit.
-pub trait Clock {
-    /// Now.
-    fn now(&self) -> Reading;
-
-    /// Nanoseconds since `then`, which was told a moment ago.
-    fn since(&self, then: &Reading) -> u64;
 }

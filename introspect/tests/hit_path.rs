@@ -7,13 +7,13 @@ use std::sync::mpsc;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::{STACK, kernel};
-use hvprobe_introspect::event::Collector;
-use hvprobe_introspect::probe::hit::{HitHandler, Outcome, Surroundings};
+use hvprobe_hit::event::Collector;
+use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_introspect::probe::registry::Registry;
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, Budget, Change, Decision, Excess, Hold, Item, ProbeSpec};
 // The shared guest below names these as its own crate's.
-use hvprobe_introspect::{hidden, probe, world};
+use hvprobe_introspect::{hidden, world};
 
 #[cfg(test)]
 #[path = "../src/testing.rs"]

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use hvprobe_arch::Regs;
-use hvprobe_introspect::event::{Captured, Collector, Drained, Event, EventKind, Source};
+use hvprobe_hit::event::{Captured, Collector, Drained, Event, EventKind, Source};
 use hvprobe_linux::task::Task;
 use hvprobe_proto::v1::SubscribeRequest;
 use hvprobe_proto::v1::events_client::EventsClient;

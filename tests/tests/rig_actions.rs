@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_spec::{Change, Item, Then};
 use hvprobe_tests::rig::{Running, assert_clean, guest, info, probe, rig, values};
 use hvprobe_vmm::machine::{Event, Mechanism, ProbeId};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::event::{Call, EventKind};
+use hvprobe_hit::event::{Call, EventKind};
 use hvprobe_spec::Item;
 use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig};
 use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec};

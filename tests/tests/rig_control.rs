@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_spec::Hold;
 use hvprobe_tests::names;

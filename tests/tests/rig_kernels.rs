@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };

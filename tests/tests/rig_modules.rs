@@ -1,7 +1,7 @@
 //! Probes of kernel modules that come and go, on a stock guest.
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 use hvprobe_vmm::machine::{Event, ProbeId, ProbeSpec, ProbeState};
 

@@ -10,7 +10,7 @@ use std::thread::{JoinHandle, sleep, spawn};
 use std::time::Duration;
 
 use hvprobe_arch::regs::{Gpr, rflags};
-use hvprobe_introspect::hidden::KERNEL_WINDOW;
+use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_spec::Item;
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};

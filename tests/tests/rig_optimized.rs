@@ -5,7 +5,7 @@ use std::thread::{JoinHandle, spawn};
 
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_introspect::probe::Unoptimized;
 use hvprobe_spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::names;

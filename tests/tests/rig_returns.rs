@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::event::{Call, EventKind};
+use hvprobe_hit::event::{Call, EventKind};
 use hvprobe_spec::{Change, Comparison, Condition, Item, Then};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use hvprobe_arch::Regs;
-use hvprobe_introspect::event::{Captured, Event, EventKind};
+use hvprobe_hit::event::{Captured, Event, EventKind};
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::{SubscribeRequest, SubscribeResponse};
 use hvprobe_spec::{ProbeId, RegisterSet};

@@ -10,14 +10,15 @@
 //! likes into the shared pages: nobody but itself gets to see nonsense then.
 
 use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring};
-use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::trap::{DOORBELL_PORT, INT3};
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::region::{CounterPlace, RingPlace, Window};
 
+use super::HiddenError;
 use super::extent::{Access, Extent, LARGE_PAGE};
 use super::space::Space;
-use super::{HiddenError, Window};
 
 const CODE_PAGES: u64 = 2;
 const DATA_PAGES: u64 = 4;
@@ -42,76 +43,6 @@ const WATERMARK: u32 = CAPACITY / 4;
 const COUNTER: u64 = 32;
 /// Room for detours is taken in multiples of this.
 const UNIT: u64 = 16;
-
-/// Where the host finds the ring in the guest's physical memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingPlace {
-    /// The word that detours reserve from.
-    pub head: Gpa,
-    /// The word that it must not pass.
-    pub limit: Gpa,
-    /// The word that it rings the doorbell at.
-    pub bell: Gpa,
-    /// The first cell.
-    pub cells: Gpa,
-    /// How many cells there are before the spare ones.
-    pub capacity: u32,
-    /// How many cells are in use when the doorbell rings.
-    pub watermark: u32,
-}
-
-impl RingPlace {
-    /// Limit and bell of a ring that nothing was ever in.
-    pub(crate) fn initial(&self) -> (u64, u64) {
-        (self.capacity.into(), self.watermark.into())
-    }
-
-    /// Tells detours up to where they may reserve cells, and where to ring.
-    ///
-    /// # Errors
-    /// When there is no such memory.
-    pub(crate) fn tell(
-        &self,
-        mem: &dyn PhysMemory,
-        limit: u64,
-        bell: u64,
-    ) -> Result<(), OutOfRange> {
-        mem.write_u64(self.limit, limit)?;
-        mem.write_u64(self.bell, bell)
-    }
-}
-
-/// Counters that the detour of one probe increments, 64 bits each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CounterPlace(Gva);
-
-impl CounterPlace {
-    /// Those of a test.
-    #[cfg(test)]
-    pub(crate) fn at(at: Gva) -> Self {
-        Self(at)
-    }
-
-    /// Hits that found no room in the ring.
-    pub(crate) fn lost(self) -> Gva {
-        self.0
-    }
-
-    /// Hits that a condition left alone.
-    pub(crate) fn vetoed(self) -> Gva {
-        self.0.wrapping_add(8)
-    }
-
-    /// Calls for which there was no free instance.
-    pub(crate) fn missed(self) -> Gva {
-        self.0.wrapping_add(16)
-    }
-
-    /// The word of the free list of instances.
-    pub(crate) fn free(self) -> Gva {
-        self.0.wrapping_add(24)
-    }
-}
 
 /// The detours' memory of one machine.
 #[derive(Debug)]

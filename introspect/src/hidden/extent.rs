@@ -9,8 +9,9 @@
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, entry};
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::region::Window;
 
-use super::{HiddenError, Window};
+use super::HiddenError;
 
 /// The size of a page here, in bytes.
 pub(crate) const LARGE_PAGE: u64 = 2 << 20;

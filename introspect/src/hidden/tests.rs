@@ -1,7 +1,9 @@
 //! The region in page tables of its own.
 
 use hvprobe_arch::insn::{classify, text};
+use hvprobe_arch::trap::GATE_PORT;
 use hvprobe_fixtures::{HIDDEN, Mapper, Memory, tables};
+use hvprobe_hit::region::KERNEL_WINDOW;
 
 use super::*;
 

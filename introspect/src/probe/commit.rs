@@ -8,6 +8,10 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::insn::SlotCode;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::calls::{Fate, Pool};
+use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_hit::table::{Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
+use hvprobe_hit::{Counters, vacate};
 use hvprobe_spec::ProbeId;
 use tracing::warn;
 
@@ -16,13 +20,7 @@ use super::look::{AT_ONCE_MAX, Still};
 use super::patch::{Edit, Text};
 use super::plan::{Obstacle, Refused};
 use super::registry::{Live, Registry};
-use super::returns::vacate;
 use super::site::{Obstacles, Patch, Place, SiteState, patched};
-use super::table::{
-    Counters, Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site,
-};
-use crate::calls::{Fate, Pool};
-use crate::hidden::KERNEL_WINDOW;
 use crate::world::{StopError, World};
 
 /// Why a change did not happen.

@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::table::Internal;
 use hvprobe_linux::modules::ModuleState;
 use hvprobe_spec::definition::{Definition, Kind, Target};
 use hvprobe_spec::{ProbeId, ProbeSpec};
@@ -30,7 +31,6 @@ use super::foreign::PREPARES;
 use super::plan::{Obstacle, Probepoint, Refused};
 use super::registry::Registry;
 use super::site::{Place, SiteState};
-use super::table::Internal;
 use crate::world::{StopError, World};
 
 const TASK_DEAD: &str = "do_task_dead";

@@ -19,8 +19,8 @@ use std::collections::BTreeSet;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::region::KERNEL_WINDOW;
 
-use crate::hidden::KERNEL_WINDOW;
 use crate::world::{Standing, World};
 
 const PAGE: usize = 4096;

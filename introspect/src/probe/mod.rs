@@ -1,6 +1,5 @@
 //! Probes: what users register, how it is planted, what it has counted.
 
-mod act;
 mod batch;
 mod budget;
 mod commit;
@@ -9,9 +8,6 @@ mod error;
 mod foreign;
 mod ghosts;
 mod glob;
-mod guest_memory;
-mod handlers;
-pub mod hit;
 mod internal;
 mod jump;
 mod list;
@@ -25,14 +21,10 @@ mod quiescence;
 mod recording;
 pub mod registry;
 mod replaced;
-mod returns;
 mod reuse;
-mod scene;
 mod site;
-pub mod table;
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::sync::Arc;
 
@@ -41,11 +33,11 @@ use hvprobe_arch::Gva;
 pub use batch::{Refusals, Registered, Skipped};
 pub use budget::Throttled;
 pub use glob::BATCH_MAX;
+use hvprobe_hit::Counts;
 use hvprobe_spec::definition::Kind;
 use hvprobe_spec::{Actions, Budget, Mechanism, ProbeId};
 pub use jump::Unoptimized;
 pub use plan::Refused;
-use table::Counts;
 
 /// Where a registered probe stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
 use hvprobe_arch::insn::{self, Displaced, ENDBR64, Refusal, RelocateError};
+use hvprobe_hit::calls::PoolError;
 use hvprobe_linux::image::{Forbidden, KernelImage};
 use hvprobe_linux::modules::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleState};
 use hvprobe_linux::symbols::{LookupError, Symbol, Symbols};
@@ -18,7 +19,6 @@ use hvprobe_spec::{Mechanism, ProbeSpec, Then};
 
 use super::displaces::span;
 use super::jump::Unoptimized;
-use crate::calls::PoolError;
 
 /// Why a probe was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::table::ProbeTable;
 use hvprobe_spec::{Mechanism, ProbeId};
 
 use super::batch::Refusals;
@@ -26,7 +27,6 @@ use super::look::{AT_ONCE_MAX, Still};
 use super::plan::{Obstacle, Refused};
 use super::registry::Registry;
 use super::site::{Obstacles, Patch, Place, SiteState};
-use super::table::ProbeTable;
 use crate::world::{StopError, World};
 
 /// What became of new probes.

@@ -12,6 +12,9 @@ use hvprobe_arch::detour::{
     Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
 };
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::Followed;
+use hvprobe_hit::record::{Source, Tallies, What};
+use hvprobe_hit::region::CounterPlace;
 use hvprobe_spec::{Actions, Item, ProbeId};
 use tracing::debug;
 
@@ -19,9 +22,7 @@ use super::jump::{Surroundings, Unoptimized, unfollowable};
 use super::registry::Registry;
 use super::site::{Probe, SiteState};
 use crate::hidden::HiddenError;
-use crate::hidden::detours::{CounterPlace, Detours, aligned};
-use crate::hidden::follow::Followed;
-use crate::ring::{Source, Tallies, What};
+use crate::hidden::detours::{Detours, aligned};
 
 fn stack_words(actions: &Actions) -> Vec<u16> {
     let words = actions.capture.iter().filter_map(|item| match item {

@@ -25,6 +25,10 @@ use super::batch::Refusals;
 use super::budget::Throttled;
 use super::commit::CommitError;
 pub use super::error::{ChangeError, RegisterError};
+use hvprobe_hit::calls::{CELLS, Calls, MaxActive};
+use hvprobe_hit::record::{Reader, Source, Sources};
+use hvprobe_hit::table::Returns;
+use hvprobe_hit::{Counters, KernelView, Vacated, entry_data_size};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::modules::{ModuleError, ModuleList, ModuleReader};
 use hvprobe_spec::definition::Kind;
@@ -32,20 +36,15 @@ use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use super::foreign::Foreign;
 use super::ghosts::Ghosts;
-use super::hit::KernelView;
 use super::jump::Jump;
 use super::patch::{LiveText, Text};
 use super::plan::{ImageText, Kernel, Obstacle, PristineText, Probepoint, Refused, plan};
 use super::plant::PlantError;
 use super::quiescence::{Patience, is_feasible};
 use super::replaced::Banner;
-use super::returns::{Vacated, entry_data_size};
 use super::reuse::Keep;
 use super::site::{Patch, Place, Probe, SiteState};
-use super::table::{Counters, Returns};
-use crate::calls::{CELLS, Calls, MaxActive};
 use crate::hidden::HiddenRegion;
-use crate::ring::{Reader, Source, Sources};
 use crate::world::{StopError, World};
 
 /// What a live kernel offers.

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
+use hvprobe_hit::table::ProbeTable;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::ProbeId;
 use tracing::{info, warn};
@@ -32,7 +33,6 @@ use super::ghosts::Ghosts;
 use super::registry::Registry;
 use super::reuse::Keep;
 use super::site::{Place, SiteState};
-use super::table::ProbeTable;
 use crate::world::{Standing, StopError, World};
 
 /// The beginning of the constant text that names the kernel's version (init/version.c).

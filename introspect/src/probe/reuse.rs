@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::Followed;
+use hvprobe_hit::record::{NESTED_MAX, Source};
 use hvprobe_spec::ProbeId;
 use tracing::info;
 
@@ -18,8 +20,6 @@ use super::paths::{Lead, Paths};
 use super::registry::Registry;
 use super::site::SiteState;
 use crate::hidden::detours::Detours;
-use crate::hidden::follow::Followed;
-use crate::ring::{NESTED_MAX, Source};
 
 /// How much there is, or may be, of probes that have left.
 #[derive(Clone, Copy, Debug)]

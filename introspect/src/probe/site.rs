@@ -13,12 +13,13 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::insn::{Displaced, SlotCode};
 use hvprobe_arch::trap::INT3;
+use hvprobe_hit::Counters;
+use hvprobe_hit::calls::Pool;
+use hvprobe_hit::table::Internal;
 use hvprobe_spec::{Actions, ProbeId, ProbeSpec};
 
 use super::jump::{Jump, Unoptimized};
 use super::plan::{Obstacle, Refused};
-use super::table::{Counters, Internal};
-use crate::calls::Pool;
 
 #[derive(Debug)]
 pub(super) struct Probe {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced, Refusal, RelocateError, classify, text};
-use hvprobe_introspect::hidden::KERNEL_WINDOW;
+use hvprobe_hit::region::KERNEL_WINDOW;
 
 use super::text::{Apart, Text};
 
@@ -124,7 +124,7 @@ impl Reach {
             let in_reach = |code| !matches!(code, Err(RelocateError::OutOfReach { .. }));
             in_reach(displaced.boosted(slot)) && in_reach(displaced.trapped(slot))
         };
-        let regions = KERNEL_WINDOW.outermost_slots();
+        let regions = hvprobe_introspect::hidden::outermost_slots(&KERNEL_WINDOW);
         if regions.iter().flatten().all(|slot| works(*slot)) {
             Self::All
         } else if regions.iter().all(|[_, last]| works(*last)) {

@@ -1,13 +1,15 @@
 //! What a fault shows, in place and displaced.
 
-use super::*;
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_tests::micro::host::{build, catch_mode, result, symbol};
 use hvprobe_tests::micro::recorder::{Record, records};
 use hvprobe_tests::micro::{Asm, IDT_BASE, MicroKernel, RESULTS, UNMAPPED};
 use hvprobe_vmm::CatchMode;
 use hvprobe_vmm::machine::{Event, Mechanism};
-use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, registers::*};
+use iced_x86::code_asm::registers::*;
+use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr};
+
+use super::*;
 
 const RF: u64 = 1 << 16;
 

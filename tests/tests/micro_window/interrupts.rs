@@ -1,13 +1,15 @@
 //! Interrupts and NMIs around a stepped copy, and behind an emulated `sti`.
 
-use super::*;
-use hvprobe_introspect::event::EventKind;
+use hvprobe_hit::event::EventKind;
 use hvprobe_tests::micro::host::{build, catch_mode, symbol};
 use hvprobe_tests::micro::recorder::{RECORDS, Record, records};
 use hvprobe_tests::micro::{APIC, Asm, IDT_BASE, MicroKernel, WINDOW};
 use hvprobe_vmm::machine::Mechanism;
 use hvprobe_vmm::selfcheck::{self, Verdict};
-use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers::*};
+use iced_x86::code_asm::registers::*;
+use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr};
+
+use super::*;
 
 /// Where nothing of the guest's may ever be seen to run.
 fn is_hidden(record: &Record) -> bool {

@@ -2,7 +2,7 @@
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::event::{Call, Event, EventKind};
+use hvprobe_hit::event::{Call, Event, EventKind};
 use hvprobe_introspect::probe::{ProbeInfo, ProbeState};
 use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_linux::task::Task;
@@ -255,7 +255,7 @@ pub(super) fn finding(finding: Finding) -> v1::Finding {
 
 #[cfg(test)]
 mod tests {
-    use hvprobe_introspect::event::Captured;
+    use hvprobe_hit::event::Captured;
     use hvprobe_spec::ProbeId;
 
     use super::*;

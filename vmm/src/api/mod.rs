@@ -30,7 +30,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hvprobe_introspect::event::Sink;
+use hvprobe_hit::event::Sink;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
 use hvprobe_proto::v1::decisions_server::DecisionsServer;
 use hvprobe_proto::v1::host_server::HostServer;

@@ -22,10 +22,8 @@ use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::trap::vector;
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_introspect::probe::hit::{
-    Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings,
-};
-use hvprobe_introspect::probe::table::ProbeTable;
+use hvprobe_hit::table::ProbeTable;
+use hvprobe_hit::{Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings};
 use hvprobe_spec::Decision;
 
 use super::clock::HostClock;

@@ -11,7 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
-use hvprobe_introspect::world::{Clock, Reading};
+use hvprobe_hit::{Clock, Reading};
 
 use super::relation::{Kvmclock, Relation};
 

@@ -11,8 +11,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hvprobe_introspect::probe::hit::KernelView;
-use hvprobe_introspect::probe::table::ProbeTable;
+use hvprobe_hit::KernelView;
+use hvprobe_hit::table::ProbeTable;
 use hvprobe_introspect::world::{Standing, StopError};
 
 use super::attention::Attention;

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use hvprobe_introspect::event::Event;
+use hvprobe_hit::event::Event;
 use hvprobe_spec::{Decision, ProbeId, SpecError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-use hvprobe_introspect::event::{Drained, Event, Source};
-use hvprobe_introspect::ring::Collection;
+use hvprobe_hit::event::{Drained, Event, Source};
+use hvprobe_hit::record::Collection;
 
 use super::relation::Timeline;
 use crate::memory::GuestRam;

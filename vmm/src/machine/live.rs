@@ -5,7 +5,7 @@ use hvprobe_arch::insn::{GateError, GateHead};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_introspect::probe::hit::KernelView;
+use hvprobe_hit::KernelView;
 use hvprobe_introspect::world::StopError;
 use hvprobe_linux::image::{KernelImage, TaskLayout};
 use kvm_bindings::kvm_sregs;

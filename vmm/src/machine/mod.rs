@@ -40,8 +40,8 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::table::ProbeTable;
 use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
-use hvprobe_introspect::probe::table::ProbeTable;
 pub use hvprobe_introspect::probe::{
     ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled,
 };
@@ -56,7 +56,7 @@ pub use console::{Console, Printed};
 pub(crate) use cpu_fd::CpuFd;
 pub use cpu_fd::Ioctls;
 pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
-pub use hvprobe_introspect::event::Event;
+pub use hvprobe_hit::event::Event;
 pub(crate) use queue::{Entrance, Exit, Taken, queue};
 pub(crate) use subscription::Listen;
 pub use subscription::{Delivery, Subscription};

@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::mem::size_of;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hvprobe_introspect::event::Event;
+use hvprobe_hit::event::Event;
 use hvprobe_spec::ProbeId;
 
 use super::queue::{Entrance, Exit, Taken, queue};
@@ -175,7 +175,7 @@ mod tests {
     use std::time::Duration;
 
     use hvprobe_arch::Regs;
-    use hvprobe_introspect::event::{Captured, EventKind};
+    use hvprobe_hit::event::{Captured, EventKind};
     use hvprobe_introspect::probe::Throttled;
     use hvprobe_spec::RegisterSet;
 

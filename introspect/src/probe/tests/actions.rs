@@ -5,11 +5,11 @@ use std::time::Duration;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::STACK;
+use hvprobe_hit::event::{Event, EventKind};
+use hvprobe_hit::{Held, Outcome};
 use hvprobe_spec::{Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then};
 
-use super::super::hit::{Held, Outcome};
 use super::*;
-use crate::event::{Event, EventKind};
 use crate::testing::regs;
 
 fn then(then: Then) -> Actions {

@@ -9,12 +9,12 @@ use hvprobe_arch::insn::ENDBR64;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::Memory;
+use hvprobe_hit::event::{Collector, Event};
+use hvprobe_hit::table::ProbeTable;
+use hvprobe_hit::{HitHandler, Inquiry, Outcome, Surroundings};
 use hvprobe_spec::Decision;
 
-use super::super::hit::{HitHandler, Inquiry, Outcome, Surroundings};
-use super::super::table::ProbeTable;
 use super::Rig;
-use crate::event::{Collector, Event};
 use crate::testing::{Guest, Ticks, regs};
 
 /// The guest just goes on.

@@ -1,9 +1,9 @@
 //! Faults of displaced instructions: whose copies run without us, and of probes that ask for them.
 
 use hvprobe_fixtures::{DATA_VIRT, STACK};
+use hvprobe_hit::event::EventKind;
 
 use super::*;
-use crate::event::EventKind;
 
 /// Where the guest's kernel keeps the registers of a fault, and RIP among them.
 const PT_REGS: Gva = Gva(DATA_VIRT.0 + 0x900);

@@ -3,8 +3,8 @@
 use hvprobe_arch::Regs;
 use hvprobe_fixtures::STACK;
 use hvprobe_fixtures::kernel::{KPROBE_MUTEX, KPROBE_TABLE};
+use hvprobe_hit::{Held, Outcome};
 
-use super::super::hit::{Held, Outcome};
 use super::super::jump::Unoptimized;
 use super::*;
 use crate::testing::regs;

@@ -1,8 +1,8 @@
 //! Function entries that the guest's ftrace patches, too.
 
+use hvprobe_hit::{Held, Outcome};
 use hvprobe_spec::Decision;
 
-use super::super::hit::{Held, Outcome};
 use super::*;
 use crate::testing::regs;
 

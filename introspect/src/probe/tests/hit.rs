@@ -4,11 +4,11 @@ use hvprobe_arch::insn::SlotKind;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use hvprobe_fixtures::{DATA, MODULE_FRAMES, STACK};
+use hvprobe_hit::event::{Captured, Event, EventKind};
+use hvprobe_hit::{Fault, Outcome};
 use hvprobe_linux::task::Task;
 
-use super::super::hit::{Fault, Outcome};
 use super::*;
-use crate::event::{Captured, Event, EventKind};
 use crate::testing::regs;
 
 /// Where the `jmp rel32` at `at` leads.

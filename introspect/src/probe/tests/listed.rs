@@ -1,8 +1,8 @@
 //! What the list says of registered probes.
 
+use hvprobe_hit::Counters;
 use hvprobe_spec::definition::Kind;
 
-use super::super::table::Counters;
 use super::*;
 
 #[test]

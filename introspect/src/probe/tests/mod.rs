@@ -35,11 +35,11 @@ use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::trap::INT3;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use hvprobe_fixtures::kernel;
+use hvprobe_hit::Counts;
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, Mechanism, ProbeId, ProbeSpec};
 
 use super::registry::{ChangeError, RegisterError, Registry};
-use super::table::Counts;
 use super::{ProbeInfo, ProbeState, Refused};
 use crate::testing::{Guest, Ticks, hidden, whole_hidden};
 use crate::world::Standing;
@@ -234,7 +234,7 @@ impl Rig {
 
     /// The page-table entry that leads to the hidden region.
     fn entry(&self) -> (Gpa, u64) {
-        let start = crate::hidden::KERNEL_WINDOW.start;
+        let start = hvprobe_hit::region::KERNEL_WINDOW.start;
         let tables = self.guest.view().tables;
         tables
             .entry_at(&self.guest.mem, start, 2)

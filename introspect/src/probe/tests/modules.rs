@@ -5,9 +5,9 @@ use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use hvprobe_fixtures::modules::{
     Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, btf,
 };
+use hvprobe_hit::{Held, Outcome};
 use hvprobe_spec::Decision;
 
-use super::super::hit::{Held, Outcome};
 use super::*;
 use crate::testing::regs;
 use crate::world::StopError;

@@ -4,12 +4,12 @@
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::STACK;
+use hvprobe_hit::event::EventKind;
 
 use super::window::{
     BREAKPOINT, FIXUP, LEN, MACHINE_CHECK, NMI, PAGE_FAULT, Stepped, all, frame, stepped,
 };
 use super::*;
-use crate::event::EventKind;
 use crate::testing::regs;
 
 /// Each of them with how much of the stub is behind the guest: nothing, or its `endbr64`.

@@ -5,10 +5,10 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::entry;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_fixtures::{MODULE_FRAMES, STACK};
+use hvprobe_hit::event::EventKind;
 use hvprobe_spec::{Change, Decision, Hold, Item, Then};
 
 use super::*;
-use crate::event::EventKind;
 
 const PAGE: u64 = 4096;
 /// The first of four pages of the process: one that it may write, one that it may only read, one of

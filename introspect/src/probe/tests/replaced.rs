@@ -2,10 +2,10 @@
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_fixtures::modules::{self, Age};
+use hvprobe_hit::{Held, Outcome};
 use hvprobe_linux::modules::ModuleReader;
 use hvprobe_spec::Decision;
 
-use super::super::hit::{Held, Outcome};
 use super::*;
 use crate::probe::Refusals;
 use crate::testing::regs;

@@ -10,11 +10,11 @@ use hvprobe_arch::detour::InstanceLayout;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::{DATA_VIRT, STACK};
+use hvprobe_hit::event::{Call, Event, EventKind};
+use hvprobe_hit::{Held, Outcome};
 use hvprobe_spec::{Change, Comparison, Condition, Decision, Item, Then};
 
-use super::super::hit::{Held, Outcome};
 use super::*;
-use crate::event::{Call, Event, EventKind};
 use crate::testing::regs;
 
 /// A function whose first instruction is emulated, and its kprobe.

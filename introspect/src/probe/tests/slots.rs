@@ -77,7 +77,7 @@ fn batch_that_wants_more_slots_than_there_are_names_the_first_too_many() {
 #[test]
 fn window_without_an_empty_entry_refuses_what_needs_a_slot() {
     let mut rig = Rig::live();
-    let window = crate::hidden::KERNEL_WINDOW;
+    let window = hvprobe_hit::region::KERNEL_WINDOW;
     let tables = rig.guest.view().tables;
     let mut at = window.start;
     while at < window.end {
@@ -165,7 +165,7 @@ fn per_cpu_operand_gets_a_slot_from_which_it_is_reached() {
             "{high:#x} {low:#x}"
         );
         let displacement = u32::from_le_bytes(after[region + high + 4..][..4].try_into().unwrap());
-        let end = crate::hidden::KERNEL_WINDOW.start.0 + high as u64 + 8;
+        let end = hvprobe_hit::region::KERNEL_WINDOW.start.0 + high as u64 + 8;
         assert_eq!(end.wrapping_add(u64::from(displacement)), 0x1a080);
         rig.unregister(&ids).unwrap();
     }

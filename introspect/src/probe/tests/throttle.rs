@@ -1,12 +1,12 @@
 //! Budgets at hits: what is throttled is counted and told, and what a probe does is done.
 
 use hvprobe_arch::regs::Gpr;
+use hvprobe_hit::Outcome;
+use hvprobe_hit::event::EventKind;
 use hvprobe_spec::{Budget, Change, Decision, Excess, Hold, Then};
 
 use super::super::Throttled;
-use super::super::hit::Outcome;
 use super::*;
-use crate::event::EventKind;
 
 fn budgeted(definition: &str, rate: u32, excess: Excess, actions: Actions) -> ProbeSpec {
     ProbeSpec {
@@ -149,7 +149,7 @@ fn what_a_throttled_probe_does_is_done_and_its_post_handler_is_silent() {
     }
     let events = cpu.events();
     let of = |id, kind| {
-        let wanted = |event: &&crate::event::Event| event.probe == id && event.kind == kind;
+        let wanted = |event: &&hvprobe_hit::event::Event| event.probe == id && event.kind == kind;
         events.iter().filter(wanted).count()
     };
     for id in [ids[0], ids[2]] {

@@ -5,10 +5,10 @@ mod nmi;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::STACK;
+use hvprobe_hit::event::EventKind;
+use hvprobe_hit::{Fault, Outcome};
 
-use super::super::hit::{Fault, Outcome};
 use super::*;
-use crate::event::EventKind;
 use crate::testing::regs;
 
 /// Length of the instruction at [`FIXUP`] and of the first one of [`BOOSTED`].

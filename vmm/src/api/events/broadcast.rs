@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::mem::size_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hvprobe_introspect::event::Event;
+use hvprobe_hit::event::Event;
 use prost::bytes::Bytes;
 
 use super::wire;
@@ -181,7 +181,7 @@ impl Drop for Listener {
 #[cfg(test)]
 mod tests {
     use hvprobe_arch::Regs;
-    use hvprobe_introspect::event::{Captured, EventKind};
+    use hvprobe_hit::event::{Captured, EventKind};
     use hvprobe_proto::v1::SubscribeResponse;
     use hvprobe_spec::{ProbeId, RegisterSet};
     use prost::Message as _;

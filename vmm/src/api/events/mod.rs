@@ -14,7 +14,7 @@ mod wire;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hvprobe_introspect::event::Sink;
+use hvprobe_hit::event::Sink;
 use hvprobe_proto::v1::{ErrorKind, SubscribeRequest};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

@@ -6,7 +6,7 @@
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
-use hvprobe_introspect::event::{Call, Event, EventKind};
+use hvprobe_hit::event::{Call, Event, EventKind};
 use hvprobe_linux::task::Task;
 use hvprobe_proto::v1;
 use hvprobe_spec::RegisterSet;
@@ -179,7 +179,7 @@ fn message(into: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
 
 #[cfg(test)]
 mod tests {
-    use hvprobe_introspect::event::Captured;
+    use hvprobe_hit::event::Captured;
     use hvprobe_spec::ProbeId;
     use proptest::prelude::*;
     use prost::Message as _;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use hvprobe_arch::Regs;
-use hvprobe_introspect::event::{Captured, EventKind};
+use hvprobe_hit::event::{Captured, EventKind};
 use hvprobe_spec::{CAPTURE_MAX, Change, RegisterSet, Then};
 
 use super::*;

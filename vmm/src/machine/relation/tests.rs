@@ -1,8 +1,8 @@
+use hvprobe_hit::Clock as _;
 use proptest::prelude::*;
 
 use super::*;
 use crate::machine::clock::{Counters, HostClock};
-use hvprobe_introspect::world::Clock as _;
 
 /// Where KVM tells the guest in these tests.
 const TOLD_AT: u64 = 0x1000;

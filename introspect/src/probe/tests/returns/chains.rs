@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use hvprobe_arch::detour::{Instance, InstanceLayout, STUB, StackWords};
+use hvprobe_hit::record::{NESTED_MAX, Source};
 use proptest::prelude::*;
 
 use super::super::super::reuse::Keep;
 use super::half::{reading, trapped};
 use super::*;
-use crate::ring::{NESTED_MAX, Source};
 
 const TASKS: usize = 2;
 const FUNCTIONS: [&str; 3] = ["filler_000", "filler_002", "filler_004"];
@@ -249,8 +249,8 @@ impl Model {
         let this = &mut self.tasks[task];
         let Some(slot) = this.top() else { return };
         let at = self.rig.word(slot);
-        let is_stub =
-            at >= crate::hidden::KERNEL_WINDOW.start && at < crate::hidden::KERNEL_WINDOW.end;
+        let is_stub = at >= hvprobe_hit::region::KERNEL_WINDOW.start
+            && at < hvprobe_hit::region::KERNEL_WINDOW.end;
         if this.interrupted.is_none() && is_stub && at != self.rig.trampoline() {
             // The interrupt's frame lies over the slot.
             self.rig.guest.write(slot, &0x18_u64.to_le_bytes());

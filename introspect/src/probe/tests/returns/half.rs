@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use hvprobe_arch::detour::{BY_HOST, Instance, STUB, StackWords};
+use hvprobe_hit::Followed;
+use hvprobe_hit::record::Source;
 
 use super::*;
-use crate::hidden::follow::Followed;
-use crate::ring::Source;
 use crate::world::Standing;
 
 /// With an int3 whatever its instructions allow.

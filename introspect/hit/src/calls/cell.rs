@@ -1,0 +1,16 @@
+//! Where the list of one task's calls begins.
+
+use super::sync::AtomicU64;
+
+/// Someone has the cell open.
+pub(super) const BUSY: u64 = 1;
+/// The cell has no entries.
+pub(super) const IDLE: u64 = 2;
+
+#[derive(Debug)]
+pub(super) struct Cell {
+    /// The task's address with its low bits replaced by [`BUSY`] or [`IDLE`]; 0 when never used.
+    pub(super) state: AtomicU64,
+    /// [`Link`](super::pool::Link) to the newest entry.
+    pub(super) newest: AtomicU64,
+}

@@ -1,0 +1,160 @@
+//! The table of all calls in flight.
+
+use hvprobe_arch::Gva;
+use hvprobe_spec::ProbeId;
+use rustc_hash::FxHashMap;
+
+use super::cell::{BUSY, Cell, IDLE};
+use super::frame::{Fate, Frame, LiveCall, Removed};
+use super::pool::{Link, MaxActive, Pool, PoolError, Pools};
+use super::sync::{AtomicU64, Ordering};
+use super::task::TaskCalls;
+
+/// A number of cells that holds the tasks of any ordinary guest (0.5 MiB).
+pub const CELLS: usize = 1 << 15;
+/// In how many cells from the one it hashes to a task may be.
+#[cfg(not(feature = "loom"))]
+pub(super) const WINDOW: usize = 32;
+#[cfg(feature = "loom")]
+pub(super) const WINDOW: usize = 2;
+
+/// The calls in flight of a machine.
+#[derive(Debug)]
+pub struct Calls {
+    cells: Box<[Cell]>,
+    pools: Pools,
+    vcpus: u32,
+}
+
+impl Calls {
+    /// A table for a machine of `vcpus` virtual CPUs, with at least `cells` cells ([`CELLS`] for a
+    /// guest). The memory for it is all allocated here.
+    #[must_use]
+    pub fn new(vcpus: u32, cells: usize) -> Self {
+        let cells = cells.max(WINDOW).next_power_of_two();
+        Self {
+            cells: (0..cells)
+                .map(|_| Cell {
+                    state: AtomicU64::new(0),
+                    newest: AtomicU64::new(Link::END.0),
+                })
+                .collect(),
+            pools: Pools::new(),
+            vcpus,
+        }
+    }
+
+    /// Instances for `probe`, each with room for `data_size` bytes of private data. Allocates, and
+    /// waits for others that do: not for the hit path.
+    ///
+    /// # Errors
+    /// When more instances, data or pools are asked for than there can be.
+    pub fn pool(
+        &self,
+        probe: ProbeId,
+        maxactive: MaxActive,
+        data_size: usize,
+    ) -> Result<Pool, PoolError> {
+        self.pools.open(probe, maxactive, self.vcpus, data_size)
+    }
+
+    /// The calls of `task`, the guest's current-task pointer, for the caller alone until dropped.
+    /// `None` if the cells `task` may be in are all taken, or if the guest says that the task runs
+    /// on another virtual CPU as well; then the caller counts a miss, or an unknown return.
+    ///
+    /// Not to be held while the virtual CPU is parked: whoever looks at all calls would not see
+    /// these.
+    ///
+    /// Hot path: reads one cell of a task that was here before, at most a window of cells else;
+    /// one atomic exchange.
+    #[must_use]
+    pub fn open(&self, task: Gva) -> Option<TaskCalls<'_>> {
+        let key = task.0 & !(BUSY | IDLE);
+        if key == 0 {
+            return None;
+        }
+        for cell in self.window(key) {
+            let state = cell.state.load(Ordering::Relaxed);
+            if state & !(BUSY | IDLE) != key {
+                continue;
+            }
+            if let Some(open) = self.hold(cell, state, key) {
+                return Some(open);
+            }
+            if state & IDLE == 0 {
+                return None;
+            }
+            // Another task has taken the cell over.
+        }
+        self.window(key).find_map(|cell| {
+            let state = cell.state.load(Ordering::Relaxed);
+            (state == 0 || state & IDLE != 0)
+                .then(|| self.hold(cell, state, key))
+                .flatten()
+        })
+    }
+
+    /// Makes `cell` busy for `key` if it is in `state`, and not busy.
+    fn hold<'a>(&'a self, cell: &'a Cell, state: u64, key: u64) -> Option<TaskCalls<'a>> {
+        if state & BUSY != 0 {
+            return None;
+        }
+        cell.state
+            .compare_exchange(state, key | BUSY, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
+        Some(TaskCalls::new(&self.pools, cell, key))
+    }
+
+    /// The cells `key` may be in, the likeliest first.
+    fn window(&self, key: u64) -> impl Iterator<Item = &Cell> {
+        // Fibonacci hashing (Knuth, vol. 3, 6.4): the high half of the product is well mixed.
+        let hash = (key >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let home = usize::try_from(hash).unwrap_or(0);
+        let mask = self.cells.len() - 1;
+        (0..WINDOW).map(move |i| &self.cells[(home + i) & mask])
+    }
+
+    /// The calls of every task in turn, except of those open elsewhere.
+    fn tasks(&self) -> impl Iterator<Item = TaskCalls<'_>> {
+        self.cells.iter().filter_map(|cell| {
+            let state = cell.state.load(Ordering::Relaxed);
+            if state == 0 || state & IDLE != 0 {
+                return None;
+            }
+            self.hold(cell, state, state)
+        })
+    }
+
+    /// Shows `each` every entry, task by task, the newest of a task first. For when the virtual
+    /// CPUs stand still: entries of a task that is open elsewhere are left out, and a task that is
+    /// being shown cannot be opened.
+    pub fn live(&self, mut each: impl FnMut(&LiveCall)) {
+        for calls in self.tasks() {
+            calls.live(&mut each);
+        }
+    }
+
+    /// Takes out the entries of the probes that `leaves` names, and those that earlier removals
+    /// kept. Where a frame has no other entry, `vacate` decides: it writes the real return address
+    /// back if the frame's slot still holds the trampoline's. It is not asked about a frame in
+    /// whose place another task has a newer one; that is forgotten. For when the virtual CPUs stand
+    /// still, as [`Calls::live`]; allocates.
+    pub fn remove(
+        &self,
+        mut leaves: impl FnMut(ProbeId) -> bool,
+        mut vacate: impl FnMut(&Frame) -> Fate,
+    ) -> Removed {
+        // A task that died inside a call leaves its entry, and its stack to another task: what is
+        // in the slot then is the other's.
+        let mut newest_at = FxHashMap::default();
+        self.live(|call| {
+            let newest = newest_at.entry(call.slot).or_insert(call.host_ns);
+            *newest = call.host_ns.max(*newest);
+        });
+        let mut removed = Removed::default();
+        for mut calls in self.tasks() {
+            calls.remove(&mut leaves, &mut vacate, &newest_at, &mut removed);
+        }
+        removed
+    }
+}

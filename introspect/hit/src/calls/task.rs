@@ -1,0 +1,357 @@
+//! The calls of one task, in the hands of the virtual CPU that runs it.
+
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::ProbeId;
+use rustc_hash::FxHashMap;
+
+use super::cell::{Cell, IDLE};
+use super::frame::{Fate, Frame, LiveCall, Removed};
+use super::pool::{Link, Pool, PoolCell, Pools};
+use super::record::{DATA_MAX, Entry, Record};
+use super::sync::Ordering;
+
+/// How a call came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The function returned.
+    Returned,
+    /// The frame was abandoned: the function will not return.
+    Orphaned,
+}
+
+/// What a function found in the place of its return address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Where it returns to.
+    Caller(Gva),
+    /// The trampoline: it was entered by a tail call, or has another probe.
+    Trampoline,
+    /// Code that follows a call without exits, and that goes on to the trampoline.
+    OnTheWay,
+}
+
+/// A call that has just ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    record: Record<'a>,
+    probe: ProbeId,
+}
+
+impl Call<'_> {
+    /// The probe that saw the entry.
+    #[must_use]
+    pub fn probe(&self) -> ProbeId {
+        self.probe
+    }
+
+    /// What [`Entry::id`] was.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.record.id()
+    }
+
+    /// Where on the stack the return address is.
+    #[must_use]
+    pub fn slot(&self) -> Gva {
+        self.record.slot()
+    }
+
+    /// The real return address.
+    #[must_use]
+    pub fn ret(&self) -> Gva {
+        self.record.ret()
+    }
+
+    /// Host time of the entry, nanoseconds of `CLOCK_MONOTONIC`.
+    #[must_use]
+    pub fn host_ns(&self) -> u64 {
+        self.record.host_ns()
+    }
+
+    /// The guest's time-stamp counter at the entry.
+    #[must_use]
+    pub fn guest_tsc(&self) -> u64 {
+        self.record.guest_tsc()
+    }
+
+    /// The registers at the entry.
+    #[must_use]
+    pub fn regs(&self) -> Regs {
+        self.record.regs()
+    }
+
+    /// The private data of the call, copied to `into`.
+    pub fn data<'b>(&self, into: &'b mut [u8; DATA_MAX]) -> &'b [u8] {
+        self.record.data(into)
+    }
+}
+
+/// The calls of one task, newest first; see [`Calls::open`](super::Calls::open).
+#[derive(Debug)]
+pub struct TaskCalls<'a> {
+    pools: &'a Pools,
+    cell: &'a Cell,
+    key: u64,
+    newest: Link,
+}
+
+impl Drop for TaskCalls<'_> {
+    fn drop(&mut self) {
+        self.cell.newest.store(self.newest.0, Ordering::Relaxed);
+        let state = match self.newest {
+            Link::END => self.key | IDLE,
+            _ => self.key,
+        };
+        self.cell.state.store(state, Ordering::Release);
+    }
+}
+
+/// Whether `a` and `b` lie on one stack of the kernel. Task and interrupt stacks are 16 KiB and
+/// aligned to that (`THREAD_SIZE`, `IRQ_STACK_SIZE` in arch/x86/include/asm/page_64_types.h), the
+/// exception stacks in the CPU entry area at least 4 KiB and apart by as much
+/// (arch/x86/include/asm/cpu_entry_area.h; the area is at 0xfffffe0000000000 to
+/// 0xfffffe7fffffffff, Documentation/arch/x86/x86_64/mm.rst).
+fn same_stack(a: Gva, b: Gva) -> bool {
+    let bits = if a.0 >> 39 == 0xffff_fe00_0000_0000 >> 39 {
+        12
+    } else {
+        14
+    };
+    a.0 >> bits == b.0 >> bits
+}
+
+impl<'a> TaskCalls<'a> {
+    pub(super) fn new(pools: &'a Pools, cell: &'a Cell, key: u64) -> Self {
+        Self {
+            pools,
+            cell,
+            key,
+            newest: Link(cell.newest.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Begins the entry of a function whose return address is at `slot`, where `found` was read,
+    /// and returns the real return address: what [`TaskCalls::push`] wants. `None` if `slot` holds
+    /// the trampoline's address without a call that accounts for it: then the call must not be
+    /// pushed, as nobody knows where it returns to. Nor may it if the trampoline's turn comes after
+    /// other code's: the two visits of the trampoline could not be told apart.
+    ///
+    /// Frames that the entry proves abandoned are taken out and shown to `orphan`, newest first:
+    /// those on the same stack that are below the new one or in its very place. If however the new
+    /// function took over the frame in its place (the trampoline's address is still there, as
+    /// after a tail call or the push for another probe), that frame is alive, and all calls newer
+    /// than it are abandoned, on any stack.
+    pub fn enter(
+        &mut self,
+        slot: Gva,
+        found: Found,
+        mut orphan: impl FnMut(&Call<'_>),
+    ) -> Option<Gva> {
+        if found == Found::Trampoline
+            && let Some(ret) = self.unwind_to(slot, &mut orphan)
+        {
+            return Some(ret);
+        }
+        // Entries of other stacks tell nothing: an interrupt's may be newer and abandoned, or a
+        // task's older and alive.
+        let mut newer = None;
+        let mut link = self.newest;
+        while let Some((pool, record)) = self.pools.record(link) {
+            let next = Link(record.next());
+            if !same_stack(record.slot(), slot) {
+                newer = Some(record);
+            } else if record.slot() == slot && found == Found::OnTheWay {
+                break;
+            } else if record.slot() <= slot {
+                report(pool, record, &mut orphan);
+                self.take_out(link, pool, record, newer);
+            } else {
+                break;
+            }
+            link = next;
+        }
+        match found {
+            Found::Caller(ret) => Some(ret),
+            Found::Trampoline | Found::OnTheWay => None,
+        }
+    }
+
+    /// Remembers a call in an instance of `pool`; `false` if none is free, which is a miss. After
+    /// one or more pushes for a frame the caller writes the trampoline's address to its slot.
+    ///
+    /// Hot path: one atomic exchange, and no allocation unless the pool is
+    /// [`MaxActive::Auto`](super::MaxActive::Auto) and grows.
+    #[must_use]
+    pub fn push(&mut self, pool: &Pool, entry: &Entry<'_>) -> bool {
+        let Some((index, record)) = pool.cell.take() else {
+            return false;
+        };
+        record.write(entry);
+        record.set_next(self.newest.0);
+        self.newest = Link::new(pool.index, index);
+        true
+    }
+
+    /// Takes back the newest `pushes` calls, unreported: for a caller that cannot write the slot.
+    pub fn take_back(&mut self, pushes: u32) {
+        for _ in 0..pushes {
+            self.pop(&mut |_| ());
+        }
+    }
+
+    /// The function whose return address was at `slot` has returned through the trampoline. Takes
+    /// out its calls and shows them to `each`, the innermost registration first; before them, the
+    /// calls that were newer and thus are orphans. Returns where the guest goes on; `None` if
+    /// there is no such call, and then nothing is changed.
+    pub fn returned(&mut self, slot: Gva, mut each: impl FnMut(Ended, &Call<'_>)) -> Option<Gva> {
+        let at_slot = |first: &(&PoolCell, Record<'_>)| first.1.slot() == slot;
+        let mut first = self.first();
+        if !first.as_ref().is_some_and(at_slot) {
+            self.unwind_to(slot, &mut |call| each(Ended::Orphaned, call))?;
+            first = self.first();
+        }
+        let ret = first.map(|(_, record)| record.ret())?;
+        while let Some((pool, record)) = first.filter(at_slot) {
+            report(pool, record, &mut |call| each(Ended::Returned, call));
+            self.take_out(self.newest, pool, record, None);
+            first = self.first();
+        }
+        Some(ret)
+    }
+
+    /// The task is dead: takes out all its calls and shows them to `orphan`, newest first. What a
+    /// dying task still calls after this stays in flight until [`Calls::remove`](super::Calls::remove) or until another
+    /// task gets its address.
+    pub fn discard_all(&mut self, mut orphan: impl FnMut(&Call<'_>)) {
+        while self.pop(&mut orphan) {}
+    }
+
+    /// Takes out the calls newer than the newest one at `slot`, and returns that one's real return
+    /// address; changes nothing if there is none.
+    fn unwind_to(&mut self, slot: Gva, orphan: &mut impl FnMut(&Call<'_>)) -> Option<Gva> {
+        let (link, record) = self
+            .entries()
+            .find(|(_, _, record)| record.slot() == slot)
+            .map(|(link, _, record)| (link, record))?;
+        while self.newest != link && self.pop(orphan) {}
+        Some(record.ret())
+    }
+
+    /// The entries, newest first.
+    fn entries(&self) -> impl Iterator<Item = (Link, &'a PoolCell, Record<'a>)> + use<'a> {
+        let pools = self.pools;
+        let mut link = self.newest;
+        std::iter::from_fn(move || {
+            let at = link;
+            let (pool, record) = pools.record(at)?;
+            link = Link(record.next());
+            Some((at, pool, record))
+        })
+    }
+
+    fn first(&self) -> Option<(&'a PoolCell, Record<'a>)> {
+        self.pools.record(self.newest)
+    }
+
+    /// Takes out the newest entry, shown to `each` unless its probe has left.
+    fn pop(&mut self, each: &mut impl FnMut(&Call<'_>)) -> bool {
+        let Some((pool, record)) = self.first() else {
+            return false;
+        };
+        report(pool, record, each);
+        self.take_out(self.newest, pool, record, None);
+        true
+    }
+
+    /// Takes out the entry at `link`, which follows `newer` or is the newest, and returns its
+    /// record to its pool.
+    fn take_out(
+        &mut self,
+        link: Link,
+        pool: &PoolCell,
+        record: Record<'_>,
+        newer: Option<Record<'_>>,
+    ) {
+        match newer {
+            Some(newer) => newer.set_next(record.next()),
+            None => self.newest = Link(record.next()),
+        }
+        if let Some(index) = link.record() {
+            pool.give(index, record);
+        }
+    }
+
+    pub(super) fn live(&self, each: &mut impl FnMut(&LiveCall)) {
+        for (_, pool, record) in self.entries() {
+            each(&LiveCall {
+                task: Gva(self.key),
+                slot: record.slot(),
+                ret: record.ret(),
+                probe: interested(pool, record),
+                id: record.id(),
+                host_ns: record.host_ns(),
+            });
+        }
+    }
+
+    /// [`Calls::remove`](super::Calls::remove) for this task.
+    pub(super) fn remove(
+        &mut self,
+        leaves: &mut impl FnMut(ProbeId) -> bool,
+        vacate: &mut impl FnMut(&Frame) -> Fate,
+        newest_at: &FxHashMap<Gva, u64>,
+        removed: &mut Removed,
+    ) {
+        // The last entry that stays; none while the list is empty so far.
+        let mut kept: Option<Record<'a>> = None;
+        let mut link = self.newest;
+        while let Some((_, first)) = self.pools.record(link) {
+            let slot = first.slot();
+            // Who of the frame's probes stays?
+            let mut wanted = false;
+            let mut after = link;
+            while let Some((pool, record)) = self.pools.record(after)
+                && record.slot() == slot
+            {
+                match interested(pool, record) {
+                    Some(probe) if !leaves(probe) => wanted = true,
+                    _ => record.mute(),
+                }
+                after = Link(record.next());
+            }
+            let superseded = newest_at.get(&slot) > Some(&first.host_ns());
+            let keep_muted = !wanted
+                && !superseded
+                && vacate(&Frame {
+                    task: Gva(self.key),
+                    slot,
+                    ret: first.ret(),
+                }) == Fate::Keep;
+            while link != after
+                && let Some((pool, record)) = self.pools.record(link)
+            {
+                let next = Link(record.next());
+                if record.muted() && !keep_muted {
+                    self.take_out(link, pool, record, kept);
+                    removed.forgotten += 1;
+                } else {
+                    removed.kept += u32::from(record.muted());
+                    kept = Some(record);
+                }
+                link = next;
+            }
+        }
+    }
+}
+
+/// Shows `each` the call, unless its probe has left.
+fn report(pool: &PoolCell, record: Record<'_>, each: &mut impl FnMut(&Call<'_>)) {
+    if let Some(probe) = interested(pool, record) {
+        each(&Call { record, probe });
+    }
+}
+
+/// The probe that is to hear of the end of a call, if any is.
+fn interested(pool: &PoolCell, record: Record<'_>) -> Option<ProbeId> {
+    if record.muted() { None } else { pool.probe() }
+}

@@ -1,0 +1,145 @@
+//! Where a hit happens, and what it can reach from there.
+//!
+//! Invariant: nothing that a walk to the guest's memory led to is used in a later hit without a look
+//! at the guest's tables, nor after a stop of the virtual CPUs: see [`Walker`]. Handlers reach what
+//! the hit itself would: addresses of the kernel's half through the kernel's own tables, those of the
+//! process through the tables it runs with, which are walked anew each time. With page-table isolation
+//! these are the kernel's copy, which has the process's pages too. What the process could not write
+//! is not written: a page that is copied on write would have to be copied first, which only the guest
+//! can do.
+
+use std::cell::Cell;
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::{PageTables, Walker};
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_linux::image::TaskLayout;
+use hvprobe_linux::task::Task;
+
+use super::guest_memory::GuestMemory;
+use super::table::ProbeTable;
+use super::view::{KernelView, Surroundings};
+
+/// The guest's kernel, as one virtual CPU reads it.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    task: Option<TaskLayout>,
+    walker: Walker,
+}
+
+impl Kernel {
+    /// Allocates.
+    pub(super) fn new(view: KernelView) -> Self {
+        Self {
+            task: view.task.ok(),
+            walker: Walker::new(view.tables),
+        }
+    }
+
+    /// Fills `into` with what is at `at` now, before a hit; whether it could be read.
+    pub(super) fn read(&self, mem: &(impl PhysMemory + ?Sized), at: Gva, into: &mut [u8]) -> bool {
+        self.walker.begin();
+        self.walker.read(mem, at, into).is_ok()
+    }
+}
+
+/// Where a hit happens: borrowed, so that no shared reference count is touched.
+#[derive(Debug)]
+pub(super) struct Scene<'a, M: ?Sized, C> {
+    pub(super) table: &'a ProbeTable,
+    layout: Option<&'a TaskLayout>,
+    pub(super) walker: &'a Walker,
+    pub(super) around: &'a Surroundings<'a, M, C>,
+    /// Where the current task is, once it was asked for: it does not change in a hit.
+    task: Cell<Option<Option<Gva>>>,
+    /// The process's tables, likewise.
+    process: Cell<Option<Option<PageTables>>>,
+}
+
+impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
+    /// The scene of another hit.
+    pub(super) fn new(
+        table: &'a ProbeTable,
+        kernel: &'a Kernel,
+        around: &'a Surroundings<'a, M, C>,
+    ) -> Self {
+        kernel.walker.begin();
+        Self {
+            table,
+            layout: kernel.task.as_ref(),
+            walker: &kernel.walker,
+            around,
+            task: Cell::new(None),
+            process: Cell::new(None),
+        }
+    }
+
+    pub(super) fn memory(&self) -> GuestMemory<'_, M> {
+        GuestMemory {
+            walker: self.walker,
+            mem: self.around.mem,
+            wrote: false,
+        }
+    }
+
+    /// Fills `into` with what a handler finds at `at`; whether all of it could be read.
+    pub(super) fn read(&self, at: Gva, into: &mut [u8]) -> bool {
+        if !is_of_process(at) {
+            return self.memory().read(at, into).is_ok();
+        }
+        let read = |tables: PageTables| tables.read(self.around.mem, at, into).is_ok();
+        self.process().is_some_and(read)
+    }
+
+    /// Writes `bytes` at `at` for a handler; whether they could be.
+    pub(super) fn write(&self, at: Gva, bytes: &[u8]) -> bool {
+        if !is_of_process(at) {
+            return self.memory().write(at, bytes).is_ok();
+        }
+        let mem = self.around.mem;
+        let write = |tables: PageTables| tables.write_as_process(mem, at, bytes).is_ok();
+        self.process().is_some_and(write)
+    }
+
+    /// The page tables that the process runs with; `None` when nobody tells.
+    fn process(&self) -> Option<PageTables> {
+        if let Some(process) = self.process.get() {
+            return process;
+        }
+        let cr3 = self.around.cr3.and_then(|tell| tell());
+        let process = cr3.map(|cr3| PageTables {
+            root: Gpa(cr3),
+            ..*self.walker.tables()
+        });
+        self.process.set(Some(process));
+        process
+    }
+
+    pub(super) fn read_u64(&self, at: Gva) -> Option<u64> {
+        self.walker.read_u64(self.around.mem, at).ok()
+    }
+
+    /// Where the current task is.
+    pub(super) fn task(&self) -> Option<Gva> {
+        if let Some(task) = self.task.get() {
+            return task;
+        }
+        let (mem, gs_base) = (self.around.mem, self.around.gs_base);
+        let task = self
+            .layout
+            .and_then(|layout| layout.pointer(self.walker, mem, gs_base));
+        self.task.set(Some(task));
+        task
+    }
+
+    /// The current task.
+    pub(super) fn current(&self) -> Option<Task> {
+        let task = self.task()?;
+        self.layout?.read(self.walker, self.around.mem, task)
+    }
+}
+
+/// Whether `at` is in the half of the addresses that each process has for itself.
+fn is_of_process(at: Gva) -> bool {
+    at.0.leading_zeros() > 0
+}

@@ -1,0 +1,199 @@
+//! What a probe counts.
+//!
+//! Invariant: virtual CPUs that hit the same probe never write to the same cache line.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hvprobe_spec::Budget;
+
+use super::meter::Meter;
+
+/// Counts of one probe on one virtual CPU, on a cache line of their own: virtual CPUs that hit the
+/// same probe do not slow each other down.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct VcpuCounts {
+    hits: AtomicU64,
+    missed: AtomicU64,
+    faults: AtomicU64,
+    vetoed: AtomicU64,
+    orphans: AtomicU64,
+    errors: AtomicU64,
+    throttled: AtomicU64,
+}
+
+/// What a probe has counted, summed over the virtual CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Hits whose handlers ran; for a return probe, calls that returned through its handler.
+    pub hits: u64,
+    /// Hits without handlers (`nmissed`): because the virtual CPU was handling another one, a
+    /// handler before this one changed the execution path, or a return probe had no free instance.
+    pub missed: u64,
+    /// Displaced instructions that faulted.
+    pub faults: u64,
+    /// Hits, or a return probe's calls, that a condition left alone.
+    pub vetoed: u64,
+    /// Calls whose function never returned: its task exited or its frame was abandoned.
+    pub orphans: u64,
+    /// Changes that a handler could not make, because the guest's memory was not there.
+    pub errors: u64,
+    /// Hits beyond the probe's budget: they made no event, and are not among the others.
+    pub throttled: u64,
+}
+
+/// The counters of one probe, and its budget.
+#[derive(Debug)]
+pub struct Counters {
+    vcpus: Box<[VcpuCounts]>,
+    meter: Option<Meter>,
+}
+
+impl Counters {
+    /// Counters at zero for a machine with `vcpus` virtual CPUs.
+    #[must_use]
+    pub fn new(vcpus: usize) -> Self {
+        Self {
+            vcpus: (0..vcpus).map(|_| VcpuCounts::default()).collect(),
+            meter: None,
+        }
+    }
+
+    /// As [`Counters::new`], for a probe with this budget.
+    #[must_use]
+    pub fn with_budget(vcpus: usize, budget: Option<&Budget>) -> Self {
+        Self {
+            meter: budget.map(|budget| Meter::new(budget, vcpus)),
+            ..Self::new(vcpus)
+        }
+    }
+
+    /// The meter of its budget, if it has one.
+    #[must_use]
+    pub fn meter(&self) -> Option<&Meter> {
+        self.meter.as_ref()
+    }
+
+    /// Whether the probe is, or is to be, turned off for exceeding its budget.
+    #[must_use]
+    pub fn is_tripped(&self) -> bool {
+        self.meter.as_ref().is_some_and(Meter::is_tripped)
+    }
+
+    /// Whether a hit at `now_ns` is within the probe's budget; if not, it is counted as throttled.
+    #[must_use]
+    pub fn admit(&self, vcpu: u32, now_ns: u64) -> bool {
+        match &self.meter {
+            None => true,
+            Some(meter) => self.admit_metered(meter, vcpu, now_ns),
+        }
+    }
+
+    #[inline(never)]
+    fn admit_metered(&self, meter: &Meter, vcpu: u32, now_ns: u64) -> bool {
+        let admitted = meter.admit(now_ns);
+        if !admitted {
+            self.add(vcpu, |c| &c.throttled);
+        }
+        admitted
+    }
+
+    /// The hit at `now_ns` took `cost_ns`.
+    pub fn charge(&self, now_ns: u64, cost_ns: u64) {
+        if let Some(meter) = &self.meter {
+            meter.charge(now_ns, cost_ns);
+        }
+    }
+
+    /// The sums over all virtual CPUs.
+    #[must_use]
+    pub fn sum(&self) -> Counts {
+        let mut sum = Counts::default();
+        for counts in &self.vcpus {
+            sum.hits = sum.hits.saturating_add(counts.hits.load(Ordering::Relaxed));
+            sum.missed = sum
+                .missed
+                .saturating_add(counts.missed.load(Ordering::Relaxed));
+            sum.faults = sum
+                .faults
+                .saturating_add(counts.faults.load(Ordering::Relaxed));
+            sum.vetoed = sum
+                .vetoed
+                .saturating_add(counts.vetoed.load(Ordering::Relaxed));
+            sum.orphans = sum
+                .orphans
+                .saturating_add(counts.orphans.load(Ordering::Relaxed));
+            sum.errors = sum
+                .errors
+                .saturating_add(counts.errors.load(Ordering::Relaxed));
+            sum.throttled = sum
+                .throttled
+                .saturating_add(counts.throttled.load(Ordering::Relaxed));
+        }
+        sum
+    }
+
+    fn add(&self, vcpu: u32, which: impl Fn(&VcpuCounts) -> &AtomicU64) {
+        if let Some(counts) = self.vcpus.get(vcpu as usize) {
+            which(counts).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds hits that no virtual CPU is known for.
+    pub fn add_hits(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.hits.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds hits that a condition left alone.
+    pub fn add_vetoed(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.vetoed.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a hit.
+    pub fn hit(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.hits);
+    }
+
+    /// Adds calls that there was no free instance for.
+    pub fn add_missed(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.missed.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds calls that never returned.
+    pub fn add_orphans(&self, number: u64) {
+        if let Some(counts) = self.vcpus.first() {
+            counts.orphans.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a hit without handlers.
+    pub fn miss(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.missed);
+    }
+
+    /// Counts a displaced instruction that faulted.
+    pub fn fault(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.faults);
+    }
+
+    /// Counts a hit that a condition left alone.
+    pub fn veto(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.vetoed);
+    }
+
+    /// Counts a call that never returned.
+    pub fn orphan(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.orphans);
+    }
+
+    /// Counts a change that could not be made.
+    pub fn error(&self, vcpu: u32) {
+        self.add(vcpu, |c| &c.errors);
+    }
+}

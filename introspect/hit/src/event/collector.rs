@@ -1,0 +1,272 @@
+//! The thread that gathers events and hands them on in batches.
+//!
+//! ```text
+//!   virtual CPU ──► ring ──┐
+//!   virtual CPU ──► ring ──┼──► collector ──► batch ──► sink
+//!   anything else ► Source ┘
+//! ```
+//! Each virtual CPU owns the producing end of a bounded ring; the collector owns all the consuming
+//! ends and the sources. Invariants: the producing side never blocks, allocates or takes a lock; an
+//! event that does not fit is counted as dropped and the count reaches the sink with the next batch;
+//! events are handed on in order of time, whoever made them ([`order`]); after [`Collector::finish`]
+//! nothing is left in a ring or a source.
+//!
+//! ```text
+//!   collecting ──► some from a ring, or held ────► dozes: what is queued waits for [`DOZE`]
+//!       ▲      └─► nothing, or from sources ─────► sleeps: what is queued wakes it
+//!       └──────────────────────────────────────────┘
+//! ```
+//! So those that follow the first event after a while cost the virtual CPUs no system call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::Duration;
+
+use rtrb::{Producer, RingBuffer};
+
+use super::event::Event;
+use super::order::{Found, Order};
+use super::source::{Sink, Source};
+
+/// Lets the collector sleep while there is nothing to collect.
+#[derive(Debug)]
+struct Waker {
+    asleep: AtomicBool,
+    collector: Thread,
+}
+
+impl Waker {
+    /// Called by a virtual CPU after it queued something. One load, unless the collector sleeps.
+    fn queued(&self) {
+        // Pairs with the fence in the collector: either it sees what was queued, or we see it
+        // asleep.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
+            self.collector.unpark();
+        }
+    }
+}
+
+/// What a virtual CPU tells the collector, beside events.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Tells {
+    dropped: AtomicU64,
+    /// Grows with each beginning and each end of a hit: odd during one.
+    hits: AtomicU64,
+}
+
+/// The end of the ring that a virtual CPU holds.
+#[derive(Debug)]
+pub struct EventProducer {
+    ring: Producer<Event>,
+    tells: Arc<Tells>,
+    waker: Arc<Waker>,
+}
+
+impl EventProducer {
+    /// A hit begins or ends: what tells a time from its beginning on is queued before its end, if it is
+    /// an event. Newer ones wait for that, however long the thread is kept from it.
+    #[inline]
+    pub fn turn(&mut self) {
+        let hits = self.tells.hits.load(Ordering::Relaxed);
+        self.tells
+            .hits
+            .store(hits.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` adds
+    /// what would be copied twice if `make` did. Hot path: no lock, no allocation; a system call only
+    /// when the collector sleeps.
+    #[inline]
+    pub fn push(&mut self, make: impl FnOnce() -> Event, finish: impl FnOnce(&mut Event)) {
+        if let Ok(mut room) = self.ring.write_chunk_uninit(1)
+            && let ([place], _) = room.as_mut_slices()
+        {
+            finish(place.write(make()));
+            // SAFETY: the room is for one event, which was just written.
+            unsafe { room.commit_all() };
+        } else {
+            self.tells.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        self.waker.queued();
+    }
+
+    /// Has the collector look at its sources now, however long they said that they can wait.
+    pub fn wake(&self) {
+        // Kept by the thread if it is not asleep, so it cannot come between looking and sleeping.
+        self.waker.collector.unpark();
+    }
+}
+
+/// The thread that empties the rings.
+#[derive(Debug)]
+pub struct Collector {
+    thread: Option<JoinHandle<()>>,
+    finish: Arc<AtomicBool>,
+}
+
+impl Collector {
+    /// Starts collecting from `vcpus` rings of `capacity` events each; batches go to `sink`.
+    /// Returns the producing ends, in the order of the virtual CPUs.
+    ///
+    /// # Errors
+    /// When the host cannot start another thread.
+    pub fn start(
+        vcpus: usize,
+        capacity: usize,
+        sink: Sink,
+    ) -> std::io::Result<(Self, Vec<EventProducer>)> {
+        Self::start_with(Vec::new(), vcpus, capacity, sink)
+    }
+
+    /// As [`Collector::start`], collecting from `sources` too.
+    ///
+    /// # Errors
+    /// When the host cannot start another thread.
+    pub fn start_with(
+        sources: Vec<Box<dyn Source>>,
+        vcpus: usize,
+        capacity: usize,
+        mut sink: Sink,
+    ) -> std::io::Result<(Self, Vec<EventProducer>)> {
+        let (producers, consumers): (Vec<_>, Vec<_>) =
+            (0..vcpus).map(|_| RingBuffer::new(capacity)).unzip();
+        let tells: Vec<_> = (0..vcpus).map(|_| Arc::<Tells>::default()).collect();
+        let finish = Arc::new(AtomicBool::new(false));
+        let (waker_to, waker_from) = std::sync::mpsc::channel::<Arc<Waker>>();
+        let thread = thread::Builder::new().name("collector".into()).spawn({
+            let finish = Arc::clone(&finish);
+            let tells = tells.clone();
+            move || {
+                let Ok(waker) = waker_from.recv() else { return };
+                Drain {
+                    order: Order::new(consumers),
+                    tells,
+                    sources,
+                }
+                .run(&waker, &finish, &mut sink);
+            }
+        })?;
+        let waker = Arc::new(Waker {
+            asleep: AtomicBool::new(false),
+            collector: thread.thread().clone(),
+        });
+        let collector = Self {
+            thread: Some(thread),
+            finish,
+        };
+        // The thread waits for this before anything else, so the channel is still open.
+        let _ = waker_to.send(Arc::clone(&waker));
+        let producers = producers
+            .into_iter()
+            .zip(tells)
+            .map(|(ring, tells)| EventProducer {
+                ring,
+                tells,
+                waker: Arc::clone(&waker),
+            })
+            .collect();
+        Ok((collector, producers))
+    }
+
+    /// Its thread: unparking it has it look at its sources now, however long they said that they can
+    /// wait.
+    #[must_use]
+    pub fn thread(&self) -> Option<&Thread> {
+        Some(self.thread.as_ref()?.thread())
+    }
+
+    /// Whether it has ended though nobody told it to: a sink has panicked.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Empties the rings and sources a last time and ends the thread. Whoever fills them must have
+    /// stopped.
+    pub fn finish(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.finish.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A sink that panicked has already said so on standard error.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// How long events of virtual CPUs come together: a fraction of what fills a ring.
+const DOZE: Duration = Duration::from_millis(2);
+
+struct Drain {
+    order: Order,
+    tells: Vec<Arc<Tells>>,
+    sources: Vec<Box<dyn Source>>,
+}
+
+impl Drain {
+    fn run(mut self, waker: &Waker, finish: &AtomicBool, sink: &mut Sink) {
+        loop {
+            // Read before the rings: what was queued before the order to finish is then seen.
+            let last = finish.load(Ordering::SeqCst);
+            let records = self.patience().is_some();
+            let found = self.once(records, last, sink);
+            match found {
+                Found::Part => continue,
+                Found::Nothing if last => return,
+                Found::Nothing | Found::Held | Found::All { .. } => {}
+            }
+            let patience = self.patience();
+            if matches!(found, Found::All { of_rings: true } | Found::Held) && !last {
+                thread::park_timeout(patience.map_or(DOZE, |patience| patience.min(DOZE)));
+                continue;
+            }
+            waker.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if self.order.rings_are_empty() && !finish.load(Ordering::SeqCst) {
+                match patience {
+                    Some(patience) => thread::park_timeout(patience),
+                    None => thread::park(),
+                }
+            }
+            waker.asleep.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// How long the sources can wait.
+    fn patience(&self) -> Option<Duration> {
+        let patience = self.sources.iter().filter_map(|source| source.patience());
+        patience.min()
+    }
+
+    /// Takes what there is, of sources that may give some if one `records`, and hands on what is in
+    /// order: all of it if there will be no more.
+    fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> Found {
+        let mut pass = self.order.pass(self.sources.len(), records, last);
+        for (vcpu, tells) in self.tells.iter().enumerate() {
+            pass.look_at(vcpu, tells.hits.load(Ordering::Acquire));
+        }
+        let mut dropped = 0;
+        for source in &mut self.sources {
+            dropped += pass.take(|batch, most| source.drain(batch, most));
+        }
+        let tells = self.tells.iter();
+        let counts = tells.map(|tells| tells.dropped.swap(0, Ordering::Relaxed));
+        dropped += counts.sum::<u64>();
+        pass.hand_on(dropped, sink)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,137 @@
+//! What an event is.
+
+use hvprobe_arch::Regs;
+use hvprobe_linux::task::Task;
+use hvprobe_spec::{CAPTURE_MAX, ITEMS_MAX, ProbeId, RegisterSet};
+
+/// What an event tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The probepoint was reached: the pre-handler.
+    Hit,
+    /// The displaced instruction took effect: the post-handler. RIP is where the guest goes on.
+    Post,
+    /// The displaced instruction faulted, and the guest's own handler was given the fault.
+    Fault {
+        /// Number of the exception (SDM vol. 3, table 6-1).
+        vector: u8,
+        /// Its error code, if that exception has one.
+        error_code: Option<u32>,
+    },
+    /// A function returned: the return handler. RIP is the caller.
+    Return(Call),
+}
+
+/// The call that a return belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Number of the call, never reused on this machine.
+    pub id: u64,
+    /// Host time at entry, nanoseconds of `CLOCK_MONOTONIC`; 0 where it cannot be told.
+    pub entry_ns: u64,
+    /// The guest's time-stamp counter at entry; 0 where it is not known, because the entry took an exit
+    /// and the return did not.
+    pub entry_tsc: u64,
+    /// The registers at entry.
+    pub entry: Regs,
+}
+
+/// What was read from the guest's memory at a hit: the items of the probe's capture one after
+/// another, for a return probe first those of the entry. Unreadable ones are zeros.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Captured {
+    /// `None` before the first item, so that an event without any need not carry zeros.
+    bytes: Option<[u8; CAPTURE_MAX]>,
+    len: u16,
+    unreadable: u32,
+    items: u8,
+}
+
+impl Captured {
+    /// Nothing. Not a constant, whose room for bytes would be copied along.
+    #[inline]
+    #[must_use]
+    pub fn nothing() -> Self {
+        Self {
+            bytes: None,
+            len: 0,
+            unreadable: 0,
+            items: 0,
+        }
+    }
+
+    /// What was read.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let bytes = self.bytes.as_ref().map_or(&[][..], |bytes| bytes);
+        bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+
+    /// Whether the item at `index` could not be read, and is zeros here.
+    #[must_use]
+    pub fn is_unreadable(&self, index: usize) -> bool {
+        index < ITEMS_MAX && self.unreadable >> index & 1 == 1
+    }
+
+    /// Which items could not be read, a bit for each: the lowest for the first.
+    #[must_use]
+    pub fn unreadable(&self) -> u32 {
+        self.unreadable
+    }
+
+    /// Appends an item of `len` bytes, which `read` fills or says that it cannot. What does not fit
+    /// is left out; a capture that was checked fits.
+    pub fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
+        let start = usize::from(self.len);
+        let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
+        let Some(into) = bytes.get_mut(start..start + len) else {
+            return;
+        };
+        if !read(into) {
+            into.fill(0);
+            self.unreadable |= 1_u32.checked_shl(u32::from(self.items)).unwrap_or(0);
+        }
+        self.items = self.items.saturating_add(1);
+        self.len = u16::try_from(start + len).unwrap_or(self.len);
+    }
+}
+
+impl std::fmt::Debug for Captured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Captured")
+            .field("bytes", &self.bytes())
+            .field("unreadable", &self.unreadable)
+            .finish()
+    }
+}
+
+/// One thing one probe saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What it was.
+    pub kind: EventKind,
+    /// Position in the machine's stream of events, from 0; gaps do not occur (drops are counted
+    /// apart, before a position is given).
+    pub seq: u64,
+    /// The probe that was hit.
+    pub probe: ProbeId,
+    /// The virtual CPU that hit it.
+    pub vcpu: u32,
+    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up, or when the record was
+    /// made; 0 where that cannot be told.
+    pub host_ns: u64,
+    /// The guest's time-stamp counter at the same moment.
+    pub guest_tsc: u64,
+    /// The registers: at the probepoint as the pre-handler found them (RIP is the probepoint), at
+    /// the return as the function left them, or after the displaced instruction.
+    pub regs: Regs,
+    /// Which of them the user wants to see.
+    pub shown: RegisterSet,
+    /// What was captured.
+    pub captured: Captured,
+    /// The task that ran, if the kernel's layout is known and memory held one.
+    pub task: Option<Task>,
+    /// Host nanoseconds from taking up the exit until the guest could go on after the displaced
+    /// instruction.
+    pub cost_ns: u64,
+}

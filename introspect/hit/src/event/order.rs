@@ -1,0 +1,346 @@
+//! In what order events are handed on.
+//!
+//! A pass of the collector sees what there is at one moment, and what comes later may be older: the time
+//! of a hit is told before the event is queued, and sources are read before rings. So a pass holds what
+//! is newer than all that the passes before it have seen: what is older than that had a whole pass to
+//! come.
+//!
+//! ```text
+//!   seen by passes before        seen by this one only
+//!   ───────────────── horizon ──────────────────────── newest ──▶ time
+//!       handed on         │        held
+//! ```
+//! Nothing is held when nothing new came, when only one can have made events, or when so much has come
+//! together that some would be lost. What a ring holds stays in the ring.
+//!
+//! A virtual CPU's thread may lose its processor during a hit. So it tells when it begins and ends one,
+//! and what is newer than the pass before the one that could see it begin is held until it ends.
+//!
+//! Invariant: events are handed on in order of time, unless one took longer than a pass from the moment
+//! it tells to where it can be seen, and that was not for a hit that lasted. One whose time is not known
+//! stays behind the one it came after.
+
+use rtrb::Consumer;
+use rtrb::chunks::ReadChunk;
+
+use super::event::Event;
+use super::source::{Drained, Sink};
+
+/// At most this many events are handed on at a time; with more virtual CPUs, one of each.
+pub(super) const BATCH: usize = 1024;
+/// How many held events, beside those in rings, are too many.
+const CROWD: usize = 8 * BATCH;
+
+/// What a pass found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    /// There may be more.
+    Part,
+    /// Some is held: there must be another pass soon.
+    Held,
+    /// It was handed on.
+    All {
+        of_rings: bool,
+    },
+}
+
+/// What is not handed on yet.
+#[derive(Debug)]
+pub(super) struct Order {
+    rings: Vec<Consumer<Event>>,
+    /// How many events each ring held after the last pass.
+    left: Vec<usize>,
+    /// What does not lie in rings, in order of time.
+    pending: Vec<Event>,
+    horizon: u64,
+    /// The horizon of the pass before.
+    before: u64,
+    /// What each virtual CPU told at the last look.
+    at_work: Vec<AtWork>,
+    next_seq: u64,
+}
+
+/// The beginnings and ends of a virtual CPU's hits.
+#[derive(Clone, Copy, Debug, Default)]
+struct AtWork {
+    /// How many of both there were: odd during a hit.
+    turns: u64,
+    /// The hit, if there is one, is newer than this.
+    since: u64,
+}
+
+/// One look at everything.
+#[derive(Debug)]
+pub(super) struct Pass<'a> {
+    order: &'a mut Order,
+    /// The most events to take of each.
+    share: usize,
+    newest: u64,
+    /// What is newer may come after something that a source has left for now.
+    behind: u64,
+    /// What is newer may come after what a hit that lasts will tell.
+    lasts: u64,
+    rest: bool,
+    keeps_back: bool,
+    /// Sources give nothing.
+    rings_only: bool,
+    is_quiet: bool,
+    is_last: bool,
+}
+
+impl Order {
+    pub(super) fn new(rings: Vec<Consumer<Event>>) -> Self {
+        Self {
+            left: vec![0; rings.len()],
+            at_work: vec![AtWork::default(); rings.len()],
+            rings,
+            pending: Vec::with_capacity(BATCH),
+            horizon: 0,
+            before: 0,
+            next_seq: 0,
+        }
+    }
+
+    pub(super) fn rings_are_empty(&self) -> bool {
+        self.rings.iter().all(Consumer::is_empty)
+    }
+
+    /// Begins a look at the rings and so many `sources`, of which somebody may get events if one
+    /// `records`.
+    pub(super) fn pass(&mut self, sources: usize, records: bool, is_last: bool) -> Pass<'_> {
+        Pass {
+            share: (BATCH / (self.rings.len() + sources).max(1)).max(1),
+            newest: self.horizon,
+            behind: u64::MAX,
+            lasts: u64::MAX,
+            rest: false,
+            keeps_back: false,
+            rings_only: !records && self.pending.is_empty(),
+            is_quiet: true,
+            is_last,
+            order: self,
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// Virtual CPU `vcpu` has begun and ended hits, `turns` in all. Before anything else is looked at.
+    pub(super) fn look_at(&mut self, vcpu: usize, turns: u64) {
+        let before = self.order.before;
+        let Some(at_work) = self.order.at_work.get_mut(vcpu) else {
+            return;
+        };
+        if at_work.turns != turns {
+            // It began after the last look, when what the horizon of that pass is of had been seen.
+            *at_work = AtWork {
+                turns,
+                since: before,
+            };
+        }
+        if turns & 1 == 1 {
+            self.lasts = self.lasts.min(at_work.since);
+        }
+    }
+
+    /// Takes what a source has to give, which `drain` appends, and returns how much it has lost.
+    pub(super) fn take(&mut self, drain: impl FnOnce(&mut Vec<Event>, usize) -> Drained) -> u64 {
+        let pending = &mut self.order.pending;
+        let before = pending.len();
+        let drained = drain(pending, self.share);
+        let new = pending.get(before..).unwrap_or_default();
+        let newest = new.iter().map(|event| event.host_ns).max();
+        if let Some(newest) = newest {
+            self.newest = self.newest.max(newest);
+            self.rings_only = false;
+            self.is_quiet = false;
+            if drained.more {
+                self.behind = self.behind.min(newest);
+            }
+        }
+        self.rest |= drained.more;
+        self.keeps_back |= drained.keeps_back;
+        drained.lost
+    }
+
+    /// Looks at the rings, and hands on what can be, with the number of those that were `dropped`.
+    pub(super) fn hand_on(mut self, dropped: u64, sink: &mut Sink) -> Found {
+        let until = self.until();
+        let (until, ready) = self.ready(until);
+        let Order {
+            rings,
+            left,
+            pending,
+            horizon,
+            before,
+            next_seq,
+            ..
+        } = self.order;
+        if !self.keeps_back {
+            *before = std::mem::replace(horizon, self.newest);
+        }
+        let mut numbered = Numbered {
+            next: next_seq,
+            dropped,
+            sink,
+            is_something: false,
+        };
+        for (left, ready) in left.iter_mut().zip(&ready) {
+            *left -= ready;
+        }
+        let mut filled = rings
+            .iter_mut()
+            .zip(&ready)
+            .filter(|(_, ready)| **ready > 0);
+        let (first, second) = (filled.next(), filled.next());
+        let of_rings = first.is_some();
+        match (first, second) {
+            // Events that need not be put among others are handed on where they are.
+            (Some((ring, ready)), None) if pending.is_empty() => {
+                if let Ok(mut chunk) = ring.read_chunk(*ready) {
+                    let (events, wrapped) = chunk.as_mut_slices();
+                    in_order(events);
+                    numbered.hand_on(events);
+                    in_order(wrapped);
+                    numbered.hand_on(wrapped);
+                    chunk.commit_all();
+                }
+            }
+            (first, second) => {
+                for (ring, ready) in first.into_iter().chain(second).chain(filled) {
+                    pending.extend(ring.read_chunk(*ready).into_iter().flatten());
+                }
+                in_order(pending);
+                let newer = |event: &Event| event.host_ns > until;
+                let ready = pending.iter().position(newer).unwrap_or(pending.len());
+                for batch in pending
+                    .get_mut(..ready)
+                    .unwrap_or_default()
+                    .chunks_mut(BATCH)
+                {
+                    numbered.hand_on(batch);
+                }
+                pending.drain(..ready);
+            }
+        }
+        let is_something = numbered.finish();
+        let is_held = !pending.is_empty() || left.iter().any(|left| *left > 0);
+        match (self.rest, is_held, is_something) {
+            (true, ..) => Found::Part,
+            (_, true, _) => Found::Held,
+            (.., true) => Found::All { of_rings },
+            _ => Found::Nothing,
+        }
+    }
+
+    /// Up to which time events can be handed on.
+    fn until(&mut self) -> u64 {
+        let mut is_crowded = self.order.pending.len() > CROWD;
+        for (ring, left) in self.order.rings.iter_mut().zip(&mut self.order.left) {
+            let there = ring.slots();
+            self.is_quiet &= there == *left;
+            *left = there;
+            is_crowded |= there > ring.buffer().capacity() / 2;
+            if let Ok(chunk) = ring.read_chunk(there)
+                && let Some(last) = events(&chunk).last()
+            {
+                self.newest = self.newest.max(last.host_ns);
+            }
+        }
+        let is_alone = self.rings_only && self.order.rings.len() == 1;
+        let is_quiet = self.is_quiet && !self.rest && !self.keeps_back;
+        let horizon = match is_alone || is_quiet || is_crowded || self.is_last {
+            true => u64::MAX,
+            false => self.order.horizon,
+        };
+        let lasts = match is_alone || is_crowded || self.is_last {
+            true => u64::MAX,
+            false => self.lasts,
+        };
+        horizon.min(lasts).min(self.behind)
+    }
+
+    /// How many events of each ring are not newer than `until`, at most a share of each; where there
+    /// are more, nothing is handed on that is newer than the last of those.
+    fn ready(&mut self, mut until: u64) -> (u64, Vec<usize>) {
+        let Order { rings, left, .. } = &mut *self.order;
+        for (ring, left) in rings.iter_mut().zip(&*left) {
+            if *left > self.share
+                && let Ok(chunk) = ring.read_chunk(*left)
+                && let Some(last) = events(&chunk).nth(self.share - 1)
+                && last.host_ns <= until
+            {
+                until = last.host_ns;
+                self.rest = true;
+            }
+        }
+        let ready = rings.iter_mut().zip(&*left).map(|(ring, left)| {
+            let chunk = ring.read_chunk((*left).min(self.share)).ok();
+            let ready = |chunk| {
+                events(chunk)
+                    .take_while(|event| event.host_ns <= until)
+                    .count()
+            };
+            chunk.as_ref().map_or(0, ready)
+        });
+        let ready = ready.collect();
+        (until, ready)
+    }
+}
+
+fn events<'c>(chunk: &'c ReadChunk<'_, Event>) -> impl DoubleEndedIterator<Item = &'c Event> {
+    let (first, second) = chunk.as_slices();
+    first.iter().chain(second)
+}
+
+/// Puts `events` in order of time.
+fn in_order(events: &mut [Event]) {
+    if !events.is_sorted_by_key(times()) {
+        // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
+        events.sort_by_cached_key(times());
+    }
+}
+
+/// The time of each event, one after the other; of one whose time is not known, that of the one before.
+fn times() -> impl FnMut(&Event) -> u64 {
+    let mut last = 0;
+    move |event| {
+        if event.host_ns > 0 {
+            last = event.host_ns;
+        }
+        last
+    }
+}
+
+/// Hands on events with their numbers.
+struct Numbered<'a> {
+    next: &'a mut u64,
+    dropped: u64,
+    sink: &'a mut Sink,
+    is_something: bool,
+}
+
+impl Numbered<'_> {
+    fn hand_on(&mut self, events: &mut [Event]) {
+        if events.is_empty() {
+            return;
+        }
+        for event in &mut *events {
+            event.seq = *self.next;
+            *self.next += 1;
+        }
+        (self.sink)(events, std::mem::take(&mut self.dropped));
+        self.is_something = true;
+    }
+
+    /// Tells what was dropped, if that was not told yet; returns whether anything was handed on.
+    fn finish(self) -> bool {
+        if self.dropped > 0 {
+            (self.sink)(&[], self.dropped);
+        }
+        self.is_something || self.dropped > 0
+    }
+}
+
+#[cfg(test)]
+mod tests;

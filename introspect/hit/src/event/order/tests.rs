@@ -1,0 +1,210 @@
+//! Whoever makes events, and however late each can be seen, they are handed on in order of time.
+
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+use rtrb::{Producer, RingBuffer};
+
+use super::*;
+use crate::event::collector::tests::event;
+
+/// Rings and sources as a collector sees them, with times that only go on.
+struct Rig {
+    order: Order,
+    rings: Vec<Producer<Event>>,
+    /// What each source gives at its next call.
+    sources: Vec<Vec<Event>>,
+    keeps_back: bool,
+    /// Of each virtual CPU.
+    turns: Vec<u64>,
+    seen: Arc<Mutex<Vec<Event>>>,
+    sink: Sink,
+}
+
+impl Rig {
+    fn new(rings: usize, sources: usize, capacity: usize) -> Self {
+        let (producers, consumers) = (0..rings).map(|_| RingBuffer::new(capacity)).unzip();
+        let seen = Arc::<Mutex<Vec<Event>>>::default();
+        let into = Arc::clone(&seen);
+        Self {
+            order: Order::new(consumers),
+            turns: vec![0; rings],
+            rings: producers,
+            sources: vec![Vec::new(); sources],
+            keeps_back: false,
+            seen,
+            sink: Box::new(move |events, _| into.lock().expect("no panic").extend(events)),
+        }
+    }
+
+    fn pass(&mut self, is_last: bool) -> Found {
+        let mut pass = self.order.pass(self.sources.len(), true, is_last);
+        for (vcpu, turns) in self.turns.iter().enumerate() {
+            pass.look_at(vcpu, *turns);
+        }
+        for source in &mut self.sources {
+            pass.take(|batch, most| {
+                let some = source.len().min(most);
+                batch.extend(source.drain(..some));
+                Drained {
+                    more: !source.is_empty(),
+                    keeps_back: self.keeps_back,
+                    ..Drained::default()
+                }
+            });
+        }
+        pass.hand_on(0, &mut self.sink)
+    }
+
+    fn push(&mut self, ring: usize, time: u64) {
+        let vcpu = u32::try_from(ring).expect("small");
+        self.rings[ring].push(event(vcpu, time)).expect("room");
+    }
+
+    fn times(&self) -> Vec<u64> {
+        let seen = self.seen.lock().expect("no panic");
+        assert!(seen.iter().map(|event| event.seq).eq(0..seen.len() as u64));
+        seen.iter().map(|event| event.host_ns).collect()
+    }
+
+    fn finish(&mut self) {
+        let limit = 1000;
+        let over = (0..limit).any(|_| self.pass(true) == Found::Nothing);
+        assert!(over, "there is more after {limit} passes");
+    }
+}
+
+#[test]
+fn an_event_that_is_seen_a_pass_late_comes_before_those_that_are_newer() {
+    let mut rig = Rig::new(2, 1, 64);
+    rig.push(0, 10);
+    assert_eq!(rig.pass(false), Found::Held);
+    rig.push(1, 5);
+    rig.sources[0].push(event(2, 7));
+    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    assert_eq!(rig.times(), [5, 7, 10]);
+    assert_eq!(rig.pass(false), Found::Nothing);
+}
+
+#[test]
+fn what_is_held_is_handed_on_when_nothing_new_comes() {
+    let mut rig = Rig::new(2, 0, 64);
+    rig.push(0, 10);
+    assert_eq!(rig.pass(false), Found::Held);
+    assert_eq!(rig.times(), [0; 0]);
+    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    assert_eq!(rig.times(), [10]);
+}
+
+#[test]
+fn nothing_overtakes_a_hit_whose_thread_is_kept_from_telling() {
+    let mut rig = Rig::new(2, 1, 64);
+    rig.push(0, 10);
+    assert_eq!(rig.pass(false), Found::Held);
+    // It tells 11, in a moment.
+    rig.turns[1] += 1;
+    for time in 20..30 {
+        rig.push(0, time);
+        rig.sources[0].push(event(2, time));
+        assert_eq!(rig.pass(false), Found::Held);
+    }
+    // Nor when nothing else comes.
+    assert_eq!(rig.pass(false), Found::Held);
+    rig.push(1, 11);
+    rig.turns[1] += 1;
+    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    let times = rig.times();
+    assert!(times.is_sorted(), "{times:?}");
+    assert_eq!(times.len(), 22);
+}
+
+#[test]
+fn hits_without_a_pause_let_older_events_go() {
+    let mut rig = Rig::new(2, 0, 4096);
+    for time in 1..100 {
+        rig.push(0, 10 * time);
+        rig.turns[1] += 2;
+        rig.turns[1] |= 1;
+        rig.pass(false);
+    }
+    assert!(rig.times().len() >= 97, "{:?}", rig.times());
+}
+
+#[test]
+fn nothing_overtakes_what_a_source_keeps_back_or_has_left_for_later() {
+    let mut rig = Rig::new(1, 1, 4096);
+    rig.keeps_back = true;
+    for time in 10..20 {
+        rig.push(0, time);
+        assert_eq!(rig.pass(false), Found::Held);
+    }
+    rig.keeps_back = false;
+    rig.sources[0].extend((0..2000).map(|n| event(1, 5 + n / 1000)));
+    while rig.pass(false) == Found::Part {}
+    rig.finish();
+    let times = rig.times();
+    assert!(times.is_sorted(), "{times:?}");
+    assert_eq!(times.len(), 2010);
+}
+
+#[test]
+fn a_ring_that_fills_is_not_held_until_events_are_lost() {
+    let mut rig = Rig::new(2, 1, 16);
+    rig.keeps_back = true;
+    for time in 1..=100 {
+        rig.push(0, time);
+        rig.pass(false);
+    }
+    rig.finish();
+    assert!(rig.times().iter().copied().eq(1..=100));
+}
+
+#[test]
+fn an_event_without_a_time_stays_behind_the_one_it_came_after() {
+    let mut rig = Rig::new(1, 1, 16);
+    rig.sources[0] = [20, 0, 30, 0].map(|time| event(1, time)).to_vec();
+    rig.push(0, 25);
+    rig.finish();
+    assert_eq!(rig.times(), [20, 0, 25, 30, 0]);
+}
+
+proptest! {
+    /// One event after the other happens, and can be seen at once or in the next pass but one at the
+    /// latest: `late` says which, for each.
+    #[test]
+    fn events_that_are_not_later_than_a_pass_are_handed_on_in_order(
+        events in prop::collection::vec((0_usize..5, 0_u64..3, any::<bool>(), 0_u8..4), 1..400),
+        capacity in 1_usize..800,
+    ) {
+        let mut rig = Rig::new(3, 2, capacity.max(64) * 16);
+        let (mut now, mut expected) = (1, Vec::new());
+        // Those that have happened and cannot be seen yet.
+        let mut late = Vec::new();
+        let show = |rig: &mut Rig, of: usize, time| match of.checked_sub(3) {
+            None => rig.push(of, time),
+            Some(source) => rig.sources[source].push(event(9, time)),
+        };
+        for (of, apart, is_late, passes) in events {
+            now += apart;
+            expected.push(now);
+            let is_behind = late.iter().any(|(other, _)| *other == of);
+            if is_late || is_behind {
+                late.push((of, now));
+            } else {
+                show(&mut rig, of, now);
+            }
+            for _ in 0..passes {
+                // They can be seen while the pass is made: by it or not.
+                rig.pass(false);
+                for (of, time) in late.drain(..) {
+                    show(&mut rig, of, time);
+                }
+            }
+        }
+        for (of, time) in late {
+            show(&mut rig, of, time);
+        }
+        rig.finish();
+        prop_assert_eq!(rig.times(), expected);
+    }
+}

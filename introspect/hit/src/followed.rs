@@ -1,0 +1,209 @@
+//! Calls that return probes follow without exits: where their instances are, and what the host does
+//! with them.
+//!
+//! A call in flight returns to the stub of its instance, whoever runs it and wherever. Invariants:
+//! the host takes an instance from a call only when the task that made it will never run again; the
+//! memory of a probe that has left stays as it is until nobody can be on the way through its code.
+
+use std::sync::atomic::{Ordering, fence};
+
+use hvprobe_arch::detour::{Instance, InstanceLayout, Instances, STUB};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::{Gpa, Gva};
+
+/// How often the guest may be faster at the free list before the host gives an instance up.
+const TRIES: u32 = 1000;
+
+/// The calls of one return probe.
+#[derive(Debug)]
+pub struct Followed {
+    /// The instances, as detours know them.
+    pub instances: Instances,
+    /// What each looks like.
+    pub layout: InstanceLayout,
+    /// Where the instances and the word of their free list are in physical memory.
+    pub at: Gpa,
+    /// See [`Followed::at`].
+    pub free: Gpa,
+    /// The first stub, where the code begins.
+    pub stubs: Gva,
+    /// Bytes of the code.
+    pub code_len: u64,
+}
+
+impl Followed {
+    /// Bytes that the instances take.
+    pub fn len(&self) -> u64 {
+        u64::from(self.instances.count) * self.stride()
+    }
+
+    fn stride(&self) -> u64 {
+        self.layout.stride() as u64
+    }
+
+    fn stub(&self, index: u32) -> Gva {
+        self.stubs.wrapping_add(u64::from(index) * u64::from(STUB))
+    }
+
+    fn instance_at(&self, index: u32) -> Gpa {
+        self.at.wrapping_add(u64::from(index) * self.stride())
+    }
+
+    fn word(&self, index: u32, offset: u64, mem: &(impl PhysMemory + ?Sized)) -> Option<u64> {
+        let at = self.instance_at(index).wrapping_add(offset);
+        mem.read_u64(at).ok()
+    }
+
+    /// The calls in flight, as (index, slot, return address).
+    fn in_flight<'a>(
+        &'a self,
+        mem: &'a (impl PhysMemory + ?Sized),
+    ) -> impl Iterator<Item = (u32, Gva, Gva)> + 'a {
+        (0..self.instances.count).filter_map(|index| {
+            let slot = self.word(index, InstanceLayout::SLOT, mem)?;
+            let to = self.word(index, InstanceLayout::RETURN, mem)?;
+            (slot != 0).then_some((index, Gva(slot), Gva(to)))
+        })
+    }
+
+    /// Where the call returns to whose stub is at `at`.
+    pub fn return_address(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
+        self.word(self.index(at)?, InstanceLayout::RETURN, mem)
+            .map(Gva)
+    }
+
+    /// The instance whose stub is at `at`.
+    fn index(&self, at: Gva) -> Option<u32> {
+        let offset = at.offset_from(self.stubs)?;
+        let index = u32::try_from(offset / u64::from(STUB)).ok()?;
+        (index < self.instances.count).then_some(index)
+    }
+
+    /// Lets the calls in flight whose stubs stand on their stacks go on without them, to where
+    /// `beyond` says that their return addresses lead. The virtual CPUs must stand still. Who has
+    /// already returned to a stub finishes there.
+    pub fn vacate(&self, tables: &PageTables, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
+        for (index, slot, to) in self.in_flight(mem) {
+            if tables.read_u64(mem, slot) == Ok(self.stub(index).0) {
+                // It could be read, so it is there.
+                let _ = tables.write(mem, slot, &beyond(to).0.to_le_bytes());
+            }
+        }
+    }
+
+    /// Has the calls in flight return to where `beyond` says that their return addresses lead. The
+    /// virtual CPUs must stand still.
+    pub fn redirect(&self, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
+        for (index, _, to) in self.in_flight(mem) {
+            let then = beyond(to);
+            if then != to {
+                let at = self.instance_at(index).wrapping_add(InstanceLayout::RETURN);
+                // The instance has just been read.
+                let _ = mem.write_u64(at, then.0);
+            }
+        }
+    }
+
+    /// Where calls may go on to that have an instance, or are about to: the return addresses of all
+    /// instances that are not on the free list. One that is on its way there counts.
+    pub fn leads_to<'a>(
+        &'a self,
+        mem: &'a (impl PhysMemory + ?Sized),
+    ) -> impl Iterator<Item = Gva> + 'a {
+        let mut is_free = vec![false; usize::try_from(self.instances.count).unwrap_or(0)];
+        let mut next = mem.read_u64(self.free).ok();
+        // The guest may have made a circle of the list.
+        while let Some(index) = next.and_then(|next| u32::try_from(next & u64::from(u32::MAX)).ok())
+            && let Some(free) = is_free.get_mut(index as usize)
+            && !std::mem::replace(free, true)
+        {
+            next = self.word(index, InstanceLayout::NEXT, mem);
+        }
+        let taken = (0..self.instances.count).filter(move |index| !is_free[*index as usize]);
+        taken.filter_map(|index| self.word(index, InstanceLayout::RETURN, mem).map(Gva))
+    }
+
+    /// Frees the instances of calls that `task`, which will not run again, has made; returns how
+    /// many there were. Allocates nothing.
+    pub fn reclaim(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
+        let mut orphans = 0;
+        for (index, ..) in self.in_flight(mem) {
+            if self.word(index, InstanceLayout::TASK, mem) == Some(task.0) {
+                orphans += 1;
+                let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);
+                if mem.write_u64(slot, 0).is_ok() {
+                    self.give_back(index, mem);
+                }
+            }
+        }
+        orphans
+    }
+
+    /// Takes an instance for a call that begins with `entry` (of which only the generation is not
+    /// used), as a detour does; returns its stub, which the call has to be sent to or be
+    /// [abandoned](Self::abandon). `None` if none is free. Allocates nothing.
+    pub fn enter(&self, entry: &Instance, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
+        let index = self.take(mem)?;
+        let at = self.instance_at(index);
+        let used = self.word(index, InstanceLayout::GENERATION, mem)?;
+        let (bytes, len) = self.layout.entered(&Instance {
+            generation: used.wrapping_add(1),
+            ..*entry
+        });
+        let written = mem
+            .write(at.wrapping_add(InstanceLayout::GENERATION), &bytes[..len])
+            .and_then(|()| {
+                // Who finds the slot set finds the rest.
+                fence(Ordering::Release);
+                mem.write_u64(at.wrapping_add(InstanceLayout::SLOT), entry.slot.0)
+            });
+        written.is_ok().then(|| self.stub(index))
+    }
+
+    /// Gives back the instance of a call that will not return to `stub`.
+    pub fn abandon(&self, stub: Gva, mem: &(impl PhysMemory + ?Sized)) {
+        if let Some(index) = self.index(stub) {
+            let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);
+            if mem.write_u64(slot, 0).is_ok() {
+                self.give_back(index, mem);
+            }
+        }
+    }
+
+    /// Takes an instance off the free list, which the guest changes at the same time.
+    fn take(&self, mem: &(impl PhysMemory + ?Sized)) -> Option<u32> {
+        for _ in 0..TRIES {
+            let free = mem.read_u64(self.free).ok()?;
+            // The guest may have written anything there.
+            let index = u32::try_from(free & u64::from(u32::MAX)).ok()?;
+            (index < self.instances.count).then_some(())?;
+            let next = self.word(index, InstanceLayout::NEXT, mem)?;
+            let low = u64::from(u32::MAX);
+            let to = free & !low | next & low;
+            if mem.exchange_u64(self.free, free, to).ok()? {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Puts an instance on the free list, which the guest changes at the same time.
+    fn give_back(&self, index: u32, mem: &(impl PhysMemory + ?Sized)) {
+        for _ in 0..TRIES {
+            let Ok(free) = mem.read_u64(self.free) else {
+                return;
+            };
+            let (next, tag) = (free & u64::from(u32::MAX), free >> 32);
+            let to = (tag.wrapping_add(1) << 32) | u64::from(index);
+            let entry = self.instance_at(index).wrapping_add(InstanceLayout::NEXT);
+            if mem.write_u64(entry, next).is_err() {
+                return;
+            }
+            match mem.exchange_u64(self.free, free, to) {
+                Ok(true) | Err(_) => return,
+                Ok(false) => {}
+            }
+        }
+    }
+}

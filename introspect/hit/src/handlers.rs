@@ -1,0 +1,187 @@
+//! Running the handlers of a site.
+//!
+//! Invariants: they run in the order of their registration, each at most once for a hit; whoever holds
+//! the virtual CPU, or sends it elsewhere, keeps it from those behind. What few hits come to is apart
+//! from what all do, where it would cost these registers.
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Actions, Hold, ProbeId, Then};
+
+use super::context::Scene;
+use super::outcome::Held;
+use super::sample::{Seen, Taken, apply};
+use super::state::{State, Waiting};
+use super::table::{Internal, Member, Role, Site};
+use crate::clock::Clock;
+use crate::event::EventKind;
+
+/// What the pre-handlers of a site came to.
+pub(super) enum Handled {
+    /// The displaced instruction is next.
+    Proceed,
+    /// A handler sent the guest elsewhere.
+    Diverted,
+    /// A handler holds the virtual CPU.
+    Hold(Held),
+}
+
+impl State {
+    /// Runs the handlers of the members behind `after`.
+    #[inline]
+    pub(super) fn pre_handlers<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        after: Option<ProbeId>,
+        taken: &mut Taken,
+        regs: &mut Regs,
+    ) -> Handled {
+        let first = after.map_or(0, |after| site.members.partition_point(|m| m.id <= after));
+        let members = site.members.get(first..).unwrap_or_default();
+        for (index, member) in (first..).zip(members) {
+            let Role::Probe(actions) = &member.role else {
+                if let Some(held) = self.other(scene, site, member, taken, regs) {
+                    return Handled::Hold(held);
+                }
+                continue;
+            };
+            let counters = &member.counters;
+            if !actions.apply_to(regs) {
+                counters.veto(self.vcpu);
+                taken.mute(index);
+                continue;
+            }
+            let now = taken.at.host_ns;
+            if counters.admit(self.vcpu, now) {
+                counters.hit(self.vcpu);
+                let seen = Seen::new(self.vcpu, member.id, actions, regs, taken);
+                let items = &actions.capture;
+                let cost_ns = seen.report(scene, &mut self.events, || EventKind::Hit, items);
+                counters.charge(now, cost_ns);
+            } else {
+                taken.mute(index);
+            }
+            if actions.act()
+                && let Some(handled) = self.act(scene, site, member, actions, taken, regs)
+            {
+                return handled;
+            }
+        }
+        Handled::Proceed
+    }
+
+    /// What a probe does besides looking; `None` if the next handler is to run.
+    #[inline(never)]
+    fn act<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        member: &Member,
+        actions: &Actions,
+        taken: &Taken,
+        regs: &mut Regs,
+    ) -> Option<Handled> {
+        if !apply(&actions.changes, regs, scene) {
+            member.counters.error(self.vcpu);
+        }
+        if let Some(hold) = &actions.hold {
+            self.wait(site, member, taken);
+            return Some(Handled::Hold(match hold {
+                Hold::Stop => Held::Stop(member.id),
+                Hold::Ask { .. } => Held::Ask(member.id),
+            }));
+        }
+        self.diverts(scene, actions.then, member, regs).then(|| {
+            self.miss_behind(site, member.id);
+            Handled::Diverted
+        })
+    }
+
+    /// A member that is no kprobe; what the virtual CPU waits for, if it does.
+    #[inline(never)]
+    pub(super) fn other<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        site: &Site,
+        member: &Member,
+        taken: &Taken,
+        regs: &Regs,
+    ) -> Option<Held> {
+        let internal = match &member.role {
+            Role::Probe(_) => return None,
+            Role::Return { actions, calls } => {
+                self.enter(scene, member, actions, calls, taken, regs);
+                return None;
+            }
+            Role::Internal(internal) => internal,
+        };
+        let held = match internal {
+            Internal::TaskDead => {
+                if let Some(task) = scene.task() {
+                    self.task_dead(scene, task);
+                }
+                return None;
+            }
+            // The first argument of the function watched.
+            Internal::TaskFreed => {
+                self.task_dead(scene, Gva(regs.rdi));
+                return None;
+            }
+            // The first argument of the function watched: the registers at the fault.
+            Internal::Fault => {
+                self.fault_of_copy(scene, Gva(regs.rdi));
+                return None;
+            }
+            // Both functions watched take the module as their first argument.
+            Internal::Modules => Held::Modules(Gva(regs.rdi)),
+            Internal::Kprobe => Held::Kprobe(Gva(regs.rdi)),
+            Internal::Kexec => Held::Kexec,
+            Internal::FtraceBegins => Held::Ftrace { begins: true },
+            Internal::FtraceEnds => Held::Ftrace { begins: false },
+        };
+        self.wait(site, member, taken);
+        Some(held)
+    }
+
+    /// The virtual CPU waits for `member`.
+    fn wait(&mut self, site: &Site, member: &Member, taken: &Taken) {
+        self.waiting = Some(Waiting {
+            at: site.displaced.at(),
+            probe: member.id,
+            taken: *taken,
+        });
+    }
+
+    /// Counts the hit as missed for the members behind the one that changed the execution path.
+    pub(super) fn miss_behind(&self, site: &Site, probe: ProbeId) {
+        for member in site.members.iter().filter(|member| member.id > probe) {
+            member.counters.miss(self.vcpu);
+        }
+    }
+
+    /// Sends the guest where `then` says; whether it is elsewhere than at the probepoint.
+    pub(super) fn diverts<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        then: Then,
+        member: &Member,
+        regs: &mut Regs,
+    ) -> bool {
+        match then {
+            Then::Proceed => return false,
+            Then::Jump(to) => regs.rip = to.0,
+            Then::Return(value) => {
+                let Some(to) = scene.read_u64(Gva(regs.rsp)) else {
+                    member.counters.error(self.vcpu);
+                    return false;
+                };
+                regs.set(Gpr::Rax, value);
+                regs.rsp = regs.rsp.wrapping_add(8);
+                regs.rip = to;
+            }
+        }
+        true
+    }
+}

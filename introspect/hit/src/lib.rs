@@ -1,0 +1,41 @@
+//! The data plane: what happens when a virtual CPU comes to a probepoint.
+//!
+//! Invariant: the hit path takes no lock that virtual CPUs share, allocates nothing and formats
+//! nothing. It knows nothing of how probes are registered: between it and the engine stands one
+//! immutable [`ProbeTable`](table::ProbeTable).
+//!
+//! A hit is read in `hit.rs` (the stages), `sample.rs` (time and what events show), `handlers.rs`
+//! (what probes do) and `step.rs` (the displaced instruction); `handler.rs` is the door for virtual
+//! CPUs.
+
+pub mod calls;
+mod clock;
+mod context;
+mod counters;
+pub mod event;
+mod followed;
+mod guest_memory;
+mod handler;
+mod handlers;
+mod hit;
+mod meter;
+mod outcome;
+pub mod record;
+pub mod region;
+mod returns;
+mod sample;
+mod state;
+mod step;
+pub mod table;
+mod vacated;
+mod view;
+
+pub use clock::{Clock, Reading};
+pub use counters::{Counters, Counts};
+pub use followed::Followed;
+pub use handler::HitHandler;
+pub use meter::Meter;
+pub use outcome::{Fault, Held, Inquiry, Outcome};
+pub use returns::entry_data_size;
+pub use vacated::{Vacated, vacate};
+pub use view::{KernelView, Surroundings};

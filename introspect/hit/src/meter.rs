@@ -1,0 +1,277 @@
+//! Budgets: how much of the machine a probe's hits may take, and what becomes of hits beyond it.
+//!
+//! ```text
+//!               hit beyond the budget                 look, once a second
+//!   within ──────────────────────────► exceeded ─────────────────────────► turned off
+//!     ▲         (policy: disable)                     (int3 taken out)         │
+//!     └────────────────────────────────────────────────────────────────────────┘
+//!                                  a user enables the probe
+//! ```
+//! With the policy *sample* a probe stays within: what is left of a window's hits is only counted.
+//!
+//! Invariants: every hit is either admitted or counted as throttled, and every throttled hit is told
+//! in exactly one notice; a window admits no more hits than the budget says, whichever virtual CPUs
+//! they are on. A throttled hit makes no event and reads nothing of the guest, but what the probe
+//! *does* there (changes, another path, a stop or a question) is done nonetheless, as the guest
+//! relies on it; only turning the probe off ends that.
+//!
+//! Hot path: no lock, no allocation, no division, no clock of its own. Virtual CPUs share one word
+//! per limit, which is written at most once for each hit that is admitted, so no more often than
+//! the budget allows; beyond it, the word is only read.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hvprobe_spec::{Budget, Excess};
+
+/// A tick, in binary logarithm of nanoseconds: about a millisecond, so that no time is divided.
+const TICK_SHIFT: u32 = 20;
+/// Ticks of a window: 1.0003 s.
+const WINDOW: u64 = 954;
+/// Low bits of a pool's word: what is left. The others: the tick the window began at.
+const LEFT_BITS: u32 = 36;
+const LEFT: u64 = (1 << LEFT_BITS) - 1;
+const TICKS: u64 = (1 << (64 - LEFT_BITS)) - 1;
+/// Virtual CPUs take the time before they come here, so one may be behind another that has begun
+/// the window: by so many ticks at most.
+const BEHIND: u64 = 4096;
+/// Nanoseconds in a per cent of a second.
+const PER_CENT: u64 = 10_000_000;
+
+/// So much of something for every window.
+///
+/// Of 2^28 ticks, three days, only the remainder is known: a window whose probe was silent for just
+/// that long goes on for a moment.
+#[derive(Debug)]
+struct Pool {
+    limit: u64,
+    word: AtomicU64,
+}
+
+impl Pool {
+    fn new(limit: u64) -> Self {
+        let limit = limit.min(LEFT);
+        Self {
+            limit,
+            word: AtomicU64::new(limit),
+        }
+    }
+
+    /// The tick the window at `now_ns` began at, and what is left in it.
+    fn window(&self, word: u64, now_ns: u64) -> (u64, u64) {
+        let (start, left) = (word >> LEFT_BITS, word & LEFT);
+        let tick = now_ns >> TICK_SHIFT & TICKS;
+        let age = tick.wrapping_sub(start) & TICKS;
+        if (WINDOW..=TICKS - BEHIND).contains(&age) {
+            (tick, self.limit)
+        } else {
+            (start, left)
+        }
+    }
+
+    fn is_empty(&self, now_ns: u64) -> bool {
+        self.window(self.word.load(Ordering::Relaxed), now_ns).1 == 0
+    }
+
+    /// Takes one; `false` when nothing is left.
+    fn take(&self, now_ns: u64) -> bool {
+        self.spend(now_ns, 1) > 0
+    }
+
+    /// Takes `amount`, or what is left; returns what was left before.
+    fn spend(&self, now_ns: u64, amount: u64) -> u64 {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            let (start, left) = self.window(word, now_ns);
+            if left == 0 {
+                return 0;
+            }
+            let next = start << LEFT_BITS | left.saturating_sub(amount);
+            // The word stands for itself, nothing else is published with it.
+            match self
+                .word
+                .compare_exchange_weak(word, next, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return left,
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+/// A probe's budget, as its hits use it up.
+#[derive(Debug)]
+pub struct Meter {
+    hits: Option<Pool>,
+    /// In nanoseconds.
+    time: Option<Pool>,
+    excess: Excess,
+    /// Exceeded, with the policy to disable: nothing is admitted any more.
+    tripped: AtomicBool,
+    /// Throttled hits that notices have told of. The control side's.
+    told: AtomicU64,
+}
+
+impl Meter {
+    /// A budget of which nothing is used, of a machine with `vcpus` virtual CPUs.
+    #[must_use]
+    pub fn new(budget: &Budget, vcpus: usize) -> Self {
+        let vcpus = u64::try_from(vcpus).unwrap_or(u64::MAX);
+        let time = |percent: u8| Pool::new((u64::from(percent) * PER_CENT).saturating_mul(vcpus));
+        Self {
+            hits: budget.max_rate.map(|rate| Pool::new(rate.into())),
+            time: budget.max_share.map(time),
+            excess: budget.excess,
+            tripped: AtomicBool::new(false),
+            told: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a hit at `now_ns` is within the budget; then it is taken off.
+    pub fn admit(&self, now_ns: u64) -> bool {
+        if self.is_tripped() {
+            return false;
+        }
+        let has_time = self.time.as_ref().is_none_or(|time| !time.is_empty(now_ns));
+        let admitted = has_time && self.hits.as_ref().is_none_or(|hits| hits.take(now_ns));
+        if !admitted && self.excess == Excess::Disable {
+            self.tripped.store(true, Ordering::Relaxed);
+        }
+        admitted
+    }
+
+    /// The hit at `now_ns` took `cost_ns`.
+    pub fn charge(&self, now_ns: u64, cost_ns: u64) {
+        if let Some(time) = &self.time {
+            time.spend(now_ns, cost_ns);
+        }
+    }
+
+    /// Whether the budget was exceeded so that the probe is, or is to be, turned off.
+    #[must_use]
+    pub fn is_tripped(&self) -> bool {
+        self.tripped.load(Ordering::Relaxed)
+    }
+
+    /// Gives a probe that was turned off its budget back.
+    pub fn reset(&self) {
+        if self.tripped.swap(false, Ordering::Relaxed) {
+            for pool in [&self.hits, &self.time].into_iter().flatten() {
+                pool.word.store(pool.limit, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Of `throttled` hits in all, those that no notice has told of. From now on they are told.
+    pub fn untold(&self, throttled: u64) -> u64 {
+        throttled - self.told.swap(throttled, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn meter(max_rate: Option<u32>, max_share: Option<u8>, excess: Excess) -> Meter {
+        let budget = Budget {
+            max_rate,
+            max_share,
+            excess,
+        };
+        Meter::new(&budget, 2)
+    }
+
+    fn admitted(meter: &Meter, times: impl IntoIterator<Item = u64>) -> usize {
+        let admitted = times.into_iter().filter(|now| meter.admit(*now));
+        admitted.count()
+    }
+
+    #[test]
+    fn a_window_admits_as_many_hits_as_the_budget_says() {
+        let meter = meter(Some(100), None, Excess::Sample);
+        let start = 1_000_000 * SECOND;
+        assert_eq!(admitted(&meter, (0..1000).map(|n| start + n)), 100);
+        // Just before the end of the window, and just behind it.
+        let end = start + (WINDOW << TICK_SHIFT);
+        assert!(!meter.admit(end - (1 << TICK_SHIFT)));
+        assert_eq!(admitted(&meter, (0..1000).map(|n| end + n)), 100);
+        assert_eq!(
+            admitted(&meter, (0..1000).map(|n| end + 9 * SECOND + n)),
+            100
+        );
+        assert!(!meter.is_tripped());
+    }
+
+    #[test]
+    fn virtual_cpu_that_is_behind_does_not_begin_a_window() {
+        let meter = meter(Some(1), None, Excess::Sample);
+        assert!(meter.admit(100 * SECOND));
+        assert!(!meter.admit(99 * SECOND));
+        assert!(!meter.admit(100 * SECOND));
+    }
+
+    #[test]
+    fn exceeded_budget_stays_exceeded_until_it_is_reset() {
+        let meter = meter(Some(2), None, Excess::Disable);
+        assert_eq!(admitted(&meter, [1, 2, 3, 4]), 2);
+        assert!(meter.is_tripped());
+        assert!(!meter.admit(50 * SECOND));
+        meter.reset();
+        assert_eq!(admitted(&meter, [5, 6, 7]), 2);
+    }
+
+    #[test]
+    fn share_is_of_the_time_of_all_virtual_cpus() {
+        // 10 % of two virtual CPUs: 200 ms in a window.
+        let meter = meter(None, Some(10), Excess::Sample);
+        let hit = |now| {
+            let admitted = meter.admit(now);
+            if admitted {
+                meter.charge(now, 30_000_000);
+            }
+            admitted
+        };
+        assert_eq!((0..100).filter(|n| hit(SECOND + n)).count(), 7);
+        assert!(hit(3 * SECOND));
+    }
+
+    #[test]
+    fn all_virtual_cpus_share_the_budget() {
+        let meter = Arc::new(meter(Some(1000), None, Excess::Sample));
+        let admitted: usize = std::thread::scope(|scope| {
+            let one = || scope.spawn(|| admitted(&meter, (0..5000).map(|n| SECOND + n)));
+            let threads = [one(), one(), one(), one()];
+            threads.map(|thread| thread.join().unwrap()).iter().sum()
+        });
+        assert_eq!(admitted, 1000);
+    }
+
+    proptest! {
+        #[test]
+        fn no_window_admits_more_than_its_budget(
+            rate in 1_u32..50,
+            start in any::<u64>(),
+            steps in prop::collection::vec(0_u64..200_000_000, 0..300),
+        ) {
+            let meter = meter(Some(rate), None, Excess::Sample);
+            let mut now = start;
+            let mut seen: Vec<u64> = Vec::new();
+            for step in steps {
+                now = now.wrapping_add(step);
+                if meter.admit(now) {
+                    seen.push(now);
+                }
+            }
+            // Windows do not overlap, so any stretch shorter than one meets at most two.
+            for (n, first) in seen.iter().enumerate() {
+                let within = seen[n..].iter().filter(|at| at.wrapping_sub(*first) < SECOND);
+                prop_assert!(within.count() <= 2 * rate as usize);
+            }
+        }
+    }
+}

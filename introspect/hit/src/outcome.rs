@@ -1,0 +1,71 @@
+//! What comes of a hit.
+
+use std::time::Duration;
+
+use hvprobe_arch::Gva;
+use hvprobe_spec::{Decision, ProbeId};
+
+use super::event::Event;
+
+/// What the virtual CPU has to do next. After every outcome it also sees to it that its IDTR is
+/// [`HitHandler::window`](crate::HitHandler::window)'s, or the guest's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The int3 is not ours: the guest must get it.
+    Foreign,
+    /// Go on with the changed registers; with `shadow`, interrupts stay held off for one more
+    /// instruction, as after `sti`.
+    Resume {
+        /// Whether to hold interrupts off.
+        shadow: bool,
+    },
+    /// The displaced instruction faults: raise this exception at RIP, the probepoint.
+    Fault(Fault),
+    /// The virtual CPU waits, with these registers (RIP is the probepoint), for what the hold says;
+    /// then it calls [`HitHandler::resume`](crate::HitHandler::resume).
+    Hold(Held),
+}
+
+/// An exception that an emulated instruction raises (SDM vol. 3, chapter 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Its number.
+    pub vector: u8,
+    /// Its error code, if it has one.
+    pub error_code: Option<u32>,
+    /// For a page fault that the processor has not met itself: the address accessed, which goes to
+    /// CR2.
+    pub address: Option<Gva>,
+}
+
+/// What a virtual CPU waits for at a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The machine is to be paused, for this probe, until a client resumes it.
+    Stop(ProbeId),
+    /// A client is to be asked for a decision; [`HitHandler::question`](crate::HitHandler::question) has the details.
+    Ask(ProbeId),
+    /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
+    /// registry has to look.
+    Modules(Gva),
+    /// The guest is about to register its kprobe whose `struct kprobe` is there.
+    Kprobe(Gva),
+    /// The guest's kernel is about to make way for another.
+    Kexec,
+    /// The guest's ftrace is about to patch text, or has done so.
+    Ftrace {
+        /// Whether it is about to.
+        begins: bool,
+    },
+}
+
+/// What a client is asked at a hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inquiry {
+    /// The hit, without the position and the cost that its streamed event has.
+    pub event: Event,
+    /// How long the client has, from the event's host time.
+    pub deadline: Duration,
+    /// What is done when it does not answer.
+    pub default: Decision,
+}

@@ -1,0 +1,129 @@
+//! What a machine's collector and its control side share of the ring.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::mem::PhysMemory;
+
+use super::reader::{Look, Reader};
+use crate::event::{Drained, Event};
+
+/// The longest that a record waits to be read.
+const DEADLINE: Duration = Duration::from_millis(5);
+/// How often counters are looked at that the guest only increments.
+pub(super) const SETTLE: Duration = Duration::from_secs(1);
+/// What a machine's collector and its control side share of the ring: the reader, and the events
+/// that the control side has read before the collector came to it.
+#[derive(Debug)]
+pub struct Collection {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    reader: Reader,
+    waiting: VecDeque<Event>,
+    lost: u64,
+    settled: Option<Instant>,
+}
+
+impl Collection {
+    /// A collection of what `reader` reads.
+    #[must_use]
+    pub fn new(reader: Reader) -> Self {
+        let state = State {
+            reader,
+            waiting: VecDeque::new(),
+            lost: 0,
+            settled: None,
+        };
+        Self {
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads and accounts for everything that has been recorded up to now; the collector gets it
+    /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
+    /// is read but lost.
+    pub fn catch_up(
+        &self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+    ) {
+        self.lock().catch_up(mem, host_ns);
+    }
+
+    /// The same when the guest will not run again: what it has begun to record is lost.
+    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Option<u32>, u64) -> Option<u64>) {
+        let mut state = self.lock();
+        state.catch_up(mem, host_ns);
+        let given_up = state.reader.give_up(mem);
+        state.lost = state.lost.saturating_add(given_up);
+    }
+
+    /// Appends at most `most` events to `batch`, as [`Source::drain`](crate::event::Source::drain) does. Lost are hits that
+    /// left none.
+    pub fn drain(
+        &self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+        batch: &mut Vec<Event>,
+        most: usize,
+    ) -> Drained {
+        let mut state = self.lock();
+        let waiting = state.waiting.len().min(most);
+        batch.extend(state.waiting.drain(..waiting));
+        let now = Instant::now();
+        let look = Look::patient(most - waiting, now);
+        let mut drained = state.reader.read(mem, host_ns, look, batch);
+        drained.more |= !state.waiting.is_empty();
+        let lost = &mut drained.lost;
+        let is_settled = |last| now.saturating_duration_since(last) <= SETTLE;
+        if !state.settled.is_some_and(is_settled) {
+            state.settled = Some(now);
+            *lost = lost.saturating_add(state.reader.settle(mem));
+        }
+        *lost = lost.saturating_add(std::mem::take(&mut state.lost));
+        drained
+    }
+
+    /// How long the ring may be left alone; `None` while nothing records.
+    #[must_use]
+    pub fn patience(&self) -> Option<Duration> {
+        let state = self.lock();
+        if state.reader.records() {
+            Some(DEADLINE)
+        } else {
+            // Whoever still has a record to finish of a probe that has left.
+            state.reader.awaits().then_some(SETTLE)
+        }
+    }
+}
+
+impl State {
+    fn catch_up(
+        &mut self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+    ) {
+        let most = self.reader.capacity();
+        let mut read = Vec::new();
+        let look = Look::at_all(most);
+        let lost = self.reader.read(mem, host_ns, look, &mut read).lost;
+        let lost = lost.saturating_add(self.reader.settle(mem));
+        let room = most.saturating_sub(self.waiting.len());
+        let dropped = read.len().saturating_sub(room) as u64;
+        self.lost = self.lost.saturating_add(lost).saturating_add(dropped);
+        self.waiting.extend(read.into_iter().take(room));
+        // What was finished late comes before what waits already.
+        let waiting = self.waiting.make_contiguous();
+        if !waiting.is_sorted_by_key(|event| event.host_ns) {
+            waiting.sort_by_cached_key(|event| event.host_ns);
+        }
+    }
+}

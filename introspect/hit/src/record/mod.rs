@@ -1,0 +1,18 @@
+//! The host's end of the ring that detours record into: whose records they are, what events become of
+//! them, and who gets those. [`Reader`] takes the records.
+//!
+//! Invariants: what is read was copied out of the guest's reach first; a guest that writes nonsense
+//! here loses records, which are counted, and nothing else.
+
+mod collection;
+mod reader;
+mod room;
+mod source;
+mod sources;
+#[cfg(test)]
+mod tests;
+
+pub use collection::Collection;
+pub use reader::Reader;
+pub use source::{Source, Tallies, What};
+pub use sources::{NESTED_MAX, Sources};

@@ -1,0 +1,426 @@
+//! Takes records out of the ring.
+//!
+//! Records are finished in another order than they were begun: an interrupt may come in between, the
+//! guest may put the task to sleep that records, the host the virtual CPU. So the reader waits a
+//! moment for a record that is not finished, as those behind it are younger; then it steps over, and
+//! looks again at each pass whether what it has stepped over is finished.
+//!
+//! Invariants: only the [`Reader`] clears marks, of records it has taken, and moves `limit`; every
+//! position below `next` was taken, is held, or was never given to anybody; the cells of a record that
+//! is not finished are nobody else's ([`Room`]). Of a pass the work is bounded by the cells there are.
+
+use std::ops::Range;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::detour::{CELL, Header, MAX_RECORD_CELLS, Malformed};
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+
+use super::room::Room;
+use super::source::Around;
+use super::sources::{Map, Sources};
+use crate::event::{Drained, Event};
+use crate::region::RingPlace;
+
+/// How long the reader waits for a record before it steps over it.
+const HOLD: Duration = Duration::from_millis(20);
+/// How often it tries to move the head, which detours move too.
+const TRIES: usize = 8;
+/// What a guest says beyond that is no CPU of its.
+const CPUS_MAX: usize = 1 << 12;
+const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
+
+/// How a pass is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// The most records to take.
+    most: usize,
+    /// What time it is, if what is not finished is to be waited for.
+    now: Option<Instant>,
+}
+
+impl Look {
+    /// Takes records in their order if that is possible.
+    pub(super) fn patient(most: usize, now: Instant) -> Self {
+        let now = Some(now);
+        Self { most, now }
+    }
+
+    /// Takes every record that is finished.
+    pub(super) fn at_all(most: usize) -> Self {
+        Self { most, now: None }
+    }
+}
+
+/// The guest, as a pass through the ring reads it.
+struct Guest<'a> {
+    mem: &'a dyn PhysMemory,
+    sources: &'a Map,
+    around: Around<'a>,
+}
+
+/// A record was not finished when its turn came.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    since: Instant,
+    /// Where the head was then: everything before has been waited for.
+    head: u64,
+}
+
+/// Empties the ring of one machine.
+#[derive(Debug)]
+pub struct Reader {
+    place: RingPlace,
+    pub(super) sources: Sources,
+    /// What comes next in its turn.
+    pub(super) next: u64,
+    /// What was stepped over.
+    room: Room,
+    wait: Option<Wait>,
+    /// Whether it was waited for when it was looked last.
+    is_waiting: bool,
+    /// Whether something was there behind `next` when it was looked last.
+    is_behind: bool,
+    /// What detours were told last: where to stop, and where to ring.
+    told: (u64, u64),
+    /// The guest has written what no detour writes.
+    is_broken: bool,
+    /// Records that were nonsense, or nobody's.
+    malformed: u64,
+    /// Guest and host time of the newest event of each CPU.
+    newest: Vec<(u64, u64)>,
+}
+
+impl Reader {
+    /// A reader of the ring at `place`, which nobody else reads.
+    #[must_use]
+    pub fn new(place: RingPlace, sources: Sources) -> Self {
+        Self {
+            place,
+            sources,
+            next: 0,
+            room: Room::new(place.capacity),
+            wait: None,
+            is_waiting: false,
+            is_behind: false,
+            told: place.initial(),
+            is_broken: false,
+            malformed: 0,
+            newest: Vec::new(),
+        }
+    }
+
+    /// How many cells there are, and so the most records.
+    pub(super) fn capacity(&self) -> usize {
+        self.place.capacity as usize
+    }
+
+    /// Whether anybody may record.
+    pub(super) fn records(&self) -> bool {
+        !self.sources.now().0.is_empty()
+    }
+
+    /// Whether somebody has begun a record and not finished it.
+    pub(super) fn awaits(&self) -> bool {
+        !self.room.is_clear() || self.is_behind
+    }
+
+    /// The head; `None` when it is where no detour can have moved it.
+    fn head(&self, mem: &dyn PhysMemory) -> Result<Option<u64>, OutOfRange> {
+        let head = mem.read_u64(self.place.head)?;
+        let may_be = self.told.0.wrapping_sub(self.next);
+        Ok((head.wrapping_sub(self.next) <= may_be).then_some(head))
+    }
+
+    /// Appends the events of finished records to `into`. Lost are those that were nonsense or
+    /// nobody's; there is more if it was the look's limit that ended it.
+    pub(super) fn read(
+        &mut self,
+        mem: &dyn PhysMemory,
+        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+        look: Look,
+        into: &mut Vec<Event>,
+    ) -> Drained {
+        let before = self.malformed;
+        self.is_waiting = false;
+        let is_empty = || Some(self.next) == mem.read_u64(self.place.head).ok();
+        if self.room.is_clear() && is_empty() {
+            self.wait = None;
+            self.is_behind = false;
+            return Drained::default();
+        }
+        let sources = self.sources.now();
+        let return_address = |at| sources.return_address(at, mem);
+        let guest = Guest {
+            mem,
+            sources: &sources,
+            around: Around {
+                host_ns: &host_ns,
+                return_address: &return_address,
+            },
+        };
+        let mut left = look.most;
+        // Where there is no such memory, there are no records.
+        let _ = self.pass(&guest, look.now, into, &mut left);
+        Drained {
+            lost: self.malformed.saturating_sub(before),
+            more: left == 0,
+            keeps_back: self.is_waiting,
+        }
+    }
+
+    fn pass(
+        &mut self,
+        guest: &Guest<'_>,
+        now: Option<Instant>,
+        into: &mut Vec<Event>,
+        left: &mut usize,
+    ) -> Result<(), OutOfRange> {
+        let held = self.room.take();
+        for (piece, rest) in held.iter().zip(1..) {
+            if let Err(error) = self.late(piece.clone(), guest, into, left) {
+                held.get(rest..).into_iter().flatten().for_each(|piece| {
+                    self.room.hold(piece.clone());
+                });
+                return Err(error);
+            }
+        }
+        let head = self.head(guest.mem)?;
+        self.is_broken |= head.is_none();
+        if let Some(head) = head {
+            let is_all = self.in_turn(head, guest, now, into, left)?;
+            // So many do not stand in detours at once: the guest has moved the head itself.
+            let unfinished = self.room.cells() + head.wrapping_sub(self.next);
+            self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
+            self.is_behind = self.next != head;
+        }
+        if self.is_broken && *left > 0 {
+            self.give_up(guest.mem);
+        }
+        self.make_room(guest.mem)
+    }
+
+    /// Takes what is finished of a piece that was stepped over, and holds the rest.
+    fn late(
+        &mut self,
+        piece: Range<u64>,
+        guest: &Guest<'_>,
+        into: &mut Vec<Event>,
+        left: &mut usize,
+    ) -> Result<(), OutOfRange> {
+        let (mut from, mut at) = (piece.start, piece.start);
+        while at < piece.end && *left > 0 {
+            match self.finished(guest.mem, at, piece.end) {
+                Ok(Some(header)) => {
+                    self.room.hold(from..at);
+                    self.take(at, header, guest, into);
+                    *left -= 1;
+                    at += u64::from(header.cells);
+                    from = at;
+                }
+                Ok(None) => at += 1,
+                Err(error) => {
+                    self.room.hold(from..piece.end);
+                    return Err(error);
+                }
+            }
+        }
+        self.room.hold(from..piece.end);
+        Ok(())
+    }
+
+    /// Takes what comes next, up to `head`. Whether everything up to there was looked at.
+    fn in_turn(
+        &mut self,
+        head: u64,
+        guest: &Guest<'_>,
+        now: Option<Instant>,
+        into: &mut Vec<Event>,
+        left: &mut usize,
+    ) -> Result<bool, OutOfRange> {
+        while *left > 0 && self.next != head {
+            if let Some(header) = self.finished(guest.mem, self.next, head)? {
+                let at = self.next;
+                self.next += u64::from(header.cells);
+                self.take(at, header, guest, into);
+                *left -= 1;
+                continue;
+            }
+            if !self.is_waited_for(head, now) {
+                self.is_waiting = true;
+                return Ok(false);
+            }
+            let mut behind = self.next + 1;
+            while behind < head && self.finished(guest.mem, behind, head)?.is_none() {
+                behind += 1;
+            }
+            if behind >= head {
+                return Ok(true);
+            }
+            self.room.hold(self.next..behind);
+            self.next = behind;
+        }
+        if self.next == head {
+            self.wait = None;
+        }
+        Ok(*left > 0)
+    }
+
+    /// Whether the record whose turn it is, and which is not finished, was waited for long enough.
+    fn is_waited_for(&mut self, head: u64, now: Option<Instant>) -> bool {
+        let unread = head.wrapping_sub(self.next);
+        let Some(now) = now else { return true };
+        if self.is_broken || unread > self.place.watermark.into() {
+            return true;
+        }
+        match self.wait {
+            Some(wait) if self.next < wait.head => {
+                now.saturating_duration_since(wait.since) >= HOLD
+            }
+            _ => {
+                self.wait = Some(Wait { since: now, head });
+                false
+            }
+        }
+    }
+
+    fn cell(&self, position: u64) -> Gpa {
+        let cell = position & u64::from(self.place.capacity - 1);
+        self.place.cells.wrapping_add(cell * CELL as u64)
+    }
+
+    /// The header of the record at `position`, if it is finished and ends at `end` at the latest.
+    fn finished(
+        &mut self,
+        mem: &dyn PhysMemory,
+        position: u64,
+        end: u64,
+    ) -> Result<Option<Header>, OutOfRange> {
+        let at = self.cell(position);
+        match Header::of_mark(mem.read_u64(at)?) {
+            Err(Malformed::Unfinished) => Ok(None),
+            Ok(header) if header.is_at(position) && u64::from(header.cells) <= end - position => {
+                fence(Ordering::Acquire);
+                Ok(Some(header))
+            }
+            Ok(_) | Err(_) => {
+                mem.write_u64(at, 0)?;
+                self.malformed = self.malformed.saturating_add(1);
+                self.is_broken = true;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes the record at `position`, which is finished.
+    fn take(&mut self, position: u64, header: Header, guest: &Guest<'_>, into: &mut Vec<Event>) {
+        let at = self.cell(position);
+        let mut bytes = [0; RECORD_MAX];
+        // Not more than that: `finished` has looked at the number of cells.
+        let record = &mut bytes[..usize::from(header.cells) * CELL];
+        let read = guest.mem.read(at, record);
+        let cleared = guest.mem.write_u64(at, 0);
+        let source = guest.sources.0.get(&header.source);
+        match source.map(|source| source.event(record, &guest.around)) {
+            Some(Ok(event)) if read.is_ok() && cleared.is_ok() => {
+                into.extend(event.map(|event| self.in_order(event)));
+            }
+            _ => self.malformed = self.malformed.saturating_add(1),
+        }
+    }
+
+    /// Host time, which is worked out anew for each batch, does not run back where the CPU's own
+    /// counter did not.
+    fn in_order(&mut self, mut event: Event) -> Event {
+        let cpu = usize::try_from(event.vcpu).unwrap_or(usize::MAX);
+        if event.host_ns == 0 || cpu >= CPUS_MAX {
+            return event;
+        }
+        if self.newest.len() <= cpu {
+            self.newest.resize(cpu + 1, (0, 0));
+        }
+        if let Some((tsc, ns)) = self.newest.get_mut(cpu)
+            && event.guest_tsc >= *tsc
+        {
+            event.host_ns = event.host_ns.max(*ns);
+            (*tsc, *ns) = (event.guest_tsc, event.host_ns);
+        }
+        event
+    }
+
+    /// Tells detours how far they may go, and moves them on where there is more room if that is not
+    /// far.
+    fn make_room(&mut self, mem: &dyn PhysMemory) -> Result<(), OutOfRange> {
+        for _ in 0..TRIES {
+            let Some(head) = self.head(mem)? else {
+                // The next pass sees to that.
+                return Ok(());
+            };
+            let unread = self.next..head;
+            let [here, longest] = self.room.runs(&unread);
+            let is_near = here.len < u64::from(self.place.capacity / 2);
+            let is_better = longest.from != here.from && longest.len / 2 >= here.len;
+            if !(is_near && is_better) {
+                return self.tell(mem, head, here.limit());
+            }
+            // Whoever reserves in between finds the ring full, since the limit comes after: never
+            // the other way round, or he could be given what is held.
+            fence(Ordering::Release);
+            if mem.exchange_u64(self.place.head, head, longest.from)? {
+                self.room.hold(unread);
+                self.next = longest.from;
+                self.wait = None;
+                self.is_behind = false;
+                return self.tell(mem, longest.from, longest.limit());
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells detours, whose head is at `head` or further on, to stop at `limit`.
+    fn tell(&mut self, mem: &dyn PhysMemory, head: u64, limit: u64) -> Result<(), OutOfRange> {
+        let usual = self.next.wrapping_add(self.place.watermark.into());
+        let bell = match self.room.is_clear() {
+            true => usual,
+            false => usual.min(head.midpoint(limit)),
+        };
+        if (limit, bell) != self.told {
+            // What was cleared is cleared before detours may reserve it again.
+            fence(Ordering::Release);
+            self.told = (limit, bell);
+            self.place.tell(mem, limit, bell)?;
+        }
+        Ok(())
+    }
+
+    /// Begins anew with an empty ring, beyond everything that was ever given to anybody: what is not
+    /// finished will not be, or what the guest wrote makes no sense. Returns how many pieces with
+    /// such records there were, which counts as so many records.
+    pub(super) fn give_up(&mut self, mem: &dyn PhysMemory) -> u64 {
+        let unread = mem.read_u64(self.place.head) != Ok(self.next);
+        let lost = self.room.pieces() + u64::from(unread);
+        self.is_broken = false;
+        if lost == 0 {
+            return 0;
+        }
+        self.malformed = self.malformed.saturating_add(lost);
+        for cell in 0..u64::from(self.place.capacity) {
+            // Where there is no such memory, there are no records.
+            let _ = mem.write_u64(self.cell(cell), 0);
+        }
+        self.room = Room::new(self.place.capacity);
+        self.wait = None;
+        self.is_behind = false;
+        self.next = self.told.0;
+        let _ = mem.write_u64(self.place.head, self.next);
+        lost
+    }
+
+    /// Accounts for the hits that detours only counted. Returns how many of them left no record.
+    pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
+        let sources = self.sources.now();
+        let lost = sources.0.values().map(|source| source.settle(mem));
+        lost.fold(0, u64::saturating_add)
+    }
+}

@@ -1,0 +1,249 @@
+//! Whose records they are, and what events become of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use hvprobe_arch::detour::{BY_HOST, BuildError, Capture, EntryCapture, Layout, Malformed, Part};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gpa, Gva, Regs};
+use hvprobe_linux::task::Task;
+use hvprobe_spec::{Actions, ProbeId};
+
+use crate::counters::Counters;
+use crate::event::{self, Captured, Event, EventKind};
+use crate::followed::Followed;
+use crate::region::CounterPlace;
+
+/// The most that a counter of the guest's can grow by between two looks at it: beyond what processors
+/// do in minutes. What has grown by more was not counted but written.
+pub(super) const PLAUSIBLE: u64 = 1 << 40;
+
+/// Whose records they are, and what they mean.
+#[derive(Debug)]
+pub struct Source {
+    /// The probe.
+    pub probe: ProbeId,
+    what: What,
+    pub(super) layout: Layout,
+    /// What happens at its hits.
+    pub actions: Arc<Actions>,
+    counters: Arc<Counters>,
+    /// What its detour and its calls count in.
+    pub words: CounterPlace,
+    lost: Tally,
+    vetoed: Tally,
+    missed: Tally,
+    enabled: AtomicBool,
+    /// What was recorded while it was enabled has been read.
+    silent: AtomicBool,
+    /// Hits that made no event since then and are to be told as lost.
+    late: AtomicU64,
+}
+
+/// What records tell of.
+#[derive(Debug)]
+pub struct What {
+    /// The probepoint.
+    pub at: Gva,
+    /// What a record has of a hit.
+    pub capture: Capture,
+    /// For a return probe: what is kept of a call at its entry, and the calls.
+    pub followed: Option<(EntryCapture, Arc<Followed>)>,
+}
+
+/// Where the guest counts what leaves no record.
+#[derive(Clone, Copy, Debug)]
+pub struct Tallies {
+    /// Hits that found no room in the ring.
+    pub lost: Gpa,
+    /// Hits that a condition left alone.
+    pub vetoed: Gpa,
+    /// Calls for which there was no free instance.
+    pub missed: Gpa,
+}
+
+/// A counter of the guest's, and how much of it was accounted for.
+#[derive(Debug)]
+struct Tally {
+    at: Gpa,
+    seen: AtomicU64,
+}
+
+impl Tally {
+    /// What was added since the last call; nothing if that is nonsense.
+    fn take(&self, mem: &dyn PhysMemory) -> u64 {
+        let Ok(now) = mem.read_u64(self.at) else {
+            return 0;
+        };
+        let added = now.wrapping_sub(self.seen.swap(now, Ordering::Relaxed));
+        if added <= PLAUSIBLE { added } else { 0 }
+    }
+}
+
+impl Source {
+    /// # Errors
+    /// When there are no such records.
+    pub fn new(
+        probe: ProbeId,
+        what: What,
+        actions: Arc<Actions>,
+        counters: Arc<Counters>,
+        words: CounterPlace,
+        tallies: Tallies,
+    ) -> Result<Self, BuildError> {
+        let tally = |at| Tally {
+            at,
+            seen: AtomicU64::new(0),
+        };
+        let layout = match &what.followed {
+            None => Layout::new(&what.capture)?,
+            Some((entry, _)) => Layout::of_return(&what.capture, entry)?,
+        };
+        Ok(Self {
+            probe,
+            what,
+            layout,
+            actions,
+            counters,
+            words,
+            lost: tally(tallies.lost),
+            vetoed: tally(tallies.vetoed),
+            missed: tally(tallies.missed),
+            enabled: AtomicBool::new(true),
+            silent: AtomicBool::new(false),
+            late: AtomicU64::new(0),
+        })
+    }
+
+    /// What a detour does for it.
+    pub fn part(&self) -> Part<'_> {
+        match &self.what.followed {
+            None => Part::Record {
+                source: self.probe.0,
+                capture: &self.what.capture,
+                lost: self.words.lost(),
+            },
+            Some((entry, calls)) => Part::Return {
+                instances: &calls.instances,
+                capture: entry,
+                stubs: calls.stubs,
+                missed: self.words.missed(),
+            },
+        }
+    }
+
+    /// The calls of a return probe.
+    pub fn followed(&self) -> Option<&Followed> {
+        Some(&*self.what.followed.as_ref()?.1)
+    }
+
+    /// A disabled return probe only counts the calls that return.
+    pub fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::Relaxed);
+        if enabled {
+            self.silent.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// The probe is disabled, and what it had recorded by then has been read. A task that was
+    /// preempted in the detour may still finish a record: that hit is counted, without an event.
+    pub fn silence(&self) {
+        let enabled = self.enabled.load(Ordering::Relaxed);
+        self.silent.store(!enabled, Ordering::Relaxed);
+    }
+
+    /// Whether [`Source::silence`] has something to do.
+    pub fn is_to_be_silenced(&self) -> bool {
+        !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
+    }
+
+    /// Accounts for the calls of a task that will not run again.
+    pub fn task_dead(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) {
+        if let Some(calls) = self.followed() {
+            let orphans = calls.reclaim(task, mem);
+            if orphans > 0 {
+                self.counters.add_orphans(orphans);
+            }
+        }
+    }
+
+    /// Accounts for what detours only counted; returns how many hits left no record.
+    pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
+        let lost = self.lost.take(mem);
+        self.counters.add_hits(lost);
+        self.counters.add_vetoed(self.vetoed.take(mem));
+        self.counters.add_missed(self.missed.take(mem));
+        lost.saturating_add(self.late.swap(0, Ordering::Relaxed))
+    }
+
+    /// The event that a record tells of, unless it is only to be counted, or is none of ours.
+    pub(super) fn event(
+        &self,
+        record: &[u8],
+        around: &Around<'_>,
+    ) -> Result<Option<Event>, Malformed> {
+        let record = self.layout.decode(record)?;
+        let vcpu = record.cpu.unwrap_or(0);
+        let mut regs = record.regs;
+        regs.rip = self.what.at.0;
+        let (mut kind, mut stack) = (EventKind::Hit, &record.stack);
+        if let Some(call) = &record.call {
+            if !self.enabled.load(Ordering::Relaxed) {
+                self.counters.miss(vcpu);
+                return Ok(None);
+            }
+            regs.rip = (around.return_address)(call.return_address).0;
+            let (entry_ns, entry_tsc) = match call.cpu {
+                Some(BY_HOST) => (call.tsc, 0),
+                cpu => ((around.host_ns)(cpu, call.tsc).unwrap_or(0), call.tsc),
+            };
+            kind = EventKind::Return(event::Call {
+                id: call.id,
+                entry_ns,
+                entry_tsc,
+                entry: Regs {
+                    rip: self.what.at.0,
+                    ..call.regs
+                },
+            });
+            stack = &call.stack;
+        }
+        self.counters.hit(vcpu);
+        if self.silent.load(Ordering::Relaxed) {
+            self.late.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
+        let mut captured = Captured::nothing();
+        for word in stack.as_slice() {
+            captured.item(8, |bytes| {
+                bytes.copy_from_slice(&word.to_le_bytes());
+                true
+            });
+        }
+        Ok(Some(Event {
+            kind,
+            seq: 0,
+            probe: self.probe,
+            vcpu,
+            host_ns: (around.host_ns)(record.cpu, record.tsc).unwrap_or(0),
+            guest_tsc: record.tsc,
+            regs,
+            shown: self.actions.registers,
+            captured,
+            task: record.task.map(|task| Task {
+                pid: task.pid.cast_signed(),
+                tgid: task.tgid.cast_signed(),
+                comm: task.comm,
+            }),
+            cost_ns: 0,
+        }))
+    }
+}
+
+/// What records are read with.
+pub(super) struct Around<'a> {
+    /// The host's time of a CPU's reading of its time-stamp counter.
+    pub(super) host_ns: &'a dyn Fn(Option<u32>, u64) -> Option<u64>,
+    /// Where a function really returns to that found an address on its stack.
+    pub(super) return_address: &'a dyn Fn(Gva) -> Gva,
+}

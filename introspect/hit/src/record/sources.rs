@@ -1,0 +1,73 @@
+//! All sources of a machine's records.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::ProbeId;
+use rustc_hash::FxHashMap;
+
+use super::source::Source;
+use crate::region::KERNEL_WINDOW;
+
+/// How many return probes one call can be followed by.
+pub const NESTED_MAX: usize = 16;
+
+/// All sources, by the number their records have.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Map(pub(super) FxHashMap<u32, Arc<Source>>);
+
+impl Map {
+    /// Where a function really returns to that found `at` on its stack: another return probe may
+    /// have come before.
+    pub(super) fn return_address(&self, mut at: Gva, mem: &dyn PhysMemory) -> Gva {
+        for _ in 0..NESTED_MAX {
+            if at < KERNEL_WINDOW.start || at >= KERNEL_WINDOW.end {
+                break;
+            }
+            let mut followed = self.0.values().filter_map(|source| source.followed());
+            match followed.find_map(|calls| calls.return_address(at, mem)) {
+                Some(to) => at = to,
+                None => break,
+            }
+        }
+        at
+    }
+}
+
+/// The sources that there are now. The control side changes them, the reader takes what there is.
+#[derive(Clone, Debug, Default)]
+pub struct Sources(Arc<Mutex<Arc<Map>>>);
+
+impl Sources {
+    pub(super) fn now(&self) -> Arc<Map> {
+        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Map) -> T) -> T {
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        change(Arc::make_mut(&mut map))
+    }
+
+    /// That of probe `id`.
+    #[must_use]
+    pub fn get(&self, id: ProbeId) -> Option<Arc<Source>> {
+        self.now().0.get(&id.0).cloned()
+    }
+
+    /// Adds one, in the place of another of the same probe.
+    pub fn add(&self, source: Arc<Source>) {
+        self.change(|map| map.0.insert(source.probe.0, source));
+    }
+
+    /// Takes out that of probe `id`.
+    pub fn remove(&self, id: ProbeId) -> Option<Arc<Source>> {
+        self.change(|map| map.0.remove(&id.0))
+    }
+
+    /// All there are now.
+    pub fn iter(&self) -> impl Iterator<Item = Arc<Source>> + use<> {
+        let sources: Vec<_> = self.now().0.values().cloned().collect();
+        sources.into_iter()
+    }
+}

@@ -1,0 +1,160 @@
+//! The places in the hidden region that a hit knows: stubs, trampoline and interrupt descriptor table,
+//! the ring, and the counters of detours. The engine maps the region and fills it.
+
+use hvprobe_arch::insn::{ENDBR64, GateHead};
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::trap::{GATE_PORT, VECTORS};
+use hvprobe_arch::{Gpa, Gva};
+
+const PAGE: u64 = 4096;
+/// What one page table maps, in bytes.
+pub const TABLE_SPAN: u64 = 2 << 20;
+/// Where the stubs and the trampoline are, in pages from the start of the region.
+pub const CODE_PAGE: u64 = 1;
+/// Where the interrupt descriptor table is, in pages from the start of the region.
+pub const IDT_PAGE: u64 = 2;
+/// Bytes of one stub: `endbr64`, `out imm8, al` and two int3s.
+pub const STUB: u64 = 8;
+/// Where the trampoline is in the code page: after the stubs.
+pub const TRAMPOLINE: u64 = VECTORS * STUB + 64;
+/// `out GATE_PORT, al`, with which stubs and trampoline come to us.
+pub const OUT: [u8; 2] = GateHead::patch(GATE_PORT);
+
+/// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
+/// place the image may lie, 16 MiB on): the kernel clears its page-table entries at boot
+/// (`cleanup_highmap` in arch/x86/mm/init_64.c) and never uses them again.
+pub const KERNEL_WINDOW: Window = Window {
+    start: Gva(0xffff_ffff_8000_0000),
+    end: Gva(0xffff_ffff_8100_0000),
+};
+
+/// Where in the guest's address space the region may be mapped; both ends multiples of 2 MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// First address.
+    pub start: Gva,
+    /// First address past it.
+    pub end: Gva,
+}
+
+/// The fixed places of a mapped region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixtures {
+    start: Gva,
+}
+
+impl Fixtures {
+    /// Those of a region that is mapped at `start`.
+    #[must_use]
+    pub fn new(start: Gva) -> Self {
+        Self { start }
+    }
+
+    /// The `out` that functions with a return probe return to.
+    #[must_use]
+    pub fn trampoline(&self) -> Gva {
+        self.start.wrapping_add(CODE_PAGE * PAGE + TRAMPOLINE)
+    }
+
+    /// Whether RIP has reached the trampoline, whether or not it has passed the `out` (hosts differ).
+    #[must_use]
+    pub fn at_trampoline(&self, rip: Gva) -> bool {
+        let offset = rip.offset_from(self.trampoline());
+        offset.is_some_and(|offset| offset == 0 || offset == OUT.len() as u64)
+    }
+
+    /// The interrupt descriptor table of the exception window.
+    #[must_use]
+    pub fn idt(&self) -> Gva {
+        self.start.wrapping_add(IDT_PAGE * PAGE)
+    }
+
+    /// Where exception `vector` is sent while the exception window is open.
+    #[must_use]
+    pub fn stub(&self, vector: u64) -> Gva {
+        self.start.wrapping_add(CODE_PAGE * PAGE + vector * STUB)
+    }
+
+    /// The vector whose stub RIP has reached, whether or not it has passed the `out` (hosts
+    /// differ), or the `endbr64` before it (an NMI may come there).
+    #[must_use]
+    pub fn vector(&self, rip: Gva) -> Option<u8> {
+        const AT: u64 = ENDBR64.len() as u64;
+        const BEHIND: u64 = AT + OUT.len() as u64;
+        let offset = rip.offset_from(self.stub(0))?;
+        matches!(offset % STUB, 0 | AT | BEHIND)
+            .then(|| u8::try_from(offset / STUB).ok())
+            .flatten()
+    }
+
+    /// Whether `at` lies in the region.
+    #[must_use]
+    pub fn contain(&self, at: Gva) -> bool {
+        at.offset_from(self.start)
+            .is_some_and(|offset| offset < TABLE_SPAN)
+    }
+}
+
+/// Where the host finds the ring in the guest's physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingPlace {
+    /// The word that detours reserve from.
+    pub head: Gpa,
+    /// The word that it must not pass.
+    pub limit: Gpa,
+    /// The word that it rings the doorbell at.
+    pub bell: Gpa,
+    /// The first cell.
+    pub cells: Gpa,
+    /// How many cells there are before the spare ones.
+    pub capacity: u32,
+    /// How many cells are in use when the doorbell rings.
+    pub watermark: u32,
+}
+
+impl RingPlace {
+    /// Limit and bell of a ring that nothing was ever in.
+    #[must_use]
+    pub fn initial(&self) -> (u64, u64) {
+        (self.capacity.into(), self.watermark.into())
+    }
+
+    /// Tells detours up to where they may reserve cells, and where to ring.
+    ///
+    /// # Errors
+    /// When there is no such memory.
+    pub fn tell(&self, mem: &dyn PhysMemory, limit: u64, bell: u64) -> Result<(), OutOfRange> {
+        mem.write_u64(self.limit, limit)?;
+        mem.write_u64(self.bell, bell)
+    }
+}
+
+/// Counters that the detour of one probe increments, 64 bits each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterPlace(pub Gva);
+
+impl CounterPlace {
+    /// Hits that found no room in the ring.
+    #[must_use]
+    pub fn lost(self) -> Gva {
+        self.0
+    }
+
+    /// Hits that a condition left alone.
+    #[must_use]
+    pub fn vetoed(self) -> Gva {
+        self.0.wrapping_add(8)
+    }
+
+    /// Calls for which there was no free instance.
+    #[must_use]
+    pub fn missed(self) -> Gva {
+        self.0.wrapping_add(16)
+    }
+
+    /// The word of the free list of instances.
+    #[must_use]
+    pub fn free(self) -> Gva {
+        self.0.wrapping_add(24)
+    }
+}

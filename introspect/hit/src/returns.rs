@@ -1,0 +1,276 @@
+//! Return probes at a hit: the entry of a function, its return through the trampoline, the end of a
+//! task, and what becomes of the calls in flight when a probe leaves.
+//!
+//! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows where the
+//! call really returns to, or the real address can be read from the slot again.
+//!
+//! [`Calls`]: crate::calls::Calls
+
+use std::sync::atomic::Ordering;
+
+use hvprobe_arch::detour::{BY_HOST, Instance, StackWords};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Actions, Item};
+
+use super::context::Scene;
+use super::outcome::Outcome;
+use super::sample::{Seen, Taken, apply, capture};
+use super::state::State;
+use super::table::{Following, Member};
+use crate::calls::{DATA_MAX, Ended, Entry, Pool};
+use crate::clock::Clock;
+use crate::event::{Call, Captured, EventKind};
+use crate::record::Source;
+
+/// Bytes before the entry's capture in the private data of a call: which items were unreadable.
+const HEADER: usize = 4;
+
+/// How much private data a call of such a probe has.
+#[must_use]
+pub fn entry_data_size(actions: &Actions) -> usize {
+    match actions.capture.as_slice() {
+        [] => 0,
+        items => HEADER + items.iter().map(Item::len).sum::<usize>(),
+    }
+}
+
+impl State {
+    /// The entry of a function with a return probe: puts the trampoline in the place of the return
+    /// address. Not made part of what calls it, where it would cost other probes' hits registers.
+    #[inline(never)]
+    pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        member: &Member,
+        actions: &Actions,
+        calls: &Following,
+        taken: &Taken,
+        regs: &Regs,
+    ) {
+        if !actions.apply_to(regs) {
+            member.counters.veto(self.vcpu);
+            return;
+        }
+        // A probe that changes something at the return has to see it whatever its budget says.
+        if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.at.host_ns) {
+            return;
+        }
+        let entered = match calls {
+            Following::Trampoline(pool) => self.enter_call(scene, actions, pool, taken, regs),
+            Following::Stubs(source) => enter_followed(scene, source, taken, regs),
+        };
+        if entered.is_none() {
+            member.counters.miss(self.vcpu);
+        }
+    }
+
+    fn enter_call<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        actions: &Actions,
+        pool: &Pool,
+        taken: &Taken,
+        regs: &Regs,
+    ) -> Option<()> {
+        let table = scene.table;
+        let (returns, fixtures) = (table.returns()?, table.fixtures()?);
+        let slot = Gva(regs.rsp);
+        let found = Gva(scene.read_u64(slot)?);
+        let trampoline = fixtures.trampoline();
+        let mut calls = returns.calls.open(scene.task()?)?;
+        let ret = calls.enter(slot, table.found(scene.around.mem, found), |call| {
+            if let Some(orphaned) = table.returning(call.probe()) {
+                orphaned.counters.orphan(self.vcpu);
+            }
+        })?;
+        let mut data;
+        let data = if actions.capture.is_empty() {
+            &[]
+        } else {
+            data = [0; DATA_MAX];
+            entry_data(scene, &mut data, &actions.capture, regs)
+        };
+        let entry = Entry {
+            id: returns.next_call.fetch_add(1, Ordering::Relaxed),
+            slot,
+            ret,
+            host_ns: taken.at.host_ns,
+            guest_tsc: taken.at.guest_tsc,
+            regs,
+            data,
+        };
+        if !calls.push(pool, &entry) {
+            return None;
+        }
+        let planted = found == trampoline
+            || scene
+                .walker
+                .write_u64(scene.around.mem, slot, trampoline.0)
+                .is_ok();
+        if !planted {
+            calls.take_back(1);
+            return None;
+        }
+        Some(())
+    }
+
+    /// The trampoline: a function has returned. Runs the return handlers of all probes that saw its
+    /// entry and sends the guest to the caller.
+    pub(super) fn returned<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        regs: &mut Regs,
+    ) -> Outcome {
+        let table = scene.table;
+        let taken = Taken::now(scene.around);
+        let slot = Gva(regs.rsp.wrapping_sub(8));
+        let known = table.returns().and_then(|returns| {
+            let mut calls = returns.calls.open(scene.task()?)?;
+            calls.returned(slot, |ended, call| {
+                let Some(probe) = table.returning(call.probe()) else {
+                    return;
+                };
+                if ended == Ended::Orphaned {
+                    probe.counters.orphan(self.vcpu);
+                    return;
+                }
+                regs.rip = call.ret().0;
+                if probe.disabled {
+                    probe.counters.miss(self.vcpu);
+                    return;
+                }
+                let (actions, counters) = (&probe.actions, &probe.counters);
+                let now = taken.at.host_ns;
+                if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
+                    counters.hit(self.vcpu);
+                    let kind = || {
+                        EventKind::Return(Call {
+                            id: call.id(),
+                            entry_ns: call.host_ns(),
+                            entry_tsc: call.guest_tsc(),
+                            entry: call.regs(),
+                        })
+                    };
+                    let seen = Seen::new(self.vcpu, call.probe(), actions, regs, &taken);
+                    let (events, items) = (&mut self.events, &actions.capture_at_return);
+                    let cost_ns = if actions.capture.is_empty() {
+                        seen.report(scene, events, kind, items)
+                    } else {
+                        let mut data = [0; DATA_MAX];
+                        let captured = restore(&actions.capture, call.data(&mut data));
+                        seen.report_with(scene, events, &kind(), captured, items)
+                    };
+                    counters.charge(now, cost_ns);
+                }
+                if !apply(&actions.changes, regs, scene) {
+                    probe.counters.error(self.vcpu);
+                }
+            })
+        });
+        // Without a call the slot that was popped tells: the real address was put back there just
+        // after the function had read the trampoline's from it.
+        let to = known.or_else(|| {
+            let found = scene.read_u64(slot).map(Gva);
+            let on_the_way = found.is_some_and(|found| table.is_trampoline(found));
+            if on_the_way
+                && let Some(task) = scene.task()
+                && let Some(to) = table.vacated(task, slot)
+            {
+                return Some(to);
+            }
+            if let Some(returns) = table.returns() {
+                returns.unmatched.fetch_add(1, Ordering::Relaxed);
+            }
+            found.filter(|_| !on_the_way)
+        });
+        match to {
+            Some(to) => {
+                regs.rip = to.0;
+                Outcome::Resume { shadow: false }
+            }
+            None => Outcome::Foreign,
+        }
+    }
+
+    /// None of the calls that `task` has made will return.
+    pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        task: Gva,
+    ) {
+        for source in scene.table.followed() {
+            source.task_dead(task, scene.around.mem);
+        }
+        let open = || scene.table.returns()?.calls.open(task);
+        if let Some(mut calls) = open() {
+            calls.discard_all(|call| {
+                if let Some(probe) = scene.table.returning(call.probe()) {
+                    probe.counters.orphan(self.vcpu);
+                }
+            });
+        }
+    }
+}
+
+/// The entry of a function whose return is recorded without an exit: does what a detour would.
+fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
+    scene: &Scene<'_, M, C>,
+    source: &Source,
+    taken: &Taken,
+    regs: &Regs,
+) -> Option<()> {
+    let (calls, mem) = (source.followed()?, scene.around.mem);
+    let slot = Gva(regs.rsp);
+    let entry = Instance {
+        generation: 0,
+        return_address: Gva(scene.read_u64(slot)?),
+        slot,
+        task: scene.task()?,
+        tsc: taken.at.host_ns,
+        cpu: Some(BY_HOST),
+        regs: *regs,
+        stack: StackWords::default(),
+    };
+    let stub = calls.enter(&entry, mem)?;
+    let sent = scene.walker.write_u64(mem, slot, stub.0);
+    if sent.is_err() {
+        calls.abandon(stub, mem);
+    }
+    sent.ok()
+}
+
+/// What a call keeps of its entry, written to the front of `into`.
+fn entry_data<'a, M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    into: &'a mut [u8; DATA_MAX],
+    items: &[Item],
+    regs: &Regs,
+) -> &'a [u8] {
+    let mut captured = Captured::nothing();
+    capture(scene, &mut captured, items, regs);
+    let len = HEADER + captured.bytes().len();
+    into[..HEADER].copy_from_slice(&captured.unreadable().to_le_bytes());
+    into[HEADER..len].copy_from_slice(captured.bytes());
+    &into[..len]
+}
+
+/// What a call kept of its entry.
+fn restore(items: &[Item], data: &[u8]) -> Captured {
+    let mut into = Captured::nothing();
+    let Some((header, mut bytes)) = data.split_first_chunk::<HEADER>() else {
+        return into;
+    };
+    let unreadable = u32::from_le_bytes(*header);
+    for (index, item) in items.iter().enumerate() {
+        let Some((kept, rest)) = bytes.split_at_checked(item.len()) else {
+            break;
+        };
+        bytes = rest;
+        into.item(item.len(), |bytes| {
+            bytes.copy_from_slice(kept);
+            unreadable >> index & 1 == 0
+        });
+    }
+    into
+}

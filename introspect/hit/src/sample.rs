@@ -1,0 +1,219 @@
+//! What handlers do: capture, change, report.
+//!
+//! Invariants: nothing here fails for the guest's sake: what cannot be read is zeros and marked,
+//! what cannot be written is counted; work is bounded by the limits of [`hvprobe_spec`].
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_linux::task::Task;
+use hvprobe_spec::{Actions, Change, Item, ProbeId};
+
+use super::context::Scene;
+use super::view::Surroundings;
+use crate::clock::{Clock, Reading};
+use crate::event::{Captured, Event, EventKind, EventProducer};
+
+/// When and for whom a hit was taken up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) at: Reading,
+    /// Members whose budget this hit is beyond: a bit for each of the first 64 of the site.
+    muted: u64,
+}
+
+impl Taken {
+    #[inline]
+    pub(super) fn now<M: ?Sized, C: Clock>(around: &Surroundings<'_, M, C>) -> Self {
+        Self {
+            at: around.clock.now(),
+            muted: 0,
+        }
+    }
+
+    /// The hit is beyond the budget of the site's member `index`. Of a member behind the 64th it is
+    /// forgotten, so that what comes after its pre-handler is reported.
+    pub(super) fn mute(&mut self, index: usize) {
+        let bit = u32::try_from(index).ok().and_then(|n| 1_u64.checked_shl(n));
+        self.muted |= bit.unwrap_or(0);
+    }
+
+    /// Whether the hit is beyond the budget of the site's member `index`.
+    pub(super) fn is_muted(&self, index: usize) -> bool {
+        index < 64 && self.muted >> index & 1 == 1
+    }
+
+    /// The same hit, taken up again after the guest was held.
+    pub(super) fn again(self, earlier: Self) -> Self {
+        Self {
+            muted: earlier.muted,
+            ..self
+        }
+    }
+}
+
+/// What an event is made of, besides what is read of the guest for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'a> {
+    vcpu: u32,
+    probe: ProbeId,
+    actions: &'a Actions,
+    regs: &'a Regs,
+    taken: &'a Taken,
+}
+
+impl<'a> Seen<'a> {
+    #[inline]
+    pub(super) fn new(
+        vcpu: u32,
+        probe: ProbeId,
+        actions: &'a Actions,
+        regs: &'a Regs,
+        taken: &'a Taken,
+    ) -> Self {
+        Self {
+            vcpu,
+            probe,
+            actions,
+            regs,
+            taken,
+        }
+    }
+
+    /// Queues the event, with `items` and the task; returns its cost. An event is large: one without
+    /// items is made in its place in the queue, which is why its kind is made by a function.
+    #[inline]
+    pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        events: &mut EventProducer,
+        kind: impl FnOnce() -> EventKind,
+        items: &[Item],
+    ) -> u64 {
+        if items.is_empty() {
+            self.queue(scene, events, kind, Captured::nothing)
+        } else {
+            self.report_with(scene, events, &kind(), Captured::nothing(), items)
+        }
+    }
+
+    /// As [`Seen::report`], with what was `captured` before `items`.
+    #[inline(never)]
+    pub(super) fn report_with<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        events: &mut EventProducer,
+        kind: &EventKind,
+        mut captured: Captured,
+        items: &[Item],
+    ) -> u64 {
+        capture(scene, &mut captured, items, self.regs);
+        self.queue(scene, events, || *kind, || captured)
+    }
+
+    #[inline]
+    fn queue<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        events: &mut EventProducer,
+        kind: impl FnOnce() -> EventKind,
+        captured: impl FnOnce() -> Captured,
+    ) -> u64 {
+        let task = scene.current();
+        let cost_ns = scene.around.clock.since(&self.taken.at);
+        events.push(
+            || self.event(kind(), captured(), task, cost_ns),
+            |event| event.regs = *self.regs,
+        );
+        cost_ns
+    }
+
+    /// The event, with `items` and the task, but without a cost.
+    pub(super) fn event_now<M: PhysMemory + ?Sized, C>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        kind: EventKind,
+        items: &[Item],
+    ) -> Event {
+        let mut captured = Captured::nothing();
+        capture(scene, &mut captured, items, self.regs);
+        let mut event = self.event(kind, captured, scene.current(), 0);
+        event.regs = *self.regs;
+        event
+    }
+
+    /// Without registers, which are added when it is in its place.
+    #[inline]
+    fn event(
+        &self,
+        kind: EventKind,
+        captured: Captured,
+        task: Option<Task>,
+        cost_ns: u64,
+    ) -> Event {
+        Event {
+            seq: 0,
+            kind,
+            probe: self.probe,
+            vcpu: self.vcpu,
+            host_ns: self.taken.at.host_ns,
+            guest_tsc: self.taken.at.guest_tsc,
+            regs: Regs::default(),
+            shown: self.actions.registers,
+            captured,
+            task,
+            cost_ns,
+        }
+    }
+}
+
+/// Appends `items`, read with `regs`.
+pub(super) fn capture<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    into: &mut Captured,
+    items: &[Item],
+    regs: &Regs,
+) {
+    for item in items {
+        let at = match item {
+            Item::Memory { base, offset, .. } => regs.get(*base).wrapping_add_signed(*offset),
+            Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
+        };
+        into.item(item.len(), |bytes| scene.read(Gva(at), bytes));
+    }
+}
+
+/// Makes `changes`; whether all could be made. Those that can be are.
+#[inline]
+pub(super) fn apply<M: PhysMemory + ?Sized, C>(
+    changes: &[Change],
+    regs: &mut Regs,
+    scene: &Scene<'_, M, C>,
+) -> bool {
+    changes.is_empty() || apply_all(changes, regs, scene)
+}
+
+/// Apart from [`apply`], so that hits that change nothing need not have all registers at hand.
+#[inline(never)]
+fn apply_all<M: PhysMemory + ?Sized, C>(
+    changes: &[Change],
+    regs: &mut Regs,
+    scene: &Scene<'_, M, C>,
+) -> bool {
+    let mut all = true;
+    for change in changes {
+        match change {
+            Change::Register { register, value } => regs.set(*register, *value),
+            Change::Memory {
+                base,
+                offset,
+                bytes,
+            } => {
+                let base = base.map_or(0, |base: Gpr| regs.get(base));
+                let at = Gva(base.wrapping_add_signed(*offset));
+                all &= scene.write(at, bytes);
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,43 @@
+//! What changes from hit to hit on one virtual CPU.
+
+use hvprobe_arch::Gva;
+use hvprobe_spec::ProbeId;
+
+use super::event::EventProducer;
+use super::sample::Taken;
+
+/// A stepped instruction that has not come to its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    pub(crate) site: u32,
+    /// The stack pointer at the probepoint.
+    pub(crate) rsp: u64,
+    /// RFLAGS.IF at the probepoint, in its place.
+    pub(crate) interrupts: u64,
+    pub(crate) taken: Taken,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) at: Gva,
+    /// The member that holds; those behind it have not run.
+    pub(crate) probe: ProbeId,
+    pub(crate) taken: Taken,
+}
+
+/// What changes from hit to hit.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) vcpu: u32,
+    pub(crate) events: EventProducer,
+    pub(crate) flight: Option<InFlight>,
+    pub(crate) put_off: Option<InFlight>,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) after_sti: bool,
+}
+
+impl State {
+    pub(crate) fn is_stepping(&self) -> bool {
+        self.flight.is_some() || self.put_off.is_some()
+    }
+}

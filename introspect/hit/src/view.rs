@@ -1,0 +1,43 @@
+//! What a hit is given: how to read the guest's kernel, and the virtual CPU it happens on.
+
+use std::fmt;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_linux::image::TaskLayout;
+use hvprobe_linux::task::TaskUnknown;
+
+/// How to read the guest's kernel at a hit.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelView {
+    /// The kernel's own page tables, which do not depend on the running process.
+    pub tables: PageTables,
+    /// Where to find the current task; if nothing tells, it is left out of events.
+    pub task: Result<TaskLayout, TaskUnknown>,
+    /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`, if that
+    /// can be told.
+    pub cpu_number: Option<u64>,
+    /// The kernel's interrupt descriptor table.
+    pub idt: Gva,
+}
+
+/// What a hit is given by the virtual CPU it happened on.
+pub struct Surroundings<'a, M: ?Sized, C> {
+    /// Guest memory.
+    pub mem: &'a M,
+    /// The clocks.
+    pub clock: &'a C,
+    /// GS base: the per-CPU base while the kernel runs.
+    pub gs_base: u64,
+    /// Tells CR3. It is asked when a handler reaches for memory of the process, once in a hit; to be
+    /// given where [`HitHandler::reaches_memory`](crate::HitHandler::reaches_memory) says so.
+    pub cr3: Option<&'a dyn Fn() -> Option<u64>>,
+}
+
+impl<M: ?Sized, C> fmt::Debug for Surroundings<'_, M, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Surroundings")
+            .field("gs_base", &self.gs_base)
+            .finish_non_exhaustive()
+    }
+}
