@@ -3,7 +3,7 @@
 //! very functions that we probe.
 
 use hvprobe_arch::insn::instruction_len;
-use hvprobe_introspect::probe::Unoptimized;
+use hvprobe_engine::Unoptimized;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,

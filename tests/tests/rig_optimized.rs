@@ -5,8 +5,8 @@ use std::thread::{JoinHandle, spawn};
 
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_arch::regs::Gpr;
+use hvprobe_engine::Unoptimized;
 use hvprobe_hit::event::EventKind;
-use hvprobe_introspect::probe::Unoptimized;
 use hvprobe_spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{

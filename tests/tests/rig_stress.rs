@@ -10,12 +10,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::time::{Duration, Instant};
 
-use hvprobe_introspect::probe::Refused;
-use hvprobe_introspect::probe::registry::RegisterError;
+use hvprobe_engine::{Refused, RegisterError};
 use hvprobe_tests::differential::random::Random;
-use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
-use hvprobe_tests::wait;
+use hvprobe_tests::{names, wait};
 use hvprobe_vmm::machine::{
     EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State,
 };

@@ -3,7 +3,7 @@
 //! works there as everywhere is in `rig_kernels`.
 
 use hvprobe_arch::Gva;
-use hvprobe_introspect::probe::Refused;
+use hvprobe_engine::Refused;
 use hvprobe_linux::image::Forbidden;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{

@@ -10,15 +10,14 @@
 
 mod written;
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, ptr};
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
-use hvprobe_introspect::hidden::HiddenRegion;
+use hvprobe_engine::HiddenRegion;
 use kvm_bindings::{KVMIO, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use vm_memory::{MmapRegion, VolatileMemory};

@@ -194,7 +194,7 @@ fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<Strin
 /// Probes by the thousand, on the text of the guest's kernel.
 fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
     let packages = [
-        "--package=hvprobe-introspect",
+        "--package=hvprobe-engine",
         "--example=batch_cost",
         "--package=hvprobe-cli",
         "--bins",

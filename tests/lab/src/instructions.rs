@@ -32,7 +32,7 @@ pub(crate) fn count(build: impl FnOnce(&[&str]) -> Result<Vec<Executable>>) -> R
         progress::note(&format!("instructions are not counted: {error:#}"));
         return Ok(Vec::new());
     }
-    let built = build(&["--package=hvprobe-introspect", "--example=hit_cost"])?;
+    let built = build(&["--package=hvprobe-engine", "--example=hit_cost"])?;
     let program = cargo::program_named(&built, "hit_cost")?;
     progress::step("counting the instructions of hits", || {
         KINDS

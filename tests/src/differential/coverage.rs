@@ -124,7 +124,7 @@ impl Reach {
             let in_reach = |code| !matches!(code, Err(RelocateError::OutOfReach { .. }));
             in_reach(displaced.boosted(slot)) && in_reach(displaced.trapped(slot))
         };
-        let regions = hvprobe_introspect::hidden::outermost_slots(&KERNEL_WINDOW);
+        let regions = hvprobe_engine::outermost_slots(&KERNEL_WINDOW);
         if regions.iter().flatten().all(|slot| works(*slot)) {
             Self::All
         } else if regions.iter().all(|[_, last]| works(*last)) {

@@ -3,8 +3,8 @@
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{Levels, PageTables, Walker, entry};
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_engine::HiddenRegion;
 use hvprobe_hit::region::Window;
-use hvprobe_introspect::hidden::HiddenRegion;
 use hvprobe_linux::image::TaskLayout;
 
 use super::input::Input;

@@ -2,8 +2,8 @@
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
+use hvprobe_engine::{ProbeInfo, ProbeState};
 use hvprobe_hit::event::{Call, Event, EventKind};
-use hvprobe_introspect::probe::{ProbeInfo, ProbeState};
 use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_linux::task::Task;
 use hvprobe_proto::v1;

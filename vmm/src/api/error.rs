@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use hvprobe_introspect::probe::Refused;
+use hvprobe_engine::Refused;
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_proto::v1::{ErrorDetail, ErrorKind};
 use prost::Message as _;

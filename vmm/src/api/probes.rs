@@ -1,8 +1,6 @@
 //! `hvprobe.v1.Probes`.
 
-use hvprobe_introspect::probe::registry::{ChangeError, RegisterError};
-use hvprobe_introspect::probe::{Refusals, Registered, Skipped};
-use hvprobe_introspect::world::StopError;
+use hvprobe_engine::{ChangeError, Refusals, RegisterError, Registered, Skipped, StopError};
 use hvprobe_proto::v1::{
     self, ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
     DisarmAllResponse, EnableRequest, EnableResponse, ErrorKind, ListProbesRequest,
@@ -254,7 +252,7 @@ pub(super) fn stop_error(machine: &str, error: &StopError) -> Status {
 mod tests {
     use std::time::Duration;
 
-    use hvprobe_introspect::probe::Refused;
+    use hvprobe_engine::Refused;
 
     use super::*;
 

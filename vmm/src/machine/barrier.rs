@@ -19,7 +19,7 @@
 //! - once ended, a virtual CPU stays so, and after [`Barrier::end`] each is ended by its next
 //!   `park` and `proceed`.
 
-use hvprobe_introspect::world::Standing;
+use hvprobe_engine::Standing;
 
 /// Where a virtual CPU is in the picture above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,12 +12,11 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
 use std::time::Instant;
 
+use hvprobe_engine::{HiddenRegion, RegisterError, Registry};
 use hvprobe_hit::HitHandler;
 use hvprobe_hit::event::{Collector, EventProducer};
 use hvprobe_hit::record::Collection;
 use hvprobe_hit::region::KERNEL_WINDOW;
-use hvprobe_introspect::hidden::HiddenRegion;
-use hvprobe_introspect::probe::registry::{RegisterError, Registry};
 use hvprobe_linux::image::{ImageError, KernelImage};
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use hvprobe_introspect::probe::Refusals;
+use hvprobe_engine::Refusals;
 use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use crate::CatchMode;

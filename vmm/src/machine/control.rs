@@ -11,9 +11,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use hvprobe_engine::{Standing, StopError};
 use hvprobe_hit::KernelView;
 use hvprobe_hit::table::ProbeTable;
-use hvprobe_introspect::world::{Standing, StopError};
 
 use super::attention::Attention;
 use super::barrier::{Barrier, Proceed, Stopped};

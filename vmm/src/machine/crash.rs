@@ -5,7 +5,7 @@ use std::fmt::Write;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{Levels, PageTables};
 use hvprobe_arch::{Gpa, Gva, insn};
-use hvprobe_introspect::world::{Standing, StopError};
+use hvprobe_engine::{Standing, StopError};
 
 use super::Machine;
 use super::cpu_fd::CpuFd;

@@ -40,12 +40,10 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_engine::{ChangeError, RegisterError, Registry};
+pub use hvprobe_engine::{ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled};
+use hvprobe_engine::{StopError, WhileStopped, World};
 use hvprobe_hit::table::ProbeTable;
-use hvprobe_introspect::probe::registry::{ChangeError, RegisterError, Registry};
-pub use hvprobe_introspect::probe::{
-    ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled,
-};
-use hvprobe_introspect::world::{Change, StopError, World};
 use hvprobe_linux::image::KernelImage;
 pub use hvprobe_spec::{Budget, Excess, Mechanism, ProbeId, ProbeSpec};
 use tracing::{info, warn};
@@ -134,7 +132,7 @@ impl World for Guest<'_> {
         &*self.0.ram
     }
 
-    fn stopped(&self, change: &mut Change<'_>) -> Result<Duration, StopError> {
+    fn stopped(&self, change: &mut WhileStopped<'_>) -> Result<Duration, StopError> {
         let ram = &*self.0.ram;
         let control = &self.0.control;
         let stopped_for =

@@ -175,8 +175,8 @@ mod tests {
     use std::time::Duration;
 
     use hvprobe_arch::Regs;
+    use hvprobe_engine::Throttled;
     use hvprobe_hit::event::{Captured, EventKind};
-    use hvprobe_introspect::probe::Throttled;
     use hvprobe_spec::RegisterSet;
 
     use super::*;

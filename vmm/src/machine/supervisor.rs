@@ -12,9 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
+use hvprobe_engine::{Refused, StopError};
 use hvprobe_hit::event::Collector;
-use hvprobe_introspect::probe::Refused;
-use hvprobe_introspect::world::StopError;
 use hvprobe_spec::ProbeId;
 use tracing::{error, info, warn};
 

@@ -5,9 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use hvprobe_introspect::probe::Throttled;
-use hvprobe_introspect::probe::registry::ChangeError;
-use hvprobe_introspect::world::StopError;
+use hvprobe_engine::{ChangeError, StopError, Throttled};
 use tracing::warn;
 
 use super::{Guest, Machine};

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::{Gpa, Gva};
+use hvprobe_engine::Standing;
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_hit::{Held, Inquiry};
-use hvprobe_introspect::world::Standing;
 use hvprobe_spec::{Decision, ProbeId};
 use kvm_bindings::kvm_sregs;
 use tracing::{debug, warn};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use hvprobe_introspect::probe::Refusals;
+use hvprobe_engine::Refusals;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;

@@ -1,0 +1,399 @@
+//! Registers as many probes as asked for in one batch, on the text of a real kernel, and tells what
+//! that takes: all in all, and while the guest stands still.
+//!
+//! ```text
+//! hvprobe unpack /boot/vmlinuz vmlinux
+//! cargo run --release --package hvprobe-engine --example batch_cost -- vmlinux 10000
+//! ```
+//!
+//! A third word is the only kind of probes wanted:
+//!
+//! | kind        | what is planted                                                                   |
+//! |-------------|-----------------------------------------------------------------------------------|
+//! | `optimized` | at each function's entry a jump to a detour of its own                            |
+//! | `inside`    | jumps over several instructions, for which all of the guest's memory is looked through |
+//! | `r`         | return probes, with jumps as long as there is room for what their calls need      |
+//! | `emulated`  | int3s                                                                             |
+//! | `boosted`   | int3s, and a slot each                                                            |
+//!
+//! Every round comes twice, as the second finds the slots and detours of the first. The last column is
+//! how many of the probes are jumps. The guest has no processors: what is missing is only what it takes
+//! to stop them.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::num::NonZero;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::mem::{OutOfRange, PhysMemory};
+use hvprobe_arch::paging::{Levels, PageTables, entry};
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_engine::{HiddenRegion, ProbeInfo, Refusals, Registry, StopError, WhileStopped, World};
+use hvprobe_hit::KernelView;
+use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_linux::task::TaskUnknown;
+use hvprobe_spec::definition::{Definition, Kind, Target};
+use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
+
+const PAGE: u64 = 4096;
+/// Where page tables, the interrupt descriptor table and the hidden region are; the kernel is below.
+/// The guest has as much memory as hvprobe gives one that is not told otherwise.
+const TABLES: Gpa = Gpa(128 << 20);
+const IDT: Gpa = Gpa(144 << 20);
+const HIDDEN: Gpa = Gpa(256 << 20);
+const END: u64 = HIDDEN.0 + HiddenRegion::FULL_SIZE;
+const IDT_VIRT: Gva = Gva(0xffff_ffff_f000_0000);
+
+/// A guest with the text of a kernel that has booted.
+struct Guest {
+    memory: Memory,
+    stopped: RefCell<Duration>,
+}
+
+struct Memory(RefCell<Vec<u8>>);
+
+impl Memory {
+    fn range(&self, at: Gpa, len: usize) -> Result<std::ops::Range<usize>, OutOfRange> {
+        let start = usize::try_from(at.0).map_err(|_| OutOfRange { at, len })?;
+        let end = start.checked_add(len).ok_or(OutOfRange { at, len })?;
+        let fits = end <= self.0.borrow().len();
+        fits.then_some(start..end).ok_or(OutOfRange { at, len })
+    }
+}
+
+impl PhysMemory for Memory {
+    fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
+        let range = self.range(at, into.len())?;
+        into.copy_from_slice(&self.0.borrow()[range]);
+        Ok(())
+    }
+
+    fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange> {
+        let range = self.range(at, bytes.len())?;
+        self.0.borrow_mut()[range].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn ranges(&self) -> Vec<(Gpa, u64)> {
+        vec![(Gpa(0), HIDDEN.0)]
+    }
+}
+
+impl World for Guest {
+    fn memory(&self) -> &dyn PhysMemory {
+        &self.memory
+    }
+
+    fn stopped(&self, change: &mut WhileStopped<'_>) -> Result<Duration, StopError> {
+        let since = Instant::now();
+        // The processors would keep it.
+        let _table = change(&self.memory, &[]);
+        let stopped = since.elapsed();
+        *self.stopped.borrow_mut() = stopped;
+        Ok(stopped)
+    }
+
+    /// Nobody writes while a change is made.
+    fn note_writes(&self, _on: bool) -> bool {
+        true
+    }
+
+    fn written(&self) -> Option<Vec<Gpa>> {
+        Some(Vec::new())
+    }
+
+    fn collect(&self) {}
+}
+
+const TABLES_OF_KERNEL: PageTables = PageTables {
+    root: TABLES,
+    levels: Levels::Four,
+};
+
+impl Guest {
+    fn boot(image: &KernelImage) -> Self {
+        let memory = Memory(RefCell::new(vec![
+            0;
+            usize::try_from(END).expect("64 bits")
+        ]));
+        let mut next = TABLES.wrapping_add(PAGE);
+        let symbol = |name| image.symbols().address_of(name).expect("a kernel");
+        let (start, end) = (symbol("_stext"), symbol("_etext"));
+        let behind = symbol("_end").0.wrapping_sub(image.virt_to_phys_offset());
+        assert!(behind <= TABLES.0, "the kernel ends at {behind:#x}");
+        let mut page = Gva(start.0 & !(PAGE - 1));
+        while page < end {
+            let phys = Gpa(page.0.wrapping_sub(image.virt_to_phys_offset()));
+            map(&memory, &mut next, page, phys);
+            page = page.wrapping_add(PAGE);
+        }
+        map(&memory, &mut next, IDT_VIRT, IDT);
+        // The guest has no kprobes of its own: a table of 64 chains, and a mutex.
+        let ends = |name, len: u64| [symbol(name), symbol(name).wrapping_add(len - 1)];
+        let data = [ends("kprobe_table", 64 * 8), ends("kprobe_mutex", 64)];
+        let pages = data.as_flattened().iter().map(|at| Gva(at.0 & !(PAGE - 1)));
+        for page in pages.collect::<BTreeSet<_>>() {
+            let phys = Gpa(page.0.wrapping_sub(image.virt_to_phys_offset()));
+            map(&memory, &mut next, page, phys);
+        }
+        let len = usize::try_from(end.0 - start.0).expect("64 bits");
+        let text = image.bytes_at(start, len).expect("text");
+        let tables = TABLES_OF_KERNEL;
+        for (at, bytes) in (0_u64..).zip(text.chunks(4096)) {
+            let at = start.wrapping_add(at * PAGE);
+            tables.write(&memory, at, bytes).expect("mapped");
+        }
+        // As ftrace leaves them at boot.
+        for symbol in image.symbols().iter() {
+            if image.is_text(symbol.addr) && image.is_ftrace_site(symbol.addr) {
+                let nop = [0x0f, 0x1f, 0x44, 0, 0];
+                tables.write(&memory, symbol.addr, &nop).expect("mapped");
+            }
+        }
+        Self {
+            memory,
+            stopped: RefCell::default(),
+        }
+    }
+}
+
+fn map(memory: &Memory, next: &mut Gpa, virt: Gva, phys: Gpa) {
+    let set = |at: Gpa, value: u64| {
+        let value = value | entry::PRESENT | entry::ACCESSED | entry::WRITABLE;
+        memory.write(at, &value.to_le_bytes()).expect("in memory");
+    };
+    for level in (2..=4).rev() {
+        let (at, value) = TABLES_OF_KERNEL
+            .entry_at(memory, virt, level)
+            .expect("in memory");
+        if value == 0 {
+            set(at, next.0);
+            *next = next.wrapping_add(PAGE);
+        }
+    }
+    let (at, _) = TABLES_OF_KERNEL
+        .entry_at(memory, virt, 1)
+        .expect("in memory");
+    set(at, phys.0);
+}
+
+/// Milliseconds for a batch of 10,000, and of those the most that the guest may stand still.
+const TARGET: (u32, u32) = (2000, 200);
+const KINDS: [&str; 5] = ["optimized", "inside", "r", "emulated", "boosted"];
+
+/// The probes of a batch.
+#[derive(Clone, Copy)]
+struct Wanted {
+    kind: Kind,
+    offset: u64,
+    mechanism: Option<Mechanism>,
+}
+
+impl Wanted {
+    fn named(what: &str) -> Option<Self> {
+        let mut wanted = Self {
+            kind: Kind::Probe,
+            offset: 0,
+            mechanism: Some(Mechanism::Optimized),
+        };
+        match what {
+            "optimized" => {}
+            // Behind the nop at the entry.
+            "inside" => wanted.offset = 5,
+            "r" => {
+                wanted.kind = Kind::Return { maxactive: None };
+                wanted.mechanism = None;
+            }
+            "emulated" => wanted.mechanism = Some(Mechanism::Emulated),
+            "boosted" => wanted.mechanism = Some(Mechanism::Boosted),
+            _ => return None,
+        }
+        Some(wanted)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let parsed = || {
+        let (kernel, count, kinds) = match arguments.as_slice() {
+            [kernel, count] => (kernel, count, KINDS.to_vec()),
+            [kernel, count, kind] => (kernel, count, vec![kind.as_str()]),
+            _ => return None,
+        };
+        let named = |kind| Some((kind, Wanted::named(kind)?));
+        let kinds: Option<Vec<_>> = kinds.into_iter().map(named).collect();
+        let count = count.parse::<NonZero<usize>>().ok()?;
+        Some((kernel, count.get(), kinds?))
+    };
+    let Some((kernel, count, kinds)) = parsed() else {
+        eprintln!("usage: batch_cost VMLINUX PROBES [{}]", KINDS.join("|"));
+        return ExitCode::from(2);
+    };
+    let elf = std::fs::read(kernel).expect("the kernel can be read");
+    let image = Arc::new(KernelImage::parse(&elf).expect("an ELF kernel"));
+    let (all, stopped) = TARGET;
+    println!(
+        "{count} probes in one batch, {} MiB of memory: ms in all / while the guest stands still",
+        HIDDEN.0 >> 20
+    );
+    println!("to register them is to take at most {all} / {stopped}");
+    println!(
+        "{:<20}{:>14}{:>14}{:>14}{:>14}{:>8}  verdict{:>8}",
+        "", "register", "disable", "enable", "unregister", "watch", "jumps"
+    );
+    let mut status = ExitCode::SUCCESS;
+    for (name, wanted) in kinds {
+        if let Err(why) = measure(name, wanted, count, &image) {
+            println!("{name}: {why}");
+            status = ExitCode::FAILURE;
+        }
+    }
+    status
+}
+
+/// What a change took: all in all, and while the guest stood still.
+#[derive(Clone, Copy)]
+struct Took {
+    all: Duration,
+    stopped: Duration,
+}
+
+impl Took {
+    fn of<T>(guest: &Guest, change: impl FnOnce() -> T) -> (T, Self) {
+        let since = Instant::now();
+        let done = change();
+        let all = since.elapsed();
+        let stopped = *guest.stopped.borrow();
+        (done, Self { all, stopped })
+    }
+}
+
+impl std::fmt::Display for Took {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = format!("{} / {}", self.all.as_millis(), self.stopped.as_millis());
+        f.pad(&text)
+    }
+}
+
+/// A guest whose text is final, and a registry without probes.
+fn booted(image: &Arc<KernelImage>) -> (Guest, Registry) {
+    let guest = Guest::boot(image);
+    let hidden = HiddenRegion::new(HIDDEN, END - HIDDEN.0, KERNEL_WINDOW);
+    let mut registry = Registry::new(Arc::clone(image), 2, hidden);
+    let view = KernelView {
+        tables: TABLES_OF_KERNEL,
+        task: image.task_layout().map_err(|_| TaskUnknown::NoClues),
+        cpu_number: image.cpu_number(),
+        idt: IDT_VIRT,
+    };
+    let live = registry.go_live(view, None, &guest);
+    live.expect("nobody to stop");
+    (guest, registry)
+}
+
+/// Prints two rows about probes of one kind.
+fn measure(
+    name: &str,
+    wanted: Wanted,
+    count: usize,
+    image: &Arc<KernelImage>,
+) -> Result<(), String> {
+    let specs = {
+        let (guest, mut registry) = booted(image);
+        functions(image, &mut registry, &guest, count, wanted)?
+    };
+    let (guest, mut registry) = booted(image);
+    for round in ["first", "second"] {
+        let (done, register) = Took::of(&guest, || {
+            registry.register_batch(&specs, Refusals::Fail, &guest)
+        });
+        let ids = done.map_err(|error| told(&error))?.ids();
+        let is_jump = |probe: &ProbeInfo| probe.mechanism == Some(Mechanism::Optimized);
+        let listed = registry.list(&guest.memory);
+        let jumps = listed.iter().filter(|probe| is_jump(probe)).count();
+        let ((), watch) = Took::of(&guest, || registry.watch(&guest));
+        let (done, disable) = Took::of(&guest, || registry.set_enabled(&ids, false, &guest));
+        done.expect("registered");
+        let (done, enable) = Took::of(&guest, || registry.set_enabled(&ids, true, &guest));
+        done.expect("registered");
+        let (done, unregister) = Took::of(&guest, || registry.unregister(&ids, &guest));
+        done.expect("registered");
+        let (all, stopped) = TARGET;
+        let met = register.all.as_millis() <= all.into()
+            && register.stopped.as_millis() <= stopped.into();
+        println!(
+            "{:<20}{register:>14}{disable:>14}{enable:>14}{unregister:>14}{:>8}  {:<7}{jumps:>8}",
+            format!("{name}, {round}"),
+            watch.all.as_millis(),
+            if met { "met" } else { "missed" }
+        );
+    }
+    Ok(())
+}
+
+/// `count` functions that can be probed, all over the kernel; or why there are not as many.
+fn functions(
+    image: &KernelImage,
+    registry: &mut Registry,
+    guest: &Guest,
+    count: usize,
+    wanted: Wanted,
+) -> Result<Vec<ProbeSpec>, String> {
+    let symbols = image.symbols();
+    let functions = symbols.iter().filter(|symbol| {
+        symbol.kind == SymbolKind::Text
+            && image.is_text(symbol.addr)
+            && image.is_ftrace_site(symbol.addr)
+            && symbols.lookup(symbol.name).is_ok()
+    });
+    let specs: Vec<_> = functions
+        .map(|symbol| {
+            let name = symbol.name.to_owned();
+            let target = Target::Symbol {
+                module: None,
+                name,
+                offset: wanted.offset,
+            };
+            let mut spec = ProbeSpec::from(Definition {
+                kind: wanted.kind,
+                name: None,
+                target,
+            });
+            spec.mechanism = wanted.mechanism;
+            spec
+        })
+        .collect();
+    // Of a few probes, not every function is tried.
+    let some = specs.len() / (4 * count);
+    let specs: Vec<_> = specs.into_iter().step_by(some.max(1)).collect();
+    let (mut good, mut refused) = (Vec::new(), None);
+    for batch in specs.chunks(4096) {
+        let done = registry.register_batch(batch, Refusals::Skip, guest);
+        let done = done.expect("nobody to stop");
+        good.extend(done.probes.iter().map(|(index, _)| batch[*index].clone()));
+        let ids: Vec<ProbeId> = done.ids();
+        registry.unregister(&ids, guest).expect("registered");
+        refused = refused.or(done.skipped.into_iter().next());
+    }
+    if good.len() < count {
+        let (possible, tried) = (good.len(), specs.len());
+        let why = refused.map_or_else(String::new, |first| {
+            format!("; {first} cannot: {}", told(&first.why))
+        });
+        return Err(format!(
+            "only {possible} of {tried} functions can be probed{why}"
+        ));
+    }
+    let step = good.len() / count;
+    Ok(good.into_iter().step_by(step).take(count).collect())
+}
+
+/// An error with what it comes from.
+fn told(error: &dyn std::error::Error) -> String {
+    let source = error.source().map(|source| format!(": {}", told(source)));
+    format!("{error}{}", source.unwrap_or_default())
+}

@@ -1,0 +1,224 @@
+//! Carries out as many hits as asked for on a synthetic guest, so that their cost can be counted.
+//!
+//! ```text
+//! cargo build --release --package hvprobe-engine --example hit_cost
+//! valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+//!     --collect-atstart=no --toggle-collect='*hit_cost::hits*' \
+//!     target/release/examples/hit_cost emulated 1000
+//! ```
+//!
+//! A third argument is how many other probes there are, up to 500: the cost does not depend on it.
+//!
+//! The number after `Collected :` is the instructions that all the hits took in the engine: looking
+//! the probe up, carrying the instruction out, reading the task and queueing the event. It is the
+//! same in every run, as the collector, whose part is not counted, never gets to wake anybody. A
+//! few dozen of a return probe's are the write and the read of a return address on the stack. What
+//! a counter of whole processes shows (`perf stat -e instructions:u`) is that and the start; the
+//! difference between twice as many hits and so many is the hits' own.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::mpsc;
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_engine::{HiddenRegion, Refusals, Registry, Standing, StopError, WhileStopped, World};
+use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, kernel};
+use hvprobe_hit::event::Collector;
+use hvprobe_hit::{HitHandler, Outcome, Surroundings};
+use hvprobe_spec::definition::parse;
+use hvprobe_spec::{Actions, ProbeSpec};
+// The shared guest below names these as its own crate's.
+use ::hvprobe_engine;
+
+#[path = "../src/testing.rs"]
+#[allow(dead_code, reason = "shared with the unit tests")]
+mod testing;
+
+use testing::{Guest, Ticks, regs};
+
+/// What is hit, and how the instruction there is carried out.
+#[derive(Clone, Copy)]
+enum Mechanism {
+    /// `push rbp`, by the host.
+    Emulated,
+    /// The same, with a post-handler.
+    EmulatedPost,
+    /// `mov rax, [rdi+8]`, in a slot that jumps back.
+    Boosted,
+    /// The same, in a slot that ends in an int3, with a post-handler.
+    Stepped,
+    /// A return probe: its entry, emulated, and the return.
+    Returned,
+    /// A return probe and a kprobe, on the same instruction.
+    Both,
+    /// An int3 that is not ours.
+    Foreign,
+}
+
+impl Mechanism {
+    const ALL: [(&str, Self); 7] = [
+        ("emulated", Self::Emulated),
+        ("emulated-post", Self::EmulatedPost),
+        ("boosted", Self::Boosted),
+        ("stepped", Self::Stepped),
+        ("returned", Self::Returned),
+        ("both", Self::Both),
+        ("foreign", Self::Foreign),
+    ];
+
+    /// The function it is measured on: even ones begin with `push rbp`, odd ones with `mov`.
+    fn function(self) -> &'static str {
+        match self {
+            Self::Emulated => "filler_000",
+            Self::Boosted => "filler_001",
+            Self::Foreign => "filler_002",
+            Self::Stepped => "filler_003",
+            Self::EmulatedPost => "filler_004",
+            Self::Returned => "filler_006",
+            Self::Both => "filler_008",
+        }
+    }
+
+    /// The probes on it.
+    fn probes(self) -> Vec<ProbeSpec> {
+        let kinds: &[&str] = match self {
+            Self::Emulated | Self::EmulatedPost | Self::Boosted | Self::Stepped => &["p"],
+            Self::Returned => &["r"],
+            Self::Both => &["p", "r"],
+            Self::Foreign => &[],
+        };
+        let spec = |kind: &&str| {
+            let definition = format!("{kind} {}", self.function());
+            let actions = Actions {
+                post: matches!(self, Self::EmulatedPost | Self::Stepped),
+                ..Actions::default()
+            };
+            ProbeSpec {
+                actions,
+                ..ProbeSpec::from(parse(&definition).expect("a definition"))
+            }
+        };
+        kinds.iter().map(spec).collect()
+    }
+
+    /// Whether a call of the function goes on to its return.
+    fn returns(self) -> bool {
+        matches!(self, Self::Returned | Self::Both)
+    }
+}
+
+/// Where the return address of a function is at its entry.
+const STACK_PHYS: Gpa = Gpa(DATA.0 + (STACK.0 - DATA_VIRT.0));
+
+/// Bytes after the start of the slot at which the copy ends: of `mov rax, [rdi+8]`.
+const COPY_LEN: u64 = 4;
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let parsed = || {
+        let [mechanism, hits, others @ ..] = arguments.as_slice() else {
+            return None;
+        };
+        let others = match others {
+            [] => 0,
+            [others] => others.parse().ok().filter(|others| *others <= 500)?,
+            _ => return None,
+        };
+        let (_, mechanism) = Mechanism::ALL.iter().find(|(name, _)| name == mechanism)?;
+        let hits = hits.parse().ok().filter(|hits| *hits > 0)?;
+        Some((*mechanism, hits, others))
+    };
+    let Some((mechanism, count, others)) = parsed() else {
+        let names = Mechanism::ALL.map(|(name, _)| name).join("|");
+        eprintln!("usage: hit_cost {names} HITS [OTHERS]");
+        return ExitCode::from(2);
+    };
+
+    let guest = Guest::boot(&kernel::probed());
+    let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
+    registry
+        .go_live(guest.view(), None, &guest)
+        .expect("the guest stops");
+    // Each kind is planted, so that the table is the same whichever is hit.
+    let specs: Vec<_> = Mechanism::ALL
+        .iter()
+        .flat_map(|(_, mechanism)| mechanism.probes())
+        .collect();
+    registry.register(&specs, &guest).expect("legal");
+    let other = |n| ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"));
+    let others: Vec<_> = (10..10 + others).map(other).collect();
+    // What takes a slot when there is none left is left out.
+    let others = registry.register_batch(&others, Refusals::Skip, &guest);
+    others.expect("the guest stops");
+
+    // The ring takes all events, and its collector is kept busy with the first one.
+    let (go_on, wait) = mpsc::channel::<()>();
+    let (busy, is_busy) = mpsc::channel();
+    let sink = move |_: &[_], _| {
+        let _ = busy.send(());
+        let _ = wait.recv();
+    };
+    let (collector, mut producers) =
+        Collector::start(1, 2 * count + 1, Box::new(sink)).expect("a thread can be started");
+    let mut handler = HitHandler::new(0, producers.pop().expect("one"));
+    handler.adopt(guest.table(), Some(guest.view()));
+    let clock = Ticks::default();
+    let around = Surroundings {
+        mem: &guest.mem,
+        clock: &clock,
+        gs_base: guest.gs_base(),
+        cr3: None,
+    };
+    let at = |mechanism: Mechanism| {
+        let symbols = guest.image.symbols();
+        symbols.address_of(mechanism.function()).expect("there")
+    };
+    let first = handler.hit(at(Mechanism::Emulated), &mut regs(), &around);
+    assert_eq!(first, Outcome::Resume { shadow: false });
+    is_busy.recv().expect("the collector is there");
+
+    let ret = mechanism.returns().then(|| at(Mechanism::Foreign));
+    hits(&mut handler, &around, at(mechanism), ret, count);
+
+    drop(handler);
+    drop(go_on);
+    collector.finish();
+    let counted: u64 = registry
+        .list(&guest.mem)
+        .iter()
+        .map(|probe| probe.counts.hits)
+        .sum();
+    let expected = 1 + (count * mechanism.probes().len()) as u64;
+    assert_eq!(counted, expected, "hits were lost");
+    ExitCode::SUCCESS
+}
+
+type Around<'a> = Surroundings<'a, Memory, Ticks>;
+
+/// What a virtual CPU's thread does for hits, but for entering the guest. With `ret`, each is the
+/// call of a function that returns to there.
+#[inline(never)]
+fn hits(handler: &mut HitHandler, around: &Around<'_>, at: Gva, ret: Option<Gva>, count: usize) {
+    for _ in 0..count {
+        let mut regs = black_box(regs());
+        if let Some(ret) = ret {
+            let written = around.mem.write(STACK_PHYS, &ret.0.to_le_bytes());
+            written.expect("mapped");
+        }
+        black_box(handler.hit(black_box(at), &mut regs, around));
+        if handler.is_stepping() {
+            let end = Gva(regs.rip + COPY_LEN);
+            black_box(handler.hit(end, &mut regs, around));
+            assert!(!handler.is_stepping());
+        }
+        if let Some(ret) = ret {
+            let mut found = [0; 8];
+            around.mem.read(STACK_PHYS, &mut found).expect("mapped");
+            regs.rsp = STACK.0 + 8;
+            black_box(handler.hit(Gva(u64::from_le_bytes(found)), &mut regs, around));
+            assert_eq!(regs.rip, ret.0);
+        }
+        black_box(&regs);
+    }
+}

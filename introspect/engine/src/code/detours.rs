@@ -1,0 +1,218 @@
+//! The hidden region's memory for detours: their code, and what they share with us.
+//!
+//! | pages | what                                                   | the guest may    |
+//! |-------|--------------------------------------------------------|------------------|
+//! | 0, 1  | code of detours, int3s elsewhere                       | read and execute |
+//! | 2 … 5 | the ring's control words, counters of each probe, the  | read and write   |
+//! |       | ring's cells, instances of calls                       |                  |
+//!
+//! Pages are of 2 MiB, and all are mapped when the first detour is made. The guest may write what it
+//! likes into the shared pages: nobody but itself gets to see nonsense then.
+
+use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::trap::{DOORBELL_PORT, INT3};
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::region::{CounterPlace, RingPlace, Window};
+
+use super::extent::{Access, Extent, LARGE_PAGE};
+use super::space::Space;
+use crate::code::error::HiddenError;
+
+const CODE_PAGES: u64 = 2;
+const DATA_PAGES: u64 = 4;
+/// Bytes of guest physical memory that detours take.
+pub(crate) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
+/// Where things lie in the shared pages.
+const HEAD: u64 = 0;
+const LIMIT: u64 = 64;
+const BELL: u64 = LIMIT + 8;
+const COUNTERS: u64 = 4096;
+const CELLS: u64 = 1 << 20;
+/// How many cells the ring has: some milliseconds of the fastest stream of records.
+const CAPACITY: u32 = 1 << 16;
+/// A record may begin in the last cell and go on behind it.
+const CELLS_END: u64 = CELLS + (CAPACITY as u64 + MAX_RECORD_CELLS as u64) * CELL as u64;
+const _: () = assert!(CELLS_END <= DATA_PAGES * LARGE_PAGE);
+/// Where the instances of return probes are: behind the cells.
+const INSTANCES: u64 = CELLS_END.next_multiple_of(4096);
+/// With this many cells in use, the host is told.
+const WATERMARK: u32 = CAPACITY / 4;
+/// Bytes of one probe's counters.
+const COUNTER: u64 = 32;
+/// Room for detours is taken in multiples of this.
+const UNIT: u64 = 16;
+
+/// The detours' memory of one machine.
+#[derive(Debug)]
+pub(crate) struct Detours {
+    code: Extent,
+    data: Extent,
+    place: RingPlace,
+    window: Window,
+    /// What is free of the code, the counters and the memory for instances, once mapped.
+    free_code: Space,
+    free_counters: Space,
+    free_instances: Space,
+}
+
+impl Detours {
+    pub(crate) fn new(at: Gpa, window: Window) -> Self {
+        let data = at.wrapping_add(CODE_PAGES * LARGE_PAGE);
+        Self {
+            code: Extent::new(at, CODE_PAGES, Access::Execute),
+            data: Extent::new(data, DATA_PAGES, Access::Write),
+            place: RingPlace {
+                head: data.wrapping_add(HEAD),
+                limit: data.wrapping_add(LIMIT),
+                bell: data.wrapping_add(BELL),
+                cells: data.wrapping_add(CELLS),
+                capacity: CAPACITY,
+                watermark: WATERMARK,
+            },
+            window,
+            free_code: Space::default(),
+            free_counters: Space::default(),
+            free_instances: Space::default(),
+        }
+    }
+
+    pub(crate) fn place(&self) -> RingPlace {
+        self.place
+    }
+
+    /// Finds a place for everything, if it has none. The guest sees nothing of it until
+    /// [`Detours::enter`].
+    ///
+    /// # Errors
+    /// When there is no room in the window, or the tables cannot be followed.
+    pub(crate) fn reserve(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+    ) -> Result<Ring, HiddenError> {
+        let fresh = self.code.start().is_none() || self.data.start().is_none();
+        let data = self.data.reserve(mem, tables, self.window, 0)?;
+        // What is reserved is still empty.
+        let behind = Window {
+            start: data.wrapping_add(self.data.len()),
+            ..self.window
+        };
+        let code = self.code.reserve(mem, tables, behind, INT3)?;
+        if fresh {
+            let (limit, bell) = self.place.initial();
+            self.place.tell(mem, limit, bell)?;
+            self.free_code = Space::new(code, self.code.len());
+            let counters = data.wrapping_add(COUNTERS);
+            self.free_counters = Space::new(counters, CELLS - COUNTERS);
+            let instances = data.wrapping_add(INSTANCES);
+            self.free_instances = Space::new(instances, self.data.len() - INSTANCES);
+        }
+        Ok(Ring {
+            head: data.wrapping_add(HEAD),
+            limit: data.wrapping_add(LIMIT),
+            bell: data.wrapping_add(BELL),
+            cells: data.wrapping_add(CELLS),
+            capacity: CAPACITY,
+            watermark: WATERMARK,
+            doorbell_port: DOORBELL_PORT,
+        })
+    }
+
+    /// Lets the guest see everything that has a place. The virtual CPUs must stand still.
+    ///
+    /// # Errors
+    /// When somebody has taken its place meanwhile.
+    pub(crate) fn enter(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+    ) -> Result<(), HiddenError> {
+        self.data.enter(mem, tables)?;
+        self.code.enter(mem, tables)
+    }
+
+    /// Room for `size` bytes of code, at a place that `choose` finds between two addresses.
+    pub(crate) fn take(
+        &mut self,
+        size: u64,
+        choose: impl Fn(Gva, Gva) -> Option<Gva>,
+    ) -> Option<Gva> {
+        self.free_code.take(size.next_multiple_of(UNIT), choose)
+    }
+
+    /// Writes a detour; nobody can be on the way to it yet.
+    ///
+    /// # Errors
+    /// When it does not lie where the code is.
+    pub(crate) fn fill(
+        &self,
+        mem: &dyn PhysMemory,
+        at: Gva,
+        code: &[u8],
+    ) -> Result<(), HiddenError> {
+        let gpa = self.code.gpa(at, code.len() as u64);
+        mem.write(gpa.ok_or(HiddenError::OutOfSlots(0))?, code)?;
+        Ok(())
+    }
+
+    /// Gives a detour's room back; its bytes become int3s.
+    pub(crate) fn give_back(&mut self, mem: &dyn PhysMemory, at: Gva, size: u64) {
+        let size = size.next_multiple_of(UNIT);
+        if let Some(gpa) = self.code.gpa(at, size) {
+            for offset in (0..size).step_by(16) {
+                // The memory was there when the detour was written.
+                let _ = mem.write(gpa.wrapping_add(offset), &[INT3; 16]);
+            }
+            self.free_code.give_back(at, size);
+        }
+    }
+
+    /// Counters at zero for one more probe.
+    pub(crate) fn take_counters(&mut self, mem: &dyn PhysMemory) -> Option<CounterPlace> {
+        let at = self
+            .free_counters
+            .take(COUNTER, |first, _| Some(first))
+            .map(CounterPlace)?;
+        for counter in [at.lost(), at.vetoed(), at.missed(), at.free()] {
+            mem.write(self.data.gpa(counter, 8)?, &[0; 8]).ok()?;
+        }
+        Some(at)
+    }
+
+    pub(crate) fn give_counters_back(&mut self, at: CounterPlace) {
+        self.free_counters.give_back(at.0, COUNTER);
+    }
+
+    /// Where a word of the shared pages is in physical memory.
+    pub(crate) fn word(&self, at: Gva) -> Option<Gpa> {
+        self.data.gpa(at, 8)
+    }
+
+    /// Memory for instances, with `bytes` in it, at a multiple of `align`, a power of two.
+    pub(crate) fn take_instances(
+        &mut self,
+        mem: &dyn PhysMemory,
+        bytes: &[u8],
+        align: u64,
+    ) -> Option<(Gva, Gpa)> {
+        let len = bytes.len() as u64;
+        let at = self.free_instances.take(len, aligned(align))?;
+        let gpa = self.data.gpa(at, len)?;
+        mem.write(gpa, bytes).ok()?;
+        Some((at, gpa))
+    }
+
+    pub(crate) fn give_instances_back(&mut self, at: Gva, len: u64) {
+        self.free_instances.give_back(at, len);
+    }
+}
+
+/// The first multiple of `align` in a free piece.
+pub(crate) fn aligned(align: u64) -> impl Fn(Gva, Gva) -> Option<Gva> {
+    move |first, last| {
+        let at = Gva(first.0.checked_next_multiple_of(align)?);
+        (at <= last).then_some(at)
+    }
+}

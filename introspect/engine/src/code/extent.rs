@@ -1,0 +1,175 @@
+//! Large pages of ours in the guest's address space: where detours lie, and what they share with us.
+//!
+//! States: `nowhere → reserved → mapped`; the guest sees nothing of the first two. Invariants: an
+//! extent is mapped while the virtual CPUs stand still, through entries of the kernel's own
+//! level-2 table that were empty, side by side; none is both writable and executable, as far as the
+//! guest's processors can tell; once mapped it stays, because a task may have been interrupted in
+//! any detour.
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::{PageTables, entry};
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_hit::region::Window;
+
+use crate::code::error::HiddenError;
+
+/// The size of a page here, in bytes.
+pub(crate) const LARGE_PAGE: u64 = 2 << 20;
+const ENTRIES: u64 = 512;
+
+/// What the guest may do with an extent, apart from reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Run it.
+    Execute,
+    /// Write to it.
+    Write,
+}
+
+/// Consecutive large pages.
+#[derive(Debug)]
+pub(crate) struct Extent {
+    at: Gpa,
+    pages: u64,
+    access: Access,
+    place: Option<Place>,
+}
+
+/// Where an extent is in the guest's address space.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    start: Gva,
+    /// What its pages' entries hold besides the address.
+    bits: u64,
+    /// The guest sees it.
+    entered: bool,
+}
+
+impl Extent {
+    /// An extent over `pages` large pages of guest physical memory at `at`, a multiple of their
+    /// size.
+    pub(crate) fn new(at: Gpa, pages: u64, access: Access) -> Self {
+        Self {
+            at,
+            pages,
+            access,
+            place: None,
+        }
+    }
+
+    /// Its size in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.pages * LARGE_PAGE
+    }
+
+    /// Where the guest sees it, or will, once it has a place.
+    pub(crate) fn start(&self) -> Option<Gva> {
+        Some(self.place?.start)
+    }
+
+    /// The physical address of `len` bytes that the guest sees at `at`; `None` unless all of them lie
+    /// in the extent.
+    pub(crate) fn gpa(&self, at: Gva, len: u64) -> Option<Gpa> {
+        let offset = at.offset_from(self.start()?)?;
+        let inside = offset.checked_add(len)? <= self.len();
+        inside.then(|| self.at.wrapping_add(offset))
+    }
+
+    /// Finds a place for it in `window` if it has none, and fills it with `filling`. The guest sees
+    /// nothing new.
+    ///
+    /// # Errors
+    /// When not enough entries are empty side by side, or the tables cannot be followed.
+    pub(crate) fn reserve(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+        window: Window,
+        filling: u8,
+    ) -> Result<Gva, HiddenError> {
+        if let Some(Place { start, .. }) = self.place {
+            return Ok(start);
+        }
+        let start = self.empty_entries(mem, tables, window)?;
+        let chunk = [filling; 4096];
+        for offset in (0..self.len()).step_by(chunk.len()) {
+            mem.write(self.at.wrapping_add(offset), &chunk)?;
+        }
+        let mut bits = entry::PRESENT | entry::ACCESSED | entry::HUGE;
+        if self.access == Access::Write {
+            bits |= entry::WRITABLE | entry::DIRTY | no_execute(mem, tables, start)?;
+        }
+        self.place = Some(Place {
+            start,
+            bits,
+            entered: false,
+        });
+        Ok(start)
+    }
+
+    /// Lets the guest see it, if it has a place. The virtual CPUs must stand still.
+    ///
+    /// # Errors
+    /// When somebody has taken its place meanwhile; then the guest sees nothing new.
+    pub(crate) fn enter(
+        &mut self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+    ) -> Result<(), HiddenError> {
+        let Some(place) = self.place.as_mut().filter(|place| !place.entered) else {
+            return Ok(());
+        };
+        let mut entries = Vec::new();
+        for page in 0..self.pages {
+            let offset = page * LARGE_PAGE;
+            let (at, value) = tables.entry_at(mem, place.start.wrapping_add(offset), 2)?;
+            if value != 0 {
+                return Err(HiddenError::EntryChanged { at });
+            }
+            entries.push((at, self.at.wrapping_add(offset)));
+        }
+        for (at, frame) in entries {
+            mem.write(at, &(frame.0 | place.bits).to_le_bytes())?;
+        }
+        place.entered = true;
+        Ok(())
+    }
+
+    fn empty_entries(
+        &self,
+        mem: &dyn PhysMemory,
+        tables: &PageTables,
+        window: Window,
+    ) -> Result<Gva, HiddenError> {
+        let (mut first, mut run) = (window.start, 0);
+        let mut at = window.start;
+        while at < window.end {
+            let (_, value) = tables.entry_at(mem, at, 2)?;
+            if value == 0 {
+                run += 1;
+                if run == self.pages {
+                    return Ok(first);
+                }
+            } else {
+                (first, run) = (at.wrapping_add(LARGE_PAGE), 0);
+            }
+            at = at.wrapping_add(LARGE_PAGE);
+        }
+        Err(HiddenError::WindowFull(window))
+    }
+}
+
+/// The bit that forbids fetching instructions, if the guest uses it anywhere in the level-2 table
+/// that maps `near`: where EFER.NXE is clear that bit is reserved (SDM vol. 3, 4.5.4), and the
+/// kernel marks its own data with it whenever it may.
+fn no_execute(mem: &dyn PhysMemory, tables: &PageTables, near: Gva) -> Result<u64, HiddenError> {
+    let (entry_at, _) = tables.entry_at(mem, near, 2)?;
+    let table = Gpa(entry_at.0 & !(ENTRIES * 8 - 1));
+    for index in 0..ENTRIES {
+        let value = mem.read_u64(table.wrapping_add(index * 8))?;
+        if value & entry::PRESENT != 0 && value & entry::NO_EXECUTE != 0 {
+            return Ok(entry::NO_EXECUTE);
+        }
+    }
+    Ok(0)
+}

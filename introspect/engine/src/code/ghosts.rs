@@ -1,0 +1,65 @@
+//! Boosted slots whose probe has left, and in which somebody may have been interrupted.
+//!
+//! Invariant: a slot is here at most once, and found by its instruction as fast as by its place,
+//! however many there are: thousands leave, and come back, in one batch.
+
+use std::collections::BTreeMap;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{Displaced, SlotCode};
+
+/// All of a machine.
+#[derive(Debug, Default)]
+pub(crate) struct Ghosts {
+    /// By the slot.
+    by_slot: BTreeMap<Gva, (Displaced, SlotCode)>,
+    /// The slots of the instructions at an address. Of modules that took each other's place there
+    /// may be several.
+    by_address: BTreeMap<Gva, Vec<Gva>>,
+}
+
+impl Ghosts {
+    pub(crate) fn len(&self) -> usize {
+        self.by_slot.len()
+    }
+
+    pub(crate) fn insert(&mut self, displaced: Displaced, code: SlotCode) {
+        if self.by_slot.insert(code.at(), (displaced, code)).is_none() {
+            let slots = self.by_address.entry(displaced.at()).or_default();
+            slots.push(code.at());
+        }
+    }
+
+    /// The slot that holds this very instruction.
+    pub(crate) fn of(&self, displaced: &Displaced) -> Option<SlotCode> {
+        let slots = self.by_address.get(&displaced.at())?;
+        let mut ghosts = slots.iter().filter_map(|slot| self.by_slot.get(slot));
+        let (_, code) = ghosts.find(|(ghost, _)| ghost == displaced)?;
+        Some(*code)
+    }
+
+    pub(crate) fn contains(&self, code: &SlotCode) -> bool {
+        let found = self.by_slot.get(&code.at());
+        found.is_some_and(|(_, ghost)| ghost == code)
+    }
+
+    pub(crate) fn remove(&mut self, code: &SlotCode) {
+        if self.contains(code)
+            && let Some((displaced, _)) = self.by_slot.remove(&code.at())
+            && let Some(slots) = self.by_address.get_mut(&displaced.at())
+        {
+            slots.retain(|slot| *slot != code.at());
+            if slots.is_empty() {
+                self.by_address.remove(&displaced.at());
+            }
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Displaced, SlotCode)> {
+        self.by_slot.values()
+    }
+
+    pub(crate) fn codes(&self) -> impl Iterator<Item = &SlotCode> {
+        self.by_slot.values().map(|(_, code)| code)
+    }
+}

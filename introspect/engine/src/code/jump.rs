@@ -1,0 +1,23 @@
+//! Jumps, and what the code they lead to has to know of the guest.
+
+use std::sync::Arc;
+
+use hvprobe_arch::detour::{Detour, Ring, TaskFields};
+use hvprobe_spec::ProbeId;
+
+/// A site's jump.
+#[derive(Clone, Debug)]
+pub(crate) struct Jump {
+    pub(crate) detour: Arc<Detour>,
+    /// The probes it records for, in the order of their registration.
+    pub(crate) members: Vec<ProbeId>,
+}
+
+/// What the detours need to know of the guest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Surroundings {
+    pub(crate) ring: Ring,
+    /// `None` where there is one processor.
+    pub(crate) cpu: Option<u32>,
+    pub(crate) task: Option<TaskFields>,
+}

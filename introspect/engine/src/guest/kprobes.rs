@@ -1,0 +1,122 @@
+//! The guest's own kprobes, read from its memory.
+
+use std::collections::BTreeSet;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_linux::image::KernelImage;
+
+/// The function of every kernel that has kprobes.
+const REGISTERS: &str = "register_kprobe";
+/// Chains of the table (`KPROBE_TABLE_SIZE` in kernel/kprobes.c).
+const CHAINS: u64 = 64;
+/// The lowest address of the kernel's half.
+const KERNEL_HALF: u64 = 1 << 63;
+/// The most kprobes that are read.
+const MOST: usize = 1 << 16;
+/// Where the guest keeps its kprobes, by its symbols and types. Checked on 5.10, 6.1, 6.12 and 7.2 and, whenever
+/// it is used, against the guest: every chain comes to an end, and each kprobe is at an address of the kernel's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    table: Gva,
+    /// The word that is not zero while somebody holds the mutex of the table.
+    held: Gva,
+    /// The links of a chain, and the address, in a `struct kprobe`.
+    link: u64,
+    pub(crate) address: u64,
+}
+
+/// What is known of the guest's kprobes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Foreign {
+    /// Its kernel has none.
+    None,
+    /// They can be found.
+    Table(Layout),
+    /// They cannot be found.
+    Hidden,
+}
+
+/// The guest's kprobes cannot be told at the moment.
+pub(crate) struct Unknown;
+
+impl Foreign {
+    pub(crate) fn of(image: &KernelImage) -> Self {
+        if image.symbols().address_of(REGISTERS).is_none() {
+            return Self::None;
+        }
+        match Layout::of(image) {
+            Some(layout) => Self::Table(layout),
+            None => Self::Hidden,
+        }
+    }
+}
+
+impl Layout {
+    fn of(image: &KernelImage) -> Option<Self> {
+        let symbols = image.symbols();
+        let questions = [
+            ("kprobe", "hlist"),
+            ("kprobe", "addr"),
+            ("mutex", "owner"),
+            // With PREEMPT_RT.
+            ("mutex", "rtmutex.owner"),
+        ];
+        let members = image.members(&questions).ok()?;
+        let offset = |n: usize| Some(members.get(n).copied()??.offset);
+        Some(Self {
+            table: symbols.address_of("kprobe_table")?,
+            held: symbols
+                .address_of("kprobe_mutex")?
+                .wrapping_add(offset(2).or_else(|| offset(3))?),
+            link: offset(0)?,
+            address: offset(1)?,
+        })
+    }
+
+    /// Where kprobes are registered.
+    pub(crate) fn registered(
+        &self,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+    ) -> Result<BTreeSet<Gva>, Unknown> {
+        let word = |at: Gva| {
+            let mut word = [0; 8];
+            let read = tables.read(mem, at, &mut word);
+            read.map_err(|_| Unknown)?;
+            Ok(u64::from_le_bytes(word))
+        };
+        let (mut found, mut followed) = (BTreeSet::new(), 0);
+        for chain in 0..CHAINS {
+            let mut link = word(self.table.wrapping_add(8 * chain))?;
+            while link != 0 {
+                followed += 1;
+                if followed > MOST {
+                    return Err(Unknown);
+                }
+                let kprobe = Gva(link).wrapping_sub(self.link);
+                let address = word(kprobe.wrapping_add(self.address))?;
+                if address < KERNEL_HALF {
+                    return Err(Unknown);
+                }
+                found.insert(Gva(address));
+                link = word(Gva(link))?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// As [`Self::registered`], of a guest that stands still and registers none just now.
+    pub(crate) fn settled(
+        &self,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+    ) -> Result<BTreeSet<Gva>, Unknown> {
+        let mut owner = [0; 8];
+        match tables.read(mem, self.held, &mut owner) {
+            Ok(()) if owner == [0; 8] => self.registered(tables, mem),
+            _ => Err(Unknown),
+        }
+    }
+}

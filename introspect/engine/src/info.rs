@@ -1,0 +1,71 @@
+//! What is told of registered probes.
+
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_hit::Counts;
+use hvprobe_spec::definition::Kind;
+use hvprobe_spec::{Actions, Budget, Mechanism, ProbeId};
+
+use crate::unoptimized::Unoptimized;
+
+/// Where a registered probe stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeState {
+    /// Waits for the kernel's text to be final.
+    Pending,
+    /// Has a probepoint; armed unless disabled.
+    Placed,
+    /// Was pending and turned out to be impossible when the text was final.
+    Refused(String),
+    /// The guest rewrote the patched byte; the probe no longer fires.
+    Gone,
+}
+
+/// One probe of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeInfo {
+    /// Its id.
+    pub id: ProbeId,
+    /// The event's name: as given, or made from the definition as ftrace does (`p_vfs_read_0`).
+    pub name: String,
+    /// The definition, in the syntax it is given in.
+    pub definition: String,
+    /// Of which kind.
+    pub kind: Kind,
+    /// The probepoint, once known.
+    pub addr: Option<Gva>,
+    /// Symbol and offset of the probepoint.
+    pub symbol: Option<(String, u64)>,
+    /// Where it stands.
+    pub state: ProbeState,
+    /// Registered but not armed.
+    pub disabled: bool,
+    /// It has exceeded its budget, and is disabled for it or about to be.
+    pub turned_off: bool,
+    /// What its hits may take.
+    pub budget: Option<Budget>,
+    /// How the displaced instruction takes effect, once planned.
+    pub mechanism: Option<Mechanism>,
+    /// Why it is armed with an int3 and not optimized.
+    pub unoptimized: Option<Unoptimized>,
+    /// For a return probe that is placed: how many calls may be in flight now.
+    pub maxactive: Option<u32>,
+    /// What it has counted.
+    pub counts: Counts,
+    /// What happens at its hits.
+    pub actions: Arc<Actions>,
+}
+
+/// Hits of a probe that were throttled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Throttled {
+    /// The probe.
+    pub probe: ProbeId,
+    /// The name of its events.
+    pub name: String,
+    /// How many, since the last notice about this probe.
+    pub count: u64,
+    /// Whether the probe has been turned off for it.
+    pub disabled: bool,
+}

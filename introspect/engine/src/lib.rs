@@ -1,0 +1,30 @@
+//! The control plane: which probes there are, where each is planted, and every change to the guest's
+//! text.
+//!
+//! A registration is one pass: a batch is expanded ([`registry::expand`]), planned
+//! ([`plan`]), placed and planted ([`registry::plant`]) and its text changed
+//! ([`registry::commit`]), which ends with a new probe table for the data plane. The engine reaches
+//! guest memory and stops virtual CPUs only through [`World`], so it runs, and is tested, without KVM.
+
+pub(crate) mod code;
+mod error;
+mod guest;
+mod info;
+mod plan;
+mod refusal;
+mod registered;
+pub(crate) mod registry;
+mod sites;
+#[cfg(test)]
+mod testing;
+mod unoptimized;
+mod world;
+
+pub use code::{HiddenError, HiddenRegion, outermost_slots};
+pub use error::{ChangeError, RegisterError};
+pub use info::{ProbeInfo, ProbeState, Throttled};
+pub use refusal::Refused;
+pub use registered::{BATCH_MAX, Refusals, Registered, Skipped};
+pub use registry::Registry;
+pub use unoptimized::Unoptimized;
+pub use world::{Standing, StopError, WhileStopped, World};

@@ -1,0 +1,92 @@
+//! Everything of the kernel that can be probed, and whose text an address is.
+
+use std::collections::BTreeSet;
+
+use hvprobe_arch::Gva;
+use hvprobe_linux::image::{Forbidden, KernelImage};
+use hvprobe_linux::modules::{Module, ModuleList, ModuleState};
+use hvprobe_linux::symbols::Symbols;
+
+/// Everything of the kernel that can be probed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel<'a> {
+    pub(crate) image: &'a KernelImage,
+    /// `None` when they cannot be read.
+    pub(crate) modules: Option<&'a ModuleList>,
+    /// Modules that are not live yet but whose text is final.
+    pub(crate) formed: &'a BTreeSet<Gva>,
+}
+
+impl<'a> Kernel<'a> {
+    /// Whether the text of `module` is there, final, and stays until we are told.
+    pub(crate) fn is_loaded(&self, module: &Module) -> bool {
+        match module.state() {
+            ModuleState::Live => true,
+            ModuleState::Coming => self.formed.contains(&module.address()),
+            ModuleState::Going | ModuleState::Unformed => false,
+        }
+    }
+
+    pub(crate) fn module_at(&self, at: Gva) -> Option<&'a Module> {
+        let module = self.modules?.containing(at)?;
+        self.is_loaded(module).then_some(module)
+    }
+}
+
+/// Whose text an address is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Owner<'a> {
+    Image(&'a KernelImage),
+    Module(&'a Module),
+}
+
+impl<'a> Owner<'a> {
+    pub(crate) fn is_text(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_text(at),
+            Self::Module(module) => module.text().contains(&at),
+        }
+    }
+
+    pub(crate) fn is_init_text(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_init_text(at),
+            Self::Module(module) => module.init_text().is_some_and(|text| text.contains(&at)),
+        }
+    }
+
+    pub(crate) fn symbols(self) -> &'a Symbols {
+        match self {
+            Self::Image(image) => image.symbols(),
+            Self::Module(module) => module.symbols(),
+        }
+    }
+
+    pub(crate) fn forbidden(self, at: Gva) -> Option<Forbidden> {
+        match self {
+            Self::Image(image) => image.forbidden(at),
+            Self::Module(module) => module.forbidden(at),
+        }
+    }
+
+    pub(crate) fn forbidden_as_is(self, at: Gva, first: u8) -> Option<Forbidden> {
+        match self {
+            Self::Image(image) => image.forbidden_as_is(at, first),
+            Self::Module(module) => module.forbidden_as_is(at, first),
+        }
+    }
+
+    pub(crate) fn has_fixup(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.has_fixup(at),
+            Self::Module(module) => module.has_fixup(at),
+        }
+    }
+
+    pub(crate) fn is_ftrace_site(self, at: Gva) -> bool {
+        match self {
+            Self::Image(image) => image.is_ftrace_site(at),
+            Self::Module(module) => module.is_ftrace_site(at),
+        }
+    }
+}

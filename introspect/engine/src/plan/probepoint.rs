@@ -1,0 +1,247 @@
+//! From a definition to a probepoint: finding the address and deciding whether it is safe.
+//!
+//! Invariant: whatever is planned was an instruction boundary of kernel text, outside everything
+//! the kernel forbids or patches itself, with an instruction we know how to carry out. When in
+//! doubt the answer is no, with the reason.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
+use hvprobe_arch::insn::{self, Displaced, ENDBR64, RelocateError};
+use hvprobe_linux::modules::{Module, ModuleLookupError};
+use hvprobe_linux::symbols::{LookupError, Symbol};
+use hvprobe_spec::definition::Target;
+use hvprobe_spec::{Mechanism, ProbeSpec, Then};
+
+use crate::plan::kernel::{Kernel, Owner};
+use crate::plan::span::span;
+use crate::plan::text::{MAX_FUNCTION, PristineText, function};
+use crate::refusal::Refused;
+use crate::unoptimized::Unoptimized;
+
+/// A probepoint that may be planted.
+#[derive(Clone, Debug)]
+pub(crate) struct Probepoint {
+    pub(crate) symbol: (String, u64),
+    pub(crate) displaced: Displaced,
+    /// The kernel has an exception-table entry for the instruction: it may fault, and the handler
+    /// must find it in its place.
+    pub(crate) fixup: bool,
+    /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
+    pub(crate) after_sti: bool,
+    /// The guest's ftrace puts a call there while it traces the function.
+    pub(crate) ftrace: bool,
+    /// What a jump would displace, if there can be one.
+    pub(crate) span: Result<Span, Unoptimized>,
+}
+
+/// Finds and checks the probepoint of `spec`.
+pub(crate) fn plan(
+    spec: &ProbeSpec,
+    kernel: &Kernel<'_>,
+    text: &dyn PristineText,
+) -> Result<Probepoint, Refused> {
+    let (at, owner) = resolve(&spec.definition.target, kernel, text)?;
+    if owner.is_init_text(at) {
+        return Err(Refused::InitText { at });
+    }
+    if !owner.is_text(at) {
+        return Err(Refused::NotText { at });
+    }
+    let (symbol, offset) = owner
+        .symbols()
+        .containing(at)
+        .filter(|(_, offset)| *offset < MAX_FUNCTION)
+        .ok_or(Refused::NoSymbol { at })?;
+    if let Some(why) = owner.forbidden(at) {
+        return Err(Refused::Forbidden { at, why });
+    }
+    let start = symbol.addr;
+    let wanted = usize::try_from(offset).unwrap_or(0) + insn::MAX_LEN;
+    let mut code = vec![0; wanted];
+    let got = text.read(start, &mut code);
+    code.truncate(got);
+    insn::boundary(&code, start, at)?;
+    let before = wanted.checked_sub(insn::MAX_LEN + 1);
+    let after_sti = before.is_some_and(|at| code.get(at) == Some(&STI));
+    let code = code
+        .get(wanted - insn::MAX_LEN..)
+        .filter(|code| !code.is_empty())
+        .ok_or(Refused::Unmapped { at })?;
+    if code[0] == 0xcc {
+        return Err(Refused::ForeignBreakpoint { at });
+    }
+    // Lock prefixes of the kernel's own text come back only if they were taken away at all.
+    let settled = matches!(owner, Owner::Image(_))
+        && kernel
+            .modules
+            .is_some_and(|modules| !modules.restores_lock_prefixes());
+    let may_get_lock = |at, byte| {
+        let may = text.is_final() && !settled;
+        may.then(|| owner.forbidden_as_is(at, byte)).flatten()
+    };
+    if text.is_final() && code[0] == CALL && owner.is_ftrace_site(at) {
+        return Err(Refused::FtraceInUse { at });
+    }
+    if let Some(why) = may_get_lock(at, code[0]) {
+        return Err(Refused::Forbidden { at, why });
+    }
+    let displaced = insn::classify(code, at).map_err(|why| Refused::Instruction { at, why })?;
+    if let Some(wanted) = spec.mechanism.filter(|least| *least > Mechanism::Emulated)
+        && displaced.boosted(at) == Err(RelocateError::Emulated { at })
+    {
+        return Err(Refused::Mechanism { at, wanted });
+    }
+    let is_entry = offset == 0 || offset == entry_skip(start, owner, text);
+    let entry_only = match spec.actions.then {
+        _ if spec.is_return() => Some("return probes"),
+        Then::Return(_) => Some("skipping it"),
+        _ => None,
+    };
+    if let Some(what) = entry_only.filter(|_| !is_entry) {
+        let symbol = symbol.name.to_owned();
+        return Err(Refused::NotEntry {
+            at,
+            symbol,
+            offset,
+            what,
+        });
+    }
+    if spec.is_return() {
+        check_returns(symbol, text)?;
+    }
+    Ok(Probepoint {
+        symbol: (symbol.name.to_owned(), offset),
+        fixup: owner.has_fixup(at),
+        after_sti,
+        ftrace: owner.is_ftrace_site(at),
+        span: span(symbol, at, &owner, text, &may_get_lock),
+        displaced,
+    })
+}
+
+/// Functions that return on another stack than they were called on, or for another task
+/// (arch/x86/entry/entry_64.S, arch/x86/kernel/process_64.c).
+const STACK_SWITCHERS: [&str; 4] = [
+    "__switch_to",
+    "__switch_to_asm",
+    "ret_from_fork",
+    "ret_from_fork_asm",
+];
+
+/// Functions that never return although their code alone, parts of which the compiler puts
+/// elsewhere, does not prove it (the kernel's own list: tools/objtool/noreturns.h).
+const NEVER_RETURN: [&str; 8] = [
+    "do_exit",
+    "do_group_exit",
+    "do_task_dead",
+    "kthread_exit",
+    "make_task_dead",
+    "__module_put_and_kthread_exit",
+    "cpu_startup_entry",
+    "panic",
+];
+
+/// [R7]: refuses functions whose return would not be that of the call.
+fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
+    let refused = |why| Refused::NeverReturns {
+        symbol: symbol.name.to_owned(),
+        why,
+    };
+    if STACK_SWITCHERS.contains(&symbol.name) {
+        return Err(refused("switches stacks"));
+    }
+    if NEVER_RETURN.contains(&symbol.name) {
+        return Err(refused("never returns"));
+    }
+    let code = function(symbol, text);
+    if insn::may_return(&code, symbol.addr) {
+        Ok(())
+    } else {
+        Err(refused("never returns"))
+    }
+}
+
+fn resolve<'a>(
+    target: &Target,
+    kernel: &Kernel<'a>,
+    text: &dyn PristineText,
+) -> Result<(Gva, Owner<'a>), Refused> {
+    let image = Owner::Image(kernel.image);
+    let (name, offset, symbol, owner) = match target {
+        Target::Address(at) => {
+            let module = kernel.module_at(*at).map(Owner::Module);
+            return Ok((*at, module.unwrap_or(image)));
+        }
+        Target::Functions { pattern, .. } => {
+            let pattern = pattern.clone();
+            return Err(Refused::Pattern { pattern });
+        }
+        Target::Symbol {
+            module: Some(wanted),
+            name,
+            offset,
+        } => {
+            let not_loaded = || Refused::ModuleNotLoaded {
+                module: wanted.clone(),
+            };
+            let modules = kernel.modules.ok_or_else(not_loaded)?;
+            let loaded = |module: &&Module| kernel.is_loaded(module);
+            modules.get(wanted).filter(loaded).ok_or_else(not_loaded)?;
+            let (module, symbol) = modules.lookup_in(wanted, name)?;
+            (name, offset, symbol, Owner::Module(module))
+        }
+        Target::Symbol {
+            module: None,
+            name,
+            offset,
+        } => match (kernel.image.symbols().lookup(name), kernel.modules) {
+            (Ok(symbol), _) => (name, offset, symbol, image),
+            (Err(unknown @ LookupError::Unknown { .. }), Some(modules)) => {
+                match modules.lookup(name) {
+                    Ok((module, symbol)) if kernel.is_loaded(module) => {
+                        (name, offset, symbol, Owner::Module(module))
+                    }
+                    Ok(_) | Err(ModuleLookupError::Unknown { .. }) => return Err(unknown.into()),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            (Err(error), _) => return Err(error.into()),
+        },
+    };
+    if *offset >= symbol.size && *offset > 0 {
+        return Err(Refused::OffsetOutside {
+            symbol: name.clone(),
+            offset: *offset,
+            size: symbol.size,
+        });
+    }
+    // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
+    let landing = if *offset == 0 {
+        entry_skip(symbol.addr, owner, text)
+    } else {
+        *offset
+    };
+    Ok((symbol.addr.wrapping_add(landing), owner))
+}
+
+/// Length of the ENDBR64 at `at`, or 0. The kernel seals those that it does not need: one that became
+/// any nop of its length is still one.
+fn entry_skip(at: Gva, owner: Owner<'_>, text: &dyn PristineText) -> u64 {
+    let mut head = [0; ENDBR64.len()];
+    if text.read(at, &mut head) < head.len() {
+        return 0;
+    }
+    let was_endbr = || match owner {
+        Owner::Image(image) => image.bytes_at(at, head.len()) == Some(&ENDBR64),
+        Owner::Module(_) => false,
+    };
+    if insn::is_endbr64(&head) || insn::is_nop4(&head) && was_endbr() {
+        head.len() as u64
+    } else {
+        0
+    }
+}
+
+/// The opcodes of a near call and of `sti`.
+const CALL: u8 = 0xe8;
+const STI: u8 = 0xfb;

@@ -1,0 +1,273 @@
+//! Why a probe is refused.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{self, Refusal};
+use hvprobe_hit::calls::PoolError;
+use hvprobe_linux::image::Forbidden;
+use hvprobe_linux::modules::{ModuleError, ModuleLookupError};
+use hvprobe_linux::symbols::LookupError;
+use hvprobe_linux::task::TaskUnknown;
+use hvprobe_spec::Mechanism;
+
+use crate::code::error::HiddenError;
+use crate::unoptimized::Unoptimized;
+
+/// Why a probe was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The symbol is unknown or ambiguous.
+    #[error(transparent)]
+    Symbol(#[from] LookupError),
+    /// The symbol of a module is unknown or ambiguous.
+    #[error(transparent)]
+    ModuleSymbol(#[from] ModuleLookupError),
+    /// No function matches the pattern.
+    #[error("no function matches `{pattern}`{}", hvprobe_linux::symbols::Offer(.near))]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// Up to five names that look like it, best first.
+        near: Vec<String>,
+    },
+    /// More functions match the patterns of a batch than may be planted at once.
+    #[error("`{pattern}` brings the batch to {matches} probes or more; at most {max} are possible")]
+    TooManyMatches {
+        /// The pattern.
+        pattern: String,
+        /// How many there would be at least.
+        matches: usize,
+        /// How many may be.
+        max: usize,
+    },
+    /// A pattern where one place is wanted.
+    #[error("`{pattern}` is a pattern, which stands for no single place")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+    },
+    /// A return probe cannot have its instances.
+    #[error(transparent)]
+    Instances(#[from] PoolError),
+    /// The offset leads out of the function.
+    #[error("offset {offset:#x} is outside {symbol}, which is {size:#x} bytes long")]
+    OffsetOutside {
+        /// The function.
+        symbol: String,
+        /// The offset asked for.
+        offset: u64,
+        /// The function's size.
+        size: u64,
+    },
+    /// Not kernel text.
+    #[error("{at} is not in the kernel's text")]
+    NotText {
+        /// The address.
+        at: Gva,
+    },
+    /// Init text, freed at the end of boot.
+    #[error("{at} is init text, which the kernel frees before probes can be planted")]
+    InitText {
+        /// The address.
+        at: Gva,
+    },
+    /// No function is known to contain the address, so boundaries cannot be checked.
+    #[error("no symbol contains {at}, so instruction boundaries cannot be checked")]
+    NoSymbol {
+        /// The address.
+        at: Gva,
+    },
+    /// The kernel forbids it or patches it itself.
+    #[error("{at}: {why}")]
+    Forbidden {
+        /// The address.
+        at: Gva,
+        /// The reason.
+        why: Forbidden,
+    },
+    /// Not the start of an instruction.
+    #[error(transparent)]
+    Boundary(#[from] insn::BoundaryError),
+    /// The instruction cannot be carried out elsewhere.
+    #[error("{at}: {why}")]
+    Instruction {
+        /// The address.
+        at: Gva,
+        /// The reason.
+        why: Refusal,
+    },
+    /// A breakpoint that is not ours.
+    #[error("{at} already holds an int3 that is not ours: the guest is probing or patching it")]
+    ForeignBreakpoint {
+        /// The address.
+        at: Gva,
+    },
+    /// The guest's ftrace has a call in the entry nop.
+    #[error("{at} is a function entry that the guest's ftrace is using")]
+    FtraceInUse {
+        /// The address.
+        at: Gva,
+    },
+    /// The text cannot be read.
+    #[error("the kernel's text at {at} is not mapped")]
+    Unmapped {
+        /// The address.
+        at: Gva,
+    },
+    /// The text changed between the check and the patch.
+    #[error("the text at {at} changed while the probe was being planted: try again")]
+    TextChanged {
+        /// The address.
+        at: Gva,
+    },
+    /// The guest's kernel is not the one that it was booted with.
+    #[error(
+        "the guest runs another kernel since a kexec: the probes of the first are gone, and none can be \
+         planted; boot a machine with that kernel to probe it"
+    )]
+    Replaced,
+    /// Another probe is there, and the guest rewrote the text under it.
+    #[error("the guest rewrote the text at {at} under a probe: unregister the probes there first")]
+    Rewritten {
+        /// The address.
+        at: Gva,
+    },
+    /// The guest's own kprobe would not be hit any more.
+    #[error("the guest has a kprobe of its own at {at}: it would not be hit any more")]
+    Kprobe {
+        /// The address.
+        at: Gva,
+    },
+    /// The slot for the out-of-line copy could not be had.
+    #[error("no out-of-line slot for {at}")]
+    Slot {
+        /// The address.
+        at: Gva,
+        /// Why.
+        #[source]
+        source: HiddenError,
+    },
+    /// The exception window cannot be built.
+    #[error("{at} must be stepped, and the guest's interrupt descriptor table cannot be read")]
+    NoWindow {
+        /// The address.
+        at: Gva,
+    },
+    /// The mechanism that was asked for cannot carry the instruction out.
+    #[error("the instruction at {at} can only be emulated, not {wanted}")]
+    Mechanism {
+        /// The address.
+        at: Gva,
+        /// What was asked for.
+        wanted: Mechanism,
+    },
+    /// A jump was asked for, and there can be none.
+    #[error("the probe at {at} cannot be optimized")]
+    Unoptimized {
+        /// The address.
+        at: Gva,
+        /// Why.
+        #[source]
+        source: Unoptimized,
+    },
+    /// A return probe, or a function to be skipped, and not its entry.
+    #[error(
+        "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
+    )]
+    NotEntry {
+        /// The address.
+        at: Gva,
+        /// The function.
+        symbol: String,
+        /// How far into it.
+        offset: u64,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A function that gives its stack to another task, or never returns.
+    #[error("{symbol} {why}, so its returns cannot be probed")]
+    NeverReturns {
+        /// The function.
+        symbol: String,
+        /// What it does.
+        why: &'static str,
+    },
+    /// The task that runs cannot be told, so that calls could not be told apart.
+    #[error("return probes need the layout of the guest's tasks: {0}")]
+    NoTasks(TaskUnknown),
+    /// The module is not loaded.
+    #[error("module {module} is not loaded")]
+    ModuleNotLoaded {
+        /// Its name.
+        module: String,
+    },
+    /// Modules cannot be told.
+    #[error("nothing of module {module} can be probed: {why}")]
+    ModulesHidden {
+        /// Its name.
+        module: String,
+        /// Why.
+        why: ModuleError,
+    },
+    /// A pattern for functions of a module that is not loaded.
+    #[error("module {module} is not loaded, so nothing tells what `{pattern}` stands for")]
+    ModuleNeeded {
+        /// The module's name.
+        module: String,
+        /// The pattern.
+        pattern: String,
+    },
+    /// The copy cannot be made to work at its slot.
+    #[error("the instruction at {at} cannot be relocated")]
+    Relocate {
+        /// The address.
+        at: Gva,
+        /// Why.
+        #[source]
+        source: insn::RelocateError,
+    },
+}
+
+/// A site that cannot be armed, and why.
+#[derive(Debug)]
+pub(crate) struct Obstacle {
+    pub(crate) at: Gva,
+    pub(crate) why: Refused,
+}
+
+/// The sites that cannot be armed: one at least.
+#[derive(Debug)]
+pub(crate) struct Obstacles {
+    first: Obstacle,
+    others: Vec<Obstacle>,
+}
+
+impl Obstacles {
+    /// `None` when there are none.
+    pub(crate) fn of(found: impl IntoIterator<Item = Obstacle>) -> Option<Self> {
+        let mut found = found.into_iter();
+        Some(Self {
+            first: found.next()?,
+            others: found.collect(),
+        })
+    }
+
+    pub(crate) fn first(self) -> Obstacle {
+        self.first
+    }
+}
+
+impl From<Obstacle> for Obstacles {
+    fn from(first: Obstacle) -> Self {
+        let others = Vec::new();
+        Self { first, others }
+    }
+}
+
+impl IntoIterator for Obstacles {
+    type Item = Obstacle;
+    type IntoIter = std::iter::Chain<std::iter::Once<Obstacle>, std::vec::IntoIter<Obstacle>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.first).chain(self.others)
+    }
+}

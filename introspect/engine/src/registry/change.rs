@@ -1,0 +1,252 @@
+//! Changes to registered probes: the kernel's text becomes final, probes leave, are enabled and disabled,
+//! and the two global switches are turned.
+//!
+//! Invariant: a change happens whole or not at all, in one stop of the virtual CPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_arch::insn::GateHead;
+use hvprobe_hit::KernelView;
+use hvprobe_spec::ProbeId;
+use tracing::warn;
+
+use super::commit::CommitError;
+use super::plant::PlantError;
+use super::state::{Live, Registry};
+use crate::code::scan::is_feasible;
+use crate::error::ChangeError;
+use crate::guest::banner::Banner;
+use crate::refusal::{Obstacle, Refused};
+use crate::registered::Refusals;
+use crate::sites::site::Place;
+use crate::world::{StopError, World};
+
+impl Registry {
+    /// The kernel's text is final: plants what was pending, in one stop. What turns out to be
+    /// impossible is marked as refused and returned; the rest is planted.
+    ///
+    /// # Errors
+    /// When the virtual CPUs cannot be stopped; then everything is pending as before.
+    pub fn go_live(
+        &mut self,
+        view: KernelView,
+        gate: Option<GateHead>,
+        world: &dyn World,
+    ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
+        self.live = Some(Live {
+            view,
+            gate,
+            gate_planted: false,
+            banner: Banner::read(&self.image, &view.tables, world.memory()),
+        });
+        self.can_scan = is_feasible(world.memory());
+        self.read_modules(world.memory());
+        self.read_kprobes(world.memory());
+        let refused = self.settle_pending(world);
+        if refused.is_err() {
+            for id in self.probes.keys().copied().collect::<Vec<_>>() {
+                self.unplace(id);
+            }
+            // What is left is the engine's own.
+            self.sites.clear();
+            self.live = None;
+        }
+        refused
+    }
+
+    /// Plants pending probes whose place there is now. Those it is impossible for are marked as
+    /// refused and returned.
+    pub(crate) fn settle_pending(
+        &mut self,
+        world: &dyn World,
+    ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
+        let pending: Vec<ProbeId> = self
+            .probes
+            .iter()
+            .filter(|(_, probe)| matches!(probe.place, Place::Pending))
+            .map(|(id, _)| *id)
+            .collect();
+        let (mut refused, mut placed) = (Vec::new(), BTreeSet::new());
+        for id in pending {
+            match self.plan(&self.probes[&id].spec, world.memory()) {
+                Ok(point) => {
+                    self.place(id, point);
+                    placed.insert(id);
+                }
+                Err(Refused::ModuleNotLoaded { .. }) => {}
+                Err(why) => refused.push((id, why)),
+            }
+        }
+        match self.plant(&placed, Refusals::Skip, world) {
+            Ok(planted) => refused.extend(planted.refused),
+            Err(PlantError::Stop(error)) => return Err(error),
+            Err(PlantError::Replaced) => {}
+            // They stay pending.
+            Err(PlantError::Site(Obstacle { why, .. }) | PlantError::Refused(_, why)) => {
+                warn!(%why, "pending probes cannot be planted");
+            }
+        }
+        for (id, why) in &refused {
+            if let Some(probe) = self.probes.get_mut(id) {
+                probe.place = Place::Refused(why.clone());
+            }
+        }
+        Ok(refused)
+    }
+
+    /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
+    /// is in a handler of these probes, and calls that a return probe had entered return to their
+    /// callers on their own.
+    ///
+    /// # Errors
+    /// When one of them does not exist or the virtual CPUs cannot be stopped.
+    pub fn unregister(&mut self, ids: &[ProbeId], world: &dyn World) -> Result<(), ChangeError> {
+        let mut leaving = BTreeSet::new();
+        for (index, &id) in ids.iter().enumerate() {
+            if !self.probes.contains_key(&id) || !leaving.insert(id) {
+                return Err(ChangeError::NoSuchProbe { id, index });
+            }
+        }
+        self.provide_internal(&leaving, world.memory());
+        self.commit(&leaving, world).map_err(|error| {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.change_error(error, ids)
+        })?;
+        // What was recorded before their jumps were gone is handed on first.
+        world.collect();
+        self.forget_sources(&leaving);
+        for id in leaving {
+            self.forget_probe(id);
+        }
+        Ok(())
+    }
+
+    /// Unregisters everything.
+    ///
+    /// # Errors
+    /// When the virtual CPUs cannot be stopped.
+    pub fn unregister_all(&mut self, world: &dyn World) -> Result<(), ChangeError> {
+        let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+        self.unregister(&all, world)
+    }
+
+    /// Enables or disables `ids`, all or none. A disabled probe makes no event any more when this
+    /// returns; a hit that was on the way then is counted.
+    ///
+    /// # Errors
+    /// When one of them does not exist, cannot be armed, or the virtual CPUs cannot be stopped.
+    pub fn set_enabled(
+        &mut self,
+        ids: &[ProbeId],
+        enabled: bool,
+        world: &dyn World,
+    ) -> Result<(), ChangeError> {
+        if enabled && self.is_overwritten(world.memory()) {
+            self.find_out_replaced(world);
+        }
+        for (index, &id) in ids.iter().enumerate() {
+            let Some(probe) = self.probes.get(&id) else {
+                return Err(ChangeError::NoSuchProbe { id, index });
+            };
+            if enabled && self.replaced {
+                let source = Refused::Replaced;
+                return Err(ChangeError::Refused { id, source });
+            }
+            if enabled
+                && let Place::At(at) = probe.place
+                && let Some(site) = self.sites.get(&at)
+                && self.is_rewritten(site, world.memory())
+            {
+                let source = Refused::Rewritten { at };
+                return Err(ChangeError::Refused { id, source });
+            }
+        }
+        if enabled {
+            self.refill(ids);
+        }
+        let mut before = BTreeMap::new();
+        for id in ids {
+            if let Some(probe) = self.probes.get_mut(id) {
+                before.entry(*id).or_insert(probe.spec.disabled);
+                probe.spec.disabled = !enabled;
+            }
+        }
+        self.provide_internal(&BTreeSet::new(), world.memory());
+        self.commit(&BTreeSet::new(), world).map_err(|error| {
+            for (id, disabled) in before {
+                if let Some(probe) = self.probes.get_mut(&id) {
+                    probe.spec.disabled = disabled;
+                }
+            }
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.change_error(error, ids)
+        })?;
+        self.silence_disabled(world);
+        Ok(())
+    }
+
+    /// Sees to it that no probe that has just been disabled makes another event: whoever was
+    /// preempted in its detour may be about to finish one.
+    fn silence_disabled(&self, world: &dyn World) {
+        let sources = self.sources.iter();
+        let due: Vec<_> = sources.filter(|it| it.is_to_be_silenced()).collect();
+        if !due.is_empty() {
+            // What it had recorded by then is handed on first.
+            world.collect();
+            due.iter().for_each(|source| source.silence());
+        }
+    }
+
+    /// The global switch: arms every enabled probe, or takes every patch out of the guest. Each
+    /// probe's own state stays as it is.
+    ///
+    /// # Errors
+    /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
+    pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+        if on && self.has_module_probes(&BTreeSet::new()) {
+            // While the switch was off nobody watched modules come and go.
+            self.modules_changed(None, world)?;
+        }
+        // A site that was rewritten meanwhile stays as it is and keeps nobody else back.
+        self.watch(world);
+        let before = std::mem::replace(&mut self.switched_on, on);
+        self.commit(&BTreeSet::new(), world).map_err(|error| {
+            self.switched_on = before;
+            let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+            self.change_error(error, &all)
+        })?;
+        self.silence_disabled(world);
+        Ok(())
+    }
+
+    /// The global knob of optimization: uses jumps where they can be used, or int3s everywhere.
+    ///
+    /// # Errors
+    /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
+    pub fn set_optimization(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+        let before = std::mem::replace(&mut self.optimize, on);
+        self.provide_internal(&BTreeSet::new(), world.memory());
+        self.commit(&BTreeSet::new(), world).map_err(|error| {
+            self.optimize = before;
+            self.provide_internal(&BTreeSet::new(), world.memory());
+            let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+            self.change_error(error, &all)
+        })
+    }
+
+    /// Lays `error` to the charge of the one of `ids` that is at the site concerned.
+    fn change_error(&self, error: CommitError, ids: &[ProbeId]) -> ChangeError {
+        match error {
+            CommitError::Stop(error) => error.into(),
+            CommitError::Site(Obstacle { at, why }) => ChangeError::Refused {
+                id: self
+                    .sites
+                    .get(&at)
+                    .and_then(|site| site.members.iter().find(|id| ids.contains(id)))
+                    .copied()
+                    .unwrap_or(ProbeId(0)),
+                source: why,
+            },
+        }
+    }
+}

@@ -1,0 +1,509 @@
+//! Makes guest text agree with the registry: one stop of the virtual CPUs, whole or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::JUMP;
+use hvprobe_arch::insn::SlotCode;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::calls::{Fate, Pool};
+use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_hit::table::{Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
+use hvprobe_hit::{Counters, vacate};
+use hvprobe_spec::ProbeId;
+use tracing::warn;
+
+use crate::code::jump::Jump;
+use crate::code::scan::{AT_ONCE_MAX, Still};
+use crate::refusal::{Obstacle, Obstacles, Refused};
+use crate::registry::state::{Live, Registry};
+use crate::sites::site::{Patch, Place, SiteState, patched};
+use crate::sites::text::{Edit, Text};
+use crate::world::{StopError, World};
+
+/// Why a change did not happen.
+#[derive(Debug)]
+pub(crate) enum CommitError {
+    Stop(StopError),
+    Site(Obstacle),
+}
+
+impl Registry {
+    /// Makes the [`change`](Self::change) in one stop of the virtual CPUs, if there is text to be
+    /// changed yet.
+    pub(crate) fn commit(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        world: &dyn World,
+    ) -> Result<(), CommitError> {
+        self.commit_timed(leaving, AT_ONCE_MAX, world).map(|_| ())
+    }
+
+    /// As [`Self::commit`], for which at most `most` bytes of the guest's memory may be looked
+    /// through; returns for how long the virtual CPUs were stopped.
+    pub(crate) fn commit_timed(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        most: u64,
+        world: &dyn World,
+    ) -> Result<Duration, CommitError> {
+        if self.live.is_none() {
+            return Ok(Duration::ZERO);
+        }
+        let jumps = self.prepare_jumps(leaving, world.memory());
+        let mut jumps = jumps.into_iter().collect();
+        let mut look = self.look(&jumps, leaving, most, world);
+        let mut result = Ok(());
+        let stopped = world.stopped(&mut |mem, standing| {
+            if let Some(none) = self.abandon_replaced(mem, standing) {
+                return Some(none);
+            }
+            let seen = look.as_mut().and_then(|look| look.end(standing));
+            let still = Still { standing, seen };
+            self.keep_usable(&mut jumps, mem, still);
+            self.change(leaving, &mut jumps, mem, still)
+                .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
+                .ok()
+        });
+        drop(look);
+        if self.replaced {
+            // What was to be changed is gone.
+            self.forget_records(world);
+        } else {
+            self.give_jumps_back(jumps.into_iter().collect());
+        }
+        let stopped_for = stopped.map_err(CommitError::Stop)?;
+        result.map(|()| stopped_for)
+    }
+
+    /// Takes those of the prepared `jumps` back that must not be written now. The virtual CPUs must
+    /// stand still.
+    pub(crate) fn keep_usable(
+        &mut self,
+        jumps: &mut BTreeMap<Gva, Jump>,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) {
+        self.leave_to_kprobes(jumps, mem);
+        self.keep_safe(jumps, still);
+    }
+
+    /// Arms every site with an enabled probe, with its usable one of the `jumps` or with an int3,
+    /// disarms every other, forgets the `leaving` probes at their sites and frees what nobody needs
+    /// any more. Takes the jumps that it uses out of `jumps`. Returns the table that matches the text.
+    ///
+    /// # Errors
+    /// The sites that cannot be armed; then nothing has changed.
+    pub(crate) fn change(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        jumps: &mut BTreeMap<Gva, Jump>,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) -> Result<Arc<ProbeTable>, Obstacles> {
+        self.enter_detours(mem)?;
+        let (mut arming, mut disarming) = (Vec::new(), Vec::new());
+        for (at, site) in &self.sites {
+            if !self.is_wanted(site, leaving) {
+                if site.is_armed() {
+                    disarming.push(*at);
+                }
+            } else if let Some(patch) = self.next_patch(site, jumps.remove(at), leaving) {
+                arming.push((*at, patch));
+            }
+        }
+        let slots = match self.write(&arming, &disarming, leaving, mem, still) {
+            Ok(slots) => slots,
+            Err(obstacles) => {
+                let unused = arming.into_iter().filter_map(|(at, patch)| match patch {
+                    Patch::Jump(jump) => Some((at, jump)),
+                    Patch::None | Patch::Breakpoint => None,
+                });
+                jumps.extend(unused);
+                self.tidy(jumps, mem);
+                return Err(obstacles);
+            }
+        };
+        // Nothing below can fail. Somebody may be in a detour that is not used again after all.
+        let unused = std::mem::take(jumps);
+        self.give_jumps_back(unused.into_iter().collect());
+        for at in disarming {
+            self.set_patch(at, Patch::None);
+        }
+        for (at, code) in slots {
+            if let Some(site) = self.sites.get_mut(&at) {
+                let (displaced, old) = (site.displaced, std::mem::replace(&mut site.slot, code));
+                if let Some(code) = &code {
+                    self.revive(code);
+                }
+                self.let_go(displaced, old, mem);
+            }
+        }
+        for (at, patch) in arming {
+            self.set_patch(at, patch);
+        }
+        self.forget(leaving, mem);
+        let sent_to = self.vacate_calls(leaving, mem, still);
+        self.vacate_sources(leaving, mem);
+        self.settle_sources(leaving);
+        self.reclaim_jumps(mem, still, &sent_to);
+        self.tidy(&BTreeMap::new(), mem);
+        Ok(Arc::new(self.table(leaving)))
+    }
+
+    /// Lets the guest see the memory of detours, if there is to be any.
+    fn enter_detours(&mut self, mem: &dyn PhysMemory) -> Result<(), Obstacle> {
+        let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
+            return Ok(());
+        };
+        let entered = detours.enter(mem, &live.view.tables);
+        entered.map_err(|source| {
+            let at = KERNEL_WINDOW.start;
+            let why = Refused::Slot { at, source };
+            Obstacle { at, why }
+        })
+    }
+
+    /// What `site`, which is wanted, is to hold instead of what it does, given the jump that was
+    /// prepared for it; `None` to leave it.
+    fn next_patch(
+        &self,
+        site: &SiteState,
+        prepared: Option<Jump>,
+        leaving: &BTreeSet<ProbeId>,
+    ) -> Option<Patch> {
+        match (&site.patch, prepared) {
+            _ if site.gone => None,
+            (_, Some(jump)) => Some(Patch::Jump(jump)),
+            (Patch::Jump(_), None) if self.keeps_jump(site, leaving) => None,
+            (Patch::Breakpoint, None) => None,
+            (Patch::None | Patch::Jump(_), None) => Some(Patch::Breakpoint),
+        }
+    }
+
+    /// The text at `at` holds `patch` now.
+    fn set_patch(&mut self, at: Gva, patch: Patch) {
+        let Some(site) = self.sites.get_mut(&at) else {
+            return;
+        };
+        let retired = Arc::make_mut(&mut self.retired);
+        if let Patch::Breakpoint = patch {
+            retired.insert(at.0);
+        } else if let Patch::Jump(jump) = &patch {
+            // Where a task may stand, the jump holds int3s.
+            let inside = (1..JUMP as u64).map(|n| at.wrapping_add(n));
+            let landings = inside.filter(|at| jump.detour.resume(*at).is_some());
+            retired.extend(landings.map(|at| at.0));
+        }
+        if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
+            self.let_jump_go(at, jump);
+        }
+    }
+
+    /// Whether `site` is to carry an int3 or a jump.
+    pub(crate) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+        let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
+        self.switched_on
+            && !left_to_ftrace
+            && (site.internal.is_some() || self.has_enabled(site, leaving))
+    }
+
+    /// Whether some probe at `site` takes part in hits.
+    pub(crate) fn has_enabled(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+        let mut members = site.members.iter();
+        members.any(|id| self.is_enabled(*id, leaving))
+    }
+
+    /// Whether probe `id` takes part in hits.
+    pub(crate) fn is_enabled(&self, id: ProbeId, leaving: &BTreeSet<ProbeId>) -> bool {
+        !leaving.contains(&id)
+            && self
+                .probes
+                .get(&id)
+                .is_some_and(|probe| !probe.spec.disabled)
+    }
+
+    /// Takes the slots that armed sites need now and have not, plants the gate and makes the text of
+    /// the sites `arming` hold their patches, and that of those `disarming` none; returns the slots.
+    /// On error the text is as it was and no slot is taken.
+    fn write(
+        &mut self,
+        arming: &[(Gva, Patch)],
+        disarming: &[Gva],
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
+        const NONE: Patch = Patch::None;
+        let mut next: BTreeMap<Gva, &Patch> =
+            arming.iter().map(|(at, patch)| (*at, patch)).collect();
+        next.extend(disarming.iter().map(|at| (*at, &NONE)));
+        let jumping = |site: &SiteState| {
+            let patch = next.get(&site.displaced.at()).copied();
+            matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
+        };
+        let slots = self.take_slots(&jumping, leaving, mem, still)?;
+        let Some(live) = &mut self.live else {
+            return Ok(slots);
+        };
+        let tables = live.view.tables;
+        let text = Text {
+            tables: &tables,
+            mem,
+        };
+        // What the guest has rewritten is not given its bytes back.
+        let mut gone = Vec::new();
+        let mut edits = Vec::new();
+        for (at, patch) in &next {
+            let Some(site) = self.sites.get(at) else {
+                continue;
+            };
+            let edit = edit(&self.sites, site, patch, &next);
+            if matches!(patch, Patch::None) && !text.holds(*at, &edit.from) {
+                gone.push(*at);
+            } else {
+                edits.push(edit);
+            }
+        }
+        let needs_gate = arming.iter().map(|(at, _)| *at);
+        let planted = plant_gate(live, &text, needs_gate);
+        if let Err(obstacles) = planted.and_then(|()| text.replace(&edits)) {
+            self.give_back(slots, mem);
+            return Err(obstacles);
+        }
+        for at in gone {
+            if let Some(site) = self.sites.get_mut(&at) {
+                site.gone = true;
+            }
+        }
+        Ok(slots)
+    }
+
+    /// Drops the `leaving` members, and sites nobody is left at.
+    fn forget(&mut self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
+        for site in self.sites.values_mut() {
+            site.members.retain(|id| !leaving.contains(id));
+        }
+        let empty: Vec<_> = self
+            .sites
+            .extract_if(.., |_, site| {
+                site.members.is_empty() && site.internal.is_none()
+            })
+            .collect();
+        for (_, site) in empty {
+            self.let_go(site.displaced, site.slot, mem);
+        }
+    }
+
+    /// Lets calls in flight of the probes that leave return on their own. Tells where to: to their
+    /// callers, or to the stubs of other probes that the same functions are followed by.
+    fn vacate_calls(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) -> Vec<Gva> {
+        let mut sent_to = Vec::new();
+        let (Some(live), Some(fixtures)) = (&self.live, self.hidden.fixtures()) else {
+            return sent_to;
+        };
+        let is_return = |id: &ProbeId| self.probes.get(id).is_some_and(|p| p.pool.is_some());
+        if !leaving.iter().any(is_return) {
+            return sent_to;
+        }
+        let trampoline = fixtures.trampoline();
+        let tables = &live.view.tables;
+        // A virtual CPU that has just returned there still needs its call.
+        let returning = |slot: Gva| {
+            still
+                .standing
+                .iter()
+                .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
+        };
+        let vacated = Arc::make_mut(&mut self.vacated);
+        self.returns.calls.remove(
+            |id| leaving.contains(&id),
+            |frame| {
+                if returning(frame.slot) {
+                    return Fate::Keep;
+                }
+                let fate = vacate(frame, trampoline, tables, mem);
+                if fate == Fate::Forget {
+                    vacated.add(frame);
+                    sent_to.push(frame.ret);
+                }
+                fate
+            },
+        );
+        sent_to
+    }
+
+    /// Takes the gate away while no int3 of ours can be reached: no site is armed, and whoever was
+    /// interrupted in a detour that was left, or is one of the prepared `jumps`, comes to no int3 in it.
+    /// Takes the hidden region away while nothing of it is in use.
+    fn tidy(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
+        let mut left = self.ghost_jumps.values().flatten().chain(jumps.values());
+        let escapes = left.any(|jump| jump.detour.escape().is_some());
+        if let Some(live) = &mut self.live
+            && !escapes
+            && !self.sites.values().any(SiteState::is_armed)
+        {
+            remove_gate(live, mem);
+        }
+        if self.hidden.is_idle()
+            && let Err(error) = self.hidden.unmap(mem)
+        {
+            warn!(%error, "the slots stay mapped");
+        }
+    }
+
+    pub(crate) fn table(&self, leaving: &BTreeSet<ProbeId>) -> ProbeTable {
+        let sites = self
+            .sites
+            .values()
+            .filter(|site| site.is_armed())
+            .map(|site| {
+                let members = self.members(site, leaving);
+                let has_post = |member: &Member| match &member.role {
+                    Role::Probe(actions) => actions.post,
+                    Role::Return { .. } | Role::Internal(_) => false,
+                };
+                Site {
+                    displaced: site.displaced,
+                    slot: site.slot,
+                    detour: site.jump().map(|jump| Arc::clone(&jump.detour)),
+                    after_sti: site.after_sti,
+                    posts: members.iter().any(has_post),
+                    members,
+                }
+            })
+            .collect();
+        let returning = self
+            .probes
+            .iter()
+            .filter(|(id, probe)| probe.pool.is_some() && !leaving.contains(id))
+            .map(|(id, probe)| {
+                let returning = Returning {
+                    counters: Arc::clone(&probe.counters),
+                    actions: Arc::clone(&probe.actions),
+                    disabled: probe.spec.disabled || !self.switched_on,
+                };
+                (*id, returning)
+            })
+            .collect();
+        ProbeTable::new(Parts {
+            sites,
+            retired: Arc::clone(&self.retired),
+            fixtures: self.hidden.fixtures(),
+            returning,
+            returns: Arc::clone(&self.returns),
+            vacated: Arc::clone(&self.vacated),
+            followed: self
+                .sources
+                .iter()
+                .filter(|source| source.followed().is_some())
+                .collect(),
+            ghosts: self
+                .ghost_jumps
+                .values()
+                .flatten()
+                .filter_map(|jump| Some((jump.detour.escape()?, jump.detour.tail())))
+                .collect(),
+        })
+    }
+
+    fn members(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Box<[Member]> {
+        let stubs = self.stubs(site, leaving);
+        let following = |id: &ProbeId, pool: &Arc<Pool>| match stubs.get(id) {
+            Some(source) => Following::Stubs(Arc::clone(source)),
+            None => Following::Trampoline(Arc::clone(pool)),
+        };
+        let own = site
+            .members
+            .iter()
+            .filter(|id| self.is_enabled(**id, leaving))
+            .filter_map(|id| Some((id, self.probes.get(id)?)))
+            .map(|(id, probe)| {
+                let actions = Arc::clone(&probe.actions);
+                Member {
+                    id: *id,
+                    counters: Arc::clone(&probe.counters),
+                    role: match &probe.pool {
+                        None => Role::Probe(actions),
+                        Some(pool) => Role::Return {
+                            actions,
+                            calls: following(id, pool),
+                        },
+                    },
+                }
+            });
+        let internal = site.internal.map(|internal| Member {
+            id: Internal::ID,
+            counters: Arc::new(Counters::new(0)),
+            role: Role::Internal(internal),
+        });
+        internal.into_iter().chain(own).collect()
+    }
+
+    /// Whether some return probe has a probepoint and is not about to leave.
+    pub(crate) fn has_return_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        self.probes.iter().any(|(id, probe)| {
+            probe.pool.is_some() && !leaving.contains(id) && matches!(probe.place, Place::At(_))
+        })
+    }
+}
+
+/// What makes the text of `site` hold `patch` while all sites get their `next` patches.
+fn edit<'s>(
+    sites: &'s BTreeMap<Gva, SiteState>,
+    site: &SiteState,
+    patch: &Patch,
+    next: &'s BTreeMap<Gva, &'s Patch>,
+) -> Edit {
+    let at = site.displaced.at();
+    let (now, then) = (site.original(&site.patch), site.original(patch));
+    let original = if now.len() > then.len() { now } else { then };
+    Edit {
+        at,
+        from: patched(sites, at, original, |_, site| &site.patch),
+        to: patched(sites, at, original, |at, site| {
+            next.get(&at).copied().unwrap_or(&site.patch)
+        }),
+    }
+}
+
+/// Patches the #BP entry for the sites `arming`, if there are any, this machine needs it and it is not
+/// patched yet. No site can be armed without it.
+fn plant_gate(
+    live: &mut Live,
+    text: &Text<'_>,
+    mut arming: impl Iterator<Item = Gva>,
+) -> Result<(), Obstacles> {
+    let Some(gate) = live.gate.as_ref().filter(|_| !live.gate_planted) else {
+        return Ok(());
+    };
+    let Some(first) = arming.next() else {
+        return Ok(());
+    };
+    if let Err(why) = text.plant_gate(gate) {
+        let all = std::iter::once(first).chain(arming).map(|at| Obstacle {
+            at,
+            why: why.clone(),
+        });
+        return Obstacles::of(all).map_or(Ok(()), Err);
+    }
+    live.gate_planted = true;
+    Ok(())
+}
+
+fn remove_gate(live: &mut Live, mem: &dyn PhysMemory) {
+    let tables = &live.view.tables;
+    if let Some(gate) = live.gate.as_ref().filter(|_| live.gate_planted)
+        && !(Text { tables, mem }).remove_gate(gate)
+    {
+        warn!(at = %gate.at(), "the guest rewrote its #BP entry under our patch");
+    }
+    live.gate_planted = false;
+}

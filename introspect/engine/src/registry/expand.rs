@@ -1,0 +1,157 @@
+//! Patterns in definitions: which functions they stand for.
+//!
+//! What is kept true: every function is taken once, under the first of its names that matches, and
+//! every definition made here means exactly that function, even where several share the name. What
+//! is not a function of its own is no match: data, padding before an entry, init text, and, unless
+//! the pattern has a dot, the parts and clones that the compiler makes (`foo.cold`, `foo.part.0`,
+//! `foo.isra.0`).
+
+use std::borrow::Cow;
+
+use hvprobe_arch::Gva;
+use hvprobe_linux::symbols::{Symbol, SymbolKind, Symbols};
+use hvprobe_spec::ProbeSpec;
+use hvprobe_spec::definition::{Definition, Kind, Target, is_event_name, is_symbol_name};
+
+use crate::plan::kernel::Kernel;
+use crate::refusal::Refused;
+use crate::registered::BATCH_MAX;
+use crate::registry::state::Registry;
+
+impl Registry {
+    /// What `spec` stands for one by one: itself, unless its target is a pattern. `room` is how many
+    /// probes the batch may still have.
+    pub(crate) fn singles<'s>(
+        &self,
+        spec: &'s ProbeSpec,
+        room: usize,
+    ) -> Result<Vec<Cow<'s, ProbeSpec>>, Refused> {
+        let Target::Functions { module, pattern } = &spec.definition.target else {
+            return Ok(vec![Cow::Borrowed(spec)]);
+        };
+        let kernel = self.kernel();
+        let mut targets = Vec::new();
+        match module {
+            Some(name) => {
+                let found = kernel.modules.and_then(|modules| modules.get(name));
+                let module = found.filter(|module| kernel.is_loaded(module));
+                let module = module.ok_or_else(|| Refused::ModuleNeeded {
+                    module: name.clone(),
+                    pattern: pattern.clone(),
+                })?;
+                let is_text = |at| module.text().contains(&at);
+                add(&mut targets, pattern, Some(name), module.symbols(), is_text);
+            }
+            None => {
+                let image = kernel.image;
+                let is_text = |at| image.is_text(at);
+                add(&mut targets, pattern, None, image.symbols(), is_text);
+                let modules = kernel.modules.into_iter().flatten();
+                for module in modules.filter(|module| kernel.is_loaded(module)) {
+                    let is_text = |at| module.text().contains(&at);
+                    let name = Some(module.name());
+                    add(&mut targets, pattern, name, module.symbols(), is_text);
+                }
+            }
+        }
+        if targets.is_empty() {
+            return Err(Refused::NoMatch {
+                pattern: pattern.clone(),
+                near: near(&kernel, pattern),
+            });
+        }
+        if targets.len() > room {
+            return Err(Refused::TooManyMatches {
+                pattern: pattern.clone(),
+                matches: BATCH_MAX - room + targets.len(),
+                max: BATCH_MAX,
+            });
+        }
+        let single = |(name, target)| {
+            let definition = Definition {
+                kind: spec.definition.kind,
+                name,
+                target,
+            };
+            Cow::Owned(ProbeSpec {
+                definition,
+                ..spec.clone()
+            })
+        };
+        Ok(targets
+            .into_iter()
+            .map(|found: Found<'_>| single(found.named(spec.definition.kind)))
+            .collect())
+    }
+}
+
+/// A function that matches.
+struct Found<'a> {
+    symbol: Symbol<'a>,
+    module: Option<&'a str>,
+    /// Whether its name stands for it alone.
+    unique: bool,
+}
+
+impl Found<'_> {
+    /// A definition's name and target that mean this function. Where its own name does not, it is
+    /// the address, and the event is named after the function.
+    fn named(&self, kind: Kind) -> (Option<String>, Target) {
+        let name = self.symbol.name;
+        if self.unique && is_symbol_name(name) {
+            let target = Target::Symbol {
+                module: self.module.map(str::to_owned),
+                name: name.to_owned(),
+                offset: 0,
+            };
+            return (None, target);
+        }
+        let letter = match kind {
+            Kind::Probe => 'p',
+            Kind::Return { .. } => 'r',
+        };
+        let event = format!("{letter}_{}_0", name.replace('.', "_"));
+        let event = is_event_name(&event).then_some(event);
+        (event, Target::Address(self.symbol.addr))
+    }
+}
+
+/// Adds the functions among `symbols` whose names match `pattern`, by address.
+fn add<'a>(
+    found: &mut Vec<Found<'a>>,
+    pattern: &str,
+    module: Option<&'a str>,
+    symbols: &'a Symbols,
+    is_text: impl Fn(Gva) -> bool,
+) {
+    // What was read as a definition is a good pattern.
+    let Ok(matching) = symbols.glob(pattern) else {
+        return;
+    };
+    let with_parts = pattern.contains('.');
+    let mut last = None;
+    for symbol in matching {
+        let is_function = symbol.kind == SymbolKind::Text
+            && is_text(symbol.addr)
+            && (with_parts || !symbol.name.contains('.'))
+            && !PADDING.iter().any(|mark| symbol.name.starts_with(mark));
+        if is_function && last.replace(symbol.addr) != Some(symbol.addr) {
+            let unique = matches!(symbols.candidates(symbol.name).as_slice(), [_]);
+            found.push(Found {
+                symbol,
+                module,
+                unique,
+            });
+        }
+    }
+}
+
+/// How symbols of the padding before a function begin.
+const PADDING: [&str; 2] = ["__pfx_", "__cfi_"];
+
+/// Names like the longest part of `pattern` that is not a wildcard.
+fn near(kernel: &Kernel<'_>, pattern: &str) -> Vec<String> {
+    let parts = pattern.split(['*', '?', '[', ']']);
+    let longest = parts.max_by_key(|part| part.len()).unwrap_or_default();
+    kernel.image.symbols().near(longest.trim_matches('_'))
+}

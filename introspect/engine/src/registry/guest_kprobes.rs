@@ -1,0 +1,179 @@
+//! The guest's own kprobes, and our jumps.
+//!
+//! A kprobe of the guest's keeps a copy of the instruction it was registered at. When it is armed
+//! and disarmed, at any time, it writes the first byte of that copy, and a hit goes on behind the
+//! copied instruction, in its place; an optimized one writes a jump over [`REACH`] bytes at most.
+//! None of that looks again at what is there by then (kernel/kprobes.c,
+//! arch/x86/kernel/kprobes/opt.c). An int3 of ours survives that, or is found to be gone; under a
+//! jump, or what a jump has left behind, the guest would run into the middle of something.
+//!
+//! Invariant: no jump of ours lies where a kprobe of the guest is registered, armed or not, nor does
+//! the guest register one while a jump is there. So its table of kprobes is read in the stop in
+//! which a jump is to be written, and not while its mutex is held: then one may be on its way into
+//! the table. And the guest is held where it is about to copy an instruction, until no jump is there
+//! any more; if one cannot be taken away, the function that copies fails without having begun, and
+//! with it the guest's registration.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::{Decision, ProbeId, Then};
+use tracing::{info, warn};
+
+use super::commit::CommitError;
+use crate::code::jump::Jump;
+use crate::guest::kprobes::{Foreign, Unknown};
+use crate::refusal::Obstacle;
+use crate::registry::state::Registry;
+use crate::sites::site::SiteState;
+use crate::unoptimized::Unoptimized;
+use crate::world::World;
+
+/// The function that copies the instruction a kprobe is registered at, with the kprobe as its
+/// argument, while `kprobe_mutex` is held.
+pub(crate) const PREPARES: &str = "arch_prepare_kprobe";
+
+/// What it returns when it must not (include/uapi/asm-generic/errno-base.h).
+const EBUSY: u64 = 16;
+
+/// The most bytes that an optimized kprobe of the guest's replaces or copies (`MAX_OPTIMIZED_LENGTH`
+/// in arch/x86/include/asm/kprobes.h).
+const REACH: u64 = 20;
+
+/// Whether a kprobe of the guest's at `kprobe` and a jump over `span` would touch the same bytes.
+fn meets(span: &Span, kprobe: Gva) -> bool {
+    span.at().wrapping_sub(REACH) < kprobe && kprobe < span.end()
+}
+
+fn first_that_meets(span: &Span, registered: &BTreeSet<Gva>) -> Option<Gva> {
+    let near = registered.range(span.at().wrapping_sub(REACH)..span.end());
+    near.copied().find(|kprobe| meets(span, *kprobe))
+}
+
+impl Registry {
+    /// Whether the guest has to be watched at [`PREPARES`] once `leaving` have left.
+    pub(crate) fn has_to_know_kprobes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        let jumps = self
+            .sites
+            .values()
+            .any(|site| site.span.is_ok() && site.members.iter().any(|id| !leaving.contains(id)));
+        let possible = self.optimize && self.hidden.detours.is_some();
+        possible && jumps && matches!(self.foreign, Foreign::Table(_))
+    }
+
+    /// Whether a kprobe of the guest's keeps a jump away from `span`, as far as can be told without
+    /// a stop.
+    ///
+    /// # Errors
+    /// When it does.
+    pub(crate) fn is_left_alone(&self, span: &Span) -> Result<(), Unoptimized> {
+        let registers = self.guest_registers.filter(|at| meets(span, *at));
+        match (self.foreign, registers) {
+            (Foreign::Hidden, _) => Err(Unoptimized::HiddenKprobes),
+            (Foreign::Table(_), _) if self.unwatched.contains(PREPARES) => {
+                Err(Unoptimized::HiddenKprobes)
+            }
+            (_, Some(at)) => Err(Unoptimized::Kprobe { at }),
+            (Foreign::None | Foreign::Table(_), None) => Ok(()),
+        }
+    }
+
+    /// Looks where the guest has registered kprobes, while it runs: by the time that is used it may
+    /// be otherwise.
+    pub(crate) fn read_kprobes(&mut self, mem: &dyn PhysMemory) {
+        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
+            return;
+        };
+        let registered = layout.registered(&live.view.tables, mem);
+        self.kprobes = registered.unwrap_or_default();
+    }
+
+    /// Takes those of the prepared `jumps` back that the guest's kprobes are in the way of. The
+    /// virtual CPUs must stand still.
+    pub(crate) fn leave_to_kprobes(
+        &mut self,
+        jumps: &mut BTreeMap<Gva, Jump>,
+        mem: &dyn PhysMemory,
+    ) {
+        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
+            return;
+        };
+        if jumps.is_empty() {
+            return;
+        }
+        let registered = layout.settled(&live.view.tables, mem);
+        let mut unused = Vec::new();
+        jumps.retain(|at, jump| {
+            let site = self.sites.get_mut(at);
+            let why = match (&registered, site.as_deref()) {
+                // A jump in the place of another: the guest has none there.
+                (Err(Unknown), Some(site)) if site.jump().is_some() => None,
+                (Err(Unknown), _) => Some(Unoptimized::KprobesChange),
+                (Ok(registered), site) => site
+                    .and_then(|site| first_that_meets(site.span.as_ref().ok()?, registered))
+                    .map(|at| Unoptimized::Kprobe { at }),
+            };
+            if why.is_none() {
+                return true;
+            }
+            if let Some(site) = site {
+                site.unprepared = why;
+            }
+            unused.push((*at, jump.clone()));
+            false
+        });
+        self.give_jumps_back(unused);
+    }
+
+    /// The guest is about to register `kprobe`: takes our jumps away from there. Returns how
+    /// [`PREPARES`] goes on: it fails when a jump may still be there.
+    pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
+        let then = match self.make_way(kprobe, world) {
+            Ok(()) => Then::Proceed,
+            Err(why) => {
+                warn!(%kprobe, why, "the guest must not register a kprobe");
+                Then::Return(EBUSY.wrapping_neg())
+            }
+        };
+        let changes = Vec::new();
+        Decision { changes, then }
+    }
+
+    fn make_way(&mut self, kprobe: Gva, world: &dyn World) -> Result<(), String> {
+        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
+            return Ok(());
+        };
+        let field = kprobe.wrapping_add(layout.address);
+        let address = live.view.tables.read_u64(world.memory(), field);
+        let at =
+            Gva(address.map_err(|error| format!("where it is to be cannot be read: {error}"))?);
+        let here = |site: &SiteState| {
+            let span = site.span.as_ref();
+            site.jump().is_some() && span.is_ok_and(|span| meets(span, at))
+        };
+        let sites = self.sites.iter().filter(|(_, site)| here(site));
+        let sites: Vec<Gva> = sites.map(|(at, _)| *at).collect();
+        if sites.is_empty() {
+            return Ok(());
+        }
+        info!(%at, "the guest registers a kprobe where a jump of ours is");
+        self.guest_registers = Some(at);
+        let changed = self.commit(&BTreeSet::new(), world);
+        // The guest holds the mutex from here on until its kprobe is in the table.
+        self.guest_registers = None;
+        changed.map_err(|error| match error {
+            CommitError::Stop(error) => format!("a jump at {at} stays: {error}"),
+            CommitError::Site(Obstacle { at, why }) => {
+                format!("a jump stays, because of what is at {at}: {why}")
+            }
+        })?;
+        for site in sites {
+            if let Some(site) = self.sites.get_mut(&site) {
+                site.unprepared = Some(Unoptimized::Kprobe { at });
+            }
+        }
+        Ok(())
+    }
+}

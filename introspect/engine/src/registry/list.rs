@@ -1,0 +1,93 @@
+//! The list of probes: what is told of each, and whether the guest has rewritten the text under it.
+
+use std::sync::Arc;
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::ProbeId;
+use tracing::warn;
+
+use crate::info::{ProbeInfo, ProbeState};
+use crate::registry::state::Registry;
+use crate::sites::site::{Place, Probe, SiteState, patched};
+use crate::sites::text::Text;
+use crate::world::World;
+
+impl Registry {
+    /// Every registered probe, in the order of registration.
+    #[must_use]
+    pub fn list(&self, mem: &dyn PhysMemory) -> Vec<ProbeInfo> {
+        self.probes
+            .iter()
+            .map(|(id, probe)| self.info(*id, probe, mem))
+            .collect()
+    }
+
+    fn info(&self, id: ProbeId, probe: &Probe, mem: &dyn PhysMemory) -> ProbeInfo {
+        let site = match probe.place {
+            Place::At(at) => self.sites.get(&at),
+            _ => None,
+        };
+        let rewritten = site.is_some_and(|site| self.is_rewritten(site, mem));
+        ProbeInfo {
+            id,
+            name: probe.spec.definition.event_name(),
+            definition: probe.spec.definition.to_string(),
+            kind: probe.spec.definition.kind,
+            addr: site.map(|site| site.displaced.at()),
+            symbol: site.map(|site| site.symbol.clone()),
+            state: match &probe.place {
+                Place::Pending => ProbeState::Pending,
+                Place::Refused(why) => ProbeState::Refused(why.to_string()),
+                Place::Gone => ProbeState::Gone,
+                Place::At(_) if rewritten => ProbeState::Gone,
+                Place::At(_) => ProbeState::Placed,
+            },
+            disabled: probe.spec.disabled,
+            turned_off: probe.counters.is_tripped(),
+            budget: probe.spec.budget,
+            mechanism: site.map(|site| self.mechanism(site)),
+            unoptimized: site.and_then(|site| self.unoptimized(site)),
+            maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
+            counts: probe.counters.sum(),
+            actions: Arc::clone(&probe.actions),
+        }
+    }
+
+    /// Whether the guest has put something else where `site`'s instruction was.
+    pub(crate) fn is_rewritten(&self, site: &SiteState, mem: &dyn PhysMemory) -> bool {
+        let Some(live) = &self.live else { return false };
+        let tables = &live.view.tables;
+        let text = Text { tables, mem };
+        let at = site.displaced.at();
+        let original = site.original(&site.patch);
+        let as_left = patched(&self.sites, at, original, |_, site| &site.patch);
+        site.gone || !text.holds(at, &as_left)
+    }
+
+    /// Looks whether the guest has rewritten text under a probe, and marks and reports what it
+    /// finds. Meant to be called now and then. Needs no stop, unless all that we wrote is gone: then it
+    /// is looked whether the kernel is.
+    pub fn watch(&mut self, world: &dyn World) {
+        let mem = world.memory();
+        let rewritten: Vec<_> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| {
+                let left_to_ftrace = site.ftrace && !site.is_armed();
+                !site.gone && !left_to_ftrace && self.is_rewritten(site, mem)
+            })
+            .map(|(at, _)| *at)
+            .collect();
+        let is_all = !rewritten.is_empty() && !self.holds_any(mem);
+        if (is_all || self.is_overwritten(mem)) && self.find_out_replaced(world) {
+            return;
+        }
+        for at in rewritten {
+            if let Some(site) = self.sites.get_mut(&at) {
+                site.gone = true;
+                let (name, offset) = &site.symbol;
+                warn!(%at, symbol = name, offset, "the guest rewrote the text under a probe");
+            }
+        }
+    }
+}

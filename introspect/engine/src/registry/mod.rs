@@ -1,0 +1,34 @@
+//! The registry: which probes exist, where they are planted, and every change to that.
+//!
+//! ```text
+//!             register                    text final                 unregister
+//!  (booting) ──────────► pending ───────────────────► placed ──────────────────► forgotten
+//!                            └─────► refused             │ ▲
+//!  (live)    ──────────────────────────────────► placed ◄┘ │ enable / disable
+//! ```
+//! A *site* is one address with the probes at it, in the order of their registration; it carries
+//! our int3, or a jump, exactly while one of them is enabled. Invariants: a batch is registered whole or not at
+//! all and costs one stop of the virtual CPUs; text is written only in that stop; the virtual CPUs
+//! leave the stop with a table that matches the text.
+
+pub(crate) mod change;
+pub(crate) mod commit;
+pub(crate) mod expand;
+pub(crate) mod guest_kprobes;
+pub(crate) mod hooks;
+pub(crate) mod list;
+pub(crate) mod optimize;
+pub(crate) mod patience;
+pub(crate) mod plant;
+pub(crate) mod quiescence;
+pub(crate) mod reclaim;
+pub(crate) mod recorders;
+pub(crate) mod register;
+pub(crate) mod replaced;
+pub(crate) mod slots;
+pub(crate) mod state;
+#[cfg(test)]
+mod tests;
+pub(crate) mod throttle;
+
+pub use state::Registry;

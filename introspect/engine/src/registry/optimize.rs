@@ -1,0 +1,281 @@
+//! Which sites carry a jump to a detour instead of an int3, and the detours themselves.
+//!
+//! ```text
+//!              fit, prepared before a stop              a member or neighbour comes or goes,
+//!   breakpoint ───────────────────────────► jump ──────► the switch is turned ──► breakpoint
+//!                                                        └─ still fit ──► jump with a new detour
+//! ```
+//! Invariants: a jump is there only while every enabled member of its site is served by a record in
+//! the ring, and no other site lies under its bytes; a detour is written before anybody can come to
+//! it and never changed; one that was in use stays as it is (a *ghost*), for the same members at the
+//! same site, until there is no room and no word of guest memory points into it.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{Member, Recorder, Span, TaskFields};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_linux::image::TaskLayout;
+use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
+use tracing::debug;
+
+use crate::code::jump::{Jump, Surroundings};
+use crate::registry::state::{Live, Registry};
+use crate::sites::site::{Patch, Probe, SiteState};
+use crate::unoptimized::Unoptimized;
+
+/// Whether the calls of a return probe can be followed without exits; if not, what needs one.
+pub(crate) fn unfollowable(probe: &Probe) -> Option<&'static str> {
+    if probe.spec.maxactive_auto {
+        Some("adds instances as calls need them")
+    } else if !probe.actions.capture_at_return.is_empty() {
+        Some("reads memory when the function returns")
+    } else {
+        synchronous(&probe.actions)
+    }
+}
+
+/// Whether a probe's hits can be recorded without an exit; if not, what needs one.
+fn synchronous(actions: &Actions) -> Option<&'static str> {
+    let is_stack = |item: &Item| matches!(item, Item::Stack(_));
+    if actions.post {
+        Some("has a post-handler")
+    } else if actions.hold.is_some() {
+        Some("holds the virtual CPU")
+    } else if actions.then != Then::Proceed {
+        Some("changes the execution path")
+    } else if !actions.changes.is_empty() {
+        Some("changes registers or memory")
+    } else if actions.faults {
+        Some("reports faults")
+    } else if !actions.capture.iter().all(is_stack) {
+        Some("reads memory that may not be there")
+    } else {
+        None
+    }
+}
+
+/// What code adds to the base of GS, 32 bits that the processor extends by their sign, for per-CPU
+/// data that is `at` beyond it: a small number, or since Linux 6.15 an address as linked, within the
+/// last 2 GiB.
+fn per_cpu(at: u64) -> Option<u32> {
+    let displacement = i32::try_from(at.cast_signed()).ok()?;
+    Some(displacement.cast_unsigned())
+}
+
+fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
+    Some(TaskFields {
+        current: per_cpu(layout.current_task)?,
+        pid: i32::try_from(layout.pid).ok()?,
+        tgid: i32::try_from(layout.tgid).ok()?,
+        comm: i32::try_from(layout.comm).ok()?,
+    })
+}
+
+impl Registry {
+    /// The span that a jump at `site` would displace.
+    ///
+    /// # Errors
+    /// Why the site is to have an int3.
+    pub(crate) fn fit<'s>(
+        &self,
+        site: &'s SiteState,
+        leaving: &BTreeSet<ProbeId>,
+    ) -> Result<&'s Span, Unoptimized> {
+        #[cfg(test)]
+        hvprobe_fixtures::count_work();
+        if !self.optimize {
+            return Err(Unoptimized::Off);
+        }
+        if site.internal.is_some() {
+            return Err(Unoptimized::Internal);
+        }
+        for (id, probe) in self.enabled_members(site, leaving) {
+            let what = if probe
+                .spec
+                .mechanism
+                .is_some_and(|m| m > Mechanism::Optimized)
+            {
+                Some("asks for an exit")
+            } else if probe.spec.budget.is_some() {
+                Some("has a budget")
+            } else if probe.pool.is_some() {
+                unfollowable(probe)
+            } else {
+                synchronous(&probe.actions)
+            };
+            if let Some(what) = what {
+                return Err(Unoptimized::Synchronous { probe: id, what });
+            }
+        }
+        let span = site.span.as_ref().map_err(Clone::clone)?;
+        if span.needs_quiescence() && !self.can_scan {
+            return Err(Unoptimized::Unscannable);
+        }
+        self.is_left_alone(span)?;
+        let behind = (Bound::Excluded(span.at()), Bound::Excluded(span.end()));
+        let mut others = self.sites.range(behind);
+        if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other, leaving)) {
+            return Err(Unoptimized::Neighbour { at: *at });
+        }
+        Ok(span)
+    }
+
+    pub(crate) fn enabled_members<'s>(
+        &'s self,
+        site: &'s SiteState,
+        leaving: &'s BTreeSet<ProbeId>,
+    ) -> impl Iterator<Item = (ProbeId, &'s Probe)> {
+        let ids = site.members.iter().copied();
+        ids.filter(|id| self.is_enabled(*id, leaving))
+            .filter_map(|id| Some((id, self.probes.get(&id)?)))
+    }
+
+    /// Why `site` carries an int3 although it is armed; `None` for one that does not.
+    pub(crate) fn unoptimized(&self, site: &SiteState) -> Option<Unoptimized> {
+        match &site.patch {
+            Patch::Breakpoint => Some(match self.fit(site, &BTreeSet::new()) {
+                Err(why) => why,
+                Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
+            }),
+            Patch::None | Patch::Jump(_) => None,
+        }
+    }
+
+    /// Makes the detours that sites want once `leaving` have left and do not have yet. Nobody can
+    /// come to them before the text is changed, so the guest may run meanwhile.
+    pub(crate) fn prepare_jumps(
+        &mut self,
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+    ) -> Vec<(Gva, Jump)> {
+        let mut wanted = Vec::new();
+        for (at, site) in &self.sites {
+            if site.gone || !self.is_wanted(site, leaving) || self.fit(site, leaving).is_err() {
+                continue;
+            }
+            let members = self.enabled_members(site, leaving).map(|(id, _)| id);
+            let members: Vec<ProbeId> = members.collect();
+            if site.jump().is_none_or(|jump| jump.members != members) {
+                wanted.push((*at, members));
+            }
+        }
+        let stubs = self.wanted_stubs(leaving);
+        if wanted.is_empty() && stubs.is_empty() {
+            return Vec::new();
+        }
+        let around = self.reserve_detours(mem);
+        if let Ok(around) = &around {
+            self.make_stubs(&stubs, around, mem);
+        }
+        let mut prepared = Vec::with_capacity(wanted.len());
+        for (at, members) in wanted {
+            let jump = match &around {
+                Ok(around) => self.make_jump(at, members, around, mem),
+                Err(why) => Err(why.clone()),
+            };
+            let Some(site) = self.sites.get_mut(&at) else {
+                continue;
+            };
+            site.unprepared = match jump {
+                Ok(jump) => {
+                    prepared.push((at, jump));
+                    None
+                }
+                Err(why) => {
+                    debug!(%at, %why, "a probepoint keeps its int3");
+                    Some(why)
+                }
+            };
+        }
+        prepared
+    }
+
+    fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<Surroundings, Unoptimized> {
+        let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
+            return Err(Unoptimized::NoRoom);
+        };
+        let Live { view, .. } = live;
+        let cpu = match view.cpu_number {
+            Some(at) => Some(per_cpu(at).ok_or(Unoptimized::NoPerCpu)?),
+            None if self.vcpus == 1 => None,
+            None => return Err(Unoptimized::NoPerCpu),
+        };
+        let task = view
+            .task
+            .ok()
+            .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
+        Ok(Surroundings {
+            ring: detours.reserve(mem, &view.tables)?,
+            cpu,
+            task: task.transpose()?,
+        })
+    }
+
+    fn make_jump(
+        &mut self,
+        at: Gva,
+        members: Vec<ProbeId>,
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) -> Result<Jump, Unoptimized> {
+        if let Some(ghosts) = self.ghost_jumps.get_mut(&at)
+            && let Some(jump) = ghosts.extract_if(.., |jump| jump.members == members).next()
+        {
+            return Ok(jump);
+        }
+        let mut sources = Vec::with_capacity(members.len());
+        for id in &members {
+            sources.push(self.source(*id, at, around, mem)?);
+        }
+        let recorders: Vec<Member<'_>> = sources
+            .iter()
+            .map(|source| Member {
+                conditions: &source.actions.when,
+                vetoed: source.words.vetoed(),
+                part: source.part(),
+            })
+            .collect();
+        let site = self.sites.get(&at).ok_or(Unoptimized::NoRoom)?;
+        let span = site.span.as_ref().map_err(Clone::clone)?;
+        let recorder = Recorder::new(span, &around.ring, &recorders)?;
+        let size = recorder.size() as u64;
+        let detours = self.hidden.detours.as_mut().ok_or(Unoptimized::NoRoom)?;
+        let place = |first: Gva, last: Gva| span.targets(first..last.wrapping_add(1)).next();
+        let to = detours.take(size, place).ok_or(Unoptimized::NoRoom)?;
+        let made = recorder
+            .place(to)
+            .map_err(Unoptimized::from)
+            .and_then(|detour| {
+                detours.fill(mem, to, detour.code())?;
+                let detour = Arc::new(detour);
+                Ok(Jump { detour, members })
+            });
+        if made.is_err() {
+            detours.give_back(mem, to, size);
+        }
+        made
+    }
+
+    /// Whether the jump of `site` can stay as it is once `leaving` have left.
+    pub(crate) fn keeps_jump(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+        let members = self.enabled_members(site, leaving).map(|(id, _)| id);
+        site.jump()
+            .is_some_and(|jump| jump.members.iter().copied().eq(members))
+            && self.fit(site, leaving).is_ok()
+    }
+
+    /// A site has no use for its jump any more; somebody may be in the detour.
+    pub(crate) fn let_jump_go(&mut self, at: Gva, jump: Jump) {
+        self.ghost_jumps.entry(at).or_default().push(jump);
+    }
+
+    /// Keeps what was prepared and not taken into use for another time.
+    pub(crate) fn give_jumps_back(&mut self, prepared: Vec<(Gva, Jump)>) {
+        for (at, jump) in prepared {
+            self.let_jump_go(at, jump);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Planting new probes in one stop of the virtual CPUs.
+//!
+//! ```text
+//!                         before the stop       │           in the stop
+//!   placed ─► can be ─► its detour is made ─────┼─► may be used ─► text changed ─► planted
+//!               │               │               │        │               │
+//!               └───────────────┴───── refused ◄┴────────┴───────────────┘
+//! ```
+//! A probe that is refused leaves its site at once, and the others go on without it. Invariants: with
+//! [`Refusals::Fail`] the first refusal is the end of all; after an error, and for what was refused,
+//! the text is as before, and slots, detours and instances are free again; the work grows with the
+//! number of sites, whatever is refused: each time that a change of the text is tried, all that is in
+//! its way is found together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::table::ProbeTable;
+use hvprobe_spec::{Mechanism, ProbeId};
+
+use crate::code::jump::Jump;
+use crate::code::scan::{AT_ONCE_MAX, Still};
+use crate::refusal::{Obstacle, Obstacles, Refused};
+use crate::registered::Refusals;
+use crate::registry::state::Registry;
+use crate::sites::site::{Patch, Place, SiteState};
+use crate::unoptimized::Unoptimized;
+use crate::world::{StopError, World};
+
+/// What became of new probes.
+#[derive(Debug, Default)]
+pub(crate) struct Planted {
+    /// Those that were refused, and are at no site. All others are planted.
+    pub(crate) refused: Vec<(ProbeId, Refused)>,
+    /// For how long the virtual CPUs were stopped.
+    pub(crate) stopped_for: Duration,
+}
+
+/// Why none of the new probes was planted.
+#[derive(Debug)]
+pub(crate) enum PlantError {
+    Stop(StopError),
+    /// The guest runs another kernel by now.
+    Replaced,
+    /// This one was refused, and none was to be.
+    Refused(ProbeId, Refused),
+    /// This site cannot be armed, and no new probe there was to be left out for it.
+    Site(Obstacle),
+}
+
+/// New probes on their way.
+struct Newcomers {
+    refusals: Refusals,
+    /// Those that nothing speaks against yet.
+    left: BTreeSet<ProbeId>,
+    refused: Vec<(ProbeId, Refused)>,
+    /// The jumps that were made, by their sites.
+    jumps: BTreeMap<Gva, Jump>,
+}
+
+impl Registry {
+    /// Arms the sites of the probes `new`, which have been placed there and are not known to the
+    /// guest yet. Those that are refused, and after an error all of them, are at no site any more.
+    ///
+    /// One stop, in which everything else that is due is changed too; a second one if in the first a
+    /// probe was refused that had kept a jump away beside it. That one may fail: what it is for is done
+    /// with the next change then.
+    ///
+    /// # Errors
+    /// When none was planted.
+    pub(crate) fn plant(
+        &mut self,
+        new: &BTreeSet<ProbeId>,
+        refusals: Refusals,
+        world: &dyn World,
+    ) -> Result<Planted, PlantError> {
+        let mut on_their_way = Newcomers {
+            refusals,
+            left: new.clone(),
+            refused: Vec::new(),
+            jumps: BTreeMap::new(),
+        };
+        let stopped = self.plant_what_can_be(&mut on_their_way, world);
+        let Newcomers {
+            left,
+            refused,
+            jumps,
+            ..
+        } = on_their_way;
+        let unplanted: BTreeSet<ProbeId> = match stopped {
+            Ok(_) => new.difference(&left).copied().collect(),
+            Err(_) => new.clone(),
+        };
+        for id in &unplanted {
+            self.unplace(*id);
+        }
+        self.discard(&unplanted, jumps, world.memory());
+        if !unplanted.is_empty() {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+        }
+        let mut stopped_for = stopped?;
+        if !refused.is_empty() && self.is_unsettled() {
+            let again = self.commit_timed(&BTreeSet::new(), AT_ONCE_MAX, world);
+            stopped_for += again.unwrap_or_default();
+        }
+        Ok(Planted {
+            refused,
+            stopped_for,
+        })
+    }
+
+    fn plant_what_can_be(
+        &mut self,
+        new: &mut Newcomers,
+        world: &dyn World,
+    ) -> Result<Duration, PlantError> {
+        if self.live.is_none() {
+            return Ok(Duration::ZERO);
+        }
+        self.provide_internal(&BTreeSet::new(), world.memory());
+        self.refuse_unfit(new)?;
+        let made = self.prepare_jumps(&BTreeSet::new(), world.memory());
+        new.jumps.extend(made);
+        self.refuse_denied(new)?;
+        if !new.refused.is_empty() {
+            self.provide_internal(&BTreeSet::new(), world.memory());
+        }
+        let mut look = self.look(&new.jumps, &BTreeSet::new(), AT_ONCE_MAX, world);
+        let mut armed = Ok(());
+        let stopped = world.stopped(&mut |mem, standing| {
+            if let Some(none) = self.abandon_replaced(mem, standing) {
+                return Some(none);
+            }
+            let seen = look.as_mut().and_then(|look| look.end(standing));
+            let still = Still { standing, seen };
+            self.keep_usable(&mut new.jumps, mem, still);
+            match self.arm(new, mem, still) {
+                Ok(table) => Some(table),
+                Err(why) => {
+                    armed = Err(why);
+                    None
+                }
+            }
+        });
+        drop(look);
+        let stopped_for = stopped.map_err(PlantError::Stop)?;
+        if self.replaced {
+            self.forget_records(world);
+            return Err(PlantError::Replaced);
+        }
+        armed.map(|()| stopped_for)
+    }
+
+    /// Changes the text, without those of the `new` probes that are refused on the way.
+    fn arm(
+        &mut self,
+        new: &mut Newcomers,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) -> Result<Arc<ProbeTable>, PlantError> {
+        loop {
+            // Every round has fewer new probes, or watches one function less.
+            let jumps = &mut new.jumps;
+            let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
+            let useless = useless.collect();
+            self.give_jumps_back(useless);
+            let before = new.refused.len();
+            self.refuse_denied(new)?;
+            if new.refused.len() > before {
+                self.provide_internal(&BTreeSet::new(), mem);
+            }
+            match self.change(&BTreeSet::new(), &mut new.jumps, mem, still) {
+                Ok(table) => return Ok(table),
+                Err(obstacles) => self.refuse_obstructed(new, obstacles, mem)?,
+            }
+        }
+    }
+
+    /// Whether `jump`, which was made for the site at `at`, is what the site wants now.
+    fn is_for_members(&self, at: Gva, jump: &Jump) -> bool {
+        let none = BTreeSet::new();
+        self.sites.get(&at).is_some_and(|site| {
+            let members = self.enabled_members(site, &none).map(|(id, _)| id);
+            jump.members.iter().copied().eq(members) && self.fit(site, &none).is_ok()
+        })
+    }
+
+    /// Takes `id` out of its site, or ends the whole.
+    fn refuse(&mut self, new: &mut Newcomers, id: ProbeId, why: Refused) -> Result<(), PlantError> {
+        match new.refusals {
+            Refusals::Fail => Err(PlantError::Refused(id, why)),
+            Refusals::Skip => {
+                self.unplace(id);
+                new.left.remove(&id);
+                new.refused.push((id, why));
+                Ok(())
+            }
+        }
+    }
+
+    /// The new probes that are to be jumps or nothing, with their sites.
+    fn asking_for_jumps(&self, new: &Newcomers) -> Vec<(ProbeId, Gva)> {
+        let asks = |id: &ProbeId| {
+            let probe = self.probes.get(id)?;
+            match probe.place {
+                Place::At(at) if probe.spec.mechanism == Some(Mechanism::Optimized) => {
+                    Some((*id, at))
+                }
+                _ => None,
+            }
+        };
+        new.left.iter().filter_map(asks).collect()
+    }
+
+    /// Refuses those that ask for a jump where there can be none.
+    fn refuse_unfit(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
+        for (id, at) in self.asking_for_jumps(new) {
+            let site = self.sites.get(&at);
+            let unfit = site.and_then(|site| self.fit(site, &BTreeSet::new()).err());
+            if let Some(source) = unfit {
+                self.refuse(new, id, Refused::Unoptimized { at, source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses those that ask for a jump and would get an int3.
+    fn refuse_denied(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
+        for (id, at) in self.asking_for_jumps(new) {
+            let has_none = !new.jumps.contains_key(&at);
+            let site = self.sites.get(&at).filter(|_| has_none);
+            if let Some(source) = site.and_then(|site| self.denial(site)) {
+                self.refuse(new, id, Refused::Unoptimized { at, source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why `site`, for which no jump was made, will have an int3; `None` if it will not.
+    fn denial(&self, site: &SiteState) -> Option<Unoptimized> {
+        let none = BTreeSet::new();
+        if !self.is_wanted(site, &none) || self.keeps_jump(site, &none) {
+            return None;
+        }
+        Some(match self.fit(site, &none) {
+            Err(why) => why,
+            Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
+        })
+    }
+
+    /// Refuses the new probes at the sites that cannot be armed.
+    fn refuse_obstructed(
+        &mut self,
+        new: &mut Newcomers,
+        obstacles: Obstacles,
+        mem: &dyn PhysMemory,
+    ) -> Result<(), PlantError> {
+        if new.refusals == Refusals::Fail {
+            return Err(PlantError::Site(obstacles.first()));
+        }
+        let before = new.refused.len();
+        let mut others = Vec::new();
+        for obstacle in obstacles {
+            let Obstacle { at, why } = &obstacle;
+            let members = self.sites.get(at).map(|site| site.members.as_slice());
+            let members: Vec<_> = members.unwrap_or_default().to_vec();
+            let here: Vec<_> = members
+                .into_iter()
+                .filter(|id| new.left.contains(id))
+                .collect();
+            if here.is_empty() {
+                others.push(obstacle);
+                continue;
+            }
+            for id in here {
+                self.refuse(new, id, why.clone())?;
+            }
+        }
+        if new.refused.len() > before {
+            // What was watched for the sake of those may have been the others.
+            self.provide_internal(&BTreeSet::new(), mem);
+            return Ok(());
+        }
+        for obstacle in others {
+            if !self.watch_no_more(&obstacle) {
+                return Err(PlantError::Site(obstacle));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what was made for probes that were not planted, and keeps the other `jumps`, which
+    /// were not used, for another time. Nobody has ever come to a detour that records for a probe
+    /// that was not planted.
+    fn discard(
+        &mut self,
+        unplanted: &BTreeSet<ProbeId>,
+        jumps: BTreeMap<Gva, Jump>,
+        mem: &dyn PhysMemory,
+    ) {
+        self.give_jumps_back(jumps.into_iter().collect());
+        if unplanted.is_empty() {
+            return;
+        }
+        let mut never_used = Vec::new();
+        let is_of_them = |jump: &mut Jump| jump.members.iter().any(|id| unplanted.contains(id));
+        self.ghost_jumps.retain(|_, jumps| {
+            never_used.extend(jumps.extract_if(.., is_of_them));
+            !jumps.is_empty()
+        });
+        for id in unplanted {
+            self.free_source(*id, mem);
+        }
+        if let Some(detours) = self.hidden.detours.as_mut() {
+            for Jump { detour, .. } in never_used {
+                detours.give_back(mem, detour.at(), detour.code().len() as u64);
+            }
+        }
+    }
+
+    /// Whether a site could have a jump by now that it did not fit before.
+    fn is_unsettled(&self) -> bool {
+        let none = BTreeSet::new();
+        let could_jump = |site: &SiteState| {
+            let breakpoint = matches!(site.patch, Patch::Breakpoint) && self.is_wanted(site, &none);
+            breakpoint && site.unprepared.is_none() && self.fit(site, &none).is_ok()
+        };
+        let mut there = self.sites.values().filter(|site| !site.gone);
+        self.live.is_some() && there.any(could_jump)
+    }
+}

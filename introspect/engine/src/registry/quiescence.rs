@@ -1,0 +1,148 @@
+//! Whether somebody may come to the bytes under a jump.
+//!
+//! A task that was interrupted just before an instruction under the jump goes on there; so does one
+//! that was interrupted in a copy, a slot's or a detour's, that ends in a jump to there. Where the
+//! jump's byte is an int3 the hit is translated ([`Span::fits`]). For the others a [`Look`] proves that
+//! no word of the guest's memory and no virtual CPU leads there; as long as one does, or may do, the
+//! site keeps its int3, and is looked at again later.
+//!
+//! [`Span::fits`]: hvprobe_arch::detour::Span::fits
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
+use hvprobe_spec::ProbeId;
+use tracing::debug;
+
+use crate::code::jump::Jump;
+use crate::code::scan::{EVER_MAX, Look, Still};
+use crate::registry::patience::Patience;
+use crate::registry::state::Registry;
+use crate::sites::site::SiteState;
+use crate::unoptimized::Unoptimized;
+use crate::world::World;
+
+/// The longest time between two looks, in calls of [`Registry::retry_jumps`].
+const PATIENCE_MAX: u32 = 64;
+
+/// What nobody may be on the way to for the jump at a site to be written.
+struct Doubt {
+    site: Gva,
+    points: Vec<Gva>,
+    /// Copies that lead to one of the points: where they begin, and their length.
+    copies: Vec<(Gva, u64)>,
+}
+
+/// The instructions under the jump that its bytes cannot be an int3 for.
+fn bare(span: &Span) -> Vec<Gva> {
+    let inside = span.interior().filter(|offset| *offset > 2);
+    inside
+        .map(|offset| span.at().wrapping_add(offset))
+        .collect()
+}
+
+impl Registry {
+    fn doubt(&self, at: Gva, site: &SiteState) -> Option<Doubt> {
+        let points = bare(site.span.as_ref().ok()?);
+        if points.is_empty() || site.jump().is_some() {
+            return None;
+        }
+        let slots = self
+            .ghosts
+            .iter()
+            .map(|(displaced, code)| (*displaced, *code));
+        let own = site.slot.map(|code| (site.displaced, code));
+        let slots = slots.chain(own).filter_map(|(displaced, code)| {
+            let leads = displaced.leads_to().any(|to| points.contains(&to));
+            leads.then(|| (code.at(), code.bytes().len() as u64))
+        });
+        let ghosts = self.ghost_jumps.iter();
+        let others = ghosts.filter(|(of, _)| **of != at);
+        let detours = others.flat_map(|(_, jumps)| jumps).filter_map(|jump| {
+            let leads = jump.detour.leads_to().any(|to| points.contains(&to));
+            leads.then(|| (jump.detour.at(), jump.detour.code().len() as u64))
+        });
+        let copies = slots.chain(detours).collect();
+        Some(Doubt {
+            site: at,
+            points,
+            copies,
+        })
+    }
+
+    /// Looks through the guest's memory if the `jumps`, the slots that sites want, or what is left of
+    /// probes that have gone make it worth it, and it has at most `most` bytes.
+    pub(crate) fn look<'w>(
+        &self,
+        jumps: &BTreeMap<Gva, Jump>,
+        leaving: &BTreeSet<ProbeId>,
+        most: u64,
+        world: &'w dyn World,
+    ) -> Option<Look<'w>> {
+        let doubts = jumps
+            .keys()
+            .filter_map(|at| self.doubt(*at, self.sites.get(at)?));
+        let points: BTreeSet<Gva> = doubts.flat_map(|doubt| doubt.points).collect();
+        let worth = !points.is_empty() || self.is_crowded() || self.lacks_slots(leaving);
+        worth.then(|| Look::begin(points, most, world)).flatten()
+    }
+
+    /// Takes those of the prepared `jumps` back that somebody may be under. The virtual CPUs must
+    /// stand still.
+    pub(crate) fn keep_safe(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
+        let doubts: Vec<Doubt> = jumps
+            .keys()
+            .filter_map(|at| self.doubt(*at, self.sites.get(at)?))
+            .collect();
+        if doubts.is_empty() {
+            return;
+        }
+        for Doubt {
+            site,
+            points,
+            copies,
+        } in doubts
+        {
+            let is_clear = still.seen.is_some_and(|seen| {
+                let in_copy = copies.iter().any(|(start, len)| seen.code(*start, *len));
+                !in_copy && !points.iter().any(|point| seen.point(*point))
+            });
+            if is_clear {
+                continue;
+            }
+            debug!(at = %site, "somebody may be under the jump");
+            if let Some(jump) = jumps.remove(&site) {
+                self.give_jumps_back(vec![(site, jump)]);
+            }
+            if let Some(site) = self.sites.get_mut(&site) {
+                site.unprepared = Some(Unoptimized::Interrupted);
+            }
+        }
+    }
+
+    /// Tries again to use jumps where somebody may have been under them, or the guest had a kprobe of
+    /// its own. Meant to be called once a
+    /// second; looks less and less often when nothing changes.
+    pub fn retry_jumps(&mut self, world: &dyn World) {
+        let waits = |site: &SiteState| {
+            let why = site.unprepared.as_ref();
+            why.is_some_and(Unoptimized::may_pass)
+        };
+        if !self.sites.values().any(waits) {
+            self.patience = Patience::default();
+            return;
+        }
+        self.patience.left = self.patience.left.saturating_sub(1);
+        if self.patience.left > 0 {
+            return;
+        }
+        let next = self.patience.next;
+        self.patience = Patience {
+            left: next,
+            next: (next * 2).min(PATIENCE_MAX),
+        };
+        // What cannot be changed now is tried again later.
+        let _ = self.commit_timed(&BTreeSet::new(), EVER_MAX, world);
+    }
+}

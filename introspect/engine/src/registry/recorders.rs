@@ -1,0 +1,245 @@
+//! What probes without exits record with: their sources of records, the instances and the code of
+//! those that follow calls.
+//!
+//! Invariant: what a detour, or a call in flight, refers to stays as it is for as long as `reuse.rs`
+//! says that somebody may come there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{
+    Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
+};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::Followed;
+use hvprobe_hit::record::{Source, Tallies, What};
+use hvprobe_hit::region::CounterPlace;
+use hvprobe_spec::{Actions, Item, ProbeId};
+use tracing::debug;
+
+use crate::code::detours::{Detours, aligned};
+use crate::code::error::HiddenError;
+use crate::code::jump::Surroundings;
+use crate::registry::optimize::unfollowable;
+use crate::registry::state::Registry;
+use crate::sites::site::{Probe, SiteState};
+use crate::unoptimized::Unoptimized;
+
+fn stack_words(actions: &Actions) -> Vec<u16> {
+    let words = actions.capture.iter().filter_map(|item| match item {
+        Item::Stack(word) => Some(*word),
+        Item::Memory { .. } => None,
+    });
+    words.collect()
+}
+
+/// What is recorded for a probe with these actions: at its hits, or when a function returns.
+fn capture(probe: &Probe, around: &Surroundings) -> Capture {
+    let stack = match probe.pool {
+        None => stack_words(&probe.actions),
+        Some(_) => Vec::new(),
+    };
+    Capture {
+        registers: probe.actions.registers,
+        stack,
+        task: around.task,
+        cpu: around.cpu,
+    }
+}
+
+/// What is kept of a call at its entry.
+fn entry_capture(actions: &Actions, around: &Surroundings) -> EntryCapture {
+    EntryCapture {
+        registers: actions.registers,
+        stack: stack_words(actions),
+        current: around.task.map(|task| task.current),
+        cpu: around.cpu,
+    }
+}
+
+impl Registry {
+    /// What turns the records of probe `id` into events.
+    pub(crate) fn source(
+        &mut self,
+        id: ProbeId,
+        at: Gva,
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) -> Result<Arc<Source>, Unoptimized> {
+        if let Some(source) = self.sources.get(id) {
+            return Ok(source);
+        }
+        let (Some(probe), Some(detours)) = (self.probes.get(&id), &mut self.hidden.detours) else {
+            return Err(Unoptimized::NoRoom);
+        };
+        let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
+        let capture = capture(probe, around);
+        let followed = match &probe.pool {
+            None => None,
+            Some(pool) => {
+                let entry = entry_capture(&probe.actions, around);
+                let exit = Leaving {
+                    source: id,
+                    capture: &capture,
+                    entry: &entry,
+                    words,
+                    first_stub: self.next_stub,
+                };
+                let followed = follow(detours, pool.limit(), &exit, around, mem)?;
+                self.next_stub = self.next_stub.saturating_add(pool.limit());
+                Some((entry, Arc::new(followed)))
+            }
+        };
+        let place = |at| detours.word(at).ok_or(Unoptimized::NoRoom);
+        let tallies = Tallies {
+            lost: place(words.lost())?,
+            vetoed: place(words.vetoed())?,
+            missed: place(words.missed())?,
+        };
+        let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
+        let what = What {
+            at,
+            capture,
+            followed,
+        };
+        let source = Arc::new(Source::new(id, what, actions, counters, words, tallies)?);
+        self.sources.add(Arc::clone(&source));
+        Ok(source)
+    }
+
+    /// The return probes of `site` whose calls need an exit at their entry only, if all return probes
+    /// there are such: of one frame, what takes the trampoline and what does not would get into each
+    /// other's way.
+    fn half_followed<'s>(
+        &'s self,
+        site: &'s SiteState,
+        leaving: &'s BTreeSet<ProbeId>,
+    ) -> impl Iterator<Item = ProbeId> + 's {
+        let returning = || {
+            let members = self.enabled_members(site, leaving);
+            members.filter(|(_, probe)| probe.pool.is_some())
+        };
+        let can_be = |probe: &Probe| {
+            let actions = &probe.actions;
+            probe.spec.budget.is_none()
+                && actions.capture.is_empty()
+                && unfollowable(probe).is_none()
+        };
+        let possible = self.optimize && returning().all(|(_, probe)| can_be(probe));
+        returning().filter(move |_| possible).map(|(id, _)| id)
+    }
+
+    /// The return probes, and where they are, that need code that calls return to once `leaving` have
+    /// left, and not a detour, which brings it with it.
+    pub(crate) fn wanted_stubs(&self, leaving: &BTreeSet<ProbeId>) -> Vec<(Gva, ProbeId)> {
+        let mut wanted = Vec::new();
+        for (at, site) in &self.sites {
+            let missing = self.half_followed(site, leaving);
+            let missing = missing.filter(|id| self.sources.get(*id).is_none());
+            let before = wanted.len();
+            wanted.extend(missing.map(|id| (*at, id)));
+            let is_for_jump = || self.fit(site, leaving).is_ok();
+            if wanted.len() > before
+                && (site.gone || !self.is_wanted(site, leaving) || is_for_jump())
+            {
+                wanted.truncate(before);
+            }
+        }
+        wanted
+    }
+
+    /// Makes that code; where there is no room, calls return through the trampoline.
+    pub(crate) fn make_stubs(
+        &mut self,
+        wanted: &[(Gva, ProbeId)],
+        around: &Surroundings,
+        mem: &dyn PhysMemory,
+    ) {
+        for (at, id) in wanted {
+            if let Err(why) = self.source(*id, *at, around, mem) {
+                debug!(%at, %why, "a return takes an exit");
+            }
+        }
+    }
+
+    /// What makes events of the returns of the probes at `site` that need no exit then.
+    pub(crate) fn stubs(
+        &self,
+        site: &SiteState,
+        leaving: &BTreeSet<ProbeId>,
+    ) -> BTreeMap<ProbeId, Arc<Source>> {
+        let ids = self.half_followed(site, leaving);
+        let sources = ids.map(|id| Some((id, self.sources.get(id)?)));
+        sources.collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// Forgets what the `leaving` probes recorded with, once nothing of it is in the ring.
+    pub(crate) fn forget_sources(&mut self, leaving: &BTreeSet<ProbeId>) {
+        let sources = leaving.iter().filter_map(|id| self.sources.remove(*id));
+        self.ghost_sources.extend(sources);
+    }
+
+    /// Tells the reader who is enabled once `leaving` have left, while the virtual CPUs stand still.
+    pub(crate) fn settle_sources(&self, leaving: &BTreeSet<ProbeId>) {
+        for source in self.sources.iter() {
+            source.set_enabled(self.switched_on && self.is_enabled(source.probe, leaving));
+        }
+    }
+}
+
+/// What is to be made of a return probe.
+struct Leaving<'a> {
+    source: ProbeId,
+    capture: &'a Capture,
+    entry: &'a EntryCapture,
+    words: CounterPlace,
+    first_stub: u32,
+}
+
+/// Makes `count` instances and the code that their calls return to.
+fn follow(
+    detours: &mut Detours,
+    count: u32,
+    leaving: &Leaving<'_>,
+    around: &Surroundings,
+    mem: &dyn PhysMemory,
+) -> Result<Followed, Unoptimized> {
+    let layout = InstanceLayout::new(leaving.entry)?;
+    let (bytes, first) = layout.initial(count);
+    let stride = layout.stride() as u64;
+    let room = detours.take_instances(mem, &bytes, stride);
+    let (at, gpa) = room.ok_or(Unoptimized::NoRoom)?;
+    let free = leaving.words.free();
+    let instances = Instances { at, count, free };
+    let exit = Exit {
+        source: leaving.source.0,
+        capture: leaving.capture,
+        instances: &instances,
+        entry: leaving.entry,
+        lost: leaving.words.lost(),
+        first_stub: leaving.first_stub,
+    };
+    let made = ReturnCode::new(&around.ring, &exit)
+        .map_err(Unoptimized::from)
+        .and_then(|code| {
+            let code_len = code.code().len() as u64;
+            let stubs = detours.take(code_len, aligned(u64::from(STUB)));
+            let stubs = stubs.ok_or(Unoptimized::NoRoom)?;
+            detours.fill(mem, stubs, code.code())?;
+            let free = detours.word(free).ok_or(Unoptimized::NoRoom)?;
+            mem.write_u64(free, first).map_err(HiddenError::from)?;
+            Ok(Followed {
+                instances,
+                layout,
+                at: gpa,
+                free,
+                stubs,
+                code_len,
+            })
+        });
+    if made.is_err() {
+        detours.give_instances_back(at, bytes.len() as u64);
+    }
+    made
+}

@@ -1,0 +1,282 @@
+//! Registering a batch: what its definitions stand for, whole or as far as possible, in one stop.
+//!
+//! ```text
+//!   definitions ─ expand ─► one place each ─ plan ─► probepoints ─ place ─► at their sites ─ plant ─► registered
+//! ```
+//! Each step takes the batch from the one before and hands it on, shorter by what it refused.
+//! Invariants: everything that can be refused by looking at the guest is refused before the virtual
+//! CPUs are stopped; after an error nothing has changed; with [`Refusals::Skip`] a probe is either
+//! registered or among those skipped, with the reason; the work grows with the length of the batch,
+//! however much of it is refused ([`super::plant`]).
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_spec::definition::Target;
+use hvprobe_spec::{ProbeId, ProbeSpec};
+
+use super::plant::{PlantError, Planted};
+use crate::error::RegisterError;
+use crate::plan::probepoint::Probepoint;
+use crate::refusal::{Obstacle, Refused};
+use crate::registered::{BATCH_MAX, Refusals, Registered, Skipped};
+use crate::registry::state::Registry;
+use crate::world::World;
+
+/// A batch on its way. `S` is what is known of each probe that nothing speaks against yet.
+struct Batch<'s, S> {
+    refusals: Refusals,
+    probes: Vec<Entry<'s, S>>,
+    skipped: Vec<Skipped>,
+}
+
+/// One probe of a batch, whose definition names one place.
+struct Entry<'s, S> {
+    /// The position in the batch of what it comes from.
+    index: usize,
+    spec: Cow<'s, ProbeSpec>,
+    state: S,
+}
+
+/// A probe that the registry has.
+struct Placed {
+    id: ProbeId,
+    /// Its site; `None` while it is pending.
+    at: Option<Gva>,
+}
+
+impl<'s, S> Batch<'s, S> {
+    /// Takes every probe one step on; returns which were refused at that apart.
+    fn each<T>(
+        self,
+        mut step: impl FnMut(&ProbeSpec, S) -> Result<T, Refused>,
+    ) -> (Batch<'s, T>, Vec<Skipped>) {
+        let mut probes = Vec::with_capacity(self.probes.len());
+        let mut refused = Vec::new();
+        for Entry { index, spec, state } in self.probes {
+            match step(&spec, state) {
+                Ok(state) => probes.push(Entry { index, spec, state }),
+                Err(why) => refused.push(Skipped::new(index, &spec, why)),
+            }
+        }
+        let batch = Batch {
+            refusals: self.refusals,
+            probes,
+            skipped: self.skipped,
+        };
+        (batch, refused)
+    }
+}
+
+impl Batch<'_, Placed> {
+    fn ids(&self) -> impl Iterator<Item = ProbeId> {
+        self.probes.iter().map(|entry| entry.state.id)
+    }
+
+    /// What is told of the batch when some of it was refused at the end.
+    fn registered(self, planted: Planted) -> Registered {
+        let Planted {
+            refused,
+            stopped_for,
+        } = planted;
+        let mut refused: BTreeMap<ProbeId, Refused> = refused.into_iter().collect();
+        let (batch, late) = self.each(|_, Placed { id, .. }| match refused.remove(&id) {
+            None => Ok(id),
+            Some(why) => Err(why),
+        });
+        let mut skipped = batch.skipped;
+        skipped.extend(late);
+        skipped.sort_by_key(|skipped| skipped.index);
+        let probes = batch.probes.into_iter();
+        Registered {
+            probes: probes.map(|entry| (entry.index, entry.state)).collect(),
+            skipped,
+            stopped_for,
+        }
+    }
+
+    /// Why none of the batch was planted.
+    fn error(&self, error: PlantError) -> RegisterError {
+        let (to_blame, source) = match error {
+            PlantError::Stop(error) => return error.into(),
+            PlantError::Replaced => (self.probes.first(), Refused::Replaced),
+            PlantError::Refused(id, why) => {
+                let mut entries = self.probes.iter();
+                (entries.find(|entry| entry.state.id == id), why)
+            }
+            PlantError::Site(Obstacle { at, why }) => {
+                let is_here =
+                    |entry: &&Entry<'_, Placed>| !entry.spec.disabled && entry.state.at == Some(at);
+                // An obstacle to what the engine watches is laid to the first.
+                let any = self.probes.iter().find(is_here).or(self.probes.first());
+                (any.filter(|_| self.refusals == Refusals::Fail), why)
+            }
+        };
+        match to_blame {
+            Some(entry) => Skipped::new(entry.index, &entry.spec, source).into(),
+            None => RegisterError::Unplanted { source },
+        }
+    }
+}
+
+impl Registry {
+    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the
+    /// probes are checked against the kernel image and stay pending; so do probes of modules that
+    /// are not loaded. A pattern stands for the functions that match now.
+    ///
+    /// # Errors
+    /// Names the first probe that was refused and why; nothing has changed then.
+    pub fn register(
+        &mut self,
+        specs: &[ProbeSpec],
+        world: &dyn World,
+    ) -> Result<Vec<ProbeId>, RegisterError> {
+        Ok(self.register_batch(specs, Refusals::Fail, world)?.ids())
+    }
+
+    /// As [`Registry::register`], with a say in what becomes of the rest when one is refused. What is
+    /// refused costs no stop of its own, but a second one may follow, in which others get the jumps
+    /// that it had kept away.
+    ///
+    /// # Errors
+    /// With [`Refusals::Fail`] as [`Registry::register`]; with [`Refusals::Skip`] when what a probe
+    /// is to do makes no sense, or the virtual CPUs cannot be stopped. Nothing has changed then.
+    pub fn register_batch(
+        &mut self,
+        specs: &[ProbeSpec],
+        refusals: Refusals,
+        world: &dyn World,
+    ) -> Result<Registered, RegisterError> {
+        for (index, spec) in specs.iter().enumerate() {
+            spec.check().map_err(|source| RegisterError::Spec {
+                index,
+                definition: spec.definition.to_string(),
+                source,
+            })?;
+        }
+        if self.is_overwritten(world.memory()) {
+            self.find_out_replaced(world);
+        }
+        if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
+            self.read_modules(world.memory());
+        }
+        self.read_kprobes(world.memory());
+        let batch = self.expand(specs, refusals)?;
+        let batch = self.plan_all(batch, specs, world.memory())?;
+        let batch = self.place_all(batch)?;
+        if batch.probes.is_empty() {
+            return Ok(batch.registered(Planted::default()));
+        }
+        match self.plant(&batch.ids().collect(), refusals, world) {
+            Ok(planted) => {
+                self.take_back(planted.refused.iter().map(|(id, _)| *id));
+                Ok(batch.registered(planted))
+            }
+            Err(PlantError::Replaced) => {
+                self.take_back(batch.ids());
+                // Which refuses all of it.
+                self.register_batch(specs, refusals, world)
+            }
+            Err(error) => {
+                self.take_back(batch.ids());
+                Err(batch.error(error))
+            }
+        }
+    }
+
+    /// What `specs` stand for one by one.
+    fn expand<'s>(
+        &self,
+        specs: &'s [ProbeSpec],
+        refusals: Refusals,
+    ) -> Result<Batch<'s, ()>, RegisterError> {
+        let mut batch = Batch {
+            refusals,
+            probes: Vec::with_capacity(specs.len()),
+            skipped: Vec::new(),
+        };
+        for (index, spec) in specs.iter().enumerate() {
+            if self.replaced {
+                let refused = Skipped::new(index, spec, Refused::Replaced);
+                if refusals == Refusals::Fail {
+                    return Err(refused.into());
+                }
+                batch.skipped.push(refused);
+                continue;
+            }
+            let room = BATCH_MAX.saturating_sub(batch.probes.len() + batch.skipped.len());
+            match self.singles(spec, room) {
+                Ok(singles) => batch.probes.extend(singles.into_iter().map(|spec| Entry {
+                    index,
+                    spec,
+                    state: (),
+                })),
+                Err(why) => {
+                    let refused = Skipped::new(index, spec, why);
+                    if refusals == Refusals::Fail {
+                        return Err(refused.into());
+                    }
+                    batch.skipped.push(refused);
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Finds and checks the probepoints: `None` for a probe that waits for its module.
+    fn plan_all<'s>(
+        &self,
+        batch: Batch<'s, ()>,
+        specs: &[ProbeSpec],
+        mem: &dyn PhysMemory,
+    ) -> Result<Batch<'s, Option<Probepoint>>, RegisterError> {
+        let (mut batch, mut refused) = batch.each(|spec, ()| match self.plan(spec, mem) {
+            Ok(point) => Ok(Some(point)),
+            Err(Refused::ModuleNotLoaded { .. }) => Ok(None),
+            Err(why) => Err(why),
+        });
+        if batch.refusals == Refusals::Skip || refused.is_empty() {
+            batch.skipped.append(&mut refused);
+            return Ok(batch);
+        }
+        let first = refused.swap_remove(0);
+        let index = first.index;
+        let spec = specs.get(index).map(|spec| &spec.definition);
+        let pattern = spec.filter(|of| matches!(of.target, Target::Functions { .. }));
+        Err(match pattern {
+            None => first.into(),
+            Some(definition) => {
+                let others = refused.iter().filter(|other| other.index == index);
+                let good = batch.probes.iter().filter(|entry| entry.index == index);
+                let count = 1 + others.count();
+                RegisterError::SomeRefused {
+                    index,
+                    definition: definition.to_string(),
+                    count,
+                    functions: count + good.count(),
+                    first: Box::new(first),
+                }
+            }
+        })
+    }
+
+    /// Adds the probes to the registry and, once the kernel is live, to their sites.
+    fn place_all<'s>(
+        &mut self,
+        batch: Batch<'s, Option<Probepoint>>,
+    ) -> Result<Batch<'s, Placed>, RegisterError> {
+        let (mut batch, mut refused) = batch.each(|spec, point| {
+            let at = point.as_ref().map(|point| point.displaced.at());
+            let id = self.add(spec, point)?;
+            Ok(Placed { id, at })
+        });
+        if batch.refusals == Refusals::Fail && !refused.is_empty() {
+            self.take_back(batch.ids());
+            return Err(refused.swap_remove(0).into());
+        }
+        batch.skipped.append(&mut refused);
+        Ok(batch)
+    }
+}

@@ -1,0 +1,298 @@
+//! How the instruction of a site takes effect, and the slots that takes.
+//!
+//! Cheapest first: *emulated* needs no slot, a *boosted* slot jumps back, a *stepped* one ends in an
+//! int3. Stepped is for instructions that must fault inside the exception window, as there is an
+//! exception-table entry for them or a probe asks for their faults, and for post-handlers of
+//! instructions that are not emulated. Invariants: nobody
+//! is in a stepped slot while the virtual CPUs stand still, so it may be given back then; somebody
+//! may always have been interrupted in a boosted one, so its content stays as it is (a *ghost*), for
+//! the next probe at the same instruction, until there are no other slots and no word of guest
+//! memory points into it.
+
+use std::collections::BTreeSet;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::{Action, Displaced, RelocateError, SLOT_SIZE, SlotCode, SlotKind};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::trap::IDT_SIZE;
+use hvprobe_spec::{Mechanism, ProbeId};
+use tracing::{info, warn};
+
+use crate::code::error::HiddenError;
+use crate::code::scan::Still;
+use crate::refusal::{Obstacle, Obstacles, Refused};
+use crate::registry::state::Registry;
+use crate::sites::site::SiteState;
+
+impl Registry {
+    /// How `site`'s instruction takes effect with the probes that are enabled now, or would with
+    /// all if none is.
+    pub(crate) fn mechanism(&self, site: &SiteState) -> Mechanism {
+        let none = BTreeSet::new();
+        let enabled = |id: &ProbeId| self.is_enabled(*id, &none);
+        let any = site.members.iter().any(enabled);
+        match self.slot_kind_for(site, |id| !any || enabled(&id)) {
+            _ if self.is_or_would_be_jump(site) => Mechanism::Optimized,
+            None => Mechanism::Emulated,
+            Some(SlotKind::Boosted) => Mechanism::Boosted,
+            Some(SlotKind::Trapped) => Mechanism::Stepped,
+        }
+    }
+
+    fn is_or_would_be_jump(&self, site: &SiteState) -> bool {
+        if site.is_armed() {
+            return site.jump().is_some();
+        }
+        self.hidden.detours.is_some()
+            && site.unprepared.is_none()
+            && self.fit(site, &BTreeSet::new()).is_ok()
+    }
+
+    /// The kind of slot `site` needs for its enabled probes.
+    fn slot_kind(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Option<SlotKind> {
+        self.slot_kind_for(site, |id| self.is_enabled(id, leaving))
+    }
+
+    fn slot_kind_for(
+        &self,
+        site: &SiteState,
+        counts: impl Fn(ProbeId) -> bool,
+    ) -> Option<SlotKind> {
+        let (mut ends, mut least) = (false, Mechanism::Emulated);
+        for id in &site.members {
+            if counts(*id)
+                && let Some(probe) = self.probes.get(id)
+            {
+                // They need to know how the copy ended.
+                ends |= probe.spec.actions.post || probe.spec.actions.faults;
+                least = least.max(probe.spec.mechanism.unwrap_or(least));
+            }
+        }
+        let is_emulated =
+            matches!(site.displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated;
+        if is_emulated {
+            None
+        } else if ends || site.fixup || least == Mechanism::Stepped {
+            Some(SlotKind::Trapped)
+        } else {
+            Some(SlotKind::Boosted)
+        }
+    }
+
+    /// Takes and fills the slots that wanted sites need and have not; those that are `jumping` need
+    /// none. Returns what each site's slot is to become; a ghost among them stays one until
+    /// [`Registry::revive`] is told of it.
+    pub(crate) fn take_slots(
+        &mut self,
+        jumping: &dyn Fn(&SiteState) -> bool,
+        leaving: &BTreeSet<ProbeId>,
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
+        let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| !site.gone && self.is_wanted(site, leaving))
+            .map(|(at, site)| {
+                let kind = (!jumping(site)).then(|| self.slot_kind(site, leaving));
+                (*at, site.displaced, kind.flatten())
+            })
+            .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
+            .collect();
+        let mut taken: Vec<(Gva, Option<SlotCode>)> = Vec::new();
+        if self.has_return_probes(leaving)
+            && let Some(live) = &self.live
+        {
+            // The trampoline is there before a return address can point to it, and stays.
+            let mapped = self.hidden.map(mem, &live.view.tables);
+            if let Err(source) = mapped
+                && let Some(obstacles) = Obstacles::of(self.unmapped_returns(leaving, &source))
+            {
+                return Err(obstacles);
+            }
+            self.hidden.pin();
+        }
+        let (mut refused, mut has_looked) = (Vec::new(), false);
+        for (at, displaced, kind) in needed {
+            let mut code = self.take_slot(&displaced, kind, mem);
+            if let Err(Refused::Slot { source, .. }) = &code
+                && matches!(
+                    source,
+                    HiddenError::OutOfSlots(_) | HiddenError::NoneInReach
+                )
+                && !std::mem::replace(&mut has_looked, true)
+            {
+                self.reclaim(&taken, mem, still);
+                code = self.take_slot(&displaced, kind, mem);
+            }
+            match code {
+                Ok(code) => taken.push((at, code)),
+                Err(why) => refused.push(Obstacle { at, why }),
+            }
+        }
+        match Obstacles::of(refused) {
+            None => Ok(taken),
+            Some(obstacles) => {
+                self.give_back(taken, mem);
+                Err(obstacles)
+            }
+        }
+    }
+
+    /// The sites with return probes, none of which can be armed because of `source`.
+    fn unmapped_returns(
+        &self,
+        leaving: &BTreeSet<ProbeId>,
+        source: &HiddenError,
+    ) -> impl Iterator<Item = Obstacle> {
+        let is_return = |id: &ProbeId| {
+            !leaving.contains(id)
+                && self
+                    .probes
+                    .get(id)
+                    .is_some_and(|probe| probe.pool.is_some())
+        };
+        let sites = self.sites.iter();
+        let sites = sites.filter(move |(_, site)| site.members.iter().any(is_return));
+        sites.map(|(at, _)| Obstacle {
+            at: *at,
+            why: Refused::Slot {
+                at: *at,
+                source: source.clone(),
+            },
+        })
+    }
+
+    /// Whether there may be fewer slots than sites want, but for those of probes that have left.
+    pub(crate) fn lacks_slots(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+        if self.ghosts.len() == 0 {
+            return false;
+        }
+        let wants = |site: &&SiteState| {
+            site.slot.is_none()
+                && self.is_wanted(site, leaving)
+                && self.slot_kind(site, leaving).is_some()
+        };
+        let wanted = self.sites.values().filter(wants).count() as u64;
+        // Not every slot is in reach of every instruction.
+        let (left, all) = self.hidden.room();
+        wanted > 0 && (wanted > left || left < all / 2)
+    }
+
+    fn take_slot(
+        &mut self,
+        displaced: &Displaced,
+        kind: Option<SlotKind>,
+        mem: &dyn PhysMemory,
+    ) -> Result<Option<SlotCode>, Refused> {
+        let Some(kind) = kind else { return Ok(None) };
+        let at = displaced.at();
+        let Some(live) = &self.live else {
+            return Err(Refused::Unmapped { at });
+        };
+        let tables = live.view.tables;
+        let refused = |source| Refused::Slot { at, source };
+        if kind == SlotKind::Boosted
+            && let Some(code) = self.ghosts.of(displaced)
+        {
+            return Ok(Some(code));
+        }
+        let copy = |slot| match kind {
+            SlotKind::Boosted => displaced.boosted(slot),
+            SlotKind::Trapped => displaced.trapped(slot),
+        };
+        if matches!(copy(at), Err(RelocateError::Emulated { .. })) {
+            let wanted = match kind {
+                SlotKind::Boosted => Mechanism::Boosted,
+                SlotKind::Trapped => Mechanism::Stepped,
+            };
+            return Err(Refused::Mechanism { at, wanted });
+        }
+        self.hidden.map(mem, &tables).map_err(refused)?;
+        if kind == SlotKind::Trapped {
+            let mut idt = [0; IDT_SIZE];
+            tables
+                .read(mem, live.view.idt, &mut idt)
+                .map_err(|_| Refused::NoWindow { at })?;
+            self.hidden.build_idt(mem, &idt).map_err(refused)?;
+        }
+        let taken = self.hidden.take(mem, |slot| copy(slot).ok());
+        let code = match (taken, self.hidden.last_slot().map(copy)) {
+            // No slot will ever do.
+            (Err(HiddenError::NoneInReach), Some(Err(source))) => {
+                return Err(Refused::Relocate { at, source });
+            }
+            (taken, _) => taken.map_err(refused)?,
+        };
+        if let Err(source) = self.hidden.fill(mem, &code) {
+            put_back(self.hidden.release(mem, code.at()));
+            return Err(refused(source));
+        }
+        Ok(Some(code))
+    }
+
+    /// Gives back the ghosts that nobody can be inside of, but for those `taken` for a site again:
+    /// no slot is left.
+    fn reclaim(
+        &mut self,
+        taken: &[(Gva, Option<SlotCode>)],
+        mem: &dyn PhysMemory,
+        still: Still<'_>,
+    ) {
+        let taken: BTreeSet<Gva> = taken
+            .iter()
+            .filter_map(|(_, code)| Some(code.as_ref()?.at()))
+            .collect();
+        let is_taken = |code: &SlotCode| taken.contains(&code.at());
+        if self.ghosts.codes().all(is_taken) {
+            return;
+        }
+        let Some(seen) = still.seen else { return };
+        let is_used = |code: &SlotCode| seen.code(code.at(), SLOT_SIZE as u64);
+        let idle = |code: &&SlotCode| !is_used(code) && !is_taken(code);
+        let idle: Vec<SlotCode> = self.ghosts.codes().filter(idle).copied().collect();
+        for code in idle {
+            self.ghosts.remove(&code);
+            put_back(self.hidden.release(mem, code.at()));
+        }
+        info!(
+            stay = self.ghosts.len(),
+            "boosted slots of former probes given back"
+        );
+    }
+
+    /// Gives back slots that were taken for a change that did not happen: nobody has been in them,
+    /// unless they are ghosts.
+    pub(crate) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
+        for code in taken.into_iter().filter_map(|(_, code)| code) {
+            if !self.ghosts.contains(&code) {
+                put_back(self.hidden.release(mem, code.at()));
+            }
+        }
+    }
+
+    /// A site has taken `code` into use, which may have been a ghost.
+    pub(crate) fn revive(&mut self, code: &SlotCode) {
+        self.ghosts.remove(code);
+    }
+
+    /// A site has no use for its slot any more.
+    pub(crate) fn let_go(
+        &mut self,
+        displaced: Displaced,
+        code: Option<SlotCode>,
+        mem: &dyn PhysMemory,
+    ) {
+        match code {
+            Some(code) if code.kind() == SlotKind::Boosted => self.ghosts.insert(displaced, code),
+            Some(code) => put_back(self.hidden.release(mem, code.at())),
+            None => {}
+        }
+    }
+}
+
+fn put_back(result: Result<(), HiddenError>) {
+    if let Err(error) = result {
+        warn!(%error, "an out-of-line slot could not be given back");
+    }
+}

@@ -1,0 +1,250 @@
+//! The guest has kprobes of its own where our jumps would be.
+
+use hvprobe_arch::Regs;
+use hvprobe_fixtures::STACK;
+use hvprobe_fixtures::kernel::{KPROBE_MUTEX, KPROBE_TABLE};
+use hvprobe_hit::{Held, Outcome};
+
+use super::*;
+use crate::testing::regs;
+use crate::unoptimized::Unoptimized;
+
+/// `push rbp; mov rbp, rsp; nop`, with jumps into its bytes 1 to 4 in question.
+const SHORT: &str = "p filler_002";
+/// Where the tests have their `struct kprobe`s: links at +0, the address at +40.
+const KPROBES: Gva = Gva(KPROBE_MUTEX + 0x20);
+const ADDRESS: u64 = 40;
+const SIZE: usize = 48;
+
+/// The guest has registered kprobes at these addresses, in one chain of its table.
+fn has(rig: &Rig, addresses: &[Gva]) {
+    rig.guest.write(KPROBES, &[0; 2 * SIZE]);
+    let kprobe = |n: usize| KPROBES.wrapping_add((SIZE * n) as u64);
+    let mut link = Gva(KPROBE_TABLE + 8 * 63);
+    for (n, at) in addresses.iter().enumerate() {
+        rig.guest.write(link, &kprobe(n).0.to_le_bytes());
+        link = kprobe(n);
+        rig.guest
+            .write(link.wrapping_add(ADDRESS), &at.0.to_le_bytes());
+    }
+    if addresses.is_empty() {
+        rig.guest.write(link, &[0; 8]);
+    }
+}
+
+/// Somebody holds the mutex of the table, or nobody.
+fn locked(rig: &Rig, is: bool) {
+    rig.guest
+        .write(Gva(KPROBE_MUTEX), &u64::from(is).to_le_bytes());
+}
+
+fn why(rig: &Rig, id: ProbeId) -> Option<Unoptimized> {
+    let info = rig.info(id);
+    let optimized = info.mechanism == Some(Mechanism::Optimized);
+    assert_eq!(optimized, info.unoptimized.is_none());
+    info.unoptimized
+}
+
+fn retry(rig: &mut Rig) {
+    // After the first look, the second is the next but one.
+    for _ in 0..3 {
+        rig.registry.retry_jumps(&*rig.guest);
+    }
+}
+
+/// The guest comes to where it copies the instruction under its `kprobe`; returns the virtual CPU as
+/// it goes on.
+fn prepares(rig: &mut Rig, kprobe: Gva) -> Cpu {
+    locked(rig, true);
+    let mut cpu = Cpu::new(rig);
+    cpu.regs = Regs {
+        rdi: kprobe.0,
+        rsp: STACK.0,
+        ..regs()
+    };
+    let here = rig.at("arch_prepare_kprobe", 0);
+    assert_eq!(cpu.hit(here), Outcome::Hold(Held::Kprobe(kprobe)));
+    let decision = rig.registry.guest_registers(kprobe, &*rig.guest);
+    let resumed = cpu.resume(&decision);
+    assert!(matches!(resumed, Outcome::Resume { .. }));
+    cpu
+}
+
+/// As [`prepares`], with a kprobe at `at`.
+fn prepares_at(rig: &mut Rig, at: Gva) -> Cpu {
+    rig.guest
+        .write(KPROBES.wrapping_add(ADDRESS), &at.0.to_le_bytes());
+    prepares(rig, KPROBES)
+}
+
+#[test]
+fn the_guest_registers_no_kprobe_while_a_jump_may_be_there() {
+    let mut rig = Rig::optimizing();
+    let id = rig.one(SHORT);
+    let (at, caller) = (rig.addr(id), rig.at("filler_100", 3));
+    let before = rig.guest.read::<5>(at);
+    let is_refused = |cpu: &Cpu| {
+        let regs = &cpu.regs;
+        let refused =
+            (regs.rip, regs.rsp, regs.rax) == (caller.0, STACK.0 + 8, (-16_i64).cast_unsigned());
+        assert!(refused || regs.rsp == STACK.0, "{regs:x?}");
+        refused
+    };
+    rig.guest.write(STACK, &caller.0.to_le_bytes());
+    // The virtual CPUs do not stop.
+    rig.guest.refuse_stops(true);
+    assert!(is_refused(&prepares_at(&mut rig, at)));
+    // Elsewhere there is no need to.
+    let elsewhere = rig.at("filler_004", 0);
+    assert!(!is_refused(&prepares_at(&mut rig, elsewhere)));
+    rig.guest.refuse_stops(false);
+    // Nobody can tell where.
+    let unmapped = Gva(0xdead_0000_0000_0000);
+    assert!(is_refused(&prepares(&mut rig, unmapped)));
+    assert_eq!((why(&rig, id), rig.guest.read::<5>(at)), (None, before));
+    // Next time it may.
+    assert!(!is_refused(&prepares_at(&mut rig, at)));
+    assert_eq!(why(&rig, id), Some(Unoptimized::Kprobe { at }));
+}
+
+#[test]
+fn there_is_no_jump_near_a_kprobe_of_the_guests_until_it_has_gone() {
+    let start = Rig::optimizing().at("filler_002", 0);
+    // Of several instructions before it: its jump could reach that far.
+    for (distance, far) in [
+        (-20_i64, true),
+        (-19, false),
+        (-1, false),
+        (4, false),
+        (5, true),
+    ] {
+        let mut rig = Rig::optimizing();
+        let at = Gva(start.0.wrapping_add_signed(distance));
+        has(&rig, &[rig.at("vfs_read", 9), at]);
+        let id = rig.one(SHORT);
+        let expected = (!far).then_some(Unoptimized::Kprobe { at });
+        assert_eq!(why(&rig, id), expected, "{distance}");
+        assert_eq!(rig.byte(start) == INT3, !far);
+        has(&rig, &[]);
+        retry(&mut rig);
+        assert_eq!(why(&rig, id), None);
+        rig.unregister(&[id]).unwrap();
+        assert_eq!(rig.byte(start), 0x55);
+    }
+}
+
+#[test]
+fn nothing_is_planted_on_a_kprobe_of_the_guests() {
+    let mut rig = Rig::optimizing();
+    let at = rig.at("filler_002", 0);
+    has(&rig, &[at]);
+    let result = rig.changes_nothing(|rig| rig.try_register(&[spec(SHORT)]));
+    assert_eq!(refusal(result), (0, Refused::Kprobe { at }));
+    has(&rig, &[]);
+    rig.one(SHORT);
+}
+
+#[test]
+fn while_the_guest_changes_its_kprobes_jumps_stay_and_none_comes() {
+    let mut rig = Rig::optimizing();
+    let there = rig.one("p filler_004");
+    locked(&rig, true);
+    let id = rig.one(SHORT);
+    assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange));
+    assert_eq!(why(&rig, there), None);
+    // Another detour in the place of the same jump.
+    let second = rig.one("p:second filler_004");
+    assert_eq!((why(&rig, there), why(&rig, second)), (None, None));
+    retry(&mut rig);
+    assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange));
+    locked(&rig, false);
+    for _ in 0..8 {
+        rig.registry.retry_jumps(&*rig.guest);
+    }
+    assert_eq!(why(&rig, id), None);
+}
+
+#[test]
+fn the_guest_registers_its_kprobe_where_no_jump_is_any_more() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&specs([SHORT, "p filler_004"]));
+    let at = rig.addr(ids[0]);
+    for inside in [0, 3] {
+        let kprobe = at.wrapping_add(inside);
+        prepares_at(&mut rig, kprobe);
+        assert_eq!(why(&rig, ids[0]), Some(Unoptimized::Kprobe { at: kprobe }));
+        assert_eq!(rig.guest.read::<5>(at), [INT3, 0x48, 0x89, 0xe5, 0x90]);
+        assert_eq!(why(&rig, ids[1]), None);
+        // Until it is in the table the mutex is held, and from then on it is found there.
+        retry(&mut rig);
+        assert_eq!(why(&rig, ids[0]), Some(Unoptimized::KprobesChange));
+        has(&rig, &[kprobe]);
+        locked(&rig, false);
+        for _ in 0..8 {
+            rig.registry.retry_jumps(&*rig.guest);
+        }
+        assert_eq!(why(&rig, ids[0]), Some(Unoptimized::Kprobe { at: kprobe }));
+        has(&rig, &[]);
+        for _ in 0..64 {
+            rig.registry.retry_jumps(&*rig.guest);
+        }
+        assert_eq!(why(&rig, ids[0]), None);
+    }
+}
+
+#[test]
+fn the_guest_is_watched_while_jumps_may_be_written() {
+    let mut rig = Rig::optimizing();
+    let here = rig.at("arch_prepare_kprobe", 0);
+    let before = rig.byte(here);
+    let id = rig.one(SHORT);
+    assert_eq!(rig.byte(here), INT3);
+    rig.registry.set_optimization(false, &*rig.guest).unwrap();
+    assert_eq!(rig.byte(here), before);
+    rig.registry.set_optimization(true, &*rig.guest).unwrap();
+    assert_eq!((rig.byte(here), why(&rig, id)), (INT3, None));
+    rig.unregister(&[id]).unwrap();
+    assert_eq!(rig.byte(here), before);
+}
+
+#[test]
+fn a_table_that_cannot_be_read_to_its_end_keeps_all_jumps_away() {
+    let links = [KPROBES.0, 0xdead_0000_0000_0000, u64::MAX];
+    for link in links {
+        let mut rig = Rig::optimizing();
+        rig.guest.write(Gva(KPROBE_TABLE), &link.to_le_bytes());
+        // A circle.
+        rig.guest.write(KPROBES, &KPROBES.0.to_le_bytes());
+        let id = rig.one(SHORT);
+        assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange), "{link:#x}");
+    }
+}
+
+#[test]
+fn a_jump_that_was_asked_for_is_refused_where_the_guest_has_a_kprobe() {
+    let forced = |definition| ProbeSpec {
+        mechanism: Some(Mechanism::Optimized),
+        ..spec(definition)
+    };
+    let mut rig = Rig::optimizing();
+    let kprobe = rig.at("filler_002", 1);
+    has(&rig, &[kprobe]);
+    let specs = [spec("p filler_004"), forced(SHORT)];
+    let before = rig.list();
+    let (index, why) = refusal(rig.try_register(&specs));
+    let at = rig.at("filler_002", 0);
+    let source = Unoptimized::Kprobe { at: kprobe };
+    assert_eq!((index, why), (1, Refused::Unoptimized { at, source }));
+    assert_eq!(rig.list(), before);
+    assert_eq!(
+        (rig.byte(at), rig.byte(rig.at("filler_004", 0))),
+        (0x55, 0x55)
+    );
+    // The rest, if that is wanted.
+    let batch = rig
+        .registry
+        .register_batch(&specs, crate::registered::Refusals::Skip, &*rig.guest)
+        .unwrap();
+    assert_eq!((batch.probes.len(), batch.skipped.len()), (1, 1));
+    assert_eq!(rig.byte(at), 0x55);
+}

@@ -1,0 +1,4 @@
+//! Probepoints as the registry keeps them, and the text there.
+
+pub(crate) mod site;
+pub(crate) mod text;

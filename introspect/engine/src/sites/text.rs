@@ -1,0 +1,156 @@
+//! One change of guest text: which probepoints get their int3 or jump, which get their bytes back.
+//!
+//! Invariant: everything is checked before the first byte is written, so a change happens whole or
+//! not at all; bytes are written only over those that were expected there; a probepoint the guest
+//! has rewritten is never written to.
+
+use std::collections::BTreeMap;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::JUMP;
+use hvprobe_arch::insn::GateHead;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::{PageTables, WalkError};
+use hvprobe_arch::trap::GATE_PORT;
+
+use super::site::SiteState;
+use crate::plan::text::PristineText;
+use crate::refusal::{Obstacle, Obstacles, Refused};
+
+/// What becomes of the text at one place.
+#[derive(Clone, Debug)]
+pub(crate) struct Edit {
+    pub(crate) at: Gva,
+    pub(crate) from: Vec<u8>,
+    /// As many bytes.
+    pub(crate) to: Vec<u8>,
+}
+
+impl Edit {
+    /// The part of `bytes`, one of the two, that is written: up to where they differ last.
+    fn changed<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+        let same = self.from.iter().rev().zip(self.to.iter().rev());
+        let same = same.take_while(|(from, to)| from == to).count();
+        &bytes[..bytes.len() - same.min(bytes.len())]
+    }
+}
+
+/// Guest text reached through the kernel's page tables.
+pub(crate) struct Text<'a> {
+    pub(crate) tables: &'a PageTables,
+    pub(crate) mem: &'a dyn PhysMemory,
+}
+
+impl Text<'_> {
+    fn byte(&self, at: Gva) -> Option<u8> {
+        let mut byte = [0];
+        self.tables.read(self.mem, at, &mut byte).ok()?;
+        Some(byte[0])
+    }
+
+    /// Whether the text at `at` is `bytes`.
+    pub(crate) fn holds(&self, at: Gva, bytes: &[u8]) -> bool {
+        let mut now = [0; 2 * hvprobe_arch::insn::MAX_LEN];
+        now.get_mut(..bytes.len())
+            .is_some_and(|now| self.tables.read(self.mem, at, now).is_ok() && now == bytes)
+    }
+
+    /// Replaces text as `edits` say.
+    ///
+    /// # Errors
+    /// The places where the text is not as expected; then no byte has changed.
+    pub(crate) fn replace(&self, edits: &[Edit]) -> Result<(), Obstacles> {
+        let changed = edits.iter().filter(|edit| !self.holds(edit.at, &edit.from));
+        let changed = changed.map(|Edit { at, .. }| Obstacle {
+            at: *at,
+            why: Refused::TextChanged { at: *at },
+        });
+        if let Some(obstacles) = Obstacles::of(changed) {
+            return Err(obstacles);
+        }
+        for (done, edit) in edits.iter().enumerate() {
+            let at = edit.at;
+            if self.write(at, edit.changed(&edit.to)).is_err() {
+                for back in &edits[..done] {
+                    let _ = self.write(back.at, back.changed(&back.from));
+                }
+                let why = Refused::Unmapped { at };
+                return Err(Obstacle { at, why }.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: Gva, bytes: &[u8]) -> Result<(), WalkError> {
+        self.tables.write(self.mem, at, bytes)
+    }
+
+    /// Puts our `out` over the head of the guest's #BP entry.
+    pub(crate) fn plant_gate(&self, gate: &GateHead) -> Result<(), Refused> {
+        let at = gate.at();
+        if !self.holds(at, &gate.original()) {
+            return Err(Refused::TextChanged { at });
+        }
+        self.tables
+            .write(self.mem, at, &GateHead::patch(GATE_PORT))
+            .map_err(|_| Refused::Unmapped { at })
+    }
+
+    /// Takes our `out` away again; `false` when it is no longer there.
+    pub(crate) fn remove_gate(&self, gate: &GateHead) -> bool {
+        self.holds(gate.at(), &GateHead::patch(GATE_PORT))
+            && self
+                .tables
+                .write(self.mem, gate.at(), &gate.original())
+                .is_ok()
+    }
+}
+
+/// Live text with our own patches taken out again.
+pub(crate) struct LiveText<'a> {
+    pub(crate) text: Text<'a>,
+    pub(crate) sites: &'a BTreeMap<Gva, SiteState>,
+}
+
+impl LiveText<'_> {
+    /// Takes out our patches from `bytes`, which are at `at`.
+    fn clean(&self, at: Gva, bytes: &mut [u8]) {
+        let end = at.wrapping_add(bytes.len() as u64);
+        // A jump may begin before and reach in.
+        let first = at.wrapping_sub(JUMP as u64 - 1);
+        for (start, site) in self.sites.range(first.min(at)..end.max(at)) {
+            let original = site.original(&site.patch);
+            for ((n, ours), original) in (0..).zip(site.patch.bytes()).zip(original) {
+                let offset = start.wrapping_add(n).offset_from(at);
+                let offset = offset.and_then(|offset| usize::try_from(offset).ok());
+                if let Some(byte) = offset.and_then(|offset| bytes.get_mut(offset))
+                    && *byte == ours
+                {
+                    *byte = *original;
+                }
+            }
+        }
+    }
+}
+
+impl PristineText for LiveText<'_> {
+    fn read(&self, at: Gva, into: &mut [u8]) -> usize {
+        let mut got = into.len();
+        if self.text.tables.read(self.text.mem, at, into).is_err() {
+            got = 0;
+            for (n, byte) in (0_u64..).zip(into.iter_mut()) {
+                match self.text.byte(at.wrapping_add(n)) {
+                    Some(value) => *byte = value,
+                    None => break,
+                }
+                got += 1;
+            }
+        }
+        self.clean(at, &mut into[..got]);
+        got
+    }
+
+    fn is_final(&self) -> bool {
+        true
+    }
+}
