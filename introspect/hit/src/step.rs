@@ -67,6 +67,7 @@ impl State {
         Outcome::Resume { shadow: false }
     }
 
+    #[inline]
     fn emulate<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,

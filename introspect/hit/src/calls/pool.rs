@@ -339,12 +339,14 @@ impl Pools {
         }
     }
 
+    #[inline]
     pub(super) fn get(&self, index: u32) -> Option<&Arc<PoolCell>> {
         let (segment, offset) = locate(index);
         self.segments.0.get(segment)?.get()?.get(offset)?.get()
     }
 
     /// The record that `link` leads to, and its pool.
+    #[inline]
     pub(super) fn record(&self, link: Link) -> Option<(&PoolCell, Record<'_>)> {
         let index = link.record()?;
         let pool = self.get(link.pool())?;

@@ -141,6 +141,7 @@ impl<'a> TaskCalls<'a> {
     /// function took over the frame in its place (the trampoline's address is still there, as
     /// after a tail call or the push for another probe), that frame is alive, and all calls newer
     /// than it are abandoned, on any stack.
+    #[inline]
     pub fn enter(
         &mut self,
         slot: Gva,
