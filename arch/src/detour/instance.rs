@@ -15,10 +15,12 @@
 //! whenever an instance is put back. One that was taken is first again only after it was put back, so
 //! an exchange that was overtaken fails. Each free instance holds the index of the next.
 
+use super::capture::EntryCapture;
+use super::error::BuildError;
+use super::record;
 use super::record::{Malformed, Spread, StackWords, Values, word};
-use super::{BuildError, record};
 use crate::Gva;
-use crate::regs::{RegisterSet, Regs};
+use crate::regs::Regs;
 
 /// The end of the free list.
 pub(super) const NIL: u32 = u32::MAX;
@@ -29,10 +31,6 @@ pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
-/// In place of a CPU's number: the host entered the call, and the time at entry is not a counter's but
-/// the host's own, in nanoseconds. What the guest's counter was at an exit is not known where it stands
-/// still while its virtual CPU is not in the guest.
-pub const BY_HOST: u32 = u32::MAX;
 /// The word of the flags, in whose upper half the CPU is.
 const VALUES: usize = 6;
 pub(super) const ENTRY_CPU: usize = 8 * VALUES + 4;
@@ -40,20 +38,6 @@ pub(super) const ENTRY_CPU: usize = 8 * VALUES + 4;
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
 /// The most bytes that an instance without stack words has behind its first word.
 pub const ENTERED_MAX: usize = VALUES_END - GENERATION;
-
-/// What is kept of a call at its entry, beside time and flags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EntryCapture {
-    /// Registers.
-    pub registers: RegisterSet,
-    /// Words above the stack pointer, by their number (`$stackN`).
-    pub stack: Vec<u16>,
-    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current
-    /// task; the instance's task is zero without it.
-    pub current: Option<u32>,
-    /// Displacement, relative to the base of GS and sign-extended, of the CPU's number (i32).
-    pub cpu: Option<u32>,
-}
 
 /// The instances of one probe, as the guest addresses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

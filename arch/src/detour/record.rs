@@ -35,8 +35,8 @@
 //!
 //! (pid, tgid and comm only if a task is captured; a CPU that is not captured is zero.)
 
-use super::BuildError;
-use super::instance::BY_HOST;
+use super::capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
+use super::error::BuildError;
 use crate::Gva;
 use crate::regs::{Gpr, RegisterSet, Regs};
 
@@ -44,9 +44,6 @@ use crate::regs::{Gpr, RegisterSet, Regs};
 pub const CELL: usize = 64;
 /// The most cells a record has.
 pub const MAX_RECORD_CELLS: u16 = 16;
-/// The most stack words of one capture.
-pub const STACK_WORDS_MAX: usize = 31;
-
 /// Where the halves of a record's mark are: the position, and what tells a finished record.
 pub(super) const END: u8 = 0;
 pub(super) const IDENTITY: usize = 4;
@@ -441,7 +438,7 @@ impl Layout {
     ///
     /// # Errors
     /// When more was asked for than a record holds, or what cannot be had.
-    pub fn of_return(capture: &Capture, entry: &super::EntryCapture) -> Result<Self, BuildError> {
+    pub fn of_return(capture: &Capture, entry: &EntryCapture) -> Result<Self, BuildError> {
         if !capture.stack.is_empty() {
             return Err(BuildError::StackAtReturn);
         }

@@ -10,13 +10,17 @@
 //! ([`Span::needs_quiescence`]).
 
 mod copy;
+mod distance;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod unfit;
 
-pub(super) use copy::{Copying, here, jump};
+use copy::Copying;
+pub(super) use copy::{here, jump};
+use distance::distance;
+pub use unfit::Unfit;
 
-use super::BuildError;
 use crate::Gva;
 use crate::insn::{Displaced, Refusal, classify};
 use crate::trap::INT3;
@@ -37,82 +41,6 @@ pub struct Span {
     at: Gva,
     bytes: Vec<u8>,
     instructions: Vec<(Displaced, Copying)>,
-}
-
-/// Why a jump cannot take the place of the instructions at a probepoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
-    /// The probepoint is not an instruction of the function.
-    #[error("no instruction of the function at {start} begins at {at}")]
-    NotAnInstruction {
-        /// The probepoint.
-        at: Gva,
-        /// Where the function begins.
-        start: Gva,
-    },
-    /// Fewer than five bytes are left.
-    #[error("a jump at {at} would run past the function's end at {end}")]
-    PastEnd {
-        /// The probepoint.
-        at: Gva,
-        /// The end of the code.
-        end: Gva,
-    },
-    /// An instruction that takes no probe, and has no copy.
-    #[error("the instruction at {at} cannot be moved")]
-    Refused {
-        /// The instruction.
-        at: Gva,
-        /// Why.
-        #[source]
-        reason: Refusal,
-    },
-    /// `sti` and `popf`.
-    #[error(
-        "the instruction at {at} may enable interrupts, which takes effect one instruction later"
-    )]
-    EnablesInterrupts {
-        /// The instruction.
-        at: Gva,
-    },
-    /// `endbr64`.
-    #[error("indirect branches land on the endbr64 at {at}")]
-    Endbr {
-        /// The instruction.
-        at: Gva,
-    },
-    /// A call before the last instruction.
-    #[error("the call at {at} would return into the jump")]
-    Call {
-        /// The call.
-        at: Gva,
-    },
-    /// A call whose target is found with the stack pointer, which the return address moves first.
-    #[error("the call at {at} finds its target with the stack pointer")]
-    StackCall {
-        /// The call.
-        at: Gva,
-    },
-    /// A branch to an interior boundary, or to inside an instruction.
-    #[error("the branch at {from} leads to {to}, inside the jump")]
-    Branch {
-        /// The branch.
-        from: Gva,
-        /// Where it leads.
-        to: Gva,
-    },
-    /// A jump whose targets are not known.
-    #[error("the indirect jump at {at} may lead inside the jump")]
-    Indirect {
-        /// The jump.
-        at: Gva,
-    },
-    /// Bytes that are no instruction, and may hide a branch.
-    #[error("the bytes at {at} are no instruction, so that branches beyond are not known")]
-    Undecodable {
-        /// Where decoding ended.
-        at: Gva,
-    },
 }
 
 /// A jump does not reach.
@@ -301,16 +229,4 @@ impl Span {
                 (mask | 0xff << shift, value | u64::from(INT3) << shift)
             })
     }
-}
-
-/// The displacement that leads from `from`, the end of a branch, to `target`.
-pub(super) fn distance(from: Gva, target: Gva) -> Option<[u8; 4]> {
-    i32::try_from(target.0.wrapping_sub(from.0).cast_signed())
-        .ok()
-        .map(i32::to_le_bytes)
-}
-
-/// The same for code of a detour at `at`.
-pub(super) fn reach(at: Gva, from: Gva, target: Gva) -> Result<[u8; 4], BuildError> {
-    distance(from, target).ok_or(BuildError::OutOfReach { target, at })
 }

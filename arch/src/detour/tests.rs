@@ -1,4 +1,5 @@
 use super::*;
+use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::insn::testing::bytes;
 use crate::regs::{Gpr, RegisterSet};

@@ -20,7 +20,7 @@ mod encoding;
 mod operation;
 mod refusal;
 
-use super::slot::Relocation;
+use super::relocation::Relocation;
 use super::{
     Action, DecodeFailure, Displaced, ENDBR64, Emulated, MAX_LEN, decode, emulate::Operation,
 };

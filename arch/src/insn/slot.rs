@@ -13,7 +13,8 @@
 //! alone can speak of a slot, and only at the start of one of the instructions above, which
 //! [`Displaced::in_place`] translates. The rest of a slot is int3.
 
-use super::Displaced;
+use super::displaced::Displaced;
+use super::relocation::Relocation;
 use crate::Gva;
 use crate::trap::INT3;
 
@@ -22,17 +23,6 @@ pub const SLOT_SIZE: usize = 32;
 
 /// `jmp rel32`.
 const JMP_REL32: u8 = 0xe9;
-
-/// How the bytes must change when the instruction moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relocation {
-    /// Not at all.
-    Verbatim,
-    /// The 32-bit displacement at `offset` makes `target`, relative to the instruction's end.
-    Displacement { offset: u8, target: Gva },
-    /// A conditional jump. The condition is the low half of its opcode.
-    Jcc { condition: u8, target: Gva },
-}
 
 /// What follows the copy in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,9 +1,10 @@
 //! How a displaced instruction is copied into a detour, so that it does there what it did in its own
 //! place. A copy's length does not depend on where it is.
 
-use super::{Unfit, reach};
+use super::distance::reach;
+use super::unfit::Unfit;
 use crate::Gva;
-use crate::detour::BuildError;
+use crate::detour::error::BuildError;
 use crate::insn::{Displaced, MAX_LEN, Relocation, decode};
 use iced_x86::{ConstantOffsets, FlowControl, Instruction, Mnemonic, OpKind, Register};
 

@@ -1,6 +1,6 @@
 //! Where the branches of a function lead.
 
-use super::Unfit;
+use super::unfit::Unfit;
 use crate::Gva;
 use crate::insn::{boundary, decode};
 use iced_x86::{FlowControl, Instruction, OpKind};

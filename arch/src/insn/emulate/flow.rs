@@ -1,9 +1,8 @@
 //! Where instructions go: conditions, counters and targets.
 
 use super::operand::{Address, Register};
-use super::{Memory, MemoryFault};
 use crate::Gva;
-use crate::paging::WalkError;
+use crate::insn::memory::{Memory, MemoryFault, reachable};
 use crate::regs::{Gpr, Regs, rflags};
 
 /// Where a jump or call goes.
@@ -27,20 +26,6 @@ impl Target {
         };
         reachable(target)
     }
-}
-
-/// Refuses an address that no kernel code can be at: Linux keeps its code where 48 bits are enough
-/// on any paging, and a virtual CPU that was sent beyond what its paging translates could not be
-/// entered any more (SDM vol. 3, "Checks on Guest RIP, RFLAGS, and SSP").
-pub(super) fn reachable(target: Gva) -> Result<Gva, MemoryFault> {
-    let canonical = (target.0 << 16).cast_signed() >> 16;
-    if canonical.cast_unsigned() == target.0 {
-        return Ok(target);
-    }
-    Err(MemoryFault {
-        at: target,
-        cause: WalkError::NonCanonical { at: target },
-    })
 }
 
 /// A condition, as the low half of a conditional jump's opcode (SDM vol. 1, appendix B).

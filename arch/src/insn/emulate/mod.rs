@@ -8,73 +8,20 @@
 mod alu;
 mod flow;
 mod operand;
+mod operation;
 #[cfg(test)]
 mod tests;
 
 pub(super) use alu::{Binary, Unary};
 pub(super) use flow::{Condition, Count, Target};
 pub(super) use operand::{Address, Register, Source, Width};
+pub use operation::Emulated;
+pub(super) use operation::Operation;
 
-use super::{Action, Displaced, Effect, Memory, MemoryFault};
+use super::displaced::{Action, Displaced};
+use super::memory::{Effect, Memory, MemoryFault, reachable};
 use crate::Gva;
-use crate::regs::{Gpr, Regs, rflags};
-
-/// What the host does to carry out an instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Emulated(pub(super) Operation);
-
-/// An operation with its operands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operation {
-    /// Nothing but going on: `nop` of any length, `endbr64`.
-    Nop,
-    /// Of 64 bits.
-    Push(Source),
-    /// Of 64 bits.
-    Pop(Gpr),
-    PushFlags,
-    PopFlags,
-    Move {
-        to: Register,
-        from: Source,
-    },
-    Lea {
-        to: Register,
-        address: Address,
-    },
-    Binary {
-        operation: Binary,
-        to: Register,
-        from: Source,
-    },
-    Unary {
-        operation: Unary,
-        to: Register,
-    },
-    /// `cld` and its kin: `flip`, after `clear` and `set`.
-    Flags {
-        clear: u64,
-        set: u64,
-        flip: u64,
-    },
-    EnableInterrupts,
-    Call(Target),
-    Jump(Target),
-    Branch {
-        condition: Condition,
-        target: Gva,
-    },
-    CountedBranch {
-        count: Count,
-        counter: Register,
-        target: Gva,
-    },
-    /// `ret`, which releases so many bytes of arguments.
-    Return {
-        release: u16,
-    },
-    Leave,
-}
+use crate::regs::{Regs, rflags};
 
 /// The flags that `popfq` loads at privilege level 0: all but the reserved ones, RF, which it
 /// clears, and VM, VIF and VIP, which it leaves alone (SDM vol. 2, POPF, table 4-16).
@@ -169,7 +116,7 @@ impl Displaced {
             Operation::Jump(target) => rip = target.find(regs, mem)?,
             Operation::Branch { condition, target } => {
                 if condition.holds(regs.rflags) {
-                    rip = flow::reachable(target)?;
+                    rip = reachable(target)?;
                 }
             }
             Operation::CountedBranch {
@@ -179,12 +126,12 @@ impl Displaced {
             } => {
                 let mut counted = *regs;
                 if count.is_taken(counter, &mut counted) {
-                    rip = flow::reachable(target)?;
+                    rip = reachable(target)?;
                 }
                 *regs = counted;
             }
             Operation::Return { release } => {
-                rip = flow::reachable(Gva(mem.read_u64(Gva(regs.rsp))?))?;
+                rip = reachable(Gva(mem.read_u64(Gva(regs.rsp))?))?;
                 regs.rsp = regs.rsp.wrapping_add(8 + u64::from(release));
             }
             Operation::Leave => {

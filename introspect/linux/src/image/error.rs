@@ -1,7 +1,5 @@
 //! Why an image cannot be used.
 
-use super::kallsyms::KallsymsError;
-
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
@@ -20,4 +18,18 @@ pub enum ImageError {
     /// No text where the symbols say it is.
     #[error("the kernel has no text between `_stext` and `_etext`")]
     NoText,
+}
+
+/// Why no symbols could be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KallsymsError {
+    /// No table of name parts.
+    #[error("no kallsyms token table: the kernel was built without CONFIG_KALLSYMS")]
+    NoTokens,
+    /// Name parts but no names that use them.
+    #[error("kallsyms token table without a table of names before it")]
+    NoNames,
+    /// Names, but nothing that can be their addresses.
+    #[error("kallsyms names without addresses in any known encoding")]
+    NoAddresses,
 }

@@ -21,6 +21,7 @@ use memchr::memmem;
 
 use super::bytes::{u32_at, u64_at};
 use super::elf::{KERNEL_HALF, Part};
+use super::error::KallsymsError;
 use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 
 /// Number of tokens.
@@ -37,20 +38,6 @@ const LONGEST_NAME: usize = 512;
 const GLANCES: usize = 1 << 14;
 /// How many of those that still do are gone through.
 const TRIES: usize = 16;
-
-/// Why no symbols could be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum KallsymsError {
-    /// No table of name parts.
-    #[error("no kallsyms token table: the kernel was built without CONFIG_KALLSYMS")]
-    NoTokens,
-    /// Name parts but no names that use them.
-    #[error("kallsyms token table without a table of names before it")]
-    NoNames,
-    /// Names, but nothing that can be their addresses.
-    #[error("kallsyms names without addresses in any known encoding")]
-    NoAddresses,
-}
 
 /// How the addresses are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,9 +19,8 @@ mod tasks;
 mod tests;
 
 pub use btf::{BtfError, Member};
-pub use error::ImageError;
+pub use error::{ImageError, KallsymsError};
 pub use forbidden::{Area, Forbidden, Unknown};
 pub(crate) use forbidden::{Lists, relative, words};
-pub use kallsyms::KallsymsError;
 pub use kernel::KernelImage;
 pub use tasks::{TaskClues, TaskLayout};

@@ -1,0 +1,16 @@
+//! How far branches reach.
+
+use crate::Gva;
+use crate::detour::error::BuildError;
+
+/// The displacement that leads from `from`, the end of a branch, to `target`.
+pub(super) fn distance(from: Gva, target: Gva) -> Option<[u8; 4]> {
+    i32::try_from(target.0.wrapping_sub(from.0).cast_signed())
+        .ok()
+        .map(i32::to_le_bytes)
+}
+
+/// The same for code of a detour at `at`.
+pub(super) fn reach(at: Gva, from: Gva, target: Gva) -> Result<[u8; 4], BuildError> {
+    distance(from, target).ok_or(BuildError::OutOfReach { target, at })
+}

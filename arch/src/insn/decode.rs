@@ -1,0 +1,34 @@
+//! Decoding one instruction.
+
+use crate::Gva;
+use iced_x86::{Decoder, DecoderError, DecoderOptions, Instruction};
+
+/// The length in bytes of the longest instruction (SDM vol. 2, 2.3.11).
+pub const MAX_LEN: usize = 15;
+
+/// Why bytes are no instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DecodeFailure {
+    /// No processor would take them for one.
+    Invalid,
+    /// The instruction goes on past the bytes given.
+    Truncated,
+}
+
+/// Decodes the first instruction of `code`, which is at `at`.
+pub(crate) fn decode(
+    code: &[u8],
+    at: Gva,
+) -> Result<(Instruction, iced_x86::ConstantOffsets), DecodeFailure> {
+    let code = &code[..code.len().min(MAX_LEN)];
+    let mut decoder = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    match decoder.last_error() {
+        DecoderError::None if !instruction.is_invalid() => {
+            Ok((instruction, decoder.get_constant_offsets(&instruction)))
+        }
+        // With all the bytes an instruction may have, more would not help.
+        DecoderError::NoMoreBytes if code.len() < MAX_LEN => Err(DecodeFailure::Truncated),
+        _ => Err(DecodeFailure::Invalid),
+    }
+}
