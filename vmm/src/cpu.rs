@@ -6,6 +6,8 @@
 
 mod features;
 
+use std::io;
+
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use kvm_bindings::{
@@ -95,6 +97,15 @@ pub fn create_vm(kvm: &Kvm) -> Result<VmFd, CpuError> {
     };
     vm.create_pit2(pit).map_err(kvm_error("create the timer"))?;
     Ok(vm)
+}
+
+/// Raises an interrupt line of `vm` and lowers it (KVM API, 4.25 KVM_IRQ_LINE).
+///
+/// # Errors
+/// When KVM refuses.
+pub fn pulse(vm: &VmFd, line: u32) -> io::Result<()> {
+    vm.set_irq_line(line, true)?;
+    Ok(vm.set_irq_line(line, false)?)
 }
 
 /// Prepares vCPU `index` of `count` to start, or be started by, the kernel at `entry`.

@@ -3,7 +3,6 @@
 //!
 //! Only this crate names KVM, and within it only [`api`] names the wire format.
 
-pub mod acpi;
 pub mod api;
 pub mod cpu;
 pub mod devices;

@@ -18,6 +18,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
+/// The first port of the serial console.
+pub(crate) const COM1: u16 = 0x3f8;
+/// The interrupt of the serial console.
+pub(crate) const COM1_GSI: u32 = 4;
+
 /// How much input waits for a guest that does not read, in bytes.
 const MAX_PENDING: usize = 64 << 10;
 

@@ -7,8 +7,9 @@ use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::{Kernel, LoadError, bzimage, elf, layout};
+use crate::cpu;
+use crate::devices::acpi;
 use crate::memory::{GuestRam, HOLE_END};
-use crate::{acpi, cpu};
 
 /// The longest kernel command line, in bytes (`COMMAND_LINE_SIZE` less its closing zero).
 pub const MAX_CMDLINE: usize = 2047;

@@ -35,10 +35,10 @@ use super::tripwire::{NoTripwire, Tripwire};
 use super::vcpu::{Shared, StoppedAt, Vcpu};
 use super::{Guest, Life, Machine};
 use crate::CatchMode;
-use crate::acpi::{self, AcpiError};
 use crate::cpu::{self, CpuError};
-use crate::devices::Ports;
-use crate::loader::{self, Entry, Kernel, LoadError};
+use crate::devices::acpi::{self, AcpiError};
+use crate::devices::{COM1_GSI, Ports};
+use crate::loader::{self, Entry, Kernel, LoadError, layout};
 use crate::memory::{GuestRam, MemoryError};
 use crate::selfcheck::{self, SelfCheckError};
 
@@ -193,7 +193,7 @@ impl Loaded {
             ram,
         } = files;
         ram.register(&vm)?;
-        let rsdp = acpi::write(&ram, config.cpus)?;
+        let rsdp = acpi::write(&ram, layout::ACPI..layout::RESET_VECTOR, config.cpus)?;
         let cmdline = match config.cmdline.trim() {
             "" => DEFAULT_CMDLINE,
             given => given,
@@ -226,7 +226,12 @@ fn start(
     let console = Arc::new(ConsoleOutput::default());
     let sink = Arc::clone(&console);
     let vm = Arc::new(vm);
-    let ports = Ports::new(Arc::downgrade(&vm), move |bytes| sink.print(bytes));
+    let lines = Arc::downgrade(&vm);
+    let interrupt = move || {
+        let vm = lines.upgrade();
+        vm.map_or(Ok(()), |vm| cpu::pulse(&vm, COM1_GSI))
+    };
+    let ports = Ports::new(interrupt, move |bytes| sink.print(bytes));
     let cpus: Vec<CpuFd> = (0..config.cpus)
         .map(|index| create_cpu(&host, &vm, index, &config, &entry, mode))
         .collect::<Result<_, _>>()?;

@@ -3,8 +3,10 @@
 //!
 //! The platform is "hardware-reduced" (ACPI 6.5, 4.1): no legacy interrupt controller, timer or
 //! power management block to probe, which also makes the guest's boot shorter. Sleep and reset are
-//! single writes to ports ([`SLEEP_CONTROL`], [`RESET`]). The tables lie between 0xe0000 and the reset
-//! vector at 0xffff0 and never reach beyond.
+//! single writes to ports ([`SLEEP_CONTROL`], [`RESET`]). The tables never reach beyond the place they
+//! are given.
+
+use std::ops::Range;
 
 use acpi_tables::aml::{self, Interrupt, Name, Package, Path, ResourceTemplate, Scope};
 use acpi_tables::fadt::{FADTBuilder, Flags};
@@ -16,8 +18,7 @@ use acpi_tables::{Aml, AmlSink, madt};
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 
-use crate::devices::{COM1, COM1_GSI};
-use crate::loader::layout;
+use super::serial::{COM1, COM1_GSI};
 
 /// The port of the sleep control register.
 pub(crate) const SLEEP_CONTROL: u16 = 0x600;
@@ -49,18 +50,19 @@ pub struct AcpiError {
     pub cpus: u32,
 }
 
-/// Writes the tables for `cpus` vCPUs, APIC ids from 0 on. Returns where the RSDP lies.
+/// Writes the tables for `cpus` vCPUs, APIC ids from 0 on, to `place`, where kernels look for the
+/// RSDP. Returns where that lies.
 ///
 /// # Errors
-/// When they do not fit, which takes more vCPUs than [`crate::cpu::MAX_CPUS`].
-pub fn write(ram: &impl PhysMemory, cpus: u32) -> Result<Gpa, AcpiError> {
+/// When they do not fit.
+pub fn write(ram: &impl PhysMemory, place: Range<Gpa>, cpus: u32) -> Result<Gpa, AcpiError> {
     let full = |_| AcpiError { cpus };
-    let mut at = layout::ACPI.wrapping_add(Rsdp::len() as u64);
+    let mut at = place.start.wrapping_add(Rsdp::len() as u64);
     let mut put = |table: &[u8]| -> Result<Gpa, AcpiError> {
         // Tables begin on a paragraph, which the search for the RSDP needs and others do not mind.
         let start = Gpa(at.0.next_multiple_of(16));
         at = start.wrapping_add(table.len() as u64);
-        if at > layout::RESET_VECTOR {
+        if at > place.end {
             return Err(AcpiError { cpus });
         }
         ram.write(start, table).map_err(full)?;
@@ -73,9 +75,9 @@ pub fn write(ram: &impl PhysMemory, cpus: u32) -> Result<Gpa, AcpiError> {
     xsdt.add_entry(fadt.0);
     xsdt.add_entry(madt.0);
     let xsdt = put(&bytes(&xsdt))?;
-    ram.write(layout::ACPI, &bytes(&Rsdp::new(OEM, xsdt.0)))
+    ram.write(place.start, &bytes(&Rsdp::new(OEM, xsdt.0)))
         .map_err(full)?;
-    Ok(layout::ACPI)
+    Ok(place.start)
 }
 
 fn bytes(table: &dyn Aml) -> Vec<u8> {
@@ -182,11 +184,49 @@ fn device(name: &str, properties: &[Name], sink: &mut dyn AmlSink) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::cpu::MAX_CPUS;
-    use crate::memory::{GuestRam, MIN_RAM};
+    use std::cell::RefCell;
 
-    fn read(ram: &GuestRam, at: u64, len: usize) -> Vec<u8> {
+    use hvprobe_arch::mem::OutOfRange;
+
+    use super::*;
+
+    /// As a machine has it.
+    const PLACE: Range<Gpa> = Gpa(0xe_0000)..Gpa(0xf_fff0);
+    /// As many as there are 8-bit APIC ids, but for that of all.
+    const MAX_CPUS: u32 = 254;
+
+    /// Memory from 0 to 1 MiB.
+    struct Low(RefCell<Vec<u8>>);
+
+    impl Low {
+        fn new() -> Self {
+            Self(RefCell::new(vec![0; 1 << 20]))
+        }
+
+        fn range(&self, at: Gpa, len: usize) -> Result<Range<usize>, OutOfRange> {
+            let start = usize::try_from(at.0).ok();
+            let range = start.and_then(|start| Some(start..start.checked_add(len)?));
+            range
+                .filter(|range| range.end <= self.0.borrow().len())
+                .ok_or(OutOfRange { at, len })
+        }
+    }
+
+    impl PhysMemory for Low {
+        fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
+            let range = self.range(at, into.len())?;
+            into.copy_from_slice(&self.0.borrow()[range]);
+            Ok(())
+        }
+
+        fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange> {
+            let range = self.range(at, bytes.len())?;
+            self.0.borrow_mut()[range].copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    fn read(ram: &Low, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         ram.read(Gpa(at), &mut bytes).unwrap();
         bytes
@@ -197,7 +237,7 @@ mod tests {
     }
 
     /// The table at `at`, its signature and checksum verified.
-    fn table(ram: &GuestRam, at: u64, signature: &[u8; 4]) -> Vec<u8> {
+    fn table(ram: &Low, at: u64, signature: &[u8; 4]) -> Vec<u8> {
         let header = read(ram, at, 36);
         assert_eq!(&header[..4], signature);
         let len = u32::from_le_bytes(header[4..8].try_into().unwrap());
@@ -213,8 +253,8 @@ mod tests {
     #[test]
     fn every_table_is_found_from_the_rsdp() {
         for cpus in [1, 2, MAX_CPUS] {
-            let ram = GuestRam::new(MIN_RAM).unwrap();
-            let rsdp = write(&ram, cpus).unwrap();
+            let ram = Low::new();
+            let rsdp = write(&ram, PLACE, cpus).unwrap();
             let rsdp = read(&ram, rsdp.0, 36);
             assert_eq!(&rsdp[..8], b"RSD PTR ");
             assert_eq!((sum(&rsdp[..20]), sum(&rsdp)), (0, 0));
@@ -229,7 +269,7 @@ mod tests {
 
     #[test]
     fn more_processors_than_apic_ids_are_refused() {
-        let ram = GuestRam::new(MIN_RAM).unwrap();
-        assert!(write(&ram, 257).is_err());
+        let ram = Low::new();
+        assert!(write(&ram, PLACE, 257).is_err());
     }
 }

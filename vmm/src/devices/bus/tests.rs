@@ -23,18 +23,14 @@ fn machine() -> Machine {
     let line = Arc::clone(&interrupts);
     let output = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&output);
-    let console = Console::new(
-        Box::new(move || {
-            line.fetch_add(1, Ordering::Relaxed);
-            Ok(())
-        }),
-        Box::new(move |bytes| sink.lock().unwrap().extend_from_slice(bytes)),
-    );
+    let interrupt = move || {
+        line.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
     Machine {
-        ports: Ports {
-            console,
-            status: AtomicU16::new(Ports::NO_STATUS),
-        },
+        ports: Ports::new(interrupt, move |bytes| {
+            sink.lock().unwrap().extend_from_slice(bytes);
+        }),
         interrupts,
         output,
     }
