@@ -26,7 +26,7 @@ pub fn bzimage(data: &[u8]) -> bool {
 
 fn place(kernel: &Kernel) {
     const INITRD: [&[u8]; 2] = [b"first", b"second part"];
-    let ram = GuestRam::new(MIN_RAM).expect("any host has so much");
+    let ram = GuestRam::with_hidden(MIN_RAM, 4096).expect("any host has so much");
     let Ok(entry) = load(kernel, &ram, &INITRD, "quiet", Gpa(0xe_0000)) else {
         return;
     };

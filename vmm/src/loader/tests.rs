@@ -447,7 +447,7 @@ fn a_loaded_kernel_finds_itself_its_command_line_and_its_initramfs() {
 fn check_map(mib: u64, expected: Expect) {
     let kernel = Kernel::parse(kernel()).unwrap();
     // Whatever the host has: nothing of it is touched.
-    let ram = GuestRam::with_limits(mib << 20, u64::MAX, 46).unwrap();
+    let ram = GuestRam::with_limits(mib << 20, 0, u64::MAX, 46).unwrap();
     let entry = load(&kernel, &ram, &[], "", Gpa(0xe_0000)).unwrap();
     let params = entry.boot_params.wrapping_add(0);
     let mut count = [0];

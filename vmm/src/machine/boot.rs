@@ -147,7 +147,7 @@ struct Files {
 
 impl Files {
     fn read(config: &MachineConfig) -> Result<Self, BootError> {
-        let ram = GuestRam::new(config.memory)?;
+        let ram = GuestRam::with_hidden(config.memory, HiddenRegion::FULL_SIZE)?;
         let kernel = Arc::new(Kernel::open(&config.kernel)?);
         let mut initrd = Vec::new();
         if let Some(path) = &config.initrd {

@@ -15,7 +15,7 @@ use hvprobe_arch::Gpa;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, KVMIO, kvm_dirty_log, kvm_dirty_log__bindgen_ty_1};
 use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr, ioctl_with_ref};
 
-use super::GuestRam;
+use super::ram::GuestRam;
 
 const PAGE: u64 = 4096;
 /// The number of the request in the KVM API, and the size of its argument.

@@ -1,4 +1,5 @@
-//! Guest memory: RAM as the guest's memory map shows it, and the hidden region beside it.
+//! Guest memory: RAM as the guest's memory map shows it, and a hidden region beside it if one is asked
+//! for.
 //!
 //! What holds: RAM fills [0, 3 GiB) and continues at 4 GiB, leaving the last GiB below 4 GiB to the
 //! interrupt controllers. The hidden region lies above all RAM, at 4 GiB or higher, on a 1 GiB
@@ -8,26 +9,19 @@
 //!
 //! Reads and writes take no lock and allocate nothing; they are on the hit path.
 
-mod written;
-
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::{io, ptr};
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
-use hvprobe_engine::HiddenRegion;
 use kvm_bindings::{KVMIO, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
-use vm_memory::{MmapRegion, VolatileMemory};
+use vm_memory::VolatileMemory;
 use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr, ioctl_with_ref};
 
-/// The least RAM a machine can have.
-pub const MIN_RAM: u64 = 16 << 20;
-
-/// The size of the hidden region in bytes.
-pub const HIDDEN_SIZE: u64 = HiddenRegion::FULL_SIZE;
+use super::slot::{HUGE_PAGE, MIN_RAM, MemoryError, Slot};
 
 /// Where RAM stops below 4 GiB: what follows belongs to the I/O APIC and the local APICs.
 pub const HOLE_START: u64 = 3 << 30;
@@ -36,7 +30,6 @@ pub const HOLE_START: u64 = 3 << 30;
 pub const HOLE_END: u64 = 4 << 30;
 
 const GIB: u64 = 1 << 30;
-const HUGE_PAGE: u64 = 2 << 20;
 
 /// The number of the request in the KVM API.
 const KVM_SET_USER_MEMORY_REGION: u32 = 0x46;
@@ -44,158 +37,42 @@ const KVM_SET_USER_MEMORY_REGION: u32 = 0x46;
 const REGION_SIZE: u32 = 32;
 const _: () = assert!(size_of::<kvm_userspace_memory_region>() == 32);
 
-/// Why a machine's memory could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum MemoryError {
-    /// Less than any guest can use.
-    #[error("{mib} MiB of memory is too little: a machine needs at least {} MiB", MIN_RAM >> 20)]
-    TooSmall {
-        /// The size asked for, in MiB.
-        mib: u64,
-    },
-    /// More than the host has, or than its processor can address.
-    #[error("{mib} MiB of memory is too much: {limit}")]
-    TooLarge {
-        /// The size asked for, in MiB.
-        mib: u64,
-        /// The limit it breaks, in words.
-        limit: String,
-    },
-    /// The host would not give the address space.
-    #[error("the host refused to map {mib} MiB of memory for the guest")]
-    Map {
-        /// The size of the mapping, in MiB.
-        mib: u64,
-        /// Why.
-        source: io::Error,
-    },
-    /// KVM refused a memory slot.
-    #[error("kvm refused the memory slot at {at}")]
-    Slot {
-        /// Where the slot begins.
-        at: Gpa,
-        /// Why.
-        source: io::Error,
-    },
-    /// [`GuestRam::register`] came twice.
-    #[error("this memory already belongs to a virtual machine")]
-    Registered,
-}
-
-/// A mapping of the host that backs guest memory: 2 MiB aligned, so that the host can back it with
-/// huge pages and KVM can map them as such.
-#[derive(Debug)]
-struct Slot {
-    start: u64,
-    map: MmapRegion<()>,
-}
-
-impl Slot {
-    fn new(start: u64, len: u64) -> Result<Self, MemoryError> {
-        let refused = |source| MemoryError::Map {
-            mib: len >> 20,
-            source,
-        };
-        let overflow = |_| refused(io::ErrorKind::OutOfMemory.into());
-        let size = usize::try_from(len).map_err(overflow)?;
-        let slack = usize::try_from(HUGE_PAGE).map_err(overflow)?;
-        let whole = size
-            .checked_add(slack)
-            .ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that
-        // exists.
-        let base = unsafe { libc::mmap(ptr::null_mut(), whole, prot, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(refused(io::Error::last_os_error()));
-        }
-        let base: *mut u8 = base.cast();
-        let head = base.align_offset(slack);
-        let tail = slack - head;
-        // SAFETY: `head < slack`, so `head + size + tail = whole` and all three pieces lie in the
-        // mapping made above. Nobody else knows of it; the outer two pieces are given back and
-        // never used again.
-        let aligned = unsafe {
-            let aligned = base.add(head);
-            if head > 0 {
-                libc::munmap(base.cast(), head);
-            }
-            if tail > 0 {
-                libc::munmap(aligned.add(size).cast(), tail);
-            }
-            // Only advice: without huge pages the guest is slower, not wrong.
-            libc::madvise(aligned.cast(), size, libc::MADV_HUGEPAGE);
-            aligned
-        };
-        // SAFETY: `aligned` begins a private mapping of `size` bytes which lives until `drop`
-        // below unmaps it, after the last use of the region.
-        let map = unsafe { MmapRegion::build_raw(aligned, size, prot, flags) }
-            .map_err(|e| refused(io::Error::other(e)))?;
-        Ok(Self { start, map })
-    }
-
-    fn len(&self) -> u64 {
-        self.map.size() as u64
-    }
-
-    /// The offset of an access, if all of it lies in this slot.
-    #[inline]
-    fn offset(&self, at: Gpa, len: usize) -> Option<usize> {
-        let offset = usize::try_from(at.0.checked_sub(self.start)?).ok()?;
-        (offset <= self.map.size().checked_sub(len)?).then_some(offset)
-    }
-
-    /// The word at `at`, if it is in this slot and at a multiple of 8.
-    #[inline]
-    fn word(&self, at: Gpa) -> Option<&AtomicU64> {
-        let offset = at.0.wrapping_sub(self.start);
-        // No slot is smaller than a word.
-        if !offset.is_multiple_of(8) || offset > self.len() - 8 {
-            return None;
-        }
-        let word = self
-            .map
-            .as_ptr()
-            .wrapping_add(usize::try_from(offset).ok()?);
-        // SAFETY: the eight bytes lie in the mapping, which lives as long as this value and begins at
-        // a multiple of 2 MiB, so they are aligned. The others who write to them, the guest among
-        // them, are beyond what the language knows of.
-        Some(unsafe { AtomicU64::from_ptr(word.cast()) })
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` for this value alone, no slice of it outlives the
-        // borrow it was taken with, and `GuestRam` has made KVM forget it before its slots drop.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map.size()) };
-    }
-}
-
 /// The memory of one machine.
 #[derive(Debug)]
 pub struct GuestRam {
-    /// In ascending order; the last one is the hidden region.
+    /// In ascending order: RAM, then the hidden region if there is one.
     slots: Vec<Slot>,
+    /// How many of them are RAM.
+    ram: usize,
+    /// Where the hidden region begins, and its size in bytes.
+    hidden: (Gpa, u64),
     /// The machine whose memory this is.
-    vm: OnceLock<OwnedFd>,
+    pub(super) vm: OnceLock<OwnedFd>,
 }
 
 impl GuestRam {
-    /// Reserves `bytes` of RAM, rounded up to 2 MiB, and the hidden region. Nothing is committed:
-    /// the host gives pages as the guest touches them.
+    /// Reserves `bytes` of RAM, rounded up to 2 MiB. Nothing is committed: the host gives pages as
+    /// the guest touches them.
     ///
     /// # Errors
     /// When the size is below [`MIN_RAM`], beyond what the host has or its processor can address,
     /// or the host refuses the mapping.
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
-        Self::with_limits(bytes, host_memory(), host_address_bits())
+        Self::with_hidden(bytes, 0)
     }
 
-    /// [`GuestRam::new`] on a host with this much memory and such addresses.
+    /// [`GuestRam::new`] with a hidden region of `hidden` bytes, a multiple of 4096, beside it.
+    ///
+    /// # Errors
+    /// As [`GuestRam::new`].
+    pub fn with_hidden(bytes: u64, hidden: u64) -> Result<Self, MemoryError> {
+        Self::with_limits(bytes, hidden, host_memory(), host_address_bits())
+    }
+
+    /// [`GuestRam::with_hidden`] on a host with this much memory and such addresses.
     pub(crate) fn with_limits(
         bytes: u64,
+        hidden_size: u64,
         host_memory: u64,
         host_address_bits: u32,
     ) -> Result<Self, MemoryError> {
@@ -223,7 +100,7 @@ impl GuestRam {
             .and_then(|end| end.checked_add(GIB))
             .and_then(|end| end.checked_next_multiple_of(GIB))
             .ok_or_else(addressable)?;
-        let end = hidden.checked_add(HIDDEN_SIZE).ok_or_else(addressable)?;
+        let end = hidden.checked_add(hidden_size).ok_or_else(addressable)?;
         if host_address_bits < u64::BITS && end > 1 << host_address_bits {
             return Err(addressable());
         }
@@ -232,9 +109,14 @@ impl GuestRam {
         if high > 0 {
             slots.push(Slot::new(HOLE_END, high)?);
         }
-        slots.push(Slot::new(hidden, HIDDEN_SIZE)?);
+        let ram = slots.len();
+        if hidden_size > 0 {
+            slots.push(Slot::new(hidden, hidden_size)?);
+        }
         Ok(Self {
             slots,
+            ram,
+            hidden: (Gpa(hidden), hidden_size),
             vm: OnceLock::new(),
         })
     }
@@ -261,15 +143,13 @@ impl GuestRam {
     /// The ranges of RAM, in ascending order: where each begins and its length in bytes. The hidden
     /// region is not among them.
     pub fn regions(&self) -> impl Iterator<Item = (Gpa, u64)> {
-        let (_, ram) = self.slots.split_last().unwrap_or_else(|| unreachable!());
-        ram.iter().map(|slot| (Gpa(slot.start), slot.len()))
+        self.ram().map(|(_, slot)| (Gpa(slot.start), slot.len()))
     }
 
-    /// Where the hidden region begins, and its size in bytes.
+    /// Where the hidden region begins, and its size in bytes: 0 if there is none.
     #[must_use]
     pub fn hidden(&self) -> (Gpa, u64) {
-        let (hidden, _) = self.slots.split_last().unwrap_or_else(|| unreachable!());
-        (Gpa(hidden.start), hidden.len())
+        self.hidden
     }
 
     /// Gives this memory to `vm`, as its slots 0, 1, ...
@@ -294,16 +174,21 @@ impl GuestRam {
     }
 
     /// The slots that are RAM, by KVM's numbers.
-    fn ram(&self) -> impl Iterator<Item = (u32, &Slot)> {
-        let (_, ram) = self.slots.split_last().unwrap_or_else(|| unreachable!());
-        (0..).zip(ram)
+    pub(super) fn ram(&self) -> impl Iterator<Item = (u32, &Slot)> {
+        (0..).zip(self.slots.iter().take(self.ram))
     }
 
     fn set_slot(&self, number: u32, slot: &Slot, len: u64) -> io::Result<()> {
         self.change_slot(number, slot, len, 0)
     }
 
-    fn change_slot(&self, number: u32, slot: &Slot, len: u64, flags: u32) -> io::Result<()> {
+    pub(super) fn change_slot(
+        &self,
+        number: u32,
+        slot: &Slot,
+        len: u64,
+        flags: u32,
+    ) -> io::Result<()> {
         let Some(vm) = self.vm.get() else {
             return Ok(());
         };
@@ -458,8 +343,10 @@ mod tests {
 
     use super::*;
 
+    const HIDDEN: u64 = 14 << 20;
+
     fn layout(bytes: u64) -> Result<GuestRam, MemoryError> {
-        GuestRam::with_limits(bytes, 1 << 36, 40)
+        GuestRam::with_limits(bytes, HIDDEN, 1 << 36, 40)
     }
 
     fn check(bytes: u64, expected: Expect) {
@@ -519,9 +406,9 @@ mod tests {
             u64::MAX,
             expect!["17592186044416 MiB of memory is too much: this host has 65536 MiB"],
         );
-        let error = GuestRam::with_limits(u64::MAX, u64::MAX, 64).map(|_| ());
+        let error = GuestRam::with_limits(u64::MAX, HIDDEN, u64::MAX, 64).map(|_| ());
         assert!(matches!(error, Err(MemoryError::TooLarge { .. })));
-        let error = GuestRam::with_limits(32 << 30, u64::MAX, 35).map(|_| ());
+        let error = GuestRam::with_limits(32 << 30, HIDDEN, u64::MAX, 35).map(|_| ());
         expect!["32768 MiB of memory is too much: this host's processor addresses 35 bits"]
             .assert_eq(&error.unwrap_err().to_string());
     }
@@ -538,6 +425,15 @@ mod tests {
         assert!(ram.write(hidden, &[1; 16]).is_ok());
         assert!(ram.read_u64(hidden.wrapping_sub(1)).is_err());
         assert!(ram.read_u64(hidden.wrapping_add(size - 8)).is_ok());
+    }
+
+    #[test]
+    fn without_a_hidden_region_there_is_nothing_beside_ram() {
+        let ram = GuestRam::with_limits(MIN_RAM, 0, 1 << 36, 40).unwrap();
+        let (hidden, size) = ram.hidden();
+        assert_eq!(size, 0);
+        assert!(ram.read_u64(hidden).is_err());
+        assert_eq!(ram.regions().collect::<Vec<_>>(), [(Gpa(0), MIN_RAM)]);
     }
 
     proptest! {
