@@ -2,14 +2,13 @@
 //!
 //! What holds: APIC id = vCPU index = ACPI processor uid, and CPUID describes one package of cores
 //! without hyper-threads. The boot processor starts in 64-bit mode on the tables that
-//! [`write_entry_tables`] left in memory; the others wait for the guest's INIT and SIPI.
+//! [`write_tables`](crate::entry::write_tables) left in memory; the others wait for the guest's INIT and SIPI.
 
 mod features;
 
 use std::io;
 
 use hvprobe_arch::Gpa;
-use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, Msrs,
     kvm_cpuid_entry2, kvm_fpu, kvm_lapic_state, kvm_msr_entry, kvm_pit_config, kvm_regs,
@@ -17,7 +16,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
-use crate::loader::{Entry, layout};
+use crate::entry::{CODE, DATA, Entry, GDT_BYTES};
+use crate::layout;
 
 /// The most vCPUs a machine can have: 8-bit APIC ids, of which 255 means everyone. More would need
 /// interrupt remapping, which guests of this machine do not have.
@@ -27,10 +27,6 @@ pub const MAX_CPUS: u32 = 254;
 /// it the identity page table (KVM API, `KVM_SET_TSS_ADDR`, `KVM_SET_IDENTITY_MAP_ADDR`).
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
-
-/// Selectors of the entry GDT, as the boot protocol wants them.
-pub(crate) const CODE: u16 = 0x10;
-pub(crate) const DATA: u16 = 0x18;
 
 /// Why a machine or one of its processors could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -285,7 +281,7 @@ fn set_delivery_mode(lapic: &mut kvm_lapic_state, entry: usize, mode: u8) {
 }
 
 /// Puts the vCPU into 64-bit mode at `rip`, interrupts off, on the tables of
-/// [`write_entry_tables`], with `rsi` in RSI.
+/// [`write_tables`](crate::entry::write_tables), with `rsi` in RSI.
 pub(crate) fn set_entry(vcpu: &VcpuFd, rip: Gpa, rsi: Gpa) -> Result<(), CpuError> {
     let mut sregs = vcpu
         .get_sregs()
@@ -352,50 +348,6 @@ fn segment(selector: u16, kind: u8, code: bool) -> kvm_segment {
         g: 1,
         ..Default::default()
     }
-}
-
-/// Descriptors 0 to 3: two unused ones, then [`CODE`] and [`DATA`].
-const GDT: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
-const GDT_BYTES: u16 = 4 * 8;
-
-/// Entries of page tables (SDM vol. 3, 4.5).
-pub(crate) mod pte {
-    pub(crate) const PRESENT: u64 = 1 << 0;
-    pub(crate) const WRITABLE: u64 = 1 << 1;
-    pub(crate) const USER: u64 = 1 << 2;
-    pub(crate) const LARGE: u64 = 1 << 7;
-}
-
-/// Writes the GDT and the page tables entry runs on: the first 4 GiB mapped onto themselves.
-///
-/// # Errors
-/// When there is no memory for them, at 4 KiB to 64 KiB.
-pub(crate) fn write_entry_tables(ram: &impl PhysMemory) -> Result<(), OutOfRange> {
-    ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
-    write_page_tables(ram, 0)
-}
-
-/// Six pages at [`layout::PAGE_TABLES`]: one PML4, one PDPT, four page directories of 2 MiB pages.
-/// `flags` are set in every entry besides present and writable.
-pub(crate) fn write_page_tables(ram: &impl PhysMemory, flags: u64) -> Result<(), OutOfRange> {
-    const PAGE: u64 = 4096;
-    let flags = flags | pte::PRESENT | pte::WRITABLE;
-    let pml4 = layout::PAGE_TABLES;
-    let pdpt = pml4.wrapping_add(PAGE);
-    let directories = pdpt.wrapping_add(PAGE);
-    ram.write(pml4, &(pdpt.0 | flags).to_le_bytes())?;
-    for gib in 0..4 {
-        let directory = directories.wrapping_add(gib * PAGE);
-        ram.write(
-            pdpt.wrapping_add(gib * 8),
-            &(directory.0 | flags).to_le_bytes(),
-        )?;
-        let pages: Vec<u8> = (0..512)
-            .flat_map(|page| ((gib << 30 | page << 21) | flags | pte::LARGE).to_le_bytes())
-            .collect();
-        ram.write(directory, &pages)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 pub mod api;
 pub mod cpu;
 pub mod devices;
+pub mod entry;
+mod layout;
 pub mod loader;
 pub mod machine;
 pub mod memory;

@@ -27,8 +27,9 @@ use kvm_bindings::{CpuId, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use crate::cpu::{self, CpuError, pte};
-use crate::loader::layout;
+use crate::cpu::{self, CpuError};
+use crate::entry::{self, pte};
+use crate::layout;
 use crate::memory::{GuestRam, MIN_RAM, MemoryError};
 
 /// Selector of the code segment at privilege level 3, for `iretq` and SYSRET.
@@ -186,7 +187,7 @@ impl MicroGuest {
         // An interrupt gate that privilege level 3 may use too (SDM vol. 3, 6.14.1).
         const GATE: u64 = 0xee << 40;
         let low = handler.0 & 0xffff
-            | u64::from(cpu::CODE) << 16
+            | u64::from(entry::CODE) << 16
             | GATE
             | (handler.0 >> 16 & 0xffff) << 48;
         let at = idt.wrapping_add(u64::from(vector) * 16);
@@ -333,7 +334,7 @@ fn write_tables(ram: &GuestRam) -> Result<(), OutOfRange> {
     ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
     // RSP0 is the only field that is used (SDM vol. 3, 7.7).
     ram.write(TSS.wrapping_add(4), &layout::STACK.0.to_le_bytes())?;
-    cpu::write_page_tables(ram, pte::USER)
+    entry::write_page_tables(ram, pte::USER)
 }
 
 #[cfg(test)]

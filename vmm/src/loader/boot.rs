@@ -6,9 +6,12 @@
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
-use super::{Kernel, LoadError, bzimage, elf, layout};
-use crate::cpu;
+use super::error::LoadError;
+use super::kernel::Kernel;
+use super::{bzimage, elf};
 use crate::devices::acpi;
+use crate::entry::{self, Entry};
+use crate::layout;
 use crate::memory::{GuestRam, HOLE_END};
 
 /// The longest kernel command line, in bytes (`COMMAND_LINE_SIZE` less its closing zero).
@@ -53,19 +56,6 @@ enum Kind {
     Ram = 1,
     Reserved = 2,
     Acpi = 3,
-}
-
-/// What a virtual CPU needs to know to start the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Where execution begins.
-    pub rip: Gpa,
-    /// Where the boot parameters lie; the kernel wants this in RSI.
-    pub boot_params: Gpa,
-    /// The address after the kernel's last byte, zeroed data included.
-    pub kernel_end: Gpa,
-    /// Where the initramfs lies and its size in bytes, if there is one.
-    pub initrd: Option<(Gpa, u64)>,
 }
 
 /// Puts everything a kernel needs into `ram`, which must not have been written to.
@@ -115,7 +105,7 @@ pub fn load(
     params.set_memory_map(ram);
     ram.write(layout::BOOT_PARAMS, &params.0).map_err(missing)?;
     ram.write(layout::RESET_VECTOR, &RESET).map_err(missing)?;
-    cpu::write_entry_tables(ram).map_err(missing)?;
+    entry::write_tables(ram).map_err(missing)?;
     Ok(Entry {
         rip: elf::entry(&kernel.elf)?,
         boot_params: layout::BOOT_PARAMS,

@@ -1,7 +1,7 @@
 //! The setup header of a `bzImage` (boot.rst, "The Real-Mode Kernel Header"): where the packed
 //! kernel lies in the file, and what the boot parameters take over.
 
-use super::LoadError;
+use super::error::LoadError;
 
 /// Where the header begins, in the file as in the boot parameters.
 pub(super) const START: usize = 0x1f1;

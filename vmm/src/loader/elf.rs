@@ -8,7 +8,7 @@ use object::elf::{
 };
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use super::LoadError;
+use super::error::LoadError;
 
 /// The first bytes of every ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF";

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use cpio::newc::{self, ModeFileType};
 
-use super::LoadError;
+use super::error::LoadError;
 
 /// The longest script that is packed. A kernel takes no more arguments than a fraction of this.
 const MAX_SCRIPT: usize = 8 << 20;

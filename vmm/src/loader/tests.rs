@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use expect_test::{Expect, expect};
+use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 use lzma_rust2::{XzOptions, XzWriter};
 use proptest::prelude::*;

@@ -16,10 +16,8 @@ use flate2::read::GzDecoder;
 use lzma_rust2::XzReader;
 use ruzstd::decoding::StreamingDecoder;
 
-use super::{LoadError, elf, xz};
-
-/// The largest kernel that is unpacked, in bytes.
-pub(super) const MAX_KERNEL: u64 = 512 << 20;
+use super::error::{LoadError, MAX_KERNEL};
+use super::{elf, xz};
 
 /// The largest window a zstd stream may ask for; Linux packs with at most 128 MiB.
 const MAX_ZSTD_WINDOW: u64 = 128 << 20;

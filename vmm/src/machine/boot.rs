@@ -38,7 +38,9 @@ use crate::CatchMode;
 use crate::cpu::{self, CpuError};
 use crate::devices::acpi::{self, AcpiError};
 use crate::devices::{COM1_GSI, Ports};
-use crate::loader::{self, Entry, Kernel, LoadError, layout};
+use crate::entry::Entry;
+use crate::layout;
+use crate::loader::{self, Kernel, LoadError};
 use crate::memory::{GuestRam, MemoryError};
 use crate::selfcheck::{self, SelfCheckError};
 

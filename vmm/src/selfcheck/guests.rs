@@ -11,7 +11,7 @@ use kvm_bindings::{
 };
 
 use super::{CatchMode, OutRip};
-use crate::cpu;
+use crate::entry;
 use crate::microguest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
 
 /// What was seen: as it should be, or in words what happened instead.
@@ -155,7 +155,7 @@ pub(super) fn syscall() -> Seen<()> {
     // Long mode, and SYSCALL.
     const EFER_ENABLED: u64 = 1 << 10 | 1 << 8 | 1;
     // The bases SYSCALL and SYSRET take their selectors from (SDM vol. 2, SYSCALL).
-    let star = u64::from(cpu::CODE) << 32 | u64::from(cpu::DATA | 3) << 48;
+    let star = u64::from(entry::CODE) << 32 | u64::from(entry::DATA | 3) << 48;
     guest.set_msrs(&[
         (EFER, EFER_ENABLED),
         (STAR, star),
@@ -166,7 +166,7 @@ pub(super) fn syscall() -> Seen<()> {
     let rip = rip(&guest)?;
     Ok(match stop {
         Stop::Out { port, ref data }
-            if port == u16::from(END) && data == &cpu::CODE.to_le_bytes()[..1] =>
+            if port == u16::from(END) && data == &entry::CODE.to_le_bytes()[..1] =>
         {
             Ok(())
         }

@@ -1,0 +1,93 @@
+//! The kernel image: which of the two formats a file has, and the ELF file in it.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use super::bzimage::SetupHeader;
+use super::error::{LoadError, MAX_FILE};
+use super::{elf, file, unpack};
+
+/// A kernel image, unpacked.
+#[derive(Debug)]
+pub struct Kernel {
+    pub(super) elf: Vec<u8>,
+    pub(super) setup: Option<SetupHeader>,
+}
+
+impl Kernel {
+    /// Reads the kernel image at `path`: an ELF `vmlinux` for x86-64, or a `bzImage` whose payload
+    /// is plain or compressed with gzip, lz4, xz or zstd.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is no such image, or is damaged.
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        let read = |source| LoadError::Read {
+            path: path.to_owned(),
+            source,
+        };
+        let file = file::open(path).map_err(read)?;
+        let mut bytes = Vec::new();
+        if let Ok(metadata) = file.metadata() {
+            let size = metadata.len().min(MAX_FILE);
+            bytes.reserve_exact(usize::try_from(size).unwrap_or(0));
+        }
+        file.take(MAX_FILE + 1)
+            .read_to_end(&mut bytes)
+            .map_err(read)?;
+        if bytes.len() as u64 > MAX_FILE {
+            let path = path.to_owned();
+            return Err(LoadError::FileTooLarge { path });
+        }
+        Self::parse(bytes)
+    }
+
+    /// Recognises and unpacks an image that has been read already.
+    ///
+    /// # Errors
+    /// When it is no kernel image, or is damaged.
+    pub fn parse(image: Vec<u8>) -> Result<Self, LoadError> {
+        if image.is_empty() {
+            return Err(LoadError::Empty);
+        }
+        let (elf, setup) = if image.starts_with(elf::MAGIC) {
+            (image, None)
+        } else if let Some(setup) = SetupHeader::find(&image)? {
+            (unpack::unpack(setup.payload(&image)?)?, Some(setup))
+        } else {
+            return Err(foreign(&image));
+        };
+        elf::check(&elf)?;
+        Ok(Self { elf, setup })
+    }
+
+    /// The kernel as an ELF file: the image itself, or what was packed in it.
+    #[must_use]
+    pub fn elf(&self) -> &[u8] {
+        &self.elf
+    }
+}
+
+/// What an image is that is neither of the two formats.
+fn foreign(image: &[u8]) -> LoadError {
+    let machine = |found: &str| LoadError::WrongMachine {
+        found: found.to_owned(),
+    };
+    let found = if image.get(0x38..0x3c) == Some(b"ARM\x64") {
+        return machine("arm64");
+    } else if image.get(0x30..0x35) == Some(b"RISCV") || image.get(0x38..0x3c) == Some(b"RSC\x05") {
+        return machine("riscv");
+    } else if image.get(0x24..0x28) == Some(&[0x18, 0x28, 0x6f, 0x01]) {
+        return machine("32-bit arm");
+    } else if image.starts_with(b"MZ") {
+        "a PE executable without a Linux boot header"
+    } else if image.starts_with(&[0x1f, 0x8b]) {
+        "a gzip file"
+    } else if image.starts_with(b"070701") {
+        "a cpio archive"
+    } else if image.starts_with(b"!<arch>") {
+        "an ar archive or Debian package"
+    } else {
+        "no known signature"
+    };
+    LoadError::NotAKernel { found }
+}
