@@ -7,8 +7,8 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_spec::{Actions, Change, Decision, Hold, Then};
 use hvprobe_tests::micro::{MicroKernel, RESULTS};
 use hvprobe_tests::rig::probe;
+use hvprobe_vmm::host;
 use hvprobe_vmm::machine::{DecisionCounts, EndReason, Machine, ProbeSpec};
-use hvprobe_vmm::selfcheck;
 use iced_x86::code_asm::qword_ptr;
 use iced_x86::code_asm::registers::*;
 
@@ -21,7 +21,7 @@ fn returning(value: u64) -> Decision {
 
 #[test]
 fn clients_decide_while_the_machine_is_paused_changed_and_left() {
-    match selfcheck::catch_mode() {
+    match host::catch_mode() {
         Ok(Some(_)) => {}
         Ok(None) | Err(_) => {
             eprintln!("skipped: needs a KVM that lets int3 be caught");

@@ -1,10 +1,10 @@
 //! What probes need of a host and what every KVM seen so far does, whatever it runs on.
 
-use hvprobe_vmm::selfcheck;
+use hvprobe_vmm::host;
 
 #[test]
 fn faults_of_displaced_instructions_can_be_handed_on_wherever_int3_is_caught() {
-    let report = match selfcheck::run() {
+    let report = match host::check() {
         Ok(report) if report.catch_mode.is_some() => report,
         Ok(_) => {
             eprintln!("skipped: needs a KVM that lets int3 be caught");

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hvprobe_spec::{Actions, Decision, Hold};
 use hvprobe_tests::micro::{MicroKernel, RESULTS};
 use hvprobe_tests::rig::probe;
+use hvprobe_vmm::host;
 use hvprobe_vmm::machine::{EndReason, Machine, ProbeSpec, State};
-use hvprobe_vmm::selfcheck;
 use iced_x86::code_asm::byte_ptr;
 use iced_x86::code_asm::registers::*;
 
@@ -22,7 +22,7 @@ const VIRT_TO_PHYS: u64 = 0xffff_ffff_8000_0000;
 
 /// Holds the guest at a hit for `stood`, and returns what it finds in its flags afterwards.
 fn flags_after(hold: Hold, stood: Duration) -> Option<u8> {
-    match selfcheck::catch_mode() {
+    match host::catch_mode() {
         Ok(Some(_)) => {}
         Ok(None) | Err(_) => {
             eprintln!("skipped: needs a KVM that lets int3 be caught");

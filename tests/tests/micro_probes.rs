@@ -5,7 +5,7 @@ use hvprobe_arch::Gva;
 use hvprobe_tests::micro::{LAST_BREAKPOINT, MicroKernel, OWN_BREAKPOINTS, RESULTS};
 use hvprobe_tests::rig::{Running, probe};
 use hvprobe_vmm::machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec};
-use hvprobe_vmm::{CatchMode, selfcheck};
+use hvprobe_vmm::{CatchMode, host};
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, asm_traits::CodeAsmMov, ptr, qword_ptr, registers::*,
 };
@@ -14,7 +14,7 @@ type Asm = Result<(), iced_x86::IcedError>;
 
 /// How int3s are caught here; `None`, and a line that says so, where there is no KVM.
 fn kvm(test: &str) -> Option<CatchMode> {
-    match selfcheck::run() {
+    match host::check() {
         Ok(report) if report.catch_mode.is_some() => report.catch_mode,
         Ok(_) => {
             eprintln!("skipped: {test} needs a KVM that lets int3 be caught");

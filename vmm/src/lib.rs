@@ -4,14 +4,15 @@
 //! Only this crate names KVM, and within it only [`api`] names the wire format.
 
 pub mod api;
-pub mod cpu;
+mod catch_mode;
 pub mod devices;
 pub mod entry;
+pub mod host;
 mod layout;
 pub mod loader;
 pub mod machine;
 pub mod memory;
-pub mod microguest;
-pub mod selfcheck;
+pub mod vcpu;
+pub mod vm;
 
-pub use selfcheck::CatchMode;
+pub use catch_mode::CatchMode;

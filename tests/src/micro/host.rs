@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_vmm::machine::{Ending, Event, Machine, MachineConfig};
-use hvprobe_vmm::{CatchMode, selfcheck};
+use hvprobe_vmm::{CatchMode, host};
 
 use super::{Asm, MicroKernel, RESULTS};
 use crate::rig::Running;
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How int3s are caught here; `None`, and a line that says so, where there is no KVM.
 #[must_use]
 pub fn catch_mode(test: &str) -> Option<CatchMode> {
-    match selfcheck::run() {
+    match host::check() {
         Ok(report) if report.catch_mode.is_some() => report.catch_mode,
         Ok(_) => {
             eprintln!("skipped: {test} needs a KVM that lets int3 be caught");

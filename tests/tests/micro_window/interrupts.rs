@@ -4,8 +4,8 @@ use hvprobe_hit::event::EventKind;
 use hvprobe_tests::micro::host::{build, catch_mode, symbol};
 use hvprobe_tests::micro::recorder::{RECORDS, Record, records};
 use hvprobe_tests::micro::{APIC, Asm, IDT_BASE, MicroKernel, WINDOW};
+use hvprobe_vmm::host::{self, Verdict};
 use hvprobe_vmm::machine::Mechanism;
-use hvprobe_vmm::selfcheck::{self, Verdict};
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr};
 
@@ -150,7 +150,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
     if catch_mode("sti").is_none() {
         return;
     }
-    let report = selfcheck::run().expect("it has just run");
+    let report = host::check().expect("it has just run");
     let holds_off = report
         .items
         .iter()

@@ -11,9 +11,9 @@ use hvprobe_spec::definition::Kind;
 use hvprobe_spec::{Mechanism, RegisterSet};
 
 use super::{actions, anchor, budget};
-use crate::CatchMode;
+use crate::catch_mode::CatchMode;
+use crate::host::{Fact, Finding, Verdict};
 use crate::machine::{EndReason, Ending, Machine, State};
-use crate::selfcheck::{Fact, Finding, Verdict};
 
 pub(super) fn machine(machine: &Machine) -> v1::Machine {
     let config = machine.config();

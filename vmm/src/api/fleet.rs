@@ -23,9 +23,9 @@ use tonic::{Code, Status};
 use super::error::{self, Failure, broken, chain};
 use super::events::Broadcast;
 use super::{convert, limits, probes};
-use crate::cpu::CpuError;
 use crate::machine::{BootError, Machine, MachineConfig, State};
 use crate::memory::MemoryError;
+use crate::vm::CpuError;
 
 /// Machines that may be live or booting.
 const LIVE: usize = 64;

@@ -5,7 +5,7 @@ use tonic::{Request, Response, Status};
 
 use super::convert;
 use super::error::{broken, chain};
-use crate::selfcheck;
+use crate::host;
 
 /// The service.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ impl host_server::Host for Service {
         &self,
         _request: Request<ReportRequest>,
     ) -> Result<Response<ReportResponse>, Status> {
-        let looked = || (selfcheck::run(), selfcheck::facts());
+        let looked = || (host::check(), host::facts());
         let (report, facts) = tokio::task::spawn_blocking(looked)
             .await
             .map_err(|_| broken("the self-check"))?;

@@ -22,27 +22,29 @@ use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 
 use super::catch::Catcher;
-use super::clock::{HostClock, Times};
+use super::clock::host::HostClock;
+use super::clock::relation::{Kvmclock, Relation, Timeline};
+use super::clock::times::Times;
 use super::config::{DEFAULT_CMDLINE, MachineConfig};
 use super::console::ConsoleOutput;
 use super::control::Control;
-use super::cpu_fd::CpuFd;
 use super::decide::Decisions;
 use super::detours::Detours;
-use super::relation::{Kvmclock, Relation, Timeline};
 use super::subscription::Hub;
 use super::tripwire::{NoTripwire, Tripwire};
 use super::vcpu::{Shared, StoppedAt, Vcpu};
 use super::{Guest, Life, Machine};
-use crate::CatchMode;
-use crate::cpu::{self, CpuError};
+use crate::catch_mode::CatchMode;
 use crate::devices::acpi::{self, AcpiError};
 use crate::devices::{COM1_GSI, Ports};
 use crate::entry::Entry;
+use crate::host::{self, SelfCheckError};
 use crate::layout;
 use crate::loader::{self, Kernel, LoadError};
 use crate::memory::{GuestRam, MemoryError};
-use crate::selfcheck::{self, SelfCheckError};
+use crate::vcpu::config;
+use crate::vcpu::fd::CpuFd;
+use crate::vm::{self, CpuError};
 
 /// Events that may wait in the ring of one virtual CPU.
 const RING: usize = 8192;
@@ -113,7 +115,7 @@ fn catch_mode() -> Result<CatchMode, BootError> {
     let found = match FOUND.get() {
         Some(found) => *found,
         None => *FOUND.get_or_init({
-            let found = selfcheck::catch_mode()?;
+            let found = host::catch_mode()?;
             move || found
         }),
     };
@@ -186,9 +188,9 @@ struct Loaded {
 
 impl Loaded {
     fn new(config: &MachineConfig, files: Files) -> Result<Self, BootError> {
-        let host = selfcheck::open_kvm()?;
-        cpu::check_count(&host, config.cpus)?;
-        let vm = cpu::create_vm(&host)?;
+        let host = host::open_kvm()?;
+        vm::check_count(&host, config.cpus)?;
+        let vm = vm::create(&host)?;
         let Files {
             kernel,
             initrd,
@@ -231,7 +233,7 @@ fn start(
     let lines = Arc::downgrade(&vm);
     let interrupt = move || {
         let vm = lines.upgrade();
-        vm.map_or(Ok(()), |vm| cpu::pulse(&vm, COM1_GSI))
+        vm.map_or(Ok(()), |vm| vm::pulse(&vm, COM1_GSI))
     };
     let ports = Ports::new(interrupt, move |bytes| sink.print(bytes));
     let cpus: Vec<CpuFd> = (0..config.cpus)
@@ -321,7 +323,7 @@ fn create_cpu(
     let fd = vm
         .create_vcpu(u64::from(index))
         .map_err(kvm("create a virtual CPU"))?;
-    cpu::configure(&fd, host, index, config.cpus, entry)?;
+    config::configure(&fd, host, index, config.cpus, entry)?;
     CpuFd::new(fd, mode).map_err(kvm("prepare a virtual CPU for debugging"))
 }
 

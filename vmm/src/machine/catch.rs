@@ -26,10 +26,10 @@ use hvprobe_hit::table::ProbeTable;
 use hvprobe_hit::{Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings};
 use hvprobe_spec::Decision;
 
-use super::clock::HostClock;
-use super::cpu_fd::CpuFd;
-use crate::CatchMode;
+use super::clock::host::HostClock;
+use crate::catch_mode::CatchMode;
 use crate::memory::GuestRam;
+use crate::vcpu::fd::CpuFd;
 
 /// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use hvprobe_engine::Refusals;
 use hvprobe_spec::{ProbeId, ProbeSpec};
 
-use crate::CatchMode;
+use crate::catch_mode::CatchMode;
 
 /// The kernel command line of a machine that is not given one: console on the serial port, no
 /// search for a PCI bus, which is not there; reboot and panic end the machine.

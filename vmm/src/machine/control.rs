@@ -17,7 +17,7 @@ use hvprobe_hit::table::ProbeTable;
 
 use super::attention::Attention;
 use super::barrier::{Barrier, Proceed, Stopped};
-use super::kick::Kickable;
+use crate::vcpu::kick::Kickable;
 
 /// How long a virtual CPU may take to acknowledge a stop. Far beyond any host's scheduling delay:
 /// past it something is broken, and the caller is told.

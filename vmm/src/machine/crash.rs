@@ -8,8 +8,8 @@ use hvprobe_arch::{Gpa, Gva, insn};
 use hvprobe_engine::{Standing, StopError};
 
 use super::Machine;
-use super::cpu_fd::CpuFd;
 use crate::memory::GuestRam;
+use crate::vcpu::fd::CpuFd;
 
 /// CR4.LA57 (SDM vol. 3, 2.5).
 const CR4_LA57: u64 = 1 << 12;

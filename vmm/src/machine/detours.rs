@@ -11,7 +11,7 @@ use std::time::Duration;
 use hvprobe_hit::event::{Drained, Event, Source};
 use hvprobe_hit::record::Collection;
 
-use super::relation::Timeline;
+use super::clock::relation::Timeline;
 use crate::memory::GuestRam;
 
 /// The host's side of the ring.

@@ -15,7 +15,7 @@ use super::catch::Gate;
 use super::crash::tables;
 use super::tripwire::Tripwire;
 use super::{Guest, Machine};
-use crate::CatchMode;
+use crate::catch_mode::CatchMode;
 
 /// Number of the breakpoint exception, and the size of a gate in the IDT (SDM vol. 3, 6.14.1).
 const BP: u64 = 3;

@@ -20,16 +20,16 @@ use kvm_bindings::kvm_sregs;
 use tracing::{debug, warn};
 
 use super::catch::{Catcher, Gate, Waits};
-use super::clock::{Times, monotonic_ns};
+use super::clock::times::{Times, monotonic_ns};
 use super::control::{Control, Order};
-use super::cpu_fd::{CpuFd, Exit, Ioctls};
 use super::crash;
 use super::decide::{Decisions, Reply};
 use super::detours::Detours;
-use super::kick::Guard;
 use super::tripwire::Tripwire;
 use crate::devices::{DeviceEvent, Ports};
 use crate::memory::GuestRam;
+use crate::vcpu::fd::{CpuFd, Exit, Ioctls};
+use crate::vcpu::kick::Guard;
 
 /// How long a stop waits for the end of an instruction that is half carried out. The longest string
 /// operations take milliseconds.

@@ -10,9 +10,18 @@ use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
-use super::{CatchMode, OutRip};
+use super::micro_guest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
+use crate::catch_mode::CatchMode;
 use crate::entry;
-use crate::microguest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
+
+/// Where RIP is when a guest's `out` has exited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutRip {
+    /// At the `out`; KVM moves on at the next entry, unless RIP is changed.
+    AtInstruction,
+    /// After it already.
+    AfterInstruction,
+}
 
 /// What was seen: as it should be, or in words what happened instead.
 pub(super) type Seen<T> = Result<Result<T, String>, MicroGuestError>;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 
-use super::clock::{Moment, Times, rdtsc};
+use super::times::{Moment, Times, rdtsc};
 use crate::memory::GuestRam;
 
 /// How many of a virtual CPU's newest offsets are kept; of so many older ones every second, of as many
@@ -41,7 +41,7 @@ const LOOKS: usize = 10_000;
 /// What KVM tells a guest: the counter had this value when kvmclock was at so many nanoseconds
 /// (`struct pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst in the kernel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(crate) struct Told {
     /// Grows by two with each change.
     version: u32,
     tsc: u64,
@@ -70,7 +70,7 @@ impl Told {
 
 /// Relates the VM's kvmclock to the host's counter.
 #[derive(Clone)]
-pub(super) struct Kvmclock {
+pub(crate) struct Kvmclock {
     read: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
     first: Moment,
     last: Moment,
@@ -87,7 +87,7 @@ impl fmt::Debug for Kvmclock {
 
 impl Kvmclock {
     /// `read` reads it, nanoseconds.
-    pub(super) fn new(read: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(read: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
         let now = Moment::of(&read).unwrap_or_default();
         Self {
             read: Arc::new(read),
@@ -201,7 +201,7 @@ impl Offsets {
 }
 
 /// How the counter of one virtual CPU relates to the host's.
-pub(super) struct Relation {
+pub(crate) struct Relation {
     ram: Arc<GuestRam>,
     /// Where KVM tells the guest, and the lowest bit set if it does.
     told_at: AtomicU64,
@@ -226,7 +226,7 @@ impl fmt::Debug for Relation {
 }
 
 impl Relation {
-    pub(super) fn new(ram: Arc<GuestRam>) -> Self {
+    pub(crate) fn new(ram: Arc<GuestRam>) -> Self {
         Self {
             ram,
             told_at: AtomicU64::new(0),
@@ -238,12 +238,12 @@ impl Relation {
     }
 
     /// Takes over the value of `MSR_KVM_SYSTEM_TIME_NEW`.
-    pub(super) fn set_told_at(&self, msr: u64) {
+    pub(crate) fn set_told_at(&self, msr: u64) {
         self.told_at.store(msr, Ordering::Relaxed);
     }
 
     /// The counter stalls: what was noted before is no use.
-    pub(super) fn set_stalling(&self) {
+    pub(crate) fn set_stalling(&self) {
         self.stalls.store(true, Ordering::Relaxed);
         self.lock().clear();
     }
@@ -254,12 +254,12 @@ impl Relation {
 
     /// The newest offset; 0 before there is one.
     #[inline]
-    pub(super) fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.offset.load(Ordering::Relaxed)
     }
 
     /// The offset of a counter that does not stall, as seen at `tsc` of the guest's.
-    pub(super) fn note(&self, tsc: u64, offset: u64) {
+    pub(crate) fn note(&self, tsc: u64, offset: u64) {
         let mut offsets = self.lock();
         offsets.note(Since {
             from: tsc,
@@ -270,7 +270,7 @@ impl Relation {
     }
 
     /// What KVM has told the guest last; `None` while it is writing it.
-    pub(super) fn told(&self) -> Option<Told> {
+    pub(crate) fn told(&self) -> Option<Told> {
         let at = self.told_at.load(Ordering::Relaxed);
         if at & 1 == 0 {
             return None;
@@ -289,7 +289,7 @@ impl Relation {
     }
 
     /// Notes what KVM has `told` the guest, if that is new; waits for nobody.
-    pub(super) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
+    pub(crate) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
         let version = 1 << 32 | u64::from(told.version);
         if self.noted.load(Ordering::Relaxed) == version {
             return;
@@ -342,7 +342,7 @@ impl Relation {
 
 /// Tells the time of what was recorded with the counters of a guest. Of one thread at a time.
 #[derive(Debug)]
-pub(super) struct Timeline {
+pub(crate) struct Timeline {
     times: Arc<Times>,
     relations: Box<[Arc<Relation>]>,
     kvmclock: Mutex<Kvmclock>,
@@ -351,7 +351,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(
+    pub(crate) fn new(
         times: Arc<Times>,
         relations: Box<[Arc<Relation>]>,
         kvmclock: Kvmclock,
@@ -366,7 +366,7 @@ impl Timeline {
 
     /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading made on a virtual CPU,
     /// if that is known; `None` where it cannot be told.
-    pub(super) fn now(&self) -> impl Fn(Option<u32>, u64) -> Option<u64> {
+    pub(crate) fn now(&self) -> impl Fn(Option<u32>, u64) -> Option<u64> {
         self.times.adjust();
         let line = self.times.line();
         move |cpu, tsc| {

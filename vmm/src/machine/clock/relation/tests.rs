@@ -2,7 +2,8 @@ use hvprobe_hit::Clock as _;
 use proptest::prelude::*;
 
 use super::*;
-use crate::machine::clock::{Counters, HostClock};
+use crate::machine::clock::host::HostClock;
+use crate::vcpu::fd::Counters;
 
 /// Where KVM tells the guest in these tests.
 const TOLD_AT: u64 = 0x1000;

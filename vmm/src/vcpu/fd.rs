@@ -20,8 +20,7 @@ use kvm_bindings::{
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use tracing::warn;
 
-use super::clock::Counters;
-use crate::CatchMode;
+use crate::catch_mode::CatchMode;
 use crate::devices::{DeviceEvent, Ports};
 
 /// IA32_TIME_STAMP_COUNTER (SDM vol. 4, table 2-2).
@@ -50,9 +49,18 @@ pub struct Ioctls {
     pub other: u64,
 }
 
+/// What a virtual CPU's own ioctls tell of its clocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// The guest's TSC.
+    pub(crate) tsc: u64,
+    /// `MSR_KVM_SYSTEM_TIME_NEW`: where KVM tells the guest of its clock.
+    pub(crate) kvmclock: u64,
+}
+
 /// Why the guest stopped, as far as the loop cares.
 #[derive(Debug)]
-pub(super) enum Exit {
+pub(crate) enum Exit {
     /// A device was accessed, or nothing needs doing; go on.
     Handled,
     /// A device ended the machine.
@@ -145,12 +153,12 @@ impl CpuFd {
         &mut self.fd
     }
 
-    pub(super) fn ioctls(&self) -> Ioctls {
+    pub(crate) fn ioctls(&self) -> Ioctls {
         self.ioctls
     }
 
     /// Runs the guest until it exits. Accesses to devices are carried out here.
-    pub(super) fn run(&mut self, devices: &Ports) -> Exit {
+    pub(crate) fn run(&mut self, devices: &Ports) -> Exit {
         self.ioctls.run += 1;
         self.knows_sregs = self.shares_sregs;
         self.knows_events = self.shares_events;
@@ -212,7 +220,7 @@ impl CpuFd {
     }
 
     /// Where the guest went on, the last times it was entered, newest first.
-    pub(super) fn trail(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn trail(&self) -> impl Iterator<Item = u64> {
         self.trail.newest_first()
     }
 
@@ -223,7 +231,7 @@ impl CpuFd {
 
     /// The general registers at the last exit, where the guest gets them from at its next entry once
     /// [`CpuFd::give_regs`] says so.
-    pub(super) fn regs_mut(&mut self) -> &mut Regs {
+    pub(crate) fn regs_mut(&mut self) -> &mut Regs {
         let regs: *mut kvm_regs = &raw mut self.fd.sync_regs_mut().regs;
         // SAFETY: both are eighteen integers of 64 bits in the same order, as is asserted below, and
         // the borrow is that of the page.
@@ -233,7 +241,7 @@ impl CpuFd {
     /// Whether KVM is to put the system registers into the page at each exit from now on. It costs
     /// each exit: KVM collects eight segments, on VMX by four reads of the VMCS each (`__get_sregs` in
     /// arch/x86/kvm/x86.c). Without, [`CpuFd::sregs`] takes an ioctl.
-    pub(super) fn share_sregs(&mut self, share: bool) {
+    pub(crate) fn share_sregs(&mut self, share: bool) {
         self.shares_sregs = share;
         if share {
             self.fd.set_sync_valid_reg(SyncReg::SystemRegister);
@@ -243,7 +251,7 @@ impl CpuFd {
     }
 
     /// Whether [`CpuFd::sregs`] takes no ioctl now.
-    pub(super) fn knows_sregs(&self) -> bool {
+    pub(crate) fn knows_sregs(&self) -> bool {
         self.knows_sregs
     }
 
@@ -262,7 +270,7 @@ impl CpuFd {
     }
 
     /// Calls `act` with what tells CR3 at the last exit: an ioctl, unless the page has it.
-    pub(super) fn telling_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
+    pub(crate) fn telling_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
         let known = self.knows_sregs.then(|| self.fd.sync_regs_mut().sregs.cr3);
         let (asked, fd) = (Cell::new(0), &self.fd);
         let ask = || {
@@ -275,7 +283,7 @@ impl CpuFd {
     }
 
     /// Whether the last exit was from kernel mode.
-    pub(super) fn in_kernel(&mut self) -> bool {
+    pub(crate) fn in_kernel(&mut self) -> bool {
         if self.knows_sregs {
             // CPL is the DPL of SS (SDM vol. 3, 5.5).
             self.sregs().ss.dpl == 0
@@ -293,12 +301,12 @@ impl CpuFd {
     }
 
     /// Gives the guest at its next entry what [`CpuFd::regs_mut`] has been made. No ioctl.
-    pub(super) fn give_regs(&mut self) {
+    pub(crate) fn give_regs(&mut self) {
         self.fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
     /// Gives the guest these registers now, for ioctls that look at them.
-    pub(super) fn set_regs_now(&mut self, regs: &Regs) -> Result<(), kvm_ioctls::Error> {
+    pub(crate) fn set_regs_now(&mut self, regs: &Regs) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 1;
         self.fd.clear_sync_dirty_reg(SyncReg::Register);
         let regs = to_kvm(regs);
@@ -315,7 +323,7 @@ impl CpuFd {
     }
 
     /// Raises exception `vector` at the next entry, as if by the instruction at RIP.
-    pub(super) fn inject(
+    pub(crate) fn inject(
         &mut self,
         vector: u8,
         error_code: Option<u32>,
@@ -330,7 +338,7 @@ impl CpuFd {
 
     /// Whether KVM is to put what is on its way to the guest into the page at each exit from now on.
     /// Without, what changes it takes an ioctl.
-    pub(super) fn share_events(&mut self, share: bool) {
+    pub(crate) fn share_events(&mut self, share: bool) {
         if self.shares_events == share {
             return;
         }
@@ -364,7 +372,7 @@ impl CpuFd {
     /// Has the guest take an NMI as soon as it can. A virtual CPU that the guest has not started takes
     /// none; and as long as one waits for it, `KVM_RUN` would return at once (`kvm_vcpu_has_events` in
     /// arch/x86/kvm/x86.c).
-    pub(super) fn raise_nmi(&mut self) -> Result<(), kvm_ioctls::Error> {
+    pub(crate) fn raise_nmi(&mut self) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 1;
         let state = self.fd.get_mp_state()?.mp_state;
         if matches!(state, KVM_MP_STATE_RUNNABLE | KVM_MP_STATE_HALTED) {
@@ -375,7 +383,7 @@ impl CpuFd {
     }
 
     /// Sets CR2, the address of the last page fault.
-    pub(super) fn set_cr2(&mut self, address: u64) -> Result<(), kvm_ioctls::Error> {
+    pub(crate) fn set_cr2(&mut self, address: u64) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 1;
         let sregs = self.sregs_to_set();
         sregs.cr2 = address;
@@ -430,7 +438,7 @@ impl CpuFd {
 
     /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is
     /// after the instruction on every host.
-    pub(super) fn complete_io(&mut self) {
+    pub(crate) fn complete_io(&mut self) {
         self.fd.set_kvm_immediate_exit(1);
         self.ioctls.run += 1;
         // With immediate_exit set, KVM_RUN returns EINTR before it enters the guest.
@@ -440,7 +448,7 @@ impl CpuFd {
 
     /// Lets the guest know, when it goes on, that it stood still: its watchdogs begin anew then
     /// (`pvclock_touch_watchdogs` in arch/x86/kernel/pvclock.c). One without kvmclock cannot be told.
-    pub(super) fn tell_stopped(&mut self) {
+    pub(crate) fn tell_stopped(&mut self) {
         self.ioctls.other += 1;
         match self.fd.kvmclock_ctrl() {
             Ok(()) => {}
@@ -450,7 +458,7 @@ impl CpuFd {
     }
 
     /// The guest's time-stamp counter, and where KVM tells the guest of its clock. One ioctl.
-    pub(super) fn counters(&mut self) -> Option<Counters> {
+    pub(crate) fn counters(&mut self) -> Option<Counters> {
         self.ioctls.other += 1;
         let entry = |index| kvm_msr_entry {
             index,

@@ -27,10 +27,11 @@ use kvm_bindings::{CpuId, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use crate::cpu::{self, CpuError};
 use crate::entry::{self, pte};
 use crate::layout;
 use crate::memory::{GuestRam, MIN_RAM, MemoryError};
+use crate::vcpu::config;
+use crate::vm::CpuError;
 
 /// Selector of the code segment at privilege level 3, for `iretq` and SYSRET.
 pub const USER_CODE: u16 = 0x28 | 3;
@@ -143,9 +144,9 @@ impl MicroGuest {
         write_tables(&ram)?;
 
         let vcpu = vm.create_vcpu(0).map_err(kvm_error("create the vCPU"))?;
-        let cpuid: CpuId = cpu::cpuid(&kvm, 0, 1)?;
+        let cpuid: CpuId = config::cpuid(&kvm, 0, 1)?;
         vcpu.set_cpuid2(&cpuid).map_err(kvm_error("set CPUID"))?;
-        cpu::set_entry(&vcpu, code_at, Gpa(0))?;
+        config::set_entry(&vcpu, code_at, Gpa(0))?;
         let mut sregs = vcpu
             .get_sregs()
             .map_err(kvm_error("read the system registers"))?;
@@ -212,7 +213,7 @@ impl MicroGuest {
     /// # Errors
     /// When KVM refuses one.
     pub fn set_msrs(&self, values: &[(u32, u64)]) -> Result<(), MicroGuestError> {
-        Ok(cpu::write_msrs(&self.vcpu, values)?)
+        Ok(config::write_msrs(&self.vcpu, values)?)
     }
 
     /// Lets the guest run until it exits, or for `limit`.

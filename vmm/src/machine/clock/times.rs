@@ -1,22 +1,16 @@
-//! The clocks read at a hit: no system call, no ioctl, whatever clock the host's kernel has chosen.
+//! Host time, worked out from the host's TSC by a line.
 //!
-//! Host time is worked out from the host's TSC, by a line that is now and then bent towards
-//! `CLOCK_MONOTONIC`, which only that asks for: where the kernel does not trust the TSC, asking takes
-//! a system call, and a slow device's register. The guest's TSC is worked out from the host's too, as
-//! [`Relation`] has it. Invariants: the time that a TSC stands for never runs back, whenever it is
-//! asked for; who reads the line waits for nobody.
+//! The line is now and then bent towards `CLOCK_MONOTONIC`, which only that asks for: where the kernel
+//! does not trust the TSC, asking takes a system call, and a slow device's register. Invariants: the
+//! time that a TSC stands for never runs back, whenever it is asked for; who reads the line waits for
+//! nobody.
 
 use std::arch::x86_64::_rdtsc;
-use std::cell::{Cell, RefCell};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
-
-use hvprobe_hit::{Clock, Reading};
-
-use super::relation::{Kvmclock, Relation};
 
 /// The shortest time that a rate is taken from, and how long a line is left alone, in nanoseconds.
-const SHORTEST: u64 = 1_000_000;
+pub(crate) const SHORTEST: u64 = 1_000_000;
 const LEFT_ALONE: u64 = 50_000_000;
 /// How long it takes to make up for a difference.
 const HORIZON: u64 = 1_000_000_000;
@@ -29,14 +23,14 @@ const MEMORY: u64 = 16_000_000_000;
 
 /// A time and the host's TSC at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Moment {
-    pub(super) ns: u64,
-    pub(super) tsc: u64,
+pub(crate) struct Moment {
+    pub(crate) ns: u64,
+    pub(crate) tsc: u64,
 }
 
 impl Moment {
     /// Now, in the time that `read` tells: of several readings the one that the least came between.
-    pub(super) fn of(read: impl Fn() -> Option<u64>) -> Option<Self> {
+    pub(crate) fn of(read: impl Fn() -> Option<u64>) -> Option<Self> {
         let readings = (0..5).filter_map(|_| {
             let before = rdtsc();
             let ns = read()?;
@@ -52,7 +46,7 @@ impl Moment {
     }
 
     /// How many ticks take `ns`, as it has been since `then`; `None` if it is too early to tell.
-    pub(super) fn ticks_in(self, ns: u64, then: Self) -> Option<u64> {
+    pub(crate) fn ticks_in(self, ns: u64, then: Self) -> Option<u64> {
         let rate = rate(then, self)?;
         u64::try_from((u128::from(ns) << 32) / u128::from(rate.max(1))).ok()
     }
@@ -60,15 +54,15 @@ impl Moment {
 
 /// Which time a TSC stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line {
-    from: Moment,
+pub(crate) struct Line {
+    pub(crate) from: Moment,
     /// Nanoseconds a tick, times 2^32.
-    rate: u64,
+    pub(crate) rate: u64,
 }
 
 impl Line {
     #[inline]
-    pub(super) fn at(&self, tsc: u64) -> u64 {
+    pub(crate) fn at(&self, tsc: u64) -> u64 {
         let ticks = tsc.wrapping_sub(self.from.tsc).cast_signed();
         let apart = nanoseconds(ticks.unsigned_abs(), self.rate);
         // Of another processor's TSC, that of the line may be a little ahead.
@@ -98,7 +92,7 @@ impl Line {
 
 /// What `ticks` take at `rate`.
 #[inline]
-fn nanoseconds(ticks: u64, rate: u64) -> u64 {
+pub(crate) fn nanoseconds(ticks: u64, rate: u64) -> u64 {
     let ns = (u128::from(ticks) * u128::from(rate)) >> 32;
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
@@ -128,7 +122,7 @@ struct Place {
 
 /// What TSCs are turned into time with, on all threads of a machine.
 #[derive(Debug)]
-pub(super) struct Times {
+pub(crate) struct Times {
     /// Counts the lines; the newest is in the place that is this modulo 2. The other place is
     /// written before this is.
     lines: AtomicU64,
@@ -138,7 +132,7 @@ pub(super) struct Times {
 
 impl Times {
     /// Takes [`SHORTEST`]: a rate that was guessed might have to be taken back.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let since = Moment::now();
         let from = loop {
             let now = Moment::now();
@@ -156,7 +150,7 @@ impl Times {
         times
     }
 
-    fn publish(&self, line: Line) {
+    pub(crate) fn publish(&self, line: Line) {
         let next = self.lines.load(Ordering::Relaxed).wrapping_add(1);
         let place = &self.places[usize::from(next & 1 == 1)];
         // A reader that sees some of what follows sees that the line it began with is an old one.
@@ -168,7 +162,7 @@ impl Times {
     }
 
     #[inline]
-    pub(super) fn line(&self) -> Line {
+    pub(crate) fn line(&self) -> Line {
         loop {
             let number = self.lines.load(Ordering::Acquire);
             let place = &self.places[usize::from(number & 1 == 1)];
@@ -188,7 +182,7 @@ impl Times {
     }
 
     /// Bends the line, unless that was done a moment ago or is being done. Not for the hit path.
-    pub(super) fn adjust(&self) {
+    pub(crate) fn adjust(&self) {
         let Ok(mut past) = self.past.try_lock() else {
             return;
         };
@@ -207,182 +201,15 @@ impl Times {
     }
 }
 
-/// What a virtual CPU's own ioctls tell of its clocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counters {
-    /// The guest's TSC.
-    pub(super) tsc: u64,
-    /// `MSR_KVM_SYSTEM_TIME_NEW`: where KVM tells the guest of its clock.
-    pub(super) kvmclock: u64,
-}
-
-/// Host and guest TSC at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Both {
-    host: u64,
-    guest: u64,
-    /// How far from that moment either may have been read.
-    apart: u64,
-}
-
-impl Both {
-    fn offset(&self) -> u64 {
-        self.guest.wrapping_sub(self.host)
-    }
-
-    /// Whether the guest's TSC did not go on between `then` and this.
-    fn stands_since(&self, then: &Self) -> bool {
-        let [guest, host] =
-            [(self.guest, then.guest), (self.host, then.host)].map(|(a, b)| a.wrapping_sub(b));
-        guest.cast_signed() < host.cast_signed() / 2
-    }
-}
-
-/// Host time and the guest's time-stamp counter as one virtual CPU sees it.
-#[derive(Debug)]
-pub(super) struct HostClock {
-    times: Arc<Times>,
-    relation: Arc<Relation>,
-    kvmclock: RefCell<Kvmclock>,
-    stalls: bool,
-    /// Within how many ticks the relation's offset was right that was learned last.
-    exact: Option<u64>,
-    /// The offset at the last reading.
-    offset: Cell<u64>,
-    /// What was told last. The line may be bent between a look at it and one at the TSC, and the
-    /// thread move to a processor whose TSC is behind.
-    told: Cell<u64>,
-    /// The rate of the line that told it.
-    rate: Cell<u64>,
-}
-
-impl HostClock {
-    /// A clock whose guest TSC is the host's.
-    pub(super) fn new(times: Arc<Times>, relation: Arc<Relation>, kvmclock: Kvmclock) -> Self {
-        Self {
-            times,
-            relation,
-            kvmclock: RefCell::new(kvmclock),
-            stalls: false,
-            exact: None,
-            offset: Cell::new(0),
-            told: Cell::new(0),
-            rate: Cell::new(0),
-        }
-    }
-
-    /// Learns how the guest's TSC goes, which `read` reads; to be called when the virtual CPU has been
-    /// parked. Mostly reads it twice, and once when it is known to stall.
-    pub(super) fn learn(&mut self, mut read: impl FnMut() -> Option<Counters>) {
-        let Some(seen) = self.both(&mut read) else {
-            return;
-        };
-        if self.stalls {
-            return;
-        }
-        let Some((seen, again)) = self.far_apart(seen, &mut read) else {
-            return;
-        };
-        if again.stands_since(&seen) {
-            self.stalls = true;
-            self.relation.set_stalling();
-            return;
-        }
-        let best = if again.apart < seen.apart {
-            again
-        } else {
-            seen
-        };
-        let changed = best.offset().wrapping_sub(self.relation.offset());
-        let within = self.exact.map(|known| known.saturating_add(best.apart));
-        if within.is_none_or(|within| changed.cast_signed().unsigned_abs() > within) {
-            self.exact = Some(best.apart);
-            self.relation.note(best.guest, best.offset());
-        }
-    }
-
-    /// Two readings, one after the other, the first of them `seen` or a later one, so far apart that it shows
-    /// whether the guest's TSC goes on: one that stalls goes on only while it is read. `None` if this
-    /// thread is kept from that for too long.
-    fn far_apart(
-        &self,
-        mut seen: Both,
-        mut read: impl FnMut() -> Option<Counters>,
-    ) -> Option<(Both, Both)> {
-        let start = seen.host;
-        while rdtsc().wrapping_sub(start) < LONGEST_WAIT {
-            let enough = seen.apart.max(SHORTEST_WAIT).saturating_mul(8);
-            while rdtsc().wrapping_sub(seen.host) < enough {
-                std::hint::spin_loop();
-            }
-            let again = self.both(&mut read)?;
-            if again.host.wrapping_sub(seen.host) / 8 >= again.apart.max(seen.apart) {
-                return Some((seen, again));
-            }
-            // What stalls may have gone on in between, while it was read.
-            seen = self.both(&mut read)?;
-        }
-        None
-    }
-
-    fn both(&self, read: impl FnOnce() -> Option<Counters>) -> Option<Both> {
-        let before = rdtsc();
-        let counters = read()?;
-        let apart = rdtsc().wrapping_sub(before);
-        self.relation.set_told_at(counters.kvmclock);
-        Some(Both {
-            host: before.wrapping_add(apart / 2),
-            guest: counters.tsc,
-            apart,
-        })
-    }
-
-    #[cold]
-    fn renew(&self) {
-        if let Some(told) = self.relation.told() {
-            self.relation.renew(told, &mut self.kvmclock.borrow_mut());
-        }
-    }
-}
-
-/// How long a TSC is given to show whether it goes on, by which it should be eight times as far.
-const SHORTEST_WAIT: u64 = 10_000;
-/// For how long that is tried: tens of milliseconds.
-const LONGEST_WAIT: u64 = 1 << 26;
-
-impl Clock for HostClock {
-    #[inline]
-    fn now(&self) -> Reading {
-        let line = self.times.line();
-        let tsc = rdtsc();
-        if self.stalls {
-            self.renew();
-        }
-        self.offset.set(self.relation.offset());
-        let host_ns = line.at(tsc).max(self.told.get());
-        self.told.set(host_ns);
-        self.rate.set(line.rate);
-        Reading {
-            host_ns,
-            guest_tsc: tsc.wrapping_add(self.offset.get()),
-        }
-    }
-
-    #[inline]
-    fn since(&self, then: &Reading) -> u64 {
-        let now = rdtsc().wrapping_add(self.offset.get());
-        let ticks = now.wrapping_sub(then.guest_tsc).cast_signed();
-        nanoseconds(ticks.max(0).cast_unsigned(), self.rate.get())
-    }
-}
-
-pub(super) fn rdtsc() -> u64 {
+/// The host's time-stamp counter.
+#[inline]
+pub(crate) fn rdtsc() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
     unsafe { _rdtsc() }
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`. Not for the hit path.
-pub(super) fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -400,19 +227,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::GuestRam;
 
     const SECOND: u64 = 1_000_000_000;
 
     fn moment(ns: u64, tsc: u64) -> Moment {
         Moment { ns, tsc }
-    }
-
-    /// A clock whose guest TSC is the host's.
-    fn clock(times: &Arc<Times>) -> HostClock {
-        let ram = Arc::new(GuestRam::new(64 << 20).unwrap());
-        let relation = Arc::new(Relation::new(ram));
-        HostClock::new(Arc::clone(times), relation, Kvmclock::new(|| None))
     }
 
     proptest! {
@@ -442,24 +261,6 @@ mod tests {
             }
             prop_assert!(line.at(tsc(ns)).abs_diff(ns) < 200_000, "{line:?} at {ns}");
         }
-    }
-
-    #[test]
-    fn no_time_of_a_virtual_cpu_is_before_an_earlier_one() {
-        let times = Arc::new(Times::new());
-        let clock = clock(&times);
-        let ns = clock.now().host_ns + SECOND;
-        let line = |ns| Line {
-            from: moment(ns, rdtsc()),
-            rate: 1 << 31,
-        };
-        times.publish(line(ns));
-        let told = clock.now().host_ns;
-        assert!(told >= ns);
-        times.publish(line(ns - 1_000_000));
-        assert_eq!(clock.now().host_ns, told);
-        times.publish(line(told + 1_000_000));
-        assert!(clock.now().host_ns > told);
     }
 
     #[test]
@@ -495,30 +296,5 @@ mod tests {
             assert_eq!(rate(since, now), None);
         }
         assert_eq!(rate(moment(0, 0), now), Some(1 << 32));
-    }
-
-    #[test]
-    fn times_are_those_of_the_host() {
-        let times = Arc::new(Times::new());
-        let clock = clock(&times);
-        let start = monotonic_ns();
-        while monotonic_ns() < start + 20 * SHORTEST {}
-        times.adjust();
-        let (before, read, after) = (monotonic_ns(), clock.now(), monotonic_ns());
-        let seen = read.host_ns;
-        // As exact as the rate can be after so short a time.
-        let slack = 1_000_000;
-        assert!(
-            (before - slack..after + slack).contains(&seen),
-            "{seen} in {before}..{after}"
-        );
-        assert!(times.line().at(read.guest_tsc).abs_diff(seen) < 10_000_000);
-        let then = monotonic_ns();
-        while monotonic_ns() < then + 5 * SHORTEST {}
-        let (since, after) = (clock.since(&read), monotonic_ns());
-        assert!(
-            (5 * SHORTEST - slack..after - before + slack).contains(&since),
-            "{since} of {before}..{after}"
-        );
     }
 }

@@ -33,7 +33,7 @@ fn kick_signal() -> libc::c_int {
 
 /// Handle to a thread that can be kicked.
 #[derive(Clone, Debug)]
-pub(super) struct Kickable {
+pub(crate) struct Kickable {
     /// `None` for a thread that is never in `KVM_RUN`.
     signalled: Option<libc::pthread_t>,
     thread: Thread,
@@ -42,7 +42,7 @@ pub(super) struct Kickable {
 impl Kickable {
     /// The calling thread, which never blocks in `KVM_RUN` and needs no signal.
     #[cfg(test)]
-    pub(super) fn without_signal() -> Self {
+    pub(crate) fn without_signal() -> Self {
         Self {
             signalled: None,
             thread: thread::current(),
@@ -52,7 +52,7 @@ impl Kickable {
     /// Makes the thread leave `KVM_RUN`, or not enter it, and ends its wait for a decision. Does
     /// nothing to the calling thread, which is in neither. The caller must know the thread to be
     /// alive.
-    pub(super) fn kick(&self) {
+    pub(crate) fn kick(&self) {
         if self.thread.id() == thread::current().id() {
             return;
         }
@@ -67,13 +67,13 @@ impl Kickable {
 
 /// Makes the calling thread kickable while it lives.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     flag: *mut u8,
 }
 
 impl Guard {
     /// Makes the calling thread, which runs `vcpu`, kickable. `vcpu` must outlive the guard.
-    pub(super) fn new(vcpu: &mut VcpuFd) -> Self {
+    pub(crate) fn new(vcpu: &mut VcpuFd) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
             if let Err(error) = register_signal_handler(kick_signal(), on_kick) {
@@ -86,7 +86,7 @@ impl Guard {
     }
 
     /// The handle others kick this thread by.
-    pub(super) fn kickable(&self) -> Kickable {
+    pub(crate) fn kickable(&self) -> Kickable {
         Kickable {
             // SAFETY: has no preconditions.
             signalled: Some(unsafe { libc::pthread_self() }),
@@ -95,7 +95,7 @@ impl Guard {
     }
 
     /// Forgets kicks that have done their work. Look for what they were about afterwards.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         // SAFETY: points into the `kvm_run` mapping of the `VcpuFd` that outlives the guard.
         unsafe { self.flag.write_volatile(0) };
     }

@@ -17,11 +17,11 @@ use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gpa, Regs};
 use kvm_bindings::{Msrs, kvm_dtable, kvm_msr_entry, kvm_sregs};
 
-use super::CatchMode;
 use super::guests::{END, LIMIT, Seen, words};
-use crate::machine::CpuFd;
+use super::micro_guest::{MicroGuest, MicroGuestError, Stop, kvm_error};
+use crate::catch_mode::CatchMode;
 use crate::memory::GuestRam;
-use crate::microguest::{MicroGuest, MicroGuestError, Stop, kvm_error};
+use crate::vcpu::fd::CpuFd;
 
 const CODE: u64 = 0x1_0000;
 /// Guest's own handlers: of exceptions with and without an error code.

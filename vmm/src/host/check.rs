@@ -1,50 +1,13 @@
 //! What this host's KVM does, found out by running tiny guests, not by asking for its name.
 //!
 //! Hosts differ in how a planted int3 reaches us, in which debug facilities work and in whether user
-//! space works at all. Every answer here was seen to happen in a [`MicroGuest`]; none is taken from
+//! space works at all. Every answer here was seen to happen in a [`MicroGuest`](super::MicroGuest); none is taken from
 //! a feature flag alone. A check ends after a bounded time whatever the guest does.
 
-mod facts;
-mod guests;
-mod window;
-
-use std::fmt;
-
-use kvm_ioctls::{Cap, Kvm};
-
-use crate::microguest::MicroGuestError;
-
-pub use facts::{Fact, facts};
-
-/// How a planted int3 is caught.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CatchMode {
-    /// `KVM_EXIT_DEBUG` with exception 3.
-    DebugExit,
-    /// `KVM_EXIT_INTERNAL_ERROR`: KVM emulates kernel code and leaves int3 to us.
-    EmulationExit,
-    /// KVM lets int3 through to the guest, where it is intercepted at the guest's own #BP entry.
-    IdtGate,
-}
-
-impl fmt::Display for CatchMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::DebugExit => "debug-exit",
-            Self::EmulationExit => "emulation-exit",
-            Self::IdtGate => "idt-gate",
-        })
-    }
-}
-
-/// Where RIP is when a guest's `out` has exited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutRip {
-    /// At the `out`; KVM moves on at the next entry, unless RIP is changed.
-    AtInstruction,
-    /// After it already.
-    AfterInstruction,
-}
+use super::guests::{self, OutRip};
+use super::kvm::{API_VERSION, SelfCheckError, open_kvm};
+use super::window;
+use crate::catch_mode::CatchMode;
 
 /// How good a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,77 +50,11 @@ pub struct HostReport {
     pub can_run_linux: bool,
 }
 
-/// Why the host could not be looked at.
-#[derive(Debug, thiserror::Error)]
-pub enum SelfCheckError {
-    /// There is no KVM.
-    #[error(
-        "/dev/kvm does not exist: load the kvm_intel or kvm_amd module, enable virtualisation in the firmware, or give this machine nested virtualisation"
-    )]
-    Missing,
-    /// There is, but not for this user.
-    #[error(
-        "no permission to use /dev/kvm: add your user to the group that owns it (usually kvm) and log in again"
-    )]
-    Forbidden,
-    /// Opening it failed otherwise.
-    #[error("cannot open /dev/kvm")]
-    Open(#[source] std::io::Error),
-    /// Not the KVM API there has been since 2007.
-    #[error("/dev/kvm speaks API version {0}, not 12: this is no usable KVM")]
-    Version(i32),
-    /// A capability is missing without which nothing works.
-    #[error("this host's KVM lacks {0}; a newer kernel is needed")]
-    Capability(&'static str),
-    /// A check could not be made.
-    #[error("cannot check this host")]
-    Guest(#[from] MicroGuestError),
-}
-
-/// Opens KVM, and says in one line what to do when that fails.
-///
-/// # Errors
-/// When `/dev/kvm` is missing, forbidden, or no KVM that can be used.
-pub fn open_kvm() -> Result<Kvm, SelfCheckError> {
-    let kvm = Kvm::new().map_err(|error| match error.errno() {
-        libc::ENOENT | libc::ENODEV | libc::ENXIO => SelfCheckError::Missing,
-        libc::EACCES | libc::EPERM => SelfCheckError::Forbidden,
-        _ => SelfCheckError::Open(error.into()),
-    })?;
-    match kvm.get_api_version() {
-        API_VERSION => {}
-        other => return Err(SelfCheckError::Version(other)),
-    }
-    for (capability, name) in NEEDED {
-        if !kvm.check_extension(capability) {
-            return Err(SelfCheckError::Capability(name));
-        }
-    }
-    Ok(kvm)
-}
-
-/// KVM API, 4.1 `KVM_GET_API_VERSION`.
-const API_VERSION: i32 = 12;
-
-/// What the machine is built on.
-const NEEDED: [(Cap, &str); 10] = [
-    (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
-    (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
-    (Cap::Pit2, "KVM_CAP_PIT2"),
-    (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
-    (Cap::SetIdentityMapAddr, "KVM_CAP_SET_IDENTITY_MAP_ADDR"),
-    (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
-    (Cap::SyncRegs, "KVM_CAP_SYNC_REGS"),
-    (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
-    (Cap::VcpuEvents, "KVM_CAP_VCPU_EVENTS"),
-    (Cap::SetGuestDebug, "KVM_CAP_SET_GUEST_DEBUG"),
-];
-
 /// Looks at this host. Takes a fraction of a second.
 ///
 /// # Errors
 /// When KVM cannot be used at all, or a micro-guest could not be made.
-pub fn run() -> Result<HostReport, SelfCheckError> {
+pub fn check() -> Result<HostReport, SelfCheckError> {
     let kvm = open_kvm()?;
     let mut items = vec![Finding {
         what: "KVM",
@@ -269,7 +166,7 @@ pub fn run() -> Result<HostReport, SelfCheckError> {
 /// How this host catches int3s, without looking at anything else; `None` where nothing does.
 ///
 /// # Errors
-/// As [`run`].
+/// As [`check`].
 pub fn catch_mode() -> Result<Option<CatchMode>, SelfCheckError> {
     open_kvm()?;
     Ok(guests::int3()?.ok())

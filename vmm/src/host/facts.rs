@@ -8,7 +8,7 @@ use std::path::Path;
 
 use kvm_ioctls::{Cap, Kvm};
 
-use super::NEEDED;
+use super::kvm::NEEDED;
 
 /// One thing that a host is or has.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,14 @@
+//! What this host can do.
+
+mod check;
+mod facts;
+mod guests;
+mod kvm;
+mod micro_guest;
+mod window;
+
+pub use check::{Finding, HostReport, Verdict, catch_mode, check};
+pub use facts::{Fact, facts};
+pub use guests::OutRip;
+pub use kvm::{SelfCheckError, open_kvm};
+pub use micro_guest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
