@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU8, Ordering};
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::{sync::atomic, thread};
 
-#[path = "../src/machine/attention.rs"]
+#[path = "../src/machine/stop/attention.rs"]
 mod attention;
 
 use attention::Attention;

@@ -21,19 +21,6 @@ use hvprobe_linux::image::{ImageError, KernelImage};
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 
-use super::catch::Catcher;
-use super::clock::host::HostClock;
-use super::clock::relation::{Kvmclock, Relation, Timeline};
-use super::clock::times::Times;
-use super::config::{DEFAULT_CMDLINE, MachineConfig};
-use super::console::ConsoleOutput;
-use super::control::Control;
-use super::decide::Decisions;
-use super::detours::Detours;
-use super::subscription::Hub;
-use super::tripwire::{NoTripwire, Tripwire};
-use super::vcpu::{Shared, StoppedAt, Vcpu};
-use super::{Guest, Life, Machine};
 use crate::catch_mode::CatchMode;
 use crate::devices::acpi::{self, AcpiError};
 use crate::devices::{COM1_GSI, Ports};
@@ -41,6 +28,21 @@ use crate::entry::Entry;
 use crate::host::{self, SelfCheckError};
 use crate::layout;
 use crate::loader::{self, Kernel, LoadError};
+use crate::machine::clock::host::HostClock;
+use crate::machine::clock::relation::{Kvmclock, Relation, Timeline};
+use crate::machine::clock::times::Times;
+use crate::machine::config::{DEFAULT_CMDLINE, MachineConfig};
+use crate::machine::console::ConsoleOutput;
+use crate::machine::decide::Decisions;
+use crate::machine::detours::Detours;
+use crate::machine::events::subscription::Hub;
+use crate::machine::guest::Guest;
+use crate::machine::machine::{Life, Machine};
+use crate::machine::shared::{Shared, StoppedAt};
+use crate::machine::stop::control::Control;
+use crate::machine::tripwire::{NoTripwire, Tripwire};
+use crate::machine::vcpu::catch::Catcher;
+use crate::machine::vcpu::run::Vcpu;
 use crate::memory::{GuestRam, MemoryError};
 use crate::vcpu::config;
 use crate::vcpu::fd::CpuFd;
@@ -122,24 +124,31 @@ fn catch_mode() -> Result<CatchMode, BootError> {
     found.ok_or(BootError::NoCatchMode)
 }
 
-pub(super) fn boot(config: MachineConfig) -> Result<Arc<Machine>, BootError> {
-    // The self-check runs a guest of its own; meanwhile the files are read and unpacked, and then
-    // the kernel is loaded while its symbols are.
-    thread::scope(|scope| {
-        let mode = scope.spawn(catch_mode);
-        let files = Files::read(&config)?;
-        debug!("files read");
-        let image = scope.spawn({
-            let kernel = Arc::clone(&files.kernel);
-            move || KernelImage::parse(kernel.elf())
-        });
-        let loaded = Loaded::new(&config, files)?;
-        debug!("kernel loaded");
-        let image = image.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        let mode = mode.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        debug!("symbols read, host checked");
-        start(config, mode, Arc::new(image), loaded)
-    })
+impl Machine {
+    /// Boots a machine. It runs when this returns; probes of the configuration are pending until
+    /// the kernel's text is final.
+    ///
+    /// # Errors
+    /// When anything about the configuration, its files, its probes or the host does not allow it.
+    pub fn boot(config: MachineConfig) -> Result<Arc<Self>, BootError> {
+        // The self-check runs a guest of its own; meanwhile the files are read and unpacked, and then
+        // the kernel is loaded while its symbols are.
+        thread::scope(|scope| {
+            let mode = scope.spawn(catch_mode);
+            let files = Files::read(&config)?;
+            debug!("files read");
+            let image = scope.spawn({
+                let kernel = Arc::clone(&files.kernel);
+                move || KernelImage::parse(kernel.elf())
+            });
+            let loaded = Loaded::new(&config, files)?;
+            debug!("kernel loaded");
+            let image = image.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            let mode = mode.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            debug!("symbols read, host checked");
+            start(config, mode, Arc::new(image), loaded)
+        })
+    }
 }
 
 /// What is read from files, before any resource of the host is taken.

@@ -33,10 +33,10 @@ pub struct MachineConfig {
     pub probes: Vec<ProbeSpec>,
     /// What becomes of them when one is refused before the boot.
     pub refusals: Refusals,
-    /// Start paused: nothing runs before [`Machine::resume`](super::Machine::resume).
+    /// Start paused: nothing runs before [`Machine::resume`](crate::machine::Machine::resume).
     pub paused: bool,
     /// Use jumps instead of breakpoints where probes can do without exits;
-    /// [`Machine::set_optimization`](super::Machine::set_optimization) changes it.
+    /// [`Machine::set_optimization`](crate::machine::Machine::set_optimization) changes it.
     pub optimize: bool,
 }
 

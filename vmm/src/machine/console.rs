@@ -33,13 +33,13 @@ impl State {
 
 /// The output of one machine's console.
 #[derive(Debug, Default)]
-pub(super) struct ConsoleOutput {
+pub(crate) struct ConsoleOutput {
     state: Mutex<State>,
 }
 
 impl ConsoleOutput {
     /// The guest printed `bytes`.
-    pub(super) fn print(&self, bytes: &[u8]) {
+    pub(crate) fn print(&self, bytes: &[u8]) {
         let mut state = self.state();
         state.kept.extend(bytes);
         state.printed += bytes.len() as u64;
@@ -52,12 +52,12 @@ impl ConsoleOutput {
     }
 
     /// What is kept.
-    pub(super) fn kept(&self) -> Vec<u8> {
+    pub(crate) fn kept(&self) -> Vec<u8> {
         self.state().kept.iter().copied().collect()
     }
 
     /// What is kept, and what follows.
-    pub(super) fn follow(self: &Arc<Self>) -> Console {
+    pub(crate) fn follow(self: &Arc<Self>) -> Console {
         let (news, told) = channel(1);
         let mut state = self.state();
         if !state.closed {
@@ -71,7 +71,7 @@ impl ConsoleOutput {
     }
 
     /// The machine has ended: nothing follows.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         state.listeners.clear();

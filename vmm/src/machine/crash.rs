@@ -5,9 +5,7 @@ use std::fmt::Write;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{Levels, PageTables};
 use hvprobe_arch::{Gpa, Gva, insn};
-use hvprobe_engine::{Standing, StopError};
 
-use super::Machine;
 use crate::memory::GuestRam;
 use crate::vcpu::fd::CpuFd;
 
@@ -20,7 +18,7 @@ const RESET_CS: u16 = 0xf000;
 const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The page tables a virtual CPU with these control registers uses.
-pub(super) fn tables(cr3: u64, cr4: u64) -> PageTables {
+pub(crate) fn tables(cr3: u64, cr4: u64) -> PageTables {
     PageTables {
         root: Gpa(cr3 & CR3_ADDRESS),
         levels: if cr4 & CR4_LA57 == 0 {
@@ -32,7 +30,7 @@ pub(super) fn tables(cr3: u64, cr4: u64) -> PageTables {
 }
 
 /// Several lines: what happened on virtual CPU `index`, its registers, the code at RIP.
-pub(super) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) -> String {
+pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) -> String {
     let regs = cpu.regs();
     let sregs = *cpu.sregs();
     let mut text = format!("{what}\nvCPU {index}\n");
@@ -102,22 +100,6 @@ fn trail(cpu: &CpuFd) -> String {
     format!("entered last at {}", words.join(" "))
 }
 
-impl Machine {
-    /// Where each virtual CPU stands, which are stopped for that; those that have not been started
-    /// stand nowhere.
-    ///
-    /// # Errors
-    /// When the machine has ended or a virtual CPU does not stop.
-    pub fn standings(&self) -> Result<Vec<Standing>, StopError> {
-        let mut all = Vec::new();
-        self.shared.control.transact(|standings| {
-            all.extend_from_slice(standings);
-            None
-        })?;
-        Ok(all)
-    }
-}
-
 fn code_at(rip: Gva, sregs: &kvm_bindings::kvm_sregs, ram: &GuestRam) -> String {
     let mut code = [0; insn::MAX_LEN];
     let paged = sregs.cr0 & (1 << 31) != 0;
@@ -137,7 +119,7 @@ fn code_at(rip: Gva, sregs: &kvm_bindings::kvm_sregs, ram: &GuestRam) -> String 
 }
 
 /// `bytes` as two digits each, with blanks between.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     let words: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
     words.join(" ")
 }

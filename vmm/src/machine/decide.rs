@@ -62,7 +62,7 @@ pub struct DecisionCounts {
 
 /// What a virtual CPU got to its question.
 #[derive(Debug)]
-pub(super) enum Reply<'a> {
+pub(crate) enum Reply<'a> {
     /// A client decided.
     Decided(Decision),
     /// The probe's default is to be carried out.
@@ -196,7 +196,7 @@ impl Decisions {
 
     /// Called by the thread of a virtual CPU: asks what to do at the hit that `event` tells of, to
     /// be answered `within` a time from its own. `None`, and counted, when there is nobody to ask.
-    pub(super) fn ask(&self, event: Event, within: Duration) -> Option<Asked<'_>> {
+    pub(crate) fn ask(&self, event: Event, within: Duration) -> Option<Asked<'_>> {
         let deadline = Instant::now() + within;
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let mut state = self.state();
@@ -232,7 +232,7 @@ impl Decisions {
     }
 
     /// The machine has ended: streams of questions end, and none is put any more.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         state.clients.clear();
@@ -242,7 +242,7 @@ impl Decisions {
 
 /// A virtual CPU's open question, withdrawn when dropped.
 #[derive(Debug)]
-pub(super) struct Asked<'a> {
+pub(crate) struct Asked<'a> {
     decisions: &'a Decisions,
     token: Token,
     deadline: Instant,
@@ -251,7 +251,7 @@ pub(super) struct Asked<'a> {
 impl<'a> Asked<'a> {
     /// Waits for the answer, on the thread that asked. `wants_attention` is looked at whenever the
     /// thread is unparked.
-    pub(super) fn wait(self, wants_attention: impl Fn() -> bool) -> Reply<'a> {
+    pub(crate) fn wait(self, wants_attention: impl Fn() -> bool) -> Reply<'a> {
         loop {
             // Whoever has news for this thread unparks it afterwards: news that come between a look
             // and the wait end the wait at once.

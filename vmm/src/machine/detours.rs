@@ -11,12 +11,12 @@ use std::time::Duration;
 use hvprobe_hit::event::{Drained, Event, Source};
 use hvprobe_hit::record::Collection;
 
-use super::clock::relation::Timeline;
+use crate::machine::clock::relation::Timeline;
 use crate::memory::GuestRam;
 
 /// The host's side of the ring.
 #[derive(Clone, Debug)]
-pub(super) struct Detours(Arc<Inner>);
+pub(crate) struct Detours(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -28,7 +28,7 @@ struct Inner {
 }
 
 impl Detours {
-    pub(super) fn new(
+    pub(crate) fn new(
         ram: Arc<GuestRam>,
         timeline: Timeline,
         collection: Option<Collection>,
@@ -42,20 +42,20 @@ impl Detours {
     }
 
     /// Names the thread that is to be woken.
-    pub(super) fn set_collector(&self, thread: Thread) {
+    pub(crate) fn set_collector(&self, thread: Thread) {
         // There is one collector.
         let _ = self.0.collector.set(thread);
     }
 
     /// Has the collector read the ring now, and ask again how long it may sleep.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(collector) = self.0.collector.get() {
             collector.unpark();
         }
     }
 
     /// Reads and accounts for everything that was recorded up to now.
-    pub(super) fn catch_up(&self) {
+    pub(crate) fn catch_up(&self) {
         if let Some(collection) = &self.0.collection {
             collection.catch_up(&*self.0.ram, self.0.timeline.now());
             self.wake();
@@ -63,7 +63,7 @@ impl Detours {
     }
 
     /// The same when the guest will not run again.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         if let Some(collection) = &self.0.collection {
             collection.end(&*self.0.ram, self.0.timeline.now());
         }

@@ -5,17 +5,19 @@ use hvprobe_arch::insn::{GateError, GateHead};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_engine::StopError;
+use hvprobe_engine::{Refused, StopError};
 use hvprobe_hit::KernelView;
 use hvprobe_linux::image::{KernelImage, TaskLayout};
+use hvprobe_spec::ProbeId;
 use kvm_bindings::kvm_sregs;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
-use super::catch::Gate;
-use super::crash::tables;
-use super::tripwire::Tripwire;
-use super::{Guest, Machine};
 use crate::catch_mode::CatchMode;
+use crate::machine::crash::tables;
+use crate::machine::guest::Guest;
+use crate::machine::machine::Machine;
+use crate::machine::tripwire::Tripwire;
+use crate::machine::vcpu::catch::Gate;
 
 /// Number of the breakpoint exception, and the size of a gate in the IDT (SDM vol. 3, 6.14.1).
 const BP: u64 = 3;
@@ -38,7 +40,7 @@ enum GateMissing {
 
 impl Machine {
     /// Plants the pending probes and lets the held virtual CPU go on.
-    pub(super) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
+    pub(crate) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
         };
@@ -69,7 +71,7 @@ impl Machine {
 
 impl Machine {
     /// The guest's kernel is about to make way for another: takes the probes out of it.
-    pub(super) fn kernel_leaves(&self) {
+    pub(crate) fn kernel_leaves(&self) {
         let left = self.registry().kernel_leaves(&Guest(&self.shared));
         match left {
             Ok(()) => self.kernel_replaced(),
@@ -79,7 +81,7 @@ impl Machine {
     }
 
     /// Another kernel runs: nothing we know tells how to read it.
-    pub(super) fn kernel_replaced(&self) {
+    pub(crate) fn kernel_replaced(&self) {
         let before = std::mem::replace(&mut self.life().kernel_replaced, true);
         if !before {
             self.shared.control.forget_view();
@@ -88,6 +90,13 @@ impl Machine {
                 "the guest runs another kernel now: its probes are gone"
             );
             self.changed.notify_all();
+        }
+    }
+
+    /// Tells of probes that turned out to be impossible once they could be planted.
+    pub(crate) fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
+        for (id, why) in refused {
+            error!(machine = self.config.name, probe = %id, %why, "probe refused");
         }
     }
 }

@@ -12,14 +12,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
-use hvprobe_engine::{Refused, StopError};
+use hvprobe_engine::StopError;
 use hvprobe_hit::event::Collector;
-use hvprobe_spec::ProbeId;
 use tracing::{error, info, warn};
 
-use super::vcpu::{Notice, Why};
-use super::{EndReason, Ending, Guest, Machine};
 use crate::devices::DeviceEvent;
+use crate::machine::config::{EndReason, Ending};
+use crate::machine::guest::Guest;
+use crate::machine::machine::Machine;
+use crate::machine::vcpu::run::{Notice, Why};
 
 /// How often text under probes is looked at, whether the guest has rewritten it, and their budgets,
 /// whether one was exceeded.
@@ -27,7 +28,7 @@ const WATCH: Duration = Duration::from_secs(1);
 
 impl Machine {
     /// Takes notices until every virtual CPU has ended, then winds up.
-    pub(super) fn supervise(
+    pub(crate) fn supervise(
         &self,
         notices: &Receiver<Notice>,
         vcpus: Vec<JoinHandle<()>>,
@@ -152,11 +153,5 @@ impl Machine {
             Err(error) => warn!(%error, "probes of modules stay as they are"),
         }
         self.shared.control.release(vcpu);
-    }
-
-    pub(super) fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
-        for (id, why) in refused {
-            error!(machine = self.config.name, probe = %id, %why, "probe refused");
-        }
     }
 }

@@ -3,26 +3,19 @@
 //! Invariant: every throttled hit is in exactly one notice, and every notice is logged and goes to
 //! all listeners of the machine that want to hear of its probe.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use hvprobe_engine::{ChangeError, StopError, Throttled};
+use hvprobe_engine::{ChangeError, StopError};
 use tracing::warn;
 
-use super::{Guest, Machine};
-
-/// Hits that were throttled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThrottleNotice {
-    /// Of which probe, and how many.
-    pub throttled: Throttled,
-    /// Within which time before the notice.
-    pub window: Duration,
-}
+use crate::machine::events::notice::ThrottleNotice;
+use crate::machine::guest::Guest;
+use crate::machine::machine::Machine;
 
 impl Machine {
     /// Turns off probes that exceeded their budgets, and tells what was throttled since the last
     /// time.
-    pub(super) fn tell_throttled(&self) {
+    pub(crate) fn tell_throttled(&self) {
         let mut registry = self.registry();
         let (throttled, turned_off) = registry.throttle(&Guest(&self.shared));
         // Under the registry's lock, so that no two looks share a window.

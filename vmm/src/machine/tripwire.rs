@@ -56,7 +56,7 @@ enum Unfit {
 
 /// Two patched bytes of the guest kernel.
 #[derive(Debug)]
-pub(super) struct Tripwire {
+pub(crate) struct Tripwire {
     at: Gva,
     gpa: Gpa,
     original: [u8; 2],
@@ -65,7 +65,7 @@ pub(super) struct Tripwire {
 
 impl Tripwire {
     /// Sets a tripwire in the loaded, not yet started kernel.
-    pub(super) fn set(image: &KernelImage, ram: &GuestRam) -> Result<Self, NoTripwire> {
+    pub(crate) fn set(image: &KernelImage, ram: &GuestRam) -> Result<Self, NoTripwire> {
         let mut unfit = Vec::new();
         for name in CANDIDATES {
             match place(image, name).and_then(|at| Self::set_at(at, image, ram)) {
@@ -93,21 +93,21 @@ impl Tripwire {
         })
     }
 
-    pub(super) fn at(&self) -> Gva {
+    pub(crate) fn at(&self) -> Gva {
         self.at
     }
 
-    pub(super) fn gpa(&self) -> Gpa {
+    pub(crate) fn gpa(&self) -> Gpa {
         self.gpa
     }
 
     /// Whether `rip` is what a host shows at our `out`: its address or the one after it.
-    pub(super) fn is_at(&self, rip: Gva) -> bool {
+    pub(crate) fn is_at(&self, rip: Gva) -> bool {
         rip == self.at || rip == self.at.wrapping_add(2)
     }
 
     /// Puts the original bytes back; `false` if that has been done, or the guest was faster.
-    pub(super) fn lift(&self, ram: &GuestRam) -> bool {
+    pub(crate) fn lift(&self, ram: &GuestRam) -> bool {
         if self.lifted.swap(true, Ordering::AcqRel) {
             return false;
         }

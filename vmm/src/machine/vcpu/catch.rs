@@ -26,16 +26,16 @@ use hvprobe_hit::table::ProbeTable;
 use hvprobe_hit::{Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings};
 use hvprobe_spec::Decision;
 
-use super::clock::host::HostClock;
 use crate::catch_mode::CatchMode;
+use crate::machine::clock::host::HostClock;
 use crate::memory::GuestRam;
 use crate::vcpu::fd::CpuFd;
 
 /// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gate {
-    pub(super) head: GateHead,
-    pub(super) tables: PageTables,
+pub(crate) struct Gate {
+    pub(crate) head: GateHead,
+    pub(crate) tables: PageTables,
 }
 
 /// The exception frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
@@ -91,10 +91,10 @@ impl Gate {
 
 /// The catching side of one virtual CPU.
 #[derive(Debug)]
-pub(super) struct Catcher {
-    pub(super) mode: CatchMode,
-    pub(super) handler: HitHandler,
-    pub(super) clock: HostClock,
+pub(crate) struct Catcher {
+    pub(crate) mode: CatchMode,
+    pub(crate) handler: HitHandler,
+    pub(crate) clock: HostClock,
     /// Where the guest's own interrupt descriptor table is, while the exception window's is in
     /// force.
     own_idt: Option<u64>,
@@ -108,10 +108,10 @@ pub(super) struct Catcher {
 const PLAIN: Outcome = Outcome::Resume { shadow: false };
 
 /// What the virtual CPU waits for before it goes on with [`Catcher::resume`].
-pub(super) type Waits = Option<Held>;
+pub(crate) type Waits = Option<Held>;
 
 impl Catcher {
-    pub(super) fn new(mode: CatchMode, handler: HitHandler, clock: HostClock) -> Self {
+    pub(crate) fn new(mode: CatchMode, handler: HitHandler, clock: HostClock) -> Self {
         Self {
             mode,
             handler,
@@ -123,7 +123,7 @@ impl Catcher {
     }
 
     /// Takes over what a virtual CPU goes on with after it was parked.
-    pub(super) fn adopt(
+    pub(crate) fn adopt(
         &mut self,
         cpu: &mut CpuFd,
         table: Arc<ProbeTable>,
@@ -148,12 +148,12 @@ impl Catcher {
     }
 
     /// GS base in kernel mode, which the last exit was from.
-    pub(super) fn kernel_gs(&self, cpu: &mut CpuFd) -> u64 {
+    pub(crate) fn kernel_gs(&self, cpu: &mut CpuFd) -> u64 {
         self.kernel_gs.unwrap_or_else(|| cpu.sregs().gs.base)
     }
 
     /// An int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
-    pub(super) fn int3(
+    pub(crate) fn int3(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
@@ -213,7 +213,7 @@ impl Catcher {
     }
 
     /// The patched #BP entry was reached in `idt-gate`. `None` when RIP is not the gate.
-    pub(super) fn gate(
+    pub(crate) fn gate(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
@@ -248,7 +248,7 @@ impl Catcher {
 
     /// A function returned to the trampoline. `None` when RIP is elsewhere, or nobody knows of the
     /// call: then the guest goes on behind the `out`, where it meets an int3.
-    pub(super) fn returned(
+    pub(crate) fn returned(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
@@ -264,7 +264,7 @@ impl Catcher {
 
     /// A stub of the exception window was reached. `None` when RIP is at none, or no copy is
     /// being stepped.
-    pub(super) fn exception(
+    pub(crate) fn exception(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
@@ -290,7 +290,7 @@ impl Catcher {
     }
 
     /// Gives up on a step that does not come to its end; the virtual CPU may be stopped then.
-    pub(super) fn abandon(&mut self, cpu: &mut CpuFd) {
+    pub(crate) fn abandon(&mut self, cpu: &mut CpuFd) {
         let mut regs = cpu.regs();
         self.handler.abandon(&mut regs);
         cpu.set_regs(&regs);
@@ -298,7 +298,7 @@ impl Catcher {
     }
 
     /// What the hit that is held is to ask a client.
-    pub(super) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
+    pub(crate) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
         let (regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
         cpu.telling_cr3(|cr3| {
             let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
@@ -307,7 +307,7 @@ impl Catcher {
     }
 
     /// Goes on with a hit that was held, as decided.
-    pub(super) fn resume(
+    pub(crate) fn resume(
         &mut self,
         cpu: &mut CpuFd,
         ram: &GuestRam,
@@ -390,7 +390,7 @@ impl Catcher {
 
     /// Before parking in `idt-gate`: a virtual CPU on its way from an int3 to the gate is taken
     /// back to the int3, so that the change it parks for may remove either.
-    pub(super) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
+    pub(crate) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
         let regs = cpu.regs();
         let read = |at, into: &mut [u8]| gate.tables.read(ram, at, into).is_ok();
         if cpu.in_kernel()

@@ -14,32 +14,32 @@ use super::atomic::{AtomicBool, Ordering};
 
 /// One virtual CPU's flag.
 #[derive(Debug)]
-pub(super) struct Attention(AtomicBool);
+pub(crate) struct Attention(AtomicBool);
 
 impl Attention {
     /// Nobody asks.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
     /// Asks for attention; `kick` gets the virtual CPU out of the guest.
-    pub(super) fn raise(&self, kick: impl FnOnce()) {
+    pub(crate) fn raise(&self, kick: impl FnOnce()) {
         self.0.store(true, Ordering::Release);
         kick();
     }
 
     /// Nothing is wanted any more.
-    pub(super) fn lower(&self) {
+    pub(crate) fn lower(&self) {
         self.0.store(false, Ordering::Release);
     }
 
     /// Whether attention is wanted. Kicks are left as they are.
-    pub(super) fn is_raised(&self) -> bool {
+    pub(crate) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
     /// Called by the virtual CPU before it enters the guest: whether attention is wanted.
-    pub(super) fn look(&self, forget_kicks: impl FnOnce()) -> bool {
+    pub(crate) fn look(&self, forget_kicks: impl FnOnce()) -> bool {
         forget_kicks();
         self.is_raised()
     }

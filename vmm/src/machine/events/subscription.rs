@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hvprobe_hit::event::Event;
 use hvprobe_spec::ProbeId;
 
+use super::notice::ThrottleNotice;
 use super::queue::{Entrance, Exit, Taken, queue};
-use super::throttle::ThrottleNotice;
 
 /// A batch of events as a listener gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,34 +38,34 @@ pub(crate) trait Listen: Debug + Send {
 
 /// All listeners of one machine.
 #[derive(Debug)]
-pub(super) struct Hub {
+pub(crate) struct Hub {
     /// None once the machine has ended.
     listeners: Mutex<Option<Vec<Box<dyn Listen>>>>,
 }
 
 impl Hub {
-    pub(super) fn open() -> Self {
+    pub(crate) fn open() -> Self {
         Self {
             listeners: Mutex::new(Some(Vec::new())),
         }
     }
 
     /// Hands `events` to every listener.
-    pub(super) fn deliver(&self, events: &[Event], dropped: u64) {
+    pub(crate) fn deliver(&self, events: &[Event], dropped: u64) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.retain_mut(|listener| listener.hear(events, dropped));
         }
     }
 
     /// Has `listener` hear of events from now on, unless the machine has ended.
-    pub(super) fn listen(&self, listener: Box<dyn Listen>) {
+    pub(crate) fn listen(&self, listener: Box<dyn Listen>) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.push(listener);
         }
     }
 
     /// Tells `notices` to every listener that wants to hear of these probes.
-    pub(super) fn tell(&self, notices: &[ThrottleNotice]) {
+    pub(crate) fn tell(&self, notices: &[ThrottleNotice]) {
         if notices.is_empty() {
             return;
         }
@@ -78,7 +78,7 @@ impl Hub {
 
     /// A new listener for the events of `filter`'s probes, or of all when it is empty. At most
     /// `capacity` events wait for it.
-    pub(super) fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
+    pub(crate) fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
         let (into, from) = queue(capacity.saturating_mul(size_of::<Event>()));
         self.listen(Box::new(Subscriber {
             filter: filter.into_iter().collect(),
@@ -88,7 +88,7 @@ impl Hub {
     }
 
     /// The machine has ended: streams end after what is queued.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         *self.listeners() = None;
     }
 

@@ -29,14 +29,14 @@ const KICK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What a virtual CPU takes over when it goes on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outfit {
-    pub(super) table: Arc<ProbeTable>,
-    pub(super) view: Option<KernelView>,
+pub(crate) struct Outfit {
+    pub(crate) table: Arc<ProbeTable>,
+    pub(crate) view: Option<KernelView>,
 }
 
 /// What a parked virtual CPU is told.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Go on with this.
     Run(Outfit),
     /// Leave the loop.
@@ -53,7 +53,7 @@ struct State {
 
 /// Decides which virtual CPUs of a machine may run.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(crate) struct Control {
     attention: Box<[Attention]>,
     state: Mutex<State>,
     changed: Condvar,
@@ -61,7 +61,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn new(vcpus: usize) -> Self {
+    pub(crate) fn new(vcpus: usize) -> Self {
         Self {
             attention: (0..vcpus).map(|_| Attention::new()).collect(),
             state: Mutex::new(State {
@@ -107,20 +107,20 @@ impl Control {
     }
 
     /// Whether virtual CPU `index` has to park before it runs the guest again. Not for the hit path.
-    pub(super) fn must_park(&self, index: usize) -> bool {
+    pub(crate) fn must_park(&self, index: usize) -> bool {
         self.state().barrier.must_park(index)
     }
 
     /// Whether something wants the attention of virtual CPU `index`, asked by its thread before it
     /// enters the guest: it has to take an NMI, to park, or both. `forget_kicks` clears
     /// `immediate_exit`. One load, and no line that another virtual CPU writes to.
-    pub(super) fn look(&self, index: usize, forget_kicks: impl FnOnce()) -> bool {
+    pub(crate) fn look(&self, index: usize, forget_kicks: impl FnOnce()) -> bool {
         self.attention[index].look(forget_kicks)
     }
 
     /// Called by the thread of virtual CPU `index`, which stands at `standing` if it has run at
     /// all: waits until it may run.
-    pub(super) fn park(
+    pub(crate) fn park(
         &self,
         index: usize,
         thread: &Kickable,
@@ -153,7 +153,7 @@ impl Control {
     }
 
     /// Called by the thread of virtual CPU `index` as the last thing it does.
-    pub(super) fn leave(&self, index: usize) {
+    pub(crate) fn leave(&self, index: usize) {
         self.change(|state| {
             state.threads[index] = None;
             state.barrier.leave(index);
@@ -162,17 +162,17 @@ impl Control {
 
     /// Keeps virtual CPU `index` from running from its next [`Control::park`] on. Any number may be
     /// held.
-    pub(super) fn hold(&self, index: usize) {
+    pub(crate) fn hold(&self, index: usize) {
         self.change(|state| state.barrier.hold(index));
     }
 
     /// Ends the hold of virtual CPU `index`.
-    pub(super) fn release(&self, index: usize) {
+    pub(crate) fn release(&self, index: usize) {
         self.change(|state| state.barrier.release(index));
     }
 
     /// Has an NMI wait for each of `vcpus` until it takes it.
-    pub(super) fn send_nmi(&self, vcpus: impl Iterator<Item = usize>) -> Result<(), StopError> {
+    pub(crate) fn send_nmi(&self, vcpus: impl Iterator<Item = usize>) -> Result<(), StopError> {
         self.change(|state| {
             if state.barrier.is_ending() {
                 return Err(StopError::Ended);
@@ -184,29 +184,29 @@ impl Control {
 
     /// Called by the thread of virtual CPU `index`: whether it has to give the guest an NMI now. Not
     /// for the hit path.
-    pub(super) fn take_nmi(&self, index: usize) -> bool {
+    pub(crate) fn take_nmi(&self, index: usize) -> bool {
         self.change(|state| state.barrier.take_nmi(index))
     }
 
     /// Gives every virtual CPU this view of the kernel with its next outfit.
-    pub(super) fn set_view(&self, view: KernelView) {
+    pub(crate) fn set_view(&self, view: KernelView) {
         self.state().outfit.view = Some(view);
     }
 
     /// The kernel of that view does not run any more.
-    pub(super) fn forget_view(&self) {
+    pub(crate) fn forget_view(&self) {
         self.state().outfit.view = None;
     }
 
     /// The view handed out last.
-    pub(super) fn view(&self) -> Option<KernelView> {
+    pub(crate) fn view(&self) -> Option<KernelView> {
         self.state().outfit.view
     }
 
     /// Stops every virtual CPU, applies `change` to where they stand, hands out the table it
     /// returns, and lets them go on unless something else keeps them. One transaction at a time.
     /// Returns for how long they were stopped.
-    pub(super) fn transact(
+    pub(crate) fn transact(
         &self,
         change: impl FnOnce(&[Standing]) -> Option<Arc<ProbeTable>>,
     ) -> Result<Duration, StopError> {
@@ -253,13 +253,13 @@ impl Control {
     }
 
     /// Whether every virtual CPU is to leave its loop. Not for the hit path.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(crate) fn is_ending(&self) -> bool {
         self.state().barrier.is_ending()
     }
 
     /// Stops every virtual CPU until [`Control::resume`]; returns when they have, or when somebody
     /// else has resumed them meanwhile.
-    pub(super) fn pause(&self) -> Result<(), StopError> {
+    pub(crate) fn pause(&self) -> Result<(), StopError> {
         let began = self.change(|state| state.barrier.pause());
         let result = self.all_parked(Barrier::is_paused).map(|_| ());
         if result.is_err() && began {
@@ -270,22 +270,22 @@ impl Control {
 
     /// Pauses the machine without waiting for the virtual CPUs to stop: before they have begun, or
     /// from the thread of one, which parks next.
-    pub(super) fn pause_now(&self) {
+    pub(crate) fn pause_now(&self) {
         self.change(|state| state.barrier.pause());
     }
 
     /// Lets the virtual CPUs go on after a pause.
-    pub(super) fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.change(|state| state.barrier.resume());
     }
 
     /// Whether the machine is paused, or about to be.
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.state().barrier.is_paused()
     }
 
     /// Makes every virtual CPU leave its loop.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.change(|state| state.barrier.end());
     }
 }

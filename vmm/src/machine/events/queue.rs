@@ -20,7 +20,7 @@ use hvprobe_spec::ProbeId;
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::throttle::ThrottleNotice;
+use super::notice::ThrottleNotice;
 
 /// A queue in which items of at most `limit` together wait.
 pub(crate) fn queue<T>(limit: usize) -> (Entrance<T>, Exit<T>) {

@@ -23,7 +23,7 @@ use hvprobe_engine::Standing;
 
 /// Where a virtual CPU is in the picture above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(crate) enum Presence {
     /// Its thread has not begun; it parks before it runs anything.
     Starting,
     /// It may be executing the guest.
@@ -36,7 +36,7 @@ pub(super) enum Presence {
 
 /// What becomes of a parked virtual CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Proceed {
+pub(crate) enum Proceed {
     /// It runs.
     Run,
     /// It leaves its loop.
@@ -47,7 +47,7 @@ pub(super) enum Proceed {
 
 /// Whether everything stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopped {
+pub(crate) enum Stopped {
     /// No virtual CPU runs.
     Yes,
     /// This one does.
@@ -66,7 +66,7 @@ struct Vcpu {
 
 /// The state of all virtual CPUs of a machine.
 #[derive(Clone, Debug)]
-pub(super) struct Barrier {
+pub(crate) struct Barrier {
     transaction: bool,
     paused: bool,
     ending: bool,
@@ -75,7 +75,7 @@ pub(super) struct Barrier {
 
 impl Barrier {
     /// `vcpus` virtual CPUs that are starting; nothing keeps them.
-    pub(super) fn new(vcpus: usize) -> Self {
+    pub(crate) fn new(vcpus: usize) -> Self {
         let vcpu = Vcpu {
             presence: Presence::Starting,
             held: false,
@@ -91,12 +91,12 @@ impl Barrier {
     }
 
     /// Virtual CPU `index` does not run any more.
-    pub(super) fn park(&mut self, index: usize, standing: Option<Standing>) {
+    pub(crate) fn park(&mut self, index: usize, standing: Option<Standing>) {
         self.vcpus[index].presence = Presence::Parked(standing);
     }
 
     /// Whether parked virtual CPU `index` may go on; if so, it has.
-    pub(super) fn proceed(&mut self, index: usize) -> Proceed {
+    pub(crate) fn proceed(&mut self, index: usize) -> Proceed {
         let kept = self.keeps(index);
         let vcpu = &mut self.vcpus[index];
         if self.ending {
@@ -111,72 +111,72 @@ impl Barrier {
     }
 
     /// Virtual CPU `index` has left its loop.
-    pub(super) fn leave(&mut self, index: usize) {
+    pub(crate) fn leave(&mut self, index: usize) {
         self.vcpus[index].presence = Presence::Ended;
     }
 
     /// A transaction wants everything to stand still. One at a time.
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.transaction = true;
     }
 
     /// The transaction is over, whether it came about or not.
-    pub(super) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.transaction = false;
     }
 
     /// Pauses the machine; whether it was not paused before.
-    pub(super) fn pause(&mut self) -> bool {
+    pub(crate) fn pause(&mut self) -> bool {
         !std::mem::replace(&mut self.paused, true)
     }
 
     /// Ends a pause.
-    pub(super) fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         self.paused = false;
     }
 
     /// Whether the machine is paused, or about to be.
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 
     /// Keeps virtual CPU `index` from running after its next `park`.
-    pub(super) fn hold(&mut self, index: usize) {
+    pub(crate) fn hold(&mut self, index: usize) {
         self.vcpus[index].held = true;
     }
 
     /// Ends its hold.
-    pub(super) fn release(&mut self, index: usize) {
+    pub(crate) fn release(&mut self, index: usize) {
         self.vcpus[index].held = false;
     }
 
     /// An NMI waits for virtual CPU `index`: one, even if one waits already.
-    pub(super) fn send_nmi(&mut self, index: usize) {
+    pub(crate) fn send_nmi(&mut self, index: usize) {
         self.vcpus[index].nmi = true;
     }
 
     /// Whether an NMI has waited for virtual CPU `index`, which takes it.
-    pub(super) fn take_nmi(&mut self, index: usize) -> bool {
+    pub(crate) fn take_nmi(&mut self, index: usize) -> bool {
         std::mem::take(&mut self.vcpus[index].nmi)
     }
 
     /// Whether running virtual CPU `index` is to park.
-    pub(super) fn must_park(&self, index: usize) -> bool {
+    pub(crate) fn must_park(&self, index: usize) -> bool {
         self.ending || self.keeps(index)
     }
 
     /// Makes every virtual CPU leave its loop.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.ending = true;
     }
 
     /// Whether every virtual CPU is to end.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(crate) fn is_ending(&self) -> bool {
         self.ending
     }
 
     /// Whether nothing runs, and nothing can before something is called that lets it.
-    pub(super) fn stopped(&self) -> Stopped {
+    pub(crate) fn stopped(&self) -> Stopped {
         let all_ended = self.vcpus.iter().all(|v| v.presence == Presence::Ended);
         if self.ending || all_ended {
             return Stopped::Over;
@@ -189,7 +189,7 @@ impl Barrier {
     }
 
     /// Where the parked virtual CPUs stand that have run.
-    pub(super) fn standings(&self) -> Vec<Standing> {
+    pub(crate) fn standings(&self) -> Vec<Standing> {
         let standing = |vcpu: &Vcpu| match vcpu.presence {
             Presence::Parked(standing) => standing,
             Presence::Starting | Presence::Running | Presence::Ended => None,
@@ -199,7 +199,7 @@ impl Barrier {
 
     /// Calls `tell` for every virtual CPU whose attention is wanted now and was not when this was
     /// last called (`true`), or the other way round (`false`). To be called after every change.
-    pub(super) fn asks(&mut self, mut tell: impl FnMut(usize, bool)) {
+    pub(crate) fn asks(&mut self, mut tell: impl FnMut(usize, bool)) {
         for index in 0..self.vcpus.len() {
             let wanted = self.must_park(index) || self.vcpus[index].nmi;
             if std::mem::replace(&mut self.vcpus[index].asked, wanted) != wanted {

@@ -6,29 +6,27 @@
 //! completely before the next look at [`Control`].
 
 use std::mem;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_engine::Standing;
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_hit::{Held, Inquiry};
-use hvprobe_spec::{Decision, ProbeId};
+use hvprobe_spec::Decision;
 use kvm_bindings::kvm_sregs;
 use tracing::{debug, warn};
 
-use super::catch::{Catcher, Gate, Waits};
-use super::clock::times::{Times, monotonic_ns};
-use super::control::{Control, Order};
-use super::crash;
-use super::decide::{Decisions, Reply};
-use super::detours::Detours;
-use super::tripwire::Tripwire;
-use crate::devices::{DeviceEvent, Ports};
-use crate::memory::GuestRam;
-use crate::vcpu::fd::{CpuFd, Exit, Ioctls};
+use super::catch::{Catcher, Waits};
+use crate::devices::DeviceEvent;
+use crate::machine::clock::times::monotonic_ns;
+use crate::machine::crash;
+use crate::machine::decide::Reply;
+use crate::machine::shared::{IoctlTotals, Shared};
+use crate::machine::stop::control::{Control, Order};
+use crate::vcpu::fd::{CpuFd, Exit};
 use crate::vcpu::kick::Guard;
 
 /// How long a stop waits for the end of an instruction that is half carried out. The longest string
@@ -44,7 +42,7 @@ const CR0_PG: u64 = 1 << 31;
 
 /// What a virtual CPU tells the supervisor.
 #[derive(Debug)]
-pub(super) enum Notice {
+pub(crate) enum Notice {
     /// A hit has paused the machine.
     Paused,
     /// Boot has come to where the kernel's text is final; the virtual CPU is held.
@@ -104,7 +102,7 @@ impl From<Waits> for Next {
 
 /// Why a virtual CPU left its loop.
 #[derive(Debug)]
-pub(super) enum Why {
+pub(crate) enum Why {
     /// It was told to.
     Told,
     /// The guest ended the machine.
@@ -115,74 +113,18 @@ pub(super) enum Why {
     Crash(String),
 }
 
-/// What all virtual CPUs of a machine share. Nothing here is locked on the hit path.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) control: Control,
-    pub(super) ram: Arc<GuestRam>,
-    pub(super) ports: Ports,
-    pub(super) tripwire: Option<Tripwire>,
-    pub(super) gate: std::sync::OnceLock<Gate>,
-    /// Host time of the first entry into the guest; 0 before.
-    pub(super) first_entry_ns: AtomicU64,
-    pub(super) stopped_at: StoppedAt,
-    pub(super) decisions: Decisions,
-    pub(super) detours: Detours,
-    pub(super) times: Arc<Times>,
-}
-
-/// The hit that paused the machine.
-#[derive(Debug, Default)]
-pub(super) struct StoppedAt(Mutex<Option<(ProbeId, usize)>>);
-
-impl StoppedAt {
-    fn lock(&self) -> MutexGuard<'_, Option<(ProbeId, usize)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, probe: ProbeId, vcpu: usize) {
-        *self.lock() = Some((probe, vcpu));
-    }
-
-    /// The probe and the virtual CPU.
-    pub(super) fn get(&self) -> Option<(ProbeId, usize)> {
-        *self.lock()
-    }
-
-    /// The machine goes on.
-    pub(super) fn clear(&self) {
-        *self.lock() = None;
-    }
-}
-
 /// One virtual CPU, ready to run.
 #[derive(Debug)]
-pub(super) struct Vcpu {
-    pub(super) index: usize,
-    pub(super) cpu: CpuFd,
-    pub(super) catcher: Catcher,
-    pub(super) shared: Arc<Shared>,
-    pub(super) notices: Sender<Notice>,
+pub(crate) struct Vcpu {
+    pub(crate) index: usize,
+    pub(crate) cpu: CpuFd,
+    pub(crate) catcher: Catcher,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) notices: Sender<Notice>,
     /// Since when it is to stop and an instruction is half carried out.
-    pub(super) waited_since: Option<Instant>,
+    pub(crate) waited_since: Option<Instant>,
     /// Published whenever the virtual CPU parks.
-    pub(super) ioctls: Arc<IoctlTotals>,
-}
-
-/// Ioctl counts of one virtual CPU, up to date whenever it is parked.
-#[derive(Debug, Default)]
-pub(super) struct IoctlTotals {
-    run: AtomicU64,
-    other: AtomicU64,
-}
-
-impl IoctlTotals {
-    pub(super) fn get(&self) -> Ioctls {
-        Ioctls {
-            run: self.run.load(Ordering::Relaxed),
-            other: self.other.load(Ordering::Relaxed),
-        }
-    }
+    pub(crate) ioctls: Arc<IoctlTotals>,
 }
 
 /// Tells that a virtual CPU's thread ends, when it is dropped: also by a panic, or whoever stops the
@@ -207,7 +149,7 @@ impl Vcpu {
     /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's. Kept
     /// apart for those who count its instructions.
     #[inline(never)]
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let guard = Guard::new(self.cpu.fd_mut());
         let mut farewell = Farewell {
             index: self.index,

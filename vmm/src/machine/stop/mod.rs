@@ -1,0 +1,7 @@
+//! Stopping all virtual CPUs, and letting them go on.
+
+use std::sync::atomic;
+
+mod attention;
+mod barrier;
+pub(crate) mod control;

@@ -1,0 +1,4 @@
+//! The threads of virtual CPUs.
+
+pub(crate) mod catch;
+pub(crate) mod run;
