@@ -20,9 +20,10 @@ use hvprobe_proto::v1::{self, ErrorKind};
 use tokio::sync::{Notify, watch};
 use tonic::{Code, Status};
 
-use super::error::{self, Failure, broken, chain};
-use super::events::Broadcast;
-use super::{convert, limits, probes};
+use super::events::broadcast::Broadcast;
+use super::limits;
+use super::status::{self, Failure, broken, chain};
+use super::wire::convert;
 use crate::machine::{BootError, Machine, MachineConfig, State};
 use crate::memory::MemoryError;
 use crate::vm::CpuError;
@@ -34,7 +35,7 @@ const REMEMBERED: usize = 64;
 
 /// All machines of a server. Copies are the same fleet.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fleet {
+pub(crate) struct Fleet {
     shared: Arc<Shared>,
 }
 
@@ -63,7 +64,7 @@ enum Slot {
 
 /// One machine, live or ended.
 #[derive(Clone, Debug)]
-pub(super) struct Handle {
+pub(crate) struct Handle {
     name: Arc<str>,
     /// Counts boots, to know which machine is the oldest.
     number: u64,
@@ -83,25 +84,25 @@ enum Life {
 
 /// What is left of a machine that has ended.
 #[derive(Debug)]
-pub(super) struct Remains {
-    pub(super) machine: v1::Machine,
-    pub(super) probes: Vec<v1::Probe>,
+pub(crate) struct Remains {
+    pub(crate) machine: v1::Machine,
+    pub(crate) probes: Vec<v1::Probe>,
     /// The end of its console's output.
-    pub(super) console: Vec<u8>,
+    pub(crate) console: Vec<u8>,
 }
 
 impl Fleet {
     /// The machine called `name`.
-    pub(super) fn get(&self, name: &str) -> Result<Handle, Status> {
+    pub(crate) fn get(&self, name: &str) -> Result<Handle, Status> {
         match self.slots().named.get(name) {
             Some(Slot::Taken(handle)) => Ok(handle.clone()),
-            Some(Slot::Reserved { .. }) => Err(error::booting(name)),
-            None => Err(error::no_such_machine(name)),
+            Some(Slot::Reserved { .. }) => Err(status::booting(name)),
+            None => Err(no_such_machine(name)),
         }
     }
 
     /// All machines, by name.
-    pub(super) fn all(&self) -> Vec<Handle> {
+    pub(crate) fn all(&self) -> Vec<Handle> {
         let slots = self.slots();
         let taken = slots.named.values().filter_map(|slot| match slot {
             Slot::Taken(handle) => Some(handle.clone()),
@@ -111,7 +112,7 @@ impl Fleet {
     }
 
     /// The machines that have not ended, by name.
-    pub(super) fn live(&self) -> Vec<Handle> {
+    pub(crate) fn live(&self) -> Vec<Handle> {
         let mut handles = self.all();
         handles.retain(Handle::is_live);
         handles
@@ -119,7 +120,7 @@ impl Fleet {
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
     /// if the caller is no longer there.
-    pub(super) async fn boot(&self, mut config: MachineConfig) -> Result<Handle, Status> {
+    pub(crate) async fn boot(&self, mut config: MachineConfig) -> Result<Handle, Status> {
         let number = self.reserve(&mut config.name)?;
         let fleet = self.clone();
         let booting = tokio::spawn(async move {
@@ -225,7 +226,7 @@ impl Fleet {
     }
 
     /// Ends all machines, those being booted too, and lets none be booted any more.
-    pub(super) async fn close(&self) {
+    pub(crate) async fn close(&self) {
         loop {
             let (live, booting) = {
                 let mut slots = self.slots();
@@ -284,12 +285,12 @@ impl Slots {
 }
 
 impl Handle {
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Its events; there are none once it has ended.
-    pub(super) fn events(&self) -> &Broadcast {
+    pub(crate) fn events(&self) -> &Broadcast {
         &self.events
     }
 
@@ -298,12 +299,12 @@ impl Handle {
     }
 
     /// Tells whoever follows the machine to look at its state again.
-    pub(super) fn touch(&self) {
+    pub(crate) fn touch(&self) {
         self.life.send_modify(|_| ());
     }
 
     /// Follows the machine's state: changes whenever there is something new to see.
-    pub(super) fn follow(&self) -> watch::Receiver<impl Sized + use<>> {
+    pub(crate) fn follow(&self) -> watch::Receiver<impl Sized + use<>> {
         self.life.subscribe()
     }
 
@@ -312,15 +313,15 @@ impl Handle {
     }
 
     /// The machine, unless it has ended.
-    pub(super) fn machine(&self) -> Result<Arc<Machine>, Status> {
+    pub(crate) fn machine(&self) -> Result<Arc<Machine>, Status> {
         match self.life() {
             Life::Live(machine) => Ok(machine),
-            Life::Ended(_) => Err(error::ended(&self.name)),
+            Life::Ended(_) => Err(status::ended(&self.name)),
         }
     }
 
     /// What is left of the machine, if it has ended.
-    pub(super) fn remains(&self) -> Option<Arc<Remains>> {
+    pub(crate) fn remains(&self) -> Option<Arc<Remains>> {
         match self.life() {
             Life::Live(_) => None,
             Life::Ended(remains) => Some(remains),
@@ -328,7 +329,7 @@ impl Handle {
     }
 
     /// Calls the machine on a thread that may block.
-    pub(super) async fn blocking<T: Send + 'static>(
+    pub(crate) async fn blocking<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Machine) -> T + Send + 'static,
     ) -> Result<T, Status> {
@@ -339,7 +340,7 @@ impl Handle {
     }
 
     /// The machine as it is now, or as it ended.
-    pub(super) async fn describe(&self) -> Result<v1::Machine, Status> {
+    pub(crate) async fn describe(&self) -> Result<v1::Machine, Status> {
         match self.life() {
             Life::Live(_) => self.blocking(convert::machine).await,
             Life::Ended(remains) => Ok(remains.machine.clone()),
@@ -347,7 +348,7 @@ impl Handle {
     }
 
     /// Its probes as they are now, or as they were when it ended.
-    pub(super) async fn probes(&self) -> Result<Vec<v1::Probe>, Status> {
+    pub(crate) async fn probes(&self) -> Result<Vec<v1::Probe>, Status> {
         match self.life() {
             Life::Live(_) => self.blocking(convert::probes).await,
             Life::Ended(remains) => Ok(remains.probes.clone()),
@@ -355,7 +356,7 @@ impl Handle {
     }
 
     /// Takes its probes out and ends it. Nothing to do if it has ended.
-    pub(super) async fn stop(&self) -> Result<Arc<Remains>, Status> {
+    pub(crate) async fn stop(&self) -> Result<Arc<Remains>, Status> {
         if let Life::Live(machine) = self.life() {
             let stopping = Arc::clone(&self.stopping);
             tokio::task::spawn_blocking(move || {
@@ -374,7 +375,7 @@ impl Handle {
     }
 
     /// Returns when the machine has ended.
-    pub(super) async fn ended(&self) -> Arc<Remains> {
+    pub(crate) async fn ended(&self) -> Arc<Remains> {
         let mut life = self.life.subscribe();
         loop {
             if let Life::Ended(remains) = &*life.borrow_and_update() {
@@ -388,10 +389,20 @@ impl Handle {
     }
 }
 
+/// Nobody is called `name`.
+fn no_such_machine(name: &str) -> Status {
+    // A name that cannot be one is not worth repeating.
+    let message = match limits::machine_name(name) {
+        Ok(()) => format!("there is no machine `{name}`"),
+        Err(bad) => return bad,
+    };
+    Failure::new(Code::NotFound, ErrorKind::NoSuchMachine, message).into()
+}
+
 /// Why a boot failed, for clients.
 fn boot_error(machine: &str, error: &BootError) -> Status {
     let (code, kind) = match error {
-        BootError::Probe(error) => return probes::register_error(machine, error),
+        BootError::Probe(error) => return status::register_error(machine, error),
         BootError::Load(_)
         | BootError::Initrd { .. }
         | BootError::Image(_)

@@ -5,25 +5,25 @@ use std::path::{Path, PathBuf};
 use hvprobe_proto::v1::ErrorKind;
 use tonic::{Code, Status};
 
-use super::error::Failure;
+use super::status::Failure;
 
 /// Bytes of one message.
-pub(super) const MESSAGE: usize = 8 << 20;
+pub(crate) const MESSAGE: usize = 8 << 20;
 /// Entries of one batch.
-pub(super) const BATCH: usize = 16_384;
+pub(crate) const BATCH: usize = 16_384;
 /// Bytes of one definition, and of a pattern.
-pub(super) const DEFINITION: usize = 1024;
+pub(crate) const DEFINITION: usize = 1024;
 /// Bytes of guest memory read at once.
-pub(super) const READ: usize = 1 << 20;
+pub(crate) const READ: usize = 1 << 20;
 /// Bytes typed on a console at once.
-pub(super) const CONSOLE_WRITE: usize = 64 << 10;
+pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
 /// Bytes of a machine's name.
 const NAME: usize = 63;
 
 /// That `length` is not beyond `limit`.
-pub(super) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {
+pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {
     if length <= limit {
         return Ok(());
     }
@@ -36,7 +36,7 @@ pub(super) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Sta
 }
 
 /// That `name` can be a machine's.
-pub(super) fn machine_name(name: &str) -> Result<(), Status> {
+pub(crate) fn machine_name(name: &str) -> Result<(), Status> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.len() <= NAME
         && name.bytes().all(allowed)
@@ -56,7 +56,7 @@ pub(super) fn machine_name(name: &str) -> Result<(), Status> {
 }
 
 /// `path`, which has to be absolute: a server's working directory is not its clients'.
-pub(super) fn path(what: &str, path: String) -> Result<PathBuf, Status> {
+pub(crate) fn path(what: &str, path: String) -> Result<PathBuf, Status> {
     at_most(what, path.len(), PATH)?;
     if Path::new(&path).is_absolute() && !path.contains('\0') {
         return Ok(path.into());

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hvprobe_hit::event::Event;
 use prost::bytes::Bytes;
 
-use super::wire;
+use crate::api::wire::event::{self, EVENT_MAX};
 use crate::machine::{Entrance, Exit, Listen, ThrottleNotice, queue};
 
 /// Bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
@@ -23,16 +23,16 @@ const OVERHEAD: usize = 256;
 
 /// A batch of events, encoded. Copies share it.
 #[derive(Clone, Debug)]
-pub(super) struct Encoded {
+pub(crate) struct Encoded {
     /// Ready to be part of a `SubscribeResponse`.
-    pub(super) events: Bytes,
+    pub(crate) events: Bytes,
     /// The probes they are of, each once.
-    pub(super) probes: Arc<[u32]>,
+    pub(crate) probes: Arc<[u32]>,
 }
 
 /// The clients of one machine. Copies are the same.
 #[derive(Clone, Debug, Default)]
-pub(in crate::api) struct Broadcast {
+pub(crate) struct Broadcast {
     state: Arc<Mutex<State>>,
 }
 
@@ -53,7 +53,7 @@ struct Client {
 
 impl Broadcast {
     /// The events of `filter`'s probes, or of all when it is empty, from now on.
-    pub(super) fn subscribe(&self, filter: &[u32]) -> Exit<Encoded> {
+    pub(crate) fn subscribe(&self, filter: &[u32]) -> Exit<Encoded> {
         let (into, from) = queue(WAITING);
         let mut state = self.state();
         // Without its other end a queue ends.
@@ -67,7 +67,7 @@ impl Broadcast {
     }
 
     /// What takes events up for the clients. When it goes, their streams end.
-    pub(in crate::api) fn listener(&self) -> Listener {
+    pub(crate) fn listener(&self) -> Listener {
         Listener(self.clone())
     }
 
@@ -134,8 +134,8 @@ fn encode<'a>(events: impl Iterator<Item = &'a Event>, scratch: &mut Vec<u8>) ->
     scratch.clear();
     let mut probes = Vec::new();
     for event in events {
-        scratch.reserve(wire::EVENT_MAX);
-        wire::event(event, scratch);
+        scratch.reserve(EVENT_MAX);
+        event::event(event, scratch);
         // Those of one probe often follow each other.
         if probes.last() != Some(&event.probe.0) {
             probes.push(event.probe.0);
@@ -151,7 +151,7 @@ fn encode<'a>(events: impl Iterator<Item = &'a Event>, scratch: &mut Vec<u8>) ->
 
 /// The end of a [`Broadcast`] that hears of events.
 #[derive(Debug)]
-pub(in crate::api) struct Listener(Broadcast);
+pub(crate) struct Listener(Broadcast);
 
 impl Listen for Listener {
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool {

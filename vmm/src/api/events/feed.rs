@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::broadcast::Encoded;
-use super::server::Message;
+use super::codec::Message;
 use crate::api::fleet::Handle;
-use crate::api::{anchor, budget};
+use crate::api::wire::{anchor, budget};
 use crate::machine::{Exit, Taken};
 
 /// Batches are put together to messages of so many bytes. With the last batch added, of at most 1024
@@ -24,7 +24,7 @@ const PROBES_PER_MESSAGE: usize = 64;
 
 /// Where events come from.
 #[derive(Clone, Debug)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     Machine(Handle),
     /// A name that no machine stands behind.
     Published(Arc<str>),
@@ -59,7 +59,7 @@ impl Origin {
 
 /// Carries one machine's events to one client.
 #[derive(Debug)]
-pub(super) struct Feed {
+pub(crate) struct Feed {
     origin: Origin,
     /// Probes the client has been told about.
     described: HashSet<u32>,
@@ -71,7 +71,7 @@ pub(super) struct Feed {
 struct Gone;
 
 impl Feed {
-    pub(super) fn new(origin: Origin, to_client: mpsc::Sender<Result<Message, Status>>) -> Self {
+    pub(crate) fn new(origin: Origin, to_client: mpsc::Sender<Result<Message, Status>>) -> Self {
         Self {
             origin,
             described: HashSet::new(),
@@ -82,7 +82,7 @@ impl Feed {
 
     /// Runs until the machine has ended or the client is gone. Of a machine without `events` only
     /// its end is told.
-    pub(super) async fn run(mut self, events: Option<Exit<Encoded>>) {
+    pub(crate) async fn run(mut self, events: Option<Exit<Encoded>>) {
         // That the client is gone is no error, and there is nobody to tell it to.
         let _gone = self.feed(events).await;
     }

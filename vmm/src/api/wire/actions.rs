@@ -46,7 +46,7 @@ const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
 
 /// Why a message means nothing to the engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Meaningless {
+pub(crate) enum Meaningless {
     /// Something has to be there.
     #[error("{0} is missing")]
     Missing(&'static str),
@@ -59,7 +59,7 @@ pub(super) enum Meaningless {
 }
 
 /// The mechanism wished for.
-pub(super) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
+pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
     match v1::Mechanism::try_from(number) {
         Ok(v1::Mechanism::Unspecified) => Ok(None),
         Ok(v1::Mechanism::Optimized) => Ok(Some(Mechanism::Optimized)),
@@ -74,7 +74,7 @@ pub(super) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
 }
 
 /// What is to happen at a hit.
-pub(super) fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
+pub(crate) fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
     use v1::actions::{Hold as WireHold, Then as WireThen};
     Ok(Actions {
         when: all(wire.when, condition)?,
@@ -104,7 +104,7 @@ pub(super) fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
 }
 
 /// What a client decided.
-pub(super) fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
+pub(crate) fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
     Ok(Decision {
         changes: all(wire.changes, change)?,
         then: match wire.then {
@@ -184,7 +184,7 @@ fn change(wire: v1::Change) -> Result<Change, Meaningless> {
 }
 
 /// What happens at a hit, for clients.
-pub(super) fn to_wire(actions: &Actions) -> v1::Actions {
+pub(crate) fn to_wire(actions: &Actions) -> v1::Actions {
     use v1::actions::{Hold as WireHold, Then as WireThen};
     v1::Actions {
         when: actions.when.iter().map(wire_condition).collect(),

@@ -12,7 +12,7 @@ const APART: u64 = 1_000_000;
 const READINGS: usize = 3;
 
 /// Both clocks at one moment: of several readings the one that the least time came between.
-pub(super) fn now() -> v1::Anchor {
+pub(crate) fn now() -> v1::Anchor {
     let readings = (0..READINGS).map(|_| {
         let before = nanoseconds(clock_gettime(ClockId::Monotonic));
         let realtime_ns = nanoseconds(clock_gettime(ClockId::Realtime));
@@ -39,11 +39,11 @@ fn nanoseconds(time: Timespec) -> u64 {
 
 /// What one client was told.
 #[derive(Debug, Default)]
-pub(super) struct Told(Option<v1::Anchor>);
+pub(crate) struct Told(Option<v1::Anchor>);
 
 impl Told {
     /// What it is to be told `now`, if that is news.
-    pub(super) fn news(&mut self, now: v1::Anchor) -> Option<v1::Anchor> {
+    pub(crate) fn news(&mut self, now: v1::Anchor) -> Option<v1::Anchor> {
         let apart = |anchor: v1::Anchor| anchor.realtime_ns.wrapping_sub(anchor.monotonic_ns);
         let is_known = self.0.is_some_and(|told| {
             let moved = apart(now).wrapping_sub(apart(told)).cast_signed();

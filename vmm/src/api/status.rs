@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use hvprobe_engine::Refused;
+use hvprobe_engine::{ChangeError, Refused, RegisterError, StopError};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_proto::v1::{ErrorDetail, ErrorKind};
 use prost::Message as _;
@@ -14,14 +14,14 @@ const DETAIL: &str = "type.googleapis.com/hvprobe.v1.ErrorDetail";
 
 /// An error on its way out.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     code: Code,
     message: String,
     detail: ErrorDetail,
 }
 
 impl Failure {
-    pub(super) fn new(code: Code, kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Code, kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             code,
             message: message.into(),
@@ -33,13 +33,13 @@ impl Failure {
     }
 
     /// Tells which entry of the batch is to blame.
-    pub(super) fn at_index(mut self, index: usize) -> Self {
+    pub(crate) fn at_index(mut self, index: usize) -> Self {
         self.detail.index = u32::try_from(index).ok();
         self
     }
 
     /// Tells which character of the definition is to blame.
-    pub(super) fn at_column(mut self, column: usize) -> Self {
+    pub(crate) fn at_column(mut self, column: usize) -> Self {
         self.detail.column = u32::try_from(column).ok();
         self
     }
@@ -71,7 +71,7 @@ impl From<Failure> for Status {
 }
 
 /// `error` and what caused it, in one line.
-pub(super) fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -83,7 +83,7 @@ pub(super) fn chain(error: &dyn Error) -> String {
 }
 
 /// The status for a place that cannot be probed; `message` says of which probe and why.
-pub(super) fn refused(message: String, why: &Refused) -> Failure {
+pub(crate) fn refused(message: String, why: &Refused) -> Failure {
     match why {
         Refused::Symbol(LookupError::Unknown { near, .. }) | Refused::NoMatch { near, .. } => {
             Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, message)
@@ -97,18 +97,51 @@ pub(super) fn refused(message: String, why: &Refused) -> Failure {
     }
 }
 
-/// Nobody is called `name`.
-pub(super) fn no_such_machine(name: &str) -> Status {
-    // A name that cannot be one is not worth repeating.
-    let message = match super::limits::machine_name(name) {
-        Ok(()) => format!("there is no machine `{name}`"),
-        Err(bad) => return bad,
-    };
-    Failure::new(Code::NotFound, ErrorKind::NoSuchMachine, message).into()
+/// Why a batch was not registered, for clients.
+pub(crate) fn register_error(machine: &str, error: &RegisterError) -> Status {
+    match error {
+        RegisterError::Refused { index, source, .. } => {
+            refused(chain(error), source).at_index(*index).into()
+        }
+        RegisterError::SomeRefused { index, first, .. } => {
+            let why = &first.why;
+            refused(chain(error), why).at_index(*index).into()
+        }
+        RegisterError::Unplanted { source } => refused(chain(error), source).into(),
+        RegisterError::Spec { index, .. } => {
+            Failure::new(Code::InvalidArgument, ErrorKind::BadActions, chain(error))
+                .at_index(*index)
+                .into()
+        }
+        RegisterError::Stop(stop) => stop_error(machine, stop),
+    }
+}
+
+/// Why probes were not changed, for clients.
+pub(crate) fn change_error(machine: &str, error: &ChangeError) -> Status {
+    match error {
+        ChangeError::NoSuchProbe { index, .. } => {
+            Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, chain(error))
+                .at_index(*index)
+                .into()
+        }
+        ChangeError::Refused { source, .. } => refused(chain(error), source).into(),
+        ChangeError::Stop(stop) => stop_error(machine, stop),
+    }
+}
+
+/// Why the virtual CPUs of a machine could not be stopped, for clients.
+pub(crate) fn stop_error(machine: &str, error: &StopError) -> Status {
+    match error {
+        StopError::Ended => ended(machine),
+        StopError::Unresponsive { .. } => {
+            Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into()
+        }
+    }
 }
 
 /// The machine `name` is not there yet.
-pub(super) fn booting(name: &str) -> Status {
+pub(crate) fn booting(name: &str) -> Status {
     Failure::new(
         Code::Unavailable,
         ErrorKind::MachineBooting,
@@ -118,7 +151,7 @@ pub(super) fn booting(name: &str) -> Status {
 }
 
 /// The machine `name` has ended.
-pub(super) fn ended(name: &str) -> Status {
+pub(crate) fn ended(name: &str) -> Status {
     Failure::new(
         Code::FailedPrecondition,
         ErrorKind::MachineEnded,
@@ -128,7 +161,7 @@ pub(super) fn ended(name: &str) -> Status {
 }
 
 /// A part of the server has panicked; the panic has been printed.
-pub(super) fn broken(part: impl fmt::Display) -> Status {
+pub(crate) fn broken(part: impl fmt::Display) -> Status {
     Status::internal(format!("hvprobe is broken: {part} panicked"))
 }
 

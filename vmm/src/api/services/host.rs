@@ -3,13 +3,13 @@
 use hvprobe_proto::v1::{self, ReportRequest, ReportResponse, host_server};
 use tonic::{Request, Response, Status};
 
-use super::convert;
-use super::error::{broken, chain};
+use crate::api::status::{broken, chain};
+use crate::api::wire::convert;
 use crate::host;
 
 /// The service.
 #[derive(Debug)]
-pub(super) struct Service;
+pub(crate) struct Service;
 
 #[tonic::async_trait]
 impl host_server::Host for Service {

@@ -15,9 +15,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use super::error::{Failure, chain};
-use super::fleet::{Fleet, Handle, Remains};
-use super::{limits, probes};
+use crate::api::fleet::{Fleet, Handle, Remains};
+use crate::api::limits;
+use crate::api::status::{Failure, chain, stop_error};
+use crate::api::wire::registration;
 use crate::machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
 
 /// Virtual CPUs of a machine for which none are asked.
@@ -36,12 +37,12 @@ const CONSOLE_PIECE: usize = 64 << 10;
 
 /// The service.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(crate) struct Service {
     fleet: Fleet,
 }
 
 impl Service {
-    pub(super) fn new(fleet: Fleet) -> Self {
+    pub(crate) fn new(fleet: Fleet) -> Self {
         Self { fleet }
     }
 }
@@ -60,7 +61,7 @@ impl machines_server::Machines for Service {
         let mut machine = handle.describe().await?;
         // If it has ended already, its probes do not matter any more.
         if let Ok(booted) = handle.machine() {
-            machine.skipped = probes::skipped(booted.skipped());
+            machine.skipped = registration::skipped(booted.skipped());
         }
         Ok(Response::new(machine))
     }
@@ -248,7 +249,7 @@ async fn watch(handle: Handle, to_client: mpsc::Sender<Result<v1::Machine, Statu
 /// Why a machine was not paused or resumed, for clients.
 fn pause_error(machine: &str, error: &PauseError) -> Status {
     match error.source().and_then(|source| source.downcast_ref()) {
-        Some(stop) => probes::stop_error(machine, stop),
+        Some(stop) => stop_error(machine, stop),
         None => Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into(),
     }
 }
@@ -259,7 +260,7 @@ fn nmi_error(machine: &str, error: &NmiError) -> Status {
         NmiError::NoSuchVcpu { .. } => {
             Failure::new(Code::InvalidArgument, ErrorKind::NoSuchCpu, chain(error)).into()
         }
-        NmiError::Stop(stop) => probes::stop_error(machine, stop),
+        NmiError::Stop(stop) => stop_error(machine, stop),
     }
 }
 
@@ -299,8 +300,8 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
             memory => memory,
         },
         command: request.command,
-        probes: probes::specs(request.probes)?,
-        refusals: probes::refusals(request.skip_refused),
+        probes: registration::specs(request.probes)?,
+        refusals: registration::refusals(request.skip_refused),
         paused: false,
         optimize: true,
     })

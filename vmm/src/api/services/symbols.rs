@@ -9,9 +9,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use super::error::{Failure, broken, chain};
-use super::fleet::Fleet;
-use super::{convert, limits};
+use crate::api::fleet::Fleet;
+use crate::api::limits;
+use crate::api::status::{Failure, broken, chain};
+use crate::api::wire::convert;
 
 /// Symbols in one message.
 const SYMBOLS_PER_MESSAGE: usize = 1024;
@@ -20,12 +21,12 @@ const MESSAGES: usize = 1;
 
 /// The service.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(crate) struct Service {
     fleet: Fleet,
 }
 
 impl Service {
-    pub(super) fn new(fleet: Fleet) -> Self {
+    pub(crate) fn new(fleet: Fleet) -> Self {
         Self { fleet }
     }
 }

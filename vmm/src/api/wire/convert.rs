@@ -15,7 +15,7 @@ use crate::catch_mode::CatchMode;
 use crate::host::{Fact, Finding, Verdict};
 use crate::machine::{EndReason, Ending, Machine, State};
 
-pub(super) fn machine(machine: &Machine) -> v1::Machine {
+pub(crate) fn machine(machine: &Machine) -> v1::Machine {
     let config = machine.config();
     let status = machine.status();
     let (state, ending) = match &status.state {
@@ -46,7 +46,7 @@ pub(super) fn machine(machine: &Machine) -> v1::Machine {
     }
 }
 
-pub(super) fn catch_mode(mode: CatchMode) -> v1::CatchMode {
+pub(crate) fn catch_mode(mode: CatchMode) -> v1::CatchMode {
     match mode {
         CatchMode::DebugExit => v1::CatchMode::DebugExit,
         CatchMode::EmulationExit => v1::CatchMode::EmulationExit,
@@ -54,7 +54,7 @@ pub(super) fn catch_mode(mode: CatchMode) -> v1::CatchMode {
     }
 }
 
-pub(super) fn ending(ending: &Ending) -> v1::Ending {
+pub(crate) fn ending(ending: &Ending) -> v1::Ending {
     let (reason, report) = match &ending.reason {
         EndReason::Shutdown => (v1::EndReason::Shutdown, String::new()),
         EndReason::Reset => (v1::EndReason::Reset, String::new()),
@@ -69,7 +69,7 @@ pub(super) fn ending(ending: &Ending) -> v1::Ending {
     }
 }
 
-pub(super) fn probes(machine: &Machine) -> Vec<v1::Probe> {
+pub(crate) fn probes(machine: &Machine) -> Vec<v1::Probe> {
     let armed = machine.armed();
     machine
         .probes()
@@ -128,7 +128,7 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
     }
 }
 
-pub(super) fn event(event: &Event) -> v1::Event {
+pub(crate) fn event(event: &Event) -> v1::Event {
     let (kind, fault, call) = match &event.kind {
         EventKind::Hit => (v1::EventKind::Hit, None, None),
         EventKind::Post => (v1::EventKind::Post, None, None),
@@ -169,7 +169,7 @@ pub(super) fn event(event: &Event) -> v1::Event {
 }
 
 /// How long `call` took that `event` is the return of.
-pub(super) fn duration_ns(call: &Call, event: &Event) -> u64 {
+pub(crate) fn duration_ns(call: &Call, event: &Event) -> u64 {
     // Where one end cannot be told, neither can this.
     match call.entry_ns {
         0 => 0,
@@ -210,13 +210,13 @@ fn task(task: &Task) -> v1::Task {
 }
 
 /// The command name up to its first zero byte.
-pub(super) fn comm(task: &Task) -> &[u8] {
+pub(crate) fn comm(task: &Task) -> &[u8] {
     let comm = task.comm.split(|&byte| byte == 0).next();
     comm.unwrap_or_default()
 }
 
 /// `forbidden` is the reason why no probe can be planted at it.
-pub(super) fn symbol(symbol: &Symbol<'_>, forbidden: Option<String>) -> v1::Symbol {
+pub(crate) fn symbol(symbol: &Symbol<'_>, forbidden: Option<String>) -> v1::Symbol {
     let kind = match symbol.kind {
         SymbolKind::Text => v1::SymbolKind::Text,
         SymbolKind::Data => v1::SymbolKind::Data,
@@ -231,7 +231,7 @@ pub(super) fn symbol(symbol: &Symbol<'_>, forbidden: Option<String>) -> v1::Symb
     }
 }
 
-pub(super) fn fact(fact: Fact) -> v1::Fact {
+pub(crate) fn fact(fact: Fact) -> v1::Fact {
     v1::Fact {
         of: fact.of.to_owned(),
         name: fact.name,
@@ -239,7 +239,7 @@ pub(super) fn fact(fact: Fact) -> v1::Fact {
     }
 }
 
-pub(super) fn finding(finding: Finding) -> v1::Finding {
+pub(crate) fn finding(finding: Finding) -> v1::Finding {
     let verdict = match finding.verdict {
         Verdict::Good => v1::Verdict::Good,
         Verdict::Limited => v1::Verdict::Limited,

@@ -33,13 +33,13 @@ const AUTHORITY: u32 = 1;
 
 /// A connection, of which the names are made such.
 #[derive(Debug)]
-pub(super) struct Named<S> {
+pub(crate) struct Named<S> {
     stream: S,
     names: Names,
 }
 
 impl<S> Named<S> {
-    pub(super) fn new(stream: S) -> Self {
+    pub(crate) fn new(stream: S) -> Self {
         Self {
             stream,
             names: Names::default(),

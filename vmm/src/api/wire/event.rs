@@ -1,6 +1,6 @@
 //! Events as they go over the wire, written without making messages of them first.
 //!
-//! Invariant: the bytes are those that prost makes of [`convert::event`](super::super::convert::event)
+//! Invariant: the bytes are those that prost makes of [`convert::event`](super::convert::event)
 //! of the same event: fields in the order of their numbers, defaults left out (protobuf's encoding
 //! guide, "Message Structure"). A test compares the two.
 
@@ -11,10 +11,10 @@ use hvprobe_linux::task::Task;
 use hvprobe_proto::v1;
 use hvprobe_spec::RegisterSet;
 
-use super::super::convert;
+use super::convert;
 
 /// No event takes more bytes, with both its sets of registers and all it can have captured.
-pub(super) const EVENT_MAX: usize = 1024;
+pub(crate) const EVENT_MAX: usize = 1024;
 
 /// Kinds of fields (encoding guide, "Message Structure").
 const VARINT: u32 = 0;
@@ -46,7 +46,7 @@ const FIELDS: [Gpr; 16] = [
 
 /// Appends `event` as one of a `SubscribeResponse`'s events. Allocates nothing if `into` has room
 /// for [`EVENT_MAX`] more.
-pub(super) fn event(event: &Event, into: &mut Vec<u8>) {
+pub(crate) fn event(event: &Event, into: &mut Vec<u8>) {
     message(into, EVENTS, |into| fields(event, into));
 }
 

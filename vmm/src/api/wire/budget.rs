@@ -7,7 +7,7 @@ use super::actions::Meaningless;
 use crate::machine::ThrottleNotice;
 
 /// The budget asked for. Its limits are checked by the engine.
-pub(super) fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
+pub(crate) fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
     let max_share = match u8::try_from(wire.max_cpu_percent) {
         Ok(0) => None,
         Ok(percent) => Some(percent),
@@ -35,7 +35,7 @@ pub(super) fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
 }
 
 /// A budget, for clients.
-pub(super) fn to_wire(budget: &Budget) -> v1::Budget {
+pub(crate) fn to_wire(budget: &Budget) -> v1::Budget {
     v1::Budget {
         max_rate: budget.max_rate.unwrap_or_default(),
         max_cpu_percent: budget.max_share.unwrap_or_default().into(),
@@ -48,7 +48,7 @@ pub(super) fn to_wire(budget: &Budget) -> v1::Budget {
 }
 
 /// What was throttled, for clients.
-pub(super) fn notice(notice: &ThrottleNotice) -> v1::Throttled {
+pub(crate) fn notice(notice: &ThrottleNotice) -> v1::Throttled {
     let ThrottleNotice { throttled, window } = notice;
     v1::Throttled {
         probe: throttled.probe.0,

@@ -19,9 +19,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use super::error::{Failure, chain};
-use super::fleet::Fleet;
-use super::{actions, convert, limits};
+use crate::api::fleet::Fleet;
+use crate::api::limits;
+use crate::api::status::{Failure, chain};
+use crate::api::wire::{actions, convert};
 use crate::machine::{AnswerError, Asker, Question, Token};
 
 /// Messages that wait for one client.
@@ -29,12 +30,12 @@ const MESSAGES: usize = 16;
 
 /// The service.
 #[derive(Debug)]
-pub(super) struct Service {
+pub(crate) struct Service {
     fleet: Fleet,
 }
 
 impl Service {
-    pub(super) fn new(fleet: Fleet) -> Self {
+    pub(crate) fn new(fleet: Fleet) -> Self {
         Self { fleet }
     }
 }

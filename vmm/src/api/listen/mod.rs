@@ -1,0 +1,4 @@
+//! Where clients come in.
+
+pub(crate) mod authority;
+pub(crate) mod socket;

@@ -1,0 +1,8 @@
+//! The services of `hvprobe.v1`: validate, convert, hand over.
+
+pub(crate) mod decisions;
+pub(crate) mod events;
+pub(crate) mod host;
+pub(crate) mod machines;
+pub(crate) mod probes;
+pub(crate) mod symbols;
