@@ -1,7 +1,7 @@
 //! A server inside this process, reached over a pipe in memory: `run` and `doctor` need no other.
 
 use anyhow::Context as _;
-use hvprobe_vmm::api::{ServeError, Server};
+use hvprobe_server::{ServeError, Server};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use hvprobe_vmm::api::{Listener, Server};
+use hvprobe_server::{Listener, Server};
 
 use crate::args::ServerAt;
 use crate::client::socket_path;

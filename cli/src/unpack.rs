@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use hvprobe_vmm::loader::Kernel;
+use hvprobe_server::Kernel;
 
 use crate::args::Unpack;
 use crate::failure::DONE;

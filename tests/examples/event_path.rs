@@ -28,8 +28,8 @@ use hvprobe_hit::event::{Captured, Collector, Drained, Event, EventKind, Source}
 use hvprobe_linux::task::Task;
 use hvprobe_proto::v1::SubscribeRequest;
 use hvprobe_proto::v1::events_client::EventsClient;
+use hvprobe_server::{Listener, Server};
 use hvprobe_spec::{ProbeId, RegisterSet};
-use hvprobe_vmm::api::{Listener, Server};
 use prost::Message as _;
 use tokio::sync::oneshot;
 use tonic::transport::Endpoint;

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use hvprobe_linux::image::KernelImage;
-use hvprobe_vmm::loader::Kernel;
+use hvprobe_vm::loader::Kernel;
 
 use crate::rig;
 

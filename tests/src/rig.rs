@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
-use hvprobe_spec::definition;
-use hvprobe_vmm::machine::{
+use hvprobe_machine::{
     Console, DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
     ProbeSpec, Refusals, State, Subscription,
 };
+use hvprobe_spec::definition;
 
 use crate::wait;
 

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
+use hvprobe_machine::{DecisionCounts, EndReason, Machine, ProbeSpec};
 use hvprobe_spec::{Actions, Change, Decision, Hold, Then};
 use hvprobe_tests::micro::{MicroKernel, RESULTS};
 use hvprobe_tests::rig::probe;
-use hvprobe_vmm::host;
-use hvprobe_vmm::machine::{DecisionCounts, EndReason, Machine, ProbeSpec};
+use hvprobe_vm::host;
 use iced_x86::code_asm::qword_ptr;
 use iced_x86::code_asm::registers::*;
 

@@ -1,6 +1,6 @@
 //! What probes need of a host and what every KVM seen so far does, whatever it runs on.
 
-use hvprobe_vmm::host;
+use hvprobe_vm::host;
 
 #[test]
 fn faults_of_displaced_instructions_can_be_handed_on_wherever_int3_is_caught() {

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
+use hvprobe_machine::{EndReason, Machine, ProbeSpec, State};
 use hvprobe_spec::{Actions, Decision, Hold};
 use hvprobe_tests::micro::{MicroKernel, RESULTS};
 use hvprobe_tests::rig::probe;
-use hvprobe_vmm::host;
-use hvprobe_vmm::machine::{EndReason, Machine, ProbeSpec, State};
+use hvprobe_vm::host;
 use iced_x86::code_asm::byte_ptr;
 use iced_x86::code_asm::registers::*;
 

@@ -2,10 +2,10 @@
 //! displaced by a probe; int3s that are not ours reach the guest.
 
 use hvprobe_arch::Gva;
+use hvprobe_machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec};
 use hvprobe_tests::micro::{LAST_BREAKPOINT, MicroKernel, OWN_BREAKPOINTS, RESULTS};
 use hvprobe_tests::rig::{Running, probe};
-use hvprobe_vmm::machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec};
-use hvprobe_vmm::{CatchMode, host};
+use hvprobe_vm::{CatchMode, host};
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, asm_traits::CodeAsmMov, ptr, qword_ptr, registers::*,
 };

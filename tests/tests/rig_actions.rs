@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::{Event, Mechanism, ProbeId};
 use hvprobe_spec::{Change, Item, Then};
 use hvprobe_tests::rig::{Running, assert_clean, guest, info, probe, rig, values};
-use hvprobe_vmm::machine::{Event, Mechanism, ProbeId};
 
 /// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h), which is what the function of a
 /// system call gets in RDI.

@@ -18,8 +18,8 @@ use hvprobe_proto::v1::{
     ProbeState, RegisterRequest, ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest,
     WaitRequest, WatchRequest,
 };
+use hvprobe_server::{Listener, ServeError, Server};
 use hvprobe_tests::rig::{guest, rig};
-use hvprobe_vmm::api::{Listener, ServeError, Server};
 use prost::Message as _;
 use tempfile::TempDir;
 use tokio::sync::oneshot;

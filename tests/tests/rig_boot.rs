@@ -1,8 +1,8 @@
 //! A stock kernel boots under our VMM, and its probes count exactly.
 
+use hvprobe_machine::{DEFAULT_CMDLINE, Mechanism, ProbeSpec};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
-use hvprobe_vmm::machine::{DEFAULT_CMDLINE, Mechanism, ProbeSpec};
 
 fn boots_with(cpus: u32, test: &str) {
     if rig(test).is_none() {

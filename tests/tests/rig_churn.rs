@@ -7,10 +7,10 @@
 use std::env;
 use std::time::{Duration, Instant};
 
+use hvprobe_machine::{Mechanism, ProbeId, ProbeSpec};
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, info, optimizing_guest, probe, rig};
-use hvprobe_vmm::machine::{Mechanism, ProbeId, ProbeSpec};
 
 /// Functions in which the guest's loops sleep, or are most of the time.
 const FUNCTIONS: [&str; 10] = [

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_hit::event::{Call, EventKind};
+use hvprobe_machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec};
 use hvprobe_spec::Item;
 use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig};
-use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec};
 
 const FUNCTION: &str = "hrtimer_nanosleep";
 /// What calls it.

@@ -4,11 +4,11 @@
 
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_engine::Unoptimized;
+use hvprobe_machine::{Mechanism, ProbeId, ProbeSpec, ProbeState, Refusals};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };
-use hvprobe_vmm::machine::{Mechanism, ProbeId, ProbeSpec, ProbeState, Refusals};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
@@ -29,7 +29,7 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
     );
     let mut config = guest(2, &["sh", "-c", script]);
     let post = ProbeSpec {
-        mechanism: Some(hvprobe_vmm::machine::Mechanism::Stepped),
+        mechanism: Some(hvprobe_machine::Mechanism::Stepped),
         ..probe(&format!("p {FUNCTION}+{}", names::behind_entry(FUNCTION)))
     };
     config.probes = vec![

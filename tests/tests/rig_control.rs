@@ -6,10 +6,10 @@ use std::time::Instant;
 use hvprobe_arch::Gva;
 use hvprobe_hit::event::EventKind;
 use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec, ProbeState, State};
 use hvprobe_spec::Hold;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
-use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec, ProbeState, State};
 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;

@@ -5,12 +5,12 @@
 //! is a line that starts with `skipped:`.
 
 use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_machine::{
+    DEFAULT_CMDLINE, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, Refusals,
+};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, rig_cpus, values,
-};
-use hvprobe_vmm::machine::{
-    DEFAULT_CMDLINE, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, Refusals,
 };
 
 const FUNCTION: &str = "__x64_sys_getpgid";

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::{Event, MachineConfig, Mechanism, ProbeId, ProbeSpec, ProbeState};
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };
-use hvprobe_vmm::machine::{Event, MachineConfig, Mechanism, ProbeId, ProbeSpec, ProbeState};
 
 /// A function that nobody but the workload calls.
 const FUNCTION: &str = "__x64_sys_getpgid";

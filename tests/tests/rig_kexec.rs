@@ -5,9 +5,9 @@ use std::fs;
 use std::io::Write;
 
 use cpio::newc::{self, ModeFileType};
+use hvprobe_machine::{DEFAULT_CMDLINE, MachineConfig, ProbeSpec, ProbeState};
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig};
-use hvprobe_vmm::loader::command_archive;
-use hvprobe_vmm::machine::{DEFAULT_CMDLINE, MachineConfig, ProbeSpec, ProbeState};
+use hvprobe_vm::loader::command_archive;
 use tempfile::NamedTempFile;
 
 /// Where the guest finds the second kernel, and what that gets.

@@ -2,8 +2,8 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::{Event, ProbeId, ProbeSpec, ProbeState};
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
-use hvprobe_vmm::machine::{Event, ProbeId, ProbeSpec, ProbeState};
 
 /// Reads lines and does what they say; `stats` runs `dummy_get_stats64` once.
 const COMMANDS: &str = "echo ready; while read -r line; do case $line in \

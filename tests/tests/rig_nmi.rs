@@ -11,12 +11,10 @@ use std::time::Duration;
 
 use hvprobe_arch::regs::{Gpr, rflags};
 use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals};
 use hvprobe_spec::Item;
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
-use hvprobe_vmm::machine::{
-    Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals,
-};
 
 /// Called once for each NMI that nobody knows the reason of, on the NMI's own stack.
 const WITNESS: &str = "default_get_nmi_reason";

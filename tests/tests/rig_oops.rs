@@ -2,9 +2,9 @@
 //! it names the probed function, as if nothing were there.
 
 use hvprobe_arch::regs::Gpr;
+use hvprobe_machine::{EndReason, Mechanism, ProbeSpec};
 use hvprobe_spec::Change;
 use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
-use hvprobe_vmm::machine::{EndReason, Mechanism, ProbeSpec};
 
 /// It loads the process id from where RDI points, right behind its entry nop.
 const ENTRY: &str = "__x64_sys_getpgid";

@@ -7,12 +7,12 @@ use hvprobe_arch::insn::instruction_len;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_engine::Unoptimized;
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec, Refusals};
 use hvprobe_spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,
 };
-use hvprobe_vmm::machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec, Refusals};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 

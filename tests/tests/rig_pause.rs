@@ -6,8 +6,8 @@ use std::env;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hvprobe_machine::MachineConfig;
 use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, probe, rig};
-use hvprobe_vmm::machine::MachineConfig;
 
 /// The shortest timeouts the kernel takes.
 const WATCHDOGS: &str = " rcupdate.rcu_cpu_stall_timeout=3 watchdog_thresh=1";

@@ -3,9 +3,9 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_machine::{Mechanism, ProbeInfo, ProbeState};
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
 use hvprobe_tests::{names, wait};
-use hvprobe_vmm::machine::{Mechanism, ProbeInfo, ProbeState};
 
 /// Functions that every workload and every timer interrupt passes through.
 const HOT: [&str; 16] = [

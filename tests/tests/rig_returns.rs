@@ -6,10 +6,10 @@ use std::time::Duration;
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_hit::event::{Call, EventKind};
+use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 use hvprobe_spec::{Change, Comparison, Condition, Item, Then};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
-use hvprobe_vmm::machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;

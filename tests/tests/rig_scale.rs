@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_machine::{Budget, Excess, ProbeSpec, ProbeState, Refusals};
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
-use hvprobe_vmm::machine::{Budget, Excess, ProbeSpec, ProbeState, Refusals};
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 

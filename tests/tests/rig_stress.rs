@@ -11,12 +11,10 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use hvprobe_engine::{Refused, RegisterError};
+use hvprobe_machine::{EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State};
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
 use hvprobe_tests::{names, wait};
-use hvprobe_vmm::machine::{
-    EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State,
-};
 
 /// Functions that the kernel enters once for each call the workload counts under their name.
 const COUNTED: [&str; 11] = [

@@ -5,11 +5,11 @@
 use hvprobe_arch::Gva;
 use hvprobe_engine::Refused;
 use hvprobe_linux::image::Forbidden;
+use hvprobe_machine::{MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };
-use hvprobe_vmm::machine::{MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals};
 
 /// Whether the test has a rig whose guests have such a kernel.
 fn stripped(test: &str) -> bool {

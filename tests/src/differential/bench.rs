@@ -16,7 +16,7 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::{Regs, rflags};
 use hvprobe_arch::{Gpa, Gva};
-use hvprobe_vmm::memory::{GuestRam, MemoryError};
+use hvprobe_vm::memory::{GuestRam, MemoryError};
 use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_sregs, kvm_xsave};
 use kvm_ioctls::{Cap, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 

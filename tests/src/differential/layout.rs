@@ -18,7 +18,7 @@ use hvprobe_arch::Gpa;
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::paging::{Levels, PageTables, entry};
-use hvprobe_vmm::memory::GuestRam;
+use hvprobe_vm::memory::GuestRam;
 
 pub(super) const PAGE: u64 = 0x1000;
 

@@ -4,7 +4,7 @@
 //! writes to the port with the exception's number, on a stack of its own.
 
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
-use hvprobe_vmm::memory::GuestRam;
+use hvprobe_vm::memory::GuestRam;
 use kvm_bindings::{Msrs, kvm_msr_entry, kvm_segment, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 

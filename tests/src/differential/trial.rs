@@ -12,7 +12,7 @@ use hvprobe_arch::insn::{
 };
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::regs::{Regs, rflags};
-use hvprobe_vmm::memory::GuestRam;
+use hvprobe_vm::memory::GuestRam;
 
 use super::bench::{Bench, End, Left, PF, Start};
 use super::layout::{PAGE, SLOTS};

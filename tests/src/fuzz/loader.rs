@@ -2,8 +2,8 @@
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_vmm::loader::{Kernel, load};
-use hvprobe_vmm::memory::{GuestRam, MIN_RAM};
+use hvprobe_vm::loader::{Kernel, load};
+use hvprobe_vm::memory::{GuestRam, MIN_RAM};
 
 /// Sectors of the boot code in front of the payload, besides the first.
 const SECTORS: u8 = 1;

@@ -4,8 +4,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use hvprobe_arch::Gva;
-use hvprobe_vmm::machine::{Ending, Event, Machine, MachineConfig};
-use hvprobe_vmm::{CatchMode, host};
+use hvprobe_machine::{Ending, Event, Machine, MachineConfig};
+use hvprobe_vm::{CatchMode, host};
 
 use super::{Asm, MicroKernel, RESULTS};
 use crate::rig::Running;

@@ -22,7 +22,7 @@ use std::io::Write;
 use std::path::Path;
 
 use elf::Symbol;
-use hvprobe_vmm::machine::{MachineConfig, Refusals};
+use hvprobe_machine::{MachineConfig, Refusals};
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, ptr, qword_ptr, registers::*};
 
 /// Where the micro-kernel is linked.

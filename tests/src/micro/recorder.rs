@@ -6,7 +6,7 @@
 //! NMIs and interrupts go back to where they came from.
 
 use hvprobe_arch::Gva;
-use hvprobe_vmm::machine::Machine;
+use hvprobe_machine::Machine;
 use iced_x86::code_asm::{CodeLabel, ptr, qword_ptr, registers::*};
 
 use super::{APIC, Asm, DATA, MicroKernel, VIRT};

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
+use hvprobe_machine::{
+    EndReason, Ending, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, State,
+};
 use hvprobe_spec::Hold;
 use hvprobe_tests::micro::host::{build, catch_mode, hangs_not, result, run, symbol, within_limit};
 use hvprobe_tests::micro::{Asm, MicroKernel, OWN_BREAKPOINTS, PMD, WINDOW};
 use hvprobe_tests::rig::{Running, probe};
-use hvprobe_vmm::machine::{
-    EndReason, Ending, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, State,
-};
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, byte_ptr, ptr, qword_ptr};
 

@@ -1,10 +1,10 @@
 //! The hidden region unmapped, overwritten, and jumped into.
 
 use super::*;
+use hvprobe_machine::{EndReason, Mechanism};
 use hvprobe_tests::micro::host::{build, catch_mode};
 use hvprobe_tests::micro::recorder::{FULL, Record, records};
 use hvprobe_tests::micro::{Asm, PMD, UNEXPECTED_EXCEPTION, UNMAPPED, WINDOW};
-use hvprobe_vmm::machine::{EndReason, Mechanism};
 use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, registers::*};
 
 /// Where things lie in the hidden region, which these guests know too well.

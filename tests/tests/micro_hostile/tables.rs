@@ -1,11 +1,11 @@
 //! Hits with other tables and stacks than the engine would like.
 
 use super::*;
+use hvprobe_machine::{EndReason, Mechanism};
 use hvprobe_tests::micro::host::{build, catch_mode};
 use hvprobe_tests::micro::recorder::records;
 use hvprobe_tests::micro::{Asm, IDT_BASE, UNMAPPED, WINDOW};
-use hvprobe_vmm::CatchMode;
-use hvprobe_vmm::machine::{EndReason, Mechanism};
+use hvprobe_vm::CatchMode;
 use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, registers::*};
 
 #[test]

@@ -1,11 +1,11 @@
 //! What a fault shows, in place and displaced.
 
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::{Event, Mechanism};
 use hvprobe_tests::micro::host::{build, catch_mode, result, symbol};
 use hvprobe_tests::micro::recorder::{Record, records};
 use hvprobe_tests::micro::{Asm, IDT_BASE, MicroKernel, RESULTS, UNMAPPED};
-use hvprobe_vmm::CatchMode;
-use hvprobe_vmm::machine::{Event, Mechanism};
+use hvprobe_vm::CatchMode;
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr};
 

@@ -1,11 +1,11 @@
 //! Interrupts and NMIs around a stepped copy, and behind an emulated `sti`.
 
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::Mechanism;
 use hvprobe_tests::micro::host::{build, catch_mode, symbol};
 use hvprobe_tests::micro::recorder::{RECORDS, Record, records};
 use hvprobe_tests::micro::{APIC, Asm, IDT_BASE, MicroKernel, WINDOW};
-use hvprobe_vmm::host::{self, Verdict};
-use hvprobe_vmm::machine::Mechanism;
+use hvprobe_vm::host::{self, Verdict};
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr};
 

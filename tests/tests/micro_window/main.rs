@@ -5,13 +5,11 @@ mod faults;
 mod interrupts;
 
 use hvprobe_hit::event::EventKind;
+use hvprobe_machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState};
 use hvprobe_tests::micro::host::{build, catch_mode, result, run, symbol};
 use hvprobe_tests::micro::recorder::records;
 use hvprobe_tests::micro::{Asm, MicroKernel, OWN_BREAKPOINTS, PMD, RESULTS, UNMAPPED};
 use hvprobe_tests::rig::probe;
-use hvprobe_vmm::machine::{
-    EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState,
-};
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, ptr, qword_ptr};
 

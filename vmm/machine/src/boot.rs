@@ -1,0 +1,379 @@
+//! From a configuration to a running machine.
+//!
+//! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
+//! behind.
+
+use std::io::Read as _;
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::thread;
+use std::time::Instant;
+
+use hvprobe_devices::acpi::{self, AcpiError};
+use hvprobe_devices::{COM1_GSI, Ports};
+use hvprobe_engine::{HiddenRegion, RegisterError, Registry};
+use hvprobe_hit::HitHandler;
+use hvprobe_hit::event::{Collector, EventProducer};
+use hvprobe_hit::record::Collection;
+use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_linux::image::{ImageError, KernelImage};
+use hvprobe_vm::host::{self, SelfCheckError};
+use hvprobe_vm::loader::{self, Kernel, LoadError};
+use hvprobe_vm::memory::{GuestRam, MemoryError};
+use hvprobe_vm::vcpu::{CpuFd, configure};
+use hvprobe_vm::{ACPI_TABLES, CatchMode, CpuError, Entry, check_count, create_vm, pulse};
+use kvm_ioctls::{Kvm, VmFd};
+use tracing::debug;
+
+use crate::clock::host::HostClock;
+use crate::clock::relation::{Kvmclock, Relation, Timeline};
+use crate::clock::times::Times;
+use crate::config::{DEFAULT_CMDLINE, MachineConfig};
+use crate::console::ConsoleOutput;
+use crate::decide::Decisions;
+use crate::detours::Detours;
+use crate::events::subscription::Hub;
+use crate::guest::Guest;
+use crate::machine::{Life, Machine};
+use crate::shared::{Shared, StoppedAt};
+use crate::stop::control::Control;
+use crate::tripwire::{NoTripwire, Tripwire};
+use crate::vcpu::catch::Catcher;
+use crate::vcpu::run::Vcpu;
+
+/// Events that may wait in the ring of one virtual CPU.
+const RING: usize = 8192;
+
+/// No initramfs is larger: it has to lie below the hole under 4 GiB.
+const MAX_INITRD: u64 = 3 << 30;
+
+/// Why a machine was not booted. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The kernel, command line or initramfs cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The initramfs file cannot be read.
+    #[error("cannot read the initrd {path}")]
+    Initrd {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The kernel's symbols cannot be found.
+    #[error("the kernel image cannot be probed")]
+    Image(#[from] ImageError),
+    /// The image has no place from which boot can report that text is final.
+    #[error(transparent)]
+    NoTripwire(#[from] NoTripwire),
+    /// A probe of the configuration was refused.
+    #[error(transparent)]
+    Probe(#[from] RegisterError),
+    /// The memory cannot be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The host cannot run it.
+    #[error(transparent)]
+    Host(#[from] SelfCheckError),
+    /// The host runs guests but its breakpoints cannot be caught.
+    #[error("breakpoints cannot be caught on this host: `hvprobe doctor` tells more")]
+    NoCatchMode,
+    /// KVM refused.
+    #[error("KVM cannot {what}")]
+    Kvm {
+        /// What was asked for.
+        what: &'static str,
+        /// Its answer.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// The virtual CPUs cannot be set up.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// The firmware tables cannot be built.
+    #[error(transparent)]
+    Acpi(#[from] AcpiError),
+    /// A thread cannot be started.
+    #[error("a thread cannot be started")]
+    Thread(#[source] std::io::Error),
+}
+
+fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> BootError {
+    move |source| BootError::Kvm { what, source }
+}
+
+/// How int3s are caught here: found out once per process.
+fn catch_mode() -> Result<CatchMode, BootError> {
+    static FOUND: OnceLock<Option<CatchMode>> = OnceLock::new();
+    let found = match FOUND.get() {
+        Some(found) => *found,
+        None => *FOUND.get_or_init({
+            let found = host::catch_mode()?;
+            move || found
+        }),
+    };
+    found.ok_or(BootError::NoCatchMode)
+}
+
+impl Machine {
+    /// Boots a machine. It runs when this returns; probes of the configuration are pending until
+    /// the kernel's text is final.
+    ///
+    /// # Errors
+    /// When anything about the configuration, its files, its probes or the host does not allow it.
+    pub fn boot(config: MachineConfig) -> Result<Arc<Self>, BootError> {
+        // The self-check runs a guest of its own; meanwhile the files are read and unpacked, and then
+        // the kernel is loaded while its symbols are.
+        thread::scope(|scope| {
+            let mode = scope.spawn(catch_mode);
+            let files = Files::read(&config)?;
+            debug!("files read");
+            let image = scope.spawn({
+                let kernel = Arc::clone(&files.kernel);
+                move || KernelImage::parse(kernel.elf())
+            });
+            let loaded = Loaded::new(&config, files)?;
+            debug!("kernel loaded");
+            let image = image.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            let mode = mode.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            debug!("symbols read, host checked");
+            start(config, mode, Arc::new(image), loaded)
+        })
+    }
+}
+
+/// What is read from files, before any resource of the host is taken.
+struct Files {
+    kernel: Arc<Kernel>,
+    initrd: Vec<Vec<u8>>,
+    ram: GuestRam,
+}
+
+impl Files {
+    fn read(config: &MachineConfig) -> Result<Self, BootError> {
+        let ram = GuestRam::with_hidden(config.memory, HiddenRegion::FULL_SIZE)?;
+        let kernel = Arc::new(Kernel::open(&config.kernel)?);
+        let mut initrd = Vec::new();
+        if let Some(path) = &config.initrd {
+            let source = |source| BootError::Initrd {
+                path: path.clone(),
+                source,
+            };
+            // One byte more than could fit is enough for the loader to refuse it.
+            let limit = config.memory.min(MAX_INITRD) + 1;
+            let mut archive = Vec::new();
+            loader::open_file(path)
+                .and_then(|file| file.take(limit).read_to_end(&mut archive))
+                .map_err(source)?;
+            initrd.push(archive);
+        }
+        if !config.command.is_empty() {
+            initrd.push(loader::command_archive(&config.command)?);
+        }
+        Ok(Self {
+            kernel,
+            initrd,
+            ram,
+        })
+    }
+}
+
+/// A virtual machine with everything in its memory, but no virtual CPUs yet.
+struct Loaded {
+    host: Kvm,
+    vm: VmFd,
+    ram: GuestRam,
+    entry: Entry,
+}
+
+impl Loaded {
+    fn new(config: &MachineConfig, files: Files) -> Result<Self, BootError> {
+        let host = host::open_kvm()?;
+        check_count(&host, config.cpus)?;
+        let vm = create_vm(&host)?;
+        let Files {
+            kernel,
+            initrd,
+            ram,
+        } = files;
+        ram.register(&vm)?;
+        let rsdp = acpi::write(&ram, ACPI_TABLES, config.cpus)?;
+        let cmdline = match config.cmdline.trim() {
+            "" => DEFAULT_CMDLINE,
+            given => given,
+        };
+        let pieces: Vec<&[u8]> = initrd.iter().map(Vec::as_slice).collect();
+        let entry = loader::load(&kernel, &ram, &pieces, cmdline, rsdp)?;
+        Ok(Self {
+            host,
+            vm,
+            ram,
+            entry,
+        })
+    }
+}
+
+fn start(
+    config: MachineConfig,
+    mode: CatchMode,
+    image: Arc<KernelImage>,
+    loaded: Loaded,
+) -> Result<Arc<Machine>, BootError> {
+    let Loaded {
+        host,
+        vm,
+        ram,
+        entry,
+    } = loaded;
+    let tripwire = Tripwire::set(&image, &ram)?;
+
+    let console = Arc::new(ConsoleOutput::default());
+    let sink = Arc::clone(&console);
+    let vm = Arc::new(vm);
+    let lines = Arc::downgrade(&vm);
+    let interrupt = move || {
+        let vm = lines.upgrade();
+        vm.map_or(Ok(()), |vm| pulse(&vm, COM1_GSI))
+    };
+    let ports = Ports::new(interrupt, move |bytes| sink.print(bytes));
+    let cpus: Vec<CpuFd> = (0..config.cpus)
+        .map(|index| create_cpu(&host, &vm, index, &config, &entry, mode))
+        .collect::<Result<_, _>>()?;
+
+    let (hidden_at, hidden_size) = ram.hidden();
+    let hidden = HiddenRegion::new(hidden_at, hidden_size, KERNEL_WINDOW);
+    let mut registry =
+        Registry::new(Arc::clone(&image), cpus.len(), hidden).with_optimization(config.optimize);
+    let ram = Arc::new(ram);
+    let times = Arc::new(Times::new());
+    let clock = Arc::downgrade(&vm);
+    let kvmclock = Kvmclock::new(move || Some(clock.upgrade()?.get_clock().ok()?.clock));
+    let relations: Box<[_]> = cpus
+        .iter()
+        .map(|_| Arc::new(Relation::new(Arc::clone(&ram))))
+        .collect();
+    let clocks: Vec<_> = relations
+        .iter()
+        .map(|relation| HostClock::new(Arc::clone(&times), Arc::clone(relation), kvmclock.clone()))
+        .collect();
+    let timeline = Timeline::new(Arc::clone(&times), relations, kvmclock);
+    let collection = registry.ring().map(Collection::new);
+    let detours = Detours::new(Arc::clone(&ram), timeline, collection);
+    let shared = Arc::new(Shared {
+        control: Control::new(cpus.len()),
+        ram,
+        ports,
+        tripwire: Some(tripwire),
+        gate: OnceLock::new(),
+        first_entry_ns: AtomicU64::new(0),
+        stopped_at: StoppedAt::default(),
+        decisions: Decisions::default(),
+        detours: detours.clone(),
+        times,
+    });
+    if config.paused {
+        shared.control.pause_now();
+    }
+    let registered = registry.register_batch(&config.probes, config.refusals, &Guest(&shared))?;
+
+    let hub = Arc::new(Hub::open());
+    let sink = Arc::clone(&hub);
+    let (collector, producers) = Collector::start_with(
+        vec![Box::new(detours.clone())],
+        cpus.len(),
+        RING,
+        Box::new(move |events, dropped| sink.deliver(events, dropped)),
+    )
+    .map_err(BootError::Thread)?;
+    if let Some(thread) = collector.thread() {
+        detours.set_collector(thread.clone());
+    }
+    let ioctls = cpus.iter().map(|_| Arc::default()).collect();
+    let machine = Arc::new(Machine {
+        config,
+        mode,
+        image,
+        shared,
+        registry: Mutex::new(registry),
+        skipped: registered.skipped,
+        console,
+        hub,
+        ioctls,
+        throttle_looked: Mutex::new(Instant::now()),
+        life: Mutex::new(Life {
+            live: false,
+            kernel_replaced: false,
+            ending: None,
+        }),
+        changed: Condvar::new(),
+    });
+    let cpus = cpus.into_iter().zip(clocks).collect();
+    run(&machine, vm, cpus, producers, collector)?;
+    Ok(machine)
+}
+
+fn create_cpu(
+    host: &Kvm,
+    vm: &VmFd,
+    index: u32,
+    config: &MachineConfig,
+    entry: &Entry,
+    mode: CatchMode,
+) -> Result<CpuFd, BootError> {
+    let fd = vm
+        .create_vcpu(u64::from(index))
+        .map_err(kvm("create a virtual CPU"))?;
+    configure(&fd, host, index, config.cpus, entry)?;
+    CpuFd::new(fd, mode).map_err(kvm("prepare a virtual CPU for debugging"))
+}
+
+/// Starts the threads.
+fn run(
+    machine: &Arc<Machine>,
+    vm: Arc<VmFd>,
+    cpus: Vec<(CpuFd, HostClock)>,
+    producers: Vec<EventProducer>,
+    collector: Collector,
+) -> Result<(), BootError> {
+    let (notices, inbox) = channel();
+    let mut threads = Vec::with_capacity(cpus.len());
+    for ((index, (cpu, clock)), events) in cpus.into_iter().enumerate().zip(producers) {
+        let number = u32::try_from(index).unwrap_or(u32::MAX);
+        let vcpu = Vcpu {
+            index,
+            cpu,
+            catcher: Catcher::new(machine.mode, HitHandler::new(number, events), clock),
+            shared: Arc::clone(&machine.shared),
+            notices: notices.clone(),
+            waited_since: None,
+            ioctls: Arc::clone(&machine.ioctls[index]),
+        };
+        let thread = thread::Builder::new()
+            .name(format!("vcpu{index}"))
+            .spawn(move || vcpu.run())
+            .map_err(|error| {
+                machine.shared.control.end();
+                BootError::Thread(error)
+            })?;
+        threads.push(thread);
+    }
+    debug!("virtual CPUs started");
+    let supervised = Arc::clone(machine);
+    thread::Builder::new()
+        .name("supervisor".to_owned())
+        .spawn(move || {
+            supervised.supervise(&inbox, threads, collector);
+            // The VM goes after its virtual CPUs.
+            drop(vm);
+        })
+        .map_err(|error| {
+            machine.shared.control.end();
+            BootError::Thread(error)
+        })?;
+    Ok(())
+}

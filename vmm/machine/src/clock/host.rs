@@ -1,0 +1,233 @@
+//! The clocks read at a hit: no system call, no ioctl, whatever clock the host's kernel has chosen.
+//!
+//! Host time is that of the line in [`Times`]. The guest's TSC is worked out from the host's too, as
+//! [`Relation`] has it. Invariant: what a virtual CPU is told never runs back.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use hvprobe_hit::{Clock, Reading};
+use hvprobe_vm::vcpu::Counters;
+
+use super::relation::{Kvmclock, Relation};
+use super::times::{Times, nanoseconds, rdtsc};
+
+/// Host and guest TSC at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Both {
+    host: u64,
+    guest: u64,
+    /// How far from that moment either may have been read.
+    apart: u64,
+}
+
+impl Both {
+    fn offset(&self) -> u64 {
+        self.guest.wrapping_sub(self.host)
+    }
+
+    /// Whether the guest's TSC did not go on between `then` and this.
+    fn stands_since(&self, then: &Self) -> bool {
+        let [guest, host] =
+            [(self.guest, then.guest), (self.host, then.host)].map(|(a, b)| a.wrapping_sub(b));
+        guest.cast_signed() < host.cast_signed() / 2
+    }
+}
+
+/// Host time and the guest's time-stamp counter as one virtual CPU sees it.
+#[derive(Debug)]
+pub(crate) struct HostClock {
+    times: Arc<Times>,
+    relation: Arc<Relation>,
+    kvmclock: RefCell<Kvmclock>,
+    stalls: bool,
+    /// Within how many ticks the relation's offset was right that was learned last.
+    exact: Option<u64>,
+    /// The offset at the last reading.
+    offset: Cell<u64>,
+    /// What was told last. The line may be bent between a look at it and one at the TSC, and the
+    /// thread move to a processor whose TSC is behind.
+    told: Cell<u64>,
+    /// The rate of the line that told it.
+    rate: Cell<u64>,
+}
+
+impl HostClock {
+    /// A clock whose guest TSC is the host's.
+    pub(crate) fn new(times: Arc<Times>, relation: Arc<Relation>, kvmclock: Kvmclock) -> Self {
+        Self {
+            times,
+            relation,
+            kvmclock: RefCell::new(kvmclock),
+            stalls: false,
+            exact: None,
+            offset: Cell::new(0),
+            told: Cell::new(0),
+            rate: Cell::new(0),
+        }
+    }
+
+    /// Learns how the guest's TSC goes, which `read` reads; to be called when the virtual CPU has been
+    /// parked. Mostly reads it twice, and once when it is known to stall.
+    pub(crate) fn learn(&mut self, mut read: impl FnMut() -> Option<Counters>) {
+        let Some(seen) = self.both(&mut read) else {
+            return;
+        };
+        if self.stalls {
+            return;
+        }
+        let Some((seen, again)) = self.far_apart(seen, &mut read) else {
+            return;
+        };
+        if again.stands_since(&seen) {
+            self.stalls = true;
+            self.relation.set_stalling();
+            return;
+        }
+        let best = if again.apart < seen.apart {
+            again
+        } else {
+            seen
+        };
+        let changed = best.offset().wrapping_sub(self.relation.offset());
+        let within = self.exact.map(|known| known.saturating_add(best.apart));
+        if within.is_none_or(|within| changed.cast_signed().unsigned_abs() > within) {
+            self.exact = Some(best.apart);
+            self.relation.note(best.guest, best.offset());
+        }
+    }
+
+    /// Two readings, one after the other, the first of them `seen` or a later one, so far apart that it shows
+    /// whether the guest's TSC goes on: one that stalls goes on only while it is read. `None` if this
+    /// thread is kept from that for too long.
+    fn far_apart(
+        &self,
+        mut seen: Both,
+        mut read: impl FnMut() -> Option<Counters>,
+    ) -> Option<(Both, Both)> {
+        let start = seen.host;
+        while rdtsc().wrapping_sub(start) < LONGEST_WAIT {
+            let enough = seen.apart.max(SHORTEST_WAIT).saturating_mul(8);
+            while rdtsc().wrapping_sub(seen.host) < enough {
+                std::hint::spin_loop();
+            }
+            let again = self.both(&mut read)?;
+            if again.host.wrapping_sub(seen.host) / 8 >= again.apart.max(seen.apart) {
+                return Some((seen, again));
+            }
+            // What stalls may have gone on in between, while it was read.
+            seen = self.both(&mut read)?;
+        }
+        None
+    }
+
+    fn both(&self, read: impl FnOnce() -> Option<Counters>) -> Option<Both> {
+        let before = rdtsc();
+        let counters = read()?;
+        let apart = rdtsc().wrapping_sub(before);
+        self.relation.set_told_at(counters.kvmclock);
+        Some(Both {
+            host: before.wrapping_add(apart / 2),
+            guest: counters.tsc,
+            apart,
+        })
+    }
+
+    #[cold]
+    fn renew(&self) {
+        if let Some(told) = self.relation.told() {
+            self.relation.renew(told, &mut self.kvmclock.borrow_mut());
+        }
+    }
+}
+
+/// How long a TSC is given to show whether it goes on, by which it should be eight times as far.
+const SHORTEST_WAIT: u64 = 10_000;
+/// For how long that is tried: tens of milliseconds.
+const LONGEST_WAIT: u64 = 1 << 26;
+
+impl Clock for HostClock {
+    #[inline]
+    fn now(&self) -> Reading {
+        let line = self.times.line();
+        let tsc = rdtsc();
+        if self.stalls {
+            self.renew();
+        }
+        self.offset.set(self.relation.offset());
+        let host_ns = line.at(tsc).max(self.told.get());
+        self.told.set(host_ns);
+        self.rate.set(line.rate);
+        Reading {
+            host_ns,
+            guest_tsc: tsc.wrapping_add(self.offset.get()),
+        }
+    }
+
+    #[inline]
+    fn since(&self, then: &Reading) -> u64 {
+        let now = rdtsc().wrapping_add(self.offset.get());
+        let ticks = now.wrapping_sub(then.guest_tsc).cast_signed();
+        nanoseconds(ticks.max(0).cast_unsigned(), self.rate.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_vm::memory::GuestRam;
+
+    use super::super::times::{Line, Moment, SHORTEST, monotonic_ns};
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A clock whose guest TSC is the host's.
+    fn clock(times: &Arc<Times>) -> HostClock {
+        let ram = Arc::new(GuestRam::new(64 << 20).unwrap());
+        let relation = Arc::new(Relation::new(ram));
+        HostClock::new(Arc::clone(times), relation, Kvmclock::new(|| None))
+    }
+
+    #[test]
+    fn no_time_of_a_virtual_cpu_is_before_an_earlier_one() {
+        let times = Arc::new(Times::new());
+        let clock = clock(&times);
+        let ns = clock.now().host_ns + SECOND;
+        let line = |ns| Line {
+            from: Moment { ns, tsc: rdtsc() },
+            rate: 1 << 31,
+        };
+        times.publish(line(ns));
+        let told = clock.now().host_ns;
+        assert!(told >= ns);
+        times.publish(line(ns - 1_000_000));
+        assert_eq!(clock.now().host_ns, told);
+        times.publish(line(told + 1_000_000));
+        assert!(clock.now().host_ns > told);
+    }
+
+    #[test]
+    fn times_are_those_of_the_host() {
+        let times = Arc::new(Times::new());
+        let clock = clock(&times);
+        let start = monotonic_ns();
+        while monotonic_ns() < start + 20 * SHORTEST {}
+        times.adjust();
+        let (before, read, after) = (monotonic_ns(), clock.now(), monotonic_ns());
+        let seen = read.host_ns;
+        // As exact as the rate can be after so short a time.
+        let slack = 1_000_000;
+        assert!(
+            (before - slack..after + slack).contains(&seen),
+            "{seen} in {before}..{after}"
+        );
+        assert!(times.line().at(read.guest_tsc).abs_diff(seen) < 10_000_000);
+        let then = monotonic_ns();
+        while monotonic_ns() < then + 5 * SHORTEST {}
+        let (since, after) = (clock.since(&read), monotonic_ns());
+        assert!(
+            (5 * SHORTEST - slack..after - before + slack).contains(&since),
+            "{since} of {before}..{after}"
+        );
+    }
+}

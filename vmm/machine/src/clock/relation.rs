@@ -1,0 +1,414 @@
+//! How the time-stamp counters of the virtual CPUs relate to the host's.
+//!
+//! A virtual CPU's counter is the host's plus an *offset* of its own. There are two kinds of host:
+//!
+//! - Mostly the offset stays, unless the guest sets its counter. It is learned whenever the virtual CPU
+//!   has parked, by reading both; and when KVM tells the guest that it is another.
+//! - KVM does not trust some hosts' counters (`kvm_arch_vcpu_load` in arch/x86/kvm/x86.c). There the
+//!   guest's *stalls* while the virtual CPU is not in the guest, and is moved on when it falls behind
+//!   what KVM thinks it should be; so the offset changes at every entry, and any reading by an ioctl is
+//!   out of date before the guest runs. But KVM tells the guest each time, for its kvmclock, of which
+//!   moment a value of the counter is. That is read here, without an ioctl.
+//!
+//! Invariants: a virtual CPU that notes an offset waits for nobody; an offset is used only for readings
+//! it may be right for, and where none is known there is no time.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_vm::memory::GuestRam;
+
+use super::times::{Moment, Times, rdtsc};
+
+/// How many of a virtual CPU's newest offsets are kept; of so many older ones every second, of as many
+/// before them every fourth, and so on.
+const KEPT: usize = 256;
+const LEVELS: usize = 24;
+/// How far ahead of now a time may be that is worked out, in nanoseconds.
+const AHEAD: u64 = 100_000;
+/// Offsets so far apart, in ticks, are not one: tens of microseconds.
+const APART: u64 = 1 << 16;
+/// How often what relates kvmclock to the host's counter is renewed, in ticks: tens of milliseconds.
+const RENEW: u64 = 1 << 27;
+/// How often the collector looks whether KVM has done with writing what it tells the guest: it takes
+/// some stores, unless the host's processor does something else in between.
+const LOOKS: usize = 10_000;
+
+/// What KVM tells a guest: the counter had this value when kvmclock was at so many nanoseconds
+/// (`struct pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst in the kernel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Grows by two with each change.
+    version: u32,
+    tsc: u64,
+    ns: u64,
+}
+
+impl Told {
+    /// What stands at `at`, unless KVM is writing there.
+    fn read(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
+        const TSC: u64 = 8;
+        const NS: u64 = 16;
+        let version = || Some(mem.read_u64(at).ok()? & u64::from(u32::MAX));
+        let before = version()?;
+        fence(Ordering::Acquire);
+        let tsc = mem.read_u64(at.wrapping_add(TSC)).ok()?;
+        let ns = mem.read_u64(at.wrapping_add(NS)).ok()?;
+        fence(Ordering::Acquire);
+        // Zero before anything was told.
+        (before > 0 && before & 1 == 0 && version()? == before).then_some(Self {
+            version: u32::try_from(before).ok()?,
+            tsc,
+            ns,
+        })
+    }
+}
+
+/// Relates the VM's kvmclock to the host's counter.
+#[derive(Clone)]
+pub(crate) struct Kvmclock {
+    read: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
+    first: Moment,
+    last: Moment,
+}
+
+impl fmt::Debug for Kvmclock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kvmclock")
+            .field("first", &self.first)
+            .field("last", &self.last)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kvmclock {
+    /// `read` reads it, nanoseconds.
+    pub(crate) fn new(read: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
+        let now = Moment::of(&read).unwrap_or_default();
+        Self {
+            read: Arc::new(read),
+            first: now,
+            last: now,
+        }
+    }
+
+    /// Makes sure that it is not out of date. An ioctl of the VM's, a few times a second.
+    fn renew(&mut self) {
+        if rdtsc().wrapping_sub(self.last.tsc) > RENEW
+            && let Some(now) = Moment::of(&*self.read)
+        {
+            self.last = now;
+        }
+    }
+
+    /// The host's counter when kvmclock was at `ns`.
+    fn tsc_at(&self, ns: u64) -> u64 {
+        let ago = self.last.ns.wrapping_sub(ns).cast_signed();
+        let ticks = self.last.ticks_in(ago.unsigned_abs(), self.first);
+        let ticks = ticks.unwrap_or(0);
+        if ago < 0 {
+            self.last.tsc.wrapping_add(ticks)
+        } else {
+            self.last.tsc.wrapping_sub(ticks)
+        }
+    }
+}
+
+/// An offset, and from which value of the guest's counter on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Since {
+    from: u64,
+    offset: u64,
+    /// Where it was told.
+    version: Option<u32>,
+}
+
+/// The offsets of one virtual CPU.
+#[derive(Debug, Default)]
+struct Offsets {
+    /// The newest first; in each, the oldest first.
+    levels: Vec<VecDeque<Since>>,
+    /// A bit for each level: whether the next that leaves it is forgotten.
+    forget: u32,
+}
+
+impl Offsets {
+    fn clear(&mut self) {
+        self.levels.clear();
+    }
+
+    fn note(&mut self, since: Since) {
+        // A counter that was set back has no past that could be told from what is to come.
+        if self.newest().is_some_and(|last| since.from < last.from) {
+            self.clear();
+        }
+        let mut moved = Some(since);
+        for level in 0..LEVELS {
+            let Some(since) = moved.take() else {
+                return;
+            };
+            if self.levels.len() == level {
+                self.levels.push(VecDeque::new());
+            }
+            let Some(kept) = self.levels.get_mut(level) else {
+                return;
+            };
+            kept.push_back(since);
+            if kept.len() > KEPT {
+                self.forget ^= 1 << level;
+                let oldest = kept.pop_front();
+                moved = oldest.filter(|_| self.forget >> level & 1 == 1);
+            }
+        }
+    }
+
+    fn newest(&self) -> Option<&Since> {
+        self.levels.first()?.back()
+    }
+
+    /// The one for a reading of `tsc`.
+    fn at(&self, tsc: u64) -> Option<u64> {
+        let (mut before, mut after) = (None, None);
+        for level in &self.levels {
+            let behind = level.partition_point(|since| since.from <= tsc);
+            after = level.get(behind).or(after);
+            before = behind.checked_sub(1).and_then(|index| level.get(index));
+            if before.is_some() {
+                break;
+            }
+        }
+        let offset = match (before, after) {
+            (None, None) => return None,
+            (Some(only), None) | (None, Some(only)) => only.offset,
+            (Some(before), Some(after)) => {
+                let next = before.version.map(|version| version.wrapping_add(2));
+                // Where some between were not seen, the one behind: what the guest's counter runs
+                // ahead of KVM's opinion it loses before, and has none of it after, a rest.
+                let missed = next.is_some() && after.version.is_some() && next != after.version;
+                if missed && after.from - tsc <= tsc - before.from {
+                    after.offset
+                } else {
+                    before.offset
+                }
+            }
+        };
+        Some(offset)
+    }
+}
+
+/// How the counter of one virtual CPU relates to the host's.
+pub(crate) struct Relation {
+    ram: Arc<GuestRam>,
+    /// Where KVM tells the guest, and the lowest bit set if it does.
+    told_at: AtomicU64,
+    stalls: AtomicBool,
+    /// The newest version that was noted, and bit 32 set.
+    noted: AtomicU64,
+    /// The newest offset.
+    offset: AtomicU64,
+    /// Locked by the collector, and tried by the virtual CPU.
+    offsets: Mutex<Offsets>,
+}
+
+impl fmt::Debug for Relation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relation")
+            .field("stalls", &self.stalls)
+            .field("told_at", &self.told_at)
+            .field("told", &self.told())
+            .field("newest", &self.lock().newest())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Relation {
+    pub(crate) fn new(ram: Arc<GuestRam>) -> Self {
+        Self {
+            ram,
+            told_at: AtomicU64::new(0),
+            stalls: AtomicBool::new(false),
+            noted: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
+            offsets: Mutex::default(),
+        }
+    }
+
+    /// Takes over the value of `MSR_KVM_SYSTEM_TIME_NEW`.
+    pub(crate) fn set_told_at(&self, msr: u64) {
+        self.told_at.store(msr, Ordering::Relaxed);
+    }
+
+    /// The counter stalls: what was noted before is no use.
+    pub(crate) fn set_stalling(&self) {
+        self.stalls.store(true, Ordering::Relaxed);
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Offsets> {
+        self.offsets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest offset; 0 before there is one.
+    #[inline]
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset.load(Ordering::Relaxed)
+    }
+
+    /// The offset of a counter that does not stall, as seen at `tsc` of the guest's.
+    pub(crate) fn note(&self, tsc: u64, offset: u64) {
+        let mut offsets = self.lock();
+        offsets.note(Since {
+            from: tsc,
+            offset,
+            version: None,
+        });
+        self.offset.store(offset, Ordering::Relaxed);
+    }
+
+    /// What KVM has told the guest last; `None` while it is writing it.
+    pub(crate) fn told(&self) -> Option<Told> {
+        let at = self.told_at.load(Ordering::Relaxed);
+        if at & 1 == 0 {
+            return None;
+        }
+        Told::read(&*self.ram, Gpa(at & !1))
+    }
+
+    /// The same after a moment, if KVM is writing it.
+    fn told_soon(&self) -> Option<Told> {
+        let at = Gpa(self.told_at.load(Ordering::Relaxed) & !1);
+        (0..LOOKS).find_map(|_| {
+            let told = self.told();
+            let is_written = || matches!(self.ram.read_u64(at), Ok(version) if version & 1 == 1);
+            (told.is_some() || !is_written()).then_some(told)
+        })?
+    }
+
+    /// Notes what KVM has `told` the guest, if that is new; waits for nobody.
+    pub(crate) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
+        let version = 1 << 32 | u64::from(told.version);
+        if self.noted.load(Ordering::Relaxed) == version {
+            return;
+        }
+        kvmclock.renew();
+        let offset = told.tsc.wrapping_sub(kvmclock.tsc_at(told.ns));
+        let mut offsets = match self.offsets.try_lock() {
+            Ok(offsets) => offsets,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // The collector is about to see the same.
+            Err(TryLockError::WouldBlock) => {
+                self.offset.store(offset, Ordering::Relaxed);
+                return;
+            }
+        };
+        self.noted.store(version, Ordering::Relaxed);
+        // What was read is more exact.
+        let is_known = || {
+            let off = offset.wrapping_sub(self.offset()).cast_signed();
+            offsets.newest().is_some() && off.unsigned_abs() <= APART
+        };
+        if !self.stalls.load(Ordering::Relaxed) && is_known() {
+            return;
+        }
+        // It, or one behind it, may have been noted meanwhile.
+        let is_newer = |newest: &Since| {
+            let behind = newest
+                .version
+                .map(|noted| told.version.wrapping_sub(noted).cast_signed());
+            behind.is_none_or(|behind| behind > 0) || told.tsc < newest.from
+        };
+        if offsets.newest().is_none_or(is_newer) {
+            offsets.note(Since {
+                from: told.tsc,
+                offset,
+                version: Some(told.version),
+            });
+            self.offset.store(offset, Ordering::Relaxed);
+        }
+    }
+
+    /// The offset for a reading of `tsc` that was made not long ago.
+    fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
+        if let Some(told) = self.told_soon() {
+            self.renew(told, kvmclock);
+        }
+        self.lock().at(tsc)
+    }
+}
+
+/// Tells the time of what was recorded with the counters of a guest. Of one thread at a time.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    times: Arc<Times>,
+    relations: Box<[Arc<Relation>]>,
+    kvmclock: Mutex<Kvmclock>,
+    /// Whether somebody has heard that not all times can be told.
+    is_told: AtomicBool,
+}
+
+impl Timeline {
+    pub(crate) fn new(
+        times: Arc<Times>,
+        relations: Box<[Arc<Relation>]>,
+        kvmclock: Kvmclock,
+    ) -> Self {
+        Self {
+            times,
+            relations,
+            kvmclock: Mutex::new(kvmclock),
+            is_told: AtomicBool::new(false),
+        }
+    }
+
+    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading made on a virtual CPU,
+    /// if that is known; `None` where it cannot be told.
+    pub(crate) fn now(&self) -> impl Fn(Option<u32>, u64) -> Option<u64> {
+        self.times.adjust();
+        let line = self.times.line();
+        move |cpu, tsc| {
+            let mut kvmclock = self.kvmclock.lock().unwrap_or_else(PoisonError::into_inner);
+            let relation = cpu.and_then(|cpu| self.relations.get(usize::try_from(cpu).ok()?));
+            let offset = match relation {
+                Some(relation) => relation.offset_at(tsc, &mut kvmclock),
+                None => self.common(tsc, &mut kvmclock),
+            };
+            let ns = offset.map(|offset| line.at(tsc.wrapping_sub(offset)));
+            let now = line.at(rdtsc());
+            // What would be to come was read of a counter that has been set meanwhile.
+            let told = ns.filter(|ns| *ns <= now.saturating_add(AHEAD));
+            if told.is_none() && !self.is_told.swap(true, Ordering::Relaxed) {
+                let ahead = ns.map(|ns| ns.saturating_sub(now));
+                tracing::warn!(
+                    cpu,
+                    tsc,
+                    ahead,
+                    ?relation,
+                    "there are hits whose time cannot be told"
+                );
+            }
+            told.map(|ns| ns.min(now))
+        }
+    }
+
+    /// The offset for a reading of any virtual CPU, if they have one in common.
+    fn common(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
+        let mut all = self
+            .relations
+            .iter()
+            .map(|relation| relation.offset_at(tsc, kvmclock));
+        let first = all.next()??;
+        all.all(|other| {
+            other.is_some_and(|other| {
+                other.wrapping_sub(first).cast_signed().unsigned_abs() <= APART
+            })
+        })
+        .then_some(first)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+use hvprobe_hit::Clock as _;
+use hvprobe_vm::vcpu::Counters;
+use proptest::prelude::*;
+
+use super::*;
+use crate::clock::host::HostClock;
+
+/// Where KVM tells the guest in these tests.
+const TOLD_AT: u64 = 0x1000;
+/// Two gigahertz, as far as these kvmclocks know.
+const TICKS: u64 = 2;
+const MS: u64 = 1_000_000;
+
+fn since(from: u64, offset: u64, version: u32) -> Since {
+    Since {
+        from,
+        offset,
+        version: Some(version),
+    }
+}
+
+fn ram() -> Arc<GuestRam> {
+    Arc::new(GuestRam::new(64 << 20).unwrap())
+}
+
+/// KVM tells the guest something else.
+fn tell(ram: &GuestRam, version: u32, tsc: u64, ns: u64) {
+    let put = |offset, value| ram.write_u64(Gpa(TOLD_AT + offset), value).unwrap();
+    put(0, u64::from(version));
+    put(8, tsc);
+    put(16, ns);
+}
+
+/// A kvmclock that goes with the host's counter, at two ticks a nanosecond.
+fn kvmclock() -> Kvmclock {
+    Kvmclock {
+        read: Arc::new(|| Some(rdtsc() / TICKS)),
+        first: Moment { ns: 0, tsc: 0 },
+        last: Moment {
+            ns: rdtsc() / TICKS,
+            tsc: rdtsc() / TICKS * TICKS,
+        },
+    }
+}
+
+fn stalling(ram: &Arc<GuestRam>) -> Arc<Relation> {
+    let relation = Relation::new(Arc::clone(ram));
+    relation.set_told_at(TOLD_AT | 1);
+    relation.set_stalling();
+    Arc::new(relation)
+}
+
+#[test]
+fn a_reading_has_the_offset_that_was_in_force() {
+    let mut offsets = Offsets::default();
+    assert_eq!(offsets.at(5), None);
+    for (from, offset, version) in [(100, 1, 2), (200, 2, 4), (300, 3, 6)] {
+        offsets.note(since(from, offset, version));
+    }
+    let at = [50, 100, 199, 200, 299, 300, 10_000].map(|tsc| offsets.at(tsc));
+    assert_eq!(at, [1, 1, 1, 2, 2, 3, 3].map(Some));
+    // A version was not seen: the nearer one.
+    offsets.note(since(400, 4, 10));
+    assert_eq!([349, 351].map(|tsc| offsets.at(tsc)), [3, 4].map(Some));
+    // The counter was set back.
+    offsets.note(since(10, 9, 12));
+    assert_eq!([5, 350].map(|tsc| offsets.at(tsc)), [9, 9].map(Some));
+}
+
+proptest! {
+    /// The more there was, the coarser is what is kept of long ago, but something always is.
+    #[test]
+    fn little_is_kept_of_long_ago(count in 1..20_000_u64, asked in any::<prop::sample::Index>()) {
+        let mut offsets = Offsets::default();
+        for n in 0..count {
+            offsets.note(since(n * 100, n, u32::try_from(n * 2).unwrap()));
+        }
+        let kept: usize = offsets.levels.iter().map(VecDeque::len).sum();
+        prop_assert!(kept <= KEPT * offsets.levels.len() && offsets.levels.len() < 10);
+        let asked = u64::try_from(asked.index(usize::try_from(count).unwrap())).unwrap();
+        let found = offsets.at(asked * 100 + 5).unwrap();
+        let age = count - asked;
+        let off = found.abs_diff(asked);
+        prop_assert!(off <= age / 64 && (off == 0 || age > KEPT as u64), "{found} for {asked} of {count}");
+    }
+}
+
+#[test]
+fn what_kvm_is_about_to_write_is_not_read() {
+    let ram = ram();
+    tell(&ram, 7, 1, 2);
+    assert_eq!(Told::read(&*ram, Gpa(TOLD_AT)), None);
+    tell(&ram, 8, 1, 2);
+    let told = Told {
+        version: 8,
+        tsc: 1,
+        ns: 2,
+    };
+    assert_eq!(Told::read(&*ram, Gpa(TOLD_AT)), Some(told));
+    assert_eq!(Told::read(&*ram, Gpa(!7)), None);
+}
+
+#[test]
+fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
+    let ram = ram();
+    let relation = stalling(&ram);
+    let times = Arc::new(Times::new());
+    let timeline = Timeline::new(
+        Arc::clone(&times),
+        Box::new([Arc::clone(&relation)]),
+        kvmclock(),
+    );
+    // Nothing was told.
+    assert_eq!(timeline.now()(Some(0), 1000), None);
+    // The guest's counter is at 5000 at this moment.
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, 5000, start / TICKS);
+    let line = times.line();
+    let told = timeline.now()(Some(0), 5000).unwrap();
+    assert!(told.abs_diff(line.at(start)) < 1000, "{told}");
+    // It stood still for ten milliseconds, and a hit saw that.
+    let later = start + 20 * MS;
+    while rdtsc() < later + 2 * MS {}
+    tell(&ram, 4, 6000, later / TICKS);
+    let mut own = kvmclock();
+    relation.renew(relation.told().unwrap(), &mut own);
+    assert!(6000_u64.wrapping_sub(relation.offset()).abs_diff(later) < 10_000);
+    let tell = timeline.now();
+    let [entry, back] = [5500, 6500].map(|tsc| tell(Some(0), tsc).unwrap());
+    let line = times.line();
+    let wanted = line.at(later + 500) - line.at(start + 500);
+    assert!((back - entry).abs_diff(wanted) < 1000, "{}", back - entry);
+    // Nobody can have recorded what is to come.
+    assert_eq!(tell(Some(0), 6000 + 1_000_000 * MS), None);
+}
+
+#[test]
+fn of_no_known_virtual_cpu_there_is_a_time_only_if_all_agree() {
+    let ram = ram();
+    let times = Arc::new(Times::new());
+    let relations = [0, 1].map(|_| Arc::new(Relation::new(Arc::clone(&ram))));
+    let [one, two] = relations.clone();
+    let timeline = Timeline::new(times, Box::new(relations), kvmclock());
+    let tsc = rdtsc();
+    let tell = timeline.now();
+    assert_eq!(tell(None, tsc), None);
+    one.note(tsc - 10, 0);
+    assert_eq!(tell(None, tsc), None);
+    two.note(tsc - 10, 100);
+    assert!(tell(None, tsc).is_some());
+    assert!(tell(Some(7), tsc).is_some());
+    // The guest has set one of them.
+    two.note(tsc - 5, 10 * MS);
+    assert_eq!(tell(None, tsc), None);
+    assert!(tell(Some(1), tsc).is_some());
+}
+
+#[test]
+fn hits_and_records_of_a_steady_counter_have_one_time() {
+    let times = Arc::new(Times::new());
+    let relation = Arc::new(Relation::new(ram()));
+    let timeline = Timeline::new(
+        Arc::clone(&times),
+        Box::new([Arc::clone(&relation)]),
+        kvmclock(),
+    );
+    let mut clock = HostClock::new(times, relation, kvmclock());
+    let mut reads = 0;
+    for offset in [123_u64, 123, 1 << 40, 1 << 40] {
+        clock.learn(|| {
+            reads += 1;
+            let tsc = rdtsc().wrapping_add(offset);
+            Some(Counters { tsc, kvmclock: 0 })
+        });
+        let hit = clock.now();
+        let ago = rdtsc().wrapping_add(offset).wrapping_sub(hit.guest_tsc);
+        assert!(ago < MS, "{ago}");
+        let told = timeline.now()(Some(0), hit.guest_tsc).unwrap();
+        assert!(told.abs_diff(hit.host_ns) < 20_000, "{told} {hit:?}");
+    }
+    // More only if this thread was kept from reading.
+    assert!(reads >= 8);
+}
+
+#[test]
+fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
+    let ram = ram();
+    let times = Arc::new(Times::new());
+    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
+    let mut tsc = 77_000;
+    clock.learn(|| {
+        // How long each reading takes is another matter.
+        tsc -= 1;
+        Some(Counters {
+            tsc,
+            kvmclock: TOLD_AT | 1,
+        })
+    });
+    assert!(relation.stalls.load(Ordering::Relaxed));
+    assert_eq!(relation.lock().at(77_000), None);
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, 90_000, start / TICKS);
+    let (hit, now) = (clock.now(), rdtsc());
+    assert!((90_000..=90_000 + now - start + 10_000).contains(&hit.guest_tsc));
+}
+
+/// Ten rounds of a counter that goes on only while it is read, as often as not for longer than the
+/// virtual CPU was left alone.
+#[test]
+fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slowly() {
+    for slow in 0..10 {
+        let relation = Arc::new(Relation::new(ram()));
+        let times = Arc::new(Times::new());
+        let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
+        let (mut tsc, mut reads) = (77_000, 0);
+        clock.learn(|| {
+            let start = rdtsc();
+            let ticks = if reads % 10 == slow { 2 * MS } else { 0 };
+            while rdtsc() < start + ticks {}
+            tsc += rdtsc() - start;
+            reads += 1;
+            Some(Counters {
+                tsc,
+                kvmclock: TOLD_AT | 1,
+            })
+        });
+        assert!(relation.stalls.load(Ordering::Relaxed), "{slow}");
+    }
+}
+
+#[test]
+fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let times = Arc::new(Times::new());
+    let timeline = Timeline::new(
+        Arc::clone(&times),
+        Box::new([Arc::clone(&relation)]),
+        kvmclock(),
+    );
+    let mut clock = HostClock::new(Arc::clone(&times), Arc::clone(&relation), kvmclock());
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, start, start / TICKS);
+    clock.learn(|| {
+        Some(Counters {
+            tsc: rdtsc(),
+            kvmclock: TOLD_AT | 1,
+        })
+    });
+    let exact = relation.offset();
+    let told = |tsc| timeline.now()(Some(0), tsc).unwrap();
+    let hit = clock.now();
+    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    // What was read stays in force though KVM tells the same not so exactly.
+    assert_eq!(relation.offset(), exact);
+    const AHEAD: u64 = 1 << 50;
+    let set = rdtsc() / TICKS * TICKS;
+    tell(&ram, 4, set + AHEAD, set / TICKS);
+    let line = times.line();
+    assert!(told(set + AHEAD + 100).abs_diff(line.at(set + 100)) < 20_000);
+    // What was recorded before it was set has its time too, and a hit that exits sees the same.
+    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    let hit = clock.now();
+    assert!(hit.guest_tsc > AHEAD);
+    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+}
+
+#[test]
+fn a_hit_sees_what_the_collector_was_told_first() {
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let times = Arc::new(Times::new());
+    let mut clock = HostClock::new(Arc::clone(&times), Arc::clone(&relation), kvmclock());
+    clock.learn(|| {
+        Some(Counters {
+            tsc: 5000,
+            kvmclock: TOLD_AT | 1,
+        })
+    });
+    let timeline = Timeline::new(times, Box::new([Arc::clone(&relation)]), kvmclock());
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, 5000, start / TICKS);
+    assert!(timeline.now()(Some(0), 5000).is_some());
+    let (hit, now) = (clock.now(), rdtsc());
+    assert!((5000..=5000 + now - start + 10_000).contains(&hit.guest_tsc));
+}

@@ -1,0 +1,5 @@
+//! Events on their way from the collector to whoever listens.
+
+pub(crate) mod notice;
+pub mod queue;
+pub(crate) mod subscription;

@@ -1,0 +1,360 @@
+//! A queue between one who must not wait and one who may be slow.
+//!
+//! ```text
+//!              weight + waiting > limit
+//!   taking ──────────────────────────────► losing
+//!          ◄──────────────────────────────
+//!              half of the limit is free
+//! ```
+//! Invariants: what waits never weighs more than the limit; who fills it never waits; what is lost
+//! is counted, and the count is told after what was put in before the loss and no later than with
+//! the first item after it; notices of throttled hits are never lost, those that have to wait are
+//! added up for each probe. A queue that was full takes nothing until half of it is free again, so
+//! that a slow reader has few long gaps and not many short ones.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hvprobe_spec::ProbeId;
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::notice::ThrottleNotice;
+
+/// A queue in which items of at most `limit` together wait.
+#[must_use]
+pub fn queue<T>(limit: usize) -> (Entrance<T>, Exit<T>) {
+    let (to, from) = unbounded_channel();
+    let shared = Arc::new(Shared::default());
+    let entrance = Entrance {
+        to,
+        shared: Arc::clone(&shared),
+        limit,
+        losing: false,
+    };
+    (entrance, Exit { from, shared })
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// What the waiting items weigh.
+    waiting: AtomicUsize,
+    /// Lost after what waits.
+    lost: AtomicU64,
+    /// Notices that wait.
+    notices: Mutex<BTreeMap<ProbeId, ThrottleNotice>>,
+}
+
+impl Shared {
+    fn notices(&self) -> MutexGuard<'_, BTreeMap<ProbeId, ThrottleNotice>> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The notices that wait, which do so no longer.
+    fn take_notices(&self) -> Vec<ThrottleNotice> {
+        std::mem::take(&mut *self.notices()).into_values().collect()
+    }
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    item: Option<T>,
+    weight: usize,
+    /// Lost before it.
+    lost: u64,
+}
+
+/// Where a queue is filled.
+#[derive(Debug)]
+pub struct Entrance<T> {
+    to: UnboundedSender<Entry<T>>,
+    shared: Arc<Shared>,
+    limit: usize,
+    losing: bool,
+}
+
+impl<T> Entrance<T> {
+    /// Whether nobody takes anything from the queue any more.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    /// Whether the queue takes items; otherwise what there is can only be counted as lost.
+    pub fn is_taking(&mut self) -> bool {
+        if self.losing {
+            self.losing = self.shared.waiting.load(Ordering::Relaxed) > self.limit / 2;
+        }
+        !self.losing
+    }
+
+    /// Appends `item` or, if that would be too much, returns it. The weight stands for the memory it
+    /// takes, that of the queue itself included.
+    ///
+    /// # Errors
+    /// With the item, when it does not fit or the queue takes nothing now.
+    pub fn put(&mut self, item: T, weight: usize) -> Result<(), T> {
+        let waiting = self.shared.waiting.load(Ordering::Relaxed);
+        if !self.is_taking() || waiting.saturating_add(weight) > self.limit {
+            self.losing = true;
+            return Err(item);
+        }
+        self.append(Some(item), weight);
+        Ok(())
+    }
+
+    /// Counts `count` as lost. Whoever waits for an item is not told before there is one.
+    pub fn lose(&mut self, count: u64) {
+        self.shared.lost.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Keeps `notices` for whoever is told next.
+    pub fn note<'n>(&mut self, notices: impl Iterator<Item = &'n ThrottleNotice>) {
+        let mut kept = self.shared.notices();
+        for notice in notices {
+            kept.entry(notice.throttled.probe)
+                .and_modify(|earlier| {
+                    earlier.throttled.count += notice.throttled.count;
+                    earlier.throttled.disabled = notice.throttled.disabled;
+                    earlier.window += notice.window;
+                })
+                .or_insert_with(|| notice.clone());
+        }
+    }
+
+    /// Has whoever waits be told now what was lost, or is to be noticed.
+    pub fn tell(&mut self) {
+        // Whoever has something to take finds the loss after it.
+        let waiting = self.shared.waiting.load(Ordering::Relaxed) > 0;
+        let news =
+            self.shared.lost.load(Ordering::Relaxed) > 0 || !self.shared.notices().is_empty();
+        if !waiting && news {
+            // With a weight, so that there is one such entry at most.
+            self.append(None, 1);
+        }
+    }
+
+    fn append(&mut self, item: Option<T>, weight: usize) {
+        self.shared.waiting.fetch_add(weight, Ordering::Relaxed);
+        let lost = self.shared.lost.swap(0, Ordering::Relaxed);
+        // Nobody misses what an abandoned queue is told.
+        let _ = self.to.send(Entry { item, weight, lost });
+    }
+
+    /// What the waiting items weigh.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.waiting.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a queue is emptied.
+#[derive(Debug)]
+pub struct Exit<T> {
+    from: UnboundedReceiver<Entry<T>>,
+    shared: Arc<Shared>,
+}
+
+/// What is taken from a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken<T> {
+    /// Lost before it.
+    pub lost: u64,
+    /// Nothing, if only a loss or notices are told.
+    pub item: Option<T>,
+    /// Hits that were throttled.
+    pub notices: Vec<ThrottleNotice>,
+}
+
+impl<T> Exit<T> {
+    /// What is there without waiting.
+    pub fn try_next(&mut self) -> Option<Taken<T>> {
+        self.now().ok()
+    }
+
+    /// The next item or loss; `None` when nothing follows any more.
+    pub async fn next(&mut self) -> Option<Taken<T>> {
+        loop {
+            match self.now() {
+                Ok(taken) => return Some(taken),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
+            }
+            // After the last one there may be a loss to tell.
+            if let Some(entry) = self.from.recv().await
+                && let Some(taken) = self.take(entry)
+            {
+                return Some(taken);
+            }
+        }
+    }
+
+    /// As [`Exit::next`], blocking the calling thread.
+    pub fn blocking_next(&mut self) -> Option<Taken<T>> {
+        loop {
+            match self.now() {
+                Ok(taken) => return Some(taken),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
+            }
+            if let Some(entry) = self.from.blocking_recv()
+                && let Some(taken) = self.take(entry)
+            {
+                return Some(taken);
+            }
+        }
+    }
+
+    fn now(&mut self) -> Result<Taken<T>, TryRecvError> {
+        loop {
+            match self.from.try_recv() {
+                Ok(entry) => {
+                    if let Some(taken) = self.take(entry) {
+                        return Ok(taken);
+                    }
+                }
+                Err(nothing) => {
+                    let lost = self.shared.lost.swap(0, Ordering::Relaxed);
+                    return self.taken(lost, None).ok_or(nothing);
+                }
+            }
+        }
+    }
+
+    /// Nothing, if the loss that was to be told was found before.
+    fn take(&self, entry: Entry<T>) -> Option<Taken<T>> {
+        self.shared
+            .waiting
+            .fetch_sub(entry.weight, Ordering::Relaxed);
+        let Entry { item, lost, .. } = entry;
+        self.taken(lost, item)
+    }
+
+    fn taken(&self, lost: u64, item: Option<T>) -> Option<Taken<T>> {
+        let notices = self.shared.take_notices();
+        (item.is_some() || lost > 0 || !notices.is_empty()).then_some(Taken {
+            lost,
+            item,
+            notices,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn item<T>(item: T, lost: u64) -> Option<Taken<T>> {
+        let item = Some(item);
+        Some(Taken {
+            lost,
+            item,
+            notices: Vec::new(),
+        })
+    }
+
+    #[test]
+    fn full_queue_takes_nothing_until_half_of_it_is_free() {
+        let (mut into, mut from) = queue(4);
+        for n in 0..4 {
+            assert_eq!(into.put(n, 1), Ok(()));
+        }
+        assert_eq!(into.put(4, 1), Err(4));
+        into.lose(1);
+        assert_eq!(from.try_next(), item(0, 0));
+        assert_eq!(into.put(5, 1), Err(5));
+        into.lose(1);
+        assert_eq!(from.try_next(), item(1, 0));
+        assert_eq!(into.put(6, 1), Ok(()));
+        drop(into);
+        assert_eq!(from.blocking_next(), item(2, 0));
+        assert_eq!(from.blocking_next(), item(3, 0));
+        assert_eq!(from.blocking_next(), item(6, 2));
+        assert_eq!(from.blocking_next(), None);
+    }
+
+    #[test]
+    fn loss_at_the_end_is_told_without_an_item() {
+        let (mut into, mut from) = queue::<u8>(1);
+        into.lose(3);
+        drop(into);
+        let loss = Taken {
+            lost: 3,
+            item: None,
+            notices: Vec::new(),
+        };
+        assert_eq!(from.blocking_next(), Some(loss));
+        assert_eq!(from.blocking_next(), None);
+    }
+
+    #[test]
+    fn waiting_reader_is_told_a_loss_at_once() {
+        let (mut into, mut from) = queue::<u8>(1);
+        let reader = std::thread::spawn(move || from.blocking_next());
+        into.lose(2);
+        into.tell();
+        assert_eq!(reader.join().unwrap().map(|taken| taken.lost), Some(2));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Put(usize),
+        Lose(u64),
+        Tell,
+        Take,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0_usize..6).prop_map(Step::Put),
+            1 => (1_u64..5).prop_map(Step::Lose),
+            1 => Just(Step::Tell),
+            3 => Just(Step::Take),
+        ]
+    }
+
+    proptest! {
+        /// Items are numbered in one sequence with losses, so that the reader knows where each
+        /// loss belongs.
+        #[test]
+        fn all_is_taken_or_counted_as_lost_in_its_place(steps in proptest::collection::vec(step(), 0..200)) {
+            const LIMIT: usize = 10;
+            let (mut into, mut from) = queue(LIMIT);
+            let (mut made, mut seen) = (0_u64, 0_u64);
+            let mut check = |taken: Taken<u64>| {
+                seen += taken.lost;
+                if let Some(number) = taken.item {
+                    assert_eq!(number, seen, "a loss was told in the wrong place");
+                    seen += 1;
+                }
+            };
+            for step in steps {
+                match step {
+                    Step::Put(weight) => {
+                        if into.put(made, weight).is_err() {
+                            into.lose(1);
+                        }
+                        made += 1;
+                    }
+                    Step::Lose(count) => {
+                        into.lose(count);
+                        made += count;
+                    }
+                    Step::Tell => into.tell(),
+                    Step::Take => if let Some(taken) = from.try_next() {
+                        check(taken);
+                    },
+                }
+                prop_assert!(into.waiting() <= LIMIT);
+            }
+            drop(into);
+            while let Some(taken) = from.blocking_next() {
+                check(taken);
+            }
+            prop_assert_eq!(seen, made);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A guest as the probe engine sees it: its memory, and how to stop it for a change of its text.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_engine::{StopError, WhileStopped, World};
+use hvprobe_hit::table::ProbeTable;
+
+use crate::shared::Shared;
+
+/// The machine as the probe engine sees it.
+pub(crate) struct Guest<'a>(pub(crate) &'a Shared);
+
+impl World for Guest<'_> {
+    fn memory(&self) -> &dyn PhysMemory {
+        &*self.0.ram
+    }
+
+    fn stopped(&self, change: &mut WhileStopped<'_>) -> Result<Duration, StopError> {
+        let ram = &*self.0.ram;
+        let control = &self.0.control;
+        let stopped_for =
+            control.transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
+        // There may be detours where there were none.
+        self.0.detours.wake();
+        Ok(stopped_for)
+    }
+
+    fn note_writes(&self, on: bool) -> bool {
+        self.0.ram.note_writes(on).is_ok()
+    }
+
+    fn written(&self) -> Option<Vec<Gpa>> {
+        self.0.ram.written().ok()
+    }
+
+    fn collect(&self) {
+        self.0.detours.catch_up();
+    }
+}

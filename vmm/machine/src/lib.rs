@@ -1,0 +1,41 @@
+//! Machines: guests with probes in their kernels. The probe engine on a virtual machine of KVM.
+//!
+//! What servers need of the host before there is a machine, and the causes of a boot that failed,
+//! come from the crate below, which servers do not name: [`host`], [`Kernel`] and the errors of
+//! [`BootError`] are passed on from there, and nothing else.
+
+mod boot;
+mod clock;
+mod config;
+mod console;
+mod crash;
+mod decide;
+mod detours;
+mod events;
+mod guest;
+pub mod host;
+mod live;
+mod machine;
+mod probes;
+mod shared;
+mod stop;
+mod supervisor;
+mod throttle;
+mod tripwire;
+mod vcpu;
+
+pub use boot::BootError;
+pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
+pub use console::{Console, Printed};
+pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
+pub use events::notice::ThrottleNotice;
+pub use events::queue;
+pub use events::subscription::{Delivery, Listen, Subscription};
+pub use hvprobe_engine::{ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled};
+pub use hvprobe_hit::event::Event;
+pub use hvprobe_spec::{Budget, Excess, Mechanism, ProbeId, ProbeSpec};
+pub use hvprobe_vm::loader::Kernel;
+pub use hvprobe_vm::memory::MemoryError;
+pub use hvprobe_vm::vcpu::Ioctls;
+pub use hvprobe_vm::{CatchMode, CpuError};
+pub use machine::{Machine, NmiError, PauseError, ReadError};

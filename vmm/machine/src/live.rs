@@ -1,0 +1,201 @@
+//! The moment the kernel's text is final: how to read the kernel from now on, and, for `idt-gate`,
+//! what its #BP entry looks like.
+
+use hvprobe_arch::insn::{GateError, GateHead};
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::{PageTables, WalkError};
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_engine::{Refused, StopError};
+use hvprobe_hit::KernelView;
+use hvprobe_linux::image::{KernelImage, TaskLayout};
+use hvprobe_spec::ProbeId;
+use hvprobe_vm::CatchMode;
+use kvm_bindings::kvm_sregs;
+use tracing::{error, info, warn};
+
+use crate::crash::tables;
+use crate::guest::Guest;
+use crate::machine::Machine;
+use crate::tripwire::Tripwire;
+use crate::vcpu::catch::Gate;
+
+/// Number of the breakpoint exception, and the size of a gate in the IDT (SDM vol. 3, 6.14.1).
+const BP: u64 = 3;
+const IDT_GATE: u64 = 16;
+
+/// Why the guest's #BP entry cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum GateMissing {
+    #[error("the guest's interrupt descriptor table cannot be read")]
+    Idt(#[source] WalkError),
+    #[error("the guest's #BP entry at {at} cannot be read")]
+    Entry {
+        at: Gva,
+        #[source]
+        source: WalkError,
+    },
+    #[error("the guest's #BP entry cannot be patched")]
+    Head(#[from] GateError),
+}
+
+impl Machine {
+    /// Plants the pending probes and lets the held virtual CPU go on.
+    pub(crate) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
+        let Some(tripwire) = &self.shared.tripwire else {
+            return Ok(());
+        };
+        let ram = &*self.shared.ram;
+        let view = view(&self.image, tripwire, vcpu, sregs, ram)?;
+        let mut head = None;
+        if self.mode == CatchMode::IdtGate {
+            let gate = gate(view.tables, sregs, ram)
+                .map_err(|error| format!("breakpoints cannot be caught on this host: {error}"))?;
+            head = Some(gate.head);
+            // Set once: the tripwire fires once.
+            let _ = self.shared.gate.set(gate);
+        }
+        self.shared.control.set_view(view);
+        let planted = self.registry().go_live(view, head, &Guest(&self.shared));
+        match planted {
+            Ok(refused) => self.report_refused(refused),
+            Err(StopError::Ended) => return Ok(()),
+            Err(error) => return Err(format!("probes cannot be planted: {error}")),
+        }
+        info!(machine = self.config.name, "kernel text is final");
+        self.life().live = true;
+        self.changed.notify_all();
+        self.shared.control.release(vcpu);
+        Ok(())
+    }
+}
+
+impl Machine {
+    /// The guest's kernel is about to make way for another: takes the probes out of it.
+    pub(crate) fn kernel_leaves(&self) {
+        let left = self.registry().kernel_leaves(&Guest(&self.shared));
+        match left {
+            Ok(()) => self.kernel_replaced(),
+            Err(StopError::Ended) => {}
+            Err(error) => warn!(%error, "the guest's kernel is left with its probes in place"),
+        }
+    }
+
+    /// Another kernel runs: nothing we know tells how to read it.
+    pub(crate) fn kernel_replaced(&self) {
+        let before = std::mem::replace(&mut self.life().kernel_replaced, true);
+        if !before {
+            self.shared.control.forget_view();
+            warn!(
+                machine = self.config.name,
+                "the guest runs another kernel now: its probes are gone"
+            );
+            self.changed.notify_all();
+        }
+    }
+
+    /// Tells of probes that turned out to be impossible once they could be planted.
+    pub(crate) fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
+        for (id, why) in refused {
+            error!(machine = self.config.name, probe = %id, %why, "probe refused");
+        }
+    }
+}
+
+/// How to read the kernel, as virtual CPU `vcpu` shows it that reported.
+fn view(
+    image: &KernelImage,
+    tripwire: &Tripwire,
+    vcpu: usize,
+    sregs: &kvm_sregs,
+    mem: &dyn PhysMemory,
+) -> Result<KernelView, String> {
+    let tables = own_tables(image, tripwire, tables(sregs.cr3, sregs.cr4), mem)
+        .ok_or("the kernel's own page tables cannot be told from those of its processes")?;
+    let task = TaskLayout::of_guest(image, tables, mem, sregs.gs.base);
+    if let Err(why) = &task {
+        warn!(%why, "events will not name the task, and return probes are refused");
+    }
+    let cpu_number = image.cpu_number().filter(|offset| {
+        let mut number = [0; 4];
+        let at = Gva(sregs.gs.base.wrapping_add(*offset));
+        let read = tables.read(mem, at, &mut number);
+        let is_right = read.is_ok() && usize::try_from(u32::from_le_bytes(number)) == Ok(vcpu);
+        if !is_right {
+            warn!(
+                vcpu,
+                "the number of a processor is not where the kernel should have it"
+            );
+        }
+        is_right
+    });
+    Ok(KernelView {
+        tables,
+        task,
+        cpu_number,
+        idt: Gva(sregs.idt.base),
+    })
+}
+
+/// The kernel's own page tables, while a virtual CPU uses those at `current`: where the image tells if
+/// they map the tripwire where it was set, else `current`. An image without symbols of data has them
+/// somewhere: the kernel's half of a process's is a copy of theirs.
+fn own_tables(
+    image: &KernelImage,
+    tripwire: &Tripwire,
+    current: PageTables,
+    mem: &dyn PhysMemory,
+) -> Option<PageTables> {
+    let right = |tables: &PageTables| {
+        tables
+            .translate(mem, tripwire.at())
+            .is_ok_and(|mapping| mapping.gpa == tripwire.gpa())
+    };
+    if let Some(root) = image.init_top_pgt() {
+        let own = PageTables { root, ..current };
+        return Some(Some(own).filter(right).unwrap_or(current));
+    }
+    const PAGE: u64 = 4096;
+    let extent = image.extent();
+    let phys = |at: Gva| at.0.wrapping_sub(image.virt_to_phys_offset());
+    let place = phys(extent.start)..phys(extent.end);
+    if place.contains(&current.root.0) {
+        return Some(current);
+    }
+    let process = kernel_half(current.root, mem)?;
+    let pages = place.step_by(4096).map(|at| at - at % PAGE);
+    let own = pages.map(Gpa).find(|root| {
+        kernel_half(*root, mem).is_some_and(|own| {
+            let mut pairs = own.iter().zip(&process);
+            own.last() == process.last() && pairs.all(|(own, copy)| *own == 0 || own == copy)
+        })
+    });
+    let own = own.map(|root| PageTables { root, ..current });
+    own.filter(right)
+}
+
+/// The entries of the top-level page table at `root` that map the kernel's half.
+fn kernel_half(root: Gpa, mem: &dyn PhysMemory) -> Option<Vec<u64>> {
+    const HALF: u64 = 2048;
+    let words = (0..HALF).step_by(8).map(|at| {
+        let at = root.wrapping_add(HALF + at);
+        mem.read_u64(at).ok()
+    });
+    words.collect()
+}
+
+/// The guest's #BP entry, found through its IDT.
+fn gate(tables: PageTables, sregs: &kvm_sregs, mem: &dyn PhysMemory) -> Result<Gate, GateMissing> {
+    let mut raw = [0; 16];
+    let descriptor = Gva(sregs.idt.base.wrapping_add(BP * IDT_GATE));
+    tables
+        .read(mem, descriptor, &mut raw)
+        .map_err(GateMissing::Idt)?;
+    let [o0, o1, _, _, _, _, o2, o3, o4, o5, o6, o7, ..] = raw;
+    let at = Gva(u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]));
+    let mut code = [0; 16];
+    tables
+        .read(mem, at, &mut code)
+        .map_err(|source| GateMissing::Entry { at, source })?;
+    let head = GateHead::analyse(&code, at)?;
+    Ok(Gate { head, tables })
+}

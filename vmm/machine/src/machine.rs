@@ -1,0 +1,316 @@
+//! A machine: one guest, its virtual CPUs and its probes.
+//!
+//! ```text
+//!   boot ──► booting ──(text final)──► running ◄──► paused
+//!               └──────────┬──────────────┴───────────┘
+//!                          ▼ guest ends, fails, or stop
+//!                       stopped
+//! ```
+//! One thread per virtual CPU, one that collects events, and a supervisor that takes notices from
+//! the virtual CPUs. Lock order: `registry`, then what `Control` holds; `life` is taken alone.
+//! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
+//! ended.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::paging::WalkError;
+use hvprobe_engine::{Registry, Skipped, Standing, StopError};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_spec::ProbeId;
+use hvprobe_vm::CatchMode;
+use hvprobe_vm::vcpu::Ioctls;
+
+use crate::config::{Ending, MachineConfig, State, Status};
+use crate::console::{Console, ConsoleOutput};
+use crate::decide::Decisions;
+use crate::events::subscription::{Hub, Listen, Subscription};
+use crate::shared::{IoctlTotals, Shared};
+
+/// Why a running machine could not be paused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the machine cannot be paused")]
+pub struct PauseError(#[from] StopError);
+
+/// Why no NMI was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NmiError {
+    /// Virtual CPUs are counted from 0.
+    #[error("there is no virtual CPU {vcpu}, the machine has {vcpus}")]
+    NoSuchVcpu {
+        /// Which one was asked for.
+        vcpu: u32,
+        /// How many there are.
+        vcpus: u32,
+    },
+    /// Nothing runs any more.
+    #[error("no NMI can be sent")]
+    Stop(#[from] StopError),
+}
+
+/// Why guest memory could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The kernel's page tables are not known before its text is final, nor those of another kernel.
+    #[error("the guest is still booting, or runs another kernel")]
+    Booting,
+    /// Not mapped.
+    #[error("guest memory cannot be read")]
+    Walk(#[from] WalkError),
+}
+
+#[derive(Debug)]
+pub(crate) struct Life {
+    pub(crate) live: bool,
+    /// The guest has left the kernel it was booted with.
+    pub(crate) kernel_replaced: bool,
+    pub(crate) ending: Option<Ending>,
+}
+
+/// One guest with its probes. All methods may be called from any thread; they block.
+#[derive(Debug)]
+pub struct Machine {
+    pub(crate) config: MachineConfig,
+    pub(crate) mode: CatchMode,
+    pub(crate) image: Arc<KernelImage>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) registry: Mutex<Registry>,
+    /// Probes of the configuration that were refused before the boot, and left out.
+    pub(crate) skipped: Vec<Skipped>,
+    pub(crate) console: Arc<ConsoleOutput>,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) ioctls: Vec<Arc<IoctlTotals>>,
+    /// When it was last looked for hits that were throttled; after `registry`.
+    pub(crate) throttle_looked: Mutex<Instant>,
+    pub(crate) life: Mutex<Life>,
+    pub(crate) changed: Condvar,
+}
+
+impl Machine {
+    /// What it was booted from.
+    #[must_use]
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// What the kernel image says: symbols and where probes may go.
+    #[must_use]
+    pub fn image(&self) -> &Arc<KernelImage> {
+        &self.image
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status_in(&self.life())
+    }
+
+    fn status_in(&self, life: &Life) -> Status {
+        let state = match &life.ending {
+            Some(ending) => State::Stopped(ending.clone()),
+            None if self.shared.control.is_paused() => State::Paused,
+            None if life.live => State::Running,
+            None => State::Booting,
+        };
+        Status {
+            state,
+            catch_mode: self.mode,
+            stopped_at: self.shared.stopped_at.get(),
+            kernel_replaced: life.kernel_replaced,
+        }
+    }
+
+    /// Blocks until it is doing something else than `last` says; tells what.
+    #[must_use]
+    pub fn wait_change(&self, last: &Status) -> Status {
+        let mut life = self.life();
+        loop {
+            let status = self.status_in(&life);
+            if status != *last {
+                return status;
+            }
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Its status has changed in what is not guarded by `life`.
+    pub(crate) fn tell_change(&self) {
+        // Whoever looked at the status before now waits to be told.
+        drop(self.life());
+        self.changed.notify_all();
+    }
+
+    /// Blocks until the kernel's text is final and its pending probes are planted, or the machine
+    /// has ended; tells which by its status.
+    #[must_use]
+    pub fn wait_live(&self) -> Status {
+        let mut life = self.life();
+        while !life.live && life.ending.is_none() {
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(life);
+        self.status()
+    }
+
+    /// Blocks until the machine has ended.
+    #[must_use]
+    pub fn wait(&self) -> Ending {
+        let mut life = self.life();
+        loop {
+            if let Some(ending) = &life.ending {
+                return ending.clone();
+            }
+            life = self
+                .changed
+                .wait(life)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Stops all virtual CPUs until [`Machine::resume`]; they have stopped when this returns.
+    /// Pausing a paused machine changes nothing.
+    ///
+    /// # Errors
+    /// When the machine has ended or a virtual CPU does not stop.
+    pub fn pause(&self) -> Result<(), PauseError> {
+        self.shared.control.pause()?;
+        self.tell_change();
+        Ok(())
+    }
+
+    /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
+    ///
+    /// # Errors
+    /// When the machine has ended.
+    pub fn resume(&self) -> Result<(), PauseError> {
+        if self.life().ending.is_some() {
+            return Err(StopError::Ended.into());
+        }
+        self.shared.stopped_at.clear();
+        self.shared.control.resume();
+        self.tell_change();
+        Ok(())
+    }
+
+    /// Sends an NMI to one virtual CPU, or to all, and does not wait for the guest to take it. As on
+    /// hardware, one that comes before the guest has taken the last is one with it, a virtual CPU that
+    /// the guest has not started takes none, and a guest whose kernel is not ready for it dies of it.
+    /// A paused machine's virtual CPUs take it when they go on.
+    ///
+    /// # Errors
+    /// When the machine has ended, or has no such virtual CPU.
+    pub fn inject_nmi(&self, vcpu: Option<u32>) -> Result<(), NmiError> {
+        let vcpus = self.config.cpus;
+        let range = match vcpu {
+            None => 0..vcpus,
+            Some(vcpu) if vcpu < vcpus => vcpu..vcpu + 1,
+            Some(vcpu) => return Err(NmiError::NoSuchVcpu { vcpu, vcpus }),
+        };
+        let indices = range.filter_map(|index| usize::try_from(index).ok());
+        Ok(self.shared.control.send_nmi(indices)?)
+    }
+
+    /// What is kept of the console's output, the newest of it.
+    #[must_use]
+    pub fn console_kept(&self) -> Vec<u8> {
+        self.console.kept()
+    }
+
+    /// What is kept of the console's output, and what follows.
+    #[must_use]
+    pub fn console(&self) -> Console {
+        self.console.follow()
+    }
+
+    /// Types `bytes` on the console; returns how many there was room for.
+    pub fn console_input(&self, bytes: &[u8]) -> usize {
+        self.shared.ports.console_input(bytes)
+    }
+
+    /// The probes of the configuration that were refused before the boot, and left out.
+    #[must_use]
+    pub fn skipped(&self) -> &[Skipped] {
+        &self.skipped
+    }
+
+    /// The questions that hits put to clients.
+    #[must_use]
+    pub fn decisions(&self) -> &Decisions {
+        &self.shared.decisions
+    }
+
+    /// Has `listener` hear of events from now on, unless the machine has ended.
+    pub fn listen(&self, listener: Box<dyn Listen>) {
+        self.hub.listen(listener);
+    }
+
+    /// A stream of the events of `filter`'s probes, or of all when it is empty, from now on. At
+    /// most `capacity` events wait; then they are dropped and counted.
+    #[must_use]
+    pub fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
+        self.hub.subscribe(filter, capacity)
+    }
+
+    /// Reads kernel memory as the guest has it now, our patches included.
+    ///
+    /// # Errors
+    /// While booting, or when it is not mapped.
+    pub fn read_kernel(&self, at: Gva, into: &mut [u8]) -> Result<(), ReadError> {
+        let view = self.shared.control.view().ok_or(ReadError::Booting)?;
+        Ok(view.tables.read(&*self.shared.ram, at, into)?)
+    }
+
+    /// How often KVM was called for each virtual CPU. Up to date while paused or stopped.
+    #[must_use]
+    pub fn ioctls(&self) -> Vec<Ioctls> {
+        self.ioctls.iter().map(|totals| totals.get()).collect()
+    }
+
+    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, at which the guest executed its first
+    /// instruction.
+    #[must_use]
+    pub fn first_entry_ns(&self) -> Option<u64> {
+        match self.shared.first_entry_ns.load(Ordering::Relaxed) {
+            0 => None,
+            ns => Some(ns),
+        }
+    }
+
+    /// Where each virtual CPU stands, which are stopped for that; those that have not been started
+    /// stand nowhere.
+    ///
+    /// # Errors
+    /// When the machine has ended or a virtual CPU does not stop.
+    pub fn standings(&self) -> Result<Vec<Standing>, StopError> {
+        let mut all = Vec::new();
+        self.shared.control.transact(|standings| {
+            all.extend_from_slice(standings);
+            None
+        })?;
+        Ok(all)
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        // A panic inside a transaction leaves the registry at a step it can go on from: its
+        // fields are updated only after the text was.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn throttle_looked(&self) -> MutexGuard<'_, Instant> {
+        self.throttle_looked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

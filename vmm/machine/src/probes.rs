@@ -1,0 +1,116 @@
+//! The probes of a machine, as its users register and change them.
+//!
+//! Invariant: whatever takes a probe out of the guest, or turns it off, tells what was throttled of it
+//! until then.
+
+use hvprobe_engine::{ChangeError, ProbeInfo, Refusals, RegisterError, Registered, StopError};
+use hvprobe_spec::{ProbeId, ProbeSpec};
+use tracing::{info, warn};
+
+use crate::config::Ending;
+use crate::guest::Guest;
+use crate::machine::Machine;
+
+impl Machine {
+    /// Registers a batch of probes, all or none, in one stop of the virtual CPUs.
+    ///
+    /// # Errors
+    /// Names the first probe that was refused, and why.
+    pub fn register(&self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
+        Ok(self.register_batch(specs, Refusals::Fail)?.ids())
+    }
+
+    /// Registers a batch of probes in one stop of the virtual CPUs; `refusals` says what becomes of
+    /// the rest when one is refused.
+    ///
+    /// # Errors
+    /// As [`Machine::register`]; when refusals are skipped, only for what makes no sense anywhere.
+    pub fn register_batch(
+        &self,
+        specs: &[ProbeSpec],
+        refusals: Refusals,
+    ) -> Result<Registered, RegisterError> {
+        let registered = self
+            .registry()
+            .register_batch(specs, refusals, &Guest(&self.shared))?;
+        info!(
+            machine = self.config.name,
+            probes = registered.probes.len(),
+            skipped = registered.skipped.len(),
+            stopped_for = ?registered.stopped_for,
+            "probes registered"
+        );
+        Ok(registered)
+    }
+
+    /// Unregisters probes, all or none.
+    ///
+    /// # Errors
+    /// When one of them does not exist or the virtual CPUs do not stop.
+    pub fn unregister(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        let unregistered = self.registry().unregister(ids, &Guest(&self.shared));
+        self.tell_throttled();
+        unregistered
+    }
+
+    /// Enables probes, all or none.
+    ///
+    /// # Errors
+    /// As [`Machine::unregister`], or when one cannot be armed.
+    pub fn enable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        self.registry().set_enabled(ids, true, &Guest(&self.shared))
+    }
+
+    /// Disables probes, all or none; they stay registered.
+    ///
+    /// # Errors
+    /// As [`Machine::unregister`].
+    pub fn disable(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
+        let disabled = self
+            .registry()
+            .set_enabled(ids, false, &Guest(&self.shared));
+        self.tell_throttled();
+        disabled
+    }
+
+    /// The global switch: takes every patch out of the guest, or arms every enabled probe again.
+    /// Each probe's own state stays as it is.
+    ///
+    /// # Errors
+    /// As [`Machine::enable`].
+    pub fn set_armed(&self, armed: bool) -> Result<(), ChangeError> {
+        self.registry().switch(armed, &Guest(&self.shared))
+    }
+
+    /// Whether the global switch is on.
+    #[must_use]
+    pub fn armed(&self) -> bool {
+        self.registry().is_switched_on()
+    }
+
+    /// The global knob of optimization: jumps where they can be used, or int3s everywhere.
+    ///
+    /// # Errors
+    /// As [`Machine::enable`].
+    pub fn set_optimization(&self, on: bool) -> Result<(), ChangeError> {
+        self.registry().set_optimization(on, &Guest(&self.shared))
+    }
+
+    /// Every registered probe.
+    #[must_use]
+    pub fn probes(&self) -> Vec<ProbeInfo> {
+        self.shared.detours.catch_up();
+        self.registry().list(&*self.shared.ram)
+    }
+
+    /// Takes every probe out of the guest, ends the guest, and returns when it has ended.
+    pub fn stop(&self) -> Ending {
+        match self.registry().unregister_all(&Guest(&self.shared)) {
+            Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}
+            Err(error) => warn!(%error, "the guest is ended with its probes in place"),
+        }
+        self.tell_throttled();
+        self.shared.control.end();
+        self.wait()
+    }
+}

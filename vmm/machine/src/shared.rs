@@ -1,0 +1,72 @@
+//! What the threads of a machine share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hvprobe_devices::Ports;
+use hvprobe_spec::ProbeId;
+use hvprobe_vm::memory::GuestRam;
+use hvprobe_vm::vcpu::Ioctls;
+
+use crate::clock::times::Times;
+use crate::decide::Decisions;
+use crate::detours::Detours;
+use crate::stop::control::Control;
+use crate::tripwire::Tripwire;
+use crate::vcpu::catch::Gate;
+
+/// What all virtual CPUs of a machine share. Nothing here is locked on the hit path.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) control: Control,
+    pub(crate) ram: Arc<GuestRam>,
+    pub(crate) ports: Ports,
+    pub(crate) tripwire: Option<Tripwire>,
+    pub(crate) gate: OnceLock<Gate>,
+    /// Host time of the first entry into the guest; 0 before.
+    pub(crate) first_entry_ns: AtomicU64,
+    pub(crate) stopped_at: StoppedAt,
+    pub(crate) decisions: Decisions,
+    pub(crate) detours: Detours,
+    pub(crate) times: Arc<Times>,
+}
+
+/// The hit that paused the machine.
+#[derive(Debug, Default)]
+pub(crate) struct StoppedAt(Mutex<Option<(ProbeId, usize)>>);
+
+impl StoppedAt {
+    fn lock(&self) -> MutexGuard<'_, Option<(ProbeId, usize)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, probe: ProbeId, vcpu: usize) {
+        *self.lock() = Some((probe, vcpu));
+    }
+
+    /// The probe and the virtual CPU.
+    pub(crate) fn get(&self) -> Option<(ProbeId, usize)> {
+        *self.lock()
+    }
+
+    /// The machine goes on.
+    pub(crate) fn clear(&self) {
+        *self.lock() = None;
+    }
+}
+
+/// Ioctl counts of one virtual CPU, up to date whenever it is parked.
+#[derive(Debug, Default)]
+pub(crate) struct IoctlTotals {
+    pub(crate) run: AtomicU64,
+    pub(crate) other: AtomicU64,
+}
+
+impl IoctlTotals {
+    pub(crate) fn get(&self) -> Ioctls {
+        Ioctls {
+            run: self.run.load(Ordering::Relaxed),
+            other: self.other.load(Ordering::Relaxed),
+        }
+    }
+}

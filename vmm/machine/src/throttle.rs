@@ -1,0 +1,46 @@
+//! Budgets of probes that were exceeded: turning probes off, and telling it.
+//!
+//! Invariant: every throttled hit is in exactly one notice, and every notice is logged and goes to
+//! all listeners of the machine that want to hear of its probe.
+
+use std::time::Instant;
+
+use hvprobe_engine::{ChangeError, StopError};
+use tracing::warn;
+
+use crate::events::notice::ThrottleNotice;
+use crate::guest::Guest;
+use crate::machine::Machine;
+
+impl Machine {
+    /// Turns off probes that exceeded their budgets, and tells what was throttled since the last
+    /// time.
+    pub(crate) fn tell_throttled(&self) {
+        let mut registry = self.registry();
+        let (throttled, turned_off) = registry.throttle(&Guest(&self.shared));
+        // Under the registry's lock, so that no two looks share a window.
+        let window = {
+            let mut looked = self.throttle_looked();
+            std::mem::replace(&mut *looked, Instant::now()).elapsed()
+        };
+        drop(registry);
+        match turned_off {
+            Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}
+            Err(error) => warn!(%error, "a probe that exceeded its budget stays on"),
+        }
+        let notice = |throttled| ThrottleNotice { throttled, window };
+        let notices: Vec<ThrottleNotice> = throttled.into_iter().map(notice).collect();
+        for ThrottleNotice { throttled, .. } in &notices {
+            warn!(
+                machine = self.config.name,
+                probe = %throttled.probe,
+                name = throttled.name,
+                hits = throttled.count,
+                ?window,
+                disabled = throttled.disabled,
+                "hits beyond the probe's budget were throttled"
+            );
+        }
+        self.hub.tell(&notices);
+    }
+}

@@ -1,0 +1,491 @@
+//! From an exit to a hit: the three ways a planted int3 reaches us, and the way back for int3s
+//! that are not ours.
+//!
+//! | mode             | exit                                  | RIP                          |
+//! |------------------|---------------------------------------|------------------------------|
+//! | `debug-exit`     | `KVM_EXIT_DEBUG`, exception 3         | the int3                     |
+//! | `emulation-exit` | `KVM_EXIT_INTERNAL_ERROR`, bytes `cc…`| the int3                     |
+//! | `idt-gate`       | `KVM_EXIT_IO` at the guest's #BP entry| the patched entry            |
+//!
+//! In `idt-gate` the processor has pushed an exception frame; undoing that push gives exactly the
+//! state of the hit. Invariant: an int3 that is not ours leaves the guest in the state it would be
+//! in without us. While a stepped copy runs, the processor has the interrupt descriptor table of the
+//! exception window, and every exception of the copy reaches us at one of its stubs.
+//!
+//! Those stubs, and the trampoline that functions with a return probe return to, are an `out` in every
+//! mode: `KVM_EXIT_IO`, RIP at it or behind it.
+
+use std::sync::Arc;
+
+use hvprobe_arch::insn::GateHead;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::regs::rflags;
+use hvprobe_arch::trap::vector;
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_hit::table::ProbeTable;
+use hvprobe_hit::{Held, HitHandler, Inquiry, KernelView, Outcome, Surroundings};
+use hvprobe_spec::Decision;
+use hvprobe_vm::CatchMode;
+use hvprobe_vm::memory::GuestRam;
+use hvprobe_vm::vcpu::CpuFd;
+
+use crate::clock::host::HostClock;
+
+/// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gate {
+    pub(crate) head: GateHead,
+    pub(crate) tables: PageTables,
+}
+
+/// The exception frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
+struct Frame {
+    rip: u64,
+    cs: u64,
+    rflags: u64,
+    rsp: u64,
+}
+
+impl Frame {
+    /// The frame that the stack pointer is at; `read` fills in what is at an address, if it can.
+    fn at(read: impl FnOnce(Gva, &mut [u8]) -> bool, rsp: u64) -> Option<Self> {
+        let mut raw = [0; 40];
+        if !read(Gva(rsp), &mut raw) {
+            return None;
+        }
+        let word = |n: usize| {
+            raw[n * 8..n * 8 + 8]
+                .try_into()
+                .map_or(0, u64::from_le_bytes)
+        };
+        Some(Self {
+            rip: word(0),
+            cs: word(1),
+            rflags: word(2),
+            rsp: word(3),
+        })
+    }
+}
+
+impl Gate {
+    /// The registers before the processor delivered the #BP of a kernel-mode int3, with RIP at
+    /// the int3; `None` for a #BP from user mode, which is never ours.
+    fn before(read: impl FnOnce(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
+        let frame = Frame::at(read, regs.rsp).filter(|frame| frame.cs & 3 == 0)?;
+        Some(Regs {
+            rip: frame.rip.wrapping_sub(1),
+            rsp: frame.rsp,
+            rflags: frame.rflags,
+            ..*regs
+        })
+    }
+
+    /// As [`Self::before`], if the processor has delivered the #BP of an int3 that is still there, and
+    /// has not come to the gate yet: then nothing is lost if that had not happened.
+    fn undone(&self, read: impl Fn(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
+        let before = Self::before(&read, regs).filter(|_| self.head.is_ahead(Gva(regs.rip)))?;
+        let mut byte = [0];
+        (read(Gva(before.rip), &mut byte) && byte == [0xcc]).then_some(before)
+    }
+}
+
+/// The catching side of one virtual CPU.
+#[derive(Debug)]
+pub(crate) struct Catcher {
+    pub(crate) mode: CatchMode,
+    pub(crate) handler: HitHandler,
+    pub(crate) clock: HostClock,
+    /// Where the guest's own interrupt descriptor table is, while the exception window's is in
+    /// force.
+    own_idt: Option<u64>,
+    /// GS base in kernel mode, once a hit has shown it since the virtual CPU last parked.
+    kernel_gs: Option<u64>,
+    /// Whether hits may reach for memory of the process.
+    reaches_memory: bool,
+}
+
+/// What most hits come to.
+const PLAIN: Outcome = Outcome::Resume { shadow: false };
+
+/// What the virtual CPU waits for before it goes on with [`Catcher::resume`].
+pub(crate) type Waits = Option<Held>;
+
+impl Catcher {
+    pub(crate) fn new(mode: CatchMode, handler: HitHandler, clock: HostClock) -> Self {
+        Self {
+            mode,
+            handler,
+            clock,
+            own_idt: None,
+            kernel_gs: None,
+            reaches_memory: false,
+        }
+    }
+
+    /// Takes over what a virtual CPU goes on with after it was parked.
+    pub(crate) fn adopt(
+        &mut self,
+        cpu: &mut CpuFd,
+        table: Arc<ProbeTable>,
+        view: Option<KernelView>,
+    ) {
+        self.handler.adopt(table, view);
+        self.kernel_gs = None;
+        self.reaches_memory = self.handler.reaches_memory();
+        cpu.share_sregs(self.handler.can_hit());
+    }
+
+    /// What a hit wants of the system registers is GS base, and where nothing is stepped nothing
+    /// else. Linux gives each processor one for the kernel's own when it starts, the address of its
+    /// per-CPU area (`switch_gdt_and_percpu_base` in arch/x86/kernel/cpu/common.c); only the way in
+    /// from user mode runs with another, where the kernel forbids probes. So the first hit tells it
+    /// for all.
+    fn learn(&mut self, cpu: &mut CpuFd) {
+        if self.kernel_gs.is_none() && cpu.knows_sregs() && !self.handler.can_step() {
+            self.kernel_gs = Some(cpu.sregs().gs.base);
+            cpu.share_sregs(false);
+        }
+    }
+
+    /// GS base in kernel mode, which the last exit was from.
+    pub(crate) fn kernel_gs(&self, cpu: &mut CpuFd) -> u64 {
+        self.kernel_gs.unwrap_or_else(|| cpu.sregs().gs.base)
+    }
+
+    /// An int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
+    pub(crate) fn int3(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<Waits, kvm_ioctls::Error> {
+        let mut outcome = Outcome::Foreign;
+        if cpu.in_kernel() {
+            let at = Gva(cpu.regs_mut().rip);
+            outcome = self.hit(cpu, ram, at);
+        }
+        if outcome == Outcome::Foreign {
+            self.reflect(cpu)?;
+            return Ok(None);
+        }
+        self.carry_out(cpu, outcome)
+    }
+
+    /// The int3 or the trampoline at `at` was reached, with the registers that are in the page.
+    #[inline]
+    fn hit(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva) -> Outcome {
+        let gs_base = self.kernel_gs(cpu);
+        if self.reaches_memory {
+            return self.hit_reaching(cpu, ram, at, gs_base);
+        }
+        let around = surroundings(gs_base, ram, &self.clock, None);
+        self.handler.hit(at, cpu.regs_mut(), &around)
+    }
+
+    /// The same where CR3 may be asked for.
+    #[inline(never)]
+    fn hit_reaching(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva, gs_base: u64) -> Outcome {
+        let mut regs = cpu.regs();
+        let outcome = cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler.hit(at, &mut regs, &around)
+        });
+        *cpu.regs_mut() = regs;
+        outcome
+    }
+
+    /// Gives the guest an int3 of its own.
+    #[cold]
+    fn reflect(&mut self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
+        if self.mode == CatchMode::EmulationExit {
+            // Nothing knows the length of the instruction there, so the frame gets RIP as it is.
+            let regs = cpu.regs_mut();
+            regs.rip = regs.rip.wrapping_add(1);
+            cpu.give_regs();
+        }
+        cpu.inject(vector::BREAKPOINT, None)?;
+        // Until another exit: a guest's own probes meet one after the other.
+        cpu.share_events(true);
+        // User mode has a GS base of its own.
+        if cpu.in_kernel() {
+            self.learn(cpu);
+        }
+        Ok(())
+    }
+
+    /// The patched #BP entry was reached in `idt-gate`. `None` when RIP is not the gate.
+    pub(crate) fn gate(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+        gate: &Gate,
+    ) -> Result<Option<Waits>, kvm_ioctls::Error> {
+        let mut regs = cpu.regs();
+        let at = gate.head.at().0;
+        // Hosts differ in whether RIP has passed the `out`.
+        if (regs.rip != at && regs.rip != at.wrapping_add(2)) || !cpu.in_kernel() {
+            return Ok(None);
+        }
+        let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
+        if let Some(mut before) = Gate::before(read, &regs) {
+            let (int3, gs_base) = (Gva(before.rip), self.kernel_gs(cpu));
+            let outcome = cpu.telling_cr3(|cr3| {
+                let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+                self.handler.hit(int3, &mut before, &around)
+            });
+            if outcome != Outcome::Foreign {
+                *cpu.regs_mut() = before;
+                return self.carry_out(cpu, outcome).map(Some);
+            }
+        }
+        if !self.handler.knows_kernel() {
+            // The guest left the kernel with that entry for another.
+            return Ok(None);
+        }
+        gate.head.apply(&mut regs);
+        cpu.set_regs(&regs);
+        Ok(Some(None))
+    }
+
+    /// A function returned to the trampoline. `None` when RIP is elsewhere, or nobody knows of the
+    /// call: then the guest goes on behind the `out`, where it meets an int3.
+    pub(crate) fn returned(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<Option<Waits>, kvm_ioctls::Error> {
+        let Some(at) = self.handler.trampoline(Gva(cpu.regs_mut().rip)) else {
+            return Ok(None);
+        };
+        match self.hit(cpu, ram, at) {
+            Outcome::Foreign => Ok(None),
+            outcome => self.carry_out(cpu, outcome).map(Some),
+        }
+    }
+
+    /// A stub of the exception window was reached. `None` when RIP is at none, or no copy is
+    /// being stepped.
+    pub(crate) fn exception(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+    ) -> Result<Option<Waits>, kvm_ioctls::Error> {
+        let mut regs = cpu.regs();
+        let (Some(vector), Some(own_idt)) = (self.handler.vector(Gva(regs.rip)), self.own_idt)
+        else {
+            return Ok(None);
+        };
+        let gs_base = self.kernel_gs(cpu);
+        let outcome = cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler
+                .exception(vector, Gva(own_idt), &mut regs, &around)
+        });
+        if outcome == Outcome::Foreign {
+            // The guest has the stub for its handler, as it has made it.
+            self.adjust_window(cpu);
+            return Ok(None);
+        }
+        *cpu.regs_mut() = regs;
+        self.carry_out(cpu, outcome).map(Some)
+    }
+
+    /// Gives up on a step that does not come to its end; the virtual CPU may be stopped then.
+    pub(crate) fn abandon(&mut self, cpu: &mut CpuFd) {
+        let mut regs = cpu.regs();
+        self.handler.abandon(&mut regs);
+        cpu.set_regs(&regs);
+        self.adjust_window(cpu);
+    }
+
+    /// What the hit that is held is to ask a client.
+    pub(crate) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
+        let (regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
+        cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler.question(&regs, &around)
+        })
+    }
+
+    /// Goes on with a hit that was held, as decided.
+    pub(crate) fn resume(
+        &mut self,
+        cpu: &mut CpuFd,
+        ram: &GuestRam,
+        decision: &Decision,
+    ) -> Result<Waits, kvm_ioctls::Error> {
+        let (mut regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
+        let outcome = cpu.telling_cr3(|cr3| {
+            let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
+            self.handler.resume(decision, &mut regs, &around)
+        });
+        *cpu.regs_mut() = regs;
+        self.carry_out(cpu, outcome)
+    }
+
+    /// Has the guest go on as `outcome` says, with the registers that are in the page.
+    #[inline]
+    fn carry_out(&mut self, cpu: &mut CpuFd, outcome: Outcome) -> Result<Waits, kvm_ioctls::Error> {
+        let ends_shadow = self.handler.ends_shadow();
+        // GS base is known only where nothing is stepped, so that there is no window.
+        if outcome == PLAIN && !ends_shadow && self.kernel_gs.is_some() {
+            cpu.give_regs();
+            cpu.share_events(false);
+            return Ok(None);
+        }
+        self.carry_out_any(cpu, outcome, ends_shadow)
+    }
+
+    #[inline(never)]
+    fn carry_out_any(
+        &mut self,
+        cpu: &mut CpuFd,
+        outcome: Outcome,
+        ends_shadow: bool,
+    ) -> Result<Waits, kvm_ioctls::Error> {
+        let mut waits = None;
+        match outcome {
+            Outcome::Foreign => {}
+            Outcome::Resume { shadow } => {
+                cpu.give_regs();
+                if shadow {
+                    cpu.hold_off_interrupts_once()?;
+                } else if ends_shadow {
+                    cpu.end_shadow()?;
+                }
+            }
+            Outcome::Fault(fault) => {
+                // The processor sets RF in the frames of faults (SDM vol. 3, 17.3.1.1); KVM does not
+                // in those of faults it is told to inject.
+                let regs = cpu.regs();
+                cpu.set_regs_now(&Regs {
+                    rflags: regs.rflags | rflags::RF,
+                    ..regs
+                })?;
+                if let Some(address) = fault.address {
+                    cpu.set_cr2(address.0)?;
+                }
+                cpu.inject(fault.vector, fault.error_code)?;
+            }
+            Outcome::Hold(held) => {
+                cpu.give_regs();
+                waits = Some(held);
+            }
+        }
+        self.adjust_window(cpu);
+        self.learn(cpu);
+        Ok(waits)
+    }
+
+    /// Opens or closes the exception window, as the handler wants it.
+    fn adjust_window(&mut self, cpu: &mut CpuFd) {
+        match (self.handler.window(), self.own_idt) {
+            (Some(ours), None) => self.own_idt = Some(cpu.set_idt_base(ours.0)),
+            (None, Some(own)) => {
+                cpu.set_idt_base(own);
+                self.own_idt = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Before parking in `idt-gate`: a virtual CPU on its way from an int3 to the gate is taken
+    /// back to the int3, so that the change it parks for may remove either.
+    pub(crate) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
+        let regs = cpu.regs();
+        let read = |at, into: &mut [u8]| gate.tables.read(ram, at, into).is_ok();
+        if cpu.in_kernel()
+            && let Some(before) = gate.undone(read, &regs)
+        {
+            cpu.set_regs(&before);
+        }
+    }
+}
+
+fn surroundings<'a>(
+    gs_base: u64,
+    ram: &'a GuestRam,
+    clock: &'a HostClock,
+    cr3: Option<&'a dyn Fn() -> Option<u64>>,
+) -> Surroundings<'a, GuestRam, HostClock> {
+    Surroundings {
+        mem: ram,
+        clock,
+        gs_base,
+        cr3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_arch::Gpa;
+    use hvprobe_arch::paging::Levels;
+
+    use super::*;
+
+    const ENTRY: u64 = 0xffff_ffff_8160_0300;
+    const INT3: u64 = 0xffff_ffff_8100_0104;
+    const STACK: u64 = 0xffff_c900_0000_fda8;
+
+    /// The gate in an entry that begins with `code`.
+    fn gate(code: &[u8]) -> Gate {
+        Gate {
+            head: GateHead::analyse(code, Gva(ENTRY)).unwrap(),
+            tables: PageTables {
+                root: Gpa(0x1000),
+                levels: Levels::Four,
+            },
+        }
+    }
+
+    /// What is left of a #BP at [`ENTRY`] + `n`, in code of segment `cs` whose first byte is `byte`.
+    fn undone(gate: &Gate, n: u64, cs: u64, byte: u8) -> Option<Regs> {
+        let frame = [INT3 + 1, cs, 0x246, STACK, 0x18];
+        let raw: Vec<u8> = frame.into_iter().flat_map(u64::to_le_bytes).collect();
+        let read = |at: Gva, into: &mut [u8]| {
+            let from: &[u8] = match at.0 {
+                INT3 => &[byte],
+                at if at == STACK - 40 => &raw,
+                _ => return false,
+            };
+            into.copy_from_slice(from);
+            true
+        };
+        let regs = Regs {
+            rip: ENTRY + n,
+            rsp: STACK - 40,
+            rflags: 0x46,
+            rax: 7,
+            ..Regs::default()
+        };
+        gate.undone(read, &regs)
+    }
+
+    #[test]
+    fn who_is_on_the_way_to_the_gate_goes_back_to_the_int3() {
+        let back = Regs {
+            rip: INT3,
+            rsp: STACK,
+            rflags: 0x246,
+            rax: 7,
+            ..Regs::default()
+        };
+        let plain = gate(&[0x90, 0x90, 0x90, 0xfc]);
+        assert_eq!(undone(&plain, 0, 0x10, 0xcc), Some(back));
+        for n in [2, 3, 4] {
+            assert_eq!(undone(&plain, n, 0x10, 0xcc), None);
+        }
+        // Before the `endbr64`, where exceptions arrive, and behind it.
+        let tracked = gate(&[0xf3, 0x0f, 0x1e, 0xfa, 0x0f, 0x01, 0xca, 0xfc]);
+        for n in [0, 4] {
+            assert_eq!(undone(&tracked, n, 0x10, 0xcc), Some(back), "{n}");
+        }
+        assert_eq!(undone(&tracked, 6, 0x10, 0xcc), None);
+    }
+
+    #[test]
+    fn breakpoints_of_user_space_and_int3s_that_are_gone_are_left_alone() {
+        let gate = gate(&[0x90, 0x90, 0x90, 0xfc]);
+        assert_eq!(undone(&gate, 0, 0x33, 0xcc), None);
+        assert_eq!(undone(&gate, 0, 0x10, 0x55), None);
+    }
+}

@@ -1,0 +1,470 @@
+//! The thread of one virtual CPU: run the guest, take up its exit, again.
+//!
+//! Invariants: only this thread touches its `VcpuFd`; it parks, or ends, only outside of a step, so
+//! whoever has stopped the world finds no instruction half carried out, where a step that the guest
+//! keeps from its end is given up after [`STEP_LIMIT`]; every exit is taken up
+//! completely before the next look at [`Control`].
+
+use std::mem;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::{Gpa, Gva};
+use hvprobe_devices::DeviceEvent;
+use hvprobe_engine::Standing;
+use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_hit::{Held, Inquiry};
+use hvprobe_spec::Decision;
+use hvprobe_vm::CatchMode;
+use hvprobe_vm::vcpu::Guard;
+use hvprobe_vm::vcpu::{CpuFd, Exit};
+use kvm_bindings::kvm_sregs;
+use tracing::{debug, warn};
+
+use super::catch::{Catcher, Waits};
+use crate::clock::times::monotonic_ns;
+use crate::crash;
+use crate::decide::Reply;
+use crate::shared::{IoctlTotals, Shared};
+use crate::stop::control::{Control, Order};
+
+/// How long a stop waits for the end of an instruction that is half carried out. The longest string
+/// operations take milliseconds.
+const STEP_LIMIT: Duration = Duration::from_secs(1);
+
+/// From how long on the guest is told that it stood still. Changes of the guest's text take less, and
+/// the most impatient watchdog of a kernel waits two seconds.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// CR0.PG (SDM vol. 3, 2.5).
+const CR0_PG: u64 = 1 << 31;
+
+/// What a virtual CPU tells the supervisor.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    /// A hit has paused the machine.
+    Paused,
+    /// Boot has come to where the kernel's text is final; the virtual CPU is held.
+    TextFinal {
+        /// Its index.
+        vcpu: usize,
+        /// Its system registers.
+        sregs: Box<kvm_sregs>,
+    },
+    /// The guest's modules have changed, or are about to; the virtual CPU is held.
+    Modules {
+        /// Its index.
+        vcpu: usize,
+        /// Where the module is.
+        module: Gva,
+    },
+    /// The guest is about to register a kprobe of its own; the virtual CPU is held.
+    Kprobe {
+        /// Its index.
+        vcpu: usize,
+        /// Where the kprobe's structure is.
+        kprobe: Gva,
+        /// How it goes on; set before it does.
+        answer: Arc<OnceLock<Decision>>,
+    },
+    /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
+    Ftrace {
+        /// Its index.
+        vcpu: usize,
+        /// Whether it is about to.
+        begins: bool,
+    },
+    /// The guest's kernel is about to make way for another; the virtual CPU is held.
+    Kexec {
+        /// Its index.
+        vcpu: usize,
+    },
+    /// The virtual CPU has left its loop, and why.
+    Ended(Why),
+}
+
+/// What comes after an exit.
+enum Next {
+    /// The guest goes on.
+    Run,
+    /// A hit is held.
+    Wait(Held),
+    /// The loop is over.
+    End(Why),
+}
+
+impl From<Waits> for Next {
+    fn from(waits: Waits) -> Self {
+        waits.map_or(Self::Run, Self::Wait)
+    }
+}
+
+/// Why a virtual CPU left its loop.
+#[derive(Debug)]
+pub(crate) enum Why {
+    /// It was told to.
+    Told,
+    /// The guest ended the machine.
+    Device(DeviceEvent),
+    /// The guest or the host failed; a report.
+    TripleFault(String),
+    /// Likewise.
+    Crash(String),
+}
+
+/// One virtual CPU, ready to run.
+#[derive(Debug)]
+pub(crate) struct Vcpu {
+    pub(crate) index: usize,
+    pub(crate) cpu: CpuFd,
+    pub(crate) catcher: Catcher,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) notices: Sender<Notice>,
+    /// Since when it is to stop and an instruction is half carried out.
+    pub(crate) waited_since: Option<Instant>,
+    /// Published whenever the virtual CPU parks.
+    pub(crate) ioctls: Arc<IoctlTotals>,
+}
+
+/// Tells that a virtual CPU's thread ends, when it is dropped: also by a panic, or whoever stops the
+/// virtual CPUs would wait for that one for ever.
+struct Farewell {
+    index: usize,
+    shared: Arc<Shared>,
+    notices: Sender<Notice>,
+    why: Why,
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.shared.control.leave(self.index);
+        let why = mem::replace(&mut self.why, Why::Told);
+        // The supervisor outlives the virtual CPUs unless it panicked, which it has then reported.
+        let _ = self.notices.send(Notice::Ended(why));
+    }
+}
+
+impl Vcpu {
+    /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's. Kept
+    /// apart for those who count its instructions.
+    #[inline(never)]
+    pub(crate) fn run(mut self) {
+        let guard = Guard::new(self.cpu.fd_mut());
+        let mut farewell = Farewell {
+            index: self.index,
+            shared: Arc::clone(&self.shared),
+            notices: self.notices.clone(),
+            why: Why::Crash("a virtual CPU's thread panicked".to_owned()),
+        };
+        let why = self.run_until_end(&guard);
+        debug!(vcpu = self.index, ?why, "virtual CPU ended");
+        self.publish();
+        farewell.why = why;
+    }
+
+    fn run_until_end(&mut self, guard: &Guard) -> Why {
+        if let Order::End = self.park(guard, None) {
+            return Why::Told;
+        }
+        if self.index == 0 {
+            let now = monotonic_ns();
+            self.shared.first_entry_ns.store(now, Ordering::Relaxed);
+        }
+        // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
+        let shared = Arc::clone(&self.shared);
+        loop {
+            if shared.control.look(self.index, || guard.clear()) {
+                match self.attend(&shared.control, guard) {
+                    Ok(true) => {}
+                    Ok(false) => return Why::Told,
+                    Err(error) => return self.refused(&error),
+                }
+            }
+            let mut next = self.once(&shared);
+            while let Ok(Next::Wait(held)) = next {
+                next = match self.wait(&shared, guard, held) {
+                    Some(decision) => {
+                        let (cpu, ram) = (&mut self.cpu, &*shared.ram);
+                        self.catcher.resume(cpu, ram, &decision).map(Next::from)
+                    }
+                    None => return Why::Told,
+                };
+            }
+            match next {
+                Ok(Next::Run | Next::Wait(_)) => {}
+                Ok(Next::End(why)) => return why,
+                Err(error) => return self.refused(&error),
+            }
+        }
+    }
+
+    fn refused(&mut self, error: &kvm_ioctls::Error) -> Why {
+        Why::Crash(self.report(&format!("KVM refused a request: {error}")))
+    }
+
+    /// Does what attention is wanted for; returns whether the loop goes on. An NMI does not wait for
+    /// the end of a step: the exception window takes it up.
+    fn attend(&mut self, control: &Control, guard: &Guard) -> Result<bool, kvm_ioctls::Error> {
+        loop {
+            if control.take_nmi(self.index) {
+                self.cpu.raise_nmi()?;
+            }
+            if !control.must_park(self.index) || !self.may_stand(control) {
+                return Ok(true);
+            }
+            // What was sent while it stood did not kick it.
+            if let Order::End = self.stand(guard) {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn publish(&self) {
+        let ioctls = self.cpu.ioctls();
+        self.ioctls.run.store(ioctls.run, Ordering::Relaxed);
+        self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
+    }
+
+    /// Whether no instruction is half carried out, or one that is given up on: the machine ends, or
+    /// the guest keeps it from its end. Asked when the virtual CPU is to stop.
+    fn may_stand(&mut self, control: &Control) -> bool {
+        if !self.catcher.handler.is_stepping() {
+            self.waited_since = None;
+            return true;
+        }
+        let since = *self.waited_since.get_or_insert_with(Instant::now);
+        if !control.is_ending() && since.elapsed() < STEP_LIMIT {
+            return false;
+        }
+        warn!(
+            vcpu = self.index,
+            "gave up on a stepped instruction that did not end"
+        );
+        self.catcher.abandon(&mut self.cpu);
+        self.waited_since = None;
+        true
+    }
+
+    /// Parks between two instructions of the guest.
+    fn stand(&mut self, guard: &Guard) -> Order {
+        if let Some(gate) = self.shared.gate.get()
+            && self.catcher.handler.knows_kernel()
+        {
+            Catcher::rewind(&mut self.cpu, &self.shared.ram, gate);
+        }
+        let regs = self.cpu.regs();
+        let gs_base = if self.cpu.in_kernel() {
+            self.catcher.kernel_gs(&mut self.cpu)
+        } else {
+            self.cpu.sregs().gs.base
+        };
+        let standing = Standing {
+            regs,
+            gs_base,
+            text: self.kernel_text(Gva(regs.rip)),
+        };
+        self.park(guard, Some(standing))
+    }
+
+    /// Where the instruction at `rip` lies, by the tables in force, if it is the kernel's.
+    fn kernel_text(&mut self, rip: Gva) -> Option<Gpa> {
+        let sregs = self.cpu.sregs();
+        let (cr0, tables) = (sregs.cr0, crash::tables(sregs.cr3, sregs.cr4));
+        if rip < KERNEL_WINDOW.start || cr0 & CR0_PG == 0 || !self.cpu.in_kernel() {
+            return None;
+        }
+        let mapping = tables.translate(&*self.shared.ram, rip);
+        Some(mapping.ok()?.gpa)
+    }
+
+    fn park(&mut self, guard: &Guard, standing: Option<Standing>) -> Order {
+        self.publish();
+        let has_run = standing.is_some();
+        let since = Instant::now();
+        let order = self
+            .shared
+            .control
+            .park(self.index, &guard.kickable(), standing);
+        if let Order::Run(outfit) = &order {
+            if has_run {
+                self.stood_since(since);
+            }
+            let table = Arc::clone(&outfit.table);
+            self.catcher.adopt(&mut self.cpu, table, outfit.view);
+            self.shared.times.adjust();
+            self.catcher.clock.learn(|| self.cpu.counters());
+        }
+        order
+    }
+
+    /// The guest goes on after it stood still.
+    fn stood_since(&mut self, since: Instant) {
+        if since.elapsed() >= PAUSE {
+            self.cpu.tell_stopped();
+        }
+    }
+
+    /// Waits for what a held hit waits for; `None` when the machine ends.
+    fn wait(&mut self, shared: &Shared, guard: &Guard, held: Held) -> Option<Decision> {
+        match held {
+            Held::Stop(probe) => {
+                shared.stopped_at.set(probe, self.index);
+                shared.control.pause_now();
+                let _ = self.notices.send(Notice::Paused);
+            }
+            Held::Modules(module) => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Modules { vcpu, module });
+            }
+            Held::Kprobe(kprobe) => {
+                shared.control.hold(self.index);
+                let answer = Arc::new(OnceLock::new());
+                let _ = self.notices.send(Notice::Kprobe {
+                    vcpu: self.index,
+                    kprobe,
+                    answer: Arc::clone(&answer),
+                });
+                return match self.stand(guard) {
+                    Order::End => None,
+                    Order::Run(_) => Some(answer.get().cloned().unwrap_or_default()),
+                };
+            }
+            Held::Kexec => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Kexec { vcpu });
+            }
+            Held::Ftrace { begins } => {
+                shared.control.hold(self.index);
+                let vcpu = self.index;
+                let _ = self.notices.send(Notice::Ftrace { vcpu, begins });
+            }
+            Held::Ask(_) => return self.ask(shared, guard),
+        }
+        match self.stand(guard) {
+            Order::End => None,
+            Order::Run(_) => Some(Decision::default()),
+        }
+    }
+
+    /// Puts the question of a held hit to a client; `None` when the machine ends.
+    fn ask(&mut self, shared: &Shared, guard: &Guard) -> Option<Decision> {
+        let Some(inquiry) = self.catcher.question(&mut self.cpu, &shared.ram) else {
+            return Some(Decision::default());
+        };
+        let Inquiry {
+            event,
+            deadline,
+            default,
+        } = inquiry;
+        let Some(mut asked) = shared.decisions.ask(event, deadline) else {
+            return Some(default);
+        };
+        loop {
+            let since = Instant::now();
+            let reply = asked.wait(|| shared.control.must_park(self.index));
+            self.stood_since(since);
+            match reply {
+                Reply::Decided(decision) => return Some(decision),
+                Reply::Unanswered => return Some(default),
+                Reply::Interrupted(still) => {
+                    if let Order::End = self.stand(guard) {
+                        return None;
+                    }
+                    if self.catcher.question(&mut self.cpu, &shared.ram).is_none() {
+                        // The probe was unregistered meanwhile.
+                        return Some(Decision::default());
+                    }
+                    asked = still;
+                }
+            }
+        }
+    }
+
+    /// Runs the guest to its next exit and takes that up.
+    fn once(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
+        let exit = self.cpu.run(&shared.ports);
+        let end = match exit {
+            Exit::Gate => return self.patched_out(shared),
+            Exit::Doorbell => {
+                shared.detours.wake();
+                return Ok(Next::Run);
+            }
+            Exit::Debug { exception: 3 } => {
+                return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
+            }
+            Exit::InternalError {
+                bytes: Some((code, 1..)),
+                ..
+            } if self.catcher.mode == CatchMode::EmulationExit && code[0] == 0xcc => {
+                return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
+            }
+            Exit::Handled | Exit::Interrupted => {
+                self.cpu.share_events(false);
+                return Ok(Next::Run);
+            }
+            Exit::Device(event) => Why::Device(event),
+            Exit::Shutdown => Why::TripleFault(self.report("the guest triple-faulted")),
+            Exit::Debug { exception } => {
+                let what = format!("unexpected debug exit, exception {exception}");
+                Why::Crash(self.report(&what))
+            }
+            Exit::InternalError { suberror, bytes } => {
+                let what = match bytes {
+                    Some((code, len)) => format!(
+                        "KVM could not emulate an instruction (bytes {})",
+                        crash::hex(&code[..usize::from(len)])
+                    ),
+                    None => format!("KVM internal error, suberror {suberror}"),
+                };
+                Why::Crash(self.report(&what))
+            }
+            Exit::FailEntry(reason) => {
+                let what = format!("the processor refused to enter the guest, reason {reason:#x}");
+                Why::Crash(self.report(&what))
+            }
+            Exit::Unknown(what) => Why::Crash(self.report(&format!("unknown exit: {what}"))),
+        };
+        Ok(Next::End(end))
+    }
+
+    fn report(&mut self, what: &str) -> String {
+        crash::report(what, self.index, &mut self.cpu, &self.shared.ram)
+    }
+
+    /// One of our `out` instructions, or the guest writing to a port where nobody is.
+    fn patched_out(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
+        if let Some(gate) = shared.gate.get()
+            && let Some(waits) = self.catcher.gate(&mut self.cpu, &shared.ram, gate)?
+        {
+            return Ok(waits.into());
+        }
+        if let Some(waits) = self.catcher.returned(&mut self.cpu, &shared.ram)? {
+            return Ok(waits.into());
+        }
+        if let Some(waits) = self.catcher.exception(&mut self.cpu, &shared.ram)? {
+            return Ok(waits.into());
+        }
+        let rip = Gva(self.cpu.regs().rip);
+        if let Some(tripwire) = &shared.tripwire
+            && tripwire.is_at(rip)
+            && self.cpu.in_kernel()
+            && tripwire.lift(&shared.ram)
+        {
+            self.cpu.complete_io();
+            let mut regs = self.cpu.regs();
+            regs.rip = tripwire.at().0;
+            self.cpu.set_regs_now(&regs)?;
+            shared.control.hold(self.index);
+            let sregs = Box::new(*self.cpu.sregs());
+            let _ = self.notices.send(Notice::TextFinal {
+                vcpu: self.index,
+                sregs,
+            });
+        }
+        Ok(Next::Run)
+    }
+}

@@ -1,0 +1,168 @@
+//! One machine's events on their way to one client.
+//!
+//! Invariant: a probe is described in the message its first event is in, or before; what was lost
+//! is told with the message that follows the loss; which wall-clock times events have is told first.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use hvprobe_machine::queue::{Exit, Taken};
+use hvprobe_proto::v1;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use super::broadcast::Encoded;
+use super::codec::Message;
+use crate::fleet::Handle;
+use crate::wire::{anchor, budget};
+
+/// Batches are put together to messages of so many bytes. With the last batch added, of at most 1024
+/// events, and all the probes it can describe, a message stays below the 4 MiB that clients accept.
+const MESSAGE: usize = 256 << 10;
+/// Probes in one message, for the same reason: what one is to write can take 17 KiB.
+const PROBES_PER_MESSAGE: usize = 64;
+
+/// Where events come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    Machine(Handle),
+    /// A name that no machine stands behind.
+    Published(Arc<str>),
+}
+
+impl Origin {
+    fn name(&self) -> &str {
+        match self {
+            Self::Machine(handle) => handle.name(),
+            Self::Published(name) => name,
+        }
+    }
+
+    async fn probes(&self) -> Vec<v1::Probe> {
+        match self {
+            Self::Machine(handle) => handle.probes().await.unwrap_or_else(|error| {
+                tracing::error!(%error, "cannot describe probes");
+                Vec::new()
+            }),
+            Self::Published(_) => Vec::new(),
+        }
+    }
+
+    /// How it ended; returns when it has.
+    async fn ended(&self) -> Option<v1::Ending> {
+        match self {
+            Self::Machine(handle) => handle.ended().await.machine.ending.clone(),
+            Self::Published(_) => None,
+        }
+    }
+}
+
+/// Carries one machine's events to one client.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    origin: Origin,
+    /// Probes the client has been told about.
+    described: HashSet<u32>,
+    anchor: anchor::Told,
+    to_client: mpsc::Sender<Result<Message, Status>>,
+}
+
+/// The client is gone.
+struct Gone;
+
+impl Feed {
+    pub(crate) fn new(origin: Origin, to_client: mpsc::Sender<Result<Message, Status>>) -> Self {
+        Self {
+            origin,
+            described: HashSet::new(),
+            anchor: anchor::Told::default(),
+            to_client,
+        }
+    }
+
+    /// Runs until the machine has ended or the client is gone. Of a machine without `events` only
+    /// its end is told.
+    pub(crate) async fn run(mut self, events: Option<Exit<Encoded>>) {
+        // That the client is gone is no error, and there is nobody to tell it to.
+        let _gone = self.feed(events).await;
+    }
+
+    async fn feed(&mut self, events: Option<Exit<Encoded>>) -> Result<(), Gone> {
+        if let Some(mut events) = events {
+            self.send(Message::default()).await?;
+            loop {
+                let taken = tokio::select! {
+                    taken = events.next() => taken,
+                    () = self.to_client.closed() => return Err(Gone),
+                };
+                match taken {
+                    Some(first) => self.pass_on(first, &mut events).await?,
+                    None => break,
+                }
+            }
+        }
+        let ended = tokio::select! {
+            ended = self.origin.ended() => ended,
+            () = self.to_client.closed() => return Err(Gone),
+        };
+        let mut message = Message::default();
+        message.head.ended = ended;
+        self.send(message).await
+    }
+
+    /// Sends `first` and what else waits in `rest`, as much as fits in a message.
+    async fn pass_on(
+        &mut self,
+        first: Taken<Encoded>,
+        rest: &mut Exit<Encoded>,
+    ) -> Result<(), Gone> {
+        let mut message = Message::default();
+        let mut unknown = HashSet::new();
+        let mut bytes = 0;
+        let mut next = Some(first);
+        while let Some(Taken {
+            lost,
+            item,
+            notices,
+        }) = next
+        {
+            let throttled = notices.iter().map(budget::notice);
+            message.head.throttled.extend(throttled);
+            let dropped = &mut message.head.dropped;
+            *dropped = dropped.saturating_add(lost);
+            if let Some(Encoded { events, probes }) = item {
+                let news = probes.iter().filter(|id| !self.described.contains(id));
+                unknown.extend(news);
+                bytes += events.len();
+                message.events.push(events);
+            }
+            next = (bytes < MESSAGE).then(|| rest.try_next()).flatten();
+        }
+        if !unknown.is_empty() {
+            message.head.probes = self.describe(unknown).await?;
+        }
+        self.send(message).await
+    }
+
+    /// Tells the client about the probes `unknown`; returns the last of them, for the message that
+    /// has their events.
+    async fn describe(&mut self, unknown: HashSet<u32>) -> Result<Vec<v1::Probe>, Gone> {
+        let mut probes = self.origin.probes().await;
+        probes.retain(|probe| unknown.contains(&probe.id));
+        // A probe that was removed since its hit stays undescribed; it is not asked for again.
+        self.described.extend(unknown);
+        while probes.len() > PROBES_PER_MESSAGE {
+            let rest = probes.split_off(PROBES_PER_MESSAGE);
+            let mut message = Message::default();
+            message.head.probes = std::mem::replace(&mut probes, rest);
+            self.send(message).await?;
+        }
+        Ok(probes)
+    }
+
+    async fn send(&mut self, mut message: Message) -> Result<(), Gone> {
+        message.head.anchor = self.anchor.news(anchor::now());
+        self.origin.name().clone_into(&mut message.head.machine);
+        self.to_client.send(Ok(message)).await.map_err(|_| Gone)
+    }
+}

@@ -1,0 +1,17 @@
+//! The gRPC service: `hvprobe.v1` for the machines of this process.
+//!
+//! Only this crate and the clients name the wire format. [`Kernel`] is passed on for `hvprobe unpack`,
+//! which reads an image as a server does that boots it, and needs nothing else from below.
+
+mod events;
+mod fleet;
+mod limits;
+mod listen;
+mod server;
+mod services;
+mod status;
+mod wire;
+
+pub use hvprobe_machine::Kernel;
+pub use listen::socket::{ListenError, Listener};
+pub use server::{ServeError, Server};

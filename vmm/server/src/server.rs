@@ -1,0 +1,207 @@
+//! The gRPC service: `hvprobe.v1` for the machines of this process.
+//!
+//! Handlers validate, convert and hand over; there is no logic of machines or probes here. What is
+//! kept true:
+//!
+//! - No asynchronous thread waits for a machine: calls into one run on threads that may block.
+//! - What a client asks for is bounded before it is worked on: names, texts, batches, messages.
+//! - A client that vanishes takes its streams with it and nothing else. Machines and probes belong
+//!   to the server and stay.
+//! - When the server has stopped, so have all its machines, with their guests' text restored.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hvprobe_hit::event::Sink;
+use hvprobe_proto::FILE_DESCRIPTOR_SET;
+use hvprobe_proto::v1::decisions_server::DecisionsServer;
+use hvprobe_proto::v1::host_server::HostServer;
+use hvprobe_proto::v1::machines_server::MachinesServer;
+use hvprobe_proto::v1::probes_server::ProbesServer;
+use hvprobe_proto::v1::symbols_server::SymbolsServer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::transport::server::Connected;
+
+use crate::events::published::Published;
+use crate::fleet::Fleet;
+use crate::limits;
+use crate::listen::authority::Named;
+use crate::listen::socket::Listener;
+use crate::services::events::EventsServer;
+use crate::services::{decisions, events, host, machines, probes, symbols};
+
+/// How long connections may go on after the machines have ended, so that clients get their last
+/// messages. Streams that have nothing to do with machines would never end by themselves.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// How long a server that has run out of file descriptors waits for some to come free.
+const EXHAUSTED: Duration = Duration::from_millis(100);
+/// Calls that one connection may have under way.
+const CALLS_PER_CONNECTION: u32 = 256;
+
+/// Why a server stopped when it was not asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The transport failed.
+    #[error("the gRPC server failed")]
+    Transport(#[from] tonic::transport::Error),
+    /// Reflection cannot be offered.
+    #[error("the interface's own description is damaged")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// A server with its machines.
+#[derive(Debug, Default)]
+pub struct Server {
+    fleet: Fleet,
+    published: Published,
+}
+
+impl Server {
+    /// A server that has no machines yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Offers what comes into the sink to clients that subscribe to the events of a machine called
+    /// `name`, though there is none: to measure or to test the way that events go. The streams end
+    /// when the sink goes.
+    pub fn publish(&mut self, name: &str) -> Sink {
+        self.published.add(name)
+    }
+
+    /// Serves whoever connects to `listener` until `stop` completes; then ends all machines, closes
+    /// the connections and removes the socket.
+    ///
+    /// # Errors
+    /// When the server cannot go on. The machines are ended then, too.
+    pub async fn serve(
+        self,
+        listener: Listener,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), ServeError> {
+        let listener = Arc::new(listener);
+        let connections =
+            tokio_stream::iter(std::iter::repeat(listener)).then(|listener| async move {
+                loop {
+                    match listener.accept().await {
+                        Ok(stream) => return Ok::<_, io::Error>(Named::new(stream)),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot accept a connection");
+                            tokio::time::sleep(EXHAUSTED).await;
+                        }
+                    }
+                }
+            });
+        self.serve_all(connections, stop).await
+    }
+
+    /// Serves one client over `stream`, which need not be a socket, until `stop` completes; then
+    /// ends all machines.
+    ///
+    /// # Errors
+    /// As [`Server::serve`].
+    pub async fn serve_connection(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), ServeError> {
+        let only = tokio_stream::once(Ok::<_, io::Error>(stream)).chain(tokio_stream::pending());
+        self.serve_all(only, stop).await
+    }
+
+    async fn serve_all<C>(
+        self,
+        connections: impl Stream<Item = io::Result<C>>,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), ServeError>
+    where
+        C: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+        C::ConnectInfo: Clone + Send + Sync + 'static,
+    {
+        let fleet = self.fleet;
+        let (health_reporter, health) = tonic_health::server::health_reporter();
+        health_reporter
+            .set_serving::<MachinesServer<machines::Service>>()
+            .await;
+        health_reporter
+            .set_serving::<ProbesServer<probes::Service>>()
+            .await;
+        health_reporter.set_serving::<EventsServer>().await;
+        health_reporter
+            .set_serving::<DecisionsServer<decisions::Service>>()
+            .await;
+        health_reporter
+            .set_serving::<SymbolsServer<symbols::Service>>()
+            .await;
+        health_reporter
+            .set_serving::<HostServer<host::Service>>()
+            .await;
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+
+        let (ended, has_ended) = oneshot::channel();
+        let closing = {
+            let fleet = fleet.clone();
+            async move {
+                stop.await;
+                fleet.close().await;
+                // The receiver lives until the server has returned.
+                let _listening = ended.send(());
+            }
+        };
+        let server = tonic::transport::Server::builder()
+            // A call counts until the last message of its stream has been taken.
+            .max_concurrent_streams(CALLS_PER_CONNECTION)
+            .concurrency_limit_per_connection(CALLS_PER_CONNECTION as usize)
+            .add_service(health)
+            .add_service(reflection().build_v1()?)
+            // What Python's library asks for.
+            .add_service(reflection().build_v1alpha()?)
+            .add_service(
+                MachinesServer::new(machines::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(
+                ProbesServer::new(probes::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(EventsServer::new(events::Service::new(
+                fleet.clone(),
+                self.published,
+            )))
+            .add_service(
+                DecisionsServer::new(decisions::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(
+                SymbolsServer::new(symbols::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(HostServer::new(host::Service).max_decoding_message_size(limits::MESSAGE))
+            .serve_with_incoming_shutdown(connections, closing);
+        let served = tokio::select! {
+            served = server => served,
+            () = farewell(has_ended) => Ok(()),
+        };
+        // After a failure the machines are still there; after an orderly stop this finds none.
+        fleet.close().await;
+        Ok(served?)
+    }
+}
+
+/// Returns some time after the machines have ended.
+async fn farewell(has_ended: oneshot::Receiver<()>) {
+    match has_ended.await {
+        Ok(()) => tokio::time::sleep(FAREWELL).await,
+        // The server has failed and will say so itself.
+        Err(_) => std::future::pending().await,
+    }
+}

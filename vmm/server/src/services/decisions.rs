@@ -1,0 +1,237 @@
+//! `hvprobe.v1.Decisions`.
+//!
+//! ```text
+//!   opened ──(DecideFor)──► deciding ──(either stream or the machine ends, or a bad answer)──► over
+//! ```
+//! What is kept true: while a client decides, what the machine asks is either with that client or
+//! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
+//! falls to the default.
+
+use std::pin::Pin;
+
+use hvprobe_machine::{AnswerError, Asker, Question, Token};
+use hvprobe_proto::v1::actions::Hold;
+use hvprobe_proto::v1::{
+    self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, decide_request,
+    decide_response, decisions_server,
+};
+use hvprobe_spec::ProbeId;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::fleet::Fleet;
+use crate::limits;
+use crate::status::{Failure, chain};
+use crate::wire::{actions, convert};
+
+/// Messages that wait for one client.
+const MESSAGES: usize = 16;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    fleet: Fleet,
+}
+
+impl Service {
+    pub(crate) fn new(fleet: Fleet) -> Self {
+        Self { fleet }
+    }
+}
+
+type Responses = Pin<Box<ReceiverStream<Result<DecideResponse, Status>>>>;
+
+#[tonic::async_trait]
+impl decisions_server::Decisions for Service {
+    type DecideStream = Responses;
+
+    async fn decide(
+        &self,
+        request: Request<Streaming<DecideRequest>>,
+    ) -> Result<Response<Responses>, Status> {
+        let mut answers = request.into_inner();
+        let first = answers.message().await?.and_then(|first| first.what);
+        let Some(decide_request::What::DecideFor(DecideFor { machine, probes })) = first else {
+            return Err(out_of_order(
+                "the first message has to say what to decide for",
+            ));
+        };
+        limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+        let handle = self.fleet.get(&machine)?;
+        let known = handle.probes().await?;
+        let chosen = choose(&probes, known)?;
+        let ids = probes.into_iter().map(ProbeId).collect();
+        let asker = handle.machine()?.decisions().attach(ids);
+
+        let (to_client, messages) = mpsc::channel(MESSAGES);
+        let desk = Desk {
+            asker,
+            answers,
+            to_client,
+        };
+        tokio::spawn(desk.run(chosen));
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+/// Those of `known` that `ids` names, if all of them ask.
+fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> {
+    if ids.is_empty() {
+        let message = "name the probes to decide for";
+        return Err(Failure::new(Code::InvalidArgument, ErrorKind::NoSuchProbe, message).into());
+    }
+    for (index, id) in ids.iter().enumerate() {
+        let Some(probe) = known.iter().find(|probe| probe.id == *id) else {
+            let message = format!("there is no probe {id} (index {index})");
+            return Err(
+                Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)
+                    .at_index(index)
+                    .into(),
+            );
+        };
+        let hold = probe.actions.as_ref().and_then(|all| all.hold.as_ref());
+        if !matches!(hold, Some(Hold::Ask(_))) {
+            let message = format!("probe {id} asks nobody: register it with a deadline to ask by");
+            return Err(
+                Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message)
+                    .at_index(index)
+                    .into(),
+            );
+        }
+    }
+    let mut chosen = known;
+    chosen.retain(|probe| ids.contains(&probe.id));
+    Ok(chosen)
+}
+
+/// A client that decides.
+struct Desk {
+    asker: Asker,
+    answers: Streaming<DecideRequest>,
+    to_client: mpsc::Sender<Result<DecideResponse, Status>>,
+}
+
+/// Nobody decides here any more.
+enum Over {
+    /// The client is gone, or done.
+    Gone,
+    /// For a reason the client is to know.
+    Because(Status),
+}
+
+impl Desk {
+    async fn run(mut self, probes: Vec<v1::Probe>) {
+        if let Err(Over::Because(status)) = self.decide(probes).await {
+            // A client that is gone needs no reason.
+            let _gone = self.to_client.send(Err(status)).await;
+        }
+    }
+
+    async fn decide(&mut self, probes: Vec<v1::Probe>) -> Result<(), Over> {
+        self.send(DecideResponse { what: None, probes }).await?;
+        loop {
+            tokio::select! {
+                question = self.asker.next() => match question {
+                    Some(question) => self.put(&question).await?,
+                    // The machine has ended; so does the stream.
+                    None => return Ok(()),
+                },
+                answer = self.answers.message() => match answer {
+                    Ok(Some(answer)) => self.take(answer).await?,
+                    Ok(None) | Err(_) => return Err(Over::Gone),
+                },
+                () = self.to_client.closed() => return Err(Over::Gone),
+            }
+        }
+    }
+
+    /// Puts a question to the client.
+    async fn put(&self, question: &Question) -> Result<(), Over> {
+        let question = v1::Question {
+            token: question.token.0,
+            event: Some(convert::event(&question.event)),
+            deadline_ns: question.deadline_ns,
+        };
+        self.send(DecideResponse {
+            what: Some(decide_response::What::Question(question)),
+            probes: Vec::new(),
+        })
+        .await
+    }
+
+    /// Takes an answer to the machine.
+    async fn take(&self, request: DecideRequest) -> Result<(), Over> {
+        let Some(decide_request::What::Answer(Answer { token, decision })) = request.what else {
+            return Err(Over::Because(out_of_order(
+                "only answers can follow the first message",
+            )));
+        };
+        let bad = |error: &dyn std::error::Error| {
+            let message = format!("the answer to question {token}: {}", chain(error));
+            Over::Because(
+                Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message).into(),
+            )
+        };
+        let decision = actions::decision(decision.unwrap_or_default()).map_err(|e| bad(&e))?;
+        match self.asker.answer(Token(token), decision) {
+            Ok(()) => Ok(()),
+            Err(AnswerError::Invalid(error)) => Err(bad(&error)),
+            Err(AnswerError::TooLate(_)) => {
+                self.send(DecideResponse {
+                    what: Some(decide_response::What::TooLate(v1::TooLate { token })),
+                    probes: Vec::new(),
+                })
+                .await
+            }
+        }
+    }
+
+    async fn send(&self, message: DecideResponse) -> Result<(), Over> {
+        let sent = self.to_client.send(Ok(message)).await;
+        sent.map_err(|_| Over::Gone)
+    }
+}
+
+fn out_of_order(message: &str) -> Status {
+    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(id: u32, hold: Option<Hold>) -> v1::Probe {
+        v1::Probe {
+            id,
+            actions: Some(v1::Actions {
+                hold,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn only_probes_that_ask_can_be_decided_for() {
+        let ask = || Some(Hold::Ask(v1::Ask::default()));
+        let known = || {
+            vec![
+                probe(1, ask()),
+                probe(2, None),
+                probe(3, Some(Hold::Stop(v1::StopMachine {}))),
+                probe(4, ask()),
+            ]
+        };
+        let chosen = |ids: &[u32]| {
+            choose(ids, known())
+                .map(|probes| probes.iter().map(|probe| probe.id).collect::<Vec<_>>())
+                .map_err(|status| status.code())
+        };
+        assert_eq!(chosen(&[4, 1]), Ok(vec![1, 4]));
+        assert_eq!(chosen(&[]), Err(Code::InvalidArgument));
+        assert_eq!(chosen(&[1, 2]), Err(Code::InvalidArgument));
+        assert_eq!(chosen(&[3]), Err(Code::InvalidArgument));
+        assert_eq!(chosen(&[1, 5]), Err(Code::NotFound));
+    }
+}

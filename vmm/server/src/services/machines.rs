@@ -1,0 +1,357 @@
+//! `hvprobe.v1.Machines`.
+
+use std::error::Error as _;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
+use hvprobe_proto::v1::{
+    self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
+    ErrorKind, GetMachineRequest, InjectNmiRequest, InjectNmiResponse, ListMachinesRequest,
+    ListMachinesResponse, MachineState, PauseRequest, ReadKernelRequest, ReadKernelResponse,
+    ResumeRequest, StopRequest, WaitRequest, WatchRequest, machines_server,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status};
+
+use crate::fleet::{Fleet, Handle, Remains};
+use crate::limits;
+use crate::status::{Failure, chain, stop_error};
+use crate::wire::registration;
+
+/// Virtual CPUs of a machine for which none are asked.
+const DEFAULT_CPUS: u32 = 1;
+/// Memory of a machine for which none is asked, in bytes.
+const DEFAULT_MEMORY: u64 = 256 << 20;
+/// Bytes of a kernel command line. The kernel takes 2047 (`COMMAND_LINE_SIZE`); whether its image
+/// does is for the loader to say.
+const CMDLINE: usize = 64 << 10;
+/// Words of a guest's command.
+const COMMAND_WORDS: usize = 4096;
+/// Bytes of a guest's command.
+const COMMAND_BYTES: usize = 128 << 10;
+/// Bytes of the console in one message.
+const CONSOLE_PIECE: usize = 64 << 10;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    fleet: Fleet,
+}
+
+impl Service {
+    pub(crate) fn new(fleet: Fleet) -> Self {
+        Self { fleet }
+    }
+}
+
+type Machines = Pin<Box<ReceiverStream<Result<v1::Machine, Status>>>>;
+type Output = Pin<Box<ReceiverStream<Result<ConsoleOutput, Status>>>>;
+
+#[tonic::async_trait]
+impl machines_server::Machines for Service {
+    type WatchStream = Machines;
+    type ConsoleStream = Output;
+
+    async fn boot(&self, request: Request<BootRequest>) -> Result<Response<v1::Machine>, Status> {
+        let config = config(request.into_inner())?;
+        let handle = self.fleet.boot(config).await?;
+        let mut machine = handle.describe().await?;
+        // If it has ended already, its probes do not matter any more.
+        if let Ok(booted) = handle.machine() {
+            machine.skipped = registration::skipped(booted.skipped());
+        }
+        Ok(Response::new(machine))
+    }
+
+    async fn list_machines(
+        &self,
+        _request: Request<ListMachinesRequest>,
+    ) -> Result<Response<ListMachinesResponse>, Status> {
+        let mut machines = Vec::new();
+        for handle in self.fleet.all() {
+            machines.push(handle.describe().await?);
+        }
+        Ok(Response::new(ListMachinesResponse { machines }))
+    }
+
+    async fn get_machine(
+        &self,
+        request: Request<GetMachineRequest>,
+    ) -> Result<Response<v1::Machine>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        Ok(Response::new(handle.describe().await?))
+    }
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Machines>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let (to_client, messages) = mpsc::channel(1);
+        tokio::spawn(watch(handle, to_client));
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+
+    async fn pause(&self, request: Request<PauseRequest>) -> Result<Response<v1::Machine>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let paused = handle.blocking(Machine::pause).await?;
+        paused.map_err(|error| pause_error(handle.name(), &error))?;
+        handle.touch();
+        Ok(Response::new(handle.describe().await?))
+    }
+
+    async fn resume(
+        &self,
+        request: Request<ResumeRequest>,
+    ) -> Result<Response<v1::Machine>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let resumed = handle.blocking(Machine::resume).await?;
+        resumed.map_err(|error| pause_error(handle.name(), &error))?;
+        handle.touch();
+        Ok(Response::new(handle.describe().await?))
+    }
+
+    async fn inject_nmi(
+        &self,
+        request: Request<InjectNmiRequest>,
+    ) -> Result<Response<InjectNmiResponse>, Status> {
+        let InjectNmiRequest { machine, cpu } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
+        let sent = handle.blocking(move |machine| machine.inject_nmi(cpu));
+        sent.await?
+            .map_err(|error| nmi_error(handle.name(), &error))?;
+        Ok(Response::new(InjectNmiResponse {}))
+    }
+
+    async fn stop(&self, request: Request<StopRequest>) -> Result<Response<v1::Machine>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        Ok(Response::new(handle.stop().await?.machine.clone()))
+    }
+
+    async fn wait(&self, request: Request<WaitRequest>) -> Result<Response<v1::Machine>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        Ok(Response::new(handle.ended().await.machine.clone()))
+    }
+
+    async fn console(&self, request: Request<ConsoleRequest>) -> Result<Response<Output>, Status> {
+        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let (to_client, messages) = mpsc::channel(1);
+        match handle.remains() {
+            Some(remains) => tokio::spawn(show(remains, to_client)),
+            None => tokio::spawn(follow(handle.machine()?.console(), to_client)),
+        };
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+
+    async fn read_kernel(
+        &self,
+        request: Request<ReadKernelRequest>,
+    ) -> Result<Response<ReadKernelResponse>, Status> {
+        let ReadKernelRequest {
+            machine,
+            address,
+            length,
+        } = request.into_inner();
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        limits::at_most("the memory to read", length, limits::READ)?;
+        let handle = self.fleet.get(&machine)?;
+        let read = handle
+            .blocking(move |machine| {
+                let mut data = vec![0; length];
+                let read = machine.read_kernel(Gva(address), &mut data);
+                read.map(|()| data)
+            })
+            .await?;
+        let data = read.map_err(|error| read_error(&error))?;
+        Ok(Response::new(ReadKernelResponse { data }))
+    }
+
+    async fn console_write(
+        &self,
+        request: Request<ConsoleWriteRequest>,
+    ) -> Result<Response<ConsoleWriteResponse>, Status> {
+        let ConsoleWriteRequest { machine, data } = request.into_inner();
+        limits::at_most("the console input", data.len(), limits::CONSOLE_WRITE)?;
+        let handle = self.fleet.get(&machine)?;
+        let accepted = handle
+            .blocking(move |machine| machine.console_input(&data))
+            .await?;
+        // No more than was sent, which is far less than this can count.
+        let accepted = u32::try_from(accepted).unwrap_or(u32::MAX);
+        Ok(Response::new(ConsoleWriteResponse { accepted }))
+    }
+}
+
+/// Sends what is left of a console's output.
+async fn show(remains: Arc<Remains>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
+    for piece in remains.console.chunks(CONSOLE_PIECE) {
+        let data = piece.to_vec();
+        let output = ConsoleOutput { data, dropped: 0 };
+        if to_client.send(Ok(output)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends a console's output until the machine has ended or the client is gone.
+async fn follow(mut console: Console, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
+    loop {
+        let printed = tokio::select! {
+            printed = console.next() => printed,
+            () = to_client.closed() => return,
+        };
+        let Some(Printed { bytes, lost }) = printed else {
+            return;
+        };
+        let output = ConsoleOutput {
+            data: bytes,
+            dropped: lost,
+        };
+        if to_client.send(Ok(output)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends the machine whenever it has changed, until it has ended or the client is gone.
+async fn watch(handle: Handle, to_client: mpsc::Sender<Result<v1::Machine, Status>>) {
+    let mut changes = handle.follow();
+    let mut last = None;
+    loop {
+        changes.mark_unchanged();
+        let machine = match handle.describe().await {
+            Ok(machine) => machine,
+            // It has ended in between; the next look will say how.
+            Err(_) if handle.remains().is_some() => continue,
+            Err(error) => {
+                // A client that is gone needs no answer.
+                let _gone = to_client.send(Err(error)).await;
+                return;
+            }
+        };
+        let ended = machine.state() == MachineState::Stopped;
+        if last.as_ref() != Some(&machine) {
+            if to_client.send(Ok(machine.clone())).await.is_err() {
+                return;
+            }
+            last = Some(machine);
+        }
+        if ended {
+            return;
+        }
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            () = to_client.closed() => return,
+        }
+    }
+}
+
+/// Why a machine was not paused or resumed, for clients.
+fn pause_error(machine: &str, error: &PauseError) -> Status {
+    match error.source().and_then(|source| source.downcast_ref()) {
+        Some(stop) => stop_error(machine, stop),
+        None => Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into(),
+    }
+}
+
+/// Why no NMI was sent, for clients.
+fn nmi_error(machine: &str, error: &NmiError) -> Status {
+    match error {
+        NmiError::NoSuchVcpu { .. } => {
+            Failure::new(Code::InvalidArgument, ErrorKind::NoSuchCpu, chain(error)).into()
+        }
+        NmiError::Stop(stop) => stop_error(machine, stop),
+    }
+}
+
+/// Why memory was not read, for clients.
+fn read_error(error: &ReadError) -> Status {
+    let code = match error {
+        ReadError::Booting => Code::FailedPrecondition,
+        ReadError::Walk(_) => Code::InvalidArgument,
+    };
+    Failure::new(code, ErrorKind::Unreadable, chain(error)).into()
+}
+
+/// The machine asked for, as far as it can be told without the host.
+fn config(request: BootRequest) -> Result<MachineConfig, Status> {
+    if !request.name.is_empty() {
+        limits::machine_name(&request.name)?;
+    }
+    limits::at_most("the kernel command line", request.cmdline.len(), CMDLINE)?;
+    limits::at_most("the guest's command", request.command.len(), COMMAND_WORDS)?;
+    let bytes = request.command.iter().map(String::len).sum();
+    limits::at_most("the guest's command", bytes, COMMAND_BYTES)?;
+    let initrd = match request.initrd {
+        none if none.is_empty() => None,
+        path => Some(limits::path("the initrd", path)?),
+    };
+    Ok(MachineConfig {
+        name: request.name,
+        kernel: limits::path("the kernel", request.kernel)?,
+        initrd,
+        cmdline: request.cmdline,
+        cpus: match request.cpus {
+            0 => DEFAULT_CPUS,
+            cpus => cpus,
+        },
+        memory: match request.memory {
+            0 => DEFAULT_MEMORY,
+            memory => memory,
+        },
+        command: request.command,
+        probes: registration::specs(request.probes)?,
+        refusals: registration::refusals(request.skip_refused),
+        paused: false,
+        optimize: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_stand_in_for_what_is_not_asked_for() {
+        let config = config(BootRequest {
+            kernel: "/vmlinuz".into(),
+            ..Default::default()
+        })
+        .unwrap();
+        assert_eq!((config.cpus, config.memory), (1, 256 << 20));
+        assert_eq!(config.initrd, None);
+    }
+
+    #[test]
+    fn requests_that_no_machine_can_come_of_are_refused() {
+        let good = BootRequest {
+            kernel: "/vmlinuz".into(),
+            ..Default::default()
+        };
+        for bad in [
+            BootRequest::default(),
+            BootRequest {
+                kernel: "vmlinuz".into(),
+                ..good.clone()
+            },
+            BootRequest {
+                initrd: "initrd".into(),
+                ..good.clone()
+            },
+            BootRequest {
+                name: "../etc".into(),
+                ..good.clone()
+            },
+            BootRequest {
+                command: vec!["x".repeat(1 << 20)],
+                ..good.clone()
+            },
+            BootRequest {
+                probes: vec![v1::ProbeSpec::default()],
+                ..good
+            },
+        ] {
+            assert!(config(bad.clone()).is_err(), "{bad:?}");
+        }
+    }
+}

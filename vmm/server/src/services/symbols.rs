@@ -1,0 +1,174 @@
+//! `hvprobe.v1.Symbols`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use hvprobe_linux::symbols::{PatternError, SymbolKind};
+use hvprobe_proto::v1::{self, ErrorKind, ListSymbolsRequest, ListSymbolsResponse, symbols_server};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status};
+
+use crate::fleet::Fleet;
+use crate::limits;
+use crate::status::{Failure, broken, chain};
+use crate::wire::convert;
+
+/// Symbols in one message.
+const SYMBOLS_PER_MESSAGE: usize = 1024;
+/// Messages between the look-up and the client's connection.
+const MESSAGES: usize = 1;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    fleet: Fleet,
+}
+
+impl Service {
+    pub(crate) fn new(fleet: Fleet) -> Self {
+        Self { fleet }
+    }
+}
+
+type Responses = Pin<Box<ReceiverStream<Result<ListSymbolsResponse, Status>>>>;
+
+#[tonic::async_trait]
+impl symbols_server::Symbols for Service {
+    type ListSymbolsStream = Responses;
+
+    async fn list_symbols(
+        &self,
+        request: Request<ListSymbolsRequest>,
+    ) -> Result<Response<Responses>, Status> {
+        let ListSymbolsRequest {
+            machine,
+            pattern,
+            limit,
+        } = request.into_inner();
+        limits::at_most("the pattern", pattern.len(), limits::DEFINITION)?;
+        // The machine itself is not kept by a stream that nobody reads.
+        let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
+        let limit = match limit {
+            0 => usize::MAX,
+            limit => usize::try_from(limit).unwrap_or(usize::MAX),
+        };
+        let find = move |first, most| {
+            let matching = image.symbols().glob_from(&pattern, first)?;
+            let symbols = matching.take(most).map(|(position, symbol)| {
+                let forbidden = (symbol.kind == SymbolKind::Text)
+                    .then(|| image.forbidden(symbol.addr))
+                    .flatten();
+                let symbol = convert::symbol(&symbol, forbidden.map(|why| why.to_string()));
+                (position, symbol)
+            });
+            Ok(symbols.collect())
+        };
+        Ok(Response::new(Box::pin(stream(limit, find))))
+    }
+}
+
+/// What `find` finds from a position on, at most so many at a time and `limit` in all. A client that
+/// does not read takes no thread: the next ones are looked for when there is room for them.
+fn stream<F>(limit: usize, find: F) -> ReceiverStream<Result<ListSymbolsResponse, Status>>
+where
+    F: Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync + 'static,
+{
+    let (to_client, messages) = mpsc::channel(MESSAGES);
+    let find = Arc::new(find);
+    tokio::spawn(async move {
+        let (mut first, mut left) = (0, limit);
+        while left > 0
+            // A client that is gone needs no more.
+            && let Ok(room) = to_client.reserve().await
+        {
+            let most = left.min(SYMBOLS_PER_MESSAGE);
+            let find = Arc::clone(&find);
+            let found = match tokio::task::spawn_blocking(move || find(first, most)).await {
+                Ok(Ok(found)) => found,
+                Ok(Err(error)) => {
+                    let (code, kind) = (Code::InvalidArgument, ErrorKind::BadPattern);
+                    return room.send(Err(Failure::new(code, kind, chain(&error)).into()));
+                }
+                Err(_) => return room.send(Err(broken("the look-up of symbols"))),
+            };
+            let Some((last, _)) = found.last() else {
+                return;
+            };
+            first = last.saturating_add(1);
+            left = match found.len() {
+                whole if whole == most => left - most,
+                _ => 0,
+            };
+            let symbols = found.into_iter().map(|(_, symbol)| symbol).collect();
+            room.send(Ok(ListSymbolsResponse { symbols }));
+        }
+    });
+    ReceiverStream::new(messages)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio_stream::StreamExt as _;
+
+    use super::*;
+
+    /// Every third of `all` numbers, as names.
+    fn thirds(
+        all: usize,
+    ) -> impl Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync {
+        move |first, most| {
+            let matching = (first..all).filter(|number| number % 3 == 0).take(most);
+            let symbol = |number: usize| v1::Symbol {
+                name: number.to_string(),
+                ..Default::default()
+            };
+            Ok(matching.map(|number| (number, symbol(number))).collect())
+        }
+    }
+
+    #[tokio::test]
+    async fn all_are_sent_up_to_the_limit() {
+        for (all, limit) in [
+            (0, 5),
+            (10_000, usize::MAX),
+            (3 * SYMBOLS_PER_MESSAGE, usize::MAX),
+            (10_000, 1),
+            (10_000, SYMBOLS_PER_MESSAGE + 1),
+            (10_000, 0),
+        ] {
+            let messages: Vec<_> = stream(limit, thirds(all)).collect().await;
+            let names: Vec<_> = messages
+                .into_iter()
+                .flat_map(|message| message.unwrap().symbols)
+                .map(|symbol| symbol.name)
+                .collect();
+            let expected = (0..all).step_by(3).take(limit);
+            let expected: Vec<_> = expected.map(|number| number.to_string()).collect();
+            assert_eq!(names, expected, "{limit} of {all}");
+        }
+    }
+
+    #[test]
+    fn streams_that_nobody_reads_hold_no_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(2)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let _unread: Vec<_> = (0..50)
+                .map(|_| stream(usize::MAX, thirds(1_000_000)))
+                .collect();
+            let others = async {
+                for _ in 0..10 {
+                    tokio::task::spawn_blocking(|| ()).await.unwrap();
+                }
+            };
+            let others = tokio::time::timeout(Duration::from_mins(1), others);
+            others.await.expect("all threads are taken");
+        });
+    }
+}

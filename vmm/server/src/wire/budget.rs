@@ -1,0 +1,96 @@
+//! Budgets of probes, from the terms of the wire to those of the engine and back.
+
+use hvprobe_machine::ThrottleNotice;
+use hvprobe_proto::v1;
+use hvprobe_spec::{Budget, Excess};
+
+use super::actions::Meaningless;
+
+/// The budget asked for. Its limits are checked by the engine.
+pub(crate) fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
+    let max_share = match u8::try_from(wire.max_cpu_percent) {
+        Ok(0) => None,
+        Ok(percent) => Some(percent),
+        Err(_) => {
+            return Err(Meaningless::TooLarge {
+                what: "a share of the time",
+                number: wire.max_cpu_percent,
+            });
+        }
+    };
+    Ok(Budget {
+        max_rate: (wire.max_rate > 0).then_some(wire.max_rate),
+        max_share,
+        excess: match v1::Excess::try_from(wire.excess) {
+            Ok(v1::Excess::Unspecified | v1::Excess::Sample) => Excess::Sample,
+            Ok(v1::Excess::Disable) => Excess::Disable,
+            Err(_) => {
+                return Err(Meaningless::Unknown {
+                    what: "policy for what exceeds a budget",
+                    number: wire.excess,
+                });
+            }
+        },
+    })
+}
+
+/// A budget, for clients.
+pub(crate) fn to_wire(budget: &Budget) -> v1::Budget {
+    v1::Budget {
+        max_rate: budget.max_rate.unwrap_or_default(),
+        max_cpu_percent: budget.max_share.unwrap_or_default().into(),
+        excess: match budget.excess {
+            Excess::Sample => v1::Excess::Sample,
+            Excess::Disable => v1::Excess::Disable,
+        }
+        .into(),
+    }
+}
+
+/// What was throttled, for clients.
+pub(crate) fn notice(notice: &ThrottleNotice) -> v1::Throttled {
+    let ThrottleNotice { throttled, window } = notice;
+    v1::Throttled {
+        probe: throttled.probe.0,
+        name: throttled.name.clone(),
+        count: throttled.count,
+        window_ns: u64::try_from(window.as_nanos()).unwrap_or(u64::MAX),
+        disabled: throttled.disabled,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_go_out_as_they_came_in() {
+        for (max_rate, max_cpu_percent, excess) in [
+            (100, 0, v1::Excess::Sample),
+            (0, 5, v1::Excess::Disable),
+            (u32::MAX, 100, v1::Excess::Sample),
+        ] {
+            let wire = v1::Budget {
+                max_rate,
+                max_cpu_percent,
+                excess: excess.into(),
+            };
+            assert_eq!(to_wire(&budget(wire).unwrap()), wire);
+        }
+        let unspecified = budget(v1::Budget::default()).unwrap();
+        assert_eq!(unspecified, Budget::default());
+    }
+
+    #[test]
+    fn numbers_that_mean_nothing_are_refused() {
+        let share = v1::Budget {
+            max_cpu_percent: 256,
+            ..Default::default()
+        };
+        let policy = v1::Budget {
+            excess: 9,
+            ..Default::default()
+        };
+        assert!(budget(share).is_err() && budget(policy).is_err());
+    }
+}

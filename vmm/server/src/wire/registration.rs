@@ -1,0 +1,143 @@
+//! Probes to register, and what came of them.
+//!
+//! Invariant: whatever a client asked for is bounded and read before any of it is registered; who is
+//! refused is told which entry of the batch, and which character of it.
+
+use hvprobe_engine::{Refusals, Registered, Skipped};
+use hvprobe_proto::v1::{self, ErrorKind, RegisterResponse};
+use hvprobe_spec::ProbeSpec;
+use hvprobe_spec::definition;
+use tonic::{Code, Status};
+
+use super::actions::{self, Meaningless};
+use super::budget;
+use crate::limits;
+use crate::status::{Failure, chain};
+
+/// The probes asked for, if all of them can be read.
+pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status> {
+    limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+    let mut specs = Vec::with_capacity(probes.len());
+    for (index, probe) in probes.into_iter().enumerate() {
+        limits::at_most("a definition", probe.definition.len(), limits::DEFINITION)?;
+        let definition = definition::parse(&probe.definition).map_err(|error| {
+            let message = format!("probe {index}, column {}: {error}", error.column);
+            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+                .at_index(index)
+                .at_column(error.column)
+        })?;
+        let bad = |error: Meaningless| {
+            let message = format!("probe {index} ({definition}): {error}");
+            Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message).at_index(index)
+        };
+        specs.push(ProbeSpec {
+            mechanism: actions::mechanism(probe.mechanism).map_err(bad)?,
+            actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
+            disabled: probe.disabled,
+            maxactive_auto: probe.maxactive_auto,
+            budget: probe.budget.map(budget::budget).transpose().map_err(bad)?,
+            definition,
+        });
+    }
+    Ok(specs)
+}
+
+/// What becomes of a batch when a probe of it is refused.
+pub(crate) fn refusals(skip: bool) -> Refusals {
+    if skip { Refusals::Skip } else { Refusals::Fail }
+}
+
+/// What came of each entry, for clients.
+pub(crate) fn response(registered: &Registered) -> RegisterResponse {
+    RegisterResponse {
+        ids: registered.probes.iter().map(|(_, id)| id.0).collect(),
+        entries: registered
+            .probes
+            .iter()
+            .map(|(index, _)| entry(*index))
+            .collect(),
+        skipped: skipped(&registered.skipped),
+        stopped_ns: u64::try_from(registered.stopped_for.as_nanos()).unwrap_or(u64::MAX),
+    }
+}
+
+/// What was left out, for clients.
+pub(crate) fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
+    let one = |skipped: &Skipped| v1::SkippedProbe {
+        entry: entry(skipped.index),
+        symbol: skipped.target.clone(),
+        reason: chain(&skipped.why),
+    };
+    skipped.iter().map(one).collect()
+}
+
+/// A position in a batch, which has far fewer entries than this can count.
+fn entry(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hvprobe_engine::Refused;
+    use hvprobe_spec::ProbeId;
+
+    use super::*;
+
+    fn read(definitions: &[&str]) -> Result<Vec<ProbeSpec>, Status> {
+        let probes = definitions.iter().map(|definition| v1::ProbeSpec {
+            definition: (*definition).to_owned(),
+            disabled: true,
+            ..Default::default()
+        });
+        specs(probes.collect())
+    }
+
+    #[test]
+    fn definitions_keep_their_order_and_flags() {
+        let specs = read(&["p vfs_read", "p:w vfs_write+4"]).unwrap();
+        let texts: Vec<_> = specs
+            .iter()
+            .map(|spec| spec.definition.to_string())
+            .collect();
+        assert_eq!(texts, ["p vfs_read", "p:w vfs_write+0x4"]);
+        assert!(specs.iter().all(|spec| spec.disabled));
+    }
+
+    #[test]
+    fn answer_says_what_came_of_each_entry_and_what_was_left_out() {
+        let answer = response(&Registered {
+            probes: vec![(0, ProbeId(7)), (2, ProbeId(8)), (2, ProbeId(9))],
+            skipped: vec![Skipped {
+                index: 1,
+                definition: "p ext4:x".to_owned(),
+                target: "ext4:x".to_owned(),
+                why: Refused::ModuleNotLoaded {
+                    module: "ext4".to_owned(),
+                },
+            }],
+            stopped_for: Duration::from_micros(3),
+        });
+        assert_eq!(answer.ids, [7, 8, 9]);
+        assert_eq!(answer.entries, [0, 2, 2]);
+        assert_eq!(answer.stopped_ns, 3000);
+        let [skipped] = answer.skipped.as_slice() else {
+            panic!("{:?}", answer.skipped);
+        };
+        assert_eq!((skipped.entry, skipped.symbol.as_str()), (1, "ext4:x"));
+        assert_eq!(skipped.reason, "module ext4 is not loaded");
+    }
+
+    #[test]
+    fn bad_definition_and_oversized_batch_are_refused() {
+        assert_eq!(
+            read(&["p a", "p"]).unwrap_err().code(),
+            Code::InvalidArgument
+        );
+        let many = vec!["p a"; limits::BATCH + 1];
+        assert_eq!(read(&many).unwrap_err().code(), Code::InvalidArgument);
+        let long = format!("p {}", "a".repeat(limits::DEFINITION));
+        assert_eq!(read(&[&long]).unwrap_err().code(), Code::InvalidArgument);
+    }
+}

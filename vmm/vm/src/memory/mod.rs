@@ -1,0 +1,9 @@
+//! Memory of guests.
+
+mod ram;
+mod slot;
+mod written;
+
+pub use ram::GuestRam;
+pub(crate) use ram::HOLE_END;
+pub use slot::{MIN_RAM, MemoryError};

@@ -1,0 +1,110 @@
+//! Getting a virtual CPU's thread out of `KVM_RUN`, or out of waiting for a decision.
+//!
+//! A kick is a signal to the thread. Its handler, which runs on that very thread, sets
+//! `immediate_exit` in the thread's own `kvm_run`, so `KVM_RUN` returns at once even when the
+//! signal arrived just before it was entered (KVM API, 5: `immediate_exit`). A thread that waits in
+//! [`std::thread::park_timeout`] is woken too.
+//! Invariant: the pointer the handler writes through is set only while the thread owns the mapping.
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::Once;
+use std::thread::{self, Thread};
+
+use kvm_ioctls::VcpuFd;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+thread_local! {
+    static IMMEDIATE_EXIT: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
+}
+
+extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let flag = IMMEDIATE_EXIT.get();
+    if !flag.is_null() {
+        // SAFETY: a non-null pointer was set by `Guard::new` on this thread and points into the
+        // `kvm_run` mapping, which outlives the guard that clears it.
+        unsafe { flag.write_volatile(1) };
+    }
+}
+
+fn kick_signal() -> libc::c_int {
+    SIGRTMIN()
+}
+
+/// Handle to a thread that can be kicked.
+#[derive(Clone, Debug)]
+pub struct Kickable {
+    /// `None` for a thread that is never in `KVM_RUN`.
+    signalled: Option<libc::pthread_t>,
+    thread: Thread,
+}
+
+impl Kickable {
+    /// The calling thread, which never blocks in `KVM_RUN` and needs no signal.
+    #[must_use]
+    pub fn without_signal() -> Self {
+        Self {
+            signalled: None,
+            thread: thread::current(),
+        }
+    }
+
+    /// Makes the thread leave `KVM_RUN`, or not enter it, and ends its wait for a decision. Does
+    /// nothing to the calling thread, which is in neither. The caller must know the thread to be
+    /// alive.
+    pub fn kick(&self) {
+        if self.thread.id() == thread::current().id() {
+            return;
+        }
+        self.thread.unpark();
+        if let Some(thread) = self.signalled {
+            // SAFETY: `Control` keeps a handle only while the thread is in its loop, so it has not
+            // been joined and the id is valid. The signal has a handler: `Guard::new` ran.
+            let _ = unsafe { libc::pthread_kill(thread, kick_signal()) };
+        }
+    }
+}
+
+/// Makes the calling thread kickable while it lives.
+#[derive(Debug)]
+pub struct Guard {
+    flag: *mut u8,
+}
+
+impl Guard {
+    /// Makes the calling thread, which runs `vcpu`, kickable. `vcpu` must outlive the guard.
+    pub fn new(vcpu: &mut VcpuFd) -> Self {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| {
+            if let Err(error) = register_signal_handler(kick_signal(), on_kick) {
+                tracing::error!(%error, "virtual CPUs cannot be interrupted");
+            }
+        });
+        let flag = &raw mut vcpu.get_kvm_run().immediate_exit;
+        IMMEDIATE_EXIT.set(flag);
+        Self { flag }
+    }
+
+    /// The handle others kick this thread by.
+    #[must_use]
+    pub fn kickable(&self) -> Kickable {
+        Kickable {
+            // SAFETY: has no preconditions.
+            signalled: Some(unsafe { libc::pthread_self() }),
+            thread: thread::current(),
+        }
+    }
+
+    /// Forgets kicks that have done their work. Look for what they were about afterwards.
+    #[inline]
+    pub fn clear(&self) {
+        // SAFETY: points into the `kvm_run` mapping of the `VcpuFd` that outlives the guard.
+        unsafe { self.flag.write_volatile(0) };
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        IMMEDIATE_EXIT.set(ptr::null_mut());
+    }
+}
