@@ -13,6 +13,13 @@ pub(crate) struct Jump {
     pub(crate) members: Vec<ProbeId>,
 }
 
+impl Jump {
+    /// Bytes of its detour.
+    pub(crate) fn len(&self) -> u64 {
+        self.detour.code().len() as u64
+    }
+}
+
 /// What the detours need to know of the guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Surroundings {

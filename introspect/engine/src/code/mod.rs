@@ -6,6 +6,7 @@ pub(crate) mod extent;
 pub(crate) mod ghosts;
 pub(crate) mod jump;
 pub(crate) mod keep;
+pub(crate) mod ours;
 pub(crate) mod paths;
 pub(crate) mod region;
 pub(crate) mod scan;

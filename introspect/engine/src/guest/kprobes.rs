@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
+
+use crate::unoptimized::Unoptimized;
 
 /// The function of every kernel that has kprobes.
 const REGISTERS: &str = "register_kprobe";
@@ -15,6 +18,10 @@ const CHAINS: u64 = 64;
 const KERNEL_HALF: u64 = 1 << 63;
 /// The most kprobes that are read.
 const MOST: usize = 1 << 16;
+/// The most bytes that an optimized kprobe of the guest's replaces or copies (`MAX_OPTIMIZED_LENGTH`
+/// in arch/x86/include/asm/kprobes.h).
+const REACH: u64 = 20;
+
 /// Where the guest keeps its kprobes, by its symbols and types. Checked on 5.10, 6.1, 6.12 and 7.2 and, whenever
 /// it is used, against the guest: every chain comes to an end, and each kprobe is at an address of the kernel's.
 #[derive(Clone, Copy, Debug)]
@@ -27,9 +34,52 @@ pub(crate) struct Layout {
     pub(crate) address: u64,
 }
 
+/// The guest's own kprobes.
+#[derive(Debug)]
+pub(crate) struct GuestKprobes {
+    pub(crate) known: Known,
+    /// Where the guest is about to register one.
+    pub(crate) registering: Option<Gva>,
+    /// Where it had registered some when that was last looked at.
+    pub(crate) registered: BTreeSet<Gva>,
+}
+
+impl GuestKprobes {
+    pub(crate) fn of(image: &KernelImage) -> Self {
+        Self {
+            known: Known::of(image),
+            registering: None,
+            registered: BTreeSet::new(),
+        }
+    }
+
+    /// Looks where the guest has registered kprobes, while it runs: by the time that is used it may
+    /// be otherwise.
+    pub(crate) fn read(&mut self, tables: &PageTables, mem: &dyn PhysMemory) {
+        if let Known::Table(layout) = &self.known {
+            self.registered = layout.registered(tables, mem).unwrap_or_default();
+        }
+    }
+
+    /// Whether one keeps a jump away from `span`, as far as can be told without a stop. The guest is
+    /// `watched` where it registers them.
+    ///
+    /// # Errors
+    /// When one does.
+    pub(crate) fn allow(&self, span: &Span, watched: bool) -> Result<(), Unoptimized> {
+        let registering = self.registering.filter(|at| meets(span, *at));
+        match (self.known, registering) {
+            (Known::Hidden, _) => Err(Unoptimized::HiddenKprobes),
+            (Known::Table(_), _) if !watched => Err(Unoptimized::HiddenKprobes),
+            (_, Some(at)) => Err(Unoptimized::Kprobe { at }),
+            (Known::None | Known::Table(_), None) => Ok(()),
+        }
+    }
+}
+
 /// What is known of the guest's kprobes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Foreign {
+pub(crate) enum Known {
     /// Its kernel has none.
     None,
     /// They can be found.
@@ -41,7 +91,7 @@ pub(crate) enum Foreign {
 /// The guest's kprobes cannot be told at the moment.
 pub(crate) struct Unknown;
 
-impl Foreign {
+impl Known {
     pub(crate) fn of(image: &KernelImage) -> Self {
         if image.symbols().address_of(REGISTERS).is_none() {
             return Self::None;
@@ -119,4 +169,14 @@ impl Layout {
             _ => Err(Unknown),
         }
     }
+}
+
+/// Whether a kprobe of the guest's at `kprobe` and a jump over `span` would touch the same bytes.
+pub(crate) fn meets(span: &Span, kprobe: Gva) -> bool {
+    span.at().wrapping_sub(REACH) < kprobe && kprobe < span.end()
+}
+
+pub(crate) fn first_that_meets(span: &Span, registered: &BTreeSet<Gva>) -> Option<Gva> {
+    let near = registered.range(span.at().wrapping_sub(REACH)..span.end());
+    near.copied().find(|kprobe| meets(span, *kprobe))
 }

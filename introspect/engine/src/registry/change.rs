@@ -37,14 +37,14 @@ impl Registry {
             view,
             gate,
             gate_planted: false,
-            banner: Banner::read(&self.image, &view.tables, world.memory()),
+            banner: Banner::read(&self.kernel.image, &view.tables, world.memory()),
         });
         self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());
         self.read_kprobes(world.memory());
         let refused = self.settle_pending(world);
         if refused.is_err() {
-            for id in self.probes.keys().copied().collect::<Vec<_>>() {
+            for id in self.probes.ids() {
                 self.unplace(id);
             }
             // What is left is the engine's own.
@@ -64,11 +64,14 @@ impl Registry {
             .probes
             .iter()
             .filter(|(_, probe)| matches!(probe.place, Place::Pending))
-            .map(|(id, _)| *id)
+            .map(|(id, _)| id)
             .collect();
         let (mut refused, mut placed) = (Vec::new(), BTreeSet::new());
         for id in pending {
-            match self.plan(&self.probes[&id].spec, world.memory()) {
+            let Some(probe) = self.probes.get(id) else {
+                continue;
+            };
+            match self.plan(&probe.spec, world.memory()) {
                 Ok(point) => {
                     self.place(id, point);
                     placed.insert(id);
@@ -87,7 +90,7 @@ impl Registry {
             }
         }
         for (id, why) in &refused {
-            if let Some(probe) = self.probes.get_mut(id) {
+            if let Some(probe) = self.probes.get_mut(*id) {
                 probe.place = Place::Refused(why.clone());
             }
         }
@@ -103,18 +106,20 @@ impl Registry {
     pub fn unregister(&mut self, ids: &[ProbeId], world: &dyn World) -> Result<(), ChangeError> {
         let mut leaving = BTreeSet::new();
         for (index, &id) in ids.iter().enumerate() {
-            if !self.probes.contains_key(&id) || !leaving.insert(id) {
+            if !self.probes.contains(id) || !leaving.insert(id) {
                 return Err(ChangeError::NoSuchProbe { id, index });
             }
         }
-        self.provide_internal(&leaving, world.memory());
-        self.commit(&leaving, world).map_err(|error| {
-            self.provide_internal(&BTreeSet::new(), world.memory());
+        self.probes.leave(leaving.iter().copied());
+        self.provide_internal(world.memory());
+        self.commit(world).map_err(|error| {
+            self.probes.stay();
+            self.provide_internal(world.memory());
             self.change_error(error, ids)
         })?;
         // What was recorded before their jumps were gone is handed on first.
         world.collect();
-        self.forget_sources(&leaving);
+        self.code.forget_sources(leaving.iter().copied());
         for id in leaving {
             self.forget_probe(id);
         }
@@ -126,7 +131,7 @@ impl Registry {
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
     pub fn unregister_all(&mut self, world: &dyn World) -> Result<(), ChangeError> {
-        let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+        let all: Vec<ProbeId> = self.probes.ids();
         self.unregister(&all, world)
     }
 
@@ -145,7 +150,7 @@ impl Registry {
             self.find_out_replaced(world);
         }
         for (index, &id) in ids.iter().enumerate() {
-            let Some(probe) = self.probes.get(&id) else {
+            let Some(probe) = self.probes.get(id) else {
                 return Err(ChangeError::NoSuchProbe { id, index });
             };
             if enabled && self.replaced {
@@ -166,19 +171,19 @@ impl Registry {
         }
         let mut before = BTreeMap::new();
         for id in ids {
-            if let Some(probe) = self.probes.get_mut(id) {
+            if let Some(probe) = self.probes.get_mut(*id) {
                 before.entry(*id).or_insert(probe.spec.disabled);
                 probe.spec.disabled = !enabled;
             }
         }
-        self.provide_internal(&BTreeSet::new(), world.memory());
-        self.commit(&BTreeSet::new(), world).map_err(|error| {
+        self.provide_internal(world.memory());
+        self.commit(world).map_err(|error| {
             for (id, disabled) in before {
-                if let Some(probe) = self.probes.get_mut(&id) {
+                if let Some(probe) = self.probes.get_mut(id) {
                     probe.spec.disabled = disabled;
                 }
             }
-            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.provide_internal(world.memory());
             self.change_error(error, ids)
         })?;
         self.silence_disabled(world);
@@ -188,7 +193,7 @@ impl Registry {
     /// Sees to it that no probe that has just been disabled makes another event: whoever was
     /// preempted in its detour may be about to finish one.
     fn silence_disabled(&self, world: &dyn World) {
-        let sources = self.sources.iter();
+        let sources = self.code.sources.iter();
         let due: Vec<_> = sources.filter(|it| it.is_to_be_silenced()).collect();
         if !due.is_empty() {
             // What it had recorded by then is handed on first.
@@ -203,16 +208,16 @@ impl Registry {
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
-        if on && self.has_module_probes(&BTreeSet::new()) {
+        if on && self.has_module_probes() {
             // While the switch was off nobody watched modules come and go.
             self.modules_changed(None, world)?;
         }
         // A site that was rewritten meanwhile stays as it is and keeps nobody else back.
         self.watch(world);
-        let before = std::mem::replace(&mut self.switched_on, on);
-        self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.switched_on = before;
-            let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+        let before = std::mem::replace(&mut self.switches.armed, on);
+        self.commit(world).map_err(|error| {
+            self.switches.armed = before;
+            let all: Vec<ProbeId> = self.probes.ids();
             self.change_error(error, &all)
         })?;
         self.silence_disabled(world);
@@ -224,12 +229,12 @@ impl Registry {
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn set_optimization(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
-        let before = std::mem::replace(&mut self.optimize, on);
-        self.provide_internal(&BTreeSet::new(), world.memory());
-        self.commit(&BTreeSet::new(), world).map_err(|error| {
-            self.optimize = before;
-            self.provide_internal(&BTreeSet::new(), world.memory());
-            let all: Vec<ProbeId> = self.probes.keys().copied().collect();
+        let before = std::mem::replace(&mut self.switches.optimize, on);
+        self.provide_internal(world.memory());
+        self.commit(world).map_err(|error| {
+            self.switches.optimize = before;
+            self.provide_internal(world.memory());
+            let all: Vec<ProbeId> = self.probes.ids();
             self.change_error(error, &all)
         })
     }

@@ -1,6 +1,6 @@
 //! Makes guest text agree with the registry: one stop of the virtual CPUs, whole or not at all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,28 +33,23 @@ pub(crate) enum CommitError {
 impl Registry {
     /// Makes the [`change`](Self::change) in one stop of the virtual CPUs, if there is text to be
     /// changed yet.
-    pub(crate) fn commit(
-        &mut self,
-        leaving: &BTreeSet<ProbeId>,
-        world: &dyn World,
-    ) -> Result<(), CommitError> {
-        self.commit_timed(leaving, AT_ONCE_MAX, world).map(|_| ())
+    pub(crate) fn commit(&mut self, world: &dyn World) -> Result<(), CommitError> {
+        self.commit_timed(AT_ONCE_MAX, world).map(|_| ())
     }
 
     /// As [`Self::commit`], for which at most `most` bytes of the guest's memory may be looked
     /// through; returns for how long the virtual CPUs were stopped.
     pub(crate) fn commit_timed(
         &mut self,
-        leaving: &BTreeSet<ProbeId>,
         most: u64,
         world: &dyn World,
     ) -> Result<Duration, CommitError> {
         if self.live.is_none() {
             return Ok(Duration::ZERO);
         }
-        let jumps = self.prepare_jumps(leaving, world.memory());
+        let jumps = self.prepare_jumps(world.memory());
         let mut jumps = jumps.into_iter().collect();
-        let mut look = self.look(&jumps, leaving, most, world);
+        let mut look = self.look(&jumps, most, world);
         let mut result = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
             if let Some(none) = self.abandon_replaced(mem, standing) {
@@ -63,7 +58,7 @@ impl Registry {
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
             self.keep_usable(&mut jumps, mem, still);
-            self.change(leaving, &mut jumps, mem, still)
+            self.change(&mut jumps, mem, still)
                 .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
                 .ok()
         });
@@ -72,7 +67,7 @@ impl Registry {
             // What was to be changed is gone.
             self.forget_records(world);
         } else {
-            self.give_jumps_back(jumps.into_iter().collect());
+            self.code.give_jumps_back(jumps);
         }
         let stopped_for = stopped.map_err(CommitError::Stop)?;
         result.map(|()| stopped_for)
@@ -98,7 +93,6 @@ impl Registry {
     /// The sites that cannot be armed; then nothing has changed.
     pub(crate) fn change(
         &mut self,
-        leaving: &BTreeSet<ProbeId>,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
         still: Still<'_>,
@@ -106,15 +100,15 @@ impl Registry {
         self.enter_detours(mem)?;
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         for (at, site) in &self.sites {
-            if !self.is_wanted(site, leaving) {
+            if !self.is_wanted(site) {
                 if site.is_armed() {
                     disarming.push(*at);
                 }
-            } else if let Some(patch) = self.next_patch(site, jumps.remove(at), leaving) {
+            } else if let Some(patch) = self.next_patch(site, jumps.remove(at)) {
                 arming.push((*at, patch));
             }
         }
-        let slots = match self.write(&arming, &disarming, leaving, mem, still) {
+        let slots = match self.write(&arming, &disarming, mem, still) {
             Ok(slots) => slots,
             Err(obstacles) => {
                 let unused = arming.into_iter().filter_map(|(at, patch)| match patch {
@@ -128,7 +122,7 @@ impl Registry {
         };
         // Nothing below can fail. Somebody may be in a detour that is not used again after all.
         let unused = std::mem::take(jumps);
-        self.give_jumps_back(unused.into_iter().collect());
+        self.code.give_jumps_back(unused);
         for at in disarming {
             self.set_patch(at, Patch::None);
         }
@@ -144,18 +138,18 @@ impl Registry {
         for (at, patch) in arming {
             self.set_patch(at, patch);
         }
-        self.forget(leaving, mem);
-        let sent_to = self.vacate_calls(leaving, mem, still);
-        self.vacate_sources(leaving, mem);
-        self.settle_sources(leaving);
+        self.forget(mem);
+        let sent_to = self.vacate_calls(mem, still);
+        self.vacate_sources(mem);
+        self.settle_sources();
         self.reclaim_jumps(mem, still, &sent_to);
         self.tidy(&BTreeMap::new(), mem);
-        Ok(Arc::new(self.table(leaving)))
+        Ok(Arc::new(self.table()))
     }
 
     /// Lets the guest see the memory of detours, if there is to be any.
     fn enter_detours(&mut self, mem: &dyn PhysMemory) -> Result<(), Obstacle> {
-        let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
+        let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
             return Ok(());
         };
         let entered = detours.enter(mem, &live.view.tables);
@@ -168,16 +162,11 @@ impl Registry {
 
     /// What `site`, which is wanted, is to hold instead of what it does, given the jump that was
     /// prepared for it; `None` to leave it.
-    fn next_patch(
-        &self,
-        site: &SiteState,
-        prepared: Option<Jump>,
-        leaving: &BTreeSet<ProbeId>,
-    ) -> Option<Patch> {
+    fn next_patch(&self, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
         match (&site.patch, prepared) {
             _ if site.gone => None,
             (_, Some(jump)) => Some(Patch::Jump(jump)),
-            (Patch::Jump(_), None) if self.keeps_jump(site, leaving) => None,
+            (Patch::Jump(_), None) if self.keeps_jump(site) => None,
             (Patch::Breakpoint, None) => None,
             (Patch::None | Patch::Jump(_), None) => Some(Patch::Breakpoint),
         }
@@ -188,7 +177,7 @@ impl Registry {
         let Some(site) = self.sites.get_mut(&at) else {
             return;
         };
-        let retired = Arc::make_mut(&mut self.retired);
+        let retired = Arc::make_mut(&mut self.shared.retired);
         if let Patch::Breakpoint = patch {
             retired.insert(at.0);
         } else if let Patch::Jump(jump) = &patch {
@@ -198,30 +187,30 @@ impl Registry {
             retired.extend(landings.map(|at| at.0));
         }
         if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
-            self.let_jump_go(at, jump);
+            self.code.let_jump_go(at, jump);
         }
     }
 
     /// Whether `site` is to carry an int3 or a jump.
-    pub(crate) fn is_wanted(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
-        let left_to_ftrace = site.occupied || site.ftrace && self.ftrace_patches;
-        self.switched_on
+    pub(crate) fn is_wanted(&self, site: &SiteState) -> bool {
+        let left_to_ftrace = site.occupied || site.ftrace && self.hooks.ftrace_patches;
+        self.switches.armed
             && !left_to_ftrace
-            && (site.internal.is_some() || self.has_enabled(site, leaving))
+            && (site.internal.is_some() || self.has_enabled(site))
     }
 
     /// Whether some probe at `site` takes part in hits.
-    pub(crate) fn has_enabled(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
+    pub(crate) fn has_enabled(&self, site: &SiteState) -> bool {
         let mut members = site.members.iter();
-        members.any(|id| self.is_enabled(*id, leaving))
+        members.any(|id| self.is_enabled(*id))
     }
 
     /// Whether probe `id` takes part in hits.
-    pub(crate) fn is_enabled(&self, id: ProbeId, leaving: &BTreeSet<ProbeId>) -> bool {
-        !leaving.contains(&id)
+    pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
+        !self.probes.is_leaving(id)
             && self
                 .probes
-                .get(&id)
+                .get(id)
                 .is_some_and(|probe| !probe.spec.disabled)
     }
 
@@ -232,7 +221,6 @@ impl Registry {
         &mut self,
         arming: &[(Gva, Patch)],
         disarming: &[Gva],
-        leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
@@ -244,7 +232,7 @@ impl Registry {
             let patch = next.get(&site.displaced.at()).copied();
             matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
         };
-        let slots = self.take_slots(&jumping, leaving, mem, still)?;
+        let slots = self.take_slots(&jumping, mem, still)?;
         let Some(live) = &mut self.live else {
             return Ok(slots);
         };
@@ -282,9 +270,10 @@ impl Registry {
     }
 
     /// Drops the `leaving` members, and sites nobody is left at.
-    fn forget(&mut self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
+    fn forget(&mut self, mem: &dyn PhysMemory) {
+        let probes = &self.probes;
         for site in self.sites.values_mut() {
-            site.members.retain(|id| !leaving.contains(id));
+            site.members.retain(|id| !probes.is_leaving(*id));
         }
         let empty: Vec<_> = self
             .sites
@@ -299,18 +288,13 @@ impl Registry {
 
     /// Lets calls in flight of the probes that leave return on their own. Tells where to: to their
     /// callers, or to the stubs of other probes that the same functions are followed by.
-    fn vacate_calls(
-        &mut self,
-        leaving: &BTreeSet<ProbeId>,
-        mem: &dyn PhysMemory,
-        still: Still<'_>,
-    ) -> Vec<Gva> {
+    fn vacate_calls(&mut self, mem: &dyn PhysMemory, still: Still<'_>) -> Vec<Gva> {
         let mut sent_to = Vec::new();
-        let (Some(live), Some(fixtures)) = (&self.live, self.hidden.fixtures()) else {
+        let (Some(live), Some(fixtures)) = (&self.live, self.code.region.fixtures()) else {
             return sent_to;
         };
-        let is_return = |id: &ProbeId| self.probes.get(id).is_some_and(|p| p.pool.is_some());
-        if !leaving.iter().any(is_return) {
+        let probes = &self.probes;
+        if !probes.leaving().any(|(_, probe)| probe.pool.is_some()) {
             return sent_to;
         }
         let trampoline = fixtures.trampoline();
@@ -322,9 +306,9 @@ impl Registry {
                 .iter()
                 .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
         };
-        let vacated = Arc::make_mut(&mut self.vacated);
-        self.returns.calls.remove(
-            |id| leaving.contains(&id),
+        let vacated = Arc::make_mut(&mut self.shared.vacated);
+        self.shared.returns.calls.remove(
+            |id| probes.is_leaving(id),
             |frame| {
                 if returning(frame.slot) {
                     return Fate::Keep;
@@ -344,7 +328,12 @@ impl Registry {
     /// interrupted in a detour that was left, or is one of the prepared `jumps`, comes to no int3 in it.
     /// Takes the hidden region away while nothing of it is in use.
     fn tidy(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
-        let mut left = self.ghost_jumps.values().flatten().chain(jumps.values());
+        let mut left = self
+            .code
+            .ghost_jumps
+            .values()
+            .flatten()
+            .chain(jumps.values());
         let escapes = left.any(|jump| jump.detour.escape().is_some());
         if let Some(live) = &mut self.live
             && !escapes
@@ -352,20 +341,20 @@ impl Registry {
         {
             remove_gate(live, mem);
         }
-        if self.hidden.is_idle()
-            && let Err(error) = self.hidden.unmap(mem)
+        if self.code.region.is_idle()
+            && let Err(error) = self.code.region.unmap(mem)
         {
             warn!(%error, "the slots stay mapped");
         }
     }
 
-    pub(crate) fn table(&self, leaving: &BTreeSet<ProbeId>) -> ProbeTable {
+    pub(crate) fn table(&self) -> ProbeTable {
         let sites = self
             .sites
             .values()
             .filter(|site| site.is_armed())
             .map(|site| {
-                let members = self.members(site, leaving);
+                let members = self.members(site);
                 let has_post = |member: &Member| match &member.role {
                     Role::Probe(actions) => actions.post,
                     Role::Return { .. } | Role::Internal(_) => false,
@@ -383,29 +372,31 @@ impl Registry {
         let returning = self
             .probes
             .iter()
-            .filter(|(id, probe)| probe.pool.is_some() && !leaving.contains(id))
+            .filter(|(id, probe)| probe.pool.is_some() && !self.probes.is_leaving(*id))
             .map(|(id, probe)| {
                 let returning = Returning {
                     counters: Arc::clone(&probe.counters),
                     actions: Arc::clone(&probe.actions),
-                    disabled: probe.spec.disabled || !self.switched_on,
+                    disabled: probe.spec.disabled || !self.switches.armed,
                 };
-                (*id, returning)
+                (id, returning)
             })
             .collect();
         ProbeTable::new(Parts {
             sites,
-            retired: Arc::clone(&self.retired),
-            fixtures: self.hidden.fixtures(),
+            retired: Arc::clone(&self.shared.retired),
+            fixtures: self.code.region.fixtures(),
             returning,
-            returns: Arc::clone(&self.returns),
-            vacated: Arc::clone(&self.vacated),
+            returns: Arc::clone(&self.shared.returns),
+            vacated: Arc::clone(&self.shared.vacated),
             followed: self
+                .code
                 .sources
                 .iter()
                 .filter(|source| source.followed().is_some())
                 .collect(),
             ghosts: self
+                .code
                 .ghost_jumps
                 .values()
                 .flatten()
@@ -414,8 +405,8 @@ impl Registry {
         })
     }
 
-    fn members(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Box<[Member]> {
-        let stubs = self.stubs(site, leaving);
+    fn members(&self, site: &SiteState) -> Box<[Member]> {
+        let stubs = self.stubs(site);
         let following = |id: &ProbeId, pool: &Arc<Pool>| match stubs.get(id) {
             Some(source) => Following::Stubs(Arc::clone(source)),
             None => Following::Trampoline(Arc::clone(pool)),
@@ -423,8 +414,8 @@ impl Registry {
         let own = site
             .members
             .iter()
-            .filter(|id| self.is_enabled(**id, leaving))
-            .filter_map(|id| Some((id, self.probes.get(id)?)))
+            .filter(|id| self.is_enabled(**id))
+            .filter_map(|id| Some((id, self.probes.get(*id)?)))
             .map(|(id, probe)| {
                 let actions = Arc::clone(&probe.actions);
                 Member {
@@ -448,9 +439,11 @@ impl Registry {
     }
 
     /// Whether some return probe has a probepoint and is not about to leave.
-    pub(crate) fn has_return_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+    pub(crate) fn has_return_probes(&self) -> bool {
         self.probes.iter().any(|(id, probe)| {
-            probe.pool.is_some() && !leaving.contains(id) && matches!(probe.place, Place::At(_))
+            probe.pool.is_some()
+                && !self.probes.is_leaving(id)
+                && matches!(probe.place, Place::At(_))
         })
     }
 }

@@ -29,7 +29,7 @@ impl Registry {
         let Target::Functions { module, pattern } = &spec.definition.target else {
             return Ok(vec![Cow::Borrowed(spec)]);
         };
-        let kernel = self.kernel();
+        let kernel = self.kernel.probeable();
         let mut targets = Vec::new();
         match module {
             Some(name) => {

@@ -14,17 +14,16 @@
 //! any more; if one cannot be taken away, the function that copies fails without having begun, and
 //! with it the guest's registration.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::Span;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_spec::{Decision, ProbeId, Then};
+use hvprobe_spec::{Decision, Then};
 use tracing::{info, warn};
 
 use super::commit::CommitError;
 use crate::code::jump::Jump;
-use crate::guest::kprobes::{Foreign, Unknown};
+use crate::guest::kprobes::{Known, Unknown, first_that_meets, meets};
 use crate::refusal::Obstacle;
 use crate::registry::state::Registry;
 use crate::sites::site::SiteState;
@@ -38,56 +37,21 @@ pub(crate) const PREPARES: &str = "arch_prepare_kprobe";
 /// What it returns when it must not (include/uapi/asm-generic/errno-base.h).
 const EBUSY: u64 = 16;
 
-/// The most bytes that an optimized kprobe of the guest's replaces or copies (`MAX_OPTIMIZED_LENGTH`
-/// in arch/x86/include/asm/kprobes.h).
-const REACH: u64 = 20;
-
-/// Whether a kprobe of the guest's at `kprobe` and a jump over `span` would touch the same bytes.
-fn meets(span: &Span, kprobe: Gva) -> bool {
-    span.at().wrapping_sub(REACH) < kprobe && kprobe < span.end()
-}
-
-fn first_that_meets(span: &Span, registered: &BTreeSet<Gva>) -> Option<Gva> {
-    let near = registered.range(span.at().wrapping_sub(REACH)..span.end());
-    near.copied().find(|kprobe| meets(span, *kprobe))
-}
-
 impl Registry {
-    /// Whether the guest has to be watched at [`PREPARES`] once `leaving` have left.
-    pub(crate) fn has_to_know_kprobes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
-        let jumps = self
-            .sites
-            .values()
-            .any(|site| site.span.is_ok() && site.members.iter().any(|id| !leaving.contains(id)));
-        let possible = self.optimize && self.hidden.detours.is_some();
-        possible && jumps && matches!(self.foreign, Foreign::Table(_))
+    /// Whether the guest has to be watched at [`PREPARES`].
+    pub(crate) fn has_to_know_kprobes(&self) -> bool {
+        let jumps = self.sites.values().any(|site| {
+            site.span.is_ok() && site.members.iter().any(|id| !self.probes.is_leaving(*id))
+        });
+        let possible = self.switches.optimize && self.code.region.detours.is_some();
+        possible && jumps && matches!(self.kprobes.known, Known::Table(_))
     }
 
-    /// Whether a kprobe of the guest's keeps a jump away from `span`, as far as can be told without
-    /// a stop.
-    ///
-    /// # Errors
-    /// When it does.
-    pub(crate) fn is_left_alone(&self, span: &Span) -> Result<(), Unoptimized> {
-        let registers = self.guest_registers.filter(|at| meets(span, *at));
-        match (self.foreign, registers) {
-            (Foreign::Hidden, _) => Err(Unoptimized::HiddenKprobes),
-            (Foreign::Table(_), _) if self.unwatched.contains(PREPARES) => {
-                Err(Unoptimized::HiddenKprobes)
-            }
-            (_, Some(at)) => Err(Unoptimized::Kprobe { at }),
-            (Foreign::None | Foreign::Table(_), None) => Ok(()),
-        }
-    }
-
-    /// Looks where the guest has registered kprobes, while it runs: by the time that is used it may
-    /// be otherwise.
+    /// Looks where the guest has registered kprobes.
     pub(crate) fn read_kprobes(&mut self, mem: &dyn PhysMemory) {
-        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
-            return;
-        };
-        let registered = layout.registered(&live.view.tables, mem);
-        self.kprobes = registered.unwrap_or_default();
+        if let Some(live) = &self.live {
+            self.kprobes.read(&live.view.tables, mem);
+        }
     }
 
     /// Takes those of the prepared `jumps` back that the guest's kprobes are in the way of. The
@@ -97,7 +61,7 @@ impl Registry {
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
     ) {
-        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
+        let (Known::Table(layout), Some(live)) = (&self.kprobes.known, &self.live) else {
             return;
         };
         if jumps.is_empty() {
@@ -124,7 +88,7 @@ impl Registry {
             unused.push((*at, jump.clone()));
             false
         });
-        self.give_jumps_back(unused);
+        self.code.give_jumps_back(unused);
     }
 
     /// The guest is about to register `kprobe`: takes our jumps away from there. Returns how
@@ -142,7 +106,7 @@ impl Registry {
     }
 
     fn make_way(&mut self, kprobe: Gva, world: &dyn World) -> Result<(), String> {
-        let (Foreign::Table(layout), Some(live)) = (&self.foreign, &self.live) else {
+        let (Known::Table(layout), Some(live)) = (&self.kprobes.known, &self.live) else {
             return Ok(());
         };
         let field = kprobe.wrapping_add(layout.address);
@@ -159,10 +123,10 @@ impl Registry {
             return Ok(());
         }
         info!(%at, "the guest registers a kprobe where a jump of ours is");
-        self.guest_registers = Some(at);
-        let changed = self.commit(&BTreeSet::new(), world);
+        self.kprobes.registering = Some(at);
+        let changed = self.commit(world);
         // The guest holds the mutex from here on until its kprobe is in the table.
-        self.guest_registers = None;
+        self.kprobes.registering = None;
         changed.map_err(|error| match error {
             CommitError::Stop(error) => format!("a jump at {at} stays: {error}"),
             CommitError::Site(Obstacle { at, why }) => {

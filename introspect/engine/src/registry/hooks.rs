@@ -15,13 +15,12 @@
 //! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
 //! what they are for, and that is logged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::table::Internal;
-use hvprobe_linux::modules::ModuleState;
 use hvprobe_spec::definition::{Definition, Kind, Target};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use tracing::{info, warn};
@@ -68,20 +67,20 @@ const ALL_HOOKS: [&str; 10] = [
 ];
 
 impl Registry {
-    /// Makes sites for what the engine has to watch once `leaving` have left, and lets the others
+    /// Makes sites for what the engine has to watch, and lets the others
     /// go with the next change.
-    pub(crate) fn provide_internal(&mut self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
+    pub(crate) fn provide_internal(&mut self, mem: &dyn PhysMemory) {
         if self.live.is_none() {
             return;
         }
         let mut wanted = BTreeMap::new();
-        if self.has_return_probes(leaving) {
+        if self.has_return_probes() {
             wanted.insert(TASK_DEAD, Internal::TaskDead);
         }
-        if self.has_last_entered(leaving) {
+        if self.has_last_entered() {
             wanted.insert(TASK_FREED, Internal::TaskFreed);
         }
-        if self.has_module_probes(leaving) {
+        if self.has_module_probes() {
             wanted.extend(MODULE_HOOKS.map(|name| (name, Internal::Modules)));
         }
         for site in self.sites.values_mut() {
@@ -90,40 +89,39 @@ impl Registry {
         for (name, internal) in wanted {
             self.watch_function(name, internal, mem);
         }
-        if self
-            .sites
-            .values()
-            .any(|site| self.has_enabled(site, leaving))
-        {
+        if self.sites.values().any(|site| self.has_enabled(site)) {
             self.watch_function(LEAVES, Internal::Kexec, mem);
         }
         let is_used = |site: &SiteState| {
-            site.internal.is_some() || site.members.iter().any(|id| !leaving.contains(id))
+            site.internal.is_some() || site.members.iter().any(|id| !self.probes.is_leaving(*id))
         };
         if self.sites.values().any(|site| site.ftrace && is_used(site)) {
             for (name, internal) in FTRACE_HOOKS {
                 self.watch_function(name, internal, mem);
             }
         }
-        if self.has_copies_that_may_fault(leaving) {
+        if self.has_copies_that_may_fault() {
             // Kernels before 5.12 have no second one, and call the first for all.
-            let there = |name: &&str| self.image.symbols().address_of(name).is_some();
+            let there = |name: &&str| self.kernel.image.symbols().address_of(name).is_some();
             let [always, later] = FAULTS;
             let later = Some(later).filter(there);
             for name in [Some(always), later].into_iter().flatten() {
                 self.watch_function(name, Internal::Fault, mem);
             }
         }
-        if self.has_to_know_kprobes(leaving) {
+        if self.has_to_know_kprobes() {
             self.watch_function(PREPARES, Internal::Kprobe, mem);
         }
         self.drop_idle_internal();
     }
 
-    /// Whether tasks make calls after their end that a return probe follows once `leaving` have left.
-    fn has_last_entered(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+    /// Whether tasks make calls after their end that a return probe follows.
+    fn has_last_entered(&self) -> bool {
         let returns = |id: &ProbeId| {
-            let probe = self.probes.get(id).filter(|_| !leaving.contains(id));
+            let probe = self
+                .probes
+                .get(*id)
+                .filter(|_| !self.probes.is_leaving(*id));
             probe.is_some_and(|probe| probe.pool.is_some())
         };
         self.sites.values().any(|site| {
@@ -139,11 +137,11 @@ impl Registry {
 
     /// Whether some instruction that may fault runs from a slot that jumps back, or from a detour, once
     /// `leaving` have left.
-    fn has_copies_that_may_fault(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+    fn has_copies_that_may_fault(&self) -> bool {
         let may_fault = |it: &Displaced| !matches!(it.action(), Action::Emulate(_));
-        let jumps = self.optimize && self.hidden.detours.is_some();
+        let jumps = self.switches.optimize && self.code.region.detours.is_some();
         self.sites.values().any(|site| {
-            let mut members = self.enabled_members(site, leaving).peekable();
+            let mut members = self.enabled_members(site).peekable();
             let span = site.span.as_ref().ok().filter(|_| jumps);
             members.peek().is_some()
                 && (may_fault(&site.displaced)
@@ -173,7 +171,7 @@ impl Registry {
         };
         match planned {
             Ok(point) => self.site_of(point).internal = Some(internal),
-            Err(why) if self.unwatched.insert(name) => {
+            Err(why) if self.hooks.unwatched.insert(name) => {
                 warn!(%why, "{name} cannot be watched");
             }
             Err(_) => {}
@@ -193,7 +191,7 @@ impl Registry {
             self.sites.remove(at);
         }
         if let Some(name) = name
-            && self.unwatched.insert(name)
+            && self.hooks.unwatched.insert(name)
         {
             warn!(%why, "{name} cannot be watched");
         }
@@ -213,14 +211,14 @@ impl Registry {
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
     pub fn ftrace_patches(&mut self, begins: bool, world: &dyn World) -> Result<(), StopError> {
-        self.ftrace_patches = begins;
+        self.hooks.ftrace_patches = begins;
         if !begins {
             for site in self.sites.values_mut() {
                 site.occupied = false;
             }
         }
         loop {
-            match self.commit(&BTreeSet::new(), world) {
+            match self.commit(world) {
                 Ok(()) => return Ok(()),
                 Err(CommitError::Stop(error)) => return Err(error),
                 Err(CommitError::Site(Obstacle { at, why })) => {
@@ -235,7 +233,7 @@ impl Registry {
         }
     }
 
-    pub(crate) fn has_module_probes(&self, leaving: &BTreeSet<ProbeId>) -> bool {
+    pub(crate) fn has_module_probes(&self) -> bool {
         self.probes.iter().any(|(id, probe)| {
             let of_module = match &probe.place {
                 Place::Pending => matches!(
@@ -245,40 +243,17 @@ impl Registry {
                         ..
                     }
                 ),
-                Place::At(at) => !self.image.is_text(*at),
+                Place::At(at) => !self.kernel.image.is_text(*at),
                 Place::Refused(_) | Place::Gone => false,
             };
-            of_module && !leaving.contains(id)
+            of_module && !self.probes.is_leaving(id)
         })
-    }
-
-    /// Whether the kernel image does not tell where `spec` is to go.
-    pub(crate) fn may_be_of_a_module(&self, spec: &ProbeSpec) -> bool {
-        match &spec.definition.target {
-            Target::Address(at) => !self.image.is_text(*at),
-            Target::Functions { .. }
-            | Target::Symbol {
-                module: Some(_), ..
-            } => true,
-            Target::Symbol { name, .. } => self.image.symbols().candidates(name).is_empty(),
-        }
     }
 
     /// Reads the guest's modules.
     pub(crate) fn read_modules(&mut self, mem: &dyn PhysMemory) {
-        let (Some(live), Ok(reader)) = (&self.live, &self.module_reader) else {
-            return;
-        };
-        match reader.read(&live.view.tables, mem) {
-            Ok(modules) => {
-                self.formed
-                    .retain(|at| modules.iter().any(|module| module.address() == *at));
-                self.modules = Some(modules);
-            }
-            Err(error) => {
-                warn!(%error, "the guest's modules cannot be read");
-                self.modules = None;
-            }
+        if let Some(live) = &self.live {
+            self.kernel.read_modules(&live.view.tables, mem);
         }
     }
 
@@ -293,29 +268,22 @@ impl Registry {
         formed: Option<Gva>,
         world: &dyn World,
     ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
-        self.formed.extend(formed);
+        self.kernel.note_formed(formed);
         self.read_modules(world.memory());
         let leaving: Vec<(ProbeId, Gva)> = self
             .probes
             .iter()
             .filter_map(|(id, probe)| match probe.place {
-                Place::At(at) if !self.image.is_text(at) => Some((*id, at)),
+                Place::At(at) if !self.kernel.image.is_text(at) => Some((id, at)),
                 _ => None,
             })
-            .filter(|(_, at)| {
-                let modules = self.modules.as_ref();
-                modules
-                    .and_then(|modules| modules.containing(*at))
-                    .is_none_or(|module| {
-                        matches!(module.state(), ModuleState::Going | ModuleState::Unformed)
-                    })
-            })
+            .filter(|(_, at)| self.kernel.is_unloaded(*at))
             .collect();
         for (id, at) in &leaving {
             if let Some(site) = self.sites.get_mut(at) {
                 site.members.retain(|member| member != id);
             }
-            if let Some(probe) = self.probes.get_mut(id) {
+            if let Some(probe) = self.probes.get_mut(*id) {
                 info!(probe = %id, %at, "the module under a probe is unloaded");
                 probe.place = Place::Gone;
             }

@@ -18,7 +18,7 @@ impl Registry {
     pub fn list(&self, mem: &dyn PhysMemory) -> Vec<ProbeInfo> {
         self.probes
             .iter()
-            .map(|(id, probe)| self.info(*id, probe, mem))
+            .map(|(id, probe)| self.info(id, probe, mem))
             .collect()
     }
 

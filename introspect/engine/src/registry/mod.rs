@@ -27,8 +27,10 @@ pub(crate) mod register;
 pub(crate) mod replaced;
 pub(crate) mod slots;
 pub(crate) mod state;
+pub(crate) mod switches;
 #[cfg(test)]
 mod tests;
 pub(crate) mod throttle;
+pub(crate) mod watched;
 
 pub use state::Registry;

@@ -10,7 +10,6 @@
 //! it and never changed; one that was in use stays as it is (a *ghost*), for the same members at the
 //! same site, until there is no room and no word of guest memory points into it.
 
-use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -22,6 +21,7 @@ use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
 use tracing::debug;
 
 use crate::code::jump::{Jump, Surroundings};
+use crate::registry::guest_kprobes::PREPARES;
 use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
 use crate::unoptimized::Unoptimized;
@@ -79,20 +79,16 @@ impl Registry {
     ///
     /// # Errors
     /// Why the site is to have an int3.
-    pub(crate) fn fit<'s>(
-        &self,
-        site: &'s SiteState,
-        leaving: &BTreeSet<ProbeId>,
-    ) -> Result<&'s Span, Unoptimized> {
+    pub(crate) fn fit<'s>(&self, site: &'s SiteState) -> Result<&'s Span, Unoptimized> {
         #[cfg(test)]
         hvprobe_fixtures::count_work();
-        if !self.optimize {
+        if !self.switches.optimize {
             return Err(Unoptimized::Off);
         }
         if site.internal.is_some() {
             return Err(Unoptimized::Internal);
         }
-        for (id, probe) in self.enabled_members(site, leaving) {
+        for (id, probe) in self.enabled_members(site) {
             let what = if probe
                 .spec
                 .mechanism
@@ -114,10 +110,11 @@ impl Registry {
         if span.needs_quiescence() && !self.can_scan {
             return Err(Unoptimized::Unscannable);
         }
-        self.is_left_alone(span)?;
+        self.kprobes
+            .allow(span, !self.hooks.unwatched.contains(PREPARES))?;
         let behind = (Bound::Excluded(span.at()), Bound::Excluded(span.end()));
         let mut others = self.sites.range(behind);
-        if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other, leaving)) {
+        if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other)) {
             return Err(Unoptimized::Neighbour { at: *at });
         }
         Ok(span)
@@ -126,17 +123,16 @@ impl Registry {
     pub(crate) fn enabled_members<'s>(
         &'s self,
         site: &'s SiteState,
-        leaving: &'s BTreeSet<ProbeId>,
     ) -> impl Iterator<Item = (ProbeId, &'s Probe)> {
         let ids = site.members.iter().copied();
-        ids.filter(|id| self.is_enabled(*id, leaving))
-            .filter_map(|id| Some((id, self.probes.get(&id)?)))
+        ids.filter(|id| self.is_enabled(*id))
+            .filter_map(|id| Some((id, self.probes.get(id)?)))
     }
 
     /// Why `site` carries an int3 although it is armed; `None` for one that does not.
     pub(crate) fn unoptimized(&self, site: &SiteState) -> Option<Unoptimized> {
         match &site.patch {
-            Patch::Breakpoint => Some(match self.fit(site, &BTreeSet::new()) {
+            Patch::Breakpoint => Some(match self.fit(site) {
                 Err(why) => why,
                 Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
             }),
@@ -144,25 +140,21 @@ impl Registry {
         }
     }
 
-    /// Makes the detours that sites want once `leaving` have left and do not have yet. Nobody can
+    /// Makes the detours that sites want and do not have yet. Nobody can
     /// come to them before the text is changed, so the guest may run meanwhile.
-    pub(crate) fn prepare_jumps(
-        &mut self,
-        leaving: &BTreeSet<ProbeId>,
-        mem: &dyn PhysMemory,
-    ) -> Vec<(Gva, Jump)> {
+    pub(crate) fn prepare_jumps(&mut self, mem: &dyn PhysMemory) -> Vec<(Gva, Jump)> {
         let mut wanted = Vec::new();
         for (at, site) in &self.sites {
-            if site.gone || !self.is_wanted(site, leaving) || self.fit(site, leaving).is_err() {
+            if site.gone || !self.is_wanted(site) || self.fit(site).is_err() {
                 continue;
             }
-            let members = self.enabled_members(site, leaving).map(|(id, _)| id);
+            let members = self.enabled_members(site).map(|(id, _)| id);
             let members: Vec<ProbeId> = members.collect();
             if site.jump().is_none_or(|jump| jump.members != members) {
                 wanted.push((*at, members));
             }
         }
-        let stubs = self.wanted_stubs(leaving);
+        let stubs = self.wanted_stubs();
         if wanted.is_empty() && stubs.is_empty() {
             return Vec::new();
         }
@@ -194,7 +186,7 @@ impl Registry {
     }
 
     fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<Surroundings, Unoptimized> {
-        let (Some(live), Some(detours)) = (&self.live, &mut self.hidden.detours) else {
+        let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
             return Err(Unoptimized::NoRoom);
         };
         let Live { view, .. } = live;
@@ -221,7 +213,7 @@ impl Registry {
         around: &Surroundings,
         mem: &dyn PhysMemory,
     ) -> Result<Jump, Unoptimized> {
-        if let Some(ghosts) = self.ghost_jumps.get_mut(&at)
+        if let Some(ghosts) = self.code.ghost_jumps.get_mut(&at)
             && let Some(jump) = ghosts.extract_if(.., |jump| jump.members == members).next()
         {
             return Ok(jump);
@@ -242,7 +234,12 @@ impl Registry {
         let span = site.span.as_ref().map_err(Clone::clone)?;
         let recorder = Recorder::new(span, &around.ring, &recorders)?;
         let size = recorder.size() as u64;
-        let detours = self.hidden.detours.as_mut().ok_or(Unoptimized::NoRoom)?;
+        let detours = self
+            .code
+            .region
+            .detours
+            .as_mut()
+            .ok_or(Unoptimized::NoRoom)?;
         let place = |first: Gva, last: Gva| span.targets(first..last.wrapping_add(1)).next();
         let to = detours.take(size, place).ok_or(Unoptimized::NoRoom)?;
         let made = recorder
@@ -259,23 +256,11 @@ impl Registry {
         made
     }
 
-    /// Whether the jump of `site` can stay as it is once `leaving` have left.
-    pub(crate) fn keeps_jump(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> bool {
-        let members = self.enabled_members(site, leaving).map(|(id, _)| id);
+    /// Whether the jump of `site` can stay as it is.
+    pub(crate) fn keeps_jump(&self, site: &SiteState) -> bool {
+        let members = self.enabled_members(site).map(|(id, _)| id);
         site.jump()
             .is_some_and(|jump| jump.members.iter().copied().eq(members))
-            && self.fit(site, leaving).is_ok()
-    }
-
-    /// A site has no use for its jump any more; somebody may be in the detour.
-    pub(crate) fn let_jump_go(&mut self, at: Gva, jump: Jump) {
-        self.ghost_jumps.entry(at).or_default().push(jump);
-    }
-
-    /// Keeps what was prepared and not taken into use for another time.
-    pub(crate) fn give_jumps_back(&mut self, prepared: Vec<(Gva, Jump)>) {
-        for (at, jump) in prepared {
-            self.let_jump_go(at, jump);
-        }
+            && self.fit(site).is_ok()
     }
 }

@@ -99,11 +99,11 @@ impl Registry {
         }
         self.discard(&unplanted, jumps, world.memory());
         if !unplanted.is_empty() {
-            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.provide_internal(world.memory());
         }
         let mut stopped_for = stopped?;
         if !refused.is_empty() && self.is_unsettled() {
-            let again = self.commit_timed(&BTreeSet::new(), AT_ONCE_MAX, world);
+            let again = self.commit_timed(AT_ONCE_MAX, world);
             stopped_for += again.unwrap_or_default();
         }
         Ok(Planted {
@@ -120,15 +120,15 @@ impl Registry {
         if self.live.is_none() {
             return Ok(Duration::ZERO);
         }
-        self.provide_internal(&BTreeSet::new(), world.memory());
+        self.provide_internal(world.memory());
         self.refuse_unfit(new)?;
-        let made = self.prepare_jumps(&BTreeSet::new(), world.memory());
+        let made = self.prepare_jumps(world.memory());
         new.jumps.extend(made);
         self.refuse_denied(new)?;
         if !new.refused.is_empty() {
-            self.provide_internal(&BTreeSet::new(), world.memory());
+            self.provide_internal(world.memory());
         }
-        let mut look = self.look(&new.jumps, &BTreeSet::new(), AT_ONCE_MAX, world);
+        let mut look = self.look(&new.jumps, AT_ONCE_MAX, world);
         let mut armed = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
             if let Some(none) = self.abandon_replaced(mem, standing) {
@@ -165,14 +165,14 @@ impl Registry {
             // Every round has fewer new probes, or watches one function less.
             let jumps = &mut new.jumps;
             let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
-            let useless = useless.collect();
-            self.give_jumps_back(useless);
+            let useless: Vec<_> = useless.collect();
+            self.code.give_jumps_back(useless);
             let before = new.refused.len();
             self.refuse_denied(new)?;
             if new.refused.len() > before {
-                self.provide_internal(&BTreeSet::new(), mem);
+                self.provide_internal(mem);
             }
-            match self.change(&BTreeSet::new(), &mut new.jumps, mem, still) {
+            match self.change(&mut new.jumps, mem, still) {
                 Ok(table) => return Ok(table),
                 Err(obstacles) => self.refuse_obstructed(new, obstacles, mem)?,
             }
@@ -181,10 +181,9 @@ impl Registry {
 
     /// Whether `jump`, which was made for the site at `at`, is what the site wants now.
     fn is_for_members(&self, at: Gva, jump: &Jump) -> bool {
-        let none = BTreeSet::new();
         self.sites.get(&at).is_some_and(|site| {
-            let members = self.enabled_members(site, &none).map(|(id, _)| id);
-            jump.members.iter().copied().eq(members) && self.fit(site, &none).is_ok()
+            let members = self.enabled_members(site).map(|(id, _)| id);
+            jump.members.iter().copied().eq(members) && self.fit(site).is_ok()
         })
     }
 
@@ -204,7 +203,7 @@ impl Registry {
     /// The new probes that are to be jumps or nothing, with their sites.
     fn asking_for_jumps(&self, new: &Newcomers) -> Vec<(ProbeId, Gva)> {
         let asks = |id: &ProbeId| {
-            let probe = self.probes.get(id)?;
+            let probe = self.probes.get(*id)?;
             match probe.place {
                 Place::At(at) if probe.spec.mechanism == Some(Mechanism::Optimized) => {
                     Some((*id, at))
@@ -219,7 +218,7 @@ impl Registry {
     fn refuse_unfit(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
         for (id, at) in self.asking_for_jumps(new) {
             let site = self.sites.get(&at);
-            let unfit = site.and_then(|site| self.fit(site, &BTreeSet::new()).err());
+            let unfit = site.and_then(|site| self.fit(site).err());
             if let Some(source) = unfit {
                 self.refuse(new, id, Refused::Unoptimized { at, source })?;
             }
@@ -241,11 +240,10 @@ impl Registry {
 
     /// Why `site`, for which no jump was made, will have an int3; `None` if it will not.
     fn denial(&self, site: &SiteState) -> Option<Unoptimized> {
-        let none = BTreeSet::new();
-        if !self.is_wanted(site, &none) || self.keeps_jump(site, &none) {
+        if !self.is_wanted(site) || self.keeps_jump(site) {
             return None;
         }
-        Some(match self.fit(site, &none) {
+        Some(match self.fit(site) {
             Err(why) => why,
             Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
         })
@@ -281,7 +279,7 @@ impl Registry {
         }
         if new.refused.len() > before {
             // What was watched for the sake of those may have been the others.
-            self.provide_internal(&BTreeSet::new(), mem);
+            self.provide_internal(mem);
             return Ok(());
         }
         for obstacle in others {
@@ -301,20 +299,20 @@ impl Registry {
         jumps: BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
     ) {
-        self.give_jumps_back(jumps.into_iter().collect());
+        self.code.give_jumps_back(jumps);
         if unplanted.is_empty() {
             return;
         }
         let mut never_used = Vec::new();
         let is_of_them = |jump: &mut Jump| jump.members.iter().any(|id| unplanted.contains(id));
-        self.ghost_jumps.retain(|_, jumps| {
+        self.code.ghost_jumps.retain(|_, jumps| {
             never_used.extend(jumps.extract_if(.., is_of_them));
             !jumps.is_empty()
         });
         for id in unplanted {
-            self.free_source(*id, mem);
+            self.code.free_source(*id, mem);
         }
-        if let Some(detours) = self.hidden.detours.as_mut() {
+        if let Some(detours) = self.code.region.detours.as_mut() {
             for Jump { detour, .. } in never_used {
                 detours.give_back(mem, detour.at(), detour.code().len() as u64);
             }
@@ -323,10 +321,9 @@ impl Registry {
 
     /// Whether a site could have a jump by now that it did not fit before.
     fn is_unsettled(&self) -> bool {
-        let none = BTreeSet::new();
         let could_jump = |site: &SiteState| {
-            let breakpoint = matches!(site.patch, Patch::Breakpoint) && self.is_wanted(site, &none);
-            breakpoint && site.unprepared.is_none() && self.fit(site, &none).is_ok()
+            let breakpoint = matches!(site.patch, Patch::Breakpoint) && self.is_wanted(site);
+            breakpoint && site.unprepared.is_none() && self.fit(site).is_ok()
         };
         let mut there = self.sites.values().filter(|site| !site.gone);
         self.live.is_some() && there.any(could_jump)

@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
-use hvprobe_spec::ProbeId;
 use tracing::debug;
 
 use crate::code::jump::Jump;
@@ -49,7 +48,8 @@ impl Registry {
             return None;
         }
         let slots = self
-            .ghosts
+            .code
+            .ghost_slots
             .iter()
             .map(|(displaced, code)| (*displaced, *code));
         let own = site.slot.map(|code| (site.displaced, code));
@@ -57,7 +57,7 @@ impl Registry {
             let leads = displaced.leads_to().any(|to| points.contains(&to));
             leads.then(|| (code.at(), code.bytes().len() as u64))
         });
-        let ghosts = self.ghost_jumps.iter();
+        let ghosts = self.code.ghost_jumps.iter();
         let others = ghosts.filter(|(of, _)| **of != at);
         let detours = others.flat_map(|(_, jumps)| jumps).filter_map(|jump| {
             let leads = jump.detour.leads_to().any(|to| points.contains(&to));
@@ -76,7 +76,6 @@ impl Registry {
     pub(crate) fn look<'w>(
         &self,
         jumps: &BTreeMap<Gva, Jump>,
-        leaving: &BTreeSet<ProbeId>,
         most: u64,
         world: &'w dyn World,
     ) -> Option<Look<'w>> {
@@ -84,7 +83,7 @@ impl Registry {
             .keys()
             .filter_map(|at| self.doubt(*at, self.sites.get(at)?));
         let points: BTreeSet<Gva> = doubts.flat_map(|doubt| doubt.points).collect();
-        let worth = !points.is_empty() || self.is_crowded() || self.lacks_slots(leaving);
+        let worth = !points.is_empty() || self.is_crowded() || self.lacks_slots();
         worth.then(|| Look::begin(points, most, world)).flatten()
     }
 
@@ -113,7 +112,7 @@ impl Registry {
             }
             debug!(at = %site, "somebody may be under the jump");
             if let Some(jump) = jumps.remove(&site) {
-                self.give_jumps_back(vec![(site, jump)]);
+                self.code.give_jumps_back(vec![(site, jump)]);
             }
             if let Some(site) = self.sites.get_mut(&site) {
                 site.unprepared = Some(Unoptimized::Interrupted);
@@ -143,6 +142,6 @@ impl Registry {
             next: (next * 2).min(PATIENCE_MAX),
         };
         // What cannot be changed now is tried again later.
-        let _ = self.commit_timed(&BTreeSet::new(), EVER_MAX, world);
+        let _ = self.commit_timed(EVER_MAX, world);
     }
 }

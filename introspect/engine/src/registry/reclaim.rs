@@ -4,7 +4,7 @@
 //! Invariants: a call goes on to its caller, whatever has left meanwhile; memory is given back only
 //! when no path leads to it ([`Paths`]), and that is looked at while the virtual CPUs stand still.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -14,9 +14,7 @@ use hvprobe_hit::record::{NESTED_MAX, Source};
 use hvprobe_spec::ProbeId;
 use tracing::info;
 
-use crate::code::detours::Detours;
-use crate::code::jump::Jump;
-use crate::code::keep::Keep;
+use crate::code::ours::free;
 use crate::code::paths::{Lead, Paths};
 use crate::code::scan::Still;
 use crate::registry::state::Registry;
@@ -46,76 +44,40 @@ impl<'a> Gone<'a> {
     }
 }
 
-fn len(jump: &Jump) -> u64 {
-    jump.detour.code().len() as u64
-}
-
-/// Gives back what `source` records with.
-fn free(detours: &mut Detours, source: &Source, mem: &dyn PhysMemory) {
-    detours.give_counters_back(source.words);
-    if let Some(calls) = source.followed() {
-        detours.give_back(mem, calls.stubs, calls.code_len);
-        detours.give_instances_back(calls.instances.at, calls.len());
-    }
-}
-
 impl Registry {
     /// Sends the calls in flight of the `leaving` probes to their callers, while the virtual CPUs
     /// stand still: a stack that leads to one of their stubs leads past it from now on, and so does
     /// an instance of another probe. Who has already returned to a stub finishes there.
-    pub(crate) fn vacate_sources(&self, leaving: &BTreeSet<ProbeId>, mem: &dyn PhysMemory) {
+    pub(crate) fn vacate_sources(&self, mem: &dyn PhysMemory) {
         let Some(live) = &self.live else { return };
-        let sources: Vec<_> = self.sources.iter().collect();
-        let leaves = |source: &&Arc<Source>| leaving.contains(&source.probe);
+        let sources: Vec<_> = self.code.sources.iter().collect();
+        let leaves = |source: &&Arc<Source>| self.probes.is_leaving(source.probe);
         let mut left = sources.iter().filter(leaves);
         if !left.any(|source| source.followed().is_some()) {
             return;
         }
-        let gone = Gone::new(sources.iter().filter(leaves).chain(&self.ghost_sources));
+        let gone = Gone::new(
+            sources
+                .iter()
+                .filter(leaves)
+                .chain(&self.code.ghost_sources),
+        );
         for calls in gone.0.values() {
             calls.vacate(&live.view.tables, mem, |to| gone.beyond(to, mem));
         }
-        for source in sources.iter().chain(&self.ghost_sources) {
+        for source in sources.iter().chain(&self.code.ghost_sources) {
             if let Some(calls) = source.followed() {
                 calls.redirect(mem, |to| gone.beyond(to, mem));
             }
         }
     }
 
-    /// Gives back what probe `id`, which was never planted, would have recorded with.
-    pub(crate) fn free_source(&mut self, id: ProbeId, mem: &dyn PhysMemory) {
-        if let Some(source) = self.sources.remove(id)
-            && let Some(detours) = &mut self.hidden.detours
-        {
-            free(detours, &source, mem);
-        }
-    }
-
-    /// What is left of probes that have gone.
-    fn left_behind(&self) -> Keep {
-        let jumps = self.ghost_jumps.values().flatten();
-        let mut left = Keep {
-            code: jumps.map(len).sum(),
-            instances: 0,
-            sources: self.ghost_sources.len(),
-        };
-        let followed = self.ghost_sources.iter();
-        for calls in followed.filter_map(|source| source.followed()) {
-            left.code += calls.code_len;
-            left.instances += calls.len();
-        }
-        left
-    }
-
     /// Whether so much is left of probes that have gone that it is worth looking who may still come
     /// there: much more than at the last look, or there is no room for a detour.
     pub(crate) fn is_crowded(&self) -> bool {
-        let (left, kept, keep) = (self.left_behind(), &self.kept, &self.keep);
         let lacks_room = |site: &SiteState| matches!(site.unprepared, Some(Unoptimized::NoRoom));
-        left.code >= kept.code + keep.code
-            || left.instances >= kept.instances + keep.instances
-            || left.sources >= kept.sources + keep.sources
-            || left.sources > 0 && self.sites.values().any(lacks_room)
+        self.code.is_crowded()
+            || !self.code.ghost_sources.is_empty() && self.sites.values().any(lacks_room)
     }
 
     /// Gives back the detours of former jumps, and the stubs, instances and counters of probes that
@@ -132,32 +94,33 @@ impl Registry {
         }
         let Some(seen) = still.seen else { return };
         let mut roots: Vec<Lead> = sent_to.iter().copied().map(Lead::Address).collect();
-        self.returns
+        self.shared
+            .returns
             .calls
             .live(|call| roots.push(Lead::Address(call.ret)));
-        for source in self.sources.iter() {
+        for source in self.code.sources.iter() {
             if let Some(calls) = source.followed() {
                 roots.extend(calls.leads_to(mem).map(Lead::Address));
             }
         }
         let (paths, sources, jumps) = self.paths(mem);
         let reached = paths.reached(roots, |start, len| seen.code(start, len));
-        let Some(detours) = self.hidden.detours.as_mut() else {
+        let Some(detours) = self.code.region.detours.as_mut() else {
             return;
         };
         let stays = |piece: Option<&usize>| piece.is_none_or(|piece| reached[*piece]);
-        self.ghost_jumps.retain(|_, ghosts| {
+        self.code.ghost_jumps.retain(|_, ghosts| {
             ghosts.retain(|jump| {
                 let start = jump.detour.at();
                 let stays = stays(jumps.get(&start));
                 if !stays {
-                    detours.give_back(mem, start, len(jump));
+                    detours.give_back(mem, start, jump.len());
                 }
                 stays
             });
             !ghosts.is_empty()
         });
-        self.ghost_sources.retain(|source| {
+        self.code.ghost_sources.retain(|source| {
             let stays = stays(sources.get(&source.probe));
             if !stays {
                 free(detours, source, mem);
@@ -166,7 +129,7 @@ impl Registry {
         });
         let stay = reached.iter().filter(|reached| **reached).count();
         let given_back = reached.len() - stay;
-        self.kept = self.left_behind();
+        self.code.kept = self.code.left_behind();
         info!(stay, given_back, "memory of former probes");
     }
 
@@ -178,7 +141,7 @@ impl Registry {
     ) -> (Paths, BTreeMap<ProbeId, usize>, BTreeMap<Gva, usize>) {
         let mut paths = Paths::default();
         let mut sources = BTreeMap::new();
-        for source in &self.ghost_sources {
+        for source in &self.code.ghost_sources {
             let piece = match source.followed() {
                 None => paths.piece(None, Vec::new()),
                 Some(calls) => {
@@ -189,11 +152,11 @@ impl Registry {
             sources.insert(source.probe, piece);
         }
         let mut jumps = BTreeMap::new();
-        for jump in self.ghost_jumps.values().flatten() {
+        for jump in self.code.ghost_jumps.values().flatten() {
             let members = jump.members.iter().filter_map(|id| sources.get(id));
             let leads = members.map(|piece| Lead::Piece(*piece)).collect();
             let start = jump.detour.at();
-            jumps.insert(start, paths.piece(Some((start, len(jump))), leads));
+            jumps.insert(start, paths.piece(Some((start, jump.len())), leads));
         }
         (paths, sources, jumps)
     }

@@ -4,7 +4,7 @@
 //! Invariant: what a detour, or a call in flight, refers to stays as it is for as long as `reuse.rs`
 //! says that somebody may come there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -67,10 +67,11 @@ impl Registry {
         around: &Surroundings,
         mem: &dyn PhysMemory,
     ) -> Result<Arc<Source>, Unoptimized> {
-        if let Some(source) = self.sources.get(id) {
+        if let Some(source) = self.code.sources.get(id) {
             return Ok(source);
         }
-        let (Some(probe), Some(detours)) = (self.probes.get(&id), &mut self.hidden.detours) else {
+        let (Some(probe), Some(detours)) = (self.probes.get(id), &mut self.code.region.detours)
+        else {
             return Err(Unoptimized::NoRoom);
         };
         let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
@@ -84,10 +85,10 @@ impl Registry {
                     capture: &capture,
                     entry: &entry,
                     words,
-                    first_stub: self.next_stub,
+                    first_stub: self.code.next_stub,
                 };
                 let followed = follow(detours, pool.limit(), &exit, around, mem)?;
-                self.next_stub = self.next_stub.saturating_add(pool.limit());
+                self.code.next_stub = self.code.next_stub.saturating_add(pool.limit());
                 Some((entry, Arc::new(followed)))
             }
         };
@@ -104,20 +105,16 @@ impl Registry {
             followed,
         };
         let source = Arc::new(Source::new(id, what, actions, counters, words, tallies)?);
-        self.sources.add(Arc::clone(&source));
+        self.code.sources.add(Arc::clone(&source));
         Ok(source)
     }
 
     /// The return probes of `site` whose calls need an exit at their entry only, if all return probes
     /// there are such: of one frame, what takes the trampoline and what does not would get into each
     /// other's way.
-    fn half_followed<'s>(
-        &'s self,
-        site: &'s SiteState,
-        leaving: &'s BTreeSet<ProbeId>,
-    ) -> impl Iterator<Item = ProbeId> + 's {
+    fn half_followed<'s>(&'s self, site: &'s SiteState) -> impl Iterator<Item = ProbeId> + 's {
         let returning = || {
-            let members = self.enabled_members(site, leaving);
+            let members = self.enabled_members(site);
             members.filter(|(_, probe)| probe.pool.is_some())
         };
         let can_be = |probe: &Probe| {
@@ -126,23 +123,20 @@ impl Registry {
                 && actions.capture.is_empty()
                 && unfollowable(probe).is_none()
         };
-        let possible = self.optimize && returning().all(|(_, probe)| can_be(probe));
+        let possible = self.switches.optimize && returning().all(|(_, probe)| can_be(probe));
         returning().filter(move |_| possible).map(|(id, _)| id)
     }
 
-    /// The return probes, and where they are, that need code that calls return to once `leaving` have
-    /// left, and not a detour, which brings it with it.
-    pub(crate) fn wanted_stubs(&self, leaving: &BTreeSet<ProbeId>) -> Vec<(Gva, ProbeId)> {
+    /// The return probes, and where they are, that need code that calls return to , and not a detour, which brings it with it.
+    pub(crate) fn wanted_stubs(&self) -> Vec<(Gva, ProbeId)> {
         let mut wanted = Vec::new();
         for (at, site) in &self.sites {
-            let missing = self.half_followed(site, leaving);
-            let missing = missing.filter(|id| self.sources.get(*id).is_none());
+            let missing = self.half_followed(site);
+            let missing = missing.filter(|id| self.code.sources.get(*id).is_none());
             let before = wanted.len();
             wanted.extend(missing.map(|id| (*at, id)));
-            let is_for_jump = || self.fit(site, leaving).is_ok();
-            if wanted.len() > before
-                && (site.gone || !self.is_wanted(site, leaving) || is_for_jump())
-            {
+            let is_for_jump = || self.fit(site).is_ok();
+            if wanted.len() > before && (site.gone || !self.is_wanted(site) || is_for_jump()) {
                 wanted.truncate(before);
             }
         }
@@ -164,26 +158,16 @@ impl Registry {
     }
 
     /// What makes events of the returns of the probes at `site` that need no exit then.
-    pub(crate) fn stubs(
-        &self,
-        site: &SiteState,
-        leaving: &BTreeSet<ProbeId>,
-    ) -> BTreeMap<ProbeId, Arc<Source>> {
-        let ids = self.half_followed(site, leaving);
-        let sources = ids.map(|id| Some((id, self.sources.get(id)?)));
+    pub(crate) fn stubs(&self, site: &SiteState) -> BTreeMap<ProbeId, Arc<Source>> {
+        let ids = self.half_followed(site);
+        let sources = ids.map(|id| Some((id, self.code.sources.get(id)?)));
         sources.collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Forgets what the `leaving` probes recorded with, once nothing of it is in the ring.
-    pub(crate) fn forget_sources(&mut self, leaving: &BTreeSet<ProbeId>) {
-        let sources = leaving.iter().filter_map(|id| self.sources.remove(*id));
-        self.ghost_sources.extend(sources);
-    }
-
-    /// Tells the reader who is enabled once `leaving` have left, while the virtual CPUs stand still.
-    pub(crate) fn settle_sources(&self, leaving: &BTreeSet<ProbeId>) {
-        for source in self.sources.iter() {
-            source.set_enabled(self.switched_on && self.is_enabled(source.probe, leaving));
+    /// Tells the reader who is enabled, while the virtual CPUs stand still.
+    pub(crate) fn settle_sources(&self) {
+        for source in self.code.sources.iter() {
+            source.set_enabled(self.switches.armed && self.is_enabled(source.probe));
         }
     }
 }

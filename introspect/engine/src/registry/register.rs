@@ -159,7 +159,10 @@ impl Registry {
         if self.is_overwritten(world.memory()) {
             self.find_out_replaced(world);
         }
-        if specs.iter().any(|spec| self.may_be_of_a_module(spec)) {
+        if specs
+            .iter()
+            .any(|spec| self.kernel.may_be_of_a_module(spec))
+        {
             self.read_modules(world.memory());
         }
         self.read_kprobes(world.memory());

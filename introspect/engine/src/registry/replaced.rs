@@ -18,17 +18,13 @@
 //! is the text of any site, as a kernel overwrites both that is put where the first one was; or the
 //! first one's constant data is not there any more.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::table::ProbeTable;
-use hvprobe_spec::ProbeId;
 use tracing::{info, warn};
 
 use super::commit::CommitError;
-use crate::code::ghosts::Ghosts;
-use crate::code::keep::Keep;
 use crate::guest::banner::Banner;
 use crate::registry::state::Registry;
 use crate::sites::site::{Place, SiteState};
@@ -47,14 +43,16 @@ impl Registry {
     /// # Errors
     /// When the virtual CPUs cannot be stopped; then everything is as it was.
     pub fn kernel_leaves(&mut self, world: &dyn World) -> Result<(), StopError> {
-        let all: BTreeSet<ProbeId> = self.probes.keys().copied().collect();
+        self.probes.leave(self.probes.ids());
         for site in self.sites.values_mut() {
             site.internal = None;
         }
-        match self.commit(&all, world) {
+        let changed = self.commit(world);
+        self.probes.stay();
+        match changed {
             Ok(()) => {}
             Err(CommitError::Stop(error)) => {
-                self.provide_internal(&BTreeSet::new(), world.memory());
+                self.provide_internal(world.memory());
                 return Err(error);
             }
             Err(CommitError::Site(obstacle)) => {
@@ -106,7 +104,7 @@ impl Registry {
     /// Whether nothing is left of what we made of the guest, as far as it sees that, or something else
     /// is where the kernel keeps what never changes.
     pub(crate) fn is_overwritten(&self, mem: &dyn PhysMemory) -> bool {
-        let is_lost = self.hidden.is_lost(mem) && !self.holds_any(mem);
+        let is_lost = self.code.region.is_lost(mem) && !self.holds_any(mem);
         is_lost || self.has_another_banner(mem)
     }
 
@@ -114,7 +112,7 @@ impl Registry {
         self.live.as_ref().is_some_and(|live| {
             let known = live.banner.as_ref();
             known.is_some_and(|known| {
-                Banner::read(&self.image, &live.view.tables, mem).as_ref() != Some(known)
+                Banner::read(&self.kernel.image, &live.view.tables, mem).as_ref() != Some(known)
             })
         })
     }
@@ -128,7 +126,7 @@ impl Registry {
     /// Marks every probe as gone and forgets all that is of the kernel, without a word to the guest.
     fn abandon(&mut self) -> Arc<ProbeTable> {
         let mut gone = 0_usize;
-        for probe in self.probes.values_mut() {
+        for (_, probe) in self.probes.iter_mut() {
             if !matches!(probe.place, Place::Refused(_)) {
                 probe.place = Place::Gone;
                 gone += 1;
@@ -138,23 +136,19 @@ impl Registry {
         self.replaced = true;
         self.live = None;
         self.sites.clear();
-        self.ghosts = Ghosts::default();
-        self.ghost_jumps.clear();
-        self.kept = Keep::NOTHING;
-        self.modules = None;
-        self.formed.clear();
-        self.kprobes.clear();
-        self.retired = Arc::default();
-        self.vacated = Arc::default();
-        self.ftrace_patches = false;
+        self.code.abandon();
+        self.kernel.forget_modules();
+        self.kprobes.registered.clear();
+        self.shared.retired = Arc::default();
+        self.shared.vacated = Arc::default();
+        self.hooks.ftrace_patches = false;
         Arc::default()
     }
 
     /// Hands on what the probes had recorded, when the kernel they were in is abandoned.
     pub(crate) fn forget_records(&mut self, world: &dyn World) {
         world.collect();
-        let all: BTreeSet<ProbeId> = self.probes.keys().copied().collect();
-        self.forget_sources(&all);
-        self.ghost_sources.clear();
+        self.code.forget_sources(self.probes.ids());
+        self.code.ghost_sources.clear();
     }
 }

@@ -28,8 +28,7 @@ impl Registry {
     /// How `site`'s instruction takes effect with the probes that are enabled now, or would with
     /// all if none is.
     pub(crate) fn mechanism(&self, site: &SiteState) -> Mechanism {
-        let none = BTreeSet::new();
-        let enabled = |id: &ProbeId| self.is_enabled(*id, &none);
+        let enabled = |id: &ProbeId| self.is_enabled(*id);
         let any = site.members.iter().any(enabled);
         match self.slot_kind_for(site, |id| !any || enabled(&id)) {
             _ if self.is_or_would_be_jump(site) => Mechanism::Optimized,
@@ -43,14 +42,12 @@ impl Registry {
         if site.is_armed() {
             return site.jump().is_some();
         }
-        self.hidden.detours.is_some()
-            && site.unprepared.is_none()
-            && self.fit(site, &BTreeSet::new()).is_ok()
+        self.code.region.detours.is_some() && site.unprepared.is_none() && self.fit(site).is_ok()
     }
 
     /// The kind of slot `site` needs for its enabled probes.
-    fn slot_kind(&self, site: &SiteState, leaving: &BTreeSet<ProbeId>) -> Option<SlotKind> {
-        self.slot_kind_for(site, |id| self.is_enabled(id, leaving))
+    fn slot_kind(&self, site: &SiteState) -> Option<SlotKind> {
+        self.slot_kind_for(site, |id| self.is_enabled(id))
     }
 
     fn slot_kind_for(
@@ -61,7 +58,7 @@ impl Registry {
         let (mut ends, mut least) = (false, Mechanism::Emulated);
         for id in &site.members {
             if counts(*id)
-                && let Some(probe) = self.probes.get(id)
+                && let Some(probe) = self.probes.get(*id)
             {
                 // They need to know how the copy ended.
                 ends |= probe.spec.actions.post || probe.spec.actions.faults;
@@ -85,32 +82,31 @@ impl Registry {
     pub(crate) fn take_slots(
         &mut self,
         jumping: &dyn Fn(&SiteState) -> bool,
-        leaving: &BTreeSet<ProbeId>,
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
         let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
             .sites
             .iter()
-            .filter(|(_, site)| !site.gone && self.is_wanted(site, leaving))
+            .filter(|(_, site)| !site.gone && self.is_wanted(site))
             .map(|(at, site)| {
-                let kind = (!jumping(site)).then(|| self.slot_kind(site, leaving));
+                let kind = (!jumping(site)).then(|| self.slot_kind(site));
                 (*at, site.displaced, kind.flatten())
             })
             .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
             .collect();
         let mut taken: Vec<(Gva, Option<SlotCode>)> = Vec::new();
-        if self.has_return_probes(leaving)
+        if self.has_return_probes()
             && let Some(live) = &self.live
         {
             // The trampoline is there before a return address can point to it, and stays.
-            let mapped = self.hidden.map(mem, &live.view.tables);
+            let mapped = self.code.region.map(mem, &live.view.tables);
             if let Err(source) = mapped
-                && let Some(obstacles) = Obstacles::of(self.unmapped_returns(leaving, &source))
+                && let Some(obstacles) = Obstacles::of(self.unmapped_returns(&source))
             {
                 return Err(obstacles);
             }
-            self.hidden.pin();
+            self.code.region.pin();
         }
         let (mut refused, mut has_looked) = (Vec::new(), false);
         for (at, displaced, kind) in needed {
@@ -140,16 +136,12 @@ impl Registry {
     }
 
     /// The sites with return probes, none of which can be armed because of `source`.
-    fn unmapped_returns(
-        &self,
-        leaving: &BTreeSet<ProbeId>,
-        source: &HiddenError,
-    ) -> impl Iterator<Item = Obstacle> {
+    fn unmapped_returns(&self, source: &HiddenError) -> impl Iterator<Item = Obstacle> {
         let is_return = |id: &ProbeId| {
-            !leaving.contains(id)
+            !self.probes.is_leaving(*id)
                 && self
                     .probes
-                    .get(id)
+                    .get(*id)
                     .is_some_and(|probe| probe.pool.is_some())
         };
         let sites = self.sites.iter();
@@ -164,18 +156,16 @@ impl Registry {
     }
 
     /// Whether there may be fewer slots than sites want, but for those of probes that have left.
-    pub(crate) fn lacks_slots(&self, leaving: &BTreeSet<ProbeId>) -> bool {
-        if self.ghosts.len() == 0 {
+    pub(crate) fn lacks_slots(&self) -> bool {
+        if self.code.ghost_slots.len() == 0 {
             return false;
         }
         let wants = |site: &&SiteState| {
-            site.slot.is_none()
-                && self.is_wanted(site, leaving)
-                && self.slot_kind(site, leaving).is_some()
+            site.slot.is_none() && self.is_wanted(site) && self.slot_kind(site).is_some()
         };
         let wanted = self.sites.values().filter(wants).count() as u64;
         // Not every slot is in reach of every instruction.
-        let (left, all) = self.hidden.room();
+        let (left, all) = self.code.region.room();
         wanted > 0 && (wanted > left || left < all / 2)
     }
 
@@ -193,7 +183,7 @@ impl Registry {
         let tables = live.view.tables;
         let refused = |source| Refused::Slot { at, source };
         if kind == SlotKind::Boosted
-            && let Some(code) = self.ghosts.of(displaced)
+            && let Some(code) = self.code.ghost_slots.of(displaced)
         {
             return Ok(Some(code));
         }
@@ -208,24 +198,24 @@ impl Registry {
             };
             return Err(Refused::Mechanism { at, wanted });
         }
-        self.hidden.map(mem, &tables).map_err(refused)?;
+        self.code.region.map(mem, &tables).map_err(refused)?;
         if kind == SlotKind::Trapped {
             let mut idt = [0; IDT_SIZE];
             tables
                 .read(mem, live.view.idt, &mut idt)
                 .map_err(|_| Refused::NoWindow { at })?;
-            self.hidden.build_idt(mem, &idt).map_err(refused)?;
+            self.code.region.build_idt(mem, &idt).map_err(refused)?;
         }
-        let taken = self.hidden.take(mem, |slot| copy(slot).ok());
-        let code = match (taken, self.hidden.last_slot().map(copy)) {
+        let taken = self.code.region.take(mem, |slot| copy(slot).ok());
+        let code = match (taken, self.code.region.last_slot().map(copy)) {
             // No slot will ever do.
             (Err(HiddenError::NoneInReach), Some(Err(source))) => {
                 return Err(Refused::Relocate { at, source });
             }
             (taken, _) => taken.map_err(refused)?,
         };
-        if let Err(source) = self.hidden.fill(mem, &code) {
-            put_back(self.hidden.release(mem, code.at()));
+        if let Err(source) = self.code.region.fill(mem, &code) {
+            put_back(self.code.region.release(mem, code.at()));
             return Err(refused(source));
         }
         Ok(Some(code))
@@ -244,19 +234,25 @@ impl Registry {
             .filter_map(|(_, code)| Some(code.as_ref()?.at()))
             .collect();
         let is_taken = |code: &SlotCode| taken.contains(&code.at());
-        if self.ghosts.codes().all(is_taken) {
+        if self.code.ghost_slots.codes().all(is_taken) {
             return;
         }
         let Some(seen) = still.seen else { return };
         let is_used = |code: &SlotCode| seen.code(code.at(), SLOT_SIZE as u64);
         let idle = |code: &&SlotCode| !is_used(code) && !is_taken(code);
-        let idle: Vec<SlotCode> = self.ghosts.codes().filter(idle).copied().collect();
+        let idle: Vec<SlotCode> = self
+            .code
+            .ghost_slots
+            .codes()
+            .filter(idle)
+            .copied()
+            .collect();
         for code in idle {
-            self.ghosts.remove(&code);
-            put_back(self.hidden.release(mem, code.at()));
+            self.code.ghost_slots.remove(&code);
+            put_back(self.code.region.release(mem, code.at()));
         }
         info!(
-            stay = self.ghosts.len(),
+            stay = self.code.ghost_slots.len(),
             "boosted slots of former probes given back"
         );
     }
@@ -265,15 +261,15 @@ impl Registry {
     /// unless they are ghosts.
     pub(crate) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
         for code in taken.into_iter().filter_map(|(_, code)| code) {
-            if !self.ghosts.contains(&code) {
-                put_back(self.hidden.release(mem, code.at()));
+            if !self.code.ghost_slots.contains(&code) {
+                put_back(self.code.region.release(mem, code.at()));
             }
         }
     }
 
     /// A site has taken `code` into use, which may have been a ghost.
     pub(crate) fn revive(&mut self, code: &SlotCode) {
-        self.ghosts.remove(code);
+        self.code.ghost_slots.remove(code);
     }
 
     /// A site has no use for its slot any more.
@@ -284,8 +280,10 @@ impl Registry {
         mem: &dyn PhysMemory,
     ) {
         match code {
-            Some(code) if code.kind() == SlotKind::Boosted => self.ghosts.insert(displaced, code),
-            Some(code) => put_back(self.hidden.release(mem, code.at())),
+            Some(code) if code.kind() == SlotKind::Boosted => {
+                self.code.ghost_slots.insert(displaced, code)
+            }
+            Some(code) => put_back(self.code.region.release(mem, code.at())),
             None => {}
         }
     }

@@ -1,6 +1,6 @@
 //! What the registry keeps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -8,28 +8,27 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{CELLS, Calls, MaxActive};
-use hvprobe_hit::record::{Reader, Source, Sources};
+use hvprobe_hit::record::Reader;
 use hvprobe_hit::table::Returns;
 use hvprobe_hit::{Counters, KernelView, Vacated, entry_data_size};
 use hvprobe_linux::image::KernelImage;
-use hvprobe_linux::modules::{ModuleError, ModuleList, ModuleReader};
 use hvprobe_spec::definition::Kind;
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use rustc_hash::FxHashSet;
-use tracing::warn;
 
-use crate::code::ghosts::Ghosts;
-use crate::code::jump::Jump;
-use crate::code::keep::Keep;
+use crate::code::ours::OurCode;
 use crate::code::region::HiddenRegion;
 use crate::guest::banner::Banner;
-use crate::guest::kprobes::Foreign;
+use crate::guest::kernel::GuestKernel;
+use crate::guest::kprobes::GuestKprobes;
 use crate::info::Throttled;
-use crate::plan::kernel::Kernel;
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
 use crate::registry::patience::Patience;
+use crate::registry::switches::Switches;
+use crate::registry::watched::Hooks;
+use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, Place, Probe, SiteState};
 use crate::sites::text::{LiveText, Text};
 
@@ -47,105 +46,64 @@ pub(crate) struct Live {
 /// The probes of one machine.
 #[derive(Debug)]
 pub struct Registry {
-    pub(crate) image: Arc<KernelImage>,
-    /// How to read the guest's modules, if its type information tells.
-    pub(crate) module_reader: Result<ModuleReader, ModuleError>,
-    /// The guest's modules, as they were when last read.
-    pub(crate) modules: Option<ModuleList>,
-    /// Where modules are whose text became final while we watched, though they are not live yet.
-    pub(crate) formed: BTreeSet<Gva>,
+    pub(crate) kernel: GuestKernel,
+    pub(crate) kprobes: GuestKprobes,
     pub(crate) vcpus: usize,
-    next_id: u32,
-    pub(crate) probes: BTreeMap<ProbeId, Probe>,
+    pub(crate) probes: Probes,
     pub(crate) sites: BTreeMap<Gva, SiteState>,
-    /// Boosted slots whose probe has left: someone may have been interrupted inside.
-    pub(crate) ghosts: Ghosts,
-    /// Jumps that were in use, with their detours: someone may have been interrupted inside.
-    pub(crate) ghost_jumps: BTreeMap<Gva, Vec<Jump>>,
-    /// What probes that have left recorded with, and their ghosts still may.
-    pub(crate) ghost_sources: Vec<Arc<Source>>,
-    /// How much of that may come together.
-    pub(crate) keep: Keep,
-    /// How much had when it was last looked who may still come there.
-    pub(crate) kept: Keep,
-    /// The number of the next stub that calls return to.
-    pub(crate) next_stub: u32,
-    /// What turns records of detours into events.
-    pub(crate) sources: Sources,
-    /// The global knob: jumps are used where they can be.
-    pub(crate) optimize: bool,
+    pub(crate) code: OurCode,
+    pub(crate) switches: Switches,
+    pub(crate) hooks: Hooks,
     /// The guest's memory can be looked through in one stop.
     pub(crate) can_scan: bool,
-    /// What is known of the guest's own kprobes.
-    pub(crate) foreign: Foreign,
-    /// Where the guest is about to register one.
-    pub(crate) guest_registers: Option<Gva>,
-    /// Where it had registered some when that was last looked at.
-    pub(crate) kprobes: BTreeSet<Gva>,
     /// When to look again whether somebody is under a jump.
     pub(crate) patience: Patience,
-    /// The global switch.
-    pub(crate) switched_on: bool,
     /// What is to be told of probes that have left.
     pub(crate) last_throttled: Vec<Throttled>,
-    /// Functions the engine wanted to watch and could not.
-    pub(crate) unwatched: BTreeSet<&'static str>,
     /// The guest runs another kernel than the one it was booted with.
     pub(crate) replaced: bool,
-    /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
-    pub(crate) ftrace_patches: bool,
+    /// What the virtual CPUs share.
+    pub(crate) shared: Shared,
+    pub(crate) live: Option<Live>,
+}
+
+/// What the virtual CPUs share, in every table they are handed.
+#[derive(Debug)]
+pub(crate) struct Shared {
     pub(crate) returns: Arc<Returns>,
     pub(crate) vacated: Arc<Vacated>,
+    /// Addresses that carried one of our int3s once.
     pub(crate) retired: Arc<FxHashSet<u64>>,
-    pub(crate) hidden: HiddenRegion,
-    pub(crate) live: Option<Live>,
 }
 
 impl Registry {
     /// An empty registry for a machine with `vcpus` virtual CPUs that is about to boot `image`.
     #[must_use]
     pub fn new(image: Arc<KernelImage>, vcpus: usize, hidden: HiddenRegion) -> Self {
-        let module_reader = ModuleReader::new(&image);
-        if let Err(error) = &module_reader {
-            warn!(%error, "modules cannot be probed");
-        }
-        let foreign = Foreign::of(&image);
         let processors = u32::try_from(vcpus).unwrap_or(u32::MAX);
+        let returns = Returns {
+            calls: Calls::new(processors, CELLS),
+            unmatched: AtomicU64::new(0),
+            next_call: AtomicU64::new(0),
+        };
         Self {
-            image,
-            module_reader,
-            modules: None,
-            formed: BTreeSet::new(),
+            kprobes: GuestKprobes::of(&image),
+            kernel: GuestKernel::new(image),
             vcpus,
-            next_id: 1,
-            probes: BTreeMap::new(),
+            probes: Probes::default(),
             sites: BTreeMap::new(),
-            ghosts: Ghosts::default(),
-            ghost_jumps: BTreeMap::new(),
-            ghost_sources: Vec::new(),
-            keep: Keep::default(),
-            kept: Keep::NOTHING,
-            next_stub: 0,
-            sources: Sources::default(),
-            optimize: true,
+            code: OurCode::new(hidden),
+            switches: Switches::default(),
+            hooks: Hooks::default(),
             can_scan: false,
-            foreign,
-            guest_registers: None,
-            kprobes: BTreeSet::new(),
             patience: Patience::default(),
-            switched_on: true,
             last_throttled: Vec::new(),
-            unwatched: BTreeSet::new(),
             replaced: false,
-            ftrace_patches: false,
-            returns: Arc::new(Returns {
-                calls: Calls::new(processors, CELLS),
-                unmatched: AtomicU64::new(0),
-                next_call: AtomicU64::new(0),
-            }),
-            vacated: Arc::default(),
-            retired: Arc::default(),
-            hidden,
+            shared: Shared {
+                returns: Arc::new(returns),
+                vacated: Arc::default(),
+                retired: Arc::default(),
+            },
             live: None,
         }
     }
@@ -153,7 +111,7 @@ impl Registry {
     /// The same registry, which uses jumps where they can be used, as it does by default, or not.
     #[must_use]
     pub fn with_optimization(mut self, on: bool) -> Self {
-        self.optimize = on;
+        self.switches.optimize = on;
         self
     }
 
@@ -163,10 +121,8 @@ impl Registry {
         spec: &ProbeSpec,
         point: Option<Probepoint>,
     ) -> Result<ProbeId, Refused> {
-        let id = ProbeId(self.next_id);
-        let probe = self.probe(id, spec)?;
-        self.probes.insert(id, probe);
-        self.next_id = self.next_id.saturating_add(1);
+        let probe = self.probe(self.probes.next_id(), spec)?;
+        let id = self.probes.add(probe);
         if self.live.is_some()
             && let Some(point) = point
         {
@@ -186,7 +142,9 @@ impl Registry {
                     None => MaxActive::Default,
                 };
                 let data = entry_data_size(&spec.actions);
-                Some(Arc::new(self.returns.calls.pool(id, maxactive, data)?))
+                Some(Arc::new(
+                    self.shared.returns.calls.pool(id, maxactive, data)?,
+                ))
             }
         };
         Ok(Probe {
@@ -202,7 +160,7 @@ impl Registry {
     pub(crate) fn take_back(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         for id in ids {
             self.unplace(id);
-            self.probes.remove(&id);
+            self.probes.remove(id);
         }
     }
 
@@ -210,22 +168,13 @@ impl Registry {
     /// where no detour can be made.
     #[must_use]
     pub fn ring(&self) -> Option<Reader> {
-        Some(Reader::new(self.hidden.ring()?, self.sources.clone()))
+        self.code.reader()
     }
 
     /// Whether the global switch is on.
     #[must_use]
     pub fn is_switched_on(&self) -> bool {
-        self.switched_on
-    }
-
-    /// What there is to be probed.
-    pub(crate) fn kernel(&self) -> Kernel<'_> {
-        Kernel {
-            image: &self.image,
-            modules: self.modules.as_ref(),
-            formed: &self.formed,
-        }
+        self.switches.armed
     }
 
     /// Finds and checks the probepoint of `spec`.
@@ -234,18 +183,19 @@ impl Registry {
         spec: &ProbeSpec,
         mem: &dyn PhysMemory,
     ) -> Result<Probepoint, Refused> {
-        let kernel = self.kernel();
-        let plan = |text: &dyn PristineText| match (plan(spec, &kernel, text), &self.module_reader)
-        {
-            // It would wait for ever.
-            (Err(Refused::ModuleNotLoaded { module }), Err(why)) => {
-                let why = why.clone();
-                Err(Refused::ModulesHidden { module, why })
-            }
-            (planned, _) => planned,
-        };
+        let kernel = self.kernel.probeable();
+        let plan =
+            |text: &dyn PristineText| match (plan(spec, &kernel, text), &self.kernel.module_reader)
+            {
+                // It would wait for ever.
+                (Err(Refused::ModuleNotLoaded { module }), Err(why)) => {
+                    let why = why.clone();
+                    Err(Refused::ModulesHidden { module, why })
+                }
+                (planned, _) => planned,
+            };
         match &self.live {
-            None => plan(&ImageText(&self.image)),
+            None => plan(&ImageText(&self.kernel.image)),
             Some(live) => {
                 let tables = &live.view.tables;
                 let text = LiveText {
@@ -261,7 +211,7 @@ impl Registry {
                 }
                 match self.sites.get(&at) {
                     Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
-                    _ if self.kprobes.contains(&at) => Err(Refused::Kprobe { at }),
+                    _ if self.kprobes.registered.contains(&at) => Err(Refused::Kprobe { at }),
                     _ => Ok(point),
                 }
             }
@@ -271,7 +221,7 @@ impl Registry {
     pub(crate) fn place(&mut self, id: ProbeId, point: Probepoint) {
         let at = point.displaced.at();
         self.site_of(point).members.push(id);
-        if let Some(probe) = self.probes.get_mut(&id) {
+        if let Some(probe) = self.probes.get_mut(id) {
             probe.place = Place::At(at);
         }
     }
@@ -299,7 +249,7 @@ impl Registry {
 
     /// Takes back a [`Registry::place`] that was not committed.
     pub(crate) fn unplace(&mut self, id: ProbeId) {
-        let Some(Place::At(at)) = self.probes.get(&id).map(|p| p.place.clone()) else {
+        let Some(Place::At(at)) = self.probes.get(id).map(|p| p.place.clone()) else {
             return;
         };
         if let Some(site) = self.sites.get_mut(&at) {
@@ -309,7 +259,7 @@ impl Registry {
                 self.sites.remove(&at);
             }
         }
-        if let Some(probe) = self.probes.get_mut(&id) {
+        if let Some(probe) = self.probes.get_mut(id) {
             probe.place = Place::Pending;
         }
     }

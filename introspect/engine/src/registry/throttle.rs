@@ -31,7 +31,7 @@ impl Registry {
             .probes
             .iter()
             .filter(|(_, probe)| !probe.spec.disabled && probe.counters.is_tripped())
-            .map(|(id, _)| *id)
+            .map(|(id, _)| id)
             .collect();
         let turned_off = if exceeded.is_empty() {
             Ok(())
@@ -40,13 +40,13 @@ impl Registry {
         };
         let mut notices = std::mem::take(&mut self.last_throttled);
         let left = self.probes.iter();
-        notices.extend(left.filter_map(|(id, probe)| untold(*id, &probe.spec, &probe.counters)));
+        notices.extend(left.filter_map(|(id, probe)| untold(id, &probe.spec, &probe.counters)));
         (notices, turned_off)
     }
 
     /// Gives those of `ids` that were turned off their budgets back.
     pub(crate) fn refill(&self, ids: &[ProbeId]) {
-        for probe in ids.iter().filter_map(|id| self.probes.get(id)) {
+        for probe in ids.iter().filter_map(|id| self.probes.get(*id)) {
             if let Some(meter) = probe.counters.meter() {
                 meter.reset();
             }
@@ -55,7 +55,7 @@ impl Registry {
 
     /// Forgets probe `id`, but for the notice that it leaves.
     pub(crate) fn forget_probe(&mut self, id: ProbeId) {
-        if let Some(probe) = self.probes.remove(&id) {
+        if let Some(probe) = self.probes.remove(id) {
             let last = untold(id, &probe.spec, &probe.counters);
             self.last_throttled.extend(last);
         }

@@ -1,12 +1,10 @@
 //! The region in page tables of its own.
 
-use hvprobe_arch::Gpa;
-use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{classify, text};
 use hvprobe_arch::trap::GATE_PORT;
+use hvprobe_arch::{Gpa, Gva};
 use hvprobe_fixtures::{HIDDEN, Mapper, Memory, tables};
-use hvprobe_hit::region::KERNEL_WINDOW;
-use hvprobe_hit::region::Window;
+use hvprobe_hit::region::{KERNEL_WINDOW, Window};
 
 use super::*;
 

@@ -522,7 +522,7 @@ fn a_disabled_probe_has_been_heard_out_and_is_silent() {
     let mut rig = Rig::optimizing();
     let ids = rig.register(&[spec(ENTRY), spec(SHORT)]);
     let heard = |rig: &Rig, id| {
-        let source = rig.registry.sources.get(id).expect("it records");
+        let source = rig.registry.code.sources.get(id).expect("it records");
         !source.is_to_be_silenced()
     };
     rig.disable(&ids[..1]).unwrap();

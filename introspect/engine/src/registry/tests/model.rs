@@ -505,7 +505,7 @@ proptest! {
         while !model.frames.is_empty() {
             model.ret();
         }
-        let unmatched = &model.rig.registry.returns.unmatched;
+        let unmatched = &model.rig.registry.shared.returns.unmatched;
         prop_assert_eq!(unmatched.load(std::sync::atomic::Ordering::Relaxed), 0);
     }
 }

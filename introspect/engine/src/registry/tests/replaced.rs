@@ -94,7 +94,7 @@ fn all_kinds(rig: &mut Rig) -> Vec<ProbeId> {
     ]);
     all.push(post("p filler_011"));
     // Of a kernel whose modules can be told.
-    rig.registry.module_reader = ModuleReader::new(
+    rig.registry.kernel.module_reader = ModuleReader::new(
         &hvprobe_linux::image::KernelImage::parse(&modules::image(modules::btf(Age::V64))).unwrap(),
     );
     rig.register(&all)

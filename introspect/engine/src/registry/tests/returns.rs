@@ -77,7 +77,7 @@ impl Rig {
     }
 
     fn unmatched(&self) -> u64 {
-        self.registry.returns.unmatched.load(Ordering::Relaxed)
+        self.registry.shared.returns.unmatched.load(Ordering::Relaxed)
     }
 
     /// A second task and per-CPU area that says it runs; returns its GS base.
@@ -223,7 +223,7 @@ fn a_frame_whose_trampoline_comes_after_other_code_is_not_taken_twice() {
         spec("r filler_004"),
         half::reading(OTHER),
     ]);
-    let source = rig.registry.sources.get(ids[1]).expect("optimized");
+    let source = rig.registry.code.sources.get(ids[1]).expect("optimized");
     let calls = source.followed().expect("a return probe");
     let ret = caller(&rig, 0);
     let mut cpu = Cpu::new(&rig);

@@ -107,7 +107,7 @@ struct Model {
 impl Model {
     fn new() -> Self {
         let mut rig = Rig::optimizing();
-        rig.registry.keep = Keep::NOTHING;
+        rig.registry.code.keep = Keep::NOTHING;
         let second = rig.second_task();
         let tasks = [rig.guest.gs_base(), second].into_iter().enumerate();
         let tasks = tasks.map(|(n, gs_base)| {
@@ -135,8 +135,8 @@ impl Model {
     /// Who owns the code at `stub` now.
     fn owner(&self, stub: Gva) -> Arc<Source> {
         let registry = &self.rig.registry;
-        let ghosts = registry.ghost_sources.iter().cloned();
-        let mut all = registry.sources.iter().chain(ghosts);
+        let ghosts = registry.code.ghost_sources.iter().cloned();
+        let mut all = registry.code.sources.iter().chain(ghosts);
         let owns = |source: &Arc<Source>| {
             let calls = source.followed();
             calls.is_some_and(|calls| calls.return_address(stub, &self.rig.guest.mem).is_some())
@@ -207,7 +207,7 @@ impl Model {
     }
 
     fn half_call(&mut self, task: usize, source: usize) {
-        let mut sources: Vec<_> = self.rig.registry.sources.iter().collect();
+        let mut sources: Vec<_> = self.rig.registry.code.sources.iter().collect();
         sources.sort_by_key(|source| source.probe);
         let this = &mut self.tasks[task];
         if this.interrupted.is_some() || sources.is_empty() {
@@ -364,10 +364,10 @@ fn run(steps: &[Step]) {
     let last = model.rig.one("p filler_010");
     let registry = &model.rig.registry;
     assert!(
-        registry.ghost_sources.is_empty(),
+        registry.code.ghost_sources.is_empty(),
         "what nobody can come to is kept"
     );
-    assert_eq!(registry.returns.unmatched.load(Ordering::Relaxed), 0);
+    assert_eq!(registry.shared.returns.unmatched.load(Ordering::Relaxed), 0);
     model.rig.unregister(&[last]).expect("it stops");
 }
 

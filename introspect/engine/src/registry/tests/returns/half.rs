@@ -32,7 +32,7 @@ pub(super) fn reading(definition: &str) -> ProbeSpec {
 }
 
 fn source(rig: &Rig, id: ProbeId) -> Arc<Source> {
-    rig.registry.sources.get(id).expect("followed")
+    rig.registry.code.sources.get(id).expect("followed")
 }
 
 fn calls(source: &Source) -> &Followed {

@@ -1,0 +1,102 @@
+//! The guest's kernel, as far as it tells what can be probed: its image, and its modules as they were
+//! when they were last read.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::modules::{ModuleError, ModuleList, ModuleReader, ModuleState};
+use hvprobe_spec::ProbeSpec;
+use hvprobe_spec::definition::Target;
+use tracing::warn;
+
+use crate::plan::kernel::Kernel;
+
+/// What is known of the kernel.
+#[derive(Debug)]
+pub(crate) struct GuestKernel {
+    pub(crate) image: Arc<KernelImage>,
+    /// How to read the guest's modules, if its type information tells.
+    pub(crate) module_reader: Result<ModuleReader, ModuleError>,
+    /// The guest's modules, as they were when last read.
+    modules: Option<ModuleList>,
+    /// Where modules are whose text became final while we watched, though they are not live yet.
+    formed: BTreeSet<Gva>,
+}
+
+impl GuestKernel {
+    pub(crate) fn new(image: Arc<KernelImage>) -> Self {
+        let module_reader = ModuleReader::new(&image);
+        if let Err(error) = &module_reader {
+            warn!(%error, "modules cannot be probed");
+        }
+        Self {
+            image,
+            module_reader,
+            modules: None,
+            formed: BTreeSet::new(),
+        }
+    }
+
+    /// What there is to be probed.
+    pub(crate) fn probeable(&self) -> Kernel<'_> {
+        Kernel {
+            image: &self.image,
+            modules: self.modules.as_ref(),
+            formed: &self.formed,
+        }
+    }
+
+    /// Whether the image does not tell where `spec` is to go.
+    pub(crate) fn may_be_of_a_module(&self, spec: &ProbeSpec) -> bool {
+        match &spec.definition.target {
+            Target::Address(at) => !self.image.is_text(*at),
+            Target::Functions { .. }
+            | Target::Symbol {
+                module: Some(_), ..
+            } => true,
+            Target::Symbol { name, .. } => self.image.symbols().candidates(name).is_empty(),
+        }
+    }
+
+    /// Reads the guest's modules.
+    pub(crate) fn read_modules(&mut self, tables: &PageTables, mem: &dyn PhysMemory) {
+        let Ok(reader) = &self.module_reader else {
+            return;
+        };
+        match reader.read(tables, mem) {
+            Ok(modules) => {
+                self.formed
+                    .retain(|at| modules.iter().any(|module| module.address() == *at));
+                self.modules = Some(modules);
+            }
+            Err(error) => {
+                warn!(%error, "the guest's modules cannot be read");
+                self.modules = None;
+            }
+        }
+    }
+
+    /// The module whose `struct module` is at `formed` has just got its final text.
+    pub(crate) fn note_formed(&mut self, formed: Option<Gva>) {
+        self.formed.extend(formed);
+    }
+
+    /// Whether `at`, which is in no image's text, is in no module's either, or in one that leaves.
+    pub(crate) fn is_unloaded(&self, at: Gva) -> bool {
+        let modules = self.modules.as_ref();
+        let module = modules.and_then(|modules| modules.containing(at));
+        module.is_none_or(|module| {
+            matches!(module.state(), ModuleState::Going | ModuleState::Unformed)
+        })
+    }
+
+    /// Another kernel runs: nothing is known of its modules.
+    pub(crate) fn forget_modules(&mut self) {
+        self.modules = None;
+        self.formed.clear();
+    }
+}

@@ -1,0 +1,97 @@
+//! The registered probes of a machine.
+//!
+//! ```text
+//!   registered ──────► leaves ──────► forgotten
+//!       ▲                │
+//!       └── it stays ────┘  the change that was to let it go failed
+//! ```
+//! Invariant: an id is given once. A probe that leaves is still here, with all that it has counted,
+//! but no site is to serve it any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_spec::ProbeId;
+
+use super::site::Probe;
+
+/// All probes, in the order of their registration.
+#[derive(Debug)]
+pub(crate) struct Probes {
+    by_id: BTreeMap<ProbeId, Probe>,
+    leaving: BTreeSet<ProbeId>,
+    next: u32,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Self {
+            by_id: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            next: 1,
+        }
+    }
+}
+
+impl Probes {
+    /// The id that the next probe gets.
+    pub(crate) fn next_id(&self) -> ProbeId {
+        ProbeId(self.next)
+    }
+
+    /// Adds a probe, which has [`Self::next_id`].
+    pub(crate) fn add(&mut self, probe: Probe) -> ProbeId {
+        let id = self.next_id();
+        self.by_id.insert(id, probe);
+        self.next = self.next.saturating_add(1);
+        id
+    }
+
+    pub(crate) fn remove(&mut self, id: ProbeId) -> Option<Probe> {
+        self.leaving.remove(&id);
+        self.by_id.remove(&id)
+    }
+
+    pub(crate) fn get(&self, id: ProbeId) -> Option<&Probe> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: ProbeId) -> Option<&mut Probe> {
+        self.by_id.get_mut(&id)
+    }
+
+    pub(crate) fn contains(&self, id: ProbeId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub(crate) fn ids(&self) -> Vec<ProbeId> {
+        self.by_id.keys().copied().collect()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
+        self.by_id.iter().map(|(id, probe)| (*id, probe))
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ProbeId, &mut Probe)> {
+        self.by_id.iter_mut().map(|(id, probe)| (*id, probe))
+    }
+
+    /// From now on `ids` are about to leave.
+    pub(crate) fn leave(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
+        self.leaving.extend(ids);
+    }
+
+    /// Nobody leaves after all.
+    pub(crate) fn stay(&mut self) {
+        self.leaving.clear();
+    }
+
+    /// Whether `id` is about to leave.
+    pub(crate) fn is_leaving(&self, id: ProbeId) -> bool {
+        self.leaving.contains(&id)
+    }
+
+    /// Those that are about to leave.
+    pub(crate) fn leaving(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
+        self.iter().filter(|(id, _)| self.is_leaving(*id))
+    }
+}
