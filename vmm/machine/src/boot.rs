@@ -38,11 +38,11 @@ use crate::detours::Detours;
 use crate::events::subscription::Hub;
 use crate::guest::Guest;
 use crate::machine::{Life, Machine};
-use crate::shared::{Shared, StoppedAt};
 use crate::stop::control::Control;
 use crate::tripwire::{NoTripwire, Tripwire};
 use crate::vcpu::catch::Catcher;
 use crate::vcpu::run::Vcpu;
+use crate::vcpu::shared::{Shared, StoppedAt};
 
 /// Events that may wait in the ring of one virtual CPU.
 const RING: usize = 8192;

@@ -8,7 +8,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_engine::{StopError, WhileStopped, World};
 use hvprobe_hit::table::ProbeTable;
 
-use crate::shared::Shared;
+use crate::vcpu::shared::Shared;
 
 /// The machine as the probe engine sees it.
 pub(crate) struct Guest<'a>(pub(crate) &'a Shared);

@@ -17,7 +17,6 @@ pub mod host;
 mod live;
 mod machine;
 mod probes;
-mod shared;
 mod stop;
 mod supervisor;
 mod throttle;

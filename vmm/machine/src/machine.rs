@@ -27,7 +27,7 @@ use crate::config::{Ending, MachineConfig, State, Status};
 use crate::console::{Console, ConsoleOutput};
 use crate::decide::Decisions;
 use crate::events::subscription::{Hub, Listen, Subscription};
-use crate::shared::{IoctlTotals, Shared};
+use crate::vcpu::shared::{IoctlTotals, Shared};
 
 /// Why a running machine could not be paused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,3 +2,4 @@
 
 pub(crate) mod catch;
 pub(crate) mod run;
+pub(crate) mod shared;

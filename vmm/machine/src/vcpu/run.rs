@@ -27,8 +27,8 @@ use super::catch::{Catcher, Waits};
 use crate::clock::times::monotonic_ns;
 use crate::crash;
 use crate::decide::Reply;
-use crate::shared::{IoctlTotals, Shared};
 use crate::stop::control::{Control, Order};
+use crate::vcpu::shared::{IoctlTotals, Shared};
 
 /// How long a stop waits for the end of an instruction that is half carried out. The longest string
 /// operations take milliseconds.

@@ -2,5 +2,4 @@
 
 pub(crate) mod broadcast;
 pub(crate) mod codec;
-pub(crate) mod feed;
 pub(crate) mod published;

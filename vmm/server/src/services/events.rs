@@ -19,8 +19,8 @@ use tonic::codegen::{BoxFuture, http};
 use tonic::server::{Grpc, NamedService, ServerStreamingService};
 use tonic::{Code, Request, Response, Status};
 
+use super::feed::{Feed, Origin};
 use crate::events::codec::{Message, Wire};
-use crate::events::feed::{Feed, Origin};
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;

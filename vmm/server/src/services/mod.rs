@@ -2,6 +2,7 @@
 
 pub(crate) mod decisions;
 pub(crate) mod events;
+pub(crate) mod feed;
 pub(crate) mod host;
 pub(crate) mod machines;
 pub(crate) mod probes;

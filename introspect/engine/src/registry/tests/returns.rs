@@ -77,7 +77,11 @@ impl Rig {
     }
 
     fn unmatched(&self) -> u64 {
-        self.registry.shared.returns.unmatched.load(Ordering::Relaxed)
+        self.registry
+            .shared
+            .returns
+            .unmatched
+            .load(Ordering::Relaxed)
     }
 
     /// A second task and per-CPU area that says it runs; returns its GS base.

@@ -11,8 +11,8 @@ use hvprobe_proto::v1;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::broadcast::Encoded;
-use super::codec::Message;
+use crate::events::broadcast::Encoded;
+use crate::events::codec::Message;
 use crate::fleet::Handle;
 use crate::wire::{anchor, budget};
 

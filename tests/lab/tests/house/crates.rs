@@ -1,0 +1,83 @@
+//! Arrows between crates.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Which crates of the workspace each may name, in its code; and why not the others.
+pub(crate) const ARROWS: [(&str, &[&str], &str); 11] = [
+    ("arch", &[], "x86-64 is pure"),
+    ("spec", &["arch"], "what a user asks for knows no kernel"),
+    (
+        "linux",
+        &["arch", "spec"],
+        "what a kernel tells knows no probes",
+    ),
+    (
+        "hit",
+        &["arch", "spec", "linux"],
+        "the data plane knows nothing of how probes are registered",
+    ),
+    (
+        "engine",
+        &["arch", "spec", "linux", "hit"],
+        "the control plane runs without KVM and without gRPC",
+    ),
+    ("devices", &["arch"], "a device knows its registers only"),
+    (
+        "vm",
+        &["arch", "devices"],
+        "the machine below knows neither probes nor Linux",
+    ),
+    (
+        "machine",
+        &["arch", "spec", "linux", "hit", "engine", "devices", "vm"],
+        "a machine knows nothing of its clients",
+    ),
+    ("proto", &[], "the messages know nobody"),
+    (
+        "server",
+        &["arch", "spec", "linux", "hit", "engine", "machine", "proto"],
+        "the service talks to machines, not to KVM",
+    ),
+    (
+        "cli",
+        &["arch", "spec", "proto", "server"],
+        "the program talks to machines through the API",
+    ),
+];
+
+/// What depends on what it must not.
+pub(crate) fn wrong_arrows() -> Vec<String> {
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+        .current_dir(super::root())
+        .output()
+        .expect("cargo runs");
+    let metadata: Value = serde_json::from_slice(&metadata.stdout).expect("cargo tells JSON");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let short = |name: &Value| name.as_str()?.strip_prefix("hvprobe-").map(str::to_owned);
+    let mut seen = BTreeSet::new();
+    let mut wrong = Vec::new();
+    for package in packages {
+        let Some(name) = short(&package["name"]) else {
+            continue;
+        };
+        let Some((_, allowed, why)) = ARROWS.iter().find(|(of, ..)| *of == name) else {
+            continue;
+        };
+        let needed = package["dependencies"].as_array().expect("dependencies");
+        // What only tests or builds with it may be anything.
+        let needed = needed.iter().filter(|needed| needed["kind"].is_null());
+        for other in needed.filter_map(|needed| short(&needed["name"])) {
+            if !allowed.contains(&other.as_str()) {
+                wrong.push(format!("hvprobe-{name} depends on hvprobe-{other}: {why}"));
+            }
+        }
+        seen.insert(name);
+    }
+    let missing = ARROWS.iter().filter(|(of, ..)| !seen.contains(*of));
+    wrong.extend(missing.map(|(of, ..)| format!("there is no crate hvprobe-{of}")));
+    wrong
+}

@@ -1,0 +1,52 @@
+//! The files that `docs/architecture.md` lists for its journeys.
+
+use std::fs;
+
+/// The headings under which files are listed, as table rows: number, crate, file, what it does.
+const JOURNEYS: [&str; 2] = [
+    "### A hit, file by file",
+    "### A registration, file by file",
+];
+/// A journey has at least so many files.
+const FEWEST: usize = 4;
+
+/// What is listed and is not there.
+pub(crate) fn wrong_steps() -> Vec<String> {
+    let page = super::root().join("docs/architecture.md");
+    let page = fs::read_to_string(page).expect("docs/architecture.md");
+    let mut wrong = Vec::new();
+    for journey in JOURNEYS {
+        let Some((_, rest)) = page.split_once(journey) else {
+            wrong.push(format!("docs/architecture.md has no section `{journey}`"));
+            continue;
+        };
+        let section = rest.split("\n#").next().unwrap_or_default();
+        let rows = section.lines().filter(|line| line.starts_with("| "));
+        let mut seen = 0;
+        for row in rows {
+            let cells: Vec<_> = row
+                .split('|')
+                .map(|cell| cell.trim().trim_matches('`'))
+                .collect();
+            let [_, number, of, file, ..] = cells[..] else {
+                continue;
+            };
+            if number.parse::<usize>().is_err() {
+                continue;
+            }
+            seen += 1;
+            let folder = match of {
+                "machine" | "vm" | "devices" | "server" => format!("vmm/{of}"),
+                "spec" | "linux" | "hit" | "engine" => format!("introspect/{of}"),
+                of => of.to_owned(),
+            };
+            if !super::root().join(&folder).join("src").join(file).is_file() {
+                wrong.push(format!("`{journey}`: crate {of} has no file {file}"));
+            }
+        }
+        if seen < FEWEST {
+            wrong.push(format!("`{journey}` lists {seen} files only"));
+        }
+    }
+    wrong
+}

@@ -1,0 +1,71 @@
+//! The house: which way arrows run, between crates and between files.
+//!
+//! Rules, each named by what fails:
+//! - a crate depends only on those that [`crates::ARROWS`] allows it;
+//! - no file of a crate needs, by way of others, one that needs it;
+//! - no folder of a crate does either, so that a crate can be read from one end to the other;
+//! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in.
+//!
+//! A file needs another if it names something that is defined there. Doors (`mod.rs`, `lib.rs`) that
+//! only hand names on are walked through to the file that defines the name. Tests do not count: they
+//! may look at everything.
+
+mod circles;
+mod crates;
+mod files;
+mod journeys;
+mod names;
+
+use std::path::PathBuf;
+
+/// The repository's root.
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// The crates whose inside is looked at, by their folders. What only tests is not.
+const ROOMS: [&str; 11] = [
+    "arch",
+    "introspect/spec",
+    "introspect/linux",
+    "introspect/hit",
+    "introspect/engine",
+    "vmm/devices",
+    "vmm/vm",
+    "vmm/machine",
+    "vmm/server",
+    "proto",
+    "cli",
+];
+
+#[test]
+fn crates_depend_on_those_below_them_only() {
+    let wrong = crates::wrong_arrows();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_files_need_one_another_in_a_circle() {
+    let mut wrong = Vec::new();
+    for room in ROOMS {
+        let needs = files::needs(&root().join(room).join("src"));
+        wrong.extend(circles::told(room, &needs));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_folders_of_a_crate_need_one_another_in_a_circle() {
+    let mut wrong = Vec::new();
+    for room in ROOMS {
+        let needs = files::needs(&root().join(room).join("src"));
+        wrong.extend(circles::told(room, &circles::of_folders(&needs)));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn journeys_name_files_where_they_are() {
+    let wrong = journeys::wrong_steps();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
