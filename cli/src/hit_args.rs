@@ -2,7 +2,8 @@
 
 use clap::Args;
 use hvprobe_proto::v1::{self, Mechanism, actions};
-use hvprobe_spec::definition::{self, Definition, Kind, ParseError};
+use hvprobe_spec::ParseError;
+use hvprobe_spec::definition::{self, Definition, Kind};
 
 use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;

@@ -22,7 +22,7 @@
 mod text;
 
 use hvprobe_proto::v1::{self, Comparison, Register, change, item};
-use hvprobe_spec::definition::ParseError;
+use hvprobe_spec::ParseError;
 
 use crate::errno;
 pub(crate) use text::{actions as actions_text, decision as decision_text, hex, item_name};

@@ -10,6 +10,8 @@ mod error;
 mod id;
 mod limits;
 mod mechanism;
+mod number;
+mod parse_error;
 mod probe;
 
 pub use actions::{
@@ -20,4 +22,5 @@ pub use error::SpecError;
 pub use id::ProbeId;
 pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, ITEMS_MAX};
 pub use mechanism::Mechanism;
+pub use parse_error::ParseError;
 pub use probe::ProbeSpec;

@@ -17,7 +17,6 @@
 //! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
 //! that language is refused by name, never read as something it is not.
 
-mod error;
 mod line;
 mod names;
 mod parse;
@@ -25,7 +24,6 @@ mod pattern;
 #[cfg(test)]
 mod tests;
 
-pub use error::ParseError;
 pub use line::{Definition, Kind, Target};
 pub use names::{is_event_name, is_symbol_name};
 pub use parse::parse;

@@ -1,6 +1,6 @@
 //! The names that a definition may hold, and how long they may be.
 
-use super::error::{ParseError, error};
+use crate::parse_error::{ParseError, error};
 
 /// The longest event or group name, as in the kernel (`MAX_EVENT_NAME_LEN` less the final NUL).
 const LONGEST_NAME: usize = 63;

@@ -2,10 +2,11 @@
 
 use hvprobe_arch::Gva;
 
-use super::error::{ParseError, error};
 use super::line::{Definition, Kind, Target};
 use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier, symbol_length};
 use super::pattern::{is_pattern, read_pattern};
+use crate::number::{number_in, strip_hex};
+use crate::parse_error::{ParseError, error};
 
 /// The most calls a definition can ask to follow at a time, as in the kernel
 /// (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).
@@ -282,36 +283,17 @@ fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
     Ok((name.to_owned(), offset))
 }
 
-fn strip_hex(word: &str) -> Option<&str> {
-    word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
-}
-
 /// A decimal or 0x number that fits 64 bits.
 fn number(column: usize, word: &str, what: &str) -> Result<u64, ParseError> {
-    let (prefix, digits, radix) = match strip_hex(word) {
-        Some(digits) => (2, digits, 16),
-        None => (0, word, 10),
-    };
-    if digits.is_empty() {
-        return error(column + prefix, format!("missing digits of the {what}"));
-    }
-    if let Some((i, c)) = digits.char_indices().find(|(_, c)| !c.is_digit(radix)) {
-        let message = if (prefix, i, c) == (0, 0, '-') {
-            "an offset counts from the symbol's start and cannot be negative".to_owned()
-        } else {
-            format!("`{c}` is no digit of the {what}")
-        };
-        return error(column + prefix + i, message);
-    }
-    if radix == 10 && digits.len() > 1 && digits.starts_with('0') {
-        // The kernel reads this as octal, most people as decimal.
+    if word.starts_with('-') {
         return error(
             column,
-            format!("leading zero in the {what}: write decimal, or hex after 0x"),
+            "an offset counts from the symbol's start and cannot be negative",
         );
     }
-    u64::from_str_radix(digits, radix)
-        .or_else(|_| error(column, format!("the {what} does not fit 64 bits")))
+    number_in(column, word, what, || {
+        format!("missing digits of the {what}")
+    })
 }
 
 /// The message for a third word.

@@ -5,8 +5,8 @@
 
 use globset::GlobBuilder;
 
-use super::error::{ParseError, error};
 use super::names::LONGEST_SYMBOL;
+use crate::parse_error::{ParseError, error};
 
 /// Whether `place` is meant as a pattern.
 pub(super) fn is_pattern(place: &str) -> bool {

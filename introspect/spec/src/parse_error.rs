@@ -1,6 +1,6 @@
 //! Why a text is refused, with the column.
 
-/// Why a text is not a definition, and where.
+/// Why a text is refused, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ParseError {
@@ -34,7 +34,7 @@ impl ParseError {
 }
 
 /// Refuses a text.
-pub(super) fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
+pub(crate) fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
     Err(ParseError {
         column,
         message: message.into(),
