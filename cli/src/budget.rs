@@ -4,18 +4,24 @@ use std::time::Duration;
 
 use clap::Args;
 use hvprobe_proto::v1;
+use hvprobe_server::wire;
+use hvprobe_spec::{Budget, Excess, language};
+
+use crate::failure::WrongUsage;
+use crate::output;
+use crate::typed::one;
 
 /// What hits may take; for all probes defined in the same command.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Throttling")]
 pub(crate) struct BudgetArgs {
     /// Report at most so many hits per second of each probe, such as 1000/s
-    #[arg(long, value_name = "N/s", value_parser = rate)]
-    max_rate: Option<u32>,
+    #[arg(long, value_name = "N/s")]
+    max_rate: Option<String>,
 
     /// Spend at most so much of the time of all virtual CPUs on the hits of each probe, such as 5%
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
-    max_cpu: Option<u32>,
+    #[arg(long, value_name = "PERCENT")]
+    max_cpu: Option<String>,
 
     /// What becomes of hits beyond these limits [default: sample]
     #[arg(long, value_name = "HOW")]
@@ -33,63 +39,25 @@ enum How {
 
 impl BudgetArgs {
     /// The budget asked for, if there is one.
-    pub(crate) fn budget(&self) -> Option<v1::Budget> {
+    pub(crate) fn budget(&self) -> Result<Option<v1::Budget>, WrongUsage> {
         if self.max_rate.is_none() && self.max_cpu.is_none() && self.throttle.is_none() {
-            return None;
+            return Ok(None);
         }
-        Some(v1::Budget {
-            max_rate: self.max_rate.unwrap_or_default(),
-            max_cpu_percent: self.max_cpu.unwrap_or_default(),
+        let budget = Budget {
+            max_rate: one("max-rate", self.max_rate.as_deref(), language::rate)?,
+            max_share: one("max-cpu", self.max_cpu.as_deref(), language::share)?,
             excess: match self.throttle {
-                None | Some(How::Sample) => v1::Excess::Sample,
-                Some(How::Disable) => v1::Excess::Disable,
-            }
-            .into(),
-        })
+                None | Some(How::Sample) => Excess::Sample,
+                Some(How::Disable) => Excess::Disable,
+            },
+        };
+        Ok(Some(wire::budget::to_wire(&budget)))
     }
-}
-
-fn rate(text: &str) -> Result<u32, String> {
-    let number = text.strip_suffix("/s").unwrap_or(text);
-    match number.parse() {
-        Ok(rate @ 1..) => Ok(rate),
-        _ => Err(format!(
-            "write a number of hits per second from 1 to {}, as in 1000/s",
-            u32::MAX
-        )),
-    }
-}
-
-fn percent(text: &str) -> Result<u32, String> {
-    let number = text.strip_suffix('%').unwrap_or(text);
-    match number.parse() {
-        Ok(percent @ 1..=100) => Ok(percent),
-        _ => Err("write a whole number of per cent from 1 to 100, as in 5%".to_owned()),
-    }
-}
-
-/// A budget in the words of the options.
-pub(crate) fn text(budget: &v1::Budget) -> Vec<String> {
-    let mut words = Vec::new();
-    if budget.max_rate > 0 {
-        words.push(format!("max-rate={}/s", budget.max_rate));
-    }
-    if budget.max_cpu_percent > 0 {
-        words.push(format!("max-cpu={}%", budget.max_cpu_percent));
-    }
-    words.push(
-        match budget.excess() {
-            v1::Excess::Unspecified | v1::Excess::Sample => "throttle=sample",
-            v1::Excess::Disable => "throttle=disable",
-        }
-        .to_owned(),
-    );
-    words
 }
 
 /// The line that says that hits were throttled.
 pub(crate) fn notice(notice: &v1::Throttled) -> String {
-    let name = crate::output::harmless(notice.name.as_bytes());
+    let name = output::harmless(notice.name.as_bytes());
     let seconds = Duration::from_nanos(notice.window_ns).as_secs_f64();
     let hits = match notice.count {
         1 => "1 hit".to_owned(),
@@ -118,7 +86,8 @@ mod tests {
     fn told(words: &[&str]) -> Result<Option<String>, String> {
         let line = Line::try_parse_from(std::iter::once(&"x").chain(words))
             .map_err(|error| error.to_string())?;
-        Ok(line.budget.budget().map(|budget| text(&budget).join(" ")))
+        let budget = line.budget.budget().map_err(|error| error.0)?;
+        Ok(budget.map(|budget| output::asked::budget(Some(&budget)).join(" ")))
     }
 
     #[test]
@@ -151,6 +120,14 @@ mod tests {
             let error = told(&words).unwrap_err();
             assert!(error.contains(said), "{words:?}: {error}");
         }
+    }
+
+    #[test]
+    fn caret_stands_under_what_is_wrong_with_a_limit() {
+        let error = told(&["--max-rate", "5/min"]).unwrap_err();
+        let lines: Vec<_> = error.lines().collect();
+        assert!(lines[0].starts_with("bad --max-rate: "), "{error}");
+        assert_eq!(lines[1..], ["  5/min", "   ^"]);
     }
 
     #[test]

@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use hvprobe_proto::v1::{
-    self, Answer, DecideFor, DecideRequest, DecideResponse, Decision, Question, actions,
-    decide_request, decide_response,
+    self, Answer, DecideFor, DecideRequest, DecideResponse, Question, actions, decide_request,
+    decide_response,
 };
+use hvprobe_server::wire;
+use hvprobe_spec::{Decision, language};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
@@ -22,7 +24,7 @@ use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage};
 use crate::output::events::{self, Labels};
 use crate::signals::Interrupt;
-use crate::{clock, hit_args, output, syntax};
+use crate::{clock, output, typed};
 
 /// Answers on their way.
 const ANSWERS: usize = 16;
@@ -30,8 +32,8 @@ const ANSWERS: usize = 16;
 pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     let always = match args.answer.as_deref() {
         Some(text) => {
-            let read = syntax::decision(text);
-            Some(read.map_err(|error| hit_args::bad("answer", text, &error))?)
+            let read = language::decision(text);
+            Some(read.map_err(|error| typed::bad_option("answer", text, &error))?)
         }
         None if io::stdin().is_terminal() => None,
         None => {
@@ -182,7 +184,7 @@ impl Desk {
         }
         let decision = match line.trim() {
             "" => Decision::default(),
-            _ => match syntax::decision(line) {
+            _ => match language::decision(line) {
                 Ok(decision) => decision,
                 Err(error) => {
                     output::note(format_args!("{}\n{error}", error.render(line)));
@@ -200,10 +202,10 @@ impl Desk {
     }
 
     async fn answer(&mut self, question: &Question, decision: Decision) -> Next {
-        output::note(format_args!("  {}", syntax::decision_text(&decision)));
+        output::note(format_args!("  {}", language::text::decision(&decision)));
         let answer = Answer {
             token: question.token,
-            decision: Some(decision),
+            decision: Some(wire::actions::decision_to_wire(&decision)),
         };
         let request = DecideRequest {
             what: Some(decide_request::What::Answer(answer)),
@@ -303,7 +305,9 @@ mod tests {
         match answers.try_recv().unwrap().what {
             Some(decide_request::What::Answer(answer)) => (
                 answer.token,
-                syntax::decision_text(&answer.decision.unwrap()),
+                language::text::decision(
+                    &wire::actions::decision(answer.decision.unwrap()).unwrap(),
+                ),
             ),
             other => panic!("{other:?}"),
         }
@@ -340,7 +344,7 @@ mod tests {
     #[tokio::test]
     async fn same_answer_is_given_every_time() {
         let (mut desk, mut answers) = desk(None);
-        desk.always = Some(syntax::decision("%ax=1").unwrap());
+        desk.always = Some(language::decision("%ax=1").unwrap());
         desk.take(question(9, u64::MAX)).await.unwrap();
         assert_eq!(answered(&mut answers), (9, "%ax=0x1".to_owned()));
     }

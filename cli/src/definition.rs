@@ -5,6 +5,7 @@ use hvprobe_spec::definition;
 
 use crate::failure::WrongUsage;
 use crate::hit_args::{HitArgs, HoldArgs};
+use crate::typed::bad;
 
 /// The specifications of `definitions`, all with the same of everything else.
 pub(crate) fn specs(
@@ -20,13 +21,7 @@ pub(crate) fn specs(
                 disabled,
                 ..hit.spec(hold, text, definition)?
             }),
-            Err(error) if text.trim().is_empty() => {
-                Err(WrongUsage(format!("bad definition: {error}")))
-            }
-            Err(error) => {
-                let picture = error.render(text).replace('\n', "\n  ");
-                Err(WrongUsage(format!("bad definition: {error}\n  {picture}")))
-            }
+            Err(error) => Err(bad("definition", text, &error)),
         })
         .collect()
 }

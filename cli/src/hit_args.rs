@@ -1,13 +1,15 @@
 //! The options that say what probes do at their hits, and what they amount to.
 
 use clap::Args;
-use hvprobe_proto::v1::{self, Mechanism, actions};
-use hvprobe_spec::ParseError;
+use hvprobe_proto::v1::{self, Mechanism};
+use hvprobe_server::wire;
 use hvprobe_spec::definition::{self, Definition, Kind};
+use hvprobe_spec::language::{self, Capture};
+use hvprobe_spec::{Actions, Hold, ParseError, Then};
 
 use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;
-use crate::syntax::{self, Capture};
+use crate::typed::{all, bad_option, one};
 
 /// What happens at a hit; for all probes defined in the same command.
 #[derive(Clone, Debug, Default, Args)]
@@ -106,7 +108,7 @@ impl HitArgs {
             definition: text.to_owned(),
             mechanism: mechanism.into(),
             actions: self.actions(hold)?,
-            budget: self.budget.budget(),
+            budget: self.budget.budget()?,
             ..Default::default()
         };
         match self.maxactive.as_deref() {
@@ -119,23 +121,24 @@ impl HitArgs {
 
     /// What happens at a hit; `None` when nothing is asked for.
     fn actions(&self, hold: &HoldArgs) -> Result<Option<v1::Actions>, WrongUsage> {
-        let mut actions = v1::Actions {
-            when: all("when", &self.when, syntax::condition)?,
-            changes: all("set", &self.set, syntax::change)?,
+        let mut actions = Actions {
+            when: all("when", &self.when, language::condition)?,
+            changes: all("set", &self.set, language::change)?,
             post: self.post,
             faults: self.faults,
             ..Default::default()
         };
-        for what in all("capture", &self.capture, syntax::capture)? {
+        let mut shown = Vec::new();
+        for what in all("capture", &self.capture, language::capture)? {
             match what {
                 Capture::Item(item) => actions.capture.push(item),
-                Capture::Register(register) => {
-                    let shown = actions.registers.get_or_insert_default();
-                    shown.registers.push(register.into());
-                }
+                Capture::Register(register) => shown.push(register),
             }
         }
-        for (what, text) in all("capture-return", &self.capture_return, syntax::capture)?
+        if !shown.is_empty() {
+            actions.registers = shown.into_iter().collect();
+        }
+        for (what, text) in all("capture-return", &self.capture_return, language::capture)?
             .into_iter()
             .zip(&self.capture_return)
         {
@@ -144,23 +147,26 @@ impl HitArgs {
                 Capture::Register(_) => {
                     let message =
                         "registers are shown both at entry and at the return: use --capture";
-                    return Err(bad("capture-return", text, &pointing_at(0, message)));
+                    return Err(bad_option(
+                        "capture-return",
+                        text,
+                        &at_the_beginning(message),
+                    ));
                 }
             }
         }
-        if let Some(value) = one("return", self.returned.as_deref(), syntax::value)? {
-            actions.then = Some(actions::Then::ReturnValue(value));
+        if let Some(value) = one("return", self.returned.as_deref(), language::value)? {
+            actions.then = Then::Return(value);
         }
-        if let Some(at) = one("jump", self.jump.as_deref(), syntax::address)? {
-            actions.then = Some(actions::Then::Jump(at));
+        if let Some(at) = one("jump", self.jump.as_deref(), language::address)? {
+            actions.then = Then::Jump(at);
         }
-        if let Some(ask) = one("ask", hold.ask.as_deref(), syntax::ask)? {
-            actions.hold = Some(actions::Hold::Ask(ask));
-        }
+        actions.hold = one("ask", hold.ask.as_deref(), language::ask)?;
         if hold.stop {
-            actions.hold = Some(actions::Hold::Stop(v1::StopMachine {}));
+            actions.hold = Some(Hold::Stop);
         }
-        Ok((actions != v1::Actions::default()).then_some(actions))
+        let is_asked = actions != Actions::default();
+        Ok(is_asked.then(|| wire::actions::to_wire(&actions)))
     }
 }
 
@@ -178,9 +184,9 @@ fn with_maxactive(
             "both --maxactive and a number in `{text}`: give one of them"
         ))),
         Kind::Return { maxactive: None } => {
-            let wrong = |message: &str| bad("maxactive", number, &pointing_at(0, message));
-            let wanted = syntax::address(number).map_err(|error| wrong(&error.message))?;
-            let Ok(wanted) = u32::try_from(wanted) else {
+            let wrong = |message: &str| bad_option("maxactive", number, &at_the_beginning(message));
+            let wanted = language::address(number).map_err(|error| wrong(&error.message))?;
+            let Ok(wanted) = u32::try_from(wanted.0) else {
                 return Err(wrong("that many calls cannot be followed"));
             };
             definition.kind = Kind::Return {
@@ -194,37 +200,9 @@ fn with_maxactive(
     }
 }
 
-/// What each of `texts` says, if there is nothing wrong with one of them.
-fn all<T>(
-    option: &str,
-    texts: &[String],
-    read: impl Fn(&str) -> Result<T, ParseError>,
-) -> Result<Vec<T>, WrongUsage> {
-    let read = |text: &String| read(text).map_err(|error| bad(option, text, &error));
-    texts.iter().map(read).collect()
-}
-
-fn one<T>(
-    option: &str,
-    text: Option<&str>,
-    read: impl Fn(&str) -> Result<T, ParseError>,
-) -> Result<Option<T>, WrongUsage> {
-    let read = |text: &str| read(text).map_err(|error| bad(option, text, &error));
-    text.map(read).transpose()
-}
-
-/// What is wrong with `text`, given with `option`.
-pub(crate) fn bad(option: &str, text: &str, error: &ParseError) -> WrongUsage {
-    if text.trim().is_empty() {
-        return WrongUsage(format!("bad --{option}: {error}"));
-    }
-    let picture = error.render(text).replace('\n', "\n  ");
-    WrongUsage(format!("bad --{option}: {error}\n  {picture}"))
-}
-
-fn pointing_at(column: usize, message: &str) -> ParseError {
+fn at_the_beginning(message: &str) -> ParseError {
     ParseError {
-        column,
+        column: 0,
         message: message.to_owned(),
     }
 }
@@ -234,6 +212,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::output;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -254,8 +233,8 @@ mod tests {
     }
 
     fn told(words: &[&str]) -> String {
-        let actions = spec(words).unwrap().actions.unwrap_or_default();
-        syntax::actions_text(&actions).join(" ")
+        let asked = spec(words).unwrap();
+        output::asked::actions(asked.actions.as_ref()).join(" ")
     }
 
     #[test]

@@ -11,7 +11,6 @@ mod console;
 mod decide;
 mod definition;
 mod doctor;
-mod errno;
 mod failure;
 mod follow;
 mod guest;
@@ -25,9 +24,9 @@ mod serve;
 mod signals;
 mod size;
 mod syms;
-mod syntax;
 mod terminal;
 mod trace;
+mod typed;
 mod unpack;
 mod vm;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hvprobe_proto::v1::{self, item};
 
-use crate::syntax;
+use super::asked;
 
 /// Bytes of a word of the stack.
 const WORD: usize = 8;
@@ -31,7 +31,7 @@ impl Captures {
         let items = actions.capture.iter().chain(&actions.capture_at_return);
         Self(
             items
-                .map(|item| (len(item), syntax::item_name(item)))
+                .map(|item| (len(item), asked::item_name(item)))
                 .collect(),
         )
     }

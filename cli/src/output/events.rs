@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
 use hvprobe_proto::v1::{self, EventKind};
+use hvprobe_spec::errno;
+use hvprobe_spec::language::text::hex;
 
 use super::captured::Captures;
 use super::harmless;
-use crate::errno;
-use crate::syntax::hex;
 
 /// How many registers are shown of a probe that shows all: the first arguments.
 const ARGUMENTS: usize = 3;

@@ -7,14 +7,14 @@
 use std::io;
 
 use hvprobe_proto::v1;
+use hvprobe_spec::errno;
+use hvprobe_spec::language::text::hex;
 use serde::{Serialize, Serializer};
 
-use super::captured;
 use super::events::Label;
 use super::harmless;
 use super::summary::Row;
-use crate::budget;
-use crate::syntax::{actions_text, hex};
+use super::{asked, captured};
 
 /// A 64-bit value that is shown in hexadecimal.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ impl From<v1::Call> for Call {
             entry_tsc: Hex(call.entry_tsc),
             duration_ns: told(call.duration_ns),
             value: Hex(call.value),
-            error: crate::errno::returned(call.value),
+            error: errno::returned(call.value),
             entry: call.entry.unwrap_or_default().into(),
         }
     }
@@ -396,8 +396,8 @@ impl From<&v1::Probe> for Probe {
             errors: probe.errors,
             throttled: probe.throttled,
             turned_off: probe.turned_off,
-            budget: probe.budget.as_ref().map(budget::text).unwrap_or_default(),
-            actions: actions_text(&probe.actions.clone().unwrap_or_default()),
+            budget: asked::budget(probe.budget.as_ref()),
+            actions: asked::actions(probe.actions.as_ref()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! reader goes away: a closed standard output is an error the caller ends on, a closed standard
 //! error is nobody to tell.
 
+pub(crate) mod asked;
 pub(crate) mod captured;
 pub(crate) mod events;
 pub(crate) mod json;

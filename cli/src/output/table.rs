@@ -4,9 +4,8 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hvprobe_proto::v1;
 
-use super::harmless;
-use crate::syntax::actions_text;
-use crate::{budget, size};
+use super::{asked, harmless};
+use crate::size;
 
 /// A column: its heading, and whether numbers stand in it.
 pub(crate) type Column = (&'static str, bool);
@@ -101,8 +100,8 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
     let actions: Vec<String> = probes
         .iter()
         .map(|probe| {
-            let mut words = actions_text(&probe.actions.clone().unwrap_or_default());
-            words.extend(probe.budget.iter().flat_map(budget::text));
+            let mut words = asked::actions(probe.actions.as_ref());
+            words.extend(asked::budget(probe.budget.as_ref()));
             words.join(" ")
         })
         .collect();

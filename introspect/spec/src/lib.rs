@@ -6,8 +6,10 @@
 mod actions;
 mod budget;
 pub mod definition;
+pub mod errno;
 mod error;
 mod id;
+pub mod language;
 mod limits;
 mod mechanism;
 mod number;

@@ -10,7 +10,7 @@ mod listen;
 mod server;
 mod services;
 mod status;
-mod wire;
+pub mod wire;
 
 pub use hvprobe_machine::Kernel;
 pub use listen::socket::{ListenError, Listener};

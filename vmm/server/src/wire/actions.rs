@@ -46,16 +46,26 @@ const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
 
 /// Why a message means nothing to the engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Meaningless {
+pub enum Meaningless {
     /// Something has to be there.
     #[error("{0} is missing")]
     Missing(&'static str),
     /// An enumeration has no such value.
     #[error("{number} is no {what}")]
-    Unknown { what: &'static str, number: i32 },
+    Unknown {
+        /// Of what.
+        what: &'static str,
+        /// The value.
+        number: i32,
+    },
     /// A number that the engine cannot count to.
     #[error("{what} of {number} is too large")]
-    TooLarge { what: &'static str, number: u32 },
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// The number.
+        number: u32,
+    },
 }
 
 /// The mechanism wished for.
@@ -74,7 +84,10 @@ pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
 }
 
 /// What is to happen at a hit.
-pub(crate) fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
+///
+/// # Errors
+/// What means nothing to the engine.
+pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
     use v1::actions::{Hold as WireHold, Then as WireThen};
     Ok(Actions {
         when: all(wire.when, condition)?,
@@ -104,7 +117,10 @@ pub(crate) fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
 }
 
 /// What a client decided.
-pub(crate) fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
+///
+/// # Errors
+/// What means nothing to the engine.
+pub fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
     Ok(Decision {
         changes: all(wire.changes, change)?,
         then: match wire.then {
@@ -154,7 +170,11 @@ fn condition(wire: v1::Condition) -> Result<Condition, Meaningless> {
     })
 }
 
-fn item(wire: v1::Item) -> Result<Item, Meaningless> {
+/// What is to be read at a hit.
+///
+/// # Errors
+/// What means nothing to the engine.
+pub fn item(wire: v1::Item) -> Result<Item, Meaningless> {
     let short =
         |what, number| u16::try_from(number).map_err(|_| Meaningless::TooLarge { what, number });
     match wire.what {
@@ -183,8 +203,9 @@ fn change(wire: v1::Change) -> Result<Change, Meaningless> {
     }
 }
 
-/// What happens at a hit, for clients.
-pub(crate) fn to_wire(actions: &Actions) -> v1::Actions {
+/// What happens at a hit, as it is sent.
+#[must_use]
+pub fn to_wire(actions: &Actions) -> v1::Actions {
     use v1::actions::{Hold as WireHold, Then as WireThen};
     v1::Actions {
         when: actions.when.iter().map(wire_condition).collect(),
@@ -210,13 +231,15 @@ pub(crate) fn to_wire(actions: &Actions) -> v1::Actions {
             Some(Hold::Stop) => Some(WireHold::Stop(v1::StopMachine {})),
             Some(Hold::Ask { deadline, default }) => Some(WireHold::Ask(v1::Ask {
                 deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX),
-                fallback: Some(wire_decision(default)),
+                fallback: Some(decision_to_wire(default)),
             })),
         },
     }
 }
 
-fn wire_decision(decision: &Decision) -> v1::Decision {
+/// What is decided, as it is sent.
+#[must_use]
+pub fn decision_to_wire(decision: &Decision) -> v1::Decision {
     v1::Decision {
         changes: decision.changes.iter().map(wire_change).collect(),
         then: match decision.then {

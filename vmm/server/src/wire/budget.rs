@@ -7,7 +7,10 @@ use hvprobe_spec::{Budget, Excess};
 use super::actions::Meaningless;
 
 /// The budget asked for. Its limits are checked by the engine.
-pub(crate) fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
+///
+/// # Errors
+/// What means nothing to the engine.
+pub fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
     let max_share = match u8::try_from(wire.max_cpu_percent) {
         Ok(0) => None,
         Ok(percent) => Some(percent),
@@ -34,8 +37,9 @@ pub(crate) fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
     })
 }
 
-/// A budget, for clients.
-pub(crate) fn to_wire(budget: &Budget) -> v1::Budget {
+/// A budget, as it is sent.
+#[must_use]
+pub fn to_wire(budget: &Budget) -> v1::Budget {
     v1::Budget {
         max_rate: budget.max_rate.unwrap_or_default(),
         max_cpu_percent: budget.max_share.unwrap_or_default().into(),

@@ -1,8 +1,10 @@
 //! From the terms of the wire to those of the engine and the machine, and back.
+//!
+//! What a user asks for has the same two forms at both ends, so clients use this as well.
 
-pub(crate) mod actions;
+pub mod actions;
 pub(crate) mod anchor;
-pub(crate) mod budget;
+pub mod budget;
 pub(crate) mod convert;
 pub(crate) mod event;
 pub(crate) mod registration;

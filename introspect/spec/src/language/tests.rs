@@ -1,9 +1,16 @@
 //! What is read, what is refused, and where the caret goes.
 
+use std::time::Duration;
+
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
+use hvprobe_arch::Gva;
+use hvprobe_arch::regs::{Gpr, RegisterSet};
+
 use super::*;
+use crate::parse_error::ParseError;
+use crate::{Actions, Change, Comparison, Condition, Decision, Hold, Item, Then};
 
 fn check<T: std::fmt::Debug>(
     read: impl Fn(&str) -> Result<T, ParseError>,
@@ -14,35 +21,22 @@ fn check<T: std::fmt::Debug>(
     expected.assert_eq(&format!("{}\n{error}", error.render(text)));
 }
 
-fn memory(base: Register, offset: i64, length: u32) -> Capture {
-    Capture::Item(v1::Item {
-        what: Some(item::What::Memory(v1::MemoryItem {
-            base: base.into(),
-            offset,
-            length,
-        })),
-    })
+fn memory(base: Gpr, offset: i64, len: u16) -> Capture {
+    Capture::Item(Item::Memory { base, offset, len })
 }
 
 #[test]
 fn captures_are_registers_memory_and_stack_words() {
-    assert_eq!(capture("%di"), Ok(Capture::Register(Register::Rdi)));
-    assert_eq!(capture(" %rdi "), Ok(Capture::Register(Register::Rdi)));
-    assert_eq!(capture("%r8"), Ok(Capture::Register(Register::R8)));
-    assert_eq!(capture("+0(%sp)"), Ok(memory(Register::Rsp, 0, 8)));
-    assert_eq!(
-        capture("-0x10(%bp):248"),
-        Ok(memory(Register::Rbp, -16, 248))
-    );
+    assert_eq!(capture("%di"), Ok(Capture::Register(Gpr::Rdi)));
+    assert_eq!(capture(" %rdi "), Ok(Capture::Register(Gpr::Rdi)));
+    assert_eq!(capture("%r8"), Ok(Capture::Register(Gpr::R8)));
+    assert_eq!(capture("+0(%sp)"), Ok(memory(Gpr::Rsp, 0, 8)));
+    assert_eq!(capture("-0x10(%bp):248"), Ok(memory(Gpr::Rbp, -16, 248)));
     assert_eq!(
         capture("-0x8000000000000000(%ax):1"),
-        Ok(memory(Register::Rax, i64::MIN, 1))
+        Ok(memory(Gpr::Rax, i64::MIN, 1))
     );
-    let stack = item::What::Stack(3);
-    assert_eq!(
-        capture("$stack3"),
-        Ok(Capture::Item(v1::Item { what: Some(stack) }))
-    );
+    assert_eq!(capture("$stack3"), Ok(Capture::Item(Item::Stack(3))));
 }
 
 #[test]
@@ -273,8 +267,8 @@ fn values_are_numbers_or_negative_errors() {
 
 #[test]
 fn changes_have_the_width_they_are_given() {
-    let bytes = |text: &str| match change(text).map(|change| change.what) {
-        Ok(Some(change::What::Memory(write))) => write.data,
+    let bytes = |text: &str| match change(text) {
+        Ok(Change::Memory { bytes, .. }) => bytes.to_vec(),
         other => panic!("{text}: {other:?}"),
     };
     assert_eq!(bytes("+8(%di)=hex:0011aaBB"), [0, 0x11, 0xaa, 0xbb]);
@@ -282,14 +276,8 @@ fn changes_have_the_width_they_are_given() {
     assert_eq!(bytes("@0xffffffff81000000=u8:-1"), [0xff]);
     assert_eq!(bytes("+0(%di)=u32:-EPERM"), [0xff; 4]);
     assert_eq!(bytes("+0(%di)=u64:-EPERM"), [0xff; 8]);
-    let set = v1::SetRegister {
-        register: Register::Rax.into(),
-        value: 16,
-    };
-    assert_eq!(
-        change("%ax=0x10").map(|change| change.what),
-        Ok(Some(change::What::Register(set)))
-    );
+    let (register, value) = (Gpr::Rax, 16);
+    assert_eq!(change("%ax=0x10"), Ok(Change::Register { register, value }));
     check(
         change,
         "%ax",
@@ -368,7 +356,7 @@ fn changes_have_the_width_they_are_given() {
 
 #[test]
 fn conditions_compare_a_register_with_a_value() {
-    let read = |text: &str| condition(text).map(|c| (c.comparison(), c.value));
+    let read = |text: &str| condition(text).map(|c| (c.comparison, c.value));
     assert_eq!(read("%di==0x10"), Ok((Comparison::Equal, 16)));
     assert_eq!(read("%di <= 5"), Ok((Comparison::LessOrEqual, 5)));
     assert_eq!(read("%di<5"), Ok((Comparison::Less, 5)));
@@ -404,16 +392,20 @@ fn conditions_compare_a_register_with_a_value() {
 fn decisions_are_lists_and_asking_has_a_limit() {
     let read = decision("%ax=1, return=-EIO").unwrap();
     assert_eq!(read.changes.len(), 1);
-    assert_eq!(
-        read.then,
-        Some(v1::decision::Then::ReturnValue(5_u64.wrapping_neg()))
-    );
-    assert_eq!(decision("proceed"), Ok(v1::Decision::default()));
-    let asked = ask("2s,jump=0x1000").unwrap();
-    assert_eq!(asked.deadline_ms, 2000);
-    let then = Some(v1::decision::Then::Jump(0x1000));
-    assert_eq!(asked.fallback.unwrap().then, then);
-    assert_eq!(ask("500ms").map(|ask| ask.fallback), Ok(None));
+    assert_eq!(read.then, Then::Return(5_u64.wrapping_neg()));
+    assert_eq!(decision("proceed"), Ok(Decision::default()));
+    let asked = |ms, then| {
+        Ok(Hold::Ask {
+            deadline: Duration::from_millis(ms),
+            default: Decision {
+                then,
+                ..Decision::default()
+            },
+        })
+    };
+    let jump = Then::Jump(Gva(0x1000));
+    assert_eq!(ask("2s,jump=0x1000"), asked(2000, jump));
+    assert_eq!(ask("500ms"), asked(500, Then::Proceed));
     check(
         decision,
         "",
@@ -490,25 +482,23 @@ fn decisions_are_lists_and_asking_has_a_limit() {
 
 #[test]
 fn actions_are_told_as_the_options_that_ask_for_them() {
-    let actions = v1::Actions {
+    let actions = Actions {
         when: vec![condition("%di==0x10").unwrap()],
-        registers: Some(v1::RegisterSet {
-            registers: vec![Register::Rdi.into()],
-        }),
+        registers: RegisterSet::from_iter([Gpr::Rdi, Gpr::R9, Gpr::Rbx]),
         changes: vec![change("%ax=-ENOMEM").unwrap()],
-        then: Some(v1::actions::Then::ReturnValue(0)),
+        then: Then::Return(0),
         post: true,
-        hold: Some(v1::actions::Hold::Ask(ask("1500ms,proceed").unwrap())),
+        hold: Some(ask("1500ms,proceed").unwrap()),
         ..Default::default()
     };
     assert_eq!(
-        actions_text(&actions).join(" "),
-        "when=%di==0x10 capture=%di set=%ax=-ENOMEM return=0x0 ask=1500ms,proceed post"
+        text::actions(&actions).join(" "),
+        "when=%di==0x10 capture=%bx capture=%di capture=%r9 set=%ax=-ENOMEM return=0x0 ask=1500ms,proceed post"
     );
 }
 
-fn any_register() -> impl Strategy<Value = Register> {
-    (1..=16).prop_map(|number| Register::try_from(number).unwrap())
+fn any_register() -> impl Strategy<Value = Gpr> {
+    proptest::sample::select(&Gpr::ALL[..])
 }
 
 fn any_value() -> impl Strategy<Value = u64> {
@@ -519,30 +509,34 @@ fn any_value() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn any_change() -> impl Strategy<Value = v1::Change> {
-    let base = prop_oneof![Just(Register::Unspecified), any_register()];
-    let data = proptest::collection::vec(any::<u8>(), 1..249);
+fn any_change() -> impl Strategy<Value = Change> {
+    let bytes = proptest::collection::vec(any::<u8>(), 1..249);
     prop_oneof![
-        (any_register(), any_value()).prop_map(|(register, value)| {
-            let register = register.into();
-            change::What::Register(v1::SetRegister { register, value })
-        }),
-        (base, any::<i64>(), data).prop_map(|(base, offset, data)| {
-            let base = base.into();
-            change::What::Memory(v1::WriteMemory { base, offset, data })
-        }),
+        (any_register(), any_value())
+            .prop_map(|(register, value)| Change::Register { register, value }),
+        (proptest::option::of(any_register()), any::<i64>(), bytes).prop_map(
+            |(base, offset, bytes)| Change::Memory {
+                base,
+                offset,
+                bytes: bytes.into(),
+            }
+        ),
     ]
-    .prop_map(|what| v1::Change { what: Some(what) })
 }
 
-fn any_decision() -> impl Strategy<Value = v1::Decision> {
+fn any_decision() -> impl Strategy<Value = Decision> {
     let then = prop_oneof![
-        Just(None),
-        any_value().prop_map(|value| Some(v1::decision::Then::ReturnValue(value))),
-        any::<u64>().prop_map(|at| Some(v1::decision::Then::Jump(at))),
+        Just(Then::Proceed),
+        any_value().prop_map(Then::Return),
+        any::<u64>().prop_map(|at| Then::Jump(Gva(at))),
     ];
     (proptest::collection::vec(any_change(), 0..4), then)
-        .prop_map(|(changes, then)| v1::Decision { changes, then })
+        .prop_map(|(changes, then)| Decision { changes, then })
+}
+
+fn any_comparison() -> impl Strategy<Value = Comparison> {
+    let signs = text::COMPARISONS.map(|(comparison, _)| comparison);
+    proptest::sample::select(signs.to_vec())
 }
 
 proptest! {
@@ -550,27 +544,27 @@ proptest! {
     fn what_is_printed_is_read_as_the_same(
         base in any_register(),
         offset in any::<i64>(),
-        length in 1..=248_u32,
-        word in 0..=65_535_u32,
+        len in 1..=248_u16,
+        word in any::<u16>(),
         change_ in any_change(),
-        decision_ in any_decision(),
-        comparison in 1..=7_i32,
-        against in any_value(),
-        deadline_ms in 1..=60_000_u32,
+        default in any_decision(),
+        comparison in any_comparison(),
+        value in any_value(),
+        deadline in (1..=60_000_u64).prop_map(Duration::from_millis),
+        max_rate in 1_u32..,
+        max_share in 1..=100_u8,
     ) {
-        for what in [
-            item::What::Memory(v1::MemoryItem { base: base.into(), offset, length }),
-            item::What::Stack(word),
-        ] {
-            let item = v1::Item { what: Some(what) };
-            prop_assert_eq!(capture(&text::captured(&item)), Ok(Capture::Item(item)));
+        for item in [Item::Memory { base, offset, len }, Item::Stack(word)] {
+            prop_assert_eq!(capture(&text::item(&item)), Ok(Capture::Item(item)));
         }
-        prop_assert_eq!(change(&text::changed(&change_)), Ok(change_));
-        prop_assert_eq!(decision(&decision_text(&decision_)), Ok(decision_.clone()));
-        let question = v1::Ask { deadline_ms, fallback: Some(decision_) };
-        prop_assert_eq!(ask(&text::ask(&question)), Ok(question));
-        let when = v1::Condition { register: base.into(), comparison, value: against };
+        prop_assert_eq!(change(&text::change(&change_)), Ok(change_));
+        prop_assert_eq!(decision(&text::decision(&default)), Ok(default.clone()));
+        let question = text::ask(deadline, &default);
+        prop_assert_eq!(ask(&question), Ok(Hold::Ask { deadline, default }));
+        let when = Condition { register: base, comparison, value };
         prop_assert_eq!(condition(&text::condition(&when)), Ok(when));
+        prop_assert_eq!(rate(&format!("{max_rate}/s")), Ok(max_rate));
+        prop_assert_eq!(share(&format!("{max_share}%")), Ok(max_share));
     }
 
     #[test]
@@ -585,6 +579,8 @@ proptest! {
             ask(&text).err(),
             value(&text).err(),
             address(&text).err(),
+            rate(&text).err(),
+            share(&text).err(),
         ];
         for error in errors.into_iter().flatten() {
             prop_assert!(error.column <= text.chars().count());

@@ -18,7 +18,8 @@ const NAMES: &str = "\
     EKEYREJECTED EOWNERDEAD ENOTRECOVERABLE ERFKILL EHWPOISON";
 
 /// The number of the error called `name`.
-pub(crate) fn number(name: &str) -> Option<u32> {
+#[must_use]
+pub fn number(name: &str) -> Option<u32> {
     (1..)
         .zip(NAMES.split_ascii_whitespace())
         .find(|(_, known)| *known == name && name != "-")
@@ -26,7 +27,8 @@ pub(crate) fn number(name: &str) -> Option<u32> {
 }
 
 /// The name of the error that a function returns as `value`, if it may be one.
-pub(crate) fn name(value: u64) -> Option<&'static str> {
+#[must_use]
+pub fn name(value: u64) -> Option<&'static str> {
     let number = usize::try_from(value.wrapping_neg()).ok()?;
     let name = NAMES.split_ascii_whitespace().nth(number.checked_sub(1)?)?;
     (name != "-").then_some(name)
@@ -34,7 +36,8 @@ pub(crate) fn name(value: u64) -> Option<&'static str> {
 
 /// The name of the error that a function may have returned, as a `long` or as an `int`, whose upper
 /// half is no part of it and is zero where the compiler negated a constant.
-pub(crate) fn returned(value: u64) -> Option<&'static str> {
+#[must_use]
+pub fn returned(value: u64) -> Option<&'static str> {
     let int = u32::try_from(value).map(|value| i64::from(value.cast_signed()).cast_unsigned());
     name(value).or_else(|| name(int.ok()?))
 }

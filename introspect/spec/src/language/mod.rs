@@ -1,0 +1,35 @@
+//! What probes do at their hits and what that may cost, as a user writes it.
+//!
+//! ```text
+//! capture   = register | memory [":" LENGTH] | "$stack" N
+//! change    = register "=" value | place "=" bytes
+//! condition = register ("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") value
+//! decision  = part {"," part}
+//! part      = "proceed" | "return=" value | "jump=" ADDRESS | change
+//! ask       = TIME ("ms" | "s") ["," decision]
+//! rate      = HITS ["/s"]
+//! share     = PERCENT ["%"]
+//!
+//! register  = "%" NAME                       %di or %rdi, %r8
+//! memory    = ("+" | "-") OFFSET "(" register ")"
+//! place     = memory | "@" ADDRESS
+//! value     = ["-"] number | "-" ERROR       -5, 0x10, -ENOMEM
+//! bytes     = "hex:" DIGITS | ("u8:" | "u16:" | "u32:" | "u64:") value
+//! ```
+//! Numbers are decimal, or hexadecimal after `0x`. Blanks may stand around everything, not inside
+//! of it. Registers and memory look as they do among the fetch arguments of the kernel's
+//! `kprobe_events`. What is kept true: what [`text`] prints is read as the same again, and an error
+//! points at the character it is about.
+//!
+//! The line that says where a probe goes is a [`definition`](crate::definition).
+
+mod budget;
+mod cursor;
+mod read;
+pub mod text;
+
+#[cfg(test)]
+mod tests;
+
+pub use budget::{rate, share};
+pub use read::{Capture, address, ask, capture, change, condition, decision, value};

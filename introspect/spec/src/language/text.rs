@@ -1,0 +1,212 @@
+//! What probes do, written as it is read.
+
+use std::time::Duration;
+
+use hvprobe_arch::regs::Gpr;
+
+use crate::actions::{
+    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
+};
+use crate::budget::{Budget, Excess};
+use crate::errno;
+
+/// The general registers with their long names, in the order in which they are shown.
+pub(super) const REGISTERS: [(Gpr, &str); 16] = [
+    (Gpr::Rax, "rax"),
+    (Gpr::Rbx, "rbx"),
+    (Gpr::Rcx, "rcx"),
+    (Gpr::Rdx, "rdx"),
+    (Gpr::Rsi, "rsi"),
+    (Gpr::Rdi, "rdi"),
+    (Gpr::Rsp, "rsp"),
+    (Gpr::Rbp, "rbp"),
+    (Gpr::R8, "r8"),
+    (Gpr::R9, "r9"),
+    (Gpr::R10, "r10"),
+    (Gpr::R11, "r11"),
+    (Gpr::R12, "r12"),
+    (Gpr::R13, "r13"),
+    (Gpr::R14, "r14"),
+    (Gpr::R15, "r15"),
+];
+
+/// Comparisons with their signs; a sign that begins another one stands before it.
+pub(super) const COMPARISONS: [(Comparison, &str); 7] = [
+    (Comparison::Equal, "=="),
+    (Comparison::NotEqual, "!="),
+    (Comparison::Less, "<"),
+    (Comparison::LessOrEqual, "<="),
+    (Comparison::Greater, ">"),
+    (Comparison::GreaterOrEqual, ">="),
+    (Comparison::AnyBit, "&"),
+];
+
+/// `ax` of `rax`, `r8` of `r8`.
+pub(super) fn short_name(long: &str) -> &str {
+    match long.strip_prefix('r') {
+        Some(short) if !short.starts_with(|c: char| c.is_ascii_digit()) => short,
+        _ => long,
+    }
+}
+
+/// `%ax`, `%r8`.
+fn register(wanted: Gpr) -> String {
+    let found = REGISTERS.iter().find(|(register, _)| *register == wanted);
+    format!("%{}", found.map_or("?", |(_, long)| short_name(long)))
+}
+
+/// As it is easiest to recognise: `-ENOMEM` for what may be an error, else hexadecimal.
+fn value(value: u64) -> String {
+    match errno::name(value) {
+        Some(name) => format!("-{name}"),
+        None => format!("{value:#x}"),
+    }
+}
+
+/// What `item` reads and how much of it: `+16(%di):4`, `$stack3`.
+#[must_use]
+pub fn item(item: &Item) -> String {
+    let name = item_name(item);
+    match item {
+        Item::Memory { len, .. } => format!("{name}:{len}"),
+        Item::Stack(_) => name,
+    }
+}
+
+/// What `item` reads: `+16(%di)`, `$stack3`.
+#[must_use]
+pub fn item_name(item: &Item) -> String {
+    match item {
+        Item::Memory { base, offset, .. } => format!("{offset:+}({})", register(*base)),
+        Item::Stack(word) => format!("$stack{word}"),
+    }
+}
+
+/// A change: `%ax=0x10`, `+8(%di)=hex:05000000`.
+#[must_use]
+pub fn change(change: &Change) -> String {
+    match change {
+        Change::Register {
+            register: set,
+            value: to,
+        } => format!("{}={}", register(*set), value(*to)),
+        Change::Memory {
+            base: Some(base),
+            offset,
+            bytes,
+        } => format!("{offset:+}({})=hex:{}", register(*base), hex(bytes)),
+        Change::Memory {
+            base: None,
+            offset,
+            bytes,
+        } => format!("@{:#x}=hex:{}", offset.cast_unsigned(), hex(bytes)),
+    }
+}
+
+/// A condition: `%di==0x10`.
+#[must_use]
+pub fn condition(condition: &Condition) -> String {
+    let wanted = condition.comparison;
+    let sign = COMPARISONS.iter().find(|(known, _)| *known == wanted);
+    format!(
+        "{}{}{}",
+        register(condition.register),
+        sign.map_or("?", |(_, sign)| sign),
+        value(condition.value)
+    )
+}
+
+/// A decision: `proceed`, `return=-ENOMEM`, `%ax=0x1,jump=0x1000`.
+#[must_use]
+pub fn decision(decision: &Decision) -> String {
+    let mut parts: Vec<_> = decision.changes.iter().map(change).collect();
+    match decision.then {
+        Then::Return(returned) => parts.push(format!("return={}", value(returned))),
+        Then::Jump(at) => parts.push(format!("jump={:#x}", at.0)),
+        Then::Proceed if parts.is_empty() => parts.push("proceed".to_owned()),
+        Then::Proceed => {}
+    }
+    parts.join(",")
+}
+
+/// For how long to ask, and the default: `5s,return=-EIO`.
+#[must_use]
+pub fn ask(deadline: Duration, default: &Decision) -> String {
+    let time = match deadline.as_millis() {
+        ms if ms > 0 && ms % 1000 == 0 => format!("{}s", ms / 1000),
+        ms => format!("{ms}ms"),
+    };
+    format!("{time},{}", decision(default))
+}
+
+/// What happens at a hit, as the options that ask for it: `capture=+16(%di):32`, `post`.
+#[must_use]
+pub fn actions(actions: &Actions) -> Vec<String> {
+    let mut options = Vec::new();
+    let mut add = |name: &str, text: String| options.push(format!("{name}={text}"));
+    for when in &actions.when {
+        add("when", condition(when));
+    }
+    if actions.registers != RegisterSet::default() {
+        for (shown, _) in REGISTERS {
+            if actions.registers.contains(shown) {
+                add("capture", register(shown));
+            }
+        }
+    }
+    for captured in &actions.capture {
+        add("capture", item(captured));
+    }
+    for captured in &actions.capture_at_return {
+        add("capture-return", item(captured));
+    }
+    for changed in &actions.changes {
+        add("set", change(changed));
+    }
+    match actions.then {
+        Then::Return(returned) => add("return", value(returned)),
+        Then::Jump(at) => add("jump", format!("{:#x}", at.0)),
+        Then::Proceed => {}
+    }
+    if let Some(Hold::Ask { deadline, default }) = &actions.hold {
+        add("ask", ask(*deadline, default));
+    }
+    let flags = [
+        (actions.post, "post"),
+        (actions.faults, "faults"),
+        (actions.hold == Some(Hold::Stop), "stop"),
+    ];
+    options.extend(
+        flags
+            .iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, name)| (*name).to_owned()),
+    );
+    options
+}
+
+/// A budget, as the options that ask for it: `max-rate=100/s`, `throttle=sample`.
+#[must_use]
+pub fn budget(budget: &Budget) -> Vec<String> {
+    let mut options = Vec::new();
+    if let Some(rate) = budget.max_rate {
+        options.push(format!("max-rate={rate}/s"));
+    }
+    if let Some(share) = budget.max_share {
+        options.push(format!("max-cpu={share}%"));
+    }
+    options.push(
+        match budget.excess {
+            Excess::Sample => "throttle=sample",
+            Excess::Disable => "throttle=disable",
+        }
+        .to_owned(),
+    );
+    options
+}
+
+/// Two digits for each byte.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
