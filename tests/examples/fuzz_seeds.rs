@@ -82,6 +82,15 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("definition", name, text.into());
     }
     for (name, text) in [
+        ("capture", "+0x10(%di):32"),
+        ("change", "@0xffffffff81000000 = u32:-ENOMEM"),
+        ("condition", "%r8 >= -1"),
+        ("decision", "%ax=1, +8(%si)=hex:00ff, return=-EIO"),
+        ("ask", "1500ms,jump=0x1000"),
+    ] {
+        add("language", name, text.into());
+    }
+    for (name, text) in [
         ("star", "vfs_*\0vfs_open"),
         ("class", "[!a-u]fs_rea?\0"),
         ("either", "{vfs,__x64_sys}_{read,write}"),

@@ -1,5 +1,6 @@
 //! Probe definitions as a user types them.
 
+use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::parse;
 
 /// A definition that parses prints as one that parses to the same; one that does not says where it
@@ -13,17 +14,22 @@ pub fn definition(data: &[u8]) -> bool {
             true
         }
         Err(error) => {
-            let picture = error.render(&text);
-            assert!(error.column <= text.chars().count(), "{error:?}");
-            assert!(!error.message.is_empty());
-            assert!(
-                picture
-                    .chars()
-                    .all(|c| matches!(c, '\n' | '\t') || !c.is_control()),
-                "{picture:?}"
-            );
-            assert_eq!(picture.matches('\n').count(), 1, "{picture:?}");
+            assert_shown(&text, &error);
             false
         }
     }
+}
+
+/// An error says something, where in `text` it is, and can be shown on a terminal.
+pub(super) fn assert_shown(text: &str, error: &ParseError) {
+    let picture = error.render(text);
+    assert!(error.column <= text.chars().count(), "{error:?}");
+    assert!(!error.message.is_empty());
+    assert!(
+        picture
+            .chars()
+            .all(|c| matches!(c, '\n' | '\t') || !c.is_control()),
+        "{picture:?}"
+    );
+    assert_eq!(picture.matches('\n').count(), 1, "{picture:?}");
 }

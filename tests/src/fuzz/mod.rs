@@ -11,6 +11,7 @@ mod detour;
 mod image;
 mod input;
 mod insn;
+mod language;
 mod loader;
 mod memory;
 mod paging;
@@ -20,6 +21,7 @@ pub use definition::definition;
 pub use detour::{detour, record};
 pub use image::{btf, image, kallsyms, tables};
 pub use insn::{boundary, gate, insn};
+pub use language::language;
 pub use loader::{bzimage, bzimage_around, payload};
 pub use paging::{hidden, walk};
 pub use symbols::pattern;
@@ -35,7 +37,7 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
@@ -46,6 +48,7 @@ pub const TARGETS: [Target; 15] = [
     target("image", image),
     target("insn", insn),
     target("kallsyms", kallsyms),
+    target("language", language),
     target("pattern", pattern),
     target("payload", payload),
     target("record", record),
