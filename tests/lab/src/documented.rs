@@ -1,7 +1,7 @@
-//! What documents show of programs: commands, options, and the headings of tables. Tests hold them
-//! against the programs.
+//! What documents show of programs and of the repository: commands, options, the headings of tables,
+//! paths and links. Tests hold them against the programs and the tree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -135,6 +135,85 @@ pub fn options(document: &str, heading: &str) -> Vec<String> {
     options.map(str::to_owned).collect()
 }
 
+/// How the names of files end that sentences name.
+const ENDINGS: [&str; 7] = [".rs", ".md", ".toml", ".proto", ".py", ".txt", ".config"];
+
+/// Something that a document names, and its line, from one.
+pub type Named<'a> = (usize, &'a str);
+
+/// What looks like a file or folder of the repository in sentences, where `top` are the folders at its
+/// top: what ends like a file, or with a slash, or begins with one of these folders.
+#[must_use]
+pub fn paths<'a>(document: &'a str, top: &[String]) -> Vec<Named<'a>> {
+    let is_path = |span: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./".contains(&byte);
+        let ends = |ending: &&str| span.len() > ending.len() && span.ends_with(*ending);
+        let from_top = |(first, _): (&str, &str)| top.iter().any(|folder| folder == first);
+        span.bytes().all(plain)
+            && !span.starts_with('/')
+            && (ENDINGS.iter().any(ends)
+                || ends(&"/")
+                || span.split_once('/').is_some_and(from_top))
+    };
+    let sentences = lines(document).filter(|(_, _, code)| !code);
+    sentences
+        .flat_map(|(number, line, _)| spans(line).map(move |span| (number, span)))
+        .filter(|(_, span)| is_path(span))
+        .collect()
+}
+
+/// Where the links of a document lead, apart from those to other sites.
+#[must_use]
+pub fn links(document: &str) -> Vec<Named<'_>> {
+    let sentences = lines(document).filter(|(_, _, code)| !code);
+    let links = sentences.flat_map(|(number, line, _)| {
+        let rests = line.split("](").skip(1);
+        rests.filter_map(move |rest| Some((number, rest.split_once(')')?.0)))
+    });
+    links.filter(|(_, link)| !link.contains("://")).collect()
+}
+
+/// The anchors of a document's headings.
+#[must_use]
+pub fn anchors(document: &str) -> Vec<String> {
+    let headings = lines(document).filter(|(_, line, code)| !code && level(line) > 0);
+    let anchor = |heading: &str| {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+        words
+            .chars()
+            .filter(kept)
+            .collect::<String>()
+            .replace(' ', "-")
+    };
+    headings.map(|(_, line, _)| anchor(line)).collect()
+}
+
+/// Every file and folder of the repository, from its root, apart from what is built.
+///
+/// # Errors
+///
+/// If a folder cannot be read.
+pub fn tree() -> io::Result<BTreeSet<String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (mut found, mut folders) = (BTreeSet::new(), vec![String::new()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root.join(&folder))? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if matches!(name.as_str(), ".git" | "target") {
+                continue;
+            }
+            let path = format!("{folder}{name}");
+            if entry.file_type()?.is_dir() {
+                folders.push(format!("{path}/"));
+            }
+            found.insert(path);
+        }
+    }
+    Ok(found)
+}
+
 /// The heading that a line is, if it is one of a table as the benches print them: it begins with a gap
 /// above the names of the rows, and none of its words is a number.
 #[must_use]
@@ -222,6 +301,24 @@ row               1         2
         assert_eq!(options(DOCUMENT, "## Three"), ["other"]);
         assert_eq!(options(DOCUMENT, "# One").len(), 4);
         assert!(options(DOCUMENT, "## Four").is_empty());
+    }
+
+    #[test]
+    fn paths_and_links_are_found_in_sentences() {
+        let document = "\
+# A, b's `c`
+`cli/src` and `main.rs`, but `a.rs b`, `target/x`, `/dev/kvm`, `$x.rs`, `.rs` and `h::y.rs`.
+See [`probe/`](docs/x.md#a-bs-c), [y](#z) and [z](https://z.org/y.md).
+```
+`no.rs` [n](no.md)
+```
+";
+        assert_eq!(
+            paths(document, &["cli".to_owned()]),
+            [(2, "cli/src"), (2, "main.rs"), (3, "probe/")]
+        );
+        assert_eq!(links(document), [(3, "docs/x.md#a-bs-c"), (3, "#z")]);
+        assert_eq!(anchors(document), ["a-bs-c"]);
     }
 
     #[test]

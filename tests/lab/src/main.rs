@@ -208,4 +208,55 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn documented_paths_exist() {
+        let tree = documented::tree().unwrap();
+        let top: Vec<String> = tree
+            .iter()
+            .filter(|path| !path.contains('/'))
+            .cloned()
+            .collect();
+        let exists = |path: &str| {
+            let path = path.trim_end_matches('/');
+            let first = path.split('/').next().unwrap_or(path);
+            // From the root, or else the end of a path, as what stands before it in the sentence says.
+            let is_whole = path.contains('/') && top.iter().any(|name| name == first);
+            let ending = format!("/{path}");
+            tree.contains(path) || !is_whole && tree.iter().any(|known| known.ends_with(&ending))
+        };
+        let (mut seen, mut missing) = (0, Vec::new());
+        for name in documented::PAGES {
+            for (line, path) in documented::paths(&documented::page(name).unwrap(), &top) {
+                seen += 1;
+                if !exists(path) {
+                    missing.push(format!("{name}:{line}: there is no `{path}`"));
+                }
+            }
+        }
+        assert!(missing.is_empty(), "{}", missing.join("\n"));
+        assert!(seen > 50, "only {seen} paths");
+    }
+
+    #[test]
+    fn documented_links_lead_somewhere() {
+        let mut broken = Vec::new();
+        for name in documented::PAGES {
+            let page = documented::page(name).unwrap();
+            let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
+            for (line, link) in documented::links(&page) {
+                let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+                let to = match file {
+                    "" => page.clone(),
+                    file if folder.is_empty() => documented::page(file).unwrap_or_default(),
+                    file => documented::page(&format!("{folder}/{file}")).unwrap_or_default(),
+                };
+                let anchors = documented::anchors(&to);
+                if to.is_empty() || !anchor.is_empty() && !anchors.iter().any(|it| it == anchor) {
+                    broken.push(format!("{name}:{line}: {link} leads nowhere"));
+                }
+            }
+        }
+        assert!(broken.is_empty(), "{}", broken.join("\n"));
+    }
 }
