@@ -25,6 +25,6 @@ pub use error::{ChangeError, RegisterError};
 pub use info::{ProbeInfo, ProbeState, Throttled};
 pub use refusal::Refused;
 pub use registered::{BATCH_MAX, Refusals, Registered, Skipped};
-pub use registry::Registry;
+pub use registry::{Registry, Told};
 pub use unoptimized::Unoptimized;
 pub use world::{Standing, StopError, WhileStopped, World};

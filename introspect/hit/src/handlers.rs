@@ -13,7 +13,7 @@ use super::context::Scene;
 use super::outcome::Held;
 use super::sample::{Seen, Taken, apply};
 use super::state::{State, Waiting};
-use super::table::{Internal, Member, Role, Site};
+use super::table::{Member, Role, Site};
 use crate::clock::Clock;
 use crate::event::EventKind;
 
@@ -117,32 +117,24 @@ impl State {
             }
             Role::Internal(internal) => internal,
         };
-        let held = match internal {
-            Internal::TaskDead => {
-                if let Some(task) = scene.task() {
-                    self.task_dead(scene, task);
-                }
-                return None;
-            }
-            // The first argument of the function watched.
-            Internal::TaskFreed => {
-                self.task_dead(scene, Gva(regs.rdi));
-                return None;
-            }
-            // The first argument of the function watched: the registers at the fault.
-            Internal::Fault => {
-                self.fault_of_copy(scene, Gva(regs.rdi));
-                return None;
-            }
-            // Both functions watched take the module as their first argument.
-            Internal::Modules => Held::Modules(Gva(regs.rdi)),
-            Internal::Kprobe => Held::Kprobe(Gva(regs.rdi)),
-            Internal::Kexec => Held::Kexec,
-            Internal::FtraceBegins => Held::Ftrace { begins: true },
-            Internal::FtraceEnds => Held::Ftrace { begins: false },
-        };
+        let argument = Gva(regs.rdi);
+        if internal.task_dead
+            && let Some(task) = scene.task()
+        {
+            self.task_dead(scene, task);
+        }
+        if internal.task_freed {
+            self.task_dead(scene, argument);
+        }
+        if internal.fault {
+            self.fault_of_copy(scene, argument);
+        }
+        if !internal.holds() {
+            return None;
+        }
+        let hooks = internal.told;
         self.wait(site, member, taken);
-        Some(held)
+        Some(Held::Engine { hooks, argument })
     }
 
     /// The virtual CPU waits for `member`.

@@ -6,6 +6,7 @@ use hvprobe_arch::Gva;
 use hvprobe_spec::{Decision, ProbeId};
 
 use super::event::Event;
+use super::table::HookSet;
 
 /// What the virtual CPU has to do next. After every outcome it also sees to it that its IDTR is
 /// [`HitHandler::window`](crate::HitHandler::window)'s, or the guest's own.
@@ -45,17 +46,12 @@ pub enum Held {
     Stop(ProbeId),
     /// A client is to be asked for a decision; [`HitHandler::question`](crate::HitHandler::question) has the details.
     Ask(ProbeId),
-    /// The module whose `struct module` is there was loaded, or is about to be unloaded: the
-    /// registry has to look.
-    Modules(Gva),
-    /// The guest is about to register its kprobe whose `struct kprobe` is there.
-    Kprobe(Gva),
-    /// The guest's kernel is about to make way for another.
-    Kexec,
-    /// The guest's ftrace is about to patch text, or has done so.
-    Ftrace {
-        /// Whether it is about to.
-        begins: bool,
+    /// The engine is to be told that the guest has come to where these hooks of its are.
+    Engine {
+        /// The hooks.
+        hooks: HookSet,
+        /// The first argument of the function they are at.
+        argument: Gva,
     },
 }
 

@@ -19,25 +19,30 @@ use crate::calls::{Calls, Found, Pool};
 use crate::record::{NESTED_MAX, Source};
 use crate::region::{Fixtures, KERNEL_WINDOW};
 
-/// What the engine itself wants to know of the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Internal {
+/// What the engine itself wants of a hit, for all of its hooks at one function together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Internal {
     /// The current task is about to run for the last time: its calls in flight are orphans.
-    TaskDead,
-    /// A task that has run for the last time is freed: so are the calls that it made since.
-    TaskFreed,
-    /// A module was loaded, or is about to be unloaded.
-    Modules,
-    /// The guest's ftrace is about to patch text.
-    FtraceBegins,
-    /// The guest's ftrace has patched text.
-    FtraceEnds,
-    /// The guest is about to copy the instruction that a kprobe of its own is at.
-    Kprobe,
-    /// The guest's kernel has faulted.
-    Fault,
-    /// The guest's kernel is about to make way for another.
-    Kexec,
+    pub task_dead: bool,
+    /// A task that has run for the last time, the function's first argument, is freed: so are the calls
+    /// that it made since.
+    pub task_freed: bool,
+    /// The guest's kernel has faulted; the function's first argument leads to the registers.
+    pub fault: bool,
+    /// The hooks whose events the engine is told of while the virtual CPU waits.
+    pub told: HookSet,
+}
+
+/// A set of the engine's hooks, by their numbers in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HookSet(pub u32);
+
+impl HookSet {
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
 }
 
 impl Internal {
@@ -45,15 +50,21 @@ impl Internal {
     /// hit from it.
     pub const ID: ProbeId = ProbeId(0);
 
+    /// What both want.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            task_dead: self.task_dead || other.task_dead,
+            task_freed: self.task_freed || other.task_freed,
+            fault: self.fault || other.fault,
+            told: HookSet(self.told.0 | other.told.0),
+        }
+    }
+
     /// Whether the virtual CPU waits there.
     #[must_use]
     pub fn holds(&self) -> bool {
-        match self {
-            Self::TaskDead | Self::TaskFreed | Self::Fault => false,
-            Self::Modules | Self::Kprobe | Self::FtraceBegins | Self::FtraceEnds | Self::Kexec => {
-                true
-            }
-        }
+        !self.told.is_empty()
     }
 }
 

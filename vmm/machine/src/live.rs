@@ -70,16 +70,6 @@ impl Machine {
 }
 
 impl Machine {
-    /// The guest's kernel is about to make way for another: takes the probes out of it.
-    pub(crate) fn kernel_leaves(&self) {
-        let left = self.registry().kernel_leaves(&Guest(&self.shared));
-        match left {
-            Ok(()) => self.kernel_replaced(),
-            Err(StopError::Ended) => {}
-            Err(error) => warn!(%error, "the guest's kernel is left with its probes in place"),
-        }
-    }
-
     /// Another kernel runs: nothing we know tells how to read it.
     pub(crate) fn kernel_replaced(&self) {
         let before = std::mem::replace(&mut self.life().kernel_replaced, true);

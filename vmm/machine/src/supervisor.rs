@@ -6,6 +6,8 @@
 //! Invariant: whatever happens to it, to a virtual CPU or to the collector, the machine ends, and
 //! whoever waits for its end is told, with the reason.
 
+use hvprobe_hit::table::HookSet;
+use hvprobe_spec::Decision;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -13,9 +15,8 @@ use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_devices::DeviceEvent;
-use hvprobe_engine::StopError;
 use hvprobe_hit::event::Collector;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use crate::config::{EndReason, Ending};
 use crate::guest::Guest;
@@ -102,27 +103,15 @@ impl Machine {
             }
             match notices.recv_timeout(WATCH.saturating_sub(watched.elapsed())) {
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Notice::Kexec { vcpu }) => {
-                    self.kernel_leaves();
-                    self.shared.control.release(vcpu);
-                }
-                Ok(Notice::Ftrace { vcpu, begins }) => {
-                    let patches = self.registry().ftrace_patches(begins, &Guest(&self.shared));
-                    if let Err(error) = patches {
-                        warn!(%error, "probes at function entries stay as they are");
-                    }
-                    self.shared.control.release(vcpu);
-                }
-                Ok(Notice::Kprobe {
+                Ok(Notice::Engine {
                     vcpu,
-                    kprobe,
+                    hooks,
+                    argument,
                     answer,
                 }) => {
-                    let guest = Guest(&self.shared);
-                    let _ = answer.set(self.registry().guest_registers(kprobe, &guest));
+                    let _ = answer.set(self.told(hooks, argument));
                     self.shared.control.release(vcpu);
                 }
-                Ok(Notice::Modules { vcpu, module }) => self.modules_changed(vcpu, module),
                 Ok(Notice::Paused) => self.tell_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {
                     if let Err(report) = self.text_final(vcpu, &sregs) {
@@ -144,14 +133,16 @@ impl Machine {
         first
     }
 
-    /// Sees to the probes of modules and lets the held virtual CPU go on.
-    fn modules_changed(&self, vcpu: usize, module: Gva) {
+    /// Has the engine see to what it is told of; how the guest goes on.
+    fn told(&self, hooks: HookSet, argument: Gva) -> Decision {
         let mut registry = self.registry();
-        match registry.modules_changed(Some(module), &Guest(&self.shared)) {
-            Ok(refused) => self.report_refused(refused),
-            Err(StopError::Ended) => {}
-            Err(error) => warn!(%error, "probes of modules stay as they are"),
+        let told = registry.told(hooks, argument, &Guest(&self.shared));
+        self.report_refused(told.refused);
+        let replaced = registry.is_replaced();
+        drop(registry);
+        if replaced {
+            self.kernel_replaced();
         }
-        self.shared.control.release(vcpu);
+        told.decision
     }
 }

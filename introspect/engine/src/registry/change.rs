@@ -111,10 +111,10 @@ impl Registry {
             }
         }
         self.probes.leave(leaving.iter().copied());
-        self.provide_internal(world.memory());
+        self.provide_hooks(world.memory());
         self.commit(world).map_err(|error| {
             self.probes.stay();
-            self.provide_internal(world.memory());
+            self.provide_hooks(world.memory());
             self.change_error(error, ids)
         })?;
         // What was recorded before their jumps were gone is handed on first.
@@ -176,14 +176,14 @@ impl Registry {
                 probe.spec.disabled = !enabled;
             }
         }
-        self.provide_internal(world.memory());
+        self.provide_hooks(world.memory());
         self.commit(world).map_err(|error| {
             for (id, disabled) in before {
                 if let Some(probe) = self.probes.get_mut(id) {
                     probe.spec.disabled = disabled;
                 }
             }
-            self.provide_internal(world.memory());
+            self.provide_hooks(world.memory());
             self.change_error(error, ids)
         })?;
         self.silence_disabled(world);
@@ -230,10 +230,10 @@ impl Registry {
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn set_optimization(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
         let before = std::mem::replace(&mut self.switches.optimize, on);
-        self.provide_internal(world.memory());
+        self.provide_hooks(world.memory());
         self.commit(world).map_err(|error| {
             self.switches.optimize = before;
-            self.provide_internal(world.memory());
+            self.provide_hooks(world.memory());
             let all: Vec<ProbeId> = self.probes.ids();
             self.change_error(error, &all)
         })

@@ -15,14 +15,13 @@
 //! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
 //! what they are for, and that is logged.
 
-use std::collections::BTreeMap;
-
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_hit::table::Internal;
+use hvprobe_hit::table::{HookSet, Internal};
+use hvprobe_spec::Then::Proceed;
 use hvprobe_spec::definition::{Definition, Kind, Target};
-use hvprobe_spec::{ProbeId, ProbeSpec};
+use hvprobe_spec::{Decision, ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
 use super::commit::CommitError;
@@ -33,86 +32,216 @@ use crate::registry::state::Registry;
 use crate::sites::site::{Place, SiteState};
 use crate::world::{StopError, World};
 
-const TASK_DEAD: &str = "do_task_dead";
-/// What frees a task, its first argument, when nobody refers to it any more (kernel/fork.c): it has been
-/// switched away from for the last time long before.
-const TASK_FREED: &str = "__put_task_struct";
-/// The function that a task enters after [`TASK_DEAD`] and never returns from (kernel/sched/core.c). All
+/// One thing that the engine watches.
+struct Hook {
+    /// The functions at whose entries it is.
+    functions: &'static [&'static str],
+    /// Whether it is needed as probes are now.
+    wanted: fn(&Registry) -> bool,
+    /// What comes of it.
+    then: Then,
+    /// Only the first function has to be there.
+    optional: bool,
+    /// It goes behind the instruction that ftrace patches, so that for its sake nobody needs to know
+    /// what ftrace does.
+    behind_ftrace: bool,
+}
+
+/// What comes of a hook.
+enum Then {
+    /// The virtual CPU does it at the hit.
+    AtOnce(Internal),
+    /// The virtual CPU waits, while the engine does this with the first argument of the function.
+    Told(fn(&mut Registry, Gva, &dyn World) -> Told),
+}
+
+/// What comes of an event that the engine was told of.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// How the guest goes on.
+    pub decision: Decision,
+    /// Probes that turned out to be impossible, and why.
+    pub refused: Vec<(ProbeId, Refused)>,
+}
+
+/// What an engine's hook has the virtual CPU do.
+const NOTHING: Internal = Internal {
+    task_dead: false,
+    task_freed: false,
+    fault: false,
+    told: HookSet(0),
+};
+
+/// A hook that has nothing special.
+const PLAIN: Hook = Hook {
+    functions: &[],
+    wanted: |_| false,
+    then: Then::AtOnce(NOTHING),
+    optional: false,
+    behind_ftrace: false,
+};
+
+/// The function that a task enters after `do_task_dead` and never returns from (kernel/sched/core.c). All
 /// others that it enters there return.
 const LAST_ENTERED: &str = "__schedule";
-const FTRACE_HOOKS: [(&str, Internal); 2] = [
-    ("ftrace_arch_code_modify_prepare", Internal::FtraceBegins),
-    ("ftrace_arch_code_modify_post_process", Internal::FtraceEnds),
-];
-const MODULE_HOOKS: [&str; 2] = ["do_init_module", "free_module"];
-/// What the kernel calls for a fault of its own, before it complains of one, with the registers at the
-/// fault as its first argument: to look for an entry of the exception table
-/// (arch/x86/mm/extable.c), and for page faults that can have none, with SMAP at addresses of user
-/// space (arch/x86/mm/fault.c).
-const FAULTS: [&str; 2] = ["fixup_exception", "page_fault_oops"];
-/// The function that runs last, for every kexec and for a crash kernel
-/// (arch/x86/kernel/machine_kexec_64.c).
-const LEAVES: &str = "machine_kexec";
-const ALL_HOOKS: [&str; 10] = [
-    FAULTS[0],
-    FAULTS[1],
-    LEAVES,
-    TASK_FREED,
-    TASK_DEAD,
-    FTRACE_HOOKS[0].0,
-    FTRACE_HOOKS[1].0,
-    MODULE_HOOKS[0],
-    MODULE_HOOKS[1],
-    PREPARES,
+
+/// All hooks; those of ftrace come last, as they are needed for what others put at its sites, too.
+const HOOKS: [Hook; 8] = [
+    Hook {
+        functions: &["do_task_dead"],
+        wanted: Registry::has_return_probes,
+        then: Then::AtOnce(Internal {
+            task_dead: true,
+            ..NOTHING
+        }),
+        ..PLAIN
+    },
+    // Frees a task, its first argument, when nobody refers to it any more (kernel/fork.c): it has been
+    // switched away from for the last time long before.
+    Hook {
+        functions: &["__put_task_struct"],
+        wanted: Registry::has_last_entered,
+        then: Then::AtOnce(Internal {
+            task_freed: true,
+            ..NOTHING
+        }),
+        ..PLAIN
+    },
+    Hook {
+        functions: &["do_init_module", "free_module"],
+        wanted: Registry::has_module_probes,
+        then: Then::Told(Registry::told_of_module),
+        ..PLAIN
+    },
+    // Runs last, for every kexec and for a crash kernel (arch/x86/kernel/machine_kexec_64.c).
+    Hook {
+        functions: &["machine_kexec"],
+        wanted: |registry| {
+            let mut sites = registry.sites.values();
+            sites.any(|site| registry.has_enabled(site))
+        },
+        then: Then::Told(Registry::told_of_kexec),
+        behind_ftrace: true,
+        ..PLAIN
+    },
+    // What the kernel calls for a fault of its own, before it complains of one, with the registers at
+    // the fault as its first argument: to look for an entry of the exception table
+    // (arch/x86/mm/extable.c), and for page faults that can have none, with SMAP at addresses of user
+    // space (arch/x86/mm/fault.c). Kernels before 5.12 have no second one, and call the first for all.
+    Hook {
+        functions: &["fixup_exception", "page_fault_oops"],
+        wanted: Registry::has_copies_that_may_fault,
+        then: Then::AtOnce(Internal {
+            fault: true,
+            ..NOTHING
+        }),
+        optional: true,
+        ..PLAIN
+    },
+    Hook {
+        functions: &[PREPARES],
+        wanted: Registry::has_to_know_kprobes,
+        then: Then::Told(|registry, kprobe, world| Told {
+            decision: registry.guest_registers(kprobe, world),
+            ..Told::default()
+        }),
+        ..PLAIN
+    },
+    Hook {
+        functions: &["ftrace_arch_code_modify_prepare"],
+        wanted: Registry::has_ftrace_sites,
+        then: Then::Told(|registry, _, world| registry.told_of_ftrace(true, world)),
+        ..PLAIN
+    },
+    Hook {
+        functions: &["ftrace_arch_code_modify_post_process"],
+        wanted: Registry::has_ftrace_sites,
+        then: Then::Told(|registry, _, world| registry.told_of_ftrace(false, world)),
+        ..PLAIN
+    },
 ];
 
 impl Registry {
-    /// Makes sites for what the engine has to watch, and lets the others
-    /// go with the next change.
-    pub(crate) fn provide_internal(&mut self, mem: &dyn PhysMemory) {
+    /// Makes sites for what the engine has to watch, and lets the others go with the next change.
+    pub(crate) fn provide_hooks(&mut self, mem: &dyn PhysMemory) {
         if self.live.is_none() {
             return;
-        }
-        let mut wanted = BTreeMap::new();
-        if self.has_return_probes() {
-            wanted.insert(TASK_DEAD, Internal::TaskDead);
-        }
-        if self.has_last_entered() {
-            wanted.insert(TASK_FREED, Internal::TaskFreed);
-        }
-        if self.has_module_probes() {
-            wanted.extend(MODULE_HOOKS.map(|name| (name, Internal::Modules)));
         }
         for site in self.sites.values_mut() {
             site.internal = None;
         }
-        for (name, internal) in wanted {
-            self.watch_function(name, internal, mem);
+        for (number, hook) in HOOKS.iter().enumerate() {
+            if !(hook.wanted)(self) {
+                continue;
+            }
+            let internal = match &hook.then {
+                Then::AtOnce(internal) => *internal,
+                Then::Told(_) => Internal {
+                    told: HookSet(1 << number),
+                    ..NOTHING
+                },
+            };
+            for (position, name) in hook.functions.iter().enumerate() {
+                let is_there = || self.kernel.image.symbols().address_of(name).is_some();
+                if position == 0 || !hook.optional || is_there() {
+                    self.watch_function(name, internal, hook.behind_ftrace, mem);
+                }
+            }
         }
-        if self.sites.values().any(|site| self.has_enabled(site)) {
-            self.watch_function(LEAVES, Internal::Kexec, mem);
+        self.drop_idle_hooks();
+    }
+
+    /// The guest has come to where `hooks` are, in a function with this first `argument`; the virtual CPU
+    /// waits. Meant to be called for what [`Held::Engine`](hvprobe_hit::Held::Engine) says.
+    pub fn told(&mut self, hooks: HookSet, argument: Gva, world: &dyn World) -> Told {
+        let mut all = Told::default();
+        for (number, hook) in HOOKS.iter().enumerate() {
+            if hooks.0 >> number & 1 == 1
+                && let Then::Told(does) = &hook.then
+            {
+                let Told { decision, refused } = does(self, argument, world);
+                all.refused.extend(refused);
+                all.decision.changes.extend(decision.changes);
+                // Who sends the guest elsewhere has it his way.
+                if all.decision.then == Proceed {
+                    all.decision.then = decision.then;
+                }
+            }
         }
+        all
+    }
+
+    fn told_of_module(&mut self, module: Gva, world: &dyn World) -> Told {
+        let mut told = Told::default();
+        match self.modules_changed(Some(module), world) {
+            Ok(refused) => told.refused = refused,
+            Err(StopError::Ended) => {}
+            Err(error) => warn!(%error, "probes of modules stay as they are"),
+        }
+        told
+    }
+
+    fn told_of_kexec(&mut self, _: Gva, world: &dyn World) -> Told {
+        match self.kernel_leaves(world) {
+            Ok(()) | Err(StopError::Ended) => {}
+            Err(error) => warn!(%error, "the guest's kernel is left with its probes in place"),
+        }
+        Told::default()
+    }
+
+    fn told_of_ftrace(&mut self, begins: bool, world: &dyn World) -> Told {
+        if let Err(error) = self.ftrace_patches(begins, world) {
+            warn!(%error, "probes at function entries stay as they are");
+        }
+        Told::default()
+    }
+
+    /// Whether something of ours is where the guest's ftrace patches.
+    fn has_ftrace_sites(&self) -> bool {
         let is_used = |site: &SiteState| {
             site.internal.is_some() || site.members.iter().any(|id| !self.probes.is_leaving(*id))
         };
-        if self.sites.values().any(|site| site.ftrace && is_used(site)) {
-            for (name, internal) in FTRACE_HOOKS {
-                self.watch_function(name, internal, mem);
-            }
-        }
-        if self.has_copies_that_may_fault() {
-            // Kernels before 5.12 have no second one, and call the first for all.
-            let there = |name: &&str| self.kernel.image.symbols().address_of(name).is_some();
-            let [always, later] = FAULTS;
-            let later = Some(later).filter(there);
-            for name in [Some(always), later].into_iter().flatten() {
-                self.watch_function(name, Internal::Fault, mem);
-            }
-        }
-        if self.has_to_know_kprobes() {
-            self.watch_function(PREPARES, Internal::Kprobe, mem);
-        }
-        self.drop_idle_internal();
+        self.sites.values().any(|site| site.ftrace && is_used(site))
     }
 
     /// Whether tasks make calls after their end that a return probe follows.
@@ -135,8 +264,7 @@ impl Registry {
         })
     }
 
-    /// Whether some instruction that may fault runs from a slot that jumps back, or from a detour, once
-    /// `leaving` have left.
+    /// Whether some instruction that may fault runs from a slot that jumps back, or from a detour.
     fn has_copies_that_may_fault(&self) -> bool {
         let may_fault = |it: &Displaced| !matches!(it.action(), Action::Emulate(_));
         let jumps = self.switches.optimize && self.code.region.detours.is_some();
@@ -149,7 +277,13 @@ impl Registry {
         })
     }
 
-    fn watch_function(&mut self, name: &'static str, internal: Internal, mem: &dyn PhysMemory) {
+    pub(crate) fn watch_function(
+        &mut self,
+        name: &'static str,
+        internal: Internal,
+        behind_ftrace: bool,
+        mem: &dyn PhysMemory,
+    ) {
         let spec = |offset| {
             ProbeSpec::from(Definition {
                 kind: Kind::Probe,
@@ -163,14 +297,14 @@ impl Registry {
         };
         let behind = |point: &Probepoint| point.symbol.1 + point.displaced.bytes().len() as u64;
         let planned = match self.plan(&spec(0), mem) {
-            // For its sake nobody needs to know what ftrace does.
-            Ok(point) if point.ftrace && internal == Internal::Kexec => {
-                self.plan(&spec(behind(&point)), mem)
-            }
+            Ok(point) if point.ftrace && behind_ftrace => self.plan(&spec(behind(&point)), mem),
             planned => planned,
         };
         match planned {
-            Ok(point) => self.site_of(point).internal = Some(internal),
+            Ok(point) => {
+                let site = self.site_of(point);
+                site.internal = Some(site.internal.unwrap_or_default().and(internal));
+            }
             Err(why) if self.hooks.unwatched.insert(name) => {
                 warn!(%why, "{name} cannot be watched");
             }
@@ -186,7 +320,8 @@ impl Registry {
             return false;
         };
         site.internal = None;
-        let name = ALL_HOOKS.into_iter().find(|name| *name == site.symbol.0);
+        let mut names = HOOKS.iter().flat_map(|hook| hook.functions);
+        let name = names.find(|name| **name == site.symbol.0).copied();
         if site.members.is_empty() {
             self.sites.remove(at);
         }
@@ -199,7 +334,7 @@ impl Registry {
     }
 
     /// Forgets sites that neither a probe nor the engine wants and that were never armed.
-    fn drop_idle_internal(&mut self) {
+    fn drop_idle_hooks(&mut self) {
         self.sites.retain(|_, site| {
             !site.members.is_empty() || site.internal.is_some() || site.is_armed()
         });

@@ -33,4 +33,5 @@ mod tests;
 pub(crate) mod throttle;
 pub(crate) mod watched;
 
+pub use hooks::Told;
 pub use state::Registry;

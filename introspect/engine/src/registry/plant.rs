@@ -99,7 +99,7 @@ impl Registry {
         }
         self.discard(&unplanted, jumps, world.memory());
         if !unplanted.is_empty() {
-            self.provide_internal(world.memory());
+            self.provide_hooks(world.memory());
         }
         let mut stopped_for = stopped?;
         if !refused.is_empty() && self.is_unsettled() {
@@ -120,13 +120,13 @@ impl Registry {
         if self.live.is_none() {
             return Ok(Duration::ZERO);
         }
-        self.provide_internal(world.memory());
+        self.provide_hooks(world.memory());
         self.refuse_unfit(new)?;
         let made = self.prepare_jumps(world.memory());
         new.jumps.extend(made);
         self.refuse_denied(new)?;
         if !new.refused.is_empty() {
-            self.provide_internal(world.memory());
+            self.provide_hooks(world.memory());
         }
         let mut look = self.look(&new.jumps, AT_ONCE_MAX, world);
         let mut armed = Ok(());
@@ -170,7 +170,7 @@ impl Registry {
             let before = new.refused.len();
             self.refuse_denied(new)?;
             if new.refused.len() > before {
-                self.provide_internal(mem);
+                self.provide_hooks(mem);
             }
             match self.change(&mut new.jumps, mem, still) {
                 Ok(table) => return Ok(table),
@@ -279,7 +279,7 @@ impl Registry {
         }
         if new.refused.len() > before {
             // What was watched for the sake of those may have been the others.
-            self.provide_internal(mem);
+            self.provide_hooks(mem);
             return Ok(());
         }
         for obstacle in others {

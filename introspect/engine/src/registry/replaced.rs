@@ -52,7 +52,7 @@ impl Registry {
         match changed {
             Ok(()) => {}
             Err(CommitError::Stop(error)) => {
-                self.provide_internal(world.memory());
+                self.provide_hooks(world.memory());
                 return Err(error);
             }
             Err(CommitError::Site(obstacle)) => {

@@ -5,6 +5,7 @@
 //! keeps from its end is given up after [`STEP_LIMIT`]; every exit is taken up
 //! completely before the next look at [`Control`].
 
+use hvprobe_hit::table::HookSet;
 use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
@@ -53,33 +54,16 @@ pub(crate) enum Notice {
         /// Its system registers.
         sregs: Box<kvm_sregs>,
     },
-    /// The guest's modules have changed, or are about to; the virtual CPU is held.
-    Modules {
+    /// The guest has come to where the engine has hooks; the virtual CPU is held.
+    Engine {
         /// Its index.
         vcpu: usize,
-        /// Where the module is.
-        module: Gva,
-    },
-    /// The guest is about to register a kprobe of its own; the virtual CPU is held.
-    Kprobe {
-        /// Its index.
-        vcpu: usize,
-        /// Where the kprobe's structure is.
-        kprobe: Gva,
-        /// How it goes on; set before it does.
+        /// The hooks.
+        hooks: HookSet,
+        /// The first argument of the function they are at.
+        argument: Gva,
+        /// How the guest goes on; set before it does.
         answer: Arc<OnceLock<Decision>>,
-    },
-    /// The guest's ftrace is about to patch text, or has done so; the virtual CPU is held.
-    Ftrace {
-        /// Its index.
-        vcpu: usize,
-        /// Whether it is about to.
-        begins: bool,
-    },
-    /// The guest's kernel is about to make way for another; the virtual CPU is held.
-    Kexec {
-        /// Its index.
-        vcpu: usize,
     },
     /// The virtual CPU has left its loop, and why.
     Ended(Why),
@@ -314,33 +298,19 @@ impl Vcpu {
                 shared.control.pause_now();
                 let _ = self.notices.send(Notice::Paused);
             }
-            Held::Modules(module) => {
-                shared.control.hold(self.index);
-                let vcpu = self.index;
-                let _ = self.notices.send(Notice::Modules { vcpu, module });
-            }
-            Held::Kprobe(kprobe) => {
+            Held::Engine { hooks, argument } => {
                 shared.control.hold(self.index);
                 let answer = Arc::new(OnceLock::new());
-                let _ = self.notices.send(Notice::Kprobe {
+                let _ = self.notices.send(Notice::Engine {
                     vcpu: self.index,
-                    kprobe,
+                    hooks,
+                    argument,
                     answer: Arc::clone(&answer),
                 });
                 return match self.stand(guard) {
                     Order::End => None,
                     Order::Run(_) => Some(answer.get().cloned().unwrap_or_default()),
                 };
-            }
-            Held::Kexec => {
-                shared.control.hold(self.index);
-                let vcpu = self.index;
-                let _ = self.notices.send(Notice::Kexec { vcpu });
-            }
-            Held::Ftrace { begins } => {
-                shared.control.hold(self.index);
-                let vcpu = self.index;
-                let _ = self.notices.send(Notice::Ftrace { vcpu, begins });
             }
             Held::Ask(_) => return self.ask(shared, guard),
         }

@@ -3,7 +3,7 @@
 use hvprobe_arch::Regs;
 use hvprobe_fixtures::STACK;
 use hvprobe_fixtures::kernel::{KPROBE_MUTEX, KPROBE_TABLE};
-use hvprobe_hit::{Held, Outcome};
+use hvprobe_hit::Outcome;
 
 use super::*;
 use crate::testing::regs;
@@ -63,8 +63,7 @@ fn prepares(rig: &mut Rig, kprobe: Gva) -> Cpu {
         ..regs()
     };
     let here = rig.at("arch_prepare_kprobe", 0);
-    assert_eq!(cpu.hit(here), Outcome::Hold(Held::Kprobe(kprobe)));
-    let decision = rig.registry.guest_registers(kprobe, &*rig.guest);
+    let decision = tell(rig, cpu.hit(here));
     let resumed = cpu.resume(&decision);
     assert!(matches!(resumed, Outcome::Resume { .. }));
     cpu

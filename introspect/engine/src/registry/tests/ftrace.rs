@@ -1,6 +1,5 @@
 //! Function entries that the guest's ftrace patches, too.
 
-use hvprobe_hit::{Held, Outcome};
 use hvprobe_spec::Decision;
 
 use super::*;
@@ -15,17 +14,13 @@ const END: &str = "ftrace_arch_code_modify_post_process";
 fn patch(rig: &mut Rig, act: impl FnOnce(&mut Rig)) {
     let mut cpu = Cpu::new(rig);
     let begins = rig.at(BEGIN, 0);
-    let held = Outcome::Hold(Held::Ftrace { begins: true });
-    assert_eq!(cpu.hit(begins), held);
-    rig.registry.ftrace_patches(true, &*rig.guest).unwrap();
+    tell(rig, cpu.hit(begins));
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs.rip, begins.0 + 1);
     act(rig);
     cpu.regs = regs();
     let ends = rig.at(END, 0);
-    let held = Outcome::Hold(Held::Ftrace { begins: false });
-    assert_eq!(cpu.hit(ends), held);
-    rig.registry.ftrace_patches(false, &*rig.guest).unwrap();
+    tell(rig, cpu.hit(ends));
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs.rip, ends.0 + 1);
     assert!(cpu.events().is_empty());

@@ -10,6 +10,7 @@ mod foreign;
 mod ftrace;
 mod glob;
 mod hit;
+mod hooks;
 mod jump;
 mod late;
 mod listed;
@@ -35,9 +36,10 @@ use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::trap::INT3;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use hvprobe_fixtures::kernel;
-use hvprobe_hit::Counts;
+use hvprobe_hit::table::HookSet;
+use hvprobe_hit::{Counts, Held, Outcome};
 use hvprobe_spec::definition::parse;
-use hvprobe_spec::{Actions, Mechanism, ProbeId, ProbeSpec};
+use hvprobe_spec::{Actions, Decision, Mechanism, ProbeId, ProbeSpec};
 
 use crate::error::{ChangeError, RegisterError};
 use crate::info::{ProbeInfo, ProbeState};
@@ -52,6 +54,20 @@ const VCPUS: usize = 2;
 /// Function entries of the fixture whose first instruction is emulated and boosted, respectively.
 const EMULATED: &str = "p filler_000";
 const BOOSTED: &str = "p filler_001";
+
+/// The hooks that a virtual CPU waits for, and the first argument of the function they are at.
+fn told(outcome: Outcome) -> (HookSet, Gva) {
+    match outcome {
+        Outcome::Hold(Held::Engine { hooks, argument }) => (hooks, argument),
+        other => panic!("no hook of the engine's: {other:?}"),
+    }
+}
+
+/// Tells the registry what a virtual CPU waits for; how the guest goes on.
+fn tell(rig: &mut Rig, outcome: Outcome) -> Decision {
+    let (hooks, argument) = told(outcome);
+    rig.registry.told(hooks, argument, &*rig.guest).decision
+}
 
 fn spec(definition: &str) -> ProbeSpec {
     ProbeSpec::from(parse(definition).expect("a definition"))

@@ -5,7 +5,6 @@ use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use hvprobe_fixtures::modules::{
     Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, btf,
 };
-use hvprobe_hit::{Held, Outcome};
 use hvprobe_spec::Decision;
 
 use super::*;
@@ -113,7 +112,7 @@ impl Loader {
         let mut cpu = Cpu::new(&self.rig);
         let at = self.rig.at(name, 0);
         cpu.regs.rdi = module.at.0;
-        assert_eq!(cpu.hit(at), Outcome::Hold(Held::Modules(module.at)));
+        assert_eq!(told(cpu.hit(at)).1, module.at);
         assert_eq!(cpu.regs.rip, at.0);
         assert_eq!(cpu.question(), None);
         cpu

@@ -2,7 +2,7 @@
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_fixtures::modules::{self, Age};
-use hvprobe_hit::{Held, Outcome};
+use hvprobe_hit::Outcome;
 use hvprobe_linux::modules::ModuleReader;
 use hvprobe_spec::Decision;
 
@@ -153,8 +153,7 @@ fn a_kernel_that_makes_way_for_another_is_left_as_it_was() {
         // A call is in flight.
         assert_eq!(cpu.hit(rig.addr(ids[3])), RESUME);
         cpu.regs = regs();
-        assert_eq!(cpu.hit(at), Outcome::Hold(Held::Kexec));
-        rig.registry.kernel_leaves(&*rig.guest).unwrap();
+        tell(&mut rig, cpu.hit(at));
         assert_eq!(cpu.resume(&Decision::default()), RESUME);
         assert_eq!(
             cpu.regs,
