@@ -12,6 +12,7 @@ mod crash;
 mod decide;
 mod detours;
 mod events;
+mod gate;
 mod guest;
 pub mod host;
 mod live;

@@ -1,9 +1,8 @@
 //! The moment the kernel's text is final: how to read the kernel from now on, and, for `idt-gate`,
 //! what its #BP entry looks like.
 
-use hvprobe_arch::insn::{GateError, GateHead};
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_arch::paging::{PageTables, WalkError};
+use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_engine::{Refused, StopError};
 use hvprobe_hit::KernelView;
@@ -14,29 +13,10 @@ use kvm_bindings::kvm_sregs;
 use tracing::{error, info, warn};
 
 use crate::crash::tables;
+use crate::gate::Gate;
 use crate::guest::Guest;
 use crate::machine::Machine;
 use crate::tripwire::Tripwire;
-use crate::vcpu::catch::Gate;
-
-/// Number of the breakpoint exception, and the size of a gate in the IDT (SDM vol. 3, 6.14.1).
-const BP: u64 = 3;
-const IDT_GATE: u64 = 16;
-
-/// Why the guest's #BP entry cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum GateMissing {
-    #[error("the guest's interrupt descriptor table cannot be read")]
-    Idt(#[source] WalkError),
-    #[error("the guest's #BP entry at {at} cannot be read")]
-    Entry {
-        at: Gva,
-        #[source]
-        source: WalkError,
-    },
-    #[error("the guest's #BP entry cannot be patched")]
-    Head(#[from] GateError),
-}
 
 impl Machine {
     /// Plants the pending probes and lets the held virtual CPU go on.
@@ -48,7 +28,7 @@ impl Machine {
         let view = view(&self.image, tripwire, vcpu, sregs, ram)?;
         let mut head = None;
         if self.mode == CatchMode::IdtGate {
-            let gate = gate(view.tables, sregs, ram)
+            let gate = Gate::find(view.tables, sregs, ram)
                 .map_err(|error| format!("breakpoints cannot be caught on this host: {error}"))?;
             head = Some(gate.head);
             // Set once: the tripwire fires once.
@@ -171,21 +151,4 @@ fn kernel_half(root: Gpa, mem: &dyn PhysMemory) -> Option<Vec<u64>> {
         mem.read_u64(at).ok()
     });
     words.collect()
-}
-
-/// The guest's #BP entry, found through its IDT.
-fn gate(tables: PageTables, sregs: &kvm_sregs, mem: &dyn PhysMemory) -> Result<Gate, GateMissing> {
-    let mut raw = [0; 16];
-    let descriptor = Gva(sregs.idt.base.wrapping_add(BP * IDT_GATE));
-    tables
-        .read(mem, descriptor, &mut raw)
-        .map_err(GateMissing::Idt)?;
-    let [o0, o1, _, _, _, _, o2, o3, o4, o5, o6, o7, ..] = raw;
-    let at = Gva(u64::from_le_bytes([o0, o1, o2, o3, o4, o5, o6, o7]));
-    let mut code = [0; 16];
-    tables
-        .read(mem, at, &mut code)
-        .map_err(|source| GateMissing::Entry { at, source })?;
-    let head = GateHead::analyse(&code, at)?;
-    Ok(Gate { head, tables })
 }

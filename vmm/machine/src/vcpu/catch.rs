@@ -17,8 +17,6 @@
 
 use std::sync::Arc;
 
-use hvprobe_arch::insn::GateHead;
-use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::trap::vector;
 use hvprobe_arch::{Gva, Regs};
@@ -30,64 +28,7 @@ use hvprobe_vm::memory::GuestRam;
 use hvprobe_vm::vcpu::CpuFd;
 
 use crate::clock::host::HostClock;
-
-/// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gate {
-    pub(crate) head: GateHead,
-    pub(crate) tables: PageTables,
-}
-
-/// The exception frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
-struct Frame {
-    rip: u64,
-    cs: u64,
-    rflags: u64,
-    rsp: u64,
-}
-
-impl Frame {
-    /// The frame that the stack pointer is at; `read` fills in what is at an address, if it can.
-    fn at(read: impl FnOnce(Gva, &mut [u8]) -> bool, rsp: u64) -> Option<Self> {
-        let mut raw = [0; 40];
-        if !read(Gva(rsp), &mut raw) {
-            return None;
-        }
-        let word = |n: usize| {
-            raw[n * 8..n * 8 + 8]
-                .try_into()
-                .map_or(0, u64::from_le_bytes)
-        };
-        Some(Self {
-            rip: word(0),
-            cs: word(1),
-            rflags: word(2),
-            rsp: word(3),
-        })
-    }
-}
-
-impl Gate {
-    /// The registers before the processor delivered the #BP of a kernel-mode int3, with RIP at
-    /// the int3; `None` for a #BP from user mode, which is never ours.
-    fn before(read: impl FnOnce(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
-        let frame = Frame::at(read, regs.rsp).filter(|frame| frame.cs & 3 == 0)?;
-        Some(Regs {
-            rip: frame.rip.wrapping_sub(1),
-            rsp: frame.rsp,
-            rflags: frame.rflags,
-            ..*regs
-        })
-    }
-
-    /// As [`Self::before`], if the processor has delivered the #BP of an int3 that is still there, and
-    /// has not come to the gate yet: then nothing is lost if that had not happened.
-    fn undone(&self, read: impl Fn(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
-        let before = Self::before(&read, regs).filter(|_| self.head.is_ahead(Gva(regs.rip)))?;
-        let mut byte = [0];
-        (read(Gva(before.rip), &mut byte) && byte == [0xcc]).then_some(before)
-    }
-}
+use crate::gate::Gate;
 
 /// The catching side of one virtual CPU.
 #[derive(Debug)]
@@ -412,80 +353,5 @@ fn surroundings<'a>(
         clock,
         gs_base,
         cr3,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use hvprobe_arch::Gpa;
-    use hvprobe_arch::paging::Levels;
-
-    use super::*;
-
-    const ENTRY: u64 = 0xffff_ffff_8160_0300;
-    const INT3: u64 = 0xffff_ffff_8100_0104;
-    const STACK: u64 = 0xffff_c900_0000_fda8;
-
-    /// The gate in an entry that begins with `code`.
-    fn gate(code: &[u8]) -> Gate {
-        Gate {
-            head: GateHead::analyse(code, Gva(ENTRY)).unwrap(),
-            tables: PageTables {
-                root: Gpa(0x1000),
-                levels: Levels::Four,
-            },
-        }
-    }
-
-    /// What is left of a #BP at [`ENTRY`] + `n`, in code of segment `cs` whose first byte is `byte`.
-    fn undone(gate: &Gate, n: u64, cs: u64, byte: u8) -> Option<Regs> {
-        let frame = [INT3 + 1, cs, 0x246, STACK, 0x18];
-        let raw: Vec<u8> = frame.into_iter().flat_map(u64::to_le_bytes).collect();
-        let read = |at: Gva, into: &mut [u8]| {
-            let from: &[u8] = match at.0 {
-                INT3 => &[byte],
-                at if at == STACK - 40 => &raw,
-                _ => return false,
-            };
-            into.copy_from_slice(from);
-            true
-        };
-        let regs = Regs {
-            rip: ENTRY + n,
-            rsp: STACK - 40,
-            rflags: 0x46,
-            rax: 7,
-            ..Regs::default()
-        };
-        gate.undone(read, &regs)
-    }
-
-    #[test]
-    fn who_is_on_the_way_to_the_gate_goes_back_to_the_int3() {
-        let back = Regs {
-            rip: INT3,
-            rsp: STACK,
-            rflags: 0x246,
-            rax: 7,
-            ..Regs::default()
-        };
-        let plain = gate(&[0x90, 0x90, 0x90, 0xfc]);
-        assert_eq!(undone(&plain, 0, 0x10, 0xcc), Some(back));
-        for n in [2, 3, 4] {
-            assert_eq!(undone(&plain, n, 0x10, 0xcc), None);
-        }
-        // Before the `endbr64`, where exceptions arrive, and behind it.
-        let tracked = gate(&[0xf3, 0x0f, 0x1e, 0xfa, 0x0f, 0x01, 0xca, 0xfc]);
-        for n in [0, 4] {
-            assert_eq!(undone(&tracked, n, 0x10, 0xcc), Some(back), "{n}");
-        }
-        assert_eq!(undone(&tracked, 6, 0x10, 0xcc), None);
-    }
-
-    #[test]
-    fn breakpoints_of_user_space_and_int3s_that_are_gone_are_left_alone() {
-        let gate = gate(&[0x90, 0x90, 0x90, 0xfc]);
-        assert_eq!(undone(&gate, 0, 0x33, 0xcc), None);
-        assert_eq!(undone(&gate, 0, 0x10, 0x55), None);
     }
 }

@@ -11,9 +11,9 @@ use hvprobe_vm::vcpu::Ioctls;
 use crate::clock::times::Times;
 use crate::decide::Decisions;
 use crate::detours::Detours;
+use crate::gate::Gate;
 use crate::stop::control::Control;
 use crate::tripwire::Tripwire;
-use crate::vcpu::catch::Gate;
 
 /// What all virtual CPUs of a machine share. Nothing here is locked on the hit path.
 #[derive(Debug)]
