@@ -3,7 +3,7 @@
 //!
 //! The platform is "hardware-reduced" (ACPI 6.5, 4.1): no legacy interrupt controller, timer or
 //! power management block to probe, which also makes the guest's boot shorter. Sleep and reset are
-//! single writes to ports ([`SLEEP_CONTROL`], [`RESET`]). The tables never reach beyond the place they
+//! single writes to ports (`SLEEP_CONTROL`, `RESET`). The tables never reach beyond the place they
 //! are given.
 
 use std::ops::Range;

@@ -20,7 +20,7 @@ use super::acpi;
 use super::serial::{COM1, Console};
 
 /// The port a guest writes its workload's exit status to, one byte.
-pub const EXIT_STATUS_PORT: u16 = 0xf4;
+const EXIT_STATUS_PORT: u16 = 0xf4;
 
 const COM1_LAST: u16 = COM1 + 7;
 const KEYBOARD_DATA: u16 = 0x60;
@@ -100,7 +100,7 @@ impl Ports {
         self.console.input(bytes)
     }
 
-    /// What the guest last wrote to [`EXIT_STATUS_PORT`].
+    /// The exit status that the guest wrote last.
     #[must_use]
     pub fn guest_status(&self) -> Option<u8> {
         u8::try_from(self.status.load(Ordering::Relaxed)).ok()

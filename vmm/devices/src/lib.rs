@@ -7,5 +7,5 @@ pub mod acpi;
 mod bus;
 mod serial;
 
-pub use bus::{DeviceEvent, EXIT_STATUS_PORT, Ports};
+pub use bus::{DeviceEvent, Ports};
 pub use serial::COM1_GSI;

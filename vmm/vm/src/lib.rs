@@ -15,4 +15,4 @@ mod vm;
 pub use catch_mode::CatchMode;
 pub use entry::Entry;
 pub use layout::ACPI_TABLES;
-pub use vm::{CpuError, MAX_CPUS, check_count, create_vm, pulse};
+pub use vm::{CpuError, check_count, create_vm, pulse};

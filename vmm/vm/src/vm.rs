@@ -7,7 +7,7 @@ use kvm_ioctls::{Kvm, VmFd};
 
 /// The most vCPUs a machine can have: 8-bit APIC ids, of which 255 means everyone. More would need
 /// interrupt remapping, which guests of this machine do not have.
-pub const MAX_CPUS: u32 = 254;
+pub(crate) const MAX_CPUS: u32 = 254;
 
 /// Where VMX keeps the task state segment for guests in real mode, three pages, and the page before
 /// it the identity page table (KVM API, `KVM_SET_TSS_ADDR`, `KVM_SET_IDENTITY_MAP_ADDR`).

@@ -1,6 +1,6 @@
 //! Events as they go over the wire, written without making messages of them first.
 //!
-//! Invariant: the bytes are those that prost makes of [`convert::event`](super::convert::event)
+//! Invariant: the bytes are those that prost makes of [`convert::event`]
 //! of the same event: fields in the order of their numbers, defaults left out (protobuf's encoding
 //! guide, "Message Structure"). A test compares the two.
 

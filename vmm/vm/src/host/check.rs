@@ -1,7 +1,7 @@
 //! What this host's KVM does, found out by running tiny guests, not by asking for its name.
 //!
 //! Hosts differ in how a planted int3 reaches us, in which debug facilities work and in whether user
-//! space works at all. Every answer here was seen to happen in a [`MicroGuest`](super::MicroGuest); none is taken from
+//! space works at all. Every answer here was seen to happen in a micro-guest; none is taken from
 //! a feature flag alone. A check ends after a bounded time whatever the guest does.
 
 use super::guests::{self, OutRip};

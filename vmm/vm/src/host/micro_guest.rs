@@ -24,7 +24,7 @@ use std::time::Duration;
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use kvm_bindings::{CpuId, kvm_segment};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use crate::entry::{self, pte};
@@ -34,9 +34,9 @@ use crate::vcpu::config;
 use crate::vm::CpuError;
 
 /// Selector of the code segment at privilege level 3, for `iretq` and SYSRET.
-pub const USER_CODE: u16 = 0x28 | 3;
+pub(crate) const USER_CODE: u16 = 0x28 | 3;
 /// Selector of the data segment at privilege level 3.
-pub const USER_DATA: u16 = 0x20 | 3;
+pub(crate) const USER_DATA: u16 = 0x20 | 3;
 
 const TASK: u16 = 0x30;
 const TSS: Gpa = Gpa(0x1100);
@@ -77,7 +77,7 @@ pub(crate) fn kvm_error(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) ->
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub(crate) enum Stop {
     /// The program wrote to a port.
     Out {
         /// The port.
@@ -113,27 +113,23 @@ pub enum Stop {
 
 /// A virtual machine with one vCPU about to execute a program.
 #[derive(Debug)]
-pub struct MicroGuest {
-    /// The handle to KVM.
-    pub kvm: Kvm,
-    /// The virtual machine.
-    pub vm: VmFd,
+pub(crate) struct MicroGuest {
     /// Its vCPU.
-    pub vcpu: VcpuFd,
+    pub(crate) vcpu: VcpuFd,
     /// Its memory.
-    pub ram: GuestRam,
+    pub(crate) ram: GuestRam,
 }
 
 impl MicroGuest {
     /// How much memory there is, in bytes.
-    pub const RAM: u64 = MIN_RAM;
+    pub(crate) const RAM: u64 = MIN_RAM;
 
     /// A guest about to execute `code`, placed at `code_at`, at privilege level 0 with interrupts
     /// off.
     ///
     /// # Errors
     /// When KVM is missing or refuses a step, or the code does not fit.
-    pub fn new(code_at: Gpa, code: &[u8]) -> Result<Self, MicroGuestError> {
+    pub(crate) fn new(code_at: Gpa, code: &[u8]) -> Result<Self, MicroGuestError> {
         let kvm = Kvm::new().map_err(kvm_error("open /dev/kvm"))?;
         let vm = kvm
             .create_vm()
@@ -164,14 +160,14 @@ impl MicroGuest {
         };
         vcpu.set_sregs(&sregs)
             .map_err(kvm_error("set the system registers"))?;
-        Ok(Self { kvm, vm, vcpu, ram })
+        Ok(Self { vcpu, ram })
     }
 
     /// Lets exceptions of `vector` continue at `handler`, at privilege level 0.
     ///
     /// # Errors
     /// Never, for memory the guest was made with.
-    pub fn set_handler(&self, vector: u8, handler: Gpa) -> Result<(), MicroGuestError> {
+    pub(crate) fn set_handler(&self, vector: u8, handler: Gpa) -> Result<(), MicroGuestError> {
         self.set_handler_in(IDT, vector, handler)
     }
 
@@ -201,7 +197,7 @@ impl MicroGuest {
     ///
     /// # Errors
     /// Never, for memory the guest was made with.
-    pub fn report_exception(&self, vector: u8, port: u8) -> Result<(), MicroGuestError> {
+    pub(crate) fn report_exception(&self, vector: u8, port: u8) -> Result<(), MicroGuestError> {
         let handler = HANDLERS.wrapping_add(u64::from(vector) * 16);
         // out port, al ; hlt
         self.ram.write(handler, &[0xe6, port, 0xf4])?;
@@ -212,12 +208,12 @@ impl MicroGuest {
     ///
     /// # Errors
     /// When KVM refuses one.
-    pub fn set_msrs(&self, values: &[(u32, u64)]) -> Result<(), MicroGuestError> {
+    pub(crate) fn set_msrs(&self, values: &[(u32, u64)]) -> Result<(), MicroGuestError> {
         Ok(config::write_msrs(&self.vcpu, values)?)
     }
 
     /// Lets the guest run until it exits, or for `limit`.
-    pub fn run(&mut self, limit: Duration) -> Stop {
+    pub(crate) fn run(&mut self, limit: Duration) -> Stop {
         Self::run_vcpu(&mut self.vcpu, limit)
     }
 

@@ -11,4 +11,4 @@ pub use check::{Finding, HostReport, Verdict, catch_mode, check};
 pub use facts::{Fact, facts};
 pub use guests::OutRip;
 pub use kvm::{SelfCheckError, open_kvm};
-pub use micro_guest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
+pub use micro_guest::MicroGuestError;

@@ -326,7 +326,7 @@ fn host_memory() -> u64 {
     }
 }
 
-/// The width of a physical address, by CPUID 0x8000_0008 EAX[7:0] (SDM vol. 2, CPUID).
+/// The width of a physical address, by CPUID 0x8000_0008 EAX\[7:0\] (SDM vol. 2, CPUID).
 fn host_address_bits() -> u32 {
     use std::arch::x86_64::__cpuid;
     if __cpuid(0x8000_0000).eax >= 0x8000_0008 {
