@@ -7,7 +7,7 @@
 //! ```text
 //! cargo build --release --package hvprobe-tests --example micro_hits
 //! valgrind --tool=callgrind --callgrind-out-file=/dev/null \
-//!     --collect-atstart=no --toggle-collect='*vcpu::Vcpu::run*' \
+//!     --collect-atstart=no --toggle-collect='*vcpu::run::Vcpu::run*' \
 //!     target/release/examples/micro_hits 1000 'p probed+5'
 //! ```
 //!
