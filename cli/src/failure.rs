@@ -3,6 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use hvprobe_proto::v1::{ErrorDetail, Remedy};
+use prost::Message as _;
+
 /// Everything went as asked.
 pub(crate) const DONE: ExitCode = ExitCode::SUCCESS;
 /// Something failed.
@@ -40,8 +43,30 @@ impl From<tonic::Status> for Refused {
     fn from(status: tonic::Status) -> Self {
         Self(match status.message() {
             "" => format!("the server answered: {}", status.code()),
-            message => message.to_owned(),
+            message => match detail(&status) {
+                Some(detail) => format!("{message}{}", can(detail.remedy(), &detail.when)),
+                None => message.to_owned(),
+            },
         })
+    }
+}
+
+/// What the server says for programs.
+fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
+    let packed = tonic_types::Status::decode(status.details()).ok()?;
+    let detail = packed.details.first()?;
+    ErrorDetail::decode(detail.value.as_slice()).ok()
+}
+
+/// What can be done about a refusal, in words behind the reason. Of a wrong request the reason says it.
+pub(crate) fn can(remedy: Remedy, when: &str) -> String {
+    match remedy {
+        Remedy::Never => " (never)".to_owned(),
+        Remedy::NotNow => {
+            let when = crate::output::harmless(when.as_bytes());
+            format!(" (not now: try again when {when})")
+        }
+        Remedy::WrongRequest | Remedy::Unspecified => String::new(),
     }
 }
 

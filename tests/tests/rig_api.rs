@@ -15,8 +15,8 @@ use hvprobe_proto::v1::{
     BootRequest, ConsoleRequest, ConsoleWriteRequest, DisableRequest, EnableRequest, EndReason,
     ErrorDetail, ErrorKind, Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest,
     ListProbesRequest, ListSymbolsRequest, Machine, MachineState, PauseRequest, Probe, ProbeSpec,
-    ProbeState, RegisterRequest, ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest,
-    WaitRequest, WatchRequest,
+    ProbeState, RegisterRequest, Remedy, ResumeRequest, StopRequest, SubscribeRequest,
+    UnregisterRequest, WaitRequest, WatchRequest,
 };
 use hvprobe_server::{Listener, ServeError, Server};
 use hvprobe_tests::rig::{guest, rig};
@@ -276,14 +276,16 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     assert_eq!(told.kind(), ErrorKind::Definition);
     assert_eq!((told.index, told.column), (Some(1), Some(11)));
 
-    for (definition, kind) in [
-        ("p jiffies_64", ErrorKind::Refused),
-        ("p vfs_read+1", ErrorKind::Refused),
-        ("p asm_exc_int3", ErrorKind::Refused),
+    for (definition, remedy) in [
+        ("p jiffies_64", Remedy::WrongRequest),
+        ("p vfs_read+1", Remedy::WrongRequest),
+        ("p asm_exc_int3", Remedy::Never),
     ] {
         let error = client.register(&machine, &[definition]).await.unwrap_err();
-        assert_eq!(detail(&error).kind(), kind, "{definition}: {error:?}");
-        assert_eq!(detail(&error).index, Some(0), "{definition}");
+        let told = detail(&error);
+        assert_eq!(told.kind(), ErrorKind::Refused, "{definition}: {error:?}");
+        assert_eq!(told.index, Some(0), "{definition}");
+        assert_eq!(told.remedy(), remedy, "{definition}: {error:?}");
     }
     let request = UnregisterRequest {
         machine: machine.clone(),

@@ -3,6 +3,7 @@
 use hvprobe_proto::v1::SkippedProbe;
 
 use super::harmless;
+use crate::failure::can;
 
 /// How many were left out, and a line for each with the reason; `None` when all were planted.
 pub(crate) fn text(skipped: &[SkippedProbe]) -> Option<String> {
@@ -13,7 +14,11 @@ pub(crate) fn text(skipped: &[SkippedProbe]) -> Option<String> {
     };
     let lines = skipped.iter().map(|one| {
         let symbol = harmless(one.symbol.as_bytes());
-        format!("\n  {symbol}: {}", harmless(one.reason.as_bytes()))
+        let (reason, can) = (
+            harmless(one.reason.as_bytes()),
+            can(one.remedy(), &one.when),
+        );
+        format!("\n  {symbol}: {reason}{can}")
     });
     Some(std::iter::once(head).chain(lines).collect())
 }
@@ -21,6 +26,7 @@ pub(crate) fn text(skipped: &[SkippedProbe]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
+    use hvprobe_proto::v1::Remedy;
 
     use super::*;
 
@@ -30,12 +36,17 @@ mod tests {
             entry: 0,
             symbol: symbol.to_owned(),
             reason: "it is noinstr code".to_owned(),
+            remedy: match symbol {
+                "exc_int3" => Remedy::Never.into(),
+                _ => Remedy::NotNow.into(),
+            },
+            when: "the module is loaded".to_owned(),
         };
         assert_eq!(text(&[]), None);
         expect![[r#"
             2 places cannot be probed and were skipped:
-              exc_int3: it is noinstr code
-              ext4:x: it is noinstr code"#]]
+              exc_int3: it is noinstr code (never)
+              ext4:x: it is noinstr code (not now: try again when the module is loaded)"#]]
         .assert_eq(&text(&[one("exc_int3"), one("ext4:x")]).unwrap());
     }
 }

@@ -14,6 +14,7 @@ mod plan;
 mod refusal;
 mod registered;
 pub(crate) mod registry;
+mod remedy;
 mod sites;
 #[cfg(test)]
 mod testing;
@@ -26,5 +27,6 @@ pub use info::{ProbeInfo, ProbeState, Throttled};
 pub use refusal::Refused;
 pub use registered::{BATCH_MAX, Refusals, Registered, Skipped};
 pub use registry::{Registry, Told};
+pub use remedy::Remedy;
 pub use unoptimized::Unoptimized;
 pub use world::{Standing, StopError, WhileStopped, World};

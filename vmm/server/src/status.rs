@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::fmt;
 
-use hvprobe_engine::{ChangeError, Refused, RegisterError, StopError};
+use hvprobe_engine::{ChangeError, Refused, RegisterError, Remedy, StopError};
 use hvprobe_linux::symbols::LookupError;
-use hvprobe_proto::v1::{ErrorDetail, ErrorKind};
+use hvprobe_proto::v1::{self, ErrorDetail, ErrorKind};
 use prost::Message as _;
 use tonic::{Code, Status};
 
@@ -41,6 +41,14 @@ impl Failure {
     /// Tells which character of the definition is to blame.
     pub(crate) fn at_column(mut self, column: usize) -> Self {
         self.detail.column = u32::try_from(column).ok();
+        self
+    }
+
+    /// Tells what can be done about it.
+    fn with(mut self, can: Remedy) -> Self {
+        let (remedy, when) = remedy(can);
+        self.detail.remedy = remedy.into();
+        when.clone_into(&mut self.detail.when);
         self
     }
 
@@ -93,7 +101,23 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
             Failure::new(Code::InvalidArgument, ErrorKind::AmbiguousSymbol, message)
                 .offering(at.iter().map(ToString::to_string))
         }
-        _ => Failure::new(Code::InvalidArgument, ErrorKind::Refused, message),
+        _ => {
+            let code = match why.remedy() {
+                Remedy::NotNow(_) => Code::FailedPrecondition,
+                Remedy::Never | Remedy::WrongRequest => Code::InvalidArgument,
+            };
+            Failure::new(code, ErrorKind::Refused, message)
+        }
+    }
+    .with(why.remedy())
+}
+
+/// What can be done about a refusal, and what to wait for, on the wire.
+pub(crate) fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
+    match remedy {
+        Remedy::Never => (v1::Remedy::Never, ""),
+        Remedy::NotNow(when) => (v1::Remedy::NotNow, when),
+        Remedy::WrongRequest => (v1::Remedy::WrongRequest, ""),
     }
 }
 
@@ -203,6 +227,26 @@ mod tests {
         let (code, detail) = seen(refused(chain(&why), &why));
         assert_eq!(code, Code::InvalidArgument);
         assert_eq!(detail.candidates, ["0x10", "0x20"]);
+    }
+
+    #[test]
+    fn detail_says_what_can_be_done() {
+        let seen = |why: &Refused| {
+            let (code, detail) = seen(refused(chain(why), why));
+            (code, detail.remedy(), detail.when)
+        };
+        let at = Gva(0x1000);
+        let (code, remedy, when) = seen(&Refused::Kprobe { at });
+        assert_eq!(
+            (code, remedy),
+            (Code::FailedPrecondition, v1::Remedy::NotNow)
+        );
+        assert_eq!(when, "the guest has unregistered its own kprobe");
+        let (code, remedy, when) = seen(&Refused::InitText { at });
+        assert_eq!((code, remedy), (Code::InvalidArgument, v1::Remedy::Never));
+        assert_eq!(when, "");
+        let (_, remedy, _) = seen(&Refused::NotText { at });
+        assert_eq!(remedy, v1::Remedy::WrongRequest);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use super::actions::{self, Meaningless};
 use super::budget;
 use crate::limits;
-use crate::status::{Failure, chain};
+use crate::status::{Failure, chain, remedy};
 
 /// The probes asked for, if all of them can be read.
 pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status> {
@@ -63,10 +63,15 @@ pub(crate) fn response(registered: &Registered) -> RegisterResponse {
 
 /// What was left out, for clients.
 pub(crate) fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
-    let one = |skipped: &Skipped| v1::SkippedProbe {
-        entry: entry(skipped.index),
-        symbol: skipped.target.clone(),
-        reason: chain(&skipped.why),
+    let one = |skipped: &Skipped| {
+        let (remedy, when) = remedy(skipped.why.remedy());
+        v1::SkippedProbe {
+            entry: entry(skipped.index),
+            symbol: skipped.target.clone(),
+            reason: chain(&skipped.why),
+            remedy: remedy.into(),
+            when: when.to_owned(),
+        }
     };
     skipped.iter().map(one).collect()
 }
