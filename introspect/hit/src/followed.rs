@@ -34,7 +34,8 @@ pub struct Followed {
 
 impl Followed {
     /// Bytes that the instances take.
-    pub fn len(&self) -> u64 {
+    #[must_use]
+    pub fn size(&self) -> u64 {
         u64::from(self.instances.count) * self.stride()
     }
 

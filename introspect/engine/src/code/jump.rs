@@ -15,7 +15,7 @@ pub(crate) struct Jump {
 
 impl Jump {
     /// Bytes of its detour.
-    pub(crate) fn len(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         self.detour.code().len() as u64
     }
 }

@@ -87,14 +87,14 @@ impl OurCode {
     pub(crate) fn left_behind(&self) -> Keep {
         let jumps = self.ghost_jumps.values().flatten();
         let mut left = Keep {
-            code: jumps.map(Jump::len).sum(),
+            code: jumps.map(Jump::size).sum(),
             instances: 0,
             sources: self.ghost_sources.len(),
         };
         let followed = self.ghost_sources.iter();
         for calls in followed.filter_map(|source| source.followed()) {
             left.code += calls.code_len;
-            left.instances += calls.len();
+            left.instances += calls.size();
         }
         left
     }
@@ -121,6 +121,6 @@ pub(crate) fn free(detours: &mut Detours, source: &Source, mem: &dyn PhysMemory)
     detours.give_counters_back(source.words);
     if let Some(calls) = source.followed() {
         detours.give_back(mem, calls.stubs, calls.code_len);
-        detours.give_instances_back(calls.instances.at, calls.len());
+        detours.give_instances_back(calls.instances.at, calls.size());
     }
 }

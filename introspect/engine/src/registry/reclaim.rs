@@ -114,7 +114,7 @@ impl Registry {
                 let start = jump.detour.at();
                 let stays = stays(jumps.get(&start));
                 if !stays {
-                    detours.give_back(mem, start, jump.len());
+                    detours.give_back(mem, start, jump.size());
                 }
                 stays
             });
@@ -156,7 +156,7 @@ impl Registry {
             let members = jump.members.iter().filter_map(|id| sources.get(id));
             let leads = members.map(|piece| Lead::Piece(*piece)).collect();
             let start = jump.detour.at();
-            jumps.insert(start, paths.piece(Some((start, jump.len())), leads));
+            jumps.insert(start, paths.piece(Some((start, jump.size())), leads));
         }
         (paths, sources, jumps)
     }

@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use rtrb::{Producer, RingBuffer};
 
-use super::event::Event;
 use super::order::{Found, Order};
 use super::source::{Sink, Source};
+use super::value::Event;
 
 /// Lets the collector sleep while there is nothing to collect.
 #[derive(Debug)]

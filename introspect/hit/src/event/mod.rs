@@ -4,10 +4,10 @@
 //! moving and dropping one never allocates.
 
 mod collector;
-mod event;
 mod order;
 mod source;
+mod value;
 
 pub use collector::{Collector, EventProducer};
-pub use event::{Call, Captured, Event, EventKind};
 pub use source::{Drained, Sink, Source};
+pub use value::{Call, Captured, Event, EventKind};

@@ -23,8 +23,8 @@
 use rtrb::Consumer;
 use rtrb::chunks::ReadChunk;
 
-use super::event::Event;
 use super::source::{Drained, Sink};
+use super::value::Event;
 
 /// At most this many events are handed on at a time; with more virtual CPUs, one of each.
 pub(super) const BATCH: usize = 1024;

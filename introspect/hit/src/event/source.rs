@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::event::Event;
+use super::value::Event;
 
 /// What [`Source::drain`] tells beside the events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
