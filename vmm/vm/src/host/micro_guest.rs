@@ -31,6 +31,7 @@ use crate::entry::{self, pte};
 use crate::layout;
 use crate::memory::{GuestRam, MIN_RAM, MemoryError};
 use crate::vcpu::config;
+use crate::vcpu::failure::{EMULATION, InternalError};
 use crate::vm::CpuError;
 
 /// Selector of the code segment at privilege level 3, for `iretq` and SYSRET.
@@ -43,11 +44,6 @@ const TSS: Gpa = Gpa(0x1100);
 const TSS_SIZE: u16 = 104;
 const IDT: Gpa = Gpa(0x2000);
 const HANDLERS: Gpa = Gpa(0x3000);
-
-/// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
-const SUBERROR_EMULATION: u32 = 1;
-/// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
-const INSTRUCTION_BYTES: u64 = 1;
 
 /// Why a micro-guest could not be made or run.
 #[derive(Debug, thiserror::Error)]
@@ -246,22 +242,14 @@ impl MicroGuest {
 }
 
 fn internal_error(vcpu: &mut VcpuFd) -> Stop {
-    // SAFETY: the last exit was an internal error, for which KVM fills this member of the
-    // union. Its fields are integers, so any bytes are valid.
-    let failure = unsafe { vcpu.get_kvm_run().__bindgen_anon_1.emulation_failure };
-    if failure.suberror != SUBERROR_EMULATION {
+    let failure = InternalError::of(vcpu);
+    if failure.suberror != EMULATION {
         return Stop::Other(format!("internal error {}", failure.suberror));
     }
-    // KVM counts the 64-bit words it has filled in: the flags are the first.
-    let flags = if failure.ndata > 0 { failure.flags } else { 0 };
-    let mut bytes = Vec::new();
-    if flags & INSTRUCTION_BYTES != 0 {
-        // SAFETY: as above; the flag says that these words are filled.
-        let instruction = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
-        let len = usize::from(instruction.insn_size).min(instruction.insn_bytes.len());
-        bytes.extend_from_slice(&instruction.insn_bytes[..len]);
+    let bytes = failure.bytes.map(|(code, len)| code[..len.into()].to_vec());
+    Stop::EmulationFailed {
+        bytes: bytes.unwrap_or_default(),
     }
-    Stop::EmulationFailed { bytes }
 }
 
 fn stop(exit: VcpuExit<'_>) -> Stop {

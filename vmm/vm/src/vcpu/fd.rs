@@ -21,17 +21,13 @@ use kvm_bindings::{
 use kvm_ioctls::{SyncReg, VcpuExit, VcpuFd};
 use tracing::warn;
 
+use super::failure::InternalError;
 use crate::catch_mode::CatchMode;
 
 /// IA32_TIME_STAMP_COUNTER (SDM vol. 4, table 2-2).
 const MSR_TSC: u32 = 0x10;
 /// `MSR_KVM_SYSTEM_TIME_NEW` (arch/x86/include/uapi/asm/kvm_para.h).
 const MSR_KVMCLOCK: u32 = 0x4b56_4d01;
-/// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
-const SUBERROR_EMULATION: u32 = 1;
-/// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
-const FLAG_INSTRUCTION_BYTES: u64 = 1;
-
 /// Interrupts are held off for one instruction because of `sti`.
 const SHADOW_INT_STI: u8 = KVM_X86_SHADOW_INT_STI.to_le_bytes()[0];
 
@@ -198,7 +194,10 @@ impl CpuFd {
             Ok(VcpuExit::Debug(debug)) => Exit::Debug {
                 exception: debug.exception,
             },
-            Ok(VcpuExit::InternalError) => self.internal_error(),
+            Ok(VcpuExit::InternalError) => {
+                let InternalError { suberror, bytes } = InternalError::of(&mut self.fd);
+                Exit::InternalError { suberror, bytes }
+            }
             Ok(VcpuExit::Shutdown | VcpuExit::SystemEvent(..)) => Exit::Shutdown,
             Ok(VcpuExit::FailEntry(reason, _)) => Exit::FailEntry(reason),
             Ok(other) => Exit::Unknown(format!("{other:?}")),
@@ -206,31 +205,6 @@ impl CpuFd {
                 Exit::Interrupted
             }
             Err(error) => Exit::Unknown(format!("KVM_RUN failed: {error}")),
-        }
-    }
-
-    fn internal_error(&mut self) -> Exit {
-        let run = self.fd.get_kvm_run();
-        // SAFETY: the exit reason is KVM_EXIT_INTERNAL_ERROR, for which `internal` is the member
-        // that KVM filled; all its bytes are plain integers.
-        let internal = unsafe { run.__bindgen_anon_1.internal };
-        let data = internal.data;
-        let known = internal.suberror == SUBERROR_EMULATION
-            && internal.ndata >= 4
-            && data[0] & FLAG_INSTRUCTION_BYTES != 0;
-        // Layout of `emulation_failure` (KVM API, KVM_EXIT_INTERNAL_ERROR): flags, then one byte
-        // of size and fifteen bytes of instruction.
-        let bytes = known.then(|| {
-            let mut raw = [0; 16];
-            raw[..8].copy_from_slice(&data[1].to_le_bytes());
-            raw[8..].copy_from_slice(&data[2].to_le_bytes());
-            let mut code = [0; 15];
-            code.copy_from_slice(&raw[1..]);
-            (code, raw[0].min(15))
-        });
-        Exit::InternalError {
-            suberror: internal.suberror,
-            bytes,
         }
     }
 

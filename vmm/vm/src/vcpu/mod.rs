@@ -1,6 +1,7 @@
 //! Virtual CPUs of KVM: set up, run, and taken out of it.
 
 pub(crate) mod config;
+pub(crate) mod failure;
 pub(crate) mod fd;
 mod features;
 mod kick;
