@@ -3,8 +3,10 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hvprobe_proto::v1::{ErrorDetail, Remedy};
+use hvprobe_proto::v1::ErrorDetail;
 use prost::Message as _;
+
+use crate::output::remedy::can;
 
 /// Everything went as asked.
 pub(crate) const DONE: ExitCode = ExitCode::SUCCESS;
@@ -56,18 +58,6 @@ fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
     let packed = tonic_types::Status::decode(status.details()).ok()?;
     let detail = packed.details.first()?;
     ErrorDetail::decode(detail.value.as_slice()).ok()
-}
-
-/// What can be done about a refusal, in words behind the reason. Of a wrong request the reason says it.
-pub(crate) fn can(remedy: Remedy, when: &str) -> String {
-    match remedy {
-        Remedy::Never => " (never)".to_owned(),
-        Remedy::NotNow => {
-            let when = crate::output::harmless(when.as_bytes());
-            format!(" (not now: try again when {when})")
-        }
-        Remedy::WrongRequest | Remedy::Unspecified => String::new(),
-    }
 }
 
 /// Prints `error` with its causes and says which exit status belongs to it.

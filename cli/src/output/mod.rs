@@ -8,6 +8,7 @@ pub(crate) mod asked;
 pub(crate) mod captured;
 pub(crate) mod events;
 pub(crate) mod json;
+pub(crate) mod remedy;
 pub(crate) mod skipped;
 pub(crate) mod summary;
 pub(crate) mod table;

@@ -3,7 +3,7 @@
 use hvprobe_proto::v1::SkippedProbe;
 
 use super::harmless;
-use crate::failure::can;
+use super::remedy::can;
 
 /// How many were left out, and a line for each with the reason; `None` when all were planted.
 pub(crate) fn text(skipped: &[SkippedProbe]) -> Option<String> {

@@ -315,7 +315,7 @@ fn measure(
         let is_jump = |probe: &ProbeInfo| probe.mechanism == Some(Mechanism::Optimized);
         let listed = registry.list(&guest.memory);
         let jumps = listed.iter().filter(|probe| is_jump(probe)).count();
-        let ((), watch) = Took::of(&guest, || registry.watch(&guest));
+        let ((), watch) = Took::of(&guest, || registry.check_text(&guest));
         let (done, disable) = Took::of(&guest, || registry.set_enabled(&ids, false, &guest));
         done.expect("registered");
         let (done, enable) = Took::of(&guest, || registry.set_enabled(&ids, true, &guest));

@@ -22,12 +22,12 @@ use super::view::{KernelView, Surroundings};
 
 /// The guest's kernel, as one virtual CPU reads it.
 #[derive(Debug)]
-pub(super) struct Kernel {
+pub(super) struct KernelReader {
     task: Option<TaskLayout>,
     walker: Walker,
 }
 
-impl Kernel {
+impl KernelReader {
     /// Allocates.
     pub(super) fn new(view: KernelView) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
     /// The scene of another hit.
     pub(super) fn new(
         table: &'a ProbeTable,
-        kernel: &'a Kernel,
+        kernel: &'a KernelReader,
         around: &'a Surroundings<'a, M, C>,
     ) -> Self {
         kernel.walker.begin();

@@ -27,11 +27,11 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::{Decision, Hold};
 
 use super::clock::Clock;
-use super::context::{Kernel, Scene};
+use super::context::{KernelReader, Scene};
 use super::event::{EventKind, EventProducer};
 use super::outcome::{Inquiry, Outcome};
 use super::sample::Seen;
-use super::state::{State, Waiting};
+use super::state::{HitState, Waiting};
 use super::table::{ProbeTable, Role};
 use super::view::{KernelView, Surroundings};
 
@@ -39,8 +39,8 @@ use super::view::{KernelView, Surroundings};
 #[derive(Debug)]
 pub struct HitHandler {
     table: Arc<ProbeTable>,
-    kernel: Option<Kernel>,
-    state: State,
+    kernel: Option<KernelReader>,
+    state: HitState,
 }
 
 impl HitHandler {
@@ -50,7 +50,7 @@ impl HitHandler {
         Self {
             table: Arc::default(),
             kernel: None,
-            state: State {
+            state: HitState {
                 vcpu,
                 events,
                 flight: None,
@@ -64,7 +64,7 @@ impl HitHandler {
     /// Takes over a new table and view of the kernel. Call only while stopped. Allocates.
     pub fn adopt(&mut self, table: Arc<ProbeTable>, view: Option<KernelView>) {
         self.table = table;
-        self.kernel = view.map(Kernel::new);
+        self.kernel = view.map(KernelReader::new);
     }
 
     /// Whether there is anything to hit.

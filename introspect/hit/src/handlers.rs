@@ -12,7 +12,7 @@ use hvprobe_spec::{Actions, Hold, ProbeId, Then};
 use super::context::Scene;
 use super::outcome::Held;
 use super::sample::{Seen, Taken, apply};
-use super::state::{State, Waiting};
+use super::state::{HitState, Waiting};
 use super::table::{Member, Role, Site};
 use crate::clock::Clock;
 use crate::event::EventKind;
@@ -27,7 +27,7 @@ pub(super) enum Handled {
     Hold(Held),
 }
 
-impl State {
+impl HitState {
     /// Runs the handlers of the members behind `after`.
     #[inline]
     pub(super) fn pre_handlers<M: PhysMemory + ?Sized, C: Clock>(

@@ -15,10 +15,10 @@ use super::context::Scene;
 use super::handlers::Handled;
 use super::outcome::Outcome;
 use super::sample::{Taken, apply};
-use super::state::{State, Waiting};
+use super::state::{HitState, Waiting};
 use super::table::{Role, Site};
 
-impl State {
+impl HitState {
     #[inline]
     pub(super) fn hit<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,

@@ -16,12 +16,12 @@ use hvprobe_spec::{Actions, Item};
 use super::context::Scene;
 use super::outcome::Outcome;
 use super::sample::{Seen, Taken, apply, capture};
-use super::state::State;
+use super::state::HitState;
 use super::table::{Following, Member};
 use crate::calls::{DATA_MAX, Ended, Entry, Pool};
 use crate::clock::Clock;
 use crate::event::{Call, Captured, EventKind};
-use crate::record::Source;
+use crate::record::RecordSource;
 
 /// Bytes before the entry's capture in the private data of a call: which items were unreadable.
 const HEADER: usize = 4;
@@ -35,7 +35,7 @@ pub fn entry_data_size(actions: &Actions) -> usize {
     }
 }
 
-impl State {
+impl HitState {
     /// The entry of a function with a return probe: puts the trampoline in the place of the return
     /// address. Not made part of what calls it, where it would cost other probes' hits registers.
     #[inline(never)]
@@ -216,7 +216,7 @@ impl State {
 /// The entry of a function whose return is recorded without an exit: does what a detour would.
 fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
-    source: &Source,
+    source: &RecordSource,
     taken: &Taken,
     regs: &Regs,
 ) -> Option<()> {

@@ -27,7 +27,7 @@ pub(crate) struct Waiting {
 
 /// What changes from hit to hit.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct HitState {
     pub(crate) vcpu: u32,
     pub(crate) events: EventProducer,
     pub(crate) flight: Option<InFlight>,
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) after_sti: bool,
 }
 
-impl State {
+impl HitState {
     pub(crate) fn is_stepping(&self) -> bool {
         self.flight.is_some() || self.put_off.is_some()
     }

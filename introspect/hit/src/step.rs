@@ -19,7 +19,7 @@ use hvprobe_arch::{Gva, Regs};
 use super::context::Scene;
 use super::outcome::{Fault, Outcome};
 use super::sample::{Seen, Taken};
-use super::state::{InFlight, State};
+use super::state::{HitState, InFlight};
 use super::table::{Role, Site};
 use crate::clock::Clock;
 use crate::event::EventKind;
@@ -35,7 +35,7 @@ const FRAME_RSP: u64 = 24;
 /// kernels, as debuggers see it too.
 const PT_REGS_IP: u64 = 128;
 
-impl State {
+impl HitState {
     /// Lets the displaced instruction take effect.
     #[inline]
     pub(super) fn carry_out<M: PhysMemory + ?Sized, C: Clock>(

@@ -16,7 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::counters::Counters;
 use super::vacated::Vacated;
 use crate::calls::{Calls, Found, Pool};
-use crate::record::{NESTED_MAX, Source};
+use crate::record::{NESTED_MAX, RecordSource};
 use crate::region::{Fixtures, KERNEL_WINDOW};
 
 /// What the engine itself wants of a hit, for all of its hooks at one function together.
@@ -90,7 +90,7 @@ pub enum Following {
     /// They return through the trampoline, with another exit.
     Trampoline(Arc<Pool>),
     /// They return to code that records it, as those that a detour has seen the entry of.
-    Stubs(Arc<Source>),
+    Stubs(Arc<RecordSource>),
 }
 
 /// One probe at a probepoint.
@@ -164,7 +164,7 @@ pub struct ProbeTable {
     returns: Option<Arc<Returns>>,
     vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
-    followed: Vec<Arc<Source>>,
+    followed: Vec<Arc<RecordSource>>,
     /// Whether an instruction is stepped.
     steps: bool,
     /// Whether handlers reach for memory.
@@ -187,7 +187,7 @@ pub struct Parts {
     /// Frames that have their return addresses back.
     pub vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
-    pub followed: Vec<Arc<Source>>,
+    pub followed: Vec<Arc<RecordSource>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub ghosts: Vec<(Gva, Gva)>,
 }
@@ -335,7 +335,7 @@ impl ProbeTable {
         self.returning.get(&id)
     }
 
-    pub(crate) fn followed(&self) -> &[Arc<Source>] {
+    pub(crate) fn followed(&self) -> &[Arc<RecordSource>] {
         &self.followed
     }
 

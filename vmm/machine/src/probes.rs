@@ -79,13 +79,13 @@ impl Machine {
     /// # Errors
     /// As [`Machine::enable`].
     pub fn set_armed(&self, armed: bool) -> Result<(), ChangeError> {
-        self.registry().switch(armed, &Guest(&self.shared))
+        self.registry().set_armed(armed, &Guest(&self.shared))
     }
 
     /// Whether the global switch is on.
     #[must_use]
     pub fn armed(&self) -> bool {
-        self.registry().is_switched_on()
+        self.registry().is_armed()
     }
 
     /// The global knob of optimization: jumps where they can be used, or int3s everywhere.

@@ -86,7 +86,7 @@ impl Machine {
             // However many notices there are.
             if watched.elapsed() >= WATCH {
                 let mut registry = self.registry();
-                registry.watch(&Guest(&self.shared));
+                registry.check_text(&Guest(&self.shared));
                 registry.retry_jumps(&Guest(&self.shared));
                 let replaced = registry.is_replaced();
                 drop(registry);

@@ -22,7 +22,7 @@ impl Jump {
 
 /// What the detours need to know of the guest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct DetourContext {
     pub(crate) ring: Ring,
     /// `None` where there is one processor.
     pub(crate) cpu: Option<u32>,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_hit::record::{Reader, Source, Sources};
+use hvprobe_hit::record::{Reader, RecordSource, RecordSources};
 use hvprobe_spec::ProbeId;
 
 use super::detours::Detours;
@@ -26,9 +26,9 @@ pub(crate) struct OurCode {
     /// Jumps that were in use, with their detours, by their sites.
     pub(crate) ghost_jumps: BTreeMap<Gva, Vec<Jump>>,
     /// What turns records of detours into events.
-    pub(crate) sources: Sources,
+    pub(crate) sources: RecordSources,
     /// What probes that have left recorded with, and their ghosts still may.
-    pub(crate) ghost_sources: Vec<Arc<Source>>,
+    pub(crate) ghost_sources: Vec<Arc<RecordSource>>,
     /// How much of that may come together.
     pub(crate) keep: Keep,
     /// How much had when it was last looked who may still come there.
@@ -43,7 +43,7 @@ impl OurCode {
             region,
             ghost_slots: Ghosts::default(),
             ghost_jumps: BTreeMap::new(),
-            sources: Sources::default(),
+            sources: RecordSources::default(),
             ghost_sources: Vec::new(),
             keep: Keep::default(),
             kept: Keep::NOTHING,
@@ -117,7 +117,7 @@ impl OurCode {
 }
 
 /// Gives back what `source` records with.
-pub(crate) fn free(detours: &mut Detours, source: &Source, mem: &dyn PhysMemory) {
+pub(crate) fn free(detours: &mut Detours, source: &RecordSource, mem: &dyn PhysMemory) {
     detours.give_counters_back(source.words);
     if let Some(calls) = source.followed() {
         detours.give_back(mem, calls.stubs, calls.code_len);

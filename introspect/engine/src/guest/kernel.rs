@@ -13,7 +13,7 @@ use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::Target;
 use tracing::warn;
 
-use crate::plan::kernel::Kernel;
+use crate::plan::kernel::Probeable;
 
 /// What is known of the kernel.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl GuestKernel {
     }
 
     /// What there is to be probed.
-    pub(crate) fn probeable(&self) -> Kernel<'_> {
-        Kernel {
+    pub(crate) fn probeable(&self) -> Probeable<'_> {
+        Probeable {
             image: &self.image,
             modules: self.modules.as_ref(),
             formed: &self.formed,

@@ -9,7 +9,7 @@ use hvprobe_linux::symbols::Symbols;
 
 /// Everything of the kernel that can be probed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel<'a> {
+pub(crate) struct Probeable<'a> {
     pub(crate) image: &'a KernelImage,
     /// `None` when they cannot be read.
     pub(crate) modules: Option<&'a ModuleList>,
@@ -17,7 +17,7 @@ pub(crate) struct Kernel<'a> {
     pub(crate) formed: &'a BTreeSet<Gva>,
 }
 
-impl<'a> Kernel<'a> {
+impl<'a> Probeable<'a> {
     /// Whether the text of `module` is there, final, and stays until we are told.
     pub(crate) fn is_loaded(&self, module: &Module) -> bool {
         match module.state() {

@@ -12,7 +12,7 @@ use hvprobe_linux::symbols::{LookupError, Symbol};
 use hvprobe_spec::definition::Target;
 use hvprobe_spec::{Mechanism, ProbeSpec, Then};
 
-use crate::plan::kernel::{Kernel, Owner};
+use crate::plan::kernel::{Owner, Probeable};
 use crate::plan::span::span;
 use crate::plan::text::{MAX_FUNCTION, PristineText, function};
 use crate::refusal::Refused;
@@ -37,7 +37,7 @@ pub(crate) struct Probepoint {
 /// Finds and checks the probepoint of `spec`.
 pub(crate) fn plan(
     spec: &ProbeSpec,
-    kernel: &Kernel<'_>,
+    kernel: &Probeable<'_>,
     text: &dyn PristineText,
 ) -> Result<Probepoint, Refused> {
     let (at, owner) = resolve(&spec.definition.target, kernel, text)?;
@@ -163,7 +163,7 @@ fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refu
 
 fn resolve<'a>(
     target: &Target,
-    kernel: &Kernel<'a>,
+    kernel: &Probeable<'a>,
     text: &dyn PristineText,
 ) -> Result<(Gva, Owner<'a>), Refused> {
     let image = Owner::Image(kernel.image);

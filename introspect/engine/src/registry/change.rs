@@ -207,13 +207,13 @@ impl Registry {
     ///
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
-    pub fn switch(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
+    pub fn set_armed(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
         if on && self.has_module_probes() {
             // While the switch was off nobody watched modules come and go.
             self.modules_changed(None, world)?;
         }
         // A site that was rewritten meanwhile stays as it is and keeps nobody else back.
-        self.watch(world);
+        self.check_text(world);
         let before = std::mem::replace(&mut self.switches.armed, on);
         self.commit(world).map_err(|error| {
             self.switches.armed = before;

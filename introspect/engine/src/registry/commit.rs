@@ -57,7 +57,7 @@ impl Registry {
             }
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
-            self.keep_usable(&mut jumps, mem, still);
+            self.drop_unusable(&mut jumps, mem, still);
             self.change(&mut jumps, mem, still)
                 .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
                 .ok()
@@ -75,14 +75,14 @@ impl Registry {
 
     /// Takes those of the prepared `jumps` back that must not be written now. The virtual CPUs must
     /// stand still.
-    pub(crate) fn keep_usable(
+    pub(crate) fn drop_unusable(
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) {
-        self.leave_to_kprobes(jumps, mem);
-        self.keep_safe(jumps, still);
+        self.drop_at_kprobes(jumps, mem);
+        self.drop_unproven(jumps, still);
     }
 
     /// Arms every site with an enabled probe, with its usable one of the `jumps` or with an int3,

@@ -13,7 +13,7 @@ use hvprobe_linux::symbols::{Symbol, SymbolKind, Symbols};
 use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::{Definition, Kind, Target, is_event_name, is_symbol_name};
 
-use crate::plan::kernel::Kernel;
+use crate::plan::kernel::Probeable;
 use crate::refusal::Refused;
 use crate::registered::BATCH_MAX;
 use crate::registry::state::Registry;
@@ -150,7 +150,7 @@ fn add<'a>(
 const PADDING: [&str; 2] = ["__pfx_", "__cfi_"];
 
 /// Names like the longest part of `pattern` that is not a wildcard.
-fn near(kernel: &Kernel<'_>, pattern: &str) -> Vec<String> {
+fn near(kernel: &Probeable<'_>, pattern: &str) -> Vec<String> {
     let parts = pattern.split(['*', '?', '[', ']']);
     let longest = parts.max_by_key(|part| part.len()).unwrap_or_default();
     kernel.image.symbols().near(longest.trim_matches('_'))

@@ -56,7 +56,7 @@ impl Registry {
 
     /// Takes those of the prepared `jumps` back that the guest's kprobes are in the way of. The
     /// virtual CPUs must stand still.
-    pub(crate) fn leave_to_kprobes(
+    pub(crate) fn drop_at_kprobes(
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
@@ -94,7 +94,7 @@ impl Registry {
     /// The guest is about to register `kprobe`: takes our jumps away from there. Returns how
     /// [`PREPARES`] goes on: it fails when a jump may still be there.
     pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
-        let then = match self.make_way(kprobe, world) {
+        let then = match self.remove_jumps_near(kprobe, world) {
             Ok(()) => Then::Proceed,
             Err(why) => {
                 warn!(%kprobe, why, "the guest must not register a kprobe");
@@ -105,7 +105,7 @@ impl Registry {
         Decision { changes, then }
     }
 
-    fn make_way(&mut self, kprobe: Gva, world: &dyn World) -> Result<(), String> {
+    fn remove_jumps_near(&mut self, kprobe: Gva, world: &dyn World) -> Result<(), String> {
         let (Known::Table(layout), Some(live)) = (&self.kprobes.known, &self.live) else {
             return Ok(());
         };

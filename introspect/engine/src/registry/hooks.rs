@@ -184,7 +184,7 @@ impl Registry {
             for (position, name) in hook.functions.iter().enumerate() {
                 let is_there = || self.kernel.image.symbols().address_of(name).is_some();
                 if position == 0 || !hook.optional || is_there() {
-                    self.watch_function(name, internal, hook.behind_ftrace, mem);
+                    self.hook(name, internal, hook.behind_ftrace, mem);
                 }
             }
         }
@@ -277,7 +277,7 @@ impl Registry {
         })
     }
 
-    pub(crate) fn watch_function(
+    pub(crate) fn hook(
         &mut self,
         name: &'static str,
         internal: Internal,
@@ -305,7 +305,7 @@ impl Registry {
                 let site = self.site_of(point);
                 site.internal = Some(site.internal.unwrap_or_default().and(internal));
             }
-            Err(why) if self.hooks.unwatched.insert(name) => {
+            Err(why) if self.hooks.unhooked.insert(name) => {
                 warn!(%why, "{name} cannot be watched");
             }
             Err(_) => {}
@@ -313,7 +313,7 @@ impl Registry {
     }
 
     /// Does without what the engine wanted to know where `obstacle` is, if that was it.
-    pub(crate) fn watch_no_more(&mut self, obstacle: &Obstacle) -> bool {
+    pub(crate) fn unhook(&mut self, obstacle: &Obstacle) -> bool {
         let Obstacle { at, why } = obstacle;
         let watched = self.sites.get_mut(at).filter(|site| !site.is_armed());
         let Some(site) = watched.filter(|site| site.internal.is_some()) else {
@@ -326,7 +326,7 @@ impl Registry {
             self.sites.remove(at);
         }
         if let Some(name) = name
-            && self.hooks.unwatched.insert(name)
+            && self.hooks.unhooked.insert(name)
         {
             warn!(%why, "{name} cannot be watched");
         }

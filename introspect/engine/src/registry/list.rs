@@ -67,7 +67,7 @@ impl Registry {
     /// Looks whether the guest has rewritten text under a probe, and marks and reports what it
     /// finds. Meant to be called now and then. Needs no stop, unless all that we wrote is gone: then it
     /// is looked whether the kernel is.
-    pub fn watch(&mut self, world: &dyn World) {
+    pub fn check_text(&mut self, world: &dyn World) {
         let mem = world.memory();
         let rewritten: Vec<_> = self
             .sites

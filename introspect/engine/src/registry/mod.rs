@@ -15,6 +15,7 @@ pub(crate) mod change;
 pub(crate) mod commit;
 pub(crate) mod expand;
 pub(crate) mod guest_kprobes;
+pub(crate) mod hook_state;
 pub(crate) mod hooks;
 pub(crate) mod list;
 pub(crate) mod optimize;
@@ -31,7 +32,6 @@ pub(crate) mod switches;
 #[cfg(test)]
 mod tests;
 pub(crate) mod throttle;
-pub(crate) mod watched;
 
 pub use hooks::Told;
 pub use state::Registry;

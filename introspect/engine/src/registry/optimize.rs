@@ -20,7 +20,7 @@ use hvprobe_linux::image::TaskLayout;
 use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
 use tracing::debug;
 
-use crate::code::jump::{Jump, Surroundings};
+use crate::code::jump::{DetourContext, Jump};
 use crate::registry::guest_kprobes::PREPARES;
 use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
@@ -111,7 +111,7 @@ impl Registry {
             return Err(Unoptimized::Unscannable);
         }
         self.kprobes
-            .allow(span, !self.hooks.unwatched.contains(PREPARES))?;
+            .allow(span, !self.hooks.unhooked.contains(PREPARES))?;
         let behind = (Bound::Excluded(span.at()), Bound::Excluded(span.end()));
         let mut others = self.sites.range(behind);
         if let Some((at, _)) = others.find(|(_, other)| self.is_wanted(other)) {
@@ -185,7 +185,7 @@ impl Registry {
         prepared
     }
 
-    fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<Surroundings, Unoptimized> {
+    fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<DetourContext, Unoptimized> {
         let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
             return Err(Unoptimized::NoRoom);
         };
@@ -199,7 +199,7 @@ impl Registry {
             .task
             .ok()
             .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
-        Ok(Surroundings {
+        Ok(DetourContext {
             ring: detours.reserve(mem, &view.tables)?,
             cpu,
             task: task.transpose()?,
@@ -210,7 +210,7 @@ impl Registry {
         &mut self,
         at: Gva,
         members: Vec<ProbeId>,
-        around: &Surroundings,
+        around: &DetourContext,
         mem: &dyn PhysMemory,
     ) -> Result<Jump, Unoptimized> {
         if let Some(ghosts) = self.code.ghost_jumps.get_mut(&at)

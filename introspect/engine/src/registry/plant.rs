@@ -136,7 +136,7 @@ impl Registry {
             }
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
-            self.keep_usable(&mut new.jumps, mem, still);
+            self.drop_unusable(&mut new.jumps, mem, still);
             match self.arm(new, mem, still) {
                 Ok(table) => Some(table),
                 Err(why) => {
@@ -283,7 +283,7 @@ impl Registry {
             return Ok(());
         }
         for obstacle in others {
-            if !self.watch_no_more(&obstacle) {
+            if !self.unhook(&obstacle) {
                 return Err(PlantError::Site(obstacle));
             }
         }

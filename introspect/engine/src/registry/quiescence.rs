@@ -26,7 +26,7 @@ use crate::world::World;
 const PATIENCE_MAX: u32 = 64;
 
 /// What nobody may be on the way to for the jump at a site to be written.
-struct Doubt {
+struct Unproven {
     site: Gva,
     points: Vec<Gva>,
     /// Copies that lead to one of the points: where they begin, and their length.
@@ -34,7 +34,7 @@ struct Doubt {
 }
 
 /// The instructions under the jump that its bytes cannot be an int3 for.
-fn bare(span: &Span) -> Vec<Gva> {
+fn boundaries_without_int3(span: &Span) -> Vec<Gva> {
     let inside = span.interior().filter(|offset| *offset > 2);
     inside
         .map(|offset| span.at().wrapping_add(offset))
@@ -42,8 +42,8 @@ fn bare(span: &Span) -> Vec<Gva> {
 }
 
 impl Registry {
-    fn doubt(&self, at: Gva, site: &SiteState) -> Option<Doubt> {
-        let points = bare(site.span.as_ref().ok()?);
+    fn unproven(&self, at: Gva, site: &SiteState) -> Option<Unproven> {
+        let points = boundaries_without_int3(site.span.as_ref().ok()?);
         if points.is_empty() || site.jump().is_some() {
             return None;
         }
@@ -64,7 +64,7 @@ impl Registry {
             leads.then(|| (jump.detour.at(), jump.detour.code().len() as u64))
         });
         let copies = slots.chain(detours).collect();
-        Some(Doubt {
+        Some(Unproven {
             site: at,
             points,
             copies,
@@ -79,29 +79,29 @@ impl Registry {
         most: u64,
         world: &'w dyn World,
     ) -> Option<Look<'w>> {
-        let doubts = jumps
+        let unproven = jumps
             .keys()
-            .filter_map(|at| self.doubt(*at, self.sites.get(at)?));
-        let points: BTreeSet<Gva> = doubts.flat_map(|doubt| doubt.points).collect();
+            .filter_map(|at| self.unproven(*at, self.sites.get(at)?));
+        let points: BTreeSet<Gva> = unproven.flat_map(|it| it.points).collect();
         let worth = !points.is_empty() || self.is_crowded() || self.lacks_slots();
         worth.then(|| Look::begin(points, most, world)).flatten()
     }
 
     /// Takes those of the prepared `jumps` back that somebody may be under. The virtual CPUs must
     /// stand still.
-    pub(crate) fn keep_safe(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
-        let doubts: Vec<Doubt> = jumps
+    pub(crate) fn drop_unproven(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
+        let unproven: Vec<Unproven> = jumps
             .keys()
-            .filter_map(|at| self.doubt(*at, self.sites.get(at)?))
+            .filter_map(|at| self.unproven(*at, self.sites.get(at)?))
             .collect();
-        if doubts.is_empty() {
+        if unproven.is_empty() {
             return;
         }
-        for Doubt {
+        for Unproven {
             site,
             points,
             copies,
-        } in doubts
+        } in unproven
         {
             let is_clear = still.seen.is_some_and(|seen| {
                 let in_copy = copies.iter().any(|(start, len)| seen.code(*start, *len));

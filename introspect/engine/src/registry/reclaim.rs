@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::Followed;
-use hvprobe_hit::record::{NESTED_MAX, Source};
+use hvprobe_hit::record::{NESTED_MAX, RecordSource};
 use hvprobe_spec::ProbeId;
 use tracing::info;
 
@@ -25,7 +25,7 @@ use crate::unoptimized::Unoptimized;
 struct Gone<'a>(BTreeMap<Gva, &'a Followed>);
 
 impl<'a> Gone<'a> {
-    fn new(sources: impl IntoIterator<Item = &'a Arc<Source>>) -> Self {
+    fn new(sources: impl IntoIterator<Item = &'a Arc<RecordSource>>) -> Self {
         let followed = sources.into_iter().filter_map(|source| source.followed());
         Self(followed.map(|calls| (calls.stubs, calls)).collect())
     }
@@ -51,7 +51,7 @@ impl Registry {
     pub(crate) fn vacate_sources(&self, mem: &dyn PhysMemory) {
         let Some(live) = &self.live else { return };
         let sources: Vec<_> = self.code.sources.iter().collect();
-        let leaves = |source: &&Arc<Source>| self.probes.is_leaving(source.probe);
+        let leaves = |source: &&Arc<RecordSource>| self.probes.is_leaving(source.probe);
         let mut left = sources.iter().filter(leaves);
         if !left.any(|source| source.followed().is_some()) {
             return;

@@ -13,14 +13,14 @@ use hvprobe_arch::detour::{
 };
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::Followed;
-use hvprobe_hit::record::{Source, Tallies, What};
+use hvprobe_hit::record::{RecordSource, Tallies, What};
 use hvprobe_hit::region::CounterPlace;
 use hvprobe_spec::{Actions, Item, ProbeId};
 use tracing::debug;
 
 use crate::code::detours::{Detours, aligned};
 use crate::code::error::HiddenError;
-use crate::code::jump::Surroundings;
+use crate::code::jump::DetourContext;
 use crate::registry::optimize::unfollowable;
 use crate::registry::state::Registry;
 use crate::sites::site::{Probe, SiteState};
@@ -35,7 +35,7 @@ fn stack_words(actions: &Actions) -> Vec<u16> {
 }
 
 /// What is recorded for a probe with these actions: at its hits, or when a function returns.
-fn capture(probe: &Probe, around: &Surroundings) -> Capture {
+fn capture(probe: &Probe, around: &DetourContext) -> Capture {
     let stack = match probe.pool {
         None => stack_words(&probe.actions),
         Some(_) => Vec::new(),
@@ -49,7 +49,7 @@ fn capture(probe: &Probe, around: &Surroundings) -> Capture {
 }
 
 /// What is kept of a call at its entry.
-fn entry_capture(actions: &Actions, around: &Surroundings) -> EntryCapture {
+fn entry_capture(actions: &Actions, around: &DetourContext) -> EntryCapture {
     EntryCapture {
         registers: actions.registers,
         stack: stack_words(actions),
@@ -64,9 +64,9 @@ impl Registry {
         &mut self,
         id: ProbeId,
         at: Gva,
-        around: &Surroundings,
+        around: &DetourContext,
         mem: &dyn PhysMemory,
-    ) -> Result<Arc<Source>, Unoptimized> {
+    ) -> Result<Arc<RecordSource>, Unoptimized> {
         if let Some(source) = self.code.sources.get(id) {
             return Ok(source);
         }
@@ -104,7 +104,9 @@ impl Registry {
             capture,
             followed,
         };
-        let source = Arc::new(Source::new(id, what, actions, counters, words, tallies)?);
+        let source = Arc::new(RecordSource::new(
+            id, what, actions, counters, words, tallies,
+        )?);
         self.code.sources.add(Arc::clone(&source));
         Ok(source)
     }
@@ -112,7 +114,10 @@ impl Registry {
     /// The return probes of `site` whose calls need an exit at their entry only, if all return probes
     /// there are such: of one frame, what takes the trampoline and what does not would get into each
     /// other's way.
-    fn half_followed<'s>(&'s self, site: &'s SiteState) -> impl Iterator<Item = ProbeId> + 's {
+    fn returning_without_exit<'s>(
+        &'s self,
+        site: &'s SiteState,
+    ) -> impl Iterator<Item = ProbeId> + 's {
         let returning = || {
             let members = self.enabled_members(site);
             members.filter(|(_, probe)| probe.pool.is_some())
@@ -131,7 +136,7 @@ impl Registry {
     pub(crate) fn wanted_stubs(&self) -> Vec<(Gva, ProbeId)> {
         let mut wanted = Vec::new();
         for (at, site) in &self.sites {
-            let missing = self.half_followed(site);
+            let missing = self.returning_without_exit(site);
             let missing = missing.filter(|id| self.code.sources.get(*id).is_none());
             let before = wanted.len();
             wanted.extend(missing.map(|id| (*at, id)));
@@ -147,7 +152,7 @@ impl Registry {
     pub(crate) fn make_stubs(
         &mut self,
         wanted: &[(Gva, ProbeId)],
-        around: &Surroundings,
+        around: &DetourContext,
         mem: &dyn PhysMemory,
     ) {
         for (at, id) in wanted {
@@ -158,8 +163,8 @@ impl Registry {
     }
 
     /// What makes events of the returns of the probes at `site` that need no exit then.
-    pub(crate) fn stubs(&self, site: &SiteState) -> BTreeMap<ProbeId, Arc<Source>> {
-        let ids = self.half_followed(site);
+    pub(crate) fn stubs(&self, site: &SiteState) -> BTreeMap<ProbeId, Arc<RecordSource>> {
+        let ids = self.returning_without_exit(site);
         let sources = ids.map(|id| Some((id, self.code.sources.get(id)?)));
         sources.collect::<Option<_>>().unwrap_or_default()
     }
@@ -186,7 +191,7 @@ fn follow(
     detours: &mut Detours,
     count: u32,
     leaving: &Leaving<'_>,
-    around: &Surroundings,
+    around: &DetourContext,
     mem: &dyn PhysMemory,
 ) -> Result<Followed, Unoptimized> {
     let layout = InstanceLayout::new(leaving.entry)?;

@@ -25,9 +25,9 @@ use crate::info::Throttled;
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
+use crate::registry::hook_state::Hooks;
 use crate::registry::patience::Patience;
 use crate::registry::switches::Switches;
-use crate::registry::watched::Hooks;
 use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, Place, Probe, SiteState};
 use crate::sites::text::{LiveText, Text};
@@ -173,7 +173,7 @@ impl Registry {
 
     /// Whether the global switch is on.
     #[must_use]
-    pub fn is_switched_on(&self) -> bool {
+    pub fn is_armed(&self) -> bool {
         self.switches.armed
     }
 

@@ -14,5 +14,5 @@ mod tests;
 
 pub use collection::Collection;
 pub use reader::Reader;
-pub use source::{Source, Tallies, What};
-pub use sources::{NESTED_MAX, Sources};
+pub use source::{RecordSource, Tallies, What};
+pub use sources::{NESTED_MAX, RecordSources};

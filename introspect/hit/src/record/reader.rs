@@ -19,7 +19,7 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::room::Room;
 use super::source::Around;
-use super::sources::{Map, Sources};
+use super::sources::{Map, RecordSources};
 use crate::event::{Drained, Event};
 use crate::region::RingPlace;
 
@@ -72,7 +72,7 @@ struct Wait {
 #[derive(Debug)]
 pub struct Reader {
     place: RingPlace,
-    pub(super) sources: Sources,
+    pub(super) sources: RecordSources,
     /// What comes next in its turn.
     pub(super) next: u64,
     /// What was stepped over.
@@ -95,7 +95,7 @@ pub struct Reader {
 impl Reader {
     /// A reader of the ring at `place`, which nobody else reads.
     #[must_use]
-    pub fn new(place: RingPlace, sources: Sources) -> Self {
+    pub fn new(place: RingPlace, sources: RecordSources) -> Self {
         Self {
             place,
             sources,

@@ -20,7 +20,7 @@ pub(super) const PLAUSIBLE: u64 = 1 << 40;
 
 /// Whose records they are, and what they mean.
 #[derive(Debug)]
-pub struct Source {
+pub struct RecordSource {
     /// The probe.
     pub probe: ProbeId,
     what: What,
@@ -80,7 +80,7 @@ impl Tally {
     }
 }
 
-impl Source {
+impl RecordSource {
     /// # Errors
     /// When there are no such records.
     pub fn new(
@@ -152,7 +152,7 @@ impl Source {
         self.silent.store(!enabled, Ordering::Relaxed);
     }
 
-    /// Whether [`Source::silence`] has something to do.
+    /// Whether [`RecordSource::silence`] has something to do.
     pub fn is_to_be_silenced(&self) -> bool {
         !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
     }

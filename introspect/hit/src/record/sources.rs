@@ -7,7 +7,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_spec::ProbeId;
 use rustc_hash::FxHashMap;
 
-use super::source::Source;
+use super::source::RecordSource;
 use crate::region::KERNEL_WINDOW;
 
 /// How many return probes one call can be followed by.
@@ -15,7 +15,7 @@ pub const NESTED_MAX: usize = 16;
 
 /// All sources, by the number their records have.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Map(pub(super) FxHashMap<u32, Arc<Source>>);
+pub(super) struct Map(pub(super) FxHashMap<u32, Arc<RecordSource>>);
 
 impl Map {
     /// Where a function really returns to that found `at` on its stack: another return probe may
@@ -37,9 +37,9 @@ impl Map {
 
 /// The sources that there are now. The control side changes them, the reader takes what there is.
 #[derive(Clone, Debug, Default)]
-pub struct Sources(Arc<Mutex<Arc<Map>>>);
+pub struct RecordSources(Arc<Mutex<Arc<Map>>>);
 
-impl Sources {
+impl RecordSources {
     pub(super) fn now(&self) -> Arc<Map> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -51,22 +51,22 @@ impl Sources {
 
     /// That of probe `id`.
     #[must_use]
-    pub fn get(&self, id: ProbeId) -> Option<Arc<Source>> {
+    pub fn get(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
         self.now().0.get(&id.0).cloned()
     }
 
     /// Adds one, in the place of another of the same probe.
-    pub fn add(&self, source: Arc<Source>) {
+    pub fn add(&self, source: Arc<RecordSource>) {
         self.change(|map| map.0.insert(source.probe.0, source));
     }
 
     /// Takes out that of probe `id`.
-    pub fn remove(&self, id: ProbeId) -> Option<Arc<Source>> {
+    pub fn remove(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
         self.change(|map| map.0.remove(&id.0))
     }
 
     /// All there are now.
-    pub fn iter(&self) -> impl Iterator<Item = Arc<Source>> + use<> {
+    pub fn iter(&self) -> impl Iterator<Item = Arc<RecordSource>> + use<> {
         let sources: Vec<_> = self.now().0.values().cloned().collect();
         sources.into_iter()
     }

@@ -42,7 +42,7 @@ const PLACE: RingPlace = RingPlace {
 };
 
 /// A source of records of what `capture` says.
-fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<Source> {
+fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<RecordSource> {
     let what = What {
         at: AT,
         capture,
@@ -55,7 +55,7 @@ fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<Sou
     };
     let words = CounterPlace(Gva(0));
     let counters = Arc::clone(counters);
-    let source = Source::new(probe, what, Arc::default(), counters, words, tallies);
+    let source = RecordSource::new(probe, what, Arc::default(), counters, words, tallies);
     Arc::new(source.expect("a layout"))
 }
 
@@ -68,7 +68,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let sources = Sources::default();
+        let sources = RecordSources::default();
         let counters = Arc::new(Counters::new(2));
         let capture = Capture {
             registers: RegisterSet::from_iter([]),
@@ -426,7 +426,7 @@ fn what_is_finished_late_waits_in_its_place() {
     } = Rig::new();
     let collection = Collection::new(reader);
     let rig = Rig {
-        reader: Reader::new(PLACE, Sources::default()),
+        reader: Reader::new(PLACE, RecordSources::default()),
         mem,
         counters,
         now,

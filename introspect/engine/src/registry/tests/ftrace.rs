@@ -68,7 +68,7 @@ fn site_that_ftrace_took_is_left_to_it_until_it_gives_it_back() {
     let at = rig.addr(id);
     patch(&mut rig, |rig| rig.guest.write(at, &CALL));
     assert_eq!(rig.guest.read(at), CALL);
-    rig.registry.watch(&*rig.guest);
+    rig.registry.check_text(&*rig.guest);
     // Nothing the user does meanwhile touches it.
     let other = rig.one(EMULATED);
     rig.disable(&[other]).unwrap();

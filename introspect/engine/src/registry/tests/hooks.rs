@@ -17,7 +17,7 @@ fn watch(rig: &mut Rig, told: HookSet) {
         ..Internal::default()
     };
     let (registry, guest) = (&mut rig.registry, &*rig.guest);
-    registry.watch_function(DEAD, internal, false, &guest.mem);
+    registry.hook(DEAD, internal, false, &guest.mem);
     registry.commit(guest).expect("the guest stops");
 }
 

@@ -531,9 +531,9 @@ fn a_disabled_probe_has_been_heard_out_and_is_silent() {
     // Nothing more is to be waited for.
     rig.disable(&ids[..1]).unwrap();
     assert_eq!(rig.guest.collected.get(), 1);
-    rig.registry.switch(false, &*rig.guest).unwrap();
+    rig.registry.set_armed(false, &*rig.guest).unwrap();
     assert_eq!(rig.guest.collected.get(), 2);
-    rig.registry.switch(true, &*rig.guest).unwrap();
+    rig.registry.set_armed(true, &*rig.guest).unwrap();
     rig.enable(&ids).unwrap();
     rig.disable(&ids).unwrap();
     assert_eq!(rig.guest.collected.get(), 3);

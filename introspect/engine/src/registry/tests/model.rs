@@ -178,14 +178,14 @@ impl Model {
             Step::Switch(on) => {
                 self.rig
                     .registry
-                    .switch(*on, &*self.rig.guest)
+                    .set_armed(*on, &*self.rig.guest)
                     .expect("what has changed is left alone");
                 self.watched();
                 self.places = self.settled(&self.places, *on).expect("all are known");
                 self.switched_on = *on;
             }
             Step::Watch => {
-                self.rig.registry.watch(&*self.rig.guest);
+                self.rig.registry.check_text(&*self.rig.guest);
                 self.watched();
             }
             Step::GuestWrites(at, own) => {
@@ -283,7 +283,7 @@ impl Model {
         self.rig.enable(&ids).expect_err("it does not stop");
         let registry = &mut self.rig.registry;
         registry
-            .switch(!self.switched_on, &*self.rig.guest)
+            .set_armed(!self.switched_on, &*self.rig.guest)
             .expect_err("it does not stop");
         // It has looked before it tried.
         self.watched();
@@ -477,7 +477,7 @@ impl Model {
         }
         let listed: Vec<_> = self.rig.list().iter().map(|info| info.id).collect();
         assert_eq!(listed, self.ids());
-        assert_eq!(self.rig.registry.is_switched_on(), self.switched_on);
+        assert_eq!(self.rig.registry.is_armed(), self.switched_on);
     }
 }
 

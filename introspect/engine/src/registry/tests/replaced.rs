@@ -69,11 +69,11 @@ fn assert_left_alone(rig: &mut Rig, known: &[Gva]) {
         let source = Refused::Replaced;
         let id = ids[0];
         assert_eq!(rig.enable(&ids), Err(ChangeError::Refused { id, source }));
-        rig.registry.switch(false, &*rig.guest).unwrap();
-        rig.registry.switch(true, &*rig.guest).unwrap();
+        rig.registry.set_armed(false, &*rig.guest).unwrap();
+        rig.registry.set_armed(true, &*rig.guest).unwrap();
         rig.registry.set_optimization(false, &*rig.guest).unwrap();
         rig.registry.set_optimization(true, &*rig.guest).unwrap();
-        rig.registry.watch(&*rig.guest);
+        rig.registry.check_text(&*rig.guest);
         rig.registry.retry_jumps(&*rig.guest);
         rig.registry.modules_changed(None, &*rig.guest).unwrap();
         assert_all_gone(rig);
@@ -208,11 +208,11 @@ const ACTS: &[Act] = &[
         assert_eq!(registered.skipped.len(), 1);
         assert_eq!(registered.skipped[0].why, Refused::Replaced);
     },
-    |rig, _| rig.registry.switch(false, &*rig.guest).unwrap(),
+    |rig, _| rig.registry.set_armed(false, &*rig.guest).unwrap(),
     |rig, _| rig.registry.set_optimization(false, &*rig.guest).unwrap(),
     |rig, _| {
         rig.registry.modules_changed(None, &*rig.guest).unwrap();
-        rig.registry.switch(false, &*rig.guest).unwrap();
+        rig.registry.set_armed(false, &*rig.guest).unwrap();
     },
     |rig, _| rig.registry.ftrace_patches(true, &*rig.guest).unwrap(),
 ];
@@ -248,10 +248,10 @@ fn a_kernel_in_the_place_of_the_first_is_found_out_and_not_written_to() {
 fn watching_finds_out_that_the_kernel_is_another() {
     let mut rig = Rig::live();
     all_kinds(&mut rig);
-    rig.registry.watch(&*rig.guest);
+    rig.registry.check_text(&*rig.guest);
     assert!(!rig.registry.is_replaced());
     another_kernel(&rig);
-    rig.changes_nothing_in_memory(|rig| rig.registry.watch(&*rig.guest));
+    rig.changes_nothing_in_memory(|rig| rig.registry.check_text(&*rig.guest));
     assert_all_gone(&rig);
 }
 
@@ -296,7 +296,7 @@ fn text_of_the_kernel_we_know_is_no_other_kernels() {
     rig.enable(&[id]).unwrap();
     // The guest may do what it likes with one of its functions.
     rig.guest.write(at, &[0x90]);
-    rig.registry.watch(&*rig.guest);
+    rig.registry.check_text(&*rig.guest);
     assert!(!rig.registry.is_replaced());
     assert_eq!(rig.state(id), ProbeState::Gone);
 }

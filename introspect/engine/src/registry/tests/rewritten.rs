@@ -27,13 +27,13 @@ fn watching_tells_what_the_guest_rewrote_for_good_and_stops_nobody() {
     rig.guest.write(idle, &[0x90]);
     let stops = rig.guest.stops();
     let before = rig.guest.mem.snapshot();
-    rig.registry.watch(&*rig.guest);
+    rig.registry.check_text(&*rig.guest);
     assert_eq!(rig.guest.stops(), stops);
     assert!(rig.guest.mem.snapshot() == before);
     // Whatever the guest does after that.
     rig.guest.write(armed, &[INT3]);
     rig.guest.write(idle, &[0x48]);
-    rig.registry.watch(&*rig.guest);
+    rig.registry.check_text(&*rig.guest);
     let states: Vec<_> = ids.iter().map(|id| rig.state(*id)).collect();
     let gone = ProbeState::Gone;
     assert_eq!(states, [gone.clone(), gone, ProbeState::Placed]);

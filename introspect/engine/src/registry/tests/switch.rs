@@ -5,7 +5,7 @@ use crate::world::StopError;
 
 impl Rig {
     fn switch(&mut self, on: bool) -> Result<(), ChangeError> {
-        self.registry.switch(on, &*self.guest)
+        self.registry.set_armed(on, &*self.guest)
     }
 }
 
@@ -15,9 +15,9 @@ fn switch_takes_every_patch_out_and_puts_back_those_of_enabled_probes_in_one_sto
     let original = rig.visible();
     let ids = rig.register(&[spec(EMULATED), disabled(BOOSTED), spec("p filler_003")]);
     let planted = rig.visible();
-    assert!(rig.registry.is_switched_on());
+    assert!(rig.registry.is_armed());
     assert_eq!(rig.stops_of(|rig| rig.switch(false).unwrap()), 1);
-    assert!(!rig.registry.is_switched_on());
+    assert!(!rig.registry.is_armed());
     assert!(rig.visible() == original);
     for (id, off) in ids.iter().zip([false, true, false]) {
         assert_eq!(rig.info(*id).disabled, off);
@@ -68,14 +68,14 @@ fn switch_that_fails_changes_nothing() {
         result,
         Err(ChangeError::Stop(StopError::Unresponsive { .. }))
     ));
-    assert!(rig.registry.is_switched_on());
+    assert!(rig.registry.is_armed());
     rig.guest.refuse_stops(false);
     rig.switch(false).unwrap();
     let at = rig.addr(id);
     rig.guest.meanwhile(move |guest| guest.write(at, &[0x90]));
     let source = Refused::TextChanged { at };
     assert_eq!(rig.switch(true), Err(ChangeError::Refused { id, source }));
-    assert!(!rig.registry.is_switched_on());
+    assert!(!rig.registry.is_armed());
     assert_eq!(rig.byte(at), 0x90);
 }
 

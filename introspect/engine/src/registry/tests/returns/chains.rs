@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hvprobe_arch::detour::{Instance, InstanceLayout, STUB, StackWords};
-use hvprobe_hit::record::{NESTED_MAX, Source};
+use hvprobe_hit::record::{NESTED_MAX, RecordSource};
 use proptest::prelude::*;
 
 use super::half::{reading, trapped};
@@ -70,7 +70,10 @@ fn step() -> impl Strategy<Value = Step> {
 /// Where a task was interrupted in code of ours.
 enum Interrupted {
     /// It is about to put `stub` where the return address was, which belongs to `source`.
-    Entering { source: Arc<Source>, stub: Gva },
+    Entering {
+        source: Arc<RecordSource>,
+        stub: Gva,
+    },
     /// It is at this stub.
     Leaving(Gva),
 }
@@ -133,11 +136,11 @@ impl Model {
     }
 
     /// Who owns the code at `stub` now.
-    fn owner(&self, stub: Gva) -> Arc<Source> {
+    fn owner(&self, stub: Gva) -> Arc<RecordSource> {
         let registry = &self.rig.registry;
         let ghosts = registry.code.ghost_sources.iter().cloned();
         let mut all = registry.code.sources.iter().chain(ghosts);
-        let owns = |source: &Arc<Source>| {
+        let owns = |source: &Arc<RecordSource>| {
             let calls = source.followed();
             calls.is_some_and(|calls| calls.return_address(stub, &self.rig.guest.mem).is_some())
         };
@@ -199,7 +202,7 @@ impl Model {
     }
 
     /// Where the word of an instance is that says which frame it belongs to.
-    fn slot_word(source: &Source, stub: Gva) -> hvprobe_arch::Gpa {
+    fn slot_word(source: &RecordSource, stub: Gva) -> hvprobe_arch::Gpa {
         let calls = source.followed().expect("a return probe");
         let index = stub.offset_from(calls.stubs).expect("a stub") / u64::from(STUB);
         let stride = calls.layout.stride() as u64;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hvprobe_arch::detour::{BY_HOST, Instance, STUB, StackWords};
 use hvprobe_hit::Followed;
-use hvprobe_hit::record::Source;
+use hvprobe_hit::record::RecordSource;
 
 use super::*;
 use crate::world::Standing;
@@ -31,11 +31,11 @@ pub(super) fn reading(definition: &str) -> ProbeSpec {
     acting(definition, actions)
 }
 
-fn source(rig: &Rig, id: ProbeId) -> Arc<Source> {
+fn source(rig: &Rig, id: ProbeId) -> Arc<RecordSource> {
     rig.registry.code.sources.get(id).expect("followed")
 }
 
-fn calls(source: &Source) -> &Followed {
+fn calls(source: &RecordSource) -> &Followed {
     source.followed().expect("a return probe")
 }
 

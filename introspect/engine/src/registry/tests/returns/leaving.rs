@@ -243,7 +243,7 @@ fn disabled_return_probe_sees_no_entries_and_lets_the_calls_it_saw_go_home() {
 
     // The global switch does the same.
     cpu.call(&rig, entry, frame(0), caller(&rig, 0));
-    rig.registry.switch(false, &*rig.guest).unwrap();
+    rig.registry.set_armed(false, &*rig.guest).unwrap();
     assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
     assert_eq!((hits(&rig, id), rig.counts(id).missed), (1, 2));
     assert_eq!(hits(&rig, other), 4);
@@ -258,7 +258,7 @@ fn a_call_returns_through_the_trampoline_when_the_gate_is_gone() {
     let (entry, ret) = (rig.addr(id), caller(&rig, 0));
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.call(&rig, entry, STACK, ret), RESUME);
-    rig.registry.switch(false, &*rig.guest).unwrap();
+    rig.registry.set_armed(false, &*rig.guest).unwrap();
     assert_eq!(rig.byte(entry), 0x55);
     assert_eq!(rig.guest.read::<2>(gate), original);
     assert_eq!(cpu.ret(&rig, STACK, 0), ret);

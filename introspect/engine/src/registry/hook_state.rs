@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
     /// Functions that the engine wanted to watch and could not.
-    pub(crate) unwatched: BTreeSet<&'static str>,
+    pub(crate) unhooked: BTreeSet<&'static str>,
     /// The guest's ftrace is patching text: its sites hold none of our int3s meanwhile.
     pub(crate) ftrace_patches: bool,
 }

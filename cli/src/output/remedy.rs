@@ -1,0 +1,30 @@
+//! What can be done about a refusal, in words.
+
+use hvprobe_proto::v1::Remedy;
+
+use super::harmless;
+
+/// What can be done about a refusal, in words behind the reason. Of a wrong request the reason says it.
+pub(crate) fn can(remedy: Remedy, when: &str) -> String {
+    match remedy {
+        Remedy::Never => " (never)".to_owned(),
+        Remedy::NotNow => {
+            let when = harmless(when.as_bytes());
+            format!(" (not now: try again when {when})")
+        }
+        Remedy::WrongRequest | Remedy::Unspecified => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_say_whether_to_wait_and_for_what() {
+        assert_eq!(can(Remedy::Never, ""), " (never)");
+        let wait = can(Remedy::NotNow, "the module is\x1b loaded");
+        assert_eq!(wait, " (not now: try again when the module is? loaded)");
+        assert_eq!(can(Remedy::WrongRequest, ""), "");
+    }
+}
