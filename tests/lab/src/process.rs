@@ -416,9 +416,10 @@ mod tests {
     fn silence_ends_the_watch_and_output_puts_it_off() {
         let limits = Limits {
             deadline: Instant::now() + LONG,
-            silence: Some(Duration::from_secs(1)),
+            // Longer than one pause however busy the machine is, shorter than all of them.
+            silence: Some(Duration::from_secs(4)),
         };
-        let script = "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done; exec sleep 1000";
+        let script = "for i in 1 2 3 4 5; do echo $i; sleep 1; done; exec sleep 1000";
         let (end, output, _group) = run_within(script, limits);
         assert_eq!((end, output.as_str()), (End::Silent, "1\n2\n3\n4\n5\n"));
     }
