@@ -10,13 +10,14 @@ use std::path::Path;
 pub const PERFORMANCE: &str = "docs/performance.md";
 
 /// The pages that show commands, from the repository's root.
-pub const PAGES: [&str; 7] = [
+pub const PAGES: [&str; 8] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/hosts.md",
     PERFORMANCE,
     "docs/reference.md",
+    "docs/security.md",
     "fuzz/README.md",
 ];
 
