@@ -25,7 +25,7 @@ pub use code::{HiddenError, HiddenRegion, outermost_slots};
 pub use error::{ChangeError, RegisterError};
 pub use info::{ProbeInfo, ProbeState, Throttled};
 pub use refusal::Refused;
-pub use registered::{BATCH_MAX, Refusals, Registered, Skipped};
+pub use registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};
 pub use registry::{Registry, Told};
 pub use remedy::Remedy;
 pub use unoptimized::Unoptimized;

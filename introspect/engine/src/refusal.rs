@@ -39,6 +39,14 @@ pub enum Refused {
         /// How many may be.
         max: usize,
     },
+    /// The machine has as many probes as it may.
+    #[error("there are {there} probes already; at most {max} are possible")]
+    TooManyProbes {
+        /// How many there are.
+        there: usize,
+        /// How many may be.
+        max: usize,
+    },
     /// A pattern where one place is wanted.
     #[error("`{pattern}` is a pattern, which stands for no single place")]
     Pattern {

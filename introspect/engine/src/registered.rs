@@ -8,6 +8,8 @@ use crate::refusal::Refused;
 
 /// The most probes that patterns may bring a batch to.
 pub const BATCH_MAX: usize = 16_384;
+/// The most probes of one machine: some hundred bytes each here and, with a detour, in the guest.
+pub const PROBES_MAX: usize = 65_536;
 
 /// What becomes of a batch when a probe of it is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

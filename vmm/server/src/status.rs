@@ -101,6 +101,9 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
             Failure::new(Code::InvalidArgument, ErrorKind::AmbiguousSymbol, message)
                 .offering(at.iter().map(ToString::to_string))
         }
+        Refused::TooManyProbes { .. } => {
+            Failure::new(Code::ResourceExhausted, ErrorKind::TooManyProbes, message)
+        }
         _ => {
             let code = match why.remedy() {
                 Remedy::NotNow(_) => Code::FailedPrecondition,

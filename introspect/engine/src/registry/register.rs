@@ -21,7 +21,7 @@ use super::plant::{PlantError, Planted};
 use crate::error::RegisterError;
 use crate::plan::probepoint::Probepoint;
 use crate::refusal::{Obstacle, Refused};
-use crate::registered::{BATCH_MAX, Refusals, Registered, Skipped};
+use crate::registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};
 use crate::registry::state::Registry;
 use crate::world::World;
 
@@ -189,6 +189,17 @@ impl Registry {
         }
     }
 
+    /// # Errors
+    /// When the machine may not have so many probes more.
+    fn has_room(&self, more: usize) -> Result<(), Refused> {
+        let there = self.probes.len();
+        if there + more > PROBES_MAX {
+            let max = PROBES_MAX;
+            return Err(Refused::TooManyProbes { there, max });
+        }
+        Ok(())
+    }
+
     /// What `specs` stand for one by one.
     fn expand<'s>(
         &self,
@@ -210,7 +221,11 @@ impl Registry {
                 continue;
             }
             let room = BATCH_MAX.saturating_sub(batch.probes.len() + batch.skipped.len());
-            match self.singles(spec, room) {
+            let singles = self.singles(spec, room).and_then(|singles| {
+                self.has_room(batch.probes.len() + singles.len())?;
+                Ok(singles)
+            });
+            match singles {
                 Ok(singles) => batch.probes.extend(singles.into_iter().map(|spec| Entry {
                     index,
                     spec,

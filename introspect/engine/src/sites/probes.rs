@@ -63,6 +63,10 @@ impl Probes {
         self.by_id.contains_key(&id)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
     pub(crate) fn ids(&self) -> Vec<ProbeId> {
         self.by_id.keys().copied().collect()
     }

@@ -3,6 +3,7 @@
 use hvprobe_arch::insn::Refusal;
 
 use super::*;
+use crate::registered::PROBES_MAX;
 
 #[test]
 fn probes_of_a_booting_guest_wait_and_are_planted_in_one_stop() {
@@ -114,4 +115,18 @@ fn pending_probes_are_unregistered_without_a_stop() {
     rig.go_live(None);
     assert_eq!(rig.byte(rig.at("filler_000", 0)), 0x55);
     assert_eq!(rig.byte(rig.at("filler_001", 0)), INT3);
+}
+
+#[test]
+fn a_machine_has_no_more_probes_than_it_may() {
+    let mut rig = Rig::booting();
+    let ids = rig.register(&vec![spec(EMULATED); PROBES_MAX]);
+    let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&[spec(BOOSTED)])));
+    let full = Refused::TooManyProbes {
+        there: PROBES_MAX,
+        max: PROBES_MAX,
+    };
+    assert_eq!(why, full);
+    rig.registry.unregister(&ids[..1], &*rig.guest).unwrap();
+    rig.register(&[spec(BOOSTED)]);
 }
