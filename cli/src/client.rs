@@ -121,15 +121,20 @@ impl Client {
 
     /// The probes of `machine`.
     pub(crate) async fn list_probes(&mut self, machine: &str) -> anyhow::Result<Vec<v1::Probe>> {
-        let request = ListProbesRequest {
+        let mut all = Vec::new();
+        let mut request = ListProbesRequest {
             machine: machine.to_owned(),
+            ..Default::default()
         };
-        let answer = self
-            .probes
-            .list_probes(request)
-            .await
-            .map_err(Refused::from)?;
-        Ok(answer.into_inner().probes)
+        loop {
+            let answer = self.probes.list_probes(request.clone()).await;
+            let page = answer.map_err(Refused::from)?.into_inner();
+            all.extend(page.probes);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            request.page_token = page.next_page_token;
+        }
     }
 }
 

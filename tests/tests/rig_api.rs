@@ -134,11 +134,22 @@ impl Client {
     }
 
     async fn list(&mut self, machine: &str) -> Vec<Probe> {
-        let request = ListProbesRequest {
+        let mut all = Vec::new();
+        let mut request = ListProbesRequest {
             machine: machine.into(),
+            page_size: 1,
+            page_token: String::new(),
         };
-        let answer = self.probes.list_probes(request).await.unwrap();
-        answer.into_inner().probes
+        loop {
+            let answer = self.probes.list_probes(request.clone()).await.unwrap();
+            let page = answer.into_inner();
+            assert!(page.probes.len() <= 1);
+            all.extend(page.probes);
+            if page.next_page_token.is_empty() {
+                return all;
+            }
+            request.page_token = page.next_page_token;
+        }
     }
 }
 

@@ -39,6 +39,11 @@ use crate::services::{decisions, events, host, machines, probes, symbols};
 const FAREWELL: Duration = Duration::from_secs(2);
 /// How long a server that has run out of file descriptors waits for some to come free.
 const EXHAUSTED: Duration = Duration::from_millis(100);
+/// How long a connection may be silent before it is asked whether anybody is there, and how long the
+/// answer may take. Of a client that is gone without a word (its host, or a frozen process) the
+/// connection ends, and its streams with it.
+const SILENCE: Duration = Duration::from_secs(30);
+const ANSWER: Duration = Duration::from_secs(30);
 /// Calls that one connection may have under way.
 const CALLS_PER_CONNECTION: u32 = 256;
 
@@ -158,6 +163,8 @@ impl Server {
             }
         };
         let server = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(SILENCE))
+            .http2_keepalive_timeout(Some(ANSWER))
             // A call counts until the last message of its stream has been taken.
             .max_concurrent_streams(CALLS_PER_CONNECTION)
             .concurrency_limit_per_connection(CALLS_PER_CONNECTION as usize)

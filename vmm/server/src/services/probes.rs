@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 use crate::fleet::{Fleet, Handle};
 use crate::limits;
 use crate::status::{change_error, register_error};
+use crate::wire::page;
 use crate::wire::registration::{refusals, response, specs};
 
 /// The service.
@@ -137,9 +138,18 @@ impl probes_server::Probes for Service {
         &self,
         request: Request<ListProbesRequest>,
     ) -> Result<Response<ListProbesResponse>, Status> {
-        let handle = self.fleet.get(&request.into_inner().machine)?;
-        let probes = handle.probes().await?;
-        let disarmed = handle.describe().await?.disarmed;
-        Ok(Response::new(ListProbesResponse { probes, disarmed }))
+        let ListProbesRequest {
+            machine,
+            page_size,
+            page_token,
+        } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
+        let (probes, next_page_token) =
+            page::of_probes(handle.probes().await?, page_size, &page_token)?;
+        Ok(Response::new(ListProbesResponse {
+            probes,
+            disarmed: handle.describe().await?.disarmed,
+            next_page_token,
+        }))
     }
 }

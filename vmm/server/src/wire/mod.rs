@@ -7,4 +7,5 @@ pub(crate) mod anchor;
 pub mod budget;
 pub(crate) mod convert;
 pub(crate) mod event;
+pub(crate) mod page;
 pub(crate) mod registration;
