@@ -71,7 +71,7 @@ pub struct Instance {
     pub task: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// The number of the CPU at entry, whose counter that is, or [`BY_HOST`].
+    /// The number of the CPU at entry, whose counter that is, or [`BY_HOST`](super::BY_HOST).
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,

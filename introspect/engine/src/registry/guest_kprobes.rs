@@ -2,7 +2,7 @@
 //!
 //! A kprobe of the guest's keeps a copy of the instruction it was registered at. When it is armed
 //! and disarmed, at any time, it writes the first byte of that copy, and a hit goes on behind the
-//! copied instruction, in its place; an optimized one writes a jump over [`REACH`] bytes at most.
+//! copied instruction, in its place; an optimized one writes a jump over [`REACH`](crate::guest::kprobes) bytes at most.
 //! None of that looks again at what is there by then (kernel/kprobes.c,
 //! arch/x86/kernel/kprobes/opt.c). An int3 of ours survives that, or is found to be gone; under a
 //! jump, or what a jump has left behind, the guest would run into the middle of something.

@@ -8,7 +8,7 @@
 //! Each virtual CPU owns the producing end of a bounded ring; the collector owns all the consuming
 //! ends and the sources. Invariants: the producing side never blocks, allocates or takes a lock; an
 //! event that does not fit is counted as dropped and the count reaches the sink with the next batch;
-//! events are handed on in order of time, whoever made them ([`order`]); after [`Collector::finish`]
+//! events are handed on in order of time, whoever made them ([`super::order`]); after [`Collector::finish`]
 //! nothing is left in a ring or a source.
 //!
 //! ```text
