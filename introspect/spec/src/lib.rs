@@ -15,6 +15,7 @@ mod mechanism;
 mod number;
 mod parse_error;
 mod probe;
+pub mod shape;
 
 pub use actions::{
     Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
