@@ -84,7 +84,7 @@ impl Regs {
 }
 
 /// A general 64-bit register, by the number instructions encode it with (SDM vol. 2, table 3-1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,
     reason = "each variant is the register it is named after"

@@ -362,6 +362,8 @@ fn functions(
                 kind: wanted.kind,
                 name: None,
                 target,
+                arguments: Vec::new(),
+                filter: None,
             });
             spec.mechanism = wanted.mechanism;
             spec

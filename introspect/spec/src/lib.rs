@@ -5,9 +5,11 @@
 
 mod actions;
 mod budget;
+mod column;
 pub mod definition;
 pub mod errno;
 mod error;
+pub mod fetch;
 mod id;
 pub mod language;
 mod limits;
@@ -21,6 +23,7 @@ pub use actions::{
     Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
 };
 pub use budget::{Budget, Excess};
+pub use column::Column;
 pub use error::SpecError;
 pub use id::ProbeId;
 pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, ITEMS_MAX};

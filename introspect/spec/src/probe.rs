@@ -53,6 +53,12 @@ impl ProbeSpec {
     /// What makes no sense or exceeds a limit.
     pub fn check(&self) -> Result<(), SpecError> {
         let actions = &self.actions;
+        if !self.definition.arguments.is_empty() {
+            return Err(SpecError::Unsupported("fetch arguments"));
+        }
+        if self.definition.filter.is_some() {
+            return Err(SpecError::Unsupported("filters"));
+        }
         if let Some(budget) = &self.budget {
             budget.check()?;
         }
@@ -95,5 +101,38 @@ impl ProbeSpec {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Column;
+    use crate::definition::parse;
+    use crate::fetch::{Expr, ExprKind, FetchArg, Filter, Operator, Test, Value};
+
+    #[test]
+    fn what_nothing_evaluates_is_refused() {
+        let mut spec = ProbeSpec::from(parse("p vfs_read").unwrap());
+        assert_eq!(spec.check(), Ok(()));
+        spec.definition.filter = Some(Filter::Test(Test {
+            column: Column(14),
+            field: "pid".to_owned(),
+            operator: Operator::Equal,
+            value_column: Column(21),
+            value: Value::Number(1),
+        }));
+        assert_eq!(spec.check(), Err(SpecError::Unsupported("filters")));
+        spec.definition.arguments = vec![FetchArg {
+            name: None,
+            column: Column(11),
+            expr: Expr {
+                column: Column(11),
+                kind: ExprKind::Comm,
+            },
+            ty: None,
+            text: "$comm".to_owned(),
+        }];
+        assert_eq!(spec.check(), Err(SpecError::Unsupported("fetch arguments")));
     }
 }

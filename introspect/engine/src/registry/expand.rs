@@ -72,6 +72,8 @@ impl Registry {
                 kind: spec.definition.kind,
                 name,
                 target,
+                arguments: spec.definition.arguments.clone(),
+                filter: spec.definition.filter.clone(),
             };
             Cow::Owned(ProbeSpec {
                 definition,

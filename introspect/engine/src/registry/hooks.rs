@@ -293,6 +293,8 @@ impl Registry {
                     name: name.to_owned(),
                     offset,
                 },
+                arguments: Vec::new(),
+                filter: None,
             })
         };
         let behind = |point: &Probepoint| point.symbol.1 + point.displaced.bytes().len() as u64;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use hvprobe_arch::Gva;
 
+use crate::fetch::{FetchArg, Filter};
+
 /// What to probe, and the name of its events.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Definition {
@@ -13,6 +15,10 @@ pub struct Definition {
     pub name: Option<String>,
     /// Where the probe goes.
     pub target: Target,
+    /// What is read at a hit, in the order in which it is shown.
+    pub arguments: Vec<FetchArg>,
+    /// Which hits count; all of them when absent.
+    pub filter: Option<Filter>,
 }
 
 /// The kind of a probe.

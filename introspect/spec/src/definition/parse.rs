@@ -64,7 +64,13 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     if let Some(&(column, word)) = words.get(2) {
         return error(column, trailing(&target, word));
     }
-    Ok(Definition { kind, name, target })
+    Ok(Definition {
+        kind,
+        name,
+        target,
+        arguments: Vec::new(),
+        filter: None,
+    })
 }
 
 /// The words of `text` with the column each begins at.

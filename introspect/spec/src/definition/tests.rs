@@ -28,6 +28,8 @@ fn symbols_offsets_addresses_and_names_are_read() {
                 name: "foo.isra.0".to_owned(),
                 offset: 16,
             },
+            arguments: Vec::new(),
+            filter: None,
         })
     );
     assert_eq!(
@@ -36,6 +38,8 @@ fn symbols_offsets_addresses_and_names_are_read() {
             kind: Kind::Probe,
             name: None,
             target: Target::Address(Gva(0xffff_ffff_8100_0000)),
+            arguments: Vec::new(),
+            filter: None,
         })
     );
     check(" \t p   vfs_read \t", expect!["p vfs_read"]);

@@ -1,0 +1,61 @@
+//! Filters: which hits of a probe count.
+
+use crate::column::Column;
+
+/// Which hits count: what follows `if` in a definition.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Filter {
+    /// `FIELD OPERATOR VALUE`.
+    Test(Test),
+    /// `!FILTER`: those that do not.
+    Not(Box<Self>),
+    /// `FILTER && FILTER`: those for which both hold.
+    And(Box<Self>, Box<Self>),
+    /// `FILTER || FILTER`: those for which one holds at least.
+    Or(Box<Self>, Box<Self>),
+}
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Test {
+    /// Where the field's name begins.
+    pub column: Column,
+    /// The name of an argument or of a common field (`pid`, `tgid`, `comm`, `cpu`).
+    pub field: String,
+    /// How to compare.
+    pub operator: Operator,
+    /// Where the value begins.
+    pub value_column: Column,
+    /// What to compare with.
+    pub value: Value,
+}
+
+/// How a field and a value are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// `==`
+    Equal,
+    /// `!=`
+    NotEqual,
+    /// `<`; of numbers, as the four that follow.
+    Less,
+    /// `<=`
+    LessOrEqual,
+    /// `>`
+    Greater,
+    /// `>=`
+    GreaterOrEqual,
+    /// `&`: whether any of these bits is set.
+    AnyBit,
+    /// `~`: whether a text matches a pattern with `*`, `?` and `[...]`.
+    Glob,
+}
+
+/// What a field is compared with.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Value {
+    /// A number, in two's complement.
+    Number(u64),
+    /// A text.
+    Text(String),
+}
