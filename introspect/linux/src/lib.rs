@@ -4,7 +4,9 @@
 //! Knows no probes. Everything here is read from a file or from the guest's memory, and both are
 //! taken to be hostile: a read is checked, a claim is bounded, a layout is held against the guest.
 
+mod bytes;
 pub mod image;
 pub mod modules;
 pub mod symbols;
 pub mod task;
+pub mod types;

@@ -19,9 +19,9 @@
 use hvprobe_arch::Gva;
 use memchr::memmem;
 
-use super::bytes::{u32_at, u64_at};
 use super::elf::{KERNEL_HALF, Part};
 use super::error::KallsymsError;
+use crate::bytes::{u32_at, u64_at};
 use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 
 /// Number of tokens.

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use hvprobe_arch::{Gpa, Gva};
 use memchr::memmem;
 
-use super::btf::{Btf, BtfError, Member};
 use super::elf::Elf;
 use super::error::ImageError;
 use super::forbidden::{Forbidden, Lists, Unknown};
@@ -14,6 +14,7 @@ use super::kallsyms::Kallsyms;
 use super::lists;
 use super::tasks::{self, TaskClues, TaskLayout};
 use crate::symbols::Symbols;
+use crate::types::{BtfError, Member, Types};
 
 /// Text as linked.
 pub(super) struct Text {
@@ -36,7 +37,7 @@ pub struct KernelImage {
     pub(super) text: Text,
     init_text: Option<Text>,
     pub(super) lists: Lists,
-    btf: Result<Btf, BtfError>,
+    types: Result<Arc<Types>, BtfError>,
     task_layout: Result<TaskLayout, BtfError>,
     task_clues: Option<TaskClues>,
     cpu_number: Option<u64>,
@@ -61,8 +62,8 @@ impl KernelImage {
         for list in lists.unknown() {
             tracing::warn!("the kernel's {list} cannot be found: what it might name is not probed");
         }
-        let btf = match elf.section(".BTF") {
-            Some(section) => Btf::parse(section.data),
+        let types = match elf.section(".BTF") {
+            Some(section) => Types::parse(section.data).map(Arc::new),
             None => Err(BtfError::Missing),
         };
         Ok(Self {
@@ -73,15 +74,15 @@ impl KernelImage {
                 let offset = elf.virt_to_phys_offset(at)?;
                 Some(Gpa(at.0.wrapping_sub(offset)))
             }),
-            task_layout: btf
+            task_layout: types
                 .as_ref()
                 .map_err(Clone::clone)
-                .and_then(|btf| tasks::layout(btf, &symbols)),
+                .and_then(|types| tasks::layout(types, &symbols)),
             task_clues: tasks::clues(&elf, &symbols),
-            cpu_number: tasks::cpu_number(&elf, &symbols, btf.as_ref().ok()),
+            cpu_number: tasks::cpu_number(&elf, &symbols, types.as_deref().ok()),
             extent: elf.extent(),
-            btf,
             symbols,
+            types,
             text,
             lists,
             virt_to_phys_offset,
@@ -210,6 +211,14 @@ impl KernelImage {
         Gva(self.extent.start)..Gva(self.extent.end)
     }
 
+    /// The kernel's types.
+    ///
+    /// # Errors
+    /// When the image has no readable type information.
+    pub fn types(&self) -> Result<&Arc<Types>, BtfError> {
+        self.types.as_ref().map_err(Clone::clone)
+    }
+
     /// Where members of structures lie, for any number of questions at the cost of one. A question
     /// is a structure's name (no `struct`) and a path as in C: `list`, `core_layout.base`,
     /// `mem[4].size`. Members of anonymous members count as the structure's own; pointers are not
@@ -218,10 +227,7 @@ impl KernelImage {
     /// # Errors
     /// When the image has no readable type information.
     pub fn members(&self, questions: &[(&str, &str)]) -> Result<Vec<Option<Member>>, BtfError> {
-        match &self.btf {
-            Ok(btf) => Ok(btf.members(questions)),
-            Err(error) => Err(error.clone()),
-        }
+        Ok(self.types()?.members(questions))
     }
 
     /// The offset in bytes of the member that `path` leads to in the structure `of`, as in

@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use hvprobe_arch::Gva;
 
-use super::bytes::u32_at;
 use super::elf::Elf;
 use super::forbidden::{Area, Lists, Unknown, relative, relative_field, trampolines, words};
 use super::tables::{self, Found, Places, Table};
+use crate::bytes::u32_at;
 use crate::symbols::{SymbolKind, Symbols};
 
 /// Functions that some kernel from 5.10 to 7.2 forbids its own kprobes, for kernels that have no

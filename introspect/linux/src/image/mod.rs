@@ -5,8 +5,6 @@
 //! must not be probed), so the file can be dropped, and no byte of the file is trusted: a hostile
 //! one gives an error or wrong names, never a panic or unbounded work.
 
-mod btf;
-mod bytes;
 mod elf;
 mod error;
 mod forbidden;
@@ -18,7 +16,6 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
-pub use btf::{BtfError, Member};
 pub use error::{ImageError, KallsymsError};
 pub use forbidden::{Area, Forbidden, Unknown};
 pub(crate) use forbidden::{Lists, relative, words};

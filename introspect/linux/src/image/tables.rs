@@ -19,8 +19,8 @@ use std::ops::Range;
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::constants;
 
-use super::bytes::{i32_at, u64_at};
 use super::elf::Elf;
+use crate::bytes::{i32_at, u64_at};
 use crate::symbols::Symbols;
 
 #[cfg(test)]

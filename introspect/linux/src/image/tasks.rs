@@ -8,10 +8,10 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::per_cpu_loads;
 use memchr::memmem;
 
-use super::btf::{Btf, BtfError};
-use super::bytes::u64_at;
 use super::elf::Elf;
+use crate::bytes::u64_at;
 use crate::symbols::Symbols;
+use crate::types::{BtfError, Types};
 
 /// Where a task's identity is found from the per-CPU base on. Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ const LONGEST: usize = 1 << 14;
 
 /// What to add to a CPU's per-CPU base for the address of its variable `name`, which has `size`
 /// bytes: one of its own up to 6.1 and from 6.15 on; in between in a structure.
-fn per_cpu(btf: &Btf, symbols: &Symbols, name: &str, size: u64) -> Result<u64, BtfError> {
+fn per_cpu(btf: &Types, symbols: &Symbols, name: &str, size: u64) -> Result<u64, BtfError> {
     match symbols.address_of(name) {
         Some(at) => Ok(at.0),
         None => {
@@ -64,7 +64,7 @@ fn per_cpu(btf: &Btf, symbols: &Symbols, name: &str, size: u64) -> Result<u64, B
 }
 
 /// The layout that the types tell.
-pub(super) fn layout(btf: &Btf, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
+pub(super) fn layout(btf: &Types, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
     Ok(TaskLayout {
         current_task: per_cpu(btf, symbols, "current_task", 8)?,
         pid: btf.field("task_struct", "pid", 4)?,
@@ -89,7 +89,7 @@ pub(super) fn clues(elf: &Elf<'_>, symbols: &Symbols) -> Option<TaskClues> {
 }
 
 /// Where the number of a processor is beyond its per-CPU base.
-pub(super) fn cpu_number(elf: &Elf<'_>, symbols: &Symbols, btf: Option<&Btf>) -> Option<u64> {
+pub(super) fn cpu_number(elf: &Elf<'_>, symbols: &Symbols, btf: Option<&Types>) -> Option<u64> {
     let own = symbols.address_of("cpu_number").map(|at| at.0);
     own.or_else(|| per_cpu(btf?, symbols, "cpu_number", 4).ok())
         .or_else(|| loaded(elf, symbols, &OF_CPU, 4))

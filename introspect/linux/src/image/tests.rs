@@ -6,9 +6,9 @@ use hvprobe_arch::{Gpa, Gva};
 use hvprobe_fixtures::kernel::{self, Layout, OFFSET, TEXT};
 use proptest::prelude::*;
 
-use super::bytes::u32_at;
 use super::elf::Elf;
 use super::{Forbidden, ImageError, KernelImage, forbidden};
+use crate::bytes::u32_at;
 use crate::symbols::{LookupError, RawSymbol, SymbolKind, Symbols};
 
 fn image(layout: Layout) -> KernelImage {
@@ -403,7 +403,7 @@ proptest! {
             bytes[at] = value;
         }
         bytes.truncate(bytes.len() - cut.index(bytes.len() / 2));
-        if let Ok(btf) = super::btf::Btf::parse(&bytes) {
+        if let Ok(btf) = crate::types::Types::parse(&bytes) {
             let _ = btf.field("task_struct", "comm", 16);
             let _ = btf.field("pcpu_hot", "current_task", 8);
             let _ = btf.members(&[("task_struct", "comm[7]"), ("pcpu_hot", "current_task.pid")]);

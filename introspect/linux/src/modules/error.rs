@@ -4,8 +4,8 @@ use std::fmt;
 
 use hvprobe_arch::Gva;
 
-use crate::image::BtfError;
 use crate::symbols::LookupError;
+use crate::types::BtfError;
 
 /// Why the guest's modules cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,8 @@
 //! module does not lie where modules do is not its.
 
 use super::error::ModuleError;
-use crate::image::{BtfError, KernelImage, Member};
+use crate::image::KernelImage;
+use crate::types::{BtfError, Member};
 
 /// `MODULE_NAME_LEN`: 64 less a long (include/linux/moduleparam.h).
 pub(super) const NAME_LEN: u64 = 56;

@@ -12,8 +12,9 @@ use hvprobe_fixtures::tables;
 use proptest::prelude::*;
 
 use super::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleReader, ModuleState};
-use crate::image::{BtfError, Forbidden, KernelImage};
+use crate::image::{Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
+use crate::types::BtfError;
 
 /// The symbols of [`full`].
 const SYMBOLS: &[RawSym] = &[

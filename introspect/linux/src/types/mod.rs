@@ -1,0 +1,16 @@
+//! The types of a kernel and of its modules, from BTF.
+//!
+//! What is kept true: nothing of the data is trusted. Ids and offsets are checked, loops are bounded,
+//! and what makes no sense is not told, or shown as bytes; never a panic or unbounded work.
+
+mod error;
+mod format;
+mod kinds;
+mod members;
+mod names;
+mod table;
+
+pub use error::BtfError;
+pub use kinds::{Argument, Enumerators, Field, Int, Kind, Members, Parameters, Value};
+pub use members::{Member, MemberPlace};
+pub use table::{TypeId, Types};

@@ -1,0 +1,284 @@
+//! Types, by their ids and by their names.
+//!
+//! What is kept true: one pass notes where each type begins and nothing else is built, because a
+//! handful of types out of a hundred thousand is wanted at every start (a general BTF crate takes
+//! eighty times as long to build its maps); the names are gone through at the first question for
+//! one. Ids, offsets and loops in the data are bounded. A module's types go on with the ids and
+//! strings of the kernel's, which they share.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use memchr::memchr;
+
+use super::error::BtfError;
+use super::format::{self, Entry, kind};
+use super::names::Names;
+use crate::bytes::u32_at;
+
+/// Modifiers and typedefs in a row, or anonymous members in each other, before it is a loop.
+pub(super) const DEEPEST: u32 = 16;
+/// Bytes of a name, before it is none (`KSYM_NAME_LEN`).
+const LONGEST_NAME: usize = 512;
+/// How the compiler calls an integer, and how C writes it.
+const INTEGERS: [(&str, &str); 7] = [
+    ("long int", "long"),
+    ("long unsigned int", "unsigned long"),
+    ("short int", "short"),
+    ("short unsigned int", "unsigned short"),
+    ("long long int", "long long"),
+    ("long long unsigned int", "unsigned long long"),
+    ("__int128 unsigned", "unsigned __int128"),
+];
+
+/// The number of a type; of no use but with the [`Types`] it is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TypeId(pub(super) u32);
+
+impl TypeId {
+    /// `void`.
+    pub const VOID: Self = Self(0);
+}
+
+/// Type information of a kernel, or of a module of it.
+pub struct Types {
+    types: Box<[u8]>,
+    strings: Box<[u8]>,
+    /// Where the type of each id, from [`Self::first`] on, begins in `types`.
+    starts: Vec<u32>,
+    /// Whether enumerations tell that they are signed.
+    pub(super) signs: bool,
+    /// The kernel's types, if these are a module's.
+    base: Option<Arc<Types>>,
+    /// The first id that is not the kernel's.
+    first: u32,
+    /// Where the strings begin that are not the kernel's.
+    strings_from: u32,
+    names: OnceLock<Names>,
+}
+
+impl fmt::Debug for Types {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Types")
+            .field("types", &self.starts.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Types {
+    /// Notes the types in a `.BTF` section of a kernel.
+    ///
+    /// # Errors
+    /// When the bytes are not what the format says.
+    pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
+        Self::read(data, None)
+    }
+
+    /// Notes the types in a `.BTF` section of a module, which go on where those of its kernel end.
+    ///
+    /// # Errors
+    /// When the bytes are not what the format says.
+    pub fn split(base: Arc<Self>, data: &[u8]) -> Result<Self, BtfError> {
+        Self::read(data, Some(base))
+    }
+
+    fn read(data: &[u8], base: Option<Arc<Self>>) -> Result<Self, BtfError> {
+        let sections = format::sections(data)?;
+        let (starts, signs) = format::starts(sections.types)?;
+        let too_much = || BtfError::Malformed(0);
+        let (mut first, mut strings_from) = (1, 0);
+        if let Some(base) = &base {
+            first = base.end().ok_or_else(too_much)?;
+            let strings = u32::try_from(base.strings.len()).ok();
+            strings_from = strings
+                .and_then(|len| base.strings_from.checked_add(len))
+                .ok_or_else(too_much)?;
+        }
+        Ok(Self {
+            types: sections.types.into(),
+            strings: sections.strings.into(),
+            starts,
+            signs: signs || base.as_ref().is_some_and(|base| base.signs),
+            base,
+            first,
+            strings_from,
+            names: OnceLock::new(),
+        })
+    }
+
+    /// The id behind the last.
+    fn end(&self) -> Option<u32> {
+        let own = u32::try_from(self.starts.len()).ok()?;
+        self.first.checked_add(own)
+    }
+
+    /// All types, those of a module's kernel first.
+    pub fn ids(&self) -> impl Iterator<Item = TypeId> {
+        (1..self.end().unwrap_or(u32::MAX)).map(TypeId)
+    }
+
+    /// The type itself behind typedefs and modifiers.
+    #[must_use]
+    pub fn resolve(&self, mut id: TypeId) -> Option<TypeId> {
+        for _ in 0..=DEEPEST {
+            if id == TypeId::VOID {
+                return Some(id);
+            }
+            let entry = self.entry(id)?;
+            match entry.kind {
+                kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
+                    id = TypeId(entry.size_or_type);
+                }
+                _ => return Some(id),
+            }
+        }
+        None
+    }
+
+    /// The entry of the type itself behind typedefs and modifiers.
+    pub(super) fn resolved(&self, id: TypeId) -> Option<Entry<'_>> {
+        self.entry(self.resolve(id)?)
+    }
+
+    /// What a pointer points to.
+    #[must_use]
+    pub fn pointee(&self, id: TypeId) -> Option<TypeId> {
+        let entry = self.resolved(id)?;
+        (entry.kind == kind::PTR).then_some(TypeId(entry.size_or_type))
+    }
+
+    /// How many bytes a value has, all elements of an array together.
+    #[must_use]
+    pub fn size(&self, id: TypeId) -> Option<u64> {
+        let mut id = id;
+        let mut count = 1_u64;
+        for _ in 0..=DEEPEST {
+            let entry = self.resolved(id)?;
+            let size = match entry.kind {
+                kind::INT
+                | kind::FLOAT
+                | kind::STRUCT
+                | kind::UNION
+                | kind::ENUM
+                | kind::ENUM64 => u64::from(entry.size_or_type),
+                kind::PTR => 8,
+                kind::ARRAY => {
+                    count = count.checked_mul(u64::from(u32_at(entry.rest, 8)?))?;
+                    id = TypeId(u32_at(entry.rest, 0)?);
+                    continue;
+                }
+                _ => return None,
+            };
+            return size.checked_mul(count);
+        }
+        None
+    }
+
+    /// The name the type itself has, as C writes it, without `struct` and the like; empty if it has
+    /// none.
+    #[must_use]
+    pub fn own_name(&self, id: TypeId) -> &str {
+        let Some(entry) = self.entry(id) else {
+            return "";
+        };
+        let name = self.string(entry.name);
+        let mut written = INTEGERS.iter();
+        match written.find(|(known, _)| entry.kind == kind::INT && *known == name) {
+            Some((_, written)) => written,
+            None => name,
+        }
+    }
+
+    /// What a name stands for: `struct NAME`, `union NAME` or `enum NAME`, a typedef or an integer.
+    /// Several may have the same name. One of which only the name is known counts if there is no
+    /// other.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Vec<TypeId> {
+        let words: Vec<_> = name.split_ascii_whitespace().collect();
+        let (kinds, forward, name): (&[u32], _, _) = match words[..] {
+            ["struct", name] => (&[kind::STRUCT], Some(false), name.to_owned()),
+            ["union", name] => (&[kind::UNION], Some(true), name.to_owned()),
+            ["enum", name] => (&[kind::ENUM, kind::ENUM64], None, name.to_owned()),
+            _ => (
+                &[kind::TYPEDEF, kind::INT, kind::FLOAT],
+                None,
+                words.join(" "),
+            ),
+        };
+        let compilers = INTEGERS.iter().find(|(_, written)| *written == name);
+        let compilers = compilers.map(|(compilers, _)| *compilers);
+        let named = |wanted: &dyn Fn(&Entry<'_>) -> bool| -> Vec<TypeId> {
+            [Some(name.as_str()), compilers]
+                .into_iter()
+                .flatten()
+                .flat_map(|name| self.named(name))
+                .filter(|id| self.entry(*id).is_some_and(|entry| wanted(&entry)))
+                .collect()
+        };
+        let found = named(&|entry| kinds.contains(&entry.kind));
+        if !found.is_empty() {
+            return found;
+        }
+        named(&|entry| entry.kind == kind::FWD && Some(entry.flag) == forward)
+    }
+
+    /// All types, and functions, of exactly this name, those of a module's kernel first.
+    pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + 'a {
+        let base = self.base.as_deref();
+        let of_base = base.into_iter().flat_map(move |base| base.own_named(name));
+        of_base.chain(self.own_named(name))
+    }
+
+    fn own_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + 'a {
+        let names = self.names.get_or_init(|| {
+            let own = (self.first..).zip(&self.starts).filter_map(|(id, _)| {
+                let entry = self.entry(TypeId(id))?;
+                let wanted = !matches!(
+                    entry.kind,
+                    kind::VAR | kind::DATASEC | kind::DECL_TAG | kind::TYPE_TAG
+                );
+                let name = if wanted { self.string(entry.name) } else { "" };
+                (!name.is_empty()).then_some((name, id))
+            });
+            Names::new(own)
+        });
+        names.candidates(name).map(TypeId).filter(move |id| {
+            self.entry(*id)
+                .is_some_and(|entry| self.string(entry.name) == name)
+        })
+    }
+
+    pub(super) fn entry(&self, id: TypeId) -> Option<Entry<'_>> {
+        let Some(index) = id.0.checked_sub(self.first) else {
+            return self.base.as_ref()?.entry(id);
+        };
+        let start = self.starts.get(usize::try_from(index).ok()?)?;
+        format::entry_at(&self.types, usize::try_from(*start).ok()?)
+    }
+
+    /// Whether the name at `name` is `wanted`.
+    pub(super) fn is_named(&self, name: u32, wanted: &str) -> bool {
+        self.bytes(name)
+            .and_then(|bytes| bytes.strip_prefix(wanted.as_bytes()))
+            .is_some_and(|rest| rest.first() == Some(&0))
+    }
+
+    /// The string at `at`; empty if there is none, or one that can be no name.
+    pub(super) fn string(&self, at: u32) -> &str {
+        let Some(bytes) = self.bytes(at) else {
+            return "";
+        };
+        let bytes = bytes.get(..LONGEST_NAME).unwrap_or(bytes);
+        let name = memchr(0, bytes).and_then(|end| bytes.get(..end));
+        name.and_then(|name| str::from_utf8(name).ok())
+            .unwrap_or_default()
+    }
+
+    /// What begins at `at` of the strings, up to their end.
+    fn bytes(&self, at: u32) -> Option<&[u8]> {
+        match at.checked_sub(self.strings_from) {
+            Some(at) => self.strings.get(usize::try_from(at).ok()?..),
+            None => self.base.as_ref()?.bytes(at),
+        }
+    }
+}
