@@ -33,3 +33,17 @@ pub enum BtfError {
         expected: u64,
     },
 }
+
+/// Why a function's parameters are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PrototypeError {
+    /// There is no such function among the types.
+    #[error("the kernel's types do not tell of a function `{0}`")]
+    Unknown(String),
+    /// Functions of that name differ in their parameters.
+    #[error("the kernel has functions `{0}` with different parameters")]
+    Ambiguous(String),
+    /// What the types say of it makes no sense.
+    #[error("malformed BTF of the function `{0}`")]
+    Malformed(String),
+}

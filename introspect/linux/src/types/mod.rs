@@ -5,12 +5,21 @@
 
 mod error;
 mod format;
+mod functions;
 mod kinds;
 mod members;
 mod names;
+mod places;
+mod print;
+mod shape;
 mod table;
+#[cfg(test)]
+mod tests;
 
-pub use error::BtfError;
+pub use error::{BtfError, PrototypeError};
+pub use functions::{Parameter, Prototype};
 pub use kinds::{Argument, Enumerators, Field, Int, Kind, Members, Parameters, Value};
 pub use members::{Member, MemberPlace};
+pub use places::Place;
+pub use shape::Limits;
 pub use table::{TypeId, Types};

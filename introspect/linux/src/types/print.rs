@@ -1,0 +1,290 @@
+//! Types as C writes them.
+//!
+//! What is kept true: a text is bounded in length and in the depth of what is in it, whatever the types
+//! say; where something is left out, there is `...`.
+
+use std::fmt::Write as _;
+
+use super::kinds::{Enumerators, Kind, Members, Parameters};
+use super::table::{TypeId, Types};
+
+/// Bytes of a name, or so.
+const LONGEST_NAME: usize = 1 << 10;
+/// Bytes of a declaration, or so.
+const LONGEST_DECLARATION: usize = 256 << 10;
+/// Pointers, arrays and modifiers in a row, before it is a loop.
+const MOST_STEPS: u32 = 32;
+/// Anonymous types and parameters of parameters in each other, before it is a loop.
+const DEEPEST: u32 = 16;
+/// What is left out.
+const LEFT_OUT: &str = "...";
+
+impl Types {
+    /// The type as C writes it without a variable: `unsigned int`, `struct file *`, `char[16]`,
+    /// `int (*)(struct inode *)`. A type without a name is `struct {...}`.
+    #[must_use]
+    pub fn name(&self, id: TypeId) -> String {
+        self.with_name(id, String::new())
+    }
+
+    /// A variable `name` of that type, as C declares it: `char name[16]`.
+    #[must_use]
+    pub fn variable(&self, id: TypeId, name: &str) -> String {
+        self.with_name(id, name.to_owned())
+    }
+
+    fn with_name(&self, id: TypeId, name: String) -> String {
+        let mut printer = Printer {
+            types: self,
+            left: LONGEST_NAME,
+        };
+        printer.declare(id, name, None, DEEPEST)
+    }
+
+    /// The definition of a type as C has it, with the members of a structure, whose own types are
+    /// only named if they have a name; the declaration of a function.
+    #[must_use]
+    pub fn declaration(&self, id: TypeId) -> String {
+        let mut printer = Printer {
+            types: self,
+            left: LONGEST_DECLARATION,
+        };
+        let name = self.own_name(id).to_owned();
+        let mut text = match self.kind(id) {
+            Some(Kind::Struct { .. } | Kind::Enum { .. }) => printer.defined(id, 0, DEEPEST),
+            Some(Kind::Typedef(to)) => {
+                let to = printer.declare(to, name, Some(0), DEEPEST);
+                format!("typedef {to}")
+            }
+            Some(Kind::Function(prototype)) => printer.declare(prototype, name, None, DEEPEST),
+            _ => printer.declare(id, String::new(), Some(0), DEEPEST),
+        };
+        text.push(';');
+        text
+    }
+}
+
+/// Modifiers of the type that is to come.
+#[derive(Default)]
+struct Qualifiers {
+    constant: bool,
+    volatile: bool,
+    restrict: bool,
+}
+
+impl Qualifiers {
+    fn words(&self) -> String {
+        let mut words = Vec::new();
+        for (is, word) in [
+            (self.constant, "const"),
+            (self.volatile, "volatile"),
+            (self.restrict, "restrict"),
+        ] {
+            if is {
+                words.push(word);
+            }
+        }
+        words.join(" ")
+    }
+}
+
+struct Printer<'a> {
+    types: &'a Types,
+    /// How many bytes may still be written.
+    left: usize,
+}
+
+impl Printer<'_> {
+    /// What is to be declared by `inner`, a name or what is around one, as of type `id`. Types without
+    /// a name are written out if there is an `indent`.
+    fn declare(
+        &mut self,
+        mut id: TypeId,
+        mut inner: String,
+        indent: Option<usize>,
+        depth: u32,
+    ) -> String {
+        let mut qualifiers = Qualifiers::default();
+        for _ in 0..MOST_STEPS {
+            if !self.spend(1) {
+                break;
+            }
+            match self.types.kind(id) {
+                Some(Kind::Const(to)) => {
+                    qualifiers.constant = true;
+                    id = to;
+                }
+                Some(Kind::Volatile(to)) => {
+                    qualifiers.volatile = true;
+                    id = to;
+                }
+                Some(Kind::Restrict(to)) => {
+                    qualifiers.restrict = true;
+                    id = to;
+                }
+                Some(Kind::Tag(to)) => id = to,
+                Some(Kind::Pointer(to)) => {
+                    let words = qualifiers.words();
+                    inner = format!("*{}", joined(&words, &inner));
+                    qualifiers = Qualifiers::default();
+                    if self.has_suffix(to) {
+                        inner = format!("({inner})");
+                    }
+                    id = to;
+                }
+                Some(Kind::Array { element, count }) => {
+                    match count {
+                        0 => inner.push_str("[]"),
+                        count => write!(inner, "[{count}]").unwrap_or_default(),
+                    }
+                    id = element;
+                }
+                Some(Kind::Prototype {
+                    returns,
+                    parameters,
+                }) => {
+                    let parameters = self.parameters(parameters, depth);
+                    inner = format!("{inner}({parameters})");
+                    qualifiers = Qualifiers::default();
+                    id = returns;
+                }
+                _ => {
+                    let base = self.base(id, indent, depth);
+                    let base = joined(&qualifiers.words(), &base);
+                    return joined(&base, &inner);
+                }
+            }
+        }
+        joined(LEFT_OUT, &inner)
+    }
+
+    /// Whether what is declared goes on behind its name.
+    fn has_suffix(&self, mut id: TypeId) -> bool {
+        for _ in 0..MOST_STEPS {
+            match self.types.kind(id) {
+                Some(Kind::Const(to) | Kind::Volatile(to) | Kind::Restrict(to) | Kind::Tag(to)) => {
+                    id = to
+                }
+                Some(Kind::Array { .. } | Kind::Prototype { .. }) => return true,
+                _ => return false,
+            }
+        }
+        false
+    }
+
+    /// A type that is neither a modifier nor made of another one.
+    fn base(&mut self, id: TypeId, indent: Option<usize>, depth: u32) -> String {
+        let name = self.types.own_name(id);
+        let keyword = match self.types.kind(id) {
+            Some(Kind::Void) => return "void".to_owned(),
+            Some(Kind::Struct { union: false, .. } | Kind::Forward { union: false }) => "struct",
+            Some(Kind::Struct { union: true, .. } | Kind::Forward { union: true }) => "union",
+            Some(Kind::Enum { .. }) => "enum",
+            Some(_) if !name.is_empty() => {
+                self.spend(name.len());
+                return name.to_owned();
+            }
+            _ => return LEFT_OUT.to_owned(),
+        };
+        match (name, indent) {
+            ("", Some(indent)) => self.defined(id, indent, depth),
+            ("", None) => format!("{keyword} {{{LEFT_OUT}}}"),
+            (name, _) => {
+                self.spend(name.len());
+                format!("{keyword} {name}")
+            }
+        }
+    }
+
+    /// A structure or enumeration with what is in it.
+    fn defined(&mut self, id: TypeId, indent: usize, depth: u32) -> String {
+        let (keyword, body) = match (self.types.kind(id), depth.checked_sub(1)) {
+            (Some(Kind::Struct { union, members }), Some(depth)) => {
+                let keyword = if union { "union" } else { "struct" };
+                (keyword, self.members(members, indent + 1, depth))
+            }
+            (Some(Kind::Enum { values, .. }), Some(_)) => {
+                let signed = matches!(self.types.kind(id), Some(Kind::Enum { signed: true, .. }));
+                ("enum", self.values(values, signed, indent + 1))
+            }
+            _ => return LEFT_OUT.to_owned(),
+        };
+        let name = joined(keyword, self.types.own_name(id));
+        if body.is_empty() {
+            return format!("{name} {{}}");
+        }
+        format!("{name} {{\n{body}{}}}", "\t".repeat(indent))
+    }
+
+    fn members(&mut self, members: Members<'_>, indent: usize, depth: u32) -> String {
+        let mut body = String::new();
+        let tabs = "\t".repeat(indent);
+        for field in members {
+            if !self.spend(indent + field.name.len()) {
+                let _ = writeln!(body, "{tabs}{LEFT_OUT}");
+                break;
+            }
+            let mut name = field.name.to_owned();
+            if let Some(width) = field.width {
+                let _ = write!(name, ":{width}");
+            }
+            let text = self.declare(field.ty, name, Some(indent), depth);
+            let _ = writeln!(body, "{tabs}{text};");
+        }
+        body
+    }
+
+    fn values(&mut self, values: Enumerators<'_>, signed: bool, indent: usize) -> String {
+        let mut body = String::new();
+        let tabs = "\t".repeat(indent);
+        for it in values {
+            if !self.spend(indent + it.name.len() + 8) {
+                let _ = writeln!(body, "{tabs}{LEFT_OUT}");
+                break;
+            }
+            let _ = if signed {
+                writeln!(body, "{tabs}{} = {},", it.name, it.value)
+            } else {
+                writeln!(body, "{tabs}{} = {},", it.name, it.value.cast_unsigned())
+            };
+        }
+        body
+    }
+
+    fn parameters(&mut self, parameters: Parameters<'_>, depth: u32) -> String {
+        let Some(depth) = depth.checked_sub(1) else {
+            return LEFT_OUT.to_owned();
+        };
+        let mut texts = Vec::new();
+        for it in parameters {
+            if !self.spend(2 + it.name.len()) {
+                texts.push(LEFT_OUT.to_owned());
+                break;
+            }
+            texts.push(if it.ty == TypeId::VOID {
+                LEFT_OUT.to_owned()
+            } else {
+                self.declare(it.ty, it.name.to_owned(), None, depth)
+            });
+        }
+        if texts.is_empty() {
+            return "void".to_owned();
+        }
+        texts.join(", ")
+    }
+
+    /// Takes so many bytes from what may be written. Answers whether they were left.
+    fn spend(&mut self, bytes: usize) -> bool {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.unwrap_or(0);
+        left.is_some()
+    }
+}
+
+/// One word behind the other, with a space if there has to be one.
+fn joined(first: &str, second: &str) -> String {
+    if first.is_empty() || second.is_empty() || second.starts_with(['[', ':']) {
+        return format!("{first}{second}");
+    }
+    format!("{first} {second}")
+}

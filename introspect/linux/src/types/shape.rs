@@ -1,0 +1,171 @@
+//! Types taken apart for those who print values.
+//!
+//! What is kept true: a shape has no more levels, members and names of values than are asked for,
+//! whatever the types say; what is beyond that is bytes. Members without a name are replaced by their
+//! own members.
+
+use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
+
+use super::kinds::{Enumerators, Field, Int, Kind, Members, Value};
+use super::table::{DEEPEST, TypeId, Types};
+
+/// Members looked at for one shape before it is no kernel's structure.
+const MOST_STEPS: u32 = 1 << 16;
+
+/// How much of a type a shape tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Structures and arrays in each other.
+    pub depth: u32,
+    /// Members, all together.
+    pub members: usize,
+    /// Names of values, all together. An enumeration with more is a number.
+    pub values: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            depth: 8,
+            members: 512,
+            values: 4096,
+        }
+    }
+}
+
+impl Types {
+    /// The shape of values of a type; `None` if it has none, as `void` and functions, or it is not
+    /// known how many bytes they have.
+    #[must_use]
+    pub fn shape(&self, id: TypeId, limits: Limits) -> Option<Shape> {
+        let mut builder = Builder {
+            types: self,
+            left: limits,
+            steps: MOST_STEPS,
+        };
+        builder.shape(id, limits.depth)
+    }
+}
+
+struct Builder<'a> {
+    types: &'a Types,
+    left: Limits,
+    /// Members that may still be looked at, those without a name too.
+    steps: u32,
+}
+
+impl<'a> Builder<'a> {
+    fn shape(&mut self, id: TypeId, depth: u32) -> Option<Shape> {
+        let size = u32::try_from(self.types.size(id)?).ok()?;
+        let kind = match self.types.kind(self.types.resolve(id)?)? {
+            Kind::Int(Int { bool: true, .. }) => ShapeKind::Bool,
+            Kind::Int(Int { char: true, .. }) => ShapeKind::Char,
+            Kind::Int(Int { signed: true, .. }) => ShapeKind::Signed,
+            Kind::Int(_) => ShapeKind::Unsigned,
+            Kind::Pointer(_) => ShapeKind::Pointer,
+            Kind::Enum { signed, values } => self.values(signed, values),
+            Kind::Array { element, count } => self.array(element, count, depth),
+            Kind::Struct { union, members } => self.members(union, members, depth),
+            _ => ShapeKind::Bytes,
+        };
+        Some(Shape {
+            name: self.types.name(id),
+            size,
+            kind,
+        })
+    }
+
+    fn values(&mut self, signed: bool, values: Enumerators<'a>) -> ShapeKind {
+        let number = if signed {
+            ShapeKind::Signed
+        } else {
+            ShapeKind::Unsigned
+        };
+        let values: Vec<_> = values.take(self.left.values + 1).collect();
+        let Some(left) = self.left.values.checked_sub(values.len()) else {
+            return number;
+        };
+        self.left.values = left;
+        let own = |it: Value<'_>| Enumerator {
+            name: it.name.to_owned(),
+            value: it.value,
+        };
+        ShapeKind::Enum {
+            signed,
+            values: values.into_iter().map(own).collect(),
+        }
+    }
+
+    fn array(&mut self, element: TypeId, count: u32, depth: u32) -> ShapeKind {
+        let depth = depth.checked_sub(1);
+        match depth.and_then(|depth| self.shape(element, depth)) {
+            Some(element) => ShapeKind::Array {
+                element: Box::new(element),
+                count,
+            },
+            None => ShapeKind::Bytes,
+        }
+    }
+
+    fn members(&mut self, union: bool, members: Members<'a>, depth: u32) -> ShapeKind {
+        let Some(depth) = depth.checked_sub(1) else {
+            return ShapeKind::Bytes;
+        };
+        // All members of one structure go before the members of any of them.
+        let mut fields = Vec::new();
+        if self.fields(members, 0, DEEPEST, &mut fields).is_none() {
+            return ShapeKind::Bytes;
+        }
+        self.left.members -= fields.len();
+        let mut found = Vec::with_capacity(fields.len());
+        for field in fields {
+            let Ok(offset) = u32::try_from(field.bit_offset) else {
+                return ShapeKind::Bytes;
+            };
+            // Of a member that has no size nothing can be shown.
+            if let Some(shape) = self.shape(field.ty, depth) {
+                found.push(Member {
+                    name: field.name.to_owned(),
+                    offset,
+                    width: field.width,
+                    shape,
+                });
+            }
+        }
+        ShapeKind::Struct {
+            union,
+            members: found,
+        }
+    }
+
+    /// The members that have a name, those of members without one in their place. `None` if there are
+    /// more than are left.
+    fn fields(
+        &mut self,
+        members: Members<'a>,
+        base: u64,
+        depth: u32,
+        found: &mut Vec<Field<'a>>,
+    ) -> Option<()> {
+        for mut field in members {
+            self.steps = self.steps.checked_sub(1)?;
+            field.bit_offset = field.bit_offset.checked_add(base)?;
+            if !field.name.is_empty() {
+                found.push(field);
+            } else if let Some(inner) = self.anonymous(&field) {
+                self.fields(inner, field.bit_offset, depth.checked_sub(1)?, found)?;
+            }
+            if found.len() > self.left.members {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    fn anonymous(&self, field: &Field<'_>) -> Option<Members<'a>> {
+        match self.types.kind(self.types.resolve(field.ty)?)? {
+            Kind::Struct { members, .. } => Some(members),
+            _ => None,
+        }
+    }
+}
