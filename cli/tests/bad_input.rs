@@ -352,7 +352,7 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
         (
             "p vfs_read $retval",
             expect![[r#"
-            hvprobe: bad definition: not supported: fetch arguments
+            hvprobe: bad definition: $retval is not available on probe
               p vfs_read $retval
                          ^
             status 2

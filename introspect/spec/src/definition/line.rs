@@ -85,7 +85,14 @@ impl fmt::Display for Definition {
         if let Some(name) = &self.name {
             write!(f, ":{name}")?;
         }
-        write!(f, " {}", self.target)
+        write!(f, " {}", self.target)?;
+        for argument in &self.arguments {
+            write!(f, " {argument}")?;
+        }
+        match &self.filter {
+            Some(filter) => write!(f, " if {filter}"),
+            None => Ok(()),
+        }
     }
 }
 

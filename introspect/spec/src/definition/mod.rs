@@ -1,11 +1,11 @@
 //! Probe definitions: the line in which a user says what to probe.
 //!
-//! The language is the part of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst)
-//! that names a probepoint:
+//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst), with a
+//! filter behind it:
 //!
 //! ```text
-//! definition = "p" [":" NAME] blanks target ["%return"]
-//!            | "r" [MAXACTIVE] [":" NAME] blanks target ["%return"]
+//! definition = probe blanks target ["%return"] {blanks ARGUMENT} [blanks "if" blanks FILTER]
+//! probe      = "p" [":" NAME] | "r" [MAXACTIVE] [":" NAME]
 //! NAME       = identifier | identifier "/" identifier      (group and event)
 //! target     = [MODULE ":"] SYMBOL ["+" OFFSET] | [MODULE ":"] PATTERN | "0x" HEX
 //! OFFSET, MAXACTIVE = decimal | "0x" HEX
@@ -13,9 +13,10 @@
 //!
 //! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
 //! a return probe is 0. A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
-//! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. Blanks are spaces and tabs, also around the whole. What is kept true: the printed form of a
-//! [`Definition`] that came out of [`parse`] parses to that same definition; everything else of
-//! that language is refused by name, never read as something it is not.
+//! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. ARGUMENT and FILTER
+//! are those of [`fetch`](crate::fetch). Blanks are spaces and tabs, also around the whole. What is kept
+//! true: the printed form of a [`Definition`] that came out of [`parse`] parses to that same definition;
+//! everything else of that language is refused by name, never read as something it is not.
 
 mod line;
 mod names;
@@ -25,5 +26,6 @@ mod pattern;
 mod tests;
 
 pub use line::{Definition, Kind, Target};
+pub(crate) use names::symbol_length;
 pub use names::{is_event_name, is_symbol_name};
 pub use parse::parse;

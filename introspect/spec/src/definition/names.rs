@@ -50,7 +50,7 @@ pub(super) fn identifier(column: usize, name: &str) -> Result<(), ParseError> {
 
 /// How many characters of `word` make a symbol name: letters, digits, `_`, `.`, `$`, no digit
 /// first.
-pub(super) fn symbol_length(word: &str) -> usize {
+pub(crate) fn symbol_length(word: &str) -> usize {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return 0;
     }

@@ -5,12 +5,16 @@ use hvprobe_arch::Gva;
 use super::line::{Definition, Kind, Target};
 use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier, symbol_length};
 use super::pattern::{is_pattern, read_pattern};
+use crate::fetch::{Place, read_arguments, read_filter_at};
 use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 
 /// The most calls a definition can ask to follow at a time, as in the kernel
 /// (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).
 const MOST_ACTIVE: u64 = 4096;
+
+/// How far behind a symbol the entry of a function can be: behind an ENDBR64.
+const ENTRY: u64 = 4;
 
 /// Reads one definition.
 ///
@@ -61,16 +65,35 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
             "a name belongs to one probe: leave it out, the probes of a pattern have names of their own",
         );
     }
-    if let Some(&(column, word)) = words.get(2) {
-        return error(column, trailing(&target, word));
+    let (arguments, filter) = split_filter(&words[2..]);
+    if let Some(&(column, word)) = arguments.first() {
+        no_second_target(&target, name.is_some(), column, word)?;
     }
+    let place = Place {
+        returns: matches!(kind, Kind::Return { .. }),
+        entry: !matches!(target, Target::Symbol { offset, .. } if offset > ENTRY),
+    };
+    let arguments = read_arguments(arguments, place)?;
+    let filter = match filter {
+        Some(at) => Some(read_filter_at(at, &text[at..])?),
+        None => None,
+    };
     Ok(Definition {
         kind,
         name,
         target,
-        arguments: Vec::new(),
-        filter: None,
+        arguments,
+        filter,
     })
+}
+
+/// The fetch arguments, and where the filter begins behind its `if`.
+fn split_filter<'a, 'b>(words: &'b [(usize, &'a str)]) -> (&'b [(usize, &'a str)], Option<usize>) {
+    let begins = |word: &str| word == "if" || word.starts_with("if(") || word.starts_with("if!");
+    match words.iter().position(|(_, word)| begins(word)) {
+        Some(index) => (&words[..index], Some(words[index].0 + "if".len())),
+        None => (words, None),
+    }
 }
 
 /// The words of `text` with the column each begins at.
@@ -191,7 +214,7 @@ fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> 
     if word.starts_with('@') || word.starts_with('$') || word.starts_with('%') {
         return error(
             column,
-            "not supported: fetch arguments; and a symbol or address to probe is missing before them",
+            "a symbol or address to probe is missing before the fetch arguments",
         );
     }
     let (place, returns) = match word.split_once('%') {
@@ -302,19 +325,27 @@ fn number(column: usize, word: &str, what: &str) -> Result<u64, ParseError> {
     })
 }
 
-/// The message for a third word.
-fn trailing(target: &Target, word: &str) -> String {
-    match target {
+/// Refuses a first argument that looks like a part of the target, or like another one.
+fn no_second_target(
+    target: &Target,
+    named: bool,
+    column: usize,
+    word: &str,
+) -> Result<(), ParseError> {
+    let message = match target {
         Target::Symbol { .. } | Target::Functions { .. } if strip_hex(word).is_some() => {
-            "both a symbol and an address given: give one of them".to_owned()
+            "Invalid fetch argument; both a symbol and an address given: give one of them"
         }
-        _ if word == "if" => "not supported: filters".to_owned(),
         Target::Symbol { .. } if word.starts_with(['+', '-']) && !word.contains('(') => {
-            "an offset follows the symbol without a blank".to_owned()
+            "Dereference needs a brace; an offset follows the symbol without a blank"
         }
-        Target::Address(_) if symbol_length(word) == word.len() && !word.starts_with('$') => {
-            "both an address and a symbol given: give one of them".to_owned()
+        // With a name for its event, an address may well stand for a function whose arguments have names.
+        Target::Address(_)
+            if !named && symbol_length(word) == word.len() && !word.contains('$') =>
+        {
+            "both an address and a symbol given: give one of them"
         }
-        _ => "not supported: fetch arguments".to_owned(),
-    }
+        _ => return Ok(()),
+    };
+    error(column, message)
 }

@@ -101,7 +101,7 @@ fn mistakes_in_patterns_are_pointed_at() {
         expect![[r#"
             p vfs_* 0x1000
                     ^
-            both a symbol and an address given: give one of them"#]],
+            Invalid fetch argument; both a symbol and an address given: give one of them"#]],
     );
     let long = parse(&format!("p {}*", "a".repeat(511))).unwrap_err();
     assert_eq!(long.column, 2 + 511);

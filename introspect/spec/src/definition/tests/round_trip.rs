@@ -39,7 +39,9 @@ proptest! {
 
     #[test]
     fn errors_point_into_the_text(
-        text in "\\PC{0,40}|[p:r/a_0x+% \t]{0,20}|(p |p:a |r |r0x1:a )[a0x+. \t*?\\[\\]!-]{0,20}(%return)?",
+        text in "\\PC{0,40}|[p:r/a_0x+% \t]{0,20}|(p |p:a |r |r0x1:a )[a0x+. \t*?\\[\\]!-]{0,20}(%return)?|\
+            (p |r )a ([a-c]=)?([+-]u?[0-9]{0,2}\\(){0,3}(%di|@a\\+4|\\$arg1|\\$retval|\\$comm|a->b\\.c|\\\\5|\\\\\"x\"|\\(s,m\\)a->b)\\){0,3}\
+            (:([usx](8|64)|string|symstr|%pd|b3@2/8|u)(\\[[0-9]{1,2}\\]?)?)?( if [a ()!&|=<~\"0-9]{0,12})?",
     ) {
         match parse(&text) {
             Ok(definition) => prop_assert_eq!(parse(&definition.to_string()), Ok(definition)),

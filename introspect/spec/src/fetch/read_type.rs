@@ -1,0 +1,154 @@
+//! Reading the type of a fetch argument.
+
+use super::number::{leading, unsigned};
+use super::types::{ARRAY_MAX, Element, Shown, TypeName};
+use super::words;
+use crate::column::Column;
+use crate::parse_error::{ParseError, error};
+
+/// Reads `text`, which begins at `column`, behind the `:`.
+///
+/// A bit field's own numbers are not looked at yet: the kernel does so after it has read the expression.
+pub(super) fn read_type<'a>(column: usize, text: &'a str) -> Result<Read<'a>, ParseError> {
+    let (name, count) = match text.split_once('[') {
+        None => (text, None),
+        Some((name, rest)) => (name, Some(count(column + name.len() + 1, rest)?)),
+    };
+    Ok(Read {
+        column,
+        name,
+        count,
+    })
+}
+
+/// A type taken apart, but not looked up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read<'a> {
+    pub(super) column: usize,
+    pub(super) name: &'a str,
+    pub(super) count: Option<u8>,
+}
+
+/// How many elements an array has: `N]`.
+fn count(column: usize, text: &str) -> Result<u8, ParseError> {
+    let Some((number, rest)) = text.split_once(']') else {
+        return error(column + text.len(), words::ARRAY_NO_CLOSE);
+    };
+    if !rest.is_empty() {
+        return error(column + number.len() + 1, words::BAD_ARRAY_SUFFIX);
+    }
+    match unsigned(number).and_then(|count| u32::try_from(count).ok()) {
+        None | Some(0) => error(column, words::BAD_ARRAY_NUM),
+        Some(count) => match u8::try_from(count) {
+            Ok(count) if count <= ARRAY_MAX => Ok(count),
+            _ => error(
+                column,
+                format!("{}; at most {ARRAY_MAX} elements", words::ARRAY_TOO_BIG),
+            ),
+        },
+    }
+}
+
+impl Read<'_> {
+    /// Looks the type up. A bit field's numbers come out as they are.
+    pub(super) fn look_up(&self) -> Result<Found, ParseError> {
+        let found = match self.name {
+            "char" => Element::Char,
+            "string" => Element::String,
+            "ustring" => Element::UserString,
+            "symbol" => Element::Symbol,
+            "symstr" => Element::SymbolString,
+            // The kernel replaces these when they end an argument, before it looks at anything else.
+            "%pd" if self.count.is_none() => Element::DentryName,
+            "%pD" if self.count.is_none() => Element::FileName,
+            name => match (name.strip_prefix('b'), integer(name)) {
+                (Some(bits), _) => match bits.split_once('/').map(|(_, size)| unsigned(size)) {
+                    Some(Some(container @ (8 | 16 | 32 | 64))) => {
+                        return Ok(Found::Bits { container });
+                    }
+                    _ => return self.unknown(),
+                },
+                (None, Some(integer)) => integer,
+                (None, None) => return self.unknown(),
+            },
+        };
+        Ok(Found::Element(found))
+    }
+
+    fn unknown<T>(&self) -> Result<T, ParseError> {
+        let help = match self.name {
+            "" => "; leave out the `:` or name a type",
+            "bool" | "int" | "unsigned" | "long" | "short" | "void" | "size_t" | "pid_t" => {
+                "; types are u8 to u64, s8 to s64, x8 to x64, char, string, ustring, symbol, symstr, \
+                 bWIDTH@OFFSET/SIZE, %pd and %pD"
+            }
+            _ => "",
+        };
+        error(self.column, format!("{}{help}", words::BAD_TYPE))
+    }
+
+    /// The bit field that this is: `bWIDTH@OFFSET/SIZE`, with a size of `container` bits.
+    pub(super) fn bit_field(&self, container: u64) -> Result<Element, ParseError> {
+        let numbers = || {
+            let (width, rest) = leading(self.name.strip_prefix('b')?)?;
+            let (offset, rest) = leading(rest.strip_prefix('@')?)?;
+            (width > 0 && rest.starts_with('/') && width.checked_add(offset)? <= container)
+                .then_some((width, offset))
+        };
+        let small = |number: u64| u8::try_from(number).ok();
+        numbers()
+            .and_then(|(width, offset)| {
+                Some(Element::Bitfield {
+                    width: small(width)?,
+                    offset: small(offset)?,
+                    container: small(container)?,
+                })
+            })
+            .map_or_else(
+                || {
+                    error(
+                        self.column,
+                        format!(
+                            "{}; write bWIDTH@OFFSET/SIZE, within SIZE bits",
+                            words::BAD_BITFIELD
+                        ),
+                    )
+                },
+                Ok,
+            )
+    }
+
+    /// The type with the elements that were found.
+    pub(super) fn named(&self, element: Element) -> TypeName {
+        TypeName {
+            column: Column(self.column),
+            element,
+            count: self.count,
+        }
+    }
+}
+
+/// What a type's name means.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Found {
+    Element(Element),
+    Bits { container: u64 },
+}
+
+fn integer(name: &str) -> Option<Element> {
+    let (shown, bits) = name.split_at_checked(1)?;
+    let shown = match shown {
+        "u" => Shown::Unsigned,
+        "s" => Shown::Signed,
+        "x" => Shown::Hex,
+        _ => return None,
+    };
+    let bits = match bits {
+        "8" => 8,
+        "16" => 16,
+        "32" => 32,
+        "64" => 64,
+        _ => return None,
+    };
+    Some(Element::Integer { shown, bits })
+}
