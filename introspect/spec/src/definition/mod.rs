@@ -18,6 +18,7 @@
 //! true: the printed form of a [`Definition`] that came out of [`parse`] parses to that same definition;
 //! everything else of that language is refused by name, never read as something it is not.
 
+mod file;
 mod line;
 mod names;
 mod parse;
@@ -25,6 +26,7 @@ mod pattern;
 #[cfg(test)]
 mod tests;
 
+pub use file::{FileError, Line, parse_file};
 pub use line::{Definition, Kind, Target};
 pub(crate) use names::symbol_length;
 pub use names::{is_event_name, is_symbol_name};
