@@ -77,7 +77,23 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         ("address", " p:at\t0xffffffff81000010 "),
         ("cold", "p do_exit.cold+16"),
         ("return", "r8:back vfs_read"),
-        ("arguments", "p vfs_read $arg1 +8(%di):u64 if $comm"),
+        ("arguments", "p vfs_read $arg1 +8(%di):u64 if pid == 1"),
+        (
+            "casts",
+            "r f (s,m.n)(+u8(a->b.c))->d:x8[4] this_cpu_read(@v) $retval->e",
+        ),
+        (
+            "every",
+            "p f $arg* @v-8 @0x1000 $stack3 $current->pid b=\\-1 \\\"x\":string",
+        ),
+        (
+            "filter",
+            "p f a:b3@2/8 if !(a >= 0x10 && comm ~ \"*[!b]?\") || a & 6",
+        ),
+        (
+            "types",
+            "p f a:symstr +0(b):string[2] c:%pD d=$comm e:symbol",
+        ),
     ] {
         add("definition", name, text.into());
     }

@@ -1,12 +1,24 @@
 //! Probe definitions as a user types them.
 
 use hvprobe_spec::ParseError;
-use hvprobe_spec::definition::parse;
+use hvprobe_spec::definition::{parse, parse_file};
+use hvprobe_spec::fetch::read_filter;
 
 /// A definition that parses prints as one that parses to the same; one that does not says where it
-/// is wrong, within the text, and can be shown on a terminal.
+/// is wrong, within the text, and can be shown on a terminal. The same holds for a filter, and for a file
+/// of definitions.
 pub fn definition(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
+    match read_filter(&text) {
+        Ok(filter) => {
+            let printed = filter.to_string();
+            assert_eq!(read_filter(&printed).as_ref(), Ok(&filter), "{printed:?}");
+        }
+        Err(error) => assert_shown(&text, &error),
+    }
+    if let Err(error) = parse_file(&text) {
+        assert_shown(&error.text, &error.source);
+    }
     match parse(&text) {
         Ok(definition) => {
             let printed = definition.to_string();
