@@ -336,7 +336,7 @@ fn no_second_target(
         Target::Symbol { .. } | Target::Functions { .. } if strip_hex(word).is_some() => {
             "Invalid fetch argument; both a symbol and an address given: give one of them"
         }
-        Target::Symbol { .. } if word.starts_with(['+', '-']) && !word.contains('(') => {
+        Target::Symbol { .. } if word.starts_with(['+', '-']) && !word.contains(['(', '=']) => {
             "Dereference needs a brace; an offset follows the symbol without a blank"
         }
         // With a name for its event, an address may well stand for a function whose arguments have names.

@@ -84,11 +84,15 @@ impl Reader {
 
     /// What follows a `$`; the `$` is at `at`.
     fn variable(&self, at: usize, text: &str) -> Result<Read, ParseError> {
-        if let Some(rest) = text.strip_prefix("retval") {
+        if text.starts_with("retval") {
             if !self.place.returns {
                 return error(at, words::RETVAL_ON_PROBE);
             }
-            let path = path_of(at, text, rest)?;
+            let name = before_access(text);
+            let path = path(at + 1 + name.len(), &text[name.len()..])?;
+            if name != "retval" {
+                return error(at, words::NO_BTFARG);
+            }
             let gives = typed(&path);
             let steps = steps_of(&path);
             return Ok(done(at, ExprKind::Return { path }, gives, steps));
@@ -110,7 +114,10 @@ impl Reader {
             return Ok(done(at, ExprKind::Comm, Gives::Text, 0));
         }
         if let Some(rest) = text.strip_prefix("current") {
-            let path = path_of(at, text, rest)?;
+            if !(rest.is_empty() || rest.starts_with('-')) {
+                return error(at, words::BAD_VAR);
+            }
+            let path = path(at + 1 + text.len() - rest.len(), rest)?;
             let gives = match path.is_empty() {
                 true => Gives::Address,
                 false => Gives::Memory,
@@ -432,14 +439,6 @@ fn constant(at: usize, text: &str) -> Result<Read, ParseError> {
         Some(number) => Ok(done(at, ExprKind::Immediate(number), Gives::Constant, 0)),
         None => error(at + 1, words::BAD_IMM),
     }
-}
-
-/// The accesses behind a `$`-variable; `text` is all behind the `$`, which is at `at`, and ends in `rest`.
-fn path_of(at: usize, text: &str, rest: &str) -> Result<Vec<Access>, ParseError> {
-    if !(rest.is_empty() || rest.starts_with(['-', '.'])) {
-        return error(at, words::BAD_VAR);
-    }
-    path(at + 1 + text.len() - rest.len(), rest)
 }
 
 /// `->MEMBER.MEMBER->MEMBER`, or nothing.

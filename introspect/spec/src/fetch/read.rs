@@ -42,8 +42,11 @@ pub(crate) fn read_arguments(
     let mut arguments: Vec<FetchArg> = Vec::with_capacity(words.len());
     let mut names: Vec<String> = Vec::with_capacity(words.len());
     for (column, word) in words {
+        if word.starts_with("$arg") && !place.has_arguments() {
+            return error(*column, words::NOFENTRY_ARGS);
+        }
         let argument = match word.strip_prefix("$arg*") {
-            Some(suffix) => every_argument(*column, suffix, place, &arguments)?,
+            Some(suffix) => every_argument(*column, suffix, &arguments)?,
             None => {
                 let (name, shown) = read_name(*column, word, names.len())?;
                 if RESERVED.contains(&shown.as_str()) || names.contains(&shown) {
@@ -62,12 +65,8 @@ pub(crate) fn read_arguments(
 fn every_argument(
     column: usize,
     suffix: &str,
-    place: Place,
     before: &[FetchArg],
 ) -> Result<FetchArg, ParseError> {
-    if !place.has_arguments() {
-        return error(column, words::NOFENTRY_ARGS);
-    }
     if before
         .iter()
         .any(|argument| argument.expr.kind == ExprKind::Arguments)

@@ -22,8 +22,7 @@ pub(super) const BAD_STRING: &str = "String accepts only memory argument";
 pub(super) const BAD_SYMSTRING: &str = "Symbol String doesn't accept data/userdata";
 pub(super) const BAD_BITFIELD: &str = "Invalid bitfield";
 
-// The kernel's own spelling.
-pub(super) const BAD_VAR: &str = "Invalid $-valiable specified";
+pub(super) const BAD_VAR: &str = "Invalid $-variable specified";
 pub(super) const RETVAL_ON_PROBE: &str = "$retval is not available on probe";
 pub(super) const BAD_STACK_NUM: &str = "Invalid stack number";
 pub(super) const BAD_ARG_NUM: &str = "Invalid argument number";

@@ -18,6 +18,11 @@ fn names_are_checked() {
         0,
         "Argument name must follow the same rules as C identifiers",
     );
+    refused(
+        "->0=%di",
+        0,
+        "Argument name must follow the same rules as C identifiers",
+    );
     refused("a=", 2, "No argument expression");
     for taken in [
         "common_pid=%di",
@@ -46,15 +51,15 @@ fn variables_are_checked() {
     refused("%rdi", 0, "Invalid register name; write `%di`");
     refused("a=%bar", 2, "Invalid register name");
     refused("%", 0, "Invalid register name");
-    refused("$bar", 0, "Invalid $-valiable specified");
-    refused("$", 0, "Invalid $-valiable specified");
-    refused("$stack1a", 0, "Invalid $-valiable specified");
-    refused("$stackx", 0, "Invalid $-valiable specified");
+    refused("$bar", 0, "Invalid $-variable specified");
+    refused("$", 0, "Invalid $-variable specified");
+    refused("$stack1a", 0, "Invalid $-variable specified");
+    refused("$stackx", 0, "Invalid $-variable specified");
     refused("$stack2049", 0, "Invalid stack number");
     refused(
         "$stack99999999999999999999",
         0,
-        "Invalid $-valiable specified",
+        "Invalid $-variable specified",
     );
     refused("$arg0", 0, "Invalid argument number; the first is `$arg1`");
     refused(
@@ -62,18 +67,30 @@ fn variables_are_checked() {
         0,
         "Invalid argument number; the first is `$arg1`",
     );
-    refused("$arg", 0, "Invalid $-valiable specified");
-    refused("$arg1->f", 0, "Invalid $-valiable specified");
-    refused("$comm2", 0, "Invalid $-valiable specified");
-    refused("$currents", 0, "Invalid $-valiable specified");
+    refused("$arg", 0, "Invalid $-variable specified");
+    refused("$arg1->f", 0, "Invalid $-variable specified");
+    refused("$comm2", 0, "Invalid $-variable specified");
+    refused("$currents", 0, "Invalid $-variable specified");
     refused("$retval", 0, "$retval is not available on probe");
-    refused_of("r f ", "$retvals", 0, "Invalid $-valiable specified");
+    refused_of(
+        "r f ",
+        "$retvals",
+        0,
+        "This variable is not found at this probe point",
+    );
     refused_of(
         "p f+8 ",
         "$arg1",
         0,
         "$arg* can be used only on function entry or exit",
     );
+    refused_of(
+        "p f+8 ",
+        "$argx",
+        0,
+        "$arg* can be used only on function entry or exit",
+    );
+    refused_of("p f+8 ", "x=$argx", 2, "Invalid $-variable specified");
     refused_of(
         "p f+8 ",
         "$arg*",
@@ -102,7 +119,7 @@ fn variables_are_checked() {
         0,
         "$arg* must be an independent parameter without name etc.",
     );
-    let alone = "Invalid $-valiable specified; `$arg*` stands alone, without a name or a type";
+    let alone = "Invalid $-variable specified; `$arg*` stands alone, without a name or a type";
     refused("x=$arg*", 2, alone);
     refused("+0($arg*)", 3, alone);
 }
