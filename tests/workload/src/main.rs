@@ -20,6 +20,7 @@ mod hammer;
 mod hold_kvm;
 mod kexec;
 mod kprobe_event;
+mod kprobe_events;
 mod modules;
 mod raw;
 mod rng;
@@ -72,6 +73,8 @@ Breakpoints and text that are not hvprobe's:
                          MISSES`, remove the event
   kretprobe-event SYM N [ROUNDS]
                          the same with a kretprobe event
+  kprobe-events FILE     give each line of a file to the guest's kprobe_events, print `LINE ok`,
+                         `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE` from its error_log, remove the event
   fentry FUNCTION N      call getpgid N times before, while and after a BPF program is at the entry of
                          FUNCTION; print `attached` and wait for a line; print `runs: N`
   ptrace-debugger N      debug a child that runs into a breakpoint N times
@@ -160,6 +163,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             let rounds = optional(rounds)?.unwrap_or(1);
             kprobe_event::run(trigger, symbol, number(count)?, rounds)
         }
+        ["kprobe-events", file] => kprobe_events::run(file),
         ["fentry", function, count] => fentry::run(function, number(count)?),
         ["ptrace-debugger", count] => debugger::run(number(count)?),
         ["static-keys", count] => static_keys::run(number(count)?),

@@ -1,0 +1,234 @@
+//! Where we mean to say something else than the kernel, and why.
+
+use super::{Case, Kernel};
+
+/// A difference that is meant.
+pub(crate) struct Exception {
+    /// Why it is.
+    pub(crate) reason: &'static str,
+    /// Whether it is what `case` shows.
+    pub(crate) holds: fn(&Case<'_>) -> bool,
+}
+
+/// Since when arguments have names.
+const NAMES: (u32, u32) = (6, 6);
+/// Since when there are casts, `$current`, per-CPU variables and long expressions.
+const CASTS: (u32, u32) = (7, 3);
+
+/// What the kernel points at, its column and its words.
+fn pointed_at<'a>(case: &'a Case<'_>) -> Option<(&'a str, usize, &'a str)> {
+    let (column, words) = case.kernel_error()?;
+    Some((case.text.get(column..)?, column, words))
+}
+
+/// Whether we have nothing to say, or only of what comes later.
+fn goes_on(case: &Case<'_>, column: usize) -> bool {
+    case.our_error().is_none_or(|(ours, _)| ours >= column)
+}
+
+/// Whether the kernel is older than `since`, says `words` where one of `beginnings` is, and we go on
+/// reading.
+fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]) -> bool {
+    pointed_at(case).is_some_and(|(text, column, said)| {
+        case.version < since
+            && said == words
+            && goes_on(case, column)
+            && beginnings.iter().any(|&word| text.starts_with(word))
+    })
+}
+
+/// Whether both say the same words, and their columns, the kernel's and ours, are as they are to be.
+fn same_words(case: &Case<'_>, columns: impl Fn(usize, usize) -> bool) -> bool {
+    match (case.kernel_error(), case.our_error()) {
+        (Some((kernel, said)), Some((ours, words))) => said == words && columns(kernel, ours),
+        _ => false,
+    }
+}
+
+/// Whether we say these words of what the kernel takes.
+fn taken(case: &Case<'_>, wanted: &str) -> bool {
+    case.kernel == Kernel::Accepts && case.our_error().is_some_and(|(_, words)| words == wanted)
+}
+
+/// The argument that is at `column`, as far as it goes to there.
+fn argument_before(text: &str, column: usize) -> &str {
+    let before = &text[..column];
+    &before[before.rfind(' ').map_or(0, |at| at + 1)..]
+}
+
+/// All of them; of several that hold, the first.
+pub(crate) const EXCEPTIONS: &[Exception] = &[
+    Exception {
+        reason: "symbols are looked up when a probe is registered; the kernel then points at the probepoint",
+        holds: |case| {
+            let lookup = matches!(
+                case.kernel_error(),
+                Some((
+                    _,
+                    "Invalid probed address or symbol" | "Failed to register probe event"
+                ))
+            );
+            let ours = case.our_error();
+            lookup && ours.is_none_or(|(_, words)| words == "Invalid memory address")
+        },
+    },
+    Exception {
+        reason: "the function's arguments, and members of structures, are looked up with the types",
+        holds: |case| {
+            pointed_at(case).is_some_and(|(_, column, words)| {
+                let lookup = [
+                    "This variable is not found at this probe point",
+                    "This field is not found.",
+                    "This is not a pointer to union/structure.",
+                    "This type does not fit for string.",
+                ];
+                lookup.contains(&words) && goes_on(case, column)
+            })
+        },
+    },
+    Exception {
+        reason: "before 6.6, no argument has a name",
+        holds: |case| {
+            let begins = |c: char| c == '_' || c.is_ascii_alphabetic();
+            pointed_at(case).is_some_and(|(text, ..)| text.starts_with(begins))
+                && is_newer(case, NAMES, "Invalid fetch argument", &[""])
+        },
+    },
+    Exception {
+        reason: "before 6.6, return probes have no arguments, $retval no members, and there is no $arg*",
+        holds: |case| {
+            is_newer(
+                case,
+                NAMES,
+                "Invalid $-variable specified",
+                &["$arg", "$retval"],
+            )
+        },
+    },
+    Exception {
+        reason: "before 6.6, what is no memory is no text; now it may be a pointer to one",
+        holds: |case| {
+            is_newer(
+                case,
+                NAMES,
+                "String accepts only memory argument",
+                &["string", "ustring"],
+            ) && ["$arg", "$retval"]
+                .iter()
+                .any(|name| case.text.contains(name))
+        },
+    },
+    Exception {
+        reason: "before 6.6, there is no type char; before 6.9, there are no %pd and %pD",
+        holds: |case| {
+            is_newer(
+                case,
+                (6, 9),
+                "Unknown type is specified",
+                &["char", "%pd", "%pD"],
+            )
+        },
+    },
+    Exception {
+        reason: "before 6.6, nothing is said of a text with another type",
+        holds: |case| {
+            case.version < NAMES
+                && case.kernel == Kernel::Refuses(None)
+                && case.our_error().is_some_and(|(_, words)| {
+                    words == "$comm and immediate-string only accepts string type"
+                })
+        },
+    },
+    Exception {
+        reason: "before 6.14, nothing is said of a 129th argument",
+        holds: |case| {
+            case.version < (6, 14)
+                && case.kernel_error().is_none()
+                && case
+                    .our_error()
+                    .is_some_and(|(_, words)| words == "Too many arguments are specified")
+        },
+    },
+    Exception {
+        reason: "before 7.3, there are no casts, no $current and no this_cpu_read()",
+        holds: |case| {
+            is_newer(case, CASTS, "Invalid fetch argument", &["("])
+                || is_newer(case, CASTS, "Typecasts are only for eprobe fields", &["("])
+                || is_newer(case, CASTS, "Invalid $-variable specified", &["$current"])
+        },
+    },
+    Exception {
+        reason: "before 7.3, an expression has 63 characters at most; now 255",
+        holds: |case| is_newer(case, CASTS, "Argument expression is too long", &[""]),
+    },
+    Exception {
+        reason: "the kernel forgets the `u` of a dereference, or its second sign, when it counts columns",
+        holds: |case| {
+            same_words(case, |kernel, ours| {
+                let argument = argument_before(case.text, ours);
+                let forgotten = ["+u", "-u", "+-"].map(|sign| argument.matches(sign).count());
+                (kernel + 1..=kernel + forgotten.iter().sum::<usize>()).contains(&ours)
+            })
+        },
+    },
+    Exception {
+        reason: "since 6.6, the kernel counts a type's column from what is inside the dereference",
+        holds: |case| {
+            case.version >= NAMES
+                && same_words(case, |kernel, ours| {
+                    let argument = argument_before(case.text, ours);
+                    kernel > ours && argument.ends_with("):")
+                })
+        },
+    },
+    Exception {
+        reason: "since 6.6, the kernel counts columns in a text that has an argument's name for `$arg1`",
+        holds: |case| {
+            case.version >= NAMES
+                && same_words(case, |kernel, ours| {
+                    kernel < ours && argument_before(case.text, ours).starts_with("$arg")
+                })
+        },
+    },
+    Exception {
+        reason: "the kernel drops what follows the last `)`",
+        holds: |case| {
+            case.ours
+                .as_ref()
+                .is_err_and(|error| error.message.ends_with("can follow the last `)`"))
+        },
+    },
+    Exception {
+        reason: "the kernel drops what follows `$arg*`",
+        holds: |case| {
+            taken(
+                case,
+                "$arg* must be an independent parameter without name etc.",
+            )
+        },
+    },
+    Exception {
+        reason: "the kernel takes the quote that opens a text of nothing for the one that closes it",
+        holds: |case| {
+            taken(case, "String is not closed with '\"'")
+                && case
+                    .our_error()
+                    .is_some_and(|(column, _)| case.text[..column].ends_with("\\\""))
+        },
+    },
+    Exception {
+        reason: "a `+` before an argument's number",
+        holds: |case| taken(case, "Invalid $-variable specified") && case.text.contains("$arg+"),
+    },
+    Exception {
+        reason: "what the kernel keeps of an argument until the return is no address of a symbol to it",
+        holds: |case| {
+            case.ours.is_ok()
+                && pointed_at(case).is_some_and(|(_, column, words)| {
+                    words == "Symbol String doesn't accept data/userdata"
+                        && case.text.starts_with('r')
+                        && argument_before(case.text, column).contains("$arg")
+                })
+        },
+    },
+];
