@@ -36,9 +36,8 @@ enum Class {
     Integer(usize),
     /// On the stack.
     Memory,
-    /// It has no bytes, and is nowhere.
-    Nothing,
-    /// In registers that are not known here.
+    /// Elsewhere, or it has no bytes: pahole takes them from some unions that a parameter may be of
+    /// (`__attribute__((transparent_union))`), so that the parameter has a place nevertheless.
     Other,
 }
 
@@ -68,7 +67,7 @@ impl Types {
                 // The caller says where it wants it, before all else.
                 Class::Memory => registers = &REGISTERS[1..],
                 // Nothing of a kernel returns what goes elsewhere than a register.
-                Class::Integer(_) | Class::Nothing | Class::Other => {}
+                Class::Integer(_) | Class::Other => {}
             }
         }
         let mut places = Vec::with_capacity(prototype.parameters.len());
@@ -76,7 +75,6 @@ impl Types {
             let (class, wide) = self.class(parameter.ty);
             let place = match (class, registers) {
                 _ if lost => Place::Unknown,
-                (Class::Nothing, _) => Place::Unknown,
                 (Class::Integer(1), [first, rest @ ..]) => {
                     registers = rest;
                     Place::Register(*first)
@@ -124,7 +122,7 @@ impl Types {
         self.classify(id, 0, DEEPEST, &mut parts);
         let class = match parts {
             Parts { other: true, .. } => Class::Other,
-            _ if size == 0 => Class::Nothing,
+            _ if size == 0 => Class::Other,
             _ if size > 16 || parts.unaligned => Class::Memory,
             Parts {
                 words: [true, true],

@@ -126,8 +126,8 @@ fn parameters_are_where_the_calling_convention_has_them() {
     );
     case(
         0,
-        &[empty, int, padded, int],
-        &[Unknown, Register(Rdi), Register(Rsi), Register(Rdx)],
+        &[int, padded, empty, int],
+        &[Register(Rdi), Register(Rsi), Unknown, Unknown],
     );
     // Not enough registers for all of it: none, and the last is left for another.
     case(
