@@ -9,6 +9,7 @@ use std::path::Path;
 
 use hvprobe_tests::fuzz::bzimage_around;
 
+use hvprobe_fixtures::btf;
 use hvprobe_fixtures::kernel::{self, Layout, TEXT};
 
 /// Where the targets link the table under test to.
@@ -37,13 +38,10 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("kallsyms", &name, rodata);
     }
     add("image", "symtab", small_image());
-    let btf = kernel::btf();
-    let types = u16::from_le_bytes([btf[12], btf[13]]);
-    add(
-        "btf",
-        "task",
-        [&types.to_le_bytes()[..], &btf[24..]].concat(),
-    );
+    for (name, btf) in [("task", kernel::btf()), ("file", btf::sample().bytes())] {
+        let types = u16::from_le_bytes([btf[12], btf[13]]);
+        add("btf", name, [&types.to_le_bytes()[..], &btf[24..]].concat());
+    }
     add("tables", "all", lists());
 
     let kernel = small_kernel();

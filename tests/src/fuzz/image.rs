@@ -62,6 +62,7 @@ pub fn btf(data: &[u8]) -> bool {
     let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
         .expect("types are not needed to read an image");
     check(&image);
+    super::types::check(&image, &table);
     image.task_layout().is_ok()
 }
 

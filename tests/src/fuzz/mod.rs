@@ -16,6 +16,7 @@ mod loader;
 mod memory;
 mod paging;
 mod symbols;
+mod types;
 
 pub use definition::definition;
 pub use detour::{detour, record};

@@ -38,7 +38,7 @@ impl Types {
     /// The member `name` of a structure or union. Those of anonymous members count as its own.
     #[must_use]
     pub fn member(&self, of: TypeId, name: &str) -> Option<MemberPlace> {
-        let entry = self.composite(of)?;
+        let entry = self.composite(of).filter(|_| !name.is_empty())?;
         let mut budget = MOST_MEMBERS;
         self.member_of(&entry, name, true, DEEPEST, &mut budget)
     }

@@ -7,7 +7,7 @@ mod shape;
 
 use std::sync::Arc;
 
-use hvprobe_fixtures::btf::Btf;
+use hvprobe_fixtures::btf::{Btf, sample};
 use hvprobe_fixtures::kernel;
 use proptest::prelude::*;
 
@@ -30,66 +30,6 @@ fn one(types: &Types, name: &str) -> TypeId {
     let found = types.find(name);
     assert_eq!(found.len(), 1, "{name}: {found:?}");
     found[0]
-}
-
-/// Integers, pointers and what else the tests need, all with names of a kernel.
-fn sample() -> Btf {
-    let mut btf = Btf::default();
-    let int = btf.int("int", 4, SIGNED);
-    let char = btf.int("char", 1, SIGNED);
-    let unsigned = btf.int("unsigned int", 4, 0);
-    let long = btf.int("long unsigned int", 8, 0);
-    let bool = btf.int("_Bool", 1, BOOL);
-    let u64 = btf.refer(8, "__u64", long);
-    let constant = btf.refer(10, "", char);
-    let string = btf.pointer(constant);
-    let how = btf.structure(
-        "open_how",
-        24,
-        &[("flags", u64, 0), ("mode", u64, 64), ("resolve", u64, 128)],
-    );
-    let how = btf.pointer(how);
-    btf.function(
-        "do_sys_openat2",
-        int,
-        &[("dfd", int), ("filename", string), ("how", how)],
-    );
-    let inode = btf.refer(7, "inode", 0);
-    let inode = btf.pointer(inode);
-    let open = btf.prototype(int, &[("", inode), ("", string)]);
-    let open = btf.pointer(open);
-    let show = btf.prototype(0, &[]);
-    let show = btf.pointer(show);
-    let show = btf.array(show, 2);
-    let comm = btf.array(char, 16);
-    let rest = btf.array(u64, 0);
-    let color = btf.enumeration(false, "color", &[("RED", 0), ("LAST", -1)]);
-    let pair = btf.structure("", 8, &[("low", unsigned, 0), ("high", unsigned, 32)]);
-    let either = btf.composite(UNION, "", 8, &[("whole", u64, 0), ("", pair, 0)]);
-    let inner = btf.structure("", 4, &[("deep", int, 0)]);
-    let matrix = btf.array(comm, 3);
-    let of_comm = btf.pointer(comm);
-    btf.composite(
-        STRUCT | BIT_FIELDS,
-        "file",
-        256,
-        &[
-            ("fd", int, 0),
-            ("busy", unsigned, 3 << 24 | 32),
-            ("on", bool, 1 << 24 | 35),
-            ("", either, 64),
-            ("open", open, 128),
-            ("show", show, 192),
-            ("comm", comm, 320),
-            ("named", inner, 448),
-            ("color", color, 480),
-            ("matrix", matrix, 512),
-            ("of_comm", of_comm, 896),
-            ("rest", rest, 960),
-        ],
-    );
-    btf.refer(8, "pair_t", pair);
-    btf
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Prototypes, and where parameters are.
 
 use hvprobe_arch::regs::Gpr;
-use hvprobe_fixtures::btf::Btf;
+use hvprobe_fixtures::btf::{Btf, sample};
 
-use super::{BIT_FIELDS, BOOL, SIGNED, STRUCT, UNION, parsed, sample};
+use super::{BIT_FIELDS, BOOL, SIGNED, STRUCT, UNION, parsed};
 use crate::types::{Place, PrototypeError, TypeId};
 
 #[test]

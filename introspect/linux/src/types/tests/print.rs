@@ -1,9 +1,9 @@
 //! Types as C writes them.
 
 use expect_test::{Expect, expect};
-use hvprobe_fixtures::btf::Btf;
+use hvprobe_fixtures::btf::{Btf, sample};
 
-use super::{SIGNED, one, parsed, sample};
+use super::{SIGNED, one, parsed};
 use crate::types::TypeId;
 
 #[test]

@@ -1,10 +1,10 @@
 //! Shapes.
 
 use expect_test::{Expect, expect};
-use hvprobe_fixtures::btf::Btf;
+use hvprobe_fixtures::btf::{Btf, sample};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 
-use super::{one, parsed, sample};
+use super::{one, parsed};
 use crate::types::{Limits, TypeId};
 
 /// A shape on lines: offset, width, name, type, size and what it is.
