@@ -18,6 +18,7 @@ mod number;
 mod parse_error;
 mod probe;
 pub mod shape;
+mod symbol;
 
 pub use actions::{
     Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,

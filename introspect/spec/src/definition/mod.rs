@@ -28,6 +28,5 @@ mod tests;
 
 pub use file::{FileError, Line, parse_file};
 pub use line::{Definition, Kind, Target};
-pub(crate) use names::symbol_length;
 pub use names::{is_event_name, is_symbol_name};
 pub use parse::parse;

@@ -1,6 +1,7 @@
 //! The names that a definition may hold, and how long they may be.
 
 use crate::parse_error::{ParseError, error};
+use crate::symbol::symbol_length;
 
 /// The longest event or group name, as in the kernel (`MAX_EVENT_NAME_LEN` less the final NUL).
 const LONGEST_NAME: usize = 63;
@@ -46,14 +47,4 @@ pub(super) fn identifier(column: usize, name: &str) -> Result<(), ParseError> {
         }
     }
     Ok(())
-}
-
-/// How many characters of `word` make a symbol name: letters, digits, `_`, `.`, `$`, no digit
-/// first.
-pub(crate) fn symbol_length(word: &str) -> usize {
-    if word.starts_with(|c: char| c.is_ascii_digit()) {
-        return 0;
-    }
-    word.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '$')))
-        .unwrap_or(word.len())
 }

@@ -3,11 +3,12 @@
 use hvprobe_arch::Gva;
 
 use super::line::{Definition, Kind, Target};
-use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier, symbol_length};
+use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier};
 use super::pattern::{is_pattern, read_pattern};
 use crate::fetch::{Place, read_arguments, read_filter_at};
 use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
+use crate::symbol::symbol_length;
 
 /// The most calls a definition can ask to follow at a time, as in the kernel
 /// (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).

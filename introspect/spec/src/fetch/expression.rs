@@ -9,8 +9,8 @@ use super::place::Place;
 use super::registers;
 use super::words;
 use crate::column::Column;
-use crate::definition::symbol_length;
 use crate::parse_error::{ParseError, error};
+use crate::symbol::symbol_length;
 
 /// How many steps an argument may take, as in the kernel (`FETCH_INSN_MAX` in kernel/trace/trace_probe.h
 /// less the last one).
