@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Decide(Decide),
     /// List symbols of a machine's kernel
     Syms(Syms),
+    /// Print types and functions of a machine's kernel as C declares them
+    Types(Types),
     /// Tell whether this machine can run guests, and how probes will work on it
     Doctor(Doctor),
     /// Write the ELF kernel inside a bzImage to a file, which then boots without being unpacked
@@ -417,6 +419,20 @@ pub(crate) struct Decide {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  hvprobe types do_sys_openat2
+  hvprobe types 'struct open_how' 'enum pid_type' size_t")]
+pub(crate) struct Types {
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
+
+    /// `struct NAME`, `union NAME`, `enum NAME`, a typedef, or a function
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
   hvprobe syms 'vfs_*'
   hvprobe syms '*_sys_open*' --limit 20 --json")]
 pub(crate) struct Syms {
@@ -572,6 +588,7 @@ mod tests {
             &["run", "--stop"],
             &["probe", "arm-all", "3"],
             &["syms"],
+            &["types"],
             &["vm"],
         ] {
             assert!(parse(words).is_err(), "{words:?}");

@@ -27,6 +27,7 @@ mod syms;
 mod terminal;
 mod trace;
 mod typed;
+mod types;
 mod unpack;
 mod vm;
 
@@ -65,6 +66,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Trace(args) => trace::trace(args).await,
         Command::Decide(args) => decide::decide(args).await,
         Command::Syms(args) => syms::syms(args).await,
+        Command::Types(args) => types::types(args).await,
         Command::Doctor(args) => doctor::doctor(args).await,
         Command::Unpack(args) => unpack::unpack(&args),
         Command::Completions { shell } => {

@@ -481,6 +481,13 @@ fn server_has_no_machine_to_work_on() {
     "#]],
     );
     place.check(
+        &["types", "--vm", "web", "struct file"],
+        expect![[r#"
+        hvprobe: there is no machine `web`
+        status 1
+    "#]],
+    );
+    place.check(
         &["probe", "add", "--vm", "web", "p vfs_read"],
         expect![[r#"
         hvprobe: there is no machine `web`

@@ -12,11 +12,11 @@ use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{
-    BootRequest, ConsoleRequest, ConsoleWriteRequest, DisableRequest, EnableRequest, EndReason,
-    ErrorDetail, ErrorKind, Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest,
-    ListProbesRequest, ListSymbolsRequest, Machine, MachineState, PauseRequest, Probe, ProbeSpec,
-    ProbeState, RegisterRequest, Remedy, ResumeRequest, StopRequest, SubscribeRequest,
-    UnregisterRequest, WaitRequest, WatchRequest,
+    BootRequest, ConsoleRequest, ConsoleWriteRequest, DescribeTypesRequest, DisableRequest,
+    EnableRequest, EndReason, ErrorDetail, ErrorKind, Event, GetMachineRequest, InjectNmiRequest,
+    ListMachinesRequest, ListProbesRequest, ListSymbolsRequest, Machine, MachineState,
+    PauseRequest, Probe, ProbeSpec, ProbeState, RegisterRequest, Remedy, ResumeRequest,
+    StopRequest, SubscribeRequest, UnregisterRequest, WaitRequest, WatchRequest,
 };
 use hvprobe_server::{Listener, ServeError, Server};
 use hvprobe_tests::rig::{guest, rig};
@@ -328,6 +328,26 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
         .into_inner();
     let error = symbols.message().await.unwrap_err();
     assert_eq!(detail(&error).kind(), ErrorKind::BadPattern);
+
+    let describe = |names: &[&str]| DescribeTypesRequest {
+        machine: machine.clone(),
+        names: names.iter().map(|&name| name.to_owned()).collect(),
+    };
+    let error = client.symbols.describe_types(describe(&["open_how"]));
+    let error = error.await.unwrap_err();
+    assert_eq!(detail(&error).kind(), ErrorKind::UnknownType);
+    assert!(
+        detail(&error)
+            .candidates
+            .contains(&"struct open_how".to_owned())
+    );
+    let error = client.symbols.describe_types(describe(&["int"; 17]));
+    let error = error.await.unwrap_err();
+    assert_eq!(detail(&error).kind(), ErrorKind::TooLarge);
+    let described = client.symbols.describe_types(describe(&["vfs_read"]));
+    let described = described.await.unwrap().into_inner().types;
+    let names: Vec<_> = described[0].parameters.iter().map(|it| &it.name).collect();
+    assert_eq!(names, ["file", "buf", "count", "pos"]);
     server.stop().await;
 }
 

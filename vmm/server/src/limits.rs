@@ -13,6 +13,8 @@ pub(crate) const MESSAGE: usize = 8 << 20;
 pub(crate) const BATCH: usize = 16_384;
 /// Bytes of one definition, and of a pattern.
 pub(crate) const DEFINITION: usize = 1024;
+/// Types described at once, the longest of which has 256 KiB.
+pub(crate) const TYPES: usize = 16;
 /// Bytes of guest memory read at once.
 pub(crate) const READ: usize = 1 << 20;
 /// Bytes typed on a console at once.

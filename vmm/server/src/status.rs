@@ -53,7 +53,7 @@ impl Failure {
     }
 
     /// Offers what could have been meant.
-    fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
+    pub(crate) fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
         self.detail.candidates = candidates.into_iter().collect();
         self
     }
@@ -193,19 +193,23 @@ pub(crate) fn broken(part: impl fmt::Display) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use hvprobe_arch::Gva;
 
     use super::*;
 
-    /// What a client sees of `failure`.
-    fn seen(failure: Failure) -> (Code, ErrorDetail) {
-        let status = Status::from(failure);
+    /// The detail of an error.
+    pub(crate) fn detail(status: &Status) -> ErrorDetail {
         let packed = tonic_types::Status::decode(status.details()).unwrap();
         assert_eq!(packed.message, status.message());
         assert_eq!(packed.code, i32::from(status.code()));
-        let detail = ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap();
-        (status.code(), detail)
+        ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()
+    }
+
+    /// What a client sees of `failure`.
+    fn seen(failure: Failure) -> (Code, ErrorDetail) {
+        let status = Status::from(failure);
+        (status.code(), detail(&status))
     }
 
     #[test]

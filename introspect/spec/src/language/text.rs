@@ -50,7 +50,8 @@ pub(super) fn short_name(long: &str) -> &str {
 }
 
 /// `%ax`, `%r8`.
-fn register(wanted: Gpr) -> String {
+#[must_use]
+pub fn register(wanted: Gpr) -> String {
     let found = REGISTERS.iter().find(|(register, _)| *register == wanted);
     format!("%{}", found.map_or("?", |(_, long)| short_name(long)))
 }

@@ -1,10 +1,13 @@
-//! `hvprobe.v1.Symbols`.
+//! `hvprobe.v1.Symbols`: symbols and types.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use hvprobe_linux::symbols::{PatternError, SymbolKind};
-use hvprobe_proto::v1::{self, ErrorKind, ListSymbolsRequest, ListSymbolsResponse, symbols_server};
+use hvprobe_proto::v1::{
+    self, DescribeTypesRequest, DescribeTypesResponse, ErrorKind, ListSymbolsRequest,
+    ListSymbolsResponse, symbols_server,
+};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
@@ -12,7 +15,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::fleet::Fleet;
 use crate::limits;
 use crate::status::{Failure, broken, chain};
-use crate::wire::convert;
+use crate::wire::{convert, types};
 
 /// Symbols in one message.
 const SYMBOLS_PER_MESSAGE: usize = 1024;
@@ -65,6 +68,30 @@ impl symbols_server::Symbols for Service {
             Ok(symbols.collect())
         };
         Ok(Response::new(Box::pin(stream(limit, find))))
+    }
+
+    async fn describe_types(
+        &self,
+        request: Request<DescribeTypesRequest>,
+    ) -> Result<Response<DescribeTypesResponse>, Status> {
+        let DescribeTypesRequest { machine, names } = request.into_inner();
+        limits::at_most("the list of names", names.len(), limits::TYPES)?;
+        for name in &names {
+            limits::at_most("a name", name.len(), limits::DEFINITION)?;
+        }
+        let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
+        let describe = move || {
+            let types = image.types().map_err(|error| {
+                let (code, kind) = (Code::FailedPrecondition, ErrorKind::NoTypes);
+                Failure::new(code, kind, chain(&error))
+            })?;
+            types::describe(types, |name| image.symbols().near(name), &names)
+        };
+        match tokio::task::spawn_blocking(describe).await {
+            Ok(Ok(types)) => Ok(Response::new(DescribeTypesResponse { types })),
+            Ok(Err(failure)) => Err(failure.into()),
+            Err(_) => Err(broken("the look-up of types")),
+        }
     }
 }
 

@@ -153,7 +153,11 @@ fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
     }
 }
 
-fn register(number: i32) -> Result<Gpr, Meaningless> {
+/// The register of that number on the wire.
+///
+/// # Errors
+/// When there is none.
+pub fn register(number: i32) -> Result<Gpr, Meaningless> {
     base(number)?.ok_or(Meaningless::Missing("a register"))
 }
 
@@ -251,7 +255,7 @@ pub fn decision_to_wire(decision: &Decision) -> v1::Decision {
 }
 
 /// The name of `gpr`.
-fn named(gpr: Gpr) -> v1::Register {
+pub(crate) fn named(gpr: Gpr) -> v1::Register {
     let row = REGISTERS.iter().find(|(row, _)| *row == gpr);
     row.map_or(v1::Register::Unspecified, |(_, wire)| *wire)
 }

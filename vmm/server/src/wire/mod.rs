@@ -9,3 +9,4 @@ pub(crate) mod convert;
 pub(crate) mod event;
 pub(crate) mod page;
 pub(crate) mod registration;
+pub(crate) mod types;

@@ -1,0 +1,158 @@
+//! Types and functions of a kernel, by their names, for clients.
+//!
+//! Invariant: whatever the types say, an answer is bounded: by the limits of the request, and by those of
+//! a [declaration](Types::declaration).
+
+use hvprobe_linux::types::{Kind, Place, Prototype, PrototypeError, Types};
+use hvprobe_proto::v1::{self, ErrorKind};
+use tonic::Code;
+
+use super::actions;
+use crate::status::{Failure, chain};
+
+/// The words before the name of a type that is no typedef.
+const TAGS: [&str; 3] = ["struct", "union", "enum"];
+
+/// What `names` stand for. `near` tells symbols whose names are like one.
+pub(crate) fn describe(
+    types: &Types,
+    near: impl Fn(&str) -> Vec<String>,
+    names: &[String],
+) -> Result<Vec<v1::TypeDescription>, Failure> {
+    let mut described = Vec::with_capacity(names.len());
+    for (position, name) in names.iter().enumerate() {
+        let index = u32::try_from(position).unwrap_or(u32::MAX);
+        let found = types.find(name);
+        if found.is_empty() {
+            let function = function(types, &near, name);
+            described.push(v1::TypeDescription {
+                index,
+                ..function.map_err(|failure| failure.at_index(position))?
+            });
+        }
+        described.extend(found.into_iter().map(|id| v1::TypeDescription {
+            index,
+            declaration: types.declaration(id),
+            size: types.size(id),
+            parameters: Vec::new(),
+        }));
+    }
+    Ok(described)
+}
+
+fn function(
+    types: &Types,
+    near: impl Fn(&str) -> Vec<String>,
+    name: &str,
+) -> Result<v1::TypeDescription, Failure> {
+    let prototype = types.function(name).map_err(|error| match &error {
+        PrototypeError::Unknown(_) => {
+            let message = format!("the kernel's types do not tell of `{name}`");
+            Failure::new(Code::NotFound, ErrorKind::UnknownType, message)
+                .offering(candidates(types, near, name))
+        }
+        PrototypeError::Ambiguous(_) => Failure::new(
+            Code::InvalidArgument,
+            ErrorKind::AmbiguousType,
+            chain(&error),
+        ),
+        PrototypeError::Malformed(_) => {
+            Failure::new(Code::FailedPrecondition, ErrorKind::NoTypes, chain(&error))
+        }
+    })?;
+    let is_function = |kind| matches!(kind, Some(Kind::Function(_)));
+    let id = types.named(name).find(|id| is_function(types.kind(*id)));
+    Ok(v1::TypeDescription {
+        declaration: id.map_or_else(String::new, |id| types.declaration(id)),
+        parameters: parameters(types, &prototype),
+        ..Default::default()
+    })
+}
+
+fn parameters(types: &Types, prototype: &Prototype) -> Vec<v1::Parameter> {
+    let places = types.places(prototype);
+    let parameters = prototype.parameters.iter().zip(places);
+    parameters
+        .map(|(parameter, place)| {
+            let (registers, stack) = match place {
+                Place::Register(register) => (vec![register], None),
+                Place::Registers(first, second) => (vec![first, second], None),
+                Place::Stack(word) => (Vec::new(), Some(word.into())),
+                Place::Unknown => (Vec::new(), None),
+            };
+            v1::Parameter {
+                name: parameter.name.clone(),
+                r#type: types.name(parameter.ty),
+                registers: registers
+                    .into_iter()
+                    .map(|it| actions::named(it).into())
+                    .collect(),
+                stack,
+            }
+        })
+        .collect()
+}
+
+/// What could have been meant by `name`: the same name with a tag, or a function of a similar one.
+fn candidates(types: &Types, near: impl Fn(&str) -> Vec<String>, name: &str) -> Vec<String> {
+    let tagged = TAGS.iter().map(|tag| format!("{tag} {name}"));
+    let mut candidates: Vec<_> = tagged
+        .filter(|tagged| !types.find(tagged).is_empty())
+        .collect();
+    let mut functions = near(name);
+    functions.retain(|function| types.function(function).is_ok());
+    candidates.append(&mut functions);
+    candidates
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_fixtures::btf;
+
+    use super::*;
+
+    fn describe(names: &[&str]) -> Result<Vec<v1::TypeDescription>, Failure> {
+        let types = Types::parse(&btf::sample().bytes()).unwrap();
+        let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
+        let near = |_: &str| vec!["do_sys_openat2".to_owned(), "no_function".to_owned()];
+        super::describe(&types, near, &names)
+    }
+
+    #[test]
+    fn types_and_functions_are_told_in_the_order_of_the_request() {
+        let described = describe(&["do_sys_openat2", "struct open_how", "enum color"]).unwrap();
+        let [function, how, color] = described.as_slice() else {
+            panic!("{described:?}");
+        };
+        assert_eq!(
+            function.declaration,
+            "int do_sys_openat2(int dfd, const char *filename, struct open_how *how);"
+        );
+        assert_eq!((function.index, function.size), (0, None));
+        let registers = |n: usize| function.parameters[n].registers().collect::<Vec<_>>();
+        assert_eq!(registers(0), [v1::Register::Rdi]);
+        assert_eq!(registers(2), [v1::Register::Rdx]);
+        assert_eq!(function.parameters[1].name, "filename");
+        assert_eq!(function.parameters[1].r#type, "const char *");
+        assert_eq!((how.index, how.size), (1, Some(24)));
+        assert!(
+            how.declaration.starts_with("struct open_how {\n"),
+            "{how:?}"
+        );
+        assert_eq!((color.index, color.size), (2, Some(4)));
+    }
+
+    #[test]
+    fn unknown_names_are_told_with_what_could_have_been_meant() {
+        let failure = describe(&["struct file", "open_how"]).unwrap_err();
+        let status = tonic::Status::from(failure);
+        assert_eq!(status.code(), Code::NotFound);
+        let detail = crate::status::tests::detail(&status);
+        assert_eq!(detail.kind(), ErrorKind::UnknownType);
+        assert_eq!(detail.index, Some(1));
+        assert_eq!(detail.candidates, ["struct open_how", "do_sys_openat2"]);
+        for odd in ["", " ", "struct", "struct ", "int (*)(void)", "*", "\0"] {
+            assert!(describe(&[odd]).is_err(), "{odd:?}");
+        }
+    }
+}
