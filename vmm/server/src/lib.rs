@@ -14,4 +14,6 @@ pub mod wire;
 
 pub use hvprobe_machine::Kernel;
 pub use listen::socket::{ListenError, Listener};
+pub use listen::tcp::{Loopback, LoopbackError};
+pub use listen::token::{Token, TokenError};
 pub use server::{ServeError, Server};

@@ -24,21 +24,21 @@ use hvprobe_proto::v1::symbols_server::SymbolsServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::transport::server::Connected;
+use tonic::service::InterceptorLayer;
 
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;
-use crate::listen::authority::Named;
+use crate::listen::connection::{self, Connection};
+use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
+use crate::listen::tcp::Loopback;
 use crate::services::events::EventsServer;
 use crate::services::{decisions, events, host, machines, probes, symbols};
 
 /// How long connections may go on after the machines have ended, so that clients get their last
 /// messages. Streams that have nothing to do with machines would never end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long a server that has run out of file descriptors waits for some to come free.
-const EXHAUSTED: Duration = Duration::from_millis(100);
 /// How long a connection may be silent before it is asked whether anybody is there, and how long the
 /// answer may take. Of a client that is gone without a word (its host, or a frozen process) the
 /// connection ends, and its streams with it.
@@ -63,6 +63,7 @@ pub enum ServeError {
 pub struct Server {
     fleet: Fleet,
     published: Published,
+    loopback: Option<Loopback>,
 }
 
 impl Server {
@@ -79,29 +80,26 @@ impl Server {
         self.published.add(name)
     }
 
-    /// Serves whoever connects to `listener` until `stop` completes; then ends all machines, closes
+    /// Serves whoever connects to `loopback` and shows its token, too, when the server
+    /// [serves](Server::serve).
+    pub fn listen_too(&mut self, loopback: Loopback) {
+        self.loopback = Some(loopback);
+    }
+
+    /// Serves whoever connects to `socket` until `stop` completes; then ends all machines, closes
     /// the connections and removes the socket.
     ///
     /// # Errors
     /// When the server cannot go on. The machines are ended then, too.
     pub async fn serve(
-        self,
-        listener: Listener,
+        mut self,
+        socket: Listener,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
-        let listener = Arc::new(listener);
-        let connections =
-            tokio_stream::iter(std::iter::repeat(listener)).then(|listener| async move {
-                loop {
-                    match listener.accept().await {
-                        Ok(stream) => return Ok::<_, io::Error>(Named::new(stream)),
-                        Err(error) => {
-                            tracing::warn!(%error, "cannot accept a connection");
-                            tokio::time::sleep(EXHAUSTED).await;
-                        }
-                    }
-                }
-            });
+        let loopback = self.loopback.take();
+        let doors = Arc::new(Doors { socket, loopback });
+        let connections = tokio_stream::iter(std::iter::repeat(doors))
+            .then(|doors| async move { doors.accept().await });
         self.serve_all(connections, stop).await
     }
 
@@ -112,22 +110,18 @@ impl Server {
     /// As [`Server::serve`].
     pub async fn serve_connection(
         self,
-        stream: impl AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
-        let only = tokio_stream::once(Ok::<_, io::Error>(stream)).chain(tokio_stream::pending());
+        let only = tokio_stream::once(Connection::known(stream)).chain(tokio_stream::pending());
         self.serve_all(only, stop).await
     }
 
-    async fn serve_all<C>(
+    async fn serve_all(
         self,
-        connections: impl Stream<Item = io::Result<C>>,
+        connections: impl Stream<Item = Connection>,
         stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), ServeError>
-    where
-        C: AsyncRead + AsyncWrite + Connected + Send + Unpin + 'static,
-        C::ConnectInfo: Clone + Send + Sync + 'static,
-    {
+    ) -> Result<(), ServeError> {
         let fleet = self.fleet;
         let (health_reporter, health) = tonic_health::server::health_reporter();
         health_reporter
@@ -168,6 +162,7 @@ impl Server {
             // A call counts until the last message of its stream has been taken.
             .max_concurrent_streams(CALLS_PER_CONNECTION)
             .concurrency_limit_per_connection(CALLS_PER_CONNECTION as usize)
+            .layer(InterceptorLayer::new(connection::admit))
             .add_service(health)
             .add_service(reflection().build_v1()?)
             // What Python's library asks for.
@@ -193,7 +188,7 @@ impl Server {
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(HostServer::new(host::Service).max_decoding_message_size(limits::MESSAGE))
-            .serve_with_incoming_shutdown(connections, closing);
+            .serve_with_incoming_shutdown(connections.map(Ok::<_, io::Error>), closing);
         let served = tokio::select! {
             served = server => served,
             () = farewell(has_ended) => Ok(()),

@@ -15,7 +15,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 
 /// What a client begins with (RFC 9113, 3.4), bytes.
 const PREFACE: usize = 24;
@@ -44,14 +43,6 @@ impl<S> Named<S> {
             stream,
             names: Names::default(),
         }
-    }
-}
-
-impl<S: Connected> Connected for Named<S> {
-    type ConnectInfo = S::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
     }
 }
 

@@ -1,4 +1,8 @@
 //! Where clients come in.
 
 pub(crate) mod authority;
+pub(crate) mod connection;
+pub(crate) mod doors;
 pub(crate) mod socket;
+pub(crate) mod tcp;
+pub(crate) mod token;

@@ -1,0 +1,185 @@
+//! A client's connection, and whether his calls are taken.
+//!
+//! What is kept true: each call on a connection that came without proof of who is there shows the
+//! token, whichever service it is for, before anything else of it is looked at. A call of which it is
+//! not known how it came is refused.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hvprobe_proto::v1::ErrorKind;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
+use tonic::transport::server::Connected;
+use tonic::{Code, Request, Status};
+
+use super::token::Token;
+use crate::status::Failure;
+
+/// Whose calls are taken.
+#[derive(Clone, Debug)]
+pub(crate) enum Admission {
+    /// All: it is known that the client may call.
+    Known,
+    /// Those that show this.
+    Token(Arc<Token>),
+}
+
+/// Bytes both ways.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection of whatever kind.
+pub(crate) struct Connection {
+    stream: Box<dyn Stream>,
+    admission: Admission,
+    /// One of the places there are for its kind, held for as long as it lasts.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("admission", &self.admission)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connection {
+    /// One of a client that is known.
+    pub(crate) fn known(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self {
+            stream: Box::new(stream),
+            admission: Admission::Known,
+            _place: None,
+        }
+    }
+
+    /// One of a client that has to show `token`.
+    pub(crate) fn with_token(
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        token: Arc<Token>,
+        place: OwnedSemaphorePermit,
+    ) -> Self {
+        Self {
+            stream: Box::new(stream),
+            admission: Admission::Token(token),
+            _place: Some(place),
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Admission;
+
+    fn connect_info(&self) -> Admission {
+        self.admission.clone()
+    }
+}
+
+/// Refuses a call that must not be taken.
+pub(crate) fn admit(call: Request<()>) -> Result<Request<()>, Status> {
+    let refused = |why: &str| Failure::new(Code::Unauthenticated, ErrorKind::Unauthenticated, why);
+    match call.extensions().get::<Admission>() {
+        Some(Admission::Known) => Ok(call),
+        Some(Admission::Token(token)) => match call.metadata().get("authorization") {
+            Some(shown) if token.admits(shown.as_bytes()) => Ok(call),
+            Some(_) => Err(refused("this is not the token of this server").into()),
+            None => Err(refused(
+                "this server's token is needed here: send `authorization: Bearer TOKEN`",
+            )
+            .into()),
+        },
+        None => Err(refused("it is not known where this call came from").into()),
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::token::tests::token;
+    use super::*;
+
+    /// What becomes of a call with these.
+    fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<(), Code> {
+        let mut call = Request::new(());
+        if let Some(admission) = admission {
+            call.extensions_mut().insert(admission);
+        }
+        for shown in authorization {
+            let shown = shown.parse().unwrap();
+            call.metadata_mut().append("authorization", shown);
+        }
+        admit(call).map(drop).map_err(|status| status.code())
+    }
+
+    #[test]
+    fn known_client_needs_no_token() {
+        assert_eq!(admitted(Some(Admission::Known), &[]), Ok(()));
+        let other = ["Bearer of something else"];
+        assert_eq!(admitted(Some(Admission::Known), &other), Ok(()));
+    }
+
+    #[test]
+    fn unknown_client_needs_the_token() {
+        let guarded = || Some(Admission::Token(Arc::new(token("0123456789abcdef"))));
+        assert_eq!(admitted(guarded(), &["Bearer 0123456789abcdef"]), Ok(()));
+        for wrong in [
+            &[][..],
+            &["Bearer fedcba9876543210"],
+            &["Bearer fedcba9876543210", "Bearer 0123456789abcdef"],
+        ] {
+            let told = admitted(guarded(), wrong);
+            assert_eq!(told, Err(Code::Unauthenticated), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn call_from_nowhere_is_refused() {
+        let told = admitted(None, &["Bearer 0123456789abcdef"]);
+        assert_eq!(told, Err(Code::Unauthenticated));
+    }
+}
