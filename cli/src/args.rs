@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
 use crate::hit_args::{HitArgs, HoldArgs};
+use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 
 /// Kprobes from outside: boots Linux guests under KVM and watches any instruction of their kernels.
@@ -37,8 +38,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Boot a guest, plant probes, print their hits: everything in one process
     Run(Box<Run>),
-    /// Keep machines for clients that connect to a unix socket
-    Serve(ServerAt),
+    /// Keep machines for clients that connect to a unix socket, or to a TCP port of this machine
+    Serve(Serve),
     /// Machines of a server
     #[command(subcommand)]
     Vm(Vm),
@@ -171,37 +172,6 @@ pub(crate) struct Run {
     /// Tell at the end what took how long
     #[arg(long, help_heading = "Output")]
     pub(crate) timings: bool,
-}
-
-/// Where the server is.
-#[derive(Debug, Args)]
-pub(crate) struct ServerAt {
-    /// Socket of the server [default: $XDG_RUNTIME_DIR/hvprobe.sock, or /run/hvprobe.sock]
-    #[arg(long, value_name = "PATH", env = "HVPROBE_SOCKET", hide_env_values = true,
-          value_hint = ValueHint::FilePath)]
-    pub(crate) socket: Option<PathBuf>,
-}
-
-/// Which machine of the server.
-#[derive(Debug, Args)]
-pub(crate) struct OnMachine {
-    #[command(flatten)]
-    pub(crate) server: ServerAt,
-
-    /// Machine [default: the only one that runs]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) vm: Option<String>,
-}
-
-/// The machine a `vm` command is about.
-#[derive(Debug, Args)]
-pub(crate) struct NamedMachine {
-    #[command(flatten)]
-    pub(crate) server: ServerAt,
-
-    /// Machine [default: the only one that runs]
-    #[arg(value_name = "NAME")]
-    pub(crate) vm: Option<String>,
 }
 
 /// The machine to create.
@@ -464,13 +434,26 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) socket: Option<PathBuf>,
 
+    /// Ask the server on this TCP port, `http://127.0.0.1:PORT`
+    #[arg(
+        long,
+        value_name = "URL",
+        requires = "token_file",
+        conflicts_with = "socket"
+    )]
+    pub(crate) connect: Option<Url>,
+
+    /// File with the token of that server
+    #[arg(long, value_name = "FILE", requires = "connect", value_hint = ValueHint::FilePath)]
+    pub(crate) token_file: Option<PathBuf>,
+
     /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 
     /// Write everything that a bug report needs into this file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
-          conflicts_with_all = ["socket", "json"])]
+          conflicts_with_all = ["socket", "connect", "json"])]
     pub(crate) report: Option<PathBuf>,
 
     /// Kernel for the report's guest [default: the newest in /boot that can be read]

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use hvprobe_proto::v1::decisions_client::DecisionsClient;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::host_client::HostClient;
@@ -11,55 +11,127 @@ use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{self, ListMachinesRequest, ListProbesRequest, MachineState};
+use hvprobe_server::Token;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Request, Status};
 
-use crate::args::{OnMachine, ServerAt};
 use crate::failure::{Refused, WrongUsage};
+use crate::server_args::{OnMachine, ServerAt, SocketAt, Url};
 
 /// Bytes of the longest list of probes we take: of all a machine can reasonably have, with all they
 /// are to do.
 const LISTS: usize = 256 << 20;
 
+/// What calls go through.
+pub(crate) type Calls = InterceptedService<Channel, Shown>;
+
+/// The token that calls show, if they need one.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown(Option<MetadataValue<Ascii>>);
+
+impl Shown {
+    fn new(token: Option<&Token>) -> anyhow::Result<Self> {
+        let Some(token) = token else {
+            return Ok(Self(None));
+        };
+        let mut shown: MetadataValue<Ascii> = token.bearer().parse()?;
+        // Logs of what is sent leave it out.
+        shown.set_sensitive(true);
+        Ok(Self(Some(shown)))
+    }
+}
+
+impl Interceptor for Shown {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(shown) = &self.0 {
+            let metadata = request.metadata_mut();
+            metadata.insert("authorization", shown.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// Where there should have been a server, and how to start one.
+struct Absent {
+    place: String,
+    start: String,
+}
+
+impl Absent {
+    fn unix(path: &Path) -> Self {
+        Self {
+            place: path.display().to_string(),
+            start: "hvprobe serve".to_owned(),
+        }
+    }
+
+    fn tcp(url: Url, token: &Path) -> Self {
+        Self {
+            place: url.to_string(),
+            start: format!(
+                "hvprobe serve --listen {} --token-file {}",
+                url.0,
+                token.display()
+            ),
+        }
+    }
+
+    /// What to tell when connecting failed so.
+    fn or(self, error: io::Error) -> anyhow::Error {
+        let Self { place, start } = self;
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                anyhow!("no server listens on {place}; start one with `{start}`")
+            }
+            _ => anyhow::Error::from(error).context(format!("cannot connect to {place}")),
+        }
+    }
+}
+
 /// A connection to a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    pub(crate) machines: MachinesClient<Channel>,
-    pub(crate) probes: ProbesClient<Channel>,
-    pub(crate) events: EventsClient<Channel>,
-    pub(crate) decisions: DecisionsClient<Channel>,
-    pub(crate) symbols: SymbolsClient<Channel>,
-    pub(crate) host: HostClient<Channel>,
+    pub(crate) machines: MachinesClient<Calls>,
+    pub(crate) probes: ProbesClient<Calls>,
+    pub(crate) events: EventsClient<Calls>,
+    pub(crate) decisions: DecisionsClient<Calls>,
+    pub(crate) symbols: SymbolsClient<Calls>,
+    pub(crate) host: HostClient<Calls>,
 }
 
 impl Client {
-    /// Connects to the server at `socket`.
+    /// Connects to the server at `server`.
     pub(crate) async fn connect(server: &ServerAt) -> anyhow::Result<Self> {
-        let path = socket_path(server);
-        match UnixStream::connect(&path).await {
-            Ok(stream) => Self::over(stream).await,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                ) =>
-            {
-                bail!(
-                    "no server listens on {}; start one with `hvprobe serve`",
-                    path.display()
-                )
+        match (server.connect, &server.token_file) {
+            (Some(url), Some(file)) => {
+                // Sooner than a server is told that somebody wants to call it.
+                let token = Token::read(file)?;
+                let stream = TcpStream::connect(url.0)
+                    .await
+                    .map_err(|error| Absent::tcp(url, file).or(error))?;
+                stream.set_nodelay(true)?;
+                Self::over(stream, Some(&token)).await
             }
-            Err(error) => {
-                Err(error).with_context(|| format!("cannot connect to {}", path.display()))
+            _ => {
+                let path = socket_path(&server.at);
+                let stream = UnixStream::connect(&path)
+                    .await
+                    .map_err(|error| Absent::unix(&path).or(error))?;
+                Self::over(stream, None).await
             }
         }
     }
 
-    /// Talks to a server over `stream`.
+    /// Talks to a server over `stream`, and shows it the token with each call.
     pub(crate) async fn over(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        token: Option<&Token>,
     ) -> anyhow::Result<Self> {
         let mut stream = Some(TokioIo::new(stream));
         // There is one stream, so it cannot be connected to again once it is lost.
@@ -71,13 +143,14 @@ impl Client {
             .connect_with_connector(connector)
             .await
             .context("the server does not speak gRPC")?;
+        let calls = InterceptedService::new(channel, Shown::new(token)?);
         Ok(Self {
-            machines: MachinesClient::new(channel.clone()).max_decoding_message_size(LISTS),
-            probes: ProbesClient::new(channel.clone()).max_decoding_message_size(LISTS),
-            events: EventsClient::new(channel.clone()),
-            decisions: DecisionsClient::new(channel.clone()),
-            symbols: SymbolsClient::new(channel.clone()),
-            host: HostClient::new(channel),
+            machines: MachinesClient::new(calls.clone()).max_decoding_message_size(LISTS),
+            probes: ProbesClient::new(calls.clone()).max_decoding_message_size(LISTS),
+            events: EventsClient::new(calls.clone()),
+            decisions: DecisionsClient::new(calls.clone()),
+            symbols: SymbolsClient::new(calls.clone()),
+            host: HostClient::new(calls),
         })
     }
 
@@ -138,15 +211,19 @@ impl Client {
     }
 }
 
-/// Where the server is, as given or by default.
-pub(crate) fn socket_path(server: &ServerAt) -> PathBuf {
-    server.socket.clone().unwrap_or_else(|| {
-        let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
-        folder
-            .as_deref()
-            .map_or(Path::new("/run"), Path::new)
-            .join("hvprobe.sock")
-    })
+/// Where the server's socket is, as given or by default.
+pub(crate) fn socket_path(at: &SocketAt) -> PathBuf {
+    let from = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let given = at.socket.clone();
+    given
+        .or_else(|| from("HVPROBE_SOCKET").map(PathBuf::from))
+        .unwrap_or_else(|| {
+            let folder = from("XDG_RUNTIME_DIR");
+            folder
+                .as_deref()
+                .map_or(Path::new("/run"), Path::new)
+                .join("hvprobe.sock")
+        })
 }
 
 /// The ids of the probes that `chosen` names, by number or by name.

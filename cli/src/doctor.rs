@@ -14,17 +14,18 @@ use anyhow::Context as _;
 
 use hvprobe_proto::v1::{CatchMode, Machine, ReportRequest, ReportResponse, Verdict};
 
-use crate::args::{Doctor, ServerAt};
+use crate::args::Doctor;
 use crate::client::Client;
 use crate::failure::{DONE, FAILED, Refused};
 use crate::in_process::InProcess;
 use crate::output::{self, json, table};
 use crate::progress::Progress;
+use crate::server_args::{ServerAt, SocketAt};
 use private::Names;
 use smoke::Smoke;
 
 pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
-    let Some(socket) = args.socket else {
+    if args.socket.is_none() && args.connect.is_none() {
         let (server, mut client) = InProcess::start().await?;
         let outcome = match &args.report {
             Some(file) => write_report(&mut client, file, args.kernel.as_deref()).await,
@@ -32,9 +33,13 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
         };
         server.stop().await?;
         return outcome;
-    };
+    }
     let server = ServerAt {
-        socket: Some(socket),
+        at: SocketAt {
+            socket: args.socket,
+        },
+        connect: args.connect,
+        token_file: args.token_file,
     };
     report(&mut Client::connect(&server).await?, args.json).await
 }

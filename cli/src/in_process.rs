@@ -26,7 +26,7 @@ impl InProcess {
             // A sender that is dropped asks for the same.
             let _asked_or_dropped = stopped.await;
         }));
-        let client = Client::over(ours).await?;
+        let client = Client::over(ours, None).await?;
         Ok((Self { stop, task }, client))
     }
 

@@ -21,6 +21,7 @@ mod probe;
 mod progress;
 mod run;
 mod serve;
+mod server_args;
 mod signals;
 mod size;
 mod syms;
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
 async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(*args, started).await,
-        Command::Serve(at) => serve::serve(&at).await,
+        Command::Serve(args) => serve::serve(args).await,
         Command::Vm(command) => vm::vm(command).await,
         Command::Probe(command) => probe::probe(command).await,
         Command::Trace(args) => trace::trace(args).await,

@@ -1,23 +1,38 @@
-//! `hvprobe serve`: machines for clients that connect to a unix socket.
+//! `hvprobe serve`: machines for clients that connect to a unix socket, or to a TCP port.
 
 use std::process::ExitCode;
 
-use hvprobe_server::{Listener, Server};
+use hvprobe_server::{Listener, Loopback, Server, Token};
 
-use crate::args::ServerAt;
 use crate::client::socket_path;
 use crate::failure::DONE;
 use crate::output;
+use crate::server_args::{Serve, Url};
 use crate::signals::Interrupt;
 
-pub(crate) async fn serve(at: &ServerAt) -> anyhow::Result<ExitCode> {
+pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
-    let listener = Listener::bind(&socket_path(at))?;
+    let mut server = Server::new();
+    let listener = Listener::bind(&socket_path(&args.at))?;
+    let mut also = None;
+    if let (Some(address), Some(file)) = (args.listen, &args.token_file) {
+        let token = Token::read_or_create(file)?;
+        let loopback = Loopback::bind(address, token).await?;
+        also = Some(format!(
+            "listening on {} for who has the token in {}",
+            Url(loopback.address()),
+            file.display()
+        ));
+        server.listen_too(loopback);
+    }
     output::tell(format_args!("listening on {}", listener.path().display()));
+    if let Some(also) = also {
+        output::tell(format_args!("{also}"));
+    }
     let stop = async move {
         interrupt.asked().await;
         output::tell(format_args!("stopping"));
     };
-    Server::new().serve(listener, stop).await?;
+    server.serve(listener, stop).await?;
     Ok(DONE)
 }

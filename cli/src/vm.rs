@@ -6,11 +6,12 @@ use hvprobe_proto::v1::{
     InjectNmiRequest, ListMachinesRequest, Machine, PauseRequest, ResumeRequest, StopRequest,
 };
 
-use crate::args::{Boot, NamedMachine, Vm};
+use crate::args::{Boot, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
 use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::output::{self, json, skipped, table};
+use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
 use crate::{doctor, guest};
 

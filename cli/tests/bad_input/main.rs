@@ -6,114 +6,17 @@
     reason = "a helper that cannot go on fails its test"
 )]
 
+mod loopback;
+mod place;
+
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-use expect_test::{Expect, expect};
-use tempfile::TempDir;
+use expect_test::expect;
 
-/// A place for one test's files, with nothing in it.
-struct Place(TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn file(&self, name: &str, bytes: &[u8]) -> String {
-        let path = self.path(name);
-        fs::write(&path, bytes).unwrap();
-        path.into_os_string().into_string().unwrap()
-    }
-
-    /// The program, which `timeout` ends should it hang; that would show as status 124. In the
-    /// foreground it passes a signal on once, not to its child and then to its group again: to us,
-    /// two are more than one.
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new("timeout");
-        command
-            .args([
-                "--foreground",
-                "--kill-after=5",
-                "60",
-                env!("CARGO_BIN_EXE_hvprobe"),
-            ])
-            .args(args)
-            .env("HVPROBE_CACHE", self.path("cache"))
-            .env("XDG_RUNTIME_DIR", self.0.path())
-            .env_remove("HVPROBE_SOCKET")
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().unwrap()
-    }
-
-    /// Checks the exit status and what is on standard error, with this place called `$PLACE`.
-    fn check(&self, args: &[&str], expected: Expect) {
-        let output = self.run(args);
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        let stderr = stderr.replace(self.0.path().to_str().unwrap(), "$PLACE");
-        let status = output.status.code().unwrap();
-        expected.assert_eq(&format!("{stderr}status {status}\n"));
-    }
-
-    /// A server that is listening.
-    fn serve(&self) -> Server {
-        let mut child = self
-            .command(&["serve"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        stderr.read_line(&mut line).unwrap();
-        assert!(line.starts_with("hvprobe: listening on "), "{line}");
-        Server { child }
-    }
-}
-
-/// A running `hvprobe serve` below `timeout`, which passes signals on.
-struct Server {
-    child: Child,
-}
-
-impl Server {
-    /// Ends it with SIGTERM and returns its exit status.
-    fn terminate(mut self) -> Option<i32> {
-        self.signal("TERM");
-        self.child.wait().unwrap().code()
-    }
-
-    /// Kills it, so that it cannot tidy up.
-    fn kill(mut self) {
-        // Killing `timeout` would leave its child; that child is what has to go.
-        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let children = fs::read_to_string(children).unwrap();
-        let status = Command::new("kill")
-            .arg("-KILL")
-            .args(children.split_whitespace())
-            .status();
-        assert!(status.unwrap().success());
-        self.child.wait().unwrap();
-    }
-
-    fn signal(&self, signal: &str) {
-        let status = Command::new("kill")
-            .args([format!("-{signal}"), self.child.id().to_string()])
-            .status();
-        assert!(status.unwrap().success());
-    }
-}
+use place::Place;
 
 #[test]
 fn no_kernel_says_how_to_get_one() {

@@ -1,0 +1,178 @@
+//! Options that say where a server is, and where one listens.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, ValueHint};
+use tonic::transport::Uri;
+
+/// A unix socket of a server.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SocketAt {
+    /// Socket of the server [default: $HVPROBE_SOCKET, $XDG_RUNTIME_DIR/hvprobe.sock, or
+    /// /run/hvprobe.sock]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+/// Where the server is.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ServerAt {
+    #[command(flatten)]
+    pub(crate) at: SocketAt,
+
+    /// Server on a TCP port, `http://127.0.0.1:PORT`, instead of a socket
+    #[arg(
+        long,
+        value_name = "URL",
+        requires = "token_file",
+        conflicts_with = "socket"
+    )]
+    pub(crate) connect: Option<Url>,
+
+    /// File with the token of that server
+    #[arg(long, value_name = "FILE", requires = "connect", value_hint = ValueHint::FilePath)]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+/// Where a server listens.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Whoever calls over TCP has to show the token, as every user of this machine reaches that port:
+  hvprobe serve --listen 127.0.0.1:50051 --token-file token
+  hvprobe vm list --connect http://127.0.0.1:50051 --token-file token")]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) at: SocketAt,
+
+    /// Listen on this TCP port, too: `127.0.0.1:PORT` or `[::1]:PORT`; port 0 chooses one and tells it
+    #[arg(long, value_name = "ADDRESS", requires = "token_file", value_parser = address)]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// File with the token that is needed there; made, with mode 0600, if there is none
+    #[arg(long, value_name = "FILE", requires = "listen", value_hint = ValueHint::FilePath)]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse()
+        .map_err(|_| "write 127.0.0.1:PORT or [::1]:PORT")
+}
+
+/// A server on a TCP port of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Url(pub(crate) SocketAddr);
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}", self.0)
+    }
+}
+
+/// Why an URL cannot be connected to.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadUrl {
+    #[error("write http://127.0.0.1:PORT")]
+    Form,
+    #[error("there is no TLS yet: write http://127.0.0.1:PORT")]
+    Tls,
+    #[error(
+        "there is no TLS yet, so the token is sent to this machine only: write \
+         http://127.0.0.1:PORT; `ssh -L` brings a port of another machine here"
+    )]
+    Elsewhere,
+}
+
+impl FromStr for Url {
+    type Err = BadUrl;
+
+    fn from_str(text: &str) -> Result<Self, BadUrl> {
+        let url: Uri = text.parse().map_err(|_| BadUrl::Form)?;
+        match url.scheme_str() {
+            Some("http") if matches!(url.path(), "" | "/") && url.query().is_none() => {}
+            Some("https") => return Err(BadUrl::Tls),
+            _ => return Err(BadUrl::Form),
+        }
+        let (Some(host), Some(port)) = (url.host(), url.port_u16()) else {
+            return Err(BadUrl::Form);
+        };
+        let address = if host.eq_ignore_ascii_case("localhost") {
+            SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+        } else {
+            // Asking others what a name stands for would leave it to them where the token goes.
+            let address = format!("{host}:{port}");
+            address.parse().map_err(|_| BadUrl::Elsewhere)?
+        };
+        if !address.ip().is_loopback() {
+            return Err(BadUrl::Elsewhere);
+        }
+        Ok(Self(address))
+    }
+}
+
+/// Which machine of the server.
+#[derive(Debug, Args)]
+pub(crate) struct OnMachine {
+    #[command(flatten)]
+    pub(crate) server: ServerAt,
+
+    /// Machine [default: the only one that runs]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+}
+
+/// The machine a `vm` command is about.
+#[derive(Debug, Args)]
+pub(crate) struct NamedMachine {
+    #[command(flatten)]
+    pub(crate) server: ServerAt,
+
+    /// Machine [default: the only one that runs]
+    #[arg(value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<String, BadUrl> {
+        text.parse::<Url>().map(|url| url.to_string())
+    }
+
+    #[test]
+    fn urls_of_this_machine_are_taken() {
+        for (text, meant) in [
+            ("http://127.0.0.1:50051", "http://127.0.0.1:50051"),
+            ("http://127.0.0.1:1/", "http://127.0.0.1:1"),
+            ("http://127.9.9.9:1", "http://127.9.9.9:1"),
+            ("http://[::1]:50051", "http://[::1]:50051"),
+            ("http://localhost:50051", "http://127.0.0.1:50051"),
+        ] {
+            assert_eq!(parsed(text).as_deref(), Ok(meant), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_urls_are_refused_with_the_reason() {
+        for (text, why) in [
+            ("", BadUrl::Form),
+            ("127.0.0.1:50051", BadUrl::Form),
+            ("http://127.0.0.1", BadUrl::Form),
+            ("http://127.0.0.1:99999", BadUrl::Form),
+            ("http://127.0.0.1:1/path", BadUrl::Form),
+            ("http://127.0.0.1:1?query", BadUrl::Form),
+            ("unix:/run/hvprobe.sock", BadUrl::Form),
+            ("https://127.0.0.1:50051", BadUrl::Tls),
+            ("http://192.0.2.1:50051", BadUrl::Elsewhere),
+            ("http://0.0.0.0:50051", BadUrl::Elsewhere),
+            ("http://example.org:50051", BadUrl::Elsewhere),
+            ("http://127.0.0.1.example.org:50051", BadUrl::Elsewhere),
+            ("http://localhost@192.0.2.1:50051", BadUrl::Elsewhere),
+        ] {
+            assert_eq!(parsed(text), Err(why), "{text}");
+        }
+    }
+}

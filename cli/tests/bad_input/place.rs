@@ -1,0 +1,117 @@
+//! Where a test's files are, and what is run there.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use expect_test::Expect;
+use tempfile::TempDir;
+
+/// A place for one test's files, with nothing in it.
+pub(crate) struct Place(pub(crate) TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.path(name);
+        fs::write(&path, bytes).unwrap();
+        path.into_os_string().into_string().unwrap()
+    }
+
+    /// The program, which `timeout` ends should it hang; that would show as status 124. In the
+    /// foreground it passes a signal on once, not to its child and then to its group again: to us,
+    /// two are more than one.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("timeout");
+        command
+            .args([
+                "--foreground",
+                "--kill-after=5",
+                "60",
+                env!("CARGO_BIN_EXE_hvprobe"),
+            ])
+            .args(args)
+            .env("HVPROBE_CACHE", self.path("cache"))
+            .env("XDG_RUNTIME_DIR", self.0.path())
+            .env_remove("HVPROBE_SOCKET")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Checks the exit status and what is on standard error, with this place called `$PLACE`.
+    pub(crate) fn check(&self, args: &[&str], expected: Expect) {
+        let output = self.run(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        let stderr = stderr.replace(self.0.path().to_str().unwrap(), "$PLACE");
+        let status = output.status.code().unwrap();
+        expected.assert_eq(&format!("{stderr}status {status}\n"));
+    }
+
+    /// A server that is listening.
+    pub(crate) fn serve(&self) -> Server {
+        self.serve_with(&[]).0
+    }
+
+    /// A server that is listening, and what it says of where, when given this besides.
+    pub(crate) fn serve_with(&self, more: &[&str]) -> (Server, Vec<String>) {
+        let mut child = self
+            .command(&[&["serve"], more].concat())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut told = Vec::new();
+        for _ in 0..if more.is_empty() { 1 } else { 2 } {
+            let mut line = String::new();
+            stderr.read_line(&mut line).unwrap();
+            assert!(line.starts_with("hvprobe: listening on "), "{line}");
+            told.push(line);
+        }
+        (Server { child }, told)
+    }
+}
+
+/// A running `hvprobe serve` below `timeout`, which passes signals on.
+pub(crate) struct Server {
+    child: Child,
+}
+
+impl Server {
+    /// Ends it with SIGTERM and returns its exit status.
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        self.signal("TERM");
+        self.child.wait().unwrap().code()
+    }
+
+    /// Kills it, so that it cannot tidy up.
+    pub(crate) fn kill(mut self) {
+        // Killing `timeout` would leave its child; that child is what has to go.
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = fs::read_to_string(children).unwrap();
+        let status = Command::new("kill")
+            .arg("-KILL")
+            .args(children.split_whitespace())
+            .status();
+        assert!(status.unwrap().success());
+        self.child.wait().unwrap();
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill")
+            .args([format!("-{signal}"), self.child.id().to_string()])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
