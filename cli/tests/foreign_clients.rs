@@ -1,5 +1,6 @@
-//! Clients that nobody here wrote: those of other languages call a server as they come, and find out
-//! what it offers by asking it. Needs no KVM: no machine is booted.
+//! Clients that nobody here wrote: those of other languages call a server as they come, over its
+//! socket and over TCP, with what the `.proto` files tell or what the server tells of itself. Needs no
+//! KVM: no machine is booted.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,70 +8,125 @@
 )]
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use expect_test::expect;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
 
 /// A server that ends with its test, below a `timeout` should that hang.
-struct Server(Child);
+struct Server {
+    folder: TempDir,
+    child: Child,
+    /// Of its TCP port.
+    address: String,
+}
 
 impl Server {
-    fn start(socket: &Path) -> Self {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let mut child = Command::new("timeout")
             .args(["--kill-after=5", "120", env!("CARGO_BIN_EXE_hvprobe")])
-            .args(["serve", "--socket"])
-            .arg(socket)
+            .args(["serve", "--listen", "127.0.0.1:0", "--socket"])
+            .arg(folder.path().join("socket"))
+            .arg("--token-file")
+            .arg(folder.path().join("token"))
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        stderr.read_line(&mut line).unwrap();
-        assert!(line.starts_with("hvprobe: listening on "), "{line}");
-        Self(child)
+        let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut place = || {
+            let line = told.next().unwrap().unwrap();
+            let place = line.strip_prefix("hvprobe: listening on ").expect(&line);
+            place.split_whitespace().next().unwrap().to_owned()
+        };
+        let _socket = place();
+        let address = place().strip_prefix("http://").unwrap().to_owned();
+        Self {
+            folder,
+            child,
+            address,
+        }
+    }
+
+    /// How clients are told of its socket, and of its port.
+    fn targets(&self) -> [Vec<OsString>; 2] {
+        let socket = self.folder.path().join("socket");
+        let token = self.folder.path().join("token");
+        [
+            vec![format!("unix:{}", socket.display()).into()],
+            vec![self.address.clone().into(), token.into()],
+        ]
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It keeps nothing, and cannot put this off.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        // `timeout` passes this on; killed, it would leave the server behind.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = self.child.wait();
     }
 }
 
+/// The client called `name`.
+fn script(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "foreign_clients", name]
+        .iter()
+        .collect()
+}
+
+/// What the clients print.
+const ANSWERS: &str = "\
+machines: 0
+machines: 0
+machines: 0
+health: 1
+boot: INVALID_ARGUMENT True
+get: NOT_FOUND True
+symbols: NOT_FOUND True
+events: NOT_FOUND True
+";
+
+fn check(client: &mut Command, expected: &str) {
+    let output = client.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{client:?}: {stderr}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+}
+
 #[test]
-fn pythons_grpc_calls_a_server_on_a_unix_socket() {
+fn pythons_grpc_calls_a_server() {
     let Some(python) = env::var_os("HVPROBE_TEST_PYTHON") else {
         eprintln!("skipped: needs Python's gRPC (cargo lab test)");
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("hvprobe.sock");
-    let _server = Server::start(&socket);
-    let script = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/foreign_clients/client.py"
-    );
-    let client = Command::new(python)
-        .arg(script)
-        .arg(format!("unix:{}", socket.display()))
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&client.stderr);
-    assert!(client.status.success(), "{stderr}");
-    expect![[r#"
-        machines: 0
-        machines: 0
-        machines: 0
-        health: 1
-        boot: INVALID_ARGUMENT True
-        get: NOT_FOUND True
-        symbols: NOT_FOUND True
-        events: NOT_FOUND True
-    "#]]
-    .assert_eq(&String::from_utf8(client.stdout).unwrap());
+    let server = Server::start();
+    for target in server.targets() {
+        let mut client = Command::new(&python);
+        check(client.arg(script("client.py")).args(target), ANSWERS);
+    }
+}
+
+#[test]
+fn nodes_grpc_calls_a_server() {
+    let Some(modules) = env::var_os("HVPROBE_TEST_NODE") else {
+        eprintln!("skipped: needs Node's gRPC (cargo lab test)");
+        return;
+    };
+    let server = Server::start();
+    let protos = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto");
+    for target in server.targets() {
+        // Of health the .proto files say nothing.
+        let without = ANSWERS.replace("health: 1\n", "");
+        for (from, expected) in [("reflection", ANSWERS), (protos, &without)] {
+            let (place, token) = target.split_first().unwrap();
+            let mut client = Command::new("node");
+            client.env("NODE_PATH", &modules).arg(script("client.js"));
+            client.arg(place).arg(from).args(token);
+            check(&mut client, expected);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 """Calls a server as Python's gRPC does, with nothing of hvprobe but what the server tells of itself.
 
-Usage: client.py TARGET. Prints what it found, a line each; ends with status 0 if all was as expected.
+Usage: client.py TARGET [TOKEN_FILE]. Prints what it found, a line each; ends with status 0 if all was as expected.
 """
 
 import sys
@@ -12,8 +12,24 @@ from grpc_reflection.v1alpha import proto_reflection_descriptor_database as refl
 SECONDS = 30
 
 
-def main(target):
+class Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
+            grpc.StreamStreamClientInterceptor):
+    """Shows the token with each call, as credentials go over TLS only."""
+
+    def __init__(self, token):
+        self.metadata = [("authorization", f"Bearer {token}")]
+
+    def intercept_unary_unary(self, call, details, request):
+        return call(details._replace(metadata=self.metadata), request)
+
+    intercept_unary_stream = intercept_stream_stream = intercept_unary_unary
+
+
+def main(target, token_file=None):
     channel = grpc.insecure_channel(target)
+    if token_file is not None:
+        with open(token_file, encoding="ascii") as token:
+            channel = grpc.intercept_channel(channel, Shown(token.read().strip()))
     database = reflection.ProtoReflectionDescriptorDatabase(channel)
     services = set(database.get_services())
     assert "hvprobe.v1.Machines" in services, services
@@ -51,4 +67,4 @@ def main(target):
     print("events:", refused(lambda: method("hvprobe.v1.Events", "Subscribe")(machine="a")))
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])
