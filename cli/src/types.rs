@@ -54,7 +54,7 @@ fn place(parameter: &Parameter) -> String {
     let registers: Vec<_> = parameter
         .registers
         .iter()
-        .filter_map(|number| wire::actions::register(*number).ok())
+        .filter_map(|number| wire::registers::register(*number).ok())
         .map(text::register)
         .collect();
     match registers.as_slice() {

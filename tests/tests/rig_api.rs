@@ -318,7 +318,7 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let request = ListSymbolsRequest {
         machine: machine.clone(),
         pattern: "vfs_[".into(),
-        limit: 0,
+        ..Default::default()
     };
     let mut symbols = client
         .symbols
@@ -409,7 +409,7 @@ async fn machine_and_probes_outlive_the_client_but_not_the_server() {
     let request = ListSymbolsRequest {
         machine: machine.clone(),
         pattern: "vfs_rea?".into(),
-        limit: 0,
+        ..Default::default()
     };
     let mut pieces = client
         .symbols
@@ -417,11 +417,23 @@ async fn machine_and_probes_outlive_the_client_but_not_the_server() {
         .await
         .unwrap()
         .into_inner();
-    let mut names = Vec::new();
+    let mut found = Vec::new();
     while let Some(piece) = pieces.message().await.unwrap() {
-        names.extend(piece.symbols.into_iter().map(|symbol| symbol.name));
+        found.extend(piece.symbols);
     }
+    let names: Vec<_> = found.iter().map(|symbol| &symbol.name).collect();
     assert_eq!(names, ["vfs_read"]);
+    for (address, expected) in [(found[0].address + 1, Some(&found[0])), (1, None)] {
+        let request = ListSymbolsRequest {
+            machine: machine.clone(),
+            address: Some(address),
+            ..Default::default()
+        };
+        let answer = client.symbols.list_symbols(request).await.unwrap();
+        let piece = answer.into_inner().message().await.unwrap();
+        let symbol = piece.as_ref().map(|piece| &piece.symbols[0]);
+        assert_eq!(symbol, expected, "{address:#x}");
+    }
 
     let health = HealthCheckRequest {
         service: "hvprobe.v1.Machines".into(),

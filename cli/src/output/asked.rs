@@ -30,6 +30,6 @@ pub(crate) fn budget(asked: Option<&v1::Budget>) -> Vec<String> {
 
 /// What an item reads: `+16(%di)`, `$stack3`.
 pub(crate) fn item_name(asked: &v1::Item) -> String {
-    let read = wire::actions::item(*asked);
+    let read = wire::actions::item(asked.clone());
     read.map_or_else(|_| UNKNOWN.to_owned(), |item| text::item_name(&item))
 }

@@ -70,6 +70,7 @@ fn len(item: &v1::Item) -> usize {
     match &item.what {
         Some(item::What::Memory(memory)) => usize::try_from(memory.length).unwrap_or(usize::MAX),
         Some(item::What::Stack(_)) => WORD,
+        Some(item::What::Fetched(_)) => 0,
         None => 0,
     }
 }

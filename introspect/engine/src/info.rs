@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_hit::Counts;
 use hvprobe_spec::definition::Kind;
-use hvprobe_spec::{Actions, Budget, Mechanism, ProbeId};
+use hvprobe_spec::{Actions, Argument, Budget, Mechanism, ProbeId, RegisterSet};
 
 use crate::unoptimized::Unoptimized;
 
@@ -20,6 +20,18 @@ pub enum ProbeState {
     Refused(String),
     /// The guest rewrote the patched byte; the probe no longer fires.
     Gone,
+}
+
+/// What is shown of a probe's hits besides what it captures because it was asked to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// The registers that are shown as such. Events may have more, for arguments.
+    pub registers: RegisterSet,
+    /// The arguments.
+    pub arguments: Vec<Argument>,
+    /// Whether these are all those of the function in the order of its declaration, for a return probe
+    /// with what it returns as the last unless that is nothing, and nothing else.
+    pub call: bool,
 }
 
 /// One probe of the list.
@@ -55,6 +67,8 @@ pub struct ProbeInfo {
     pub counts: Counts,
     /// What happens at its hits.
     pub actions: Arc<Actions>,
+    /// What is shown of them.
+    pub shown: Arc<Shown>,
 }
 
 /// Hits of a probe that were throttled.

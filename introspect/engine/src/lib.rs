@@ -23,7 +23,7 @@ mod world;
 
 pub use code::{HiddenError, HiddenRegion, outermost_slots};
 pub use error::{ChangeError, RegisterError};
-pub use info::{ProbeInfo, ProbeState, Throttled};
+pub use info::{ProbeInfo, ProbeState, Shown, Throttled};
 pub use refusal::Refused;
 pub use registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};
 pub use registry::{Registry, Told};

@@ -7,7 +7,7 @@ use hvprobe_linux::image::Forbidden;
 use hvprobe_linux::modules::{ModuleError, ModuleLookupError};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_linux::task::TaskUnknown;
-use hvprobe_spec::Mechanism;
+use hvprobe_spec::{Mechanism, ParseError, SpecError};
 
 use crate::code::error::HiddenError;
 use crate::unoptimized::Unoptimized;
@@ -224,6 +224,12 @@ pub enum Refused {
         /// The pattern.
         pattern: String,
     },
+    /// A fetch argument is not there.
+    #[error(transparent)]
+    Argument(ParseError),
+    /// The arguments are more than an event can carry.
+    #[error(transparent)]
+    Arguments(SpecError),
     /// The copy cannot be made to work at its slot.
     #[error("the instruction at {at} cannot be relocated")]
     Relocate {

@@ -32,6 +32,8 @@ impl Refused {
             | Self::NoSymbol { .. }
             | Self::Boundary(_)
             | Self::Mechanism { .. }
+            | Self::Argument(_)
+            | Self::Arguments(_)
             | Self::NotEntry { .. } => Remedy::WrongRequest,
             Self::InitText { .. }
             | Self::Instruction { .. }

@@ -140,6 +140,6 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
 }
 
 /// Whether `at` is in the half of the addresses that each process has for itself.
-fn is_of_process(at: Gva) -> bool {
+pub(super) fn is_of_process(at: Gva) -> bool {
     at.0.leading_zeros() > 0
 }

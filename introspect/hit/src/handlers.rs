@@ -11,11 +11,11 @@ use hvprobe_spec::{Actions, Hold, ProbeId, Then};
 
 use super::context::Scene;
 use super::outcome::Held;
-use super::sample::{Seen, Taken, apply};
+use super::sample::{Seen, Taken, apply, capture, passes};
 use super::state::{HitState, Waiting};
 use super::table::{Member, Role, Site};
 use crate::clock::Clock;
-use crate::event::EventKind;
+use crate::event::{Captured, EventKind};
 
 /// What the pre-handlers of a site came to.
 pub(super) enum Handled {
@@ -53,6 +53,17 @@ impl HitState {
                 taken.mute(index);
                 continue;
             }
+            if actions.filter.is_some() {
+                if !self.filtered(scene, member, actions, (index, taken), regs) {
+                    continue;
+                }
+                if actions.act()
+                    && let Some(handled) = self.act(scene, site, member, actions, taken, regs)
+                {
+                    return handled;
+                }
+                continue;
+            }
             let now = taken.at.host_ns;
             if counters.admit(self.vcpu, now) {
                 counters.hit(self.vcpu);
@@ -70,6 +81,37 @@ impl HitState {
             }
         }
         Handled::Proceed
+    }
+
+    /// A hit of a probe with a filter; whether that lets it pass. It is the member `index` of its site.
+    #[inline(never)]
+    fn filtered<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        member: &Member,
+        actions: &Actions,
+        (index, taken): (usize, &mut Taken),
+        regs: &Regs,
+    ) -> bool {
+        let counters = &member.counters;
+        let mut captured = Captured::nothing();
+        capture(scene, &mut captured, &actions.capture, regs, None);
+        if !passes(scene, self.vcpu, actions, &captured, (regs, None)) {
+            counters.veto(self.vcpu);
+            taken.mute(index);
+            return false;
+        }
+        let now = taken.at.host_ns;
+        if counters.admit(self.vcpu, now) {
+            counters.hit(self.vcpu);
+            let seen = Seen::new(self.vcpu, member.id, actions, regs, taken);
+            let kind = EventKind::Hit;
+            let cost_ns = seen.report_with(scene, &mut self.events, &kind, captured, &[]);
+            counters.charge(now, cost_ns);
+        } else {
+            taken.mute(index);
+        }
+        true
     }
 
     /// What a probe does besides looking; `None` if the next handler is to run.

@@ -13,6 +13,8 @@ mod clock;
 mod context;
 mod counters;
 pub mod event;
+mod fetch;
+mod filter;
 mod followed;
 mod guest_memory;
 mod handler;

@@ -15,10 +15,10 @@ use hvprobe_spec::{Actions, Item};
 
 use super::context::Scene;
 use super::outcome::Outcome;
-use super::sample::{Seen, Taken, apply, capture};
+use super::sample::{Seen, Taken, apply, capture, passes};
 use super::state::HitState;
-use super::table::{Following, Member};
-use crate::calls::{DATA_MAX, Ended, Entry, Pool};
+use super::table::{Following, Member, Returning};
+use crate::calls::{Call as InFlight, DATA_MAX, Ended, Entry, Pool};
 use crate::clock::Clock;
 use crate::event::{Call, Captured, EventKind};
 use crate::record::RecordSource;
@@ -142,16 +142,13 @@ impl HitState {
                 }
                 let (actions, counters) = (&probe.actions, &probe.counters);
                 let now = taken.at.host_ns;
-                if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
+                if actions.filter.is_some() {
+                    if !self.filtered_return(scene, probe, call, regs, &taken) {
+                        return;
+                    }
+                } else if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
                     counters.hit(self.vcpu);
-                    let kind = || {
-                        EventKind::Return(Call {
-                            id: call.id(),
-                            entry_ns: call.host_ns(),
-                            entry_tsc: call.guest_tsc(),
-                            entry: call.regs(),
-                        })
-                    };
+                    let kind = || EventKind::Return(told(call));
                     let seen = Seen::new(self.vcpu, call.probe(), actions, regs, &taken);
                     let (events, items) = (&mut self.events, &actions.capture_at_return);
                     let cost_ns = if actions.capture.is_empty() {
@@ -191,6 +188,37 @@ impl HitState {
             }
             None => Outcome::Foreign,
         }
+    }
+
+    /// The return of a call that a probe with a filter followed; whether that lets it pass.
+    #[inline(never)]
+    fn filtered_return<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        scene: &Scene<'_, M, C>,
+        probe: &Returning,
+        call: &InFlight<'_>,
+        regs: &Regs,
+        taken: &Taken,
+    ) -> bool {
+        let (actions, counters) = (&probe.actions, &probe.counters);
+        let entry = call.regs();
+        let mut data = [0; DATA_MAX];
+        let mut captured = restore(&actions.capture, call.data(&mut data));
+        let items = &actions.capture_at_return;
+        capture(scene, &mut captured, items, regs, Some(&entry));
+        if !passes(scene, self.vcpu, actions, &captured, (regs, Some(&entry))) {
+            counters.veto(self.vcpu);
+            return false;
+        }
+        let now = taken.at.host_ns;
+        if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
+            counters.hit(self.vcpu);
+            let seen = Seen::new(self.vcpu, call.probe(), actions, regs, taken);
+            let kind = EventKind::Return(told(call));
+            let cost_ns = seen.report_with(scene, &mut self.events, &kind, captured, &[]);
+            counters.charge(now, cost_ns);
+        }
+        true
     }
 
     /// None of the calls that `task` has made will return.
@@ -240,6 +268,17 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     sent.ok()
 }
 
+/// What a return tells of its call.
+#[inline]
+fn told(call: &InFlight<'_>) -> Call {
+    Call {
+        id: call.id(),
+        entry_ns: call.host_ns(),
+        entry_tsc: call.guest_tsc(),
+        entry: call.regs(),
+    }
+}
+
 /// What a call keeps of its entry, written to the front of `into`.
 fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
@@ -248,29 +287,17 @@ fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     regs: &Regs,
 ) -> &'a [u8] {
     let mut captured = Captured::nothing();
-    capture(scene, &mut captured, items, regs);
+    capture(scene, &mut captured, items, regs, None);
     let len = HEADER + captured.bytes().len();
     into[..HEADER].copy_from_slice(&captured.unreadable().to_le_bytes());
     into[HEADER..len].copy_from_slice(captured.bytes());
     &into[..len]
 }
 
-/// What a call kept of its entry.
+/// What a call kept of its entry: these items.
 fn restore(items: &[Item], data: &[u8]) -> Captured {
-    let mut into = Captured::nothing();
-    let Some((header, mut bytes)) = data.split_first_chunk::<HEADER>() else {
-        return into;
-    };
-    let unreadable = u32::from_le_bytes(*header);
-    for (index, item) in items.iter().enumerate() {
-        let Some((kept, rest)) = bytes.split_at_checked(item.len()) else {
-            break;
-        };
-        bytes = rest;
-        into.item(item.len(), |bytes| {
-            bytes.copy_from_slice(kept);
-            unreadable >> index & 1 == 0
-        });
+    match data.split_first_chunk::<HEADER>() {
+        Some((header, bytes)) => Captured::again(bytes, u32::from_le_bytes(*header), items.len()),
+        None => Captured::nothing(),
     }
-    into
 }

@@ -13,6 +13,8 @@ use super::context::Scene;
 use super::view::Surroundings;
 use crate::clock::{Clock, Reading};
 use crate::event::{Captured, Event, EventKind, EventProducer};
+use crate::fetch::fetch;
+use crate::filter;
 
 /// When and for whom a hit was taken up.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +109,11 @@ impl<'a> Seen<'a> {
         mut captured: Captured,
         items: &[Item],
     ) -> u64 {
-        capture(scene, &mut captured, items, self.regs);
+        let entry = match kind {
+            EventKind::Return(call) => Some(&call.entry),
+            EventKind::Hit | EventKind::Post | EventKind::Fault { .. } => None,
+        };
+        capture(scene, &mut captured, items, self.regs, entry);
         self.queue(scene, events, || *kind, || captured)
     }
 
@@ -136,7 +142,7 @@ impl<'a> Seen<'a> {
         items: &[Item],
     ) -> Event {
         let mut captured = Captured::nothing();
-        capture(scene, &mut captured, items, self.regs);
+        capture(scene, &mut captured, items, self.regs, None);
         let mut event = self.event(kind, captured, scene.current(), 0);
         event.regs = *self.regs;
         event
@@ -167,20 +173,49 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Appends `items`, read with `regs`.
+/// Appends `items`, read with `regs` and, at a return, those of the call's entry.
 pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,
     items: &[Item],
     regs: &Regs,
+    entry: Option<&Regs>,
 ) {
     for item in items {
         let at = match item {
             Item::Memory { base, offset, .. } => regs.get(*base).wrapping_add_signed(*offset),
             Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
+            Item::Fetched(fetched) => {
+                fetch(scene, into, fetched, regs, entry);
+                continue;
+            }
         };
         into.item(item.len(), |bytes| scene.read(Gva(at), bytes));
     }
+}
+
+/// Whether the filter of `actions` lets a hit pass at which that was `captured`, with its registers and, at a
+/// return, those of the call's entry.
+pub(super) fn passes<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    vcpu: u32,
+    actions: &Actions,
+    captured: &Captured,
+    (regs, entry): (&Regs, Option<&Regs>),
+) -> bool {
+    let Some(filter) = &actions.filter else {
+        return true;
+    };
+    let task = scene.current();
+    let seen = filter::Seen {
+        actions,
+        regs,
+        entry,
+        captured,
+        task: task.as_ref(),
+        vcpu,
+    };
+    seen.passes(filter)
 }
 
 /// Makes `changes`; whether all could be made. Those that can be are.

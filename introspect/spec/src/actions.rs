@@ -12,7 +12,9 @@ pub use hvprobe_arch::regs::RegisterSet;
 use hvprobe_arch::{Gva, Regs};
 
 use crate::error::SpecError;
-use crate::limits::{CAPTURE_MAX, CHANGES_MAX, ITEMS_MAX};
+use crate::item::Item;
+use crate::limits::{CAPTURE_MAX, CHANGES_MAX, ITEMS_MAX, POINTERS_MAX};
+use crate::predicate::Predicate;
 
 /// What happens at a hit, apart from counting it and reporting it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +22,9 @@ pub struct Actions {
     /// All must hold, or this hit is left alone and nothing of the following happens. For a return
     /// probe: at entry, or this call is left alone (the entry handler's veto).
     pub when: Vec<Condition>,
+    /// Of the hits that these leave, those that it lets pass, or this hit is left alone just so. For a return
+    /// probe: at the return.
+    pub filter: Option<Predicate>,
     /// Which registers events show.
     pub registers: RegisterSet,
     /// What is read at the probepoint. For a return probe: at entry, kept with the call as its
@@ -59,9 +64,17 @@ impl Actions {
     pub fn reach_memory(&self) -> bool {
         let mut items = self.capture.iter().chain(&self.capture_at_return);
         let mut changes = self.changes.iter();
-        items.any(|item| matches!(item, Item::Memory { .. }))
+        items.any(Item::reaches_memory)
             || changes.any(|change| matches!(change, Change::Memory { .. }))
             || matches!(self.hold, Some(Hold::Ask { .. }))
+    }
+
+    /// Checks what is captured.
+    ///
+    /// # Errors
+    /// What exceeds a limit.
+    pub fn check_capture(&self) -> Result<(), SpecError> {
+        check_capture(&[&self.capture, &self.capture_at_return])
     }
 
     /// Apart from [`Actions::apply_to`], so that most hits need not have all registers at hand.
@@ -69,39 +82,6 @@ impl Actions {
     fn conditions_hold(&self, regs: &Regs) -> bool {
         let holds = |condition: &Condition| condition.holds(regs.get(condition.register));
         self.when.iter().all(holds)
-    }
-}
-
-/// Something read at a hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Item {
-    /// `len` bytes at `base + offset`.
-    Memory {
-        /// The register that holds the address.
-        base: Gpr,
-        /// Added to it.
-        offset: i64,
-        /// How many bytes.
-        len: u16,
-    },
-    /// The 64-bit word this many words above the stack pointer (`$stackN`).
-    Stack(u16),
-}
-
-impl Item {
-    /// How many bytes it makes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Memory { len, .. } => usize::from(*len),
-            Self::Stack(_) => 8,
-        }
-    }
-
-    /// Whether it makes none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -180,9 +160,14 @@ pub(crate) fn at_most(what: &'static str, count: usize, max: usize) -> Result<()
     Ok(())
 }
 
-pub(crate) fn check_capture(captures: &[&[Item]]) -> Result<(), SpecError> {
+fn check_capture(captures: &[&[Item]]) -> Result<(), SpecError> {
     let items = || captures.iter().copied().flatten();
     at_most("items to capture", items().count(), ITEMS_MAX)?;
+    for item in items() {
+        if let Item::Fetched(fetched) = item {
+            at_most("pointers to follow", fetched.pointers.len(), POINTERS_MAX)?;
+        }
+    }
     if let Some(index) = items().position(Item::is_empty) {
         return Err(SpecError::EmptyItem { index });
     }

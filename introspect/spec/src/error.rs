@@ -59,9 +59,6 @@ pub enum SpecError {
     /// No hit at all.
     #[error("a budget of 0 hits per second: register the probe disabled instead")]
     NoRate,
-    /// What nothing evaluates.
-    #[error("{0} are not supported yet")]
-    Unsupported(&'static str),
     /// Not a share.
     #[error("a budget of {0} % of the time; 1 to 100 % are possible")]
     Share(u8),

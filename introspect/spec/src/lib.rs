@@ -4,6 +4,7 @@
 //! Nothing here knows a kernel or a machine. A client and the engine agree on these types.
 
 mod actions;
+mod argument;
 mod budget;
 mod column;
 pub mod definition;
@@ -11,23 +12,25 @@ pub mod errno;
 mod error;
 pub mod fetch;
 mod id;
+mod item;
 pub mod language;
 mod limits;
 mod mechanism;
 mod number;
 mod parse_error;
+pub mod predicate;
 mod probe;
 pub mod shape;
 mod symbol;
 
-pub use actions::{
-    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
-};
+pub use actions::{Actions, Change, Comparison, Condition, Decision, Hold, RegisterSet, Then};
+pub use argument::{Argument, Bits, Common, Source};
 pub use budget::{Budget, Excess};
 pub use column::Column;
 pub use error::SpecError;
 pub use id::ProbeId;
-pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, ITEMS_MAX};
+pub use item::{Base, Fetched, Item, Memory, Pointer, Read, TextHeader};
+pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, ITEMS_MAX, POINTERS_MAX};
 pub use mechanism::Mechanism;
 pub use parse_error::ParseError;
 pub use probe::ProbeSpec;

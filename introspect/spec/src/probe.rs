@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::actions::{Actions, Hold, Then, at_most, check_capture, check_changes};
+use crate::actions::{Actions, Hold, Then, at_most, check_changes};
 use crate::budget::Budget;
 use crate::definition::{Definition, Kind};
 use crate::error::SpecError;
@@ -23,6 +23,9 @@ pub struct ProbeSpec {
     pub maxactive_auto: bool,
     /// What its hits may take; all they want when absent.
     pub budget: Option<Budget>,
+    /// Of a definition without arguments at a function's entry, or of a return probe: show those of the
+    /// function, and what it returns, in place of the registers, where types tell them.
+    pub default_arguments: bool,
     /// What happens at a hit.
     pub actions: Actions,
 }
@@ -35,6 +38,7 @@ impl From<Definition> for ProbeSpec {
             mechanism: None,
             maxactive_auto: false,
             budget: None,
+            default_arguments: false,
             actions: Actions::default(),
         }
     }
@@ -53,12 +57,6 @@ impl ProbeSpec {
     /// What makes no sense or exceeds a limit.
     pub fn check(&self) -> Result<(), SpecError> {
         let actions = &self.actions;
-        if !self.definition.arguments.is_empty() {
-            return Err(SpecError::Unsupported("fetch arguments"));
-        }
-        if self.definition.filter.is_some() {
-            return Err(SpecError::Unsupported("filters"));
-        }
         if let Some(budget) = &self.budget {
             budget.check()?;
         }
@@ -87,7 +85,7 @@ impl ProbeSpec {
         )?;
         needs_return(self.maxactive_auto, "maxactive")?;
         at_most("conditions", actions.when.len(), CHANGES_MAX)?;
-        check_capture(&[&actions.capture, &actions.capture_at_return])?;
+        actions.check_capture()?;
         check_changes(&actions.changes)?;
         if let Some(Hold::Ask { deadline, default }) = &actions.hold {
             if actions.then != Then::Proceed {
@@ -101,38 +99,5 @@ impl ProbeSpec {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Column;
-    use crate::definition::parse;
-    use crate::fetch::{Expr, ExprKind, FetchArg, Filter, Operator, Test, Value};
-
-    #[test]
-    fn what_nothing_evaluates_is_refused() {
-        let mut spec = ProbeSpec::from(parse("p vfs_read").unwrap());
-        assert_eq!(spec.check(), Ok(()));
-        spec.definition.filter = Some(Filter::Test(Test {
-            column: Column(14),
-            field: "pid".to_owned(),
-            operator: Operator::Equal,
-            value_column: Column(21),
-            value: Value::Number(1),
-        }));
-        assert_eq!(spec.check(), Err(SpecError::Unsupported("filters")));
-        spec.definition.arguments = vec![FetchArg {
-            name: None,
-            column: Column(11),
-            expr: Expr {
-                column: Column(11),
-                kind: ExprKind::Comm,
-            },
-            ty: None,
-            text: "$comm".to_owned(),
-        }];
-        assert_eq!(spec.check(), Err(SpecError::Unsupported("fetch arguments")));
     }
 }

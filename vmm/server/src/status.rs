@@ -101,6 +101,10 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
             Failure::new(Code::InvalidArgument, ErrorKind::AmbiguousSymbol, message)
                 .offering(at.iter().map(ToString::to_string))
         }
+        Refused::Argument(error) => {
+            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+                .at_column(error.column)
+        }
         Refused::TooManyProbes { .. } => {
             Failure::new(Code::ResourceExhausted, ErrorKind::TooManyProbes, message)
         }

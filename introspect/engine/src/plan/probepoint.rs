@@ -22,6 +22,10 @@ use crate::unoptimized::Unoptimized;
 #[derive(Clone, Debug)]
 pub(crate) struct Probepoint {
     pub(crate) symbol: (String, u64),
+    /// It is where calls of the function come to.
+    pub(crate) entry: bool,
+    /// It is in a module.
+    pub(crate) module: bool,
     pub(crate) displaced: Displaced,
     /// The kernel has an exception-table entry for the instruction: it may fault, and the handler
     /// must find it in its place.
@@ -111,6 +115,8 @@ pub(crate) fn plan(
     }
     Ok(Probepoint {
         symbol: (symbol.name.to_owned(), offset),
+        entry: is_entry,
+        module: matches!(owner, Owner::Module(_)),
         fixup: owner.has_fixup(at),
         after_sti,
         ftrace: owner.is_ftrace_site(at),

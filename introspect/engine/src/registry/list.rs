@@ -50,6 +50,7 @@ impl Registry {
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),
             actions: Arc::clone(&probe.actions),
+            shown: Arc::clone(&probe.shown),
         }
     }
 

@@ -12,6 +12,7 @@ use hvprobe_arch::detour::{
     Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
 };
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::regs::{Gpr, RegisterSet};
 use hvprobe_hit::Followed;
 use hvprobe_hit::record::{RecordSource, Tallies, What};
 use hvprobe_hit::region::CounterPlace;
@@ -29,9 +30,15 @@ use crate::unoptimized::Unoptimized;
 fn stack_words(actions: &Actions) -> Vec<u16> {
     let words = actions.capture.iter().filter_map(|item| match item {
         Item::Stack(word) => Some(*word),
-        Item::Memory { .. } => None,
+        Item::Memory { .. } | Item::Fetched(_) => None,
     });
     words.collect()
+}
+
+/// The registers that are recorded of those that are to be shown. What a function returned is told of
+/// every return.
+fn recorded(shown: RegisterSet, returns: bool) -> RegisterSet {
+    shown.iter().chain(returns.then_some(Gpr::Rax)).collect()
 }
 
 /// What is recorded for a probe with these actions: at its hits, or when a function returns.
@@ -41,7 +48,7 @@ fn capture(probe: &Probe, around: &DetourContext) -> Capture {
         Some(_) => Vec::new(),
     };
     Capture {
-        registers: probe.actions.registers,
+        registers: recorded(probe.actions.registers, probe.pool.is_some()),
         stack,
         task: around.task,
         cpu: around.cpu,
@@ -231,4 +238,20 @@ fn follow(
         detours.give_instances_back(at, bytes.len() as u64);
     }
     made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_recorded_whichever_registers_are_shown() {
+        let set = |registers: &[Gpr]| RegisterSet::from_iter(registers.iter().copied());
+        let rdi = set(&[Gpr::Rdi]);
+        assert_eq!(recorded(rdi, true), set(&[Gpr::Rdi, Gpr::Rax]));
+        assert_eq!(recorded(set(&[]), true), set(&[Gpr::Rax]));
+        assert_eq!(recorded(rdi, false), rdi);
+        let all = RegisterSet::default();
+        assert_eq!([recorded(all, true), recorded(all, false)], [all, all]);
+    }
 }

@@ -19,6 +19,7 @@ use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use super::plant::{PlantError, Planted};
 use crate::error::RegisterError;
+use crate::plan::arguments::{Resolved, resolve};
 use crate::plan::probepoint::Probepoint;
 use crate::refusal::{Obstacle, Refused};
 use crate::registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};
@@ -38,6 +39,13 @@ struct Entry<'s, S> {
     index: usize,
     spec: Cow<'s, ProbeSpec>,
     state: S,
+}
+
+/// A probe that may be planted.
+struct Planned {
+    /// `None` for one that waits for its module.
+    point: Option<Probepoint>,
+    resolved: Resolved,
 }
 
 /// A probe that the registry has.
@@ -243,17 +251,21 @@ impl Registry {
         Ok(batch)
     }
 
-    /// Finds and checks the probepoints: `None` for a probe that waits for its module.
+    /// Finds and checks the probepoints, and what is to be read there.
     fn plan_all<'s>(
         &self,
         batch: Batch<'s, ()>,
         specs: &[ProbeSpec],
         mem: &dyn PhysMemory,
-    ) -> Result<Batch<'s, Option<Probepoint>>, RegisterError> {
-        let (mut batch, mut refused) = batch.each(|spec, ()| match self.plan(spec, mem) {
-            Ok(point) => Ok(Some(point)),
-            Err(Refused::ModuleNotLoaded { .. }) => Ok(None),
-            Err(why) => Err(why),
+    ) -> Result<Batch<'s, Planned>, RegisterError> {
+        let (mut batch, mut refused) = batch.each(|spec, ()| {
+            let point = match self.plan(spec, mem) {
+                Ok(point) => Some(point),
+                Err(Refused::ModuleNotLoaded { .. }) => None,
+                Err(why) => return Err(why),
+            };
+            let resolved = resolve(spec, point.as_ref(), &self.kernel.probeable())?;
+            Ok(Planned { point, resolved })
         });
         if batch.refusals == Refusals::Skip || refused.is_empty() {
             batch.skipped.append(&mut refused);
@@ -283,11 +295,11 @@ impl Registry {
     /// Adds the probes to the registry and, once the kernel is live, to their sites.
     fn place_all<'s>(
         &mut self,
-        batch: Batch<'s, Option<Probepoint>>,
+        batch: Batch<'s, Planned>,
     ) -> Result<Batch<'s, Placed>, RegisterError> {
-        let (mut batch, mut refused) = batch.each(|spec, point| {
+        let (mut batch, mut refused) = batch.each(|spec, Planned { point, resolved }| {
             let at = point.as_ref().map(|point| point.displaced.at());
-            let id = self.add(spec, point)?;
+            let id = self.add(spec, point, resolved)?;
             Ok(Placed { id, at })
         });
         if batch.refusals == Refusals::Fail && !refused.is_empty() {

@@ -22,6 +22,7 @@ use crate::guest::banner::Banner;
 use crate::guest::kernel::GuestKernel;
 use crate::guest::kprobes::GuestKprobes;
 use crate::info::Throttled;
+use crate::plan::arguments::Resolved;
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
@@ -120,8 +121,9 @@ impl Registry {
         &mut self,
         spec: &ProbeSpec,
         point: Option<Probepoint>,
+        resolved: Resolved,
     ) -> Result<ProbeId, Refused> {
-        let probe = self.probe(self.probes.next_id(), spec)?;
+        let probe = self.probe(self.probes.next_id(), spec, resolved)?;
         let id = self.probes.add(probe);
         if self.live.is_some()
             && let Some(point) = point
@@ -132,7 +134,7 @@ impl Registry {
     }
 
     /// A new probe, with its instances if it is a return probe.
-    fn probe(&self, id: ProbeId, spec: &ProbeSpec) -> Result<Probe, Refused> {
+    fn probe(&self, id: ProbeId, spec: &ProbeSpec, resolved: Resolved) -> Result<Probe, Refused> {
         let pool = match spec.definition.kind {
             Kind::Probe => None,
             Kind::Return { maxactive } => {
@@ -141,7 +143,7 @@ impl Registry {
                     Some(number) => MaxActive::Fixed(number),
                     None => MaxActive::Default,
                 };
-                let data = entry_data_size(&spec.actions);
+                let data = entry_data_size(&resolved.actions);
                 Some(Arc::new(
                     self.shared.returns.calls.pool(id, maxactive, data)?,
                 ))
@@ -150,7 +152,8 @@ impl Registry {
         Ok(Probe {
             spec: spec.clone(),
             counters: Arc::new(Counters::with_budget(self.vcpus, spec.budget.as_ref())),
-            actions: Arc::new(spec.actions.clone()),
+            actions: Arc::new(resolved.actions),
+            shown: Arc::new(resolved.shown),
             pool,
             place: Place::Pending,
         })

@@ -19,6 +19,7 @@ use hvprobe_hit::table::Internal;
 use hvprobe_spec::{Actions, ProbeId, ProbeSpec};
 
 use crate::code::jump::Jump;
+use crate::info::Shown;
 use crate::refusal::Refused;
 use crate::unoptimized::Unoptimized;
 
@@ -27,6 +28,7 @@ pub(crate) struct Probe {
     pub(crate) spec: ProbeSpec,
     pub(crate) counters: Arc<Counters>,
     pub(crate) actions: Arc<Actions>,
+    pub(crate) shown: Arc<Shown>,
     /// The instances of a return probe.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) place: Place,

@@ -2,7 +2,7 @@
 
 use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
-use hvprobe_spec::{CAPTURE_MAX, ITEMS_MAX, ProbeId, RegisterSet};
+use hvprobe_spec::{CAPTURE_MAX, ITEMS_MAX, ProbeId, RegisterSet, TextHeader};
 
 /// What an event tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,20 @@ impl Captured {
         }
     }
 
+    /// So many items that were read before, with a bit in `unreadable` for each that could not be. What
+    /// does not fit is left out.
+    #[must_use]
+    pub fn again(read: &[u8], unreadable: u32, items: usize) -> Self {
+        let mut captured = Self::nothing();
+        captured.item(read.len(), |bytes| {
+            bytes.copy_from_slice(read);
+            true
+        });
+        captured.unreadable = unreadable;
+        captured.items = u8::try_from(items).unwrap_or(u8::MAX);
+        captured
+    }
+
     /// What was read.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -87,12 +101,36 @@ impl Captured {
         let Some(into) = bytes.get_mut(start..start + len) else {
             return;
         };
-        if !read(into) {
+        let readable = read(into);
+        if !readable {
             into.fill(0);
+        }
+        self.added(len, readable);
+    }
+
+    /// Appends a text of at most `most` bytes, which `read` puts to the front of what it is given and says
+    /// how many they are, or that it cannot. What does not fit is left out.
+    pub fn text(&mut self, most: usize, read: impl FnOnce(&mut [u8]) -> Option<TextHeader>) {
+        let start = usize::from(self.len);
+        let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
+        let room = bytes.get_mut(start..start + TextHeader::SIZE + most);
+        let Some((header, text)) = room.and_then(<[u8]>::split_first_chunk_mut) else {
+            return;
+        };
+        let found = read(text);
+        let len = found.map_or(0, |found| usize::from(found.len).min(most));
+        *header = found.map_or([0; TextHeader::SIZE], TextHeader::to_bytes);
+        text[len..].fill(0);
+        self.added(TextHeader::SIZE + len, found.is_some());
+    }
+
+    /// An item of `len` bytes is behind the others.
+    fn added(&mut self, len: usize, readable: bool) {
+        if !readable {
             self.unreadable |= 1_u32.checked_shl(u32::from(self.items)).unwrap_or(0);
         }
         self.items = self.items.saturating_add(1);
-        self.len = u16::try_from(start + len).unwrap_or(self.len);
+        self.len = u16::try_from(usize::from(self.len) + len).unwrap_or(self.len);
     }
 }
 

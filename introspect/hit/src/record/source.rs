@@ -11,6 +11,7 @@ use hvprobe_spec::{Actions, ProbeId};
 
 use crate::counters::Counters;
 use crate::event::{self, Captured, Event, EventKind};
+use crate::filter::Seen;
 use crate::followed::Followed;
 use crate::region::CounterPlace;
 
@@ -208,17 +209,39 @@ impl RecordSource {
             });
             stack = &call.stack;
         }
-        self.counters.hit(vcpu);
-        if self.silent.load(Ordering::Relaxed) {
-            self.late.fetch_add(1, Ordering::Relaxed);
-            return Ok(None);
-        }
+        let task = record.task.map(|task| Task {
+            pid: task.pid.cast_signed(),
+            tgid: task.tgid.cast_signed(),
+            comm: task.comm,
+        });
         let mut captured = Captured::nothing();
         for word in stack.as_slice() {
             captured.item(8, |bytes| {
                 bytes.copy_from_slice(&word.to_le_bytes());
                 true
             });
+        }
+        if let Some(filter) = &self.actions.filter {
+            let seen = Seen {
+                actions: &self.actions,
+                regs: &regs,
+                entry: match &kind {
+                    EventKind::Return(call) => Some(&call.entry),
+                    _ => None,
+                },
+                captured: &captured,
+                task: task.as_ref(),
+                vcpu,
+            };
+            if !seen.passes(filter) {
+                self.counters.veto(vcpu);
+                return Ok(None);
+            }
+        }
+        self.counters.hit(vcpu);
+        if self.silent.load(Ordering::Relaxed) {
+            self.late.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
         }
         Ok(Some(Event {
             kind,
@@ -230,11 +253,7 @@ impl RecordSource {
             regs,
             shown: self.actions.registers,
             captured,
-            task: record.task.map(|task| Task {
-                pid: task.pid.cast_signed(),
-                tgid: task.tgid.cast_signed(),
-                comm: task.comm,
-            }),
+            task,
             cost_ns: 0,
         }))
     }

@@ -35,7 +35,7 @@ mod registers;
 #[cfg(test)]
 mod tests;
 mod types;
-mod words;
+pub mod words;
 
 pub use argument::{Access, Expr, ExprKind, FetchArg, Register};
 pub use filter::{Filter, Operator, Test, Value};

@@ -7,8 +7,9 @@ use hvprobe_arch::regs::Gpr;
 
 use super::cursor::Cursor;
 use super::text;
-use crate::actions::{Change, Condition, Decision, Hold, Item, Then};
+use crate::actions::{Change, Condition, Decision, Hold, Then};
 use crate::errno;
+use crate::item::Item;
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
 use crate::parse_error::{ParseError, error};
 

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use hvprobe_arch::regs::Gpr;
 
-use crate::actions::{
-    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
-};
+use crate::actions::{Actions, Change, Comparison, Condition, Decision, Hold, RegisterSet, Then};
 use crate::budget::{Budget, Excess};
 use crate::errno;
+use crate::item::{Base, Fetched, Item, Memory, Read};
 
 /// The general registers with their long names, in the order in which they are shown.
 pub(super) const REGISTERS: [(Gpr, &str); 16] = [
@@ -71,6 +70,10 @@ pub fn item(item: &Item) -> String {
     match item {
         Item::Memory { len, .. } => format!("{name}:{len}"),
         Item::Stack(_) => name,
+        Item::Fetched(fetched) => match fetched.read {
+            Read::Bytes(len) => format!("{name}:{len}"),
+            Read::Text(_) => format!("{name}:string"),
+        },
     }
 }
 
@@ -80,7 +83,25 @@ pub fn item_name(item: &Item) -> String {
     match item {
         Item::Memory { base, offset, .. } => format!("{offset:+}({})", register(*base)),
         Item::Stack(word) => format!("$stack{word}"),
+        Item::Fetched(fetched) => fetched_name(fetched),
     }
+}
+
+/// As fetch arguments are written: `+0(+8(%di))`.
+fn fetched_name(fetched: &Fetched) -> String {
+    let base = match fetched.base {
+        Base::Register(gpr) | Base::Entry(gpr) => register(gpr),
+        Base::Constant(value) => format!("\\{value:#x}"),
+        Base::Task => "$current".to_owned(),
+    };
+    fetched.pointers.iter().fold(base, |inner, pointer| {
+        let sign = if pointer.offset < 0 { '-' } else { '+' };
+        let user = match pointer.memory {
+            Memory::User => "u",
+            Memory::Kernel | Memory::Either => "",
+        };
+        format!("{sign}{user}{}({inner})", pointer.offset.unsigned_abs())
+    })
 }
 
 /// A change: `%ax=0x10`, `+8(%di)=hex:05000000`.

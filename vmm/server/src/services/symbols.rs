@@ -3,7 +3,9 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use hvprobe_linux::symbols::{PatternError, SymbolKind};
+use hvprobe_arch::Gva;
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::symbols::{PatternError, Symbol, SymbolKind, Symbols};
 use hvprobe_proto::v1::{
     self, DescribeTypesRequest, DescribeTypesResponse, ErrorKind, ListSymbolsRequest,
     ListSymbolsResponse, symbols_server,
@@ -48,23 +50,24 @@ impl symbols_server::Symbols for Service {
             machine,
             pattern,
             limit,
+            address,
         } = request.into_inner();
         limits::at_most("the pattern", pattern.len(), limits::DEFINITION)?;
         // The machine itself is not kept by a stream that nobody reads.
         let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
+        if let Some(address) = address {
+            let found = containing(image.symbols(), Gva(address), &pattern)?;
+            let found = found.map(|found| symbol(&image, &found));
+            return Ok(Response::new(Box::pin(one(found))));
+        }
         let limit = match limit {
             0 => usize::MAX,
             limit => usize::try_from(limit).unwrap_or(usize::MAX),
         };
         let find = move |first, most| {
             let matching = image.symbols().glob_from(&pattern, first)?;
-            let symbols = matching.take(most).map(|(position, symbol)| {
-                let forbidden = (symbol.kind == SymbolKind::Text)
-                    .then(|| image.forbidden(symbol.addr))
-                    .flatten();
-                let symbol = convert::symbol(&symbol, forbidden.map(|why| why.to_string()));
-                (position, symbol)
-            });
+            let symbols = matching.take(most);
+            let symbols = symbols.map(|(position, found)| (position, symbol(&image, &found)));
             Ok(symbols.collect())
         };
         Ok(Response::new(Box::pin(stream(limit, find))))
@@ -93,6 +96,41 @@ impl symbols_server::Symbols for Service {
             Err(_) => Err(broken("the look-up of types")),
         }
     }
+}
+
+/// `found` with what probes of it would meet.
+fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
+    let forbidden = (found.kind == SymbolKind::Text)
+        .then(|| image.forbidden(found.addr))
+        .flatten();
+    convert::symbol(found, forbidden.map(|why| why.to_string()))
+}
+
+/// The symbol that `address` lies in. `pattern` has to be empty: it would say something else.
+fn containing<'a>(
+    symbols: &'a Symbols,
+    address: Gva,
+    pattern: &str,
+) -> Result<Option<Symbol<'a>>, Failure> {
+    if !pattern.is_empty() {
+        let (code, kind) = (Code::InvalidArgument, ErrorKind::BadPattern);
+        let why = "both a pattern and an address: give one of them";
+        return Err(Failure::new(code, kind, why));
+    }
+    let found = symbols.containing(address).map(|(symbol, _)| symbol);
+    // Nothing lies in a number that is no address.
+    Ok(found.filter(|symbol| symbol.kind != SymbolKind::Absolute))
+}
+
+/// A stream of at most one symbol.
+fn one(symbol: Option<v1::Symbol>) -> ReceiverStream<Result<ListSymbolsResponse, Status>> {
+    let (to_client, messages) = mpsc::channel(MESSAGES);
+    if let Some(symbol) = symbol {
+        let symbols = vec![symbol];
+        // There is room for one.
+        let _room = to_client.try_send(Ok(ListSymbolsResponse { symbols }));
+    }
+    ReceiverStream::new(messages)
 }
 
 /// What `find` finds from a position on, at most so many at a time and `limit` in all. A client that
@@ -138,9 +176,47 @@ where
 mod tests {
     use std::time::Duration;
 
+    use hvprobe_linux::symbols::RawSymbol;
     use tokio_stream::StreamExt as _;
 
     use super::*;
+
+    #[test]
+    fn symbols_are_found_by_the_addresses_in_them() {
+        let raw = |name, at, kind| RawSymbol {
+            name,
+            addr: Gva(at),
+            size: Some(0x10),
+            kind,
+        };
+        let symbols = Symbols::new(
+            [
+                raw("current_task", 0x100, SymbolKind::Absolute),
+                raw("vfs_read", 0x1000, SymbolKind::Text),
+                raw("state", 0x2000, SymbolKind::Data),
+            ],
+            &[],
+        );
+        let at = |address| containing(&symbols, Gva(address), "").unwrap();
+        let name = |address| at(address).map(|symbol| symbol.name);
+        assert_eq!(name(0x1000), Some("vfs_read"));
+        assert_eq!(name(0x100f), Some("vfs_read"));
+        assert_eq!(name(0x2008), Some("state"));
+        for none in [0, 0xfff, 0x1010, 0x108, u64::MAX] {
+            assert_eq!(name(none), None, "{none:#x}");
+        }
+        let both = containing(&symbols, Gva(0x1000), "vfs_*").unwrap_err();
+        assert_eq!(Status::from(both).code(), Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn one_symbol_is_one_message_and_none_is_none() {
+        for symbol in [None, Some(v1::Symbol::default())] {
+            let count = usize::from(symbol.is_some());
+            let messages: Vec<_> = one(symbol).collect().await;
+            assert_eq!(messages.len(), count);
+        }
+    }
 
     /// Every third of `all` numbers, as names.
     fn thirds(

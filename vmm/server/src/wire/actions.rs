@@ -6,32 +6,13 @@
 
 use std::time::Duration;
 
+use super::fetched;
+use super::registers::{self, Meaningless, base, named, register};
 use hvprobe_arch::Gva;
-use hvprobe_arch::regs::Gpr;
 use hvprobe_proto::v1;
 use hvprobe_spec::{
     Actions, Change, Comparison, Condition, Decision, Hold, Item, Mechanism, RegisterSet, Then,
 };
-
-/// Every general register with its name on the wire.
-const REGISTERS: [(Gpr, v1::Register); 16] = [
-    (Gpr::Rax, v1::Register::Rax),
-    (Gpr::Rbx, v1::Register::Rbx),
-    (Gpr::Rcx, v1::Register::Rcx),
-    (Gpr::Rdx, v1::Register::Rdx),
-    (Gpr::Rsi, v1::Register::Rsi),
-    (Gpr::Rdi, v1::Register::Rdi),
-    (Gpr::Rsp, v1::Register::Rsp),
-    (Gpr::Rbp, v1::Register::Rbp),
-    (Gpr::R8, v1::Register::R8),
-    (Gpr::R9, v1::Register::R9),
-    (Gpr::R10, v1::Register::R10),
-    (Gpr::R11, v1::Register::R11),
-    (Gpr::R12, v1::Register::R12),
-    (Gpr::R13, v1::Register::R13),
-    (Gpr::R14, v1::Register::R14),
-    (Gpr::R15, v1::Register::R15),
-];
 
 /// Every comparison with its name on the wire.
 const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
@@ -43,30 +24,6 @@ const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
     (Comparison::GreaterOrEqual, v1::Comparison::GreaterOrEqual),
     (Comparison::AnyBit, v1::Comparison::AnyBit),
 ];
-
-/// Why a message means nothing to the engine.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Meaningless {
-    /// Something has to be there.
-    #[error("{0} is missing")]
-    Missing(&'static str),
-    /// An enumeration has no such value.
-    #[error("{number} is no {what}")]
-    Unknown {
-        /// Of what.
-        what: &'static str,
-        /// The value.
-        number: i32,
-    },
-    /// A number that the engine cannot count to.
-    #[error("{what} of {number} is too large")]
-    TooLarge {
-        /// Of what.
-        what: &'static str,
-        /// The number.
-        number: u32,
-    },
-}
 
 /// The mechanism wished for.
 pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
@@ -95,6 +52,8 @@ pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
             None => RegisterSet::default(),
             Some(set) => all(set.registers, register)?.into_iter().collect(),
         },
+        // Part of the definition.
+        filter: None,
         capture: all(wire.capture, item)?,
         capture_at_return: all(wire.capture_at_return, item)?,
         changes: all(wire.changes, change)?,
@@ -138,29 +97,6 @@ fn all<W, T>(
     wire.into_iter().map(convert).collect()
 }
 
-/// `None` for REGISTER_UNSPECIFIED.
-fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
-    match v1::Register::try_from(number) {
-        Ok(v1::Register::Unspecified) => Ok(None),
-        Ok(wanted) => Ok(REGISTERS
-            .iter()
-            .find(|(_, wire)| *wire == wanted)
-            .map(|(gpr, _)| *gpr)),
-        Err(_) => Err(Meaningless::Unknown {
-            what: "register",
-            number,
-        }),
-    }
-}
-
-/// The register of that number on the wire.
-///
-/// # Errors
-/// When there is none.
-pub fn register(number: i32) -> Result<Gpr, Meaningless> {
-    base(number)?.ok_or(Meaningless::Missing("a register"))
-}
-
 fn condition(wire: v1::Condition) -> Result<Condition, Meaningless> {
     let wanted = wire.comparison();
     let comparison = COMPARISONS.iter().find(|(_, wire)| *wire == wanted);
@@ -189,6 +125,9 @@ pub fn item(wire: v1::Item) -> Result<Item, Meaningless> {
             len: short("a capture's length", memory.length)?,
         }),
         Some(v1::item::What::Stack(word)) => Ok(Item::Stack(short("a stack word", word)?)),
+        Some(v1::item::What::Fetched(fetched)) => {
+            Ok(Item::Fetched(Box::new(fetched::from_wire(fetched)?)))
+        }
     }
 }
 
@@ -213,13 +152,7 @@ pub fn to_wire(actions: &Actions) -> v1::Actions {
     use v1::actions::{Hold as WireHold, Then as WireThen};
     v1::Actions {
         when: actions.when.iter().map(wire_condition).collect(),
-        registers: (actions.registers != RegisterSet::default()).then(|| v1::RegisterSet {
-            registers: REGISTERS
-                .iter()
-                .filter(|(gpr, _)| actions.registers.contains(*gpr))
-                .map(|(_, wire)| (*wire).into())
-                .collect(),
-        }),
+        registers: registers::set_to_wire(actions.registers),
         capture: actions.capture.iter().map(wire_item).collect(),
         capture_at_return: actions.capture_at_return.iter().map(wire_item).collect(),
         changes: actions.changes.iter().map(wire_change).collect(),
@@ -254,12 +187,6 @@ pub fn decision_to_wire(decision: &Decision) -> v1::Decision {
     }
 }
 
-/// The name of `gpr`.
-pub(crate) fn named(gpr: Gpr) -> v1::Register {
-    let row = REGISTERS.iter().find(|(row, _)| *row == gpr);
-    row.map_or(v1::Register::Unspecified, |(_, wire)| *wire)
-}
-
 fn wire_condition(condition: &Condition) -> v1::Condition {
     let comparison = COMPARISONS
         .iter()
@@ -282,6 +209,7 @@ fn wire_item(item: &Item) -> v1::Item {
                 length: (*len).into(),
             }),
             Item::Stack(word) => v1::item::What::Stack((*word).into()),
+            Item::Fetched(fetched) => v1::item::What::Fetched(fetched::to_wire(fetched)),
         }),
     }
 }
@@ -308,9 +236,11 @@ fn wire_change(change: &Change) -> v1::Change {
 
 #[cfg(test)]
 mod tests {
+    use hvprobe_arch::regs::Gpr;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wire::registers::REGISTERS;
 
     fn any_gpr() -> impl Strategy<Value = Gpr> {
         (0..REGISTERS.len()).prop_map(|row| REGISTERS[row].0)
@@ -349,6 +279,7 @@ mod tests {
                 len
             }),
             any::<u16>().prop_map(Item::Stack),
+            fetched::tests::any_fetched().prop_map(|it| Item::Fetched(Box::new(it))),
         ]
     }
 
@@ -386,6 +317,7 @@ mod tests {
             .prop_map(
                 |(when, registers, capture, at_return, changes, then, flags, hold)| Actions {
                     when,
+                    filter: None,
                     registers: registers
                         .map_or_else(RegisterSet::default, |set| set.into_iter().collect()),
                     capture,

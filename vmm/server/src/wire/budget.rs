@@ -4,7 +4,7 @@ use hvprobe_machine::ThrottleNotice;
 use hvprobe_proto::v1;
 use hvprobe_spec::{Budget, Excess};
 
-use super::actions::Meaningless;
+use super::registers::Meaningless;
 
 /// The budget asked for. Its limits are checked by the engine.
 ///

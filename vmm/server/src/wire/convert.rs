@@ -12,7 +12,7 @@ use hvprobe_proto::v1;
 use hvprobe_spec::definition::Kind;
 use hvprobe_spec::{Mechanism, RegisterSet};
 
-use super::{actions, anchor, budget};
+use super::{actions, anchor, arguments, budget, registers};
 
 pub(crate) fn machine(machine: &Machine) -> v1::Machine {
     let config = machine.config();
@@ -120,10 +120,20 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         orphans: info.counts.orphans,
         errors: info.counts.errors,
         armed: armed && !info.disabled && state == v1::ProbeState::Placed,
-        actions: Some(actions::to_wire(&info.actions)),
+        actions: Some(v1::Actions {
+            registers: registers::set_to_wire(info.shown.registers),
+            ..actions::to_wire(&info.actions)
+        }),
         throttled: info.counts.throttled,
         turned_off: info.turned_off,
         budget: info.budget.as_ref().map(budget::to_wire),
+        arguments: info
+            .shown
+            .arguments
+            .iter()
+            .map(arguments::to_wire)
+            .collect(),
+        call: info.shown.call,
     }
 }
 

@@ -4,9 +4,12 @@
 
 pub mod actions;
 pub(crate) mod anchor;
+mod arguments;
 pub mod budget;
 pub(crate) mod convert;
 pub(crate) mod event;
+mod fetched;
 pub(crate) mod page;
+pub mod registers;
 pub(crate) mod registration;
 pub(crate) mod types;

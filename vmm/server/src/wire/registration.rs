@@ -9,8 +9,9 @@ use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition;
 use tonic::{Code, Status};
 
-use super::actions::{self, Meaningless};
+use super::actions;
 use super::budget;
+use super::registers::Meaningless;
 use crate::limits;
 use crate::status::{Failure, chain, remedy};
 
@@ -35,6 +36,7 @@ pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
             actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
             maxactive_auto: probe.maxactive_auto,
+            default_arguments: probe.default_arguments,
             budget: probe.budget.map(budget::budget).transpose().map_err(bad)?,
             definition,
         });

@@ -7,7 +7,7 @@ use hvprobe_linux::types::{Kind, Place, Prototype, PrototypeError, Types};
 use hvprobe_proto::v1::{self, ErrorKind};
 use tonic::Code;
 
-use super::actions;
+use super::registers;
 use crate::status::{Failure, chain};
 
 /// The words before the name of a type that is no typedef.
@@ -85,7 +85,7 @@ fn parameters(types: &Types, prototype: &Prototype) -> Vec<v1::Parameter> {
                 r#type: types.name(parameter.ty),
                 registers: registers
                     .into_iter()
-                    .map(|it| actions::named(it).into())
+                    .map(|it| registers::named(it).into())
                     .collect(),
                 stack,
             }

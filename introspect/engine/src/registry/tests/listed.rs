@@ -17,6 +17,7 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
         definition: "p 0xffffffff81000109".to_owned(),
         kind: Kind::Probe,
         actions: std::sync::Arc::default(),
+        shown: std::sync::Arc::default(),
         maxactive: None,
         addr: Some(rig.at("vfs_read", 9)),
         symbol: Some(("vfs_read".to_owned(), 9)),

@@ -2,6 +2,7 @@
 //! an event.
 
 mod actions;
+mod arguments;
 mod batch;
 mod cpu;
 mod enable;

@@ -1,0 +1,300 @@
+//! Expressions as a first value and the pointers to follow from it.
+//!
+//! What is kept true: a chain is what the kernel makes of the same expression (`FETCH_OP_*` in
+//! kernel/trace/trace_probe.h): one first value, and an offset for each memory access after it.
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_linux::types::{Kind, Place, TypeId, Types};
+use hvprobe_spec::fetch::{Access, Expr, ExprKind, Register, words};
+use hvprobe_spec::{Base, Common, Memory, ParseError, Pointer};
+
+use super::function::Function;
+use super::refused::refused;
+use super::types;
+use crate::plan::kernel::Probeable;
+
+/// An expression, resolved.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    pub(super) start: Start,
+    pub(super) pointers: Vec<Pointer>,
+    /// The type of what is there at the end, if one is known.
+    pub(super) ty: Option<TypeId>,
+    /// The bits of it that are meant: the first, and how many.
+    pub(super) bits: Option<(u64, u8)>,
+}
+
+/// The first value of a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// One that pointers can be followed from.
+    Base(Base),
+    /// A parameter in two registers.
+    Two(Gpr, Gpr),
+    /// A parameter on the stack at the function's entry, from this word on.
+    Parameter(u16),
+    /// Something that every event has.
+    Common(Common),
+    /// A text that is written in the definition.
+    Text(String),
+}
+
+/// Where expressions are resolved.
+pub(super) struct Around<'a> {
+    pub(super) function: &'a Function<'a>,
+    pub(super) kernel: &'a Probeable<'a>,
+    /// Whether it is a return probe, whose parameters are those of the call's entry.
+    pub(super) returns: bool,
+}
+
+impl Chain {
+    pub(super) fn of(start: Start, ty: Option<TypeId>) -> Self {
+        Self {
+            start,
+            pointers: Vec::new(),
+            ty,
+            bits: None,
+        }
+    }
+
+    fn base(base: Base) -> Self {
+        Self::of(Start::Base(base), None)
+    }
+
+    /// What is in memory, `offset` from what this gives.
+    pub(super) fn at(mut self, offset: i64, memory: Memory) -> Self {
+        self.pointers.push(Pointer { offset, memory });
+        self.ty = None;
+        self.bits = None;
+        self
+    }
+}
+
+impl Around<'_> {
+    /// What `expr` gives.
+    pub(super) fn chain(&self, expr: &Expr) -> Result<Chain, ParseError> {
+        let column = expr.column.0;
+        let registers = |gpr| Chain::base(Base::Register(gpr));
+        Ok(match &expr.kind {
+            ExprKind::Register(register) => match register {
+                Register::General(gpr) => registers(*gpr),
+                Register::Ip => Chain::of(Start::Common(Common::Ip), None),
+                Register::Flags => Chain::of(Start::Common(Common::Flags), None),
+                Register::Cs => Chain::base(Base::Constant(KERNEL_CS)),
+                Register::Ss => Chain::base(Base::Constant(KERNEL_DS)),
+                Register::OrigAx => Chain::base(Base::Constant(NO_CALL)),
+            },
+            ExprKind::Memory(address) => {
+                Chain::base(Base::Constant(*address)).at(0, Memory::Kernel)
+            }
+            ExprKind::Symbol { name, offset } => {
+                let symbols = self.kernel.image.symbols();
+                let symbol = symbols
+                    .lookup(name)
+                    .map_err(|why| refused(column, why.to_string()))?;
+                Chain::base(Base::Constant(symbol.addr.0)).at(*offset, Memory::Kernel)
+            }
+            ExprKind::Stack => registers(Gpr::Rsp),
+            ExprKind::StackWord(word) => {
+                registers(Gpr::Rsp).at(i64::from(*word) * 8, Memory::Kernel)
+            }
+            ExprKind::Argument(number) => {
+                let (known, place) = self.function.by_number(*number);
+                self.parameter(column, place, known.map(|it| it.ty))?
+            }
+            ExprKind::Arguments => {
+                return Err(refused(column, words::NO_BTFARG));
+            }
+            ExprKind::Return { path } => {
+                let start = Start::Common(Common::Retval);
+                let chain = Chain::of(start, self.function.returns());
+                self.path(column, chain, path)?
+            }
+            ExprKind::Comm => Chain::of(Start::Common(Common::Comm), None),
+            ExprKind::Current { path } => {
+                let chain = Chain::base(Base::Task);
+                match self.function.types {
+                    _ if path.is_empty() => chain,
+                    Ok(types) => {
+                        let task = types::structure(types, column, "task_struct")?;
+                        self.members(column, chain, Some(task), path)?
+                    }
+                    Err(why) => return Err(no_types(column, why)),
+                }
+            }
+            ExprKind::Immediate(value) => Chain::base(Base::Constant(*value)),
+            ExprKind::Text(text) => Chain::of(Start::Text(text.clone()), None),
+            ExprKind::Variable { name, path } => {
+                let parameter = self.function.by_name(column, name)?;
+                let chain = self.parameter(column, parameter.place, Some(parameter.ty))?;
+                self.path(column, chain, path)?
+            }
+            ExprKind::Dereference {
+                user,
+                offset,
+                inner,
+            } => {
+                let memory = if *user { Memory::User } else { Memory::Kernel };
+                let inner = self.chain(inner)?;
+                self.followed(column, inner)?.at(*offset, memory)
+            }
+            ExprKind::PerCpu { .. } => {
+                let why = "variables of one CPU are not supported: read %gs yourself";
+                return Err(refused(column, why));
+            }
+            ExprKind::Cast {
+                of,
+                member,
+                inner,
+                path,
+            } => self.cast(column, of, member.as_deref(), inner, path)?,
+        })
+    }
+
+    /// A parameter at `place`.
+    pub(super) fn parameter(
+        &self,
+        column: usize,
+        place: Place,
+        ty: Option<TypeId>,
+    ) -> Result<Chain, ParseError> {
+        let base = |gpr| match self.returns {
+            true => Base::Entry(gpr),
+            false => Base::Register(gpr),
+        };
+        let start = match place {
+            Place::Register(gpr) => Start::Base(base(gpr)),
+            Place::Registers(first, second) => Start::Two(first, second),
+            Place::Stack(word) => Start::Parameter(word),
+            Place::Unknown => {
+                let why = "nothing tells where this argument is";
+                return Err(refused(column, format!("{}; {why}", words::NO_BTFARG)));
+            }
+        };
+        Ok(Chain::of(start, ty))
+    }
+
+    /// A chain that pointers can be followed from.
+    fn followed(&self, column: usize, mut chain: Chain) -> Result<Chain, ParseError> {
+        let start = match chain.start {
+            Start::Common(Common::Retval) => Start::Base(Base::Register(Gpr::Rax)),
+            // What was at the stack's top at the entry is gone when the function returns.
+            Start::Parameter(word) if !self.returns && chain.pointers.is_empty() => {
+                chain.pointers.push(Pointer {
+                    offset: i64::from(word) * 8,
+                    memory: Memory::Kernel,
+                });
+                Start::Base(Base::Register(Gpr::Rsp))
+            }
+            Start::Base(base) => Start::Base(base),
+            _ => {
+                let why = "memory cannot be followed from here";
+                return Err(refused(column, format!("{}; {why}", words::BAD_FETCH_ARG)));
+            }
+        };
+        chain.start = start;
+        Ok(chain)
+    }
+
+    fn path(&self, column: usize, chain: Chain, path: &[Access]) -> Result<Chain, ParseError> {
+        let Some(first) = path.first() else {
+            return Ok(chain);
+        };
+        let of = match self.function.types {
+            Ok(types) => chain.ty.and_then(|ty| types.pointee(ty)),
+            Err(why) => return Err(no_types(column, why)),
+        };
+        if chain.ty.is_none() {
+            return Err(refused(column, words::NO_BTF_ENTRY));
+        }
+        if !first.arrow {
+            return Err(refused(first.column.0, words::NOSUP_DAT_ARG));
+        }
+        self.members(column, chain, of, path)
+    }
+
+    /// The member that `path` leads to from what `chain` points to, which is an `of`.
+    fn members(
+        &self,
+        column: usize,
+        chain: Chain,
+        of: Option<TypeId>,
+        path: &[Access],
+    ) -> Result<Chain, ParseError> {
+        let types = self.types(column)?;
+        let mut chain = self.followed(column, chain)?.at(0, Memory::Kernel);
+        chain.ty = of;
+        for (position, access) in path.iter().enumerate() {
+            let at = access.column.0;
+            if position > 0 && access.arrow {
+                let target = chain.ty.and_then(|ty| types.pointee(ty));
+                chain = chain.at(0, Memory::Kernel);
+                chain.ty = target;
+            }
+            let Some(of) = chain.ty.filter(|ty| is_structure(types, *ty)) else {
+                return Err(refused(at, words::NO_PTR_STRCT));
+            };
+            let found = types.member(of, &access.field).ok_or_else(|| {
+                let of = types.name(of);
+                refused(
+                    at,
+                    format!("{}; it is no member of {of}", words::NO_BTF_FIELD),
+                )
+            })?;
+            let (bytes, bits) = types::within(types, &found);
+            if let Some(last) = chain.pointers.last_mut() {
+                last.offset = last.offset.wrapping_add_unsigned(bytes);
+            }
+            chain.ty = Some(found.ty);
+            chain.bits = bits;
+        }
+        Ok(chain)
+    }
+
+    fn cast(
+        &self,
+        column: usize,
+        of: &str,
+        member: Option<&str>,
+        inner: &Expr,
+        path: &[Access],
+    ) -> Result<Chain, ParseError> {
+        let types = self.types(column)?;
+        let of = types::structure(types, column, of)?;
+        let inner = self.chain(inner)?;
+        let mut chain = self.members(column, inner, Some(of), path)?;
+        if let Some(member) = member {
+            // The address is that of the member: the structure begins before it.
+            let offset = types::offset(types, column, of, member)?;
+            let before = chain.pointers.len().checked_sub(1 + arrows(path));
+            if let Some(first) = before.and_then(|at| chain.pointers.get_mut(at)) {
+                first.offset = first.offset.wrapping_sub_unsigned(offset);
+            }
+        }
+        Ok(chain)
+    }
+
+    fn types(&self, column: usize) -> Result<&Types, ParseError> {
+        self.function.types.map_err(|why| no_types(column, why))
+    }
+}
+
+/// Pointers that are followed in `path` after its first step.
+fn arrows(path: &[Access]) -> usize {
+    path.iter().skip(1).filter(|access| access.arrow).count()
+}
+
+fn no_types(column: usize, why: &str) -> ParseError {
+    refused(column, format!("{}; {why}", words::NOSUP_BTFARG))
+}
+
+fn is_structure(types: &Types, ty: TypeId) -> bool {
+    let kind = types.resolve(ty).and_then(|ty| types.kind(ty));
+    matches!(kind, Some(Kind::Struct { .. }))
+}
+
+/// What `pt_regs` holds at every kprobe: the selectors of the kernel (arch/x86/include/asm/segment.h),
+/// and that there was no system call.
+const KERNEL_CS: u64 = 0x10;
+const KERNEL_DS: u64 = 0x18;
+const NO_CALL: u64 = u64::MAX;

@@ -1,0 +1,187 @@
+//! Filters: from the names of fields to what is compared at a hit.
+//!
+//! What is kept true: a field is an argument of the probe or one that every event has, and is compared as
+//! what it is; anything else is refused at its column. Comparisons that a condition on a register says as
+//! well become one, which costs no exit and, where it does not hold, no record.
+
+use hvprobe_spec::fetch::{Filter, Operator, Test, Value, words};
+use hvprobe_spec::predicate::{Check, Field, Predicate, With};
+use hvprobe_spec::shape::{Shape, ShapeKind};
+use hvprobe_spec::{Argument, Common, Comparison, Condition, ParseError, Source};
+
+use super::refused::refused;
+
+/// The names of fields that are compared as texts.
+pub(super) fn texts(filter: &Filter) -> Vec<&str> {
+    match filter {
+        Filter::Test(test) => match test.value {
+            Value::Text(_) => vec![&test.field],
+            Value::Number(_) => Vec::new(),
+        },
+        Filter::Not(filter) => texts(filter),
+        Filter::And(left, right) | Filter::Or(left, right) => [texts(left), texts(right)].concat(),
+    }
+}
+
+/// The conditions, all of which have to hold, and the rest of `filter`, on events with `arguments`.
+pub(super) fn resolve(
+    filter: &Filter,
+    arguments: &[Argument],
+) -> Result<(Vec<Condition>, Option<Predicate>), ParseError> {
+    let mut conditions = Vec::new();
+    let mut rest = Vec::new();
+    for part in conjuncts(filter) {
+        let part = predicate(part, arguments)?;
+        match condition(&part) {
+            Some(condition) => conditions.push(condition),
+            None => rest.push(part),
+        }
+    }
+    let rest = match rest.len() {
+        0 => None,
+        1 => rest.pop(),
+        _ => Some(Predicate::All(rest)),
+    };
+    Ok((conditions, rest))
+}
+
+/// What has to hold together.
+fn conjuncts(filter: &Filter) -> Vec<&Filter> {
+    match filter {
+        Filter::And(left, right) => [conjuncts(left), conjuncts(right)].concat(),
+        other => vec![other],
+    }
+}
+
+fn predicate(filter: &Filter, arguments: &[Argument]) -> Result<Predicate, ParseError> {
+    let sub = |filter: &Filter| predicate(filter, arguments);
+    Ok(match filter {
+        Filter::Test(test) => Predicate::Check(check(test, arguments)?),
+        Filter::Not(filter) => Predicate::Not(Box::new(sub(filter)?)),
+        Filter::And(left, right) => Predicate::All(vec![sub(left)?, sub(right)?]),
+        Filter::Or(left, right) => Predicate::Any(vec![sub(left)?, sub(right)?]),
+    })
+}
+
+fn check(test: &Test, arguments: &[Argument]) -> Result<Check, ParseError> {
+    let column = test.column.0;
+    let field = field(test, arguments)?;
+    let with = match (&test.value, &field) {
+        (Value::Number(value), Field::Text(_)) => {
+            let why = format!("`{}` is a text: compare it with \"{value}\"", test.field);
+            return Err(wrong(column, &why));
+        }
+        (Value::Number(value), _) => With::Number(test.operator, *value),
+        (Value::Text(text), Field::Text(_)) => With::Text(test.operator, text.as_bytes().into()),
+        (Value::Text(_), _) => {
+            let why = format!(
+                "`{}` is no text: fetch one, as in +0(%si):string",
+                test.field
+            );
+            return Err(wrong(column, &why));
+        }
+    };
+    Ok(Check { field, with })
+}
+
+fn wrong(column: usize, why: &str) -> ParseError {
+    refused(
+        column,
+        format!("{}; {why}", words::filter::ILLEGAL_FIELD_OP),
+    )
+}
+
+/// The field that `test` names: an argument, or one that every event has.
+fn field(test: &Test, arguments: &[Argument]) -> Result<Field, ParseError> {
+    let name = test.field.as_str();
+    if let Some(argument) = arguments.iter().find(|argument| argument.name == name) {
+        return of_argument(argument).ok_or_else(|| {
+            let why = format!("`{name}` is neither a number nor a text");
+            wrong(test.column.0, &why)
+        });
+    }
+    Ok(match name {
+        "pid" | "common_pid" => Field::Pid,
+        "tgid" | "common_tgid" => Field::Tgid,
+        "cpu" | "CPU" | "common_cpu" => Field::Cpu,
+        "comm" | "COMM" => Field::Text(Source::Common(Common::Comm)),
+        _ => {
+            let names: Vec<_> = arguments.iter().map(|it| it.name.as_str()).collect();
+            let there = [names.as_slice(), &["pid", "tgid", "comm", "cpu"]].concat();
+            let words = words::filter::FIELD_NOT_FOUND;
+            let message = format!("{words}; there are {}", there.join(", "));
+            return Err(refused(test.column.0, message));
+        }
+    })
+}
+
+fn of_argument(argument: &Argument) -> Option<Field> {
+    let Shape { kind, size, .. } = &argument.shape;
+    let source = argument.source.clone();
+    let signed = match kind {
+        ShapeKind::String => return Some(Field::Text(source)),
+        ShapeKind::Array { element, .. } if element.kind == ShapeKind::Char => {
+            return Some(Field::Text(source));
+        }
+        ShapeKind::Signed | ShapeKind::Enum { signed: true, .. } => true,
+        ShapeKind::Unsigned
+        | ShapeKind::Hex
+        | ShapeKind::Char
+        | ShapeKind::Bool
+        | ShapeKind::Pointer
+        | ShapeKind::Symbol
+        | ShapeKind::Enum { signed: false, .. } => false,
+        ShapeKind::Array { .. } | ShapeKind::Struct { .. } | ShapeKind::Bytes => return None,
+    };
+    let size = u8::try_from(*size)
+        .ok()
+        .filter(|size| (1..=8).contains(size))?;
+    Some(Field::Number {
+        source,
+        size,
+        bits: argument.bits,
+        signed,
+    })
+}
+
+/// The condition on a register that says the same as `predicate`, if there is one: of all 64 bits, or of
+/// the lowest ones if any of them is asked for.
+fn condition(predicate: &Predicate) -> Option<Condition> {
+    let Predicate::Check(Check {
+        field:
+            Field::Number {
+                source:
+                    Source::Registers {
+                        registers,
+                        entry: false,
+                    },
+                size,
+                bits: None,
+                signed,
+            },
+        with: With::Number(operator, value),
+    }) = predicate
+    else {
+        return None;
+    };
+    let [register] = *registers.as_slice() else {
+        return None;
+    };
+    let whole = *size == 8;
+    let (comparison, value) = match operator {
+        Operator::AnyBit => (Comparison::AnyBit, value & (u64::MAX >> (64 - 8 * *size))),
+        Operator::Equal if whole => (Comparison::Equal, *value),
+        Operator::NotEqual if whole => (Comparison::NotEqual, *value),
+        _ if *signed || !whole => return None,
+        Operator::Less => (Comparison::Less, *value),
+        Operator::LessOrEqual => (Comparison::LessOrEqual, *value),
+        Operator::Greater => (Comparison::Greater, *value),
+        Operator::GreaterOrEqual => (Comparison::GreaterOrEqual, *value),
+        Operator::Equal | Operator::NotEqual | Operator::Glob => return None,
+    };
+    Some(Condition {
+        register,
+        comparison,
+        value,
+    })
+}

@@ -1,0 +1,135 @@
+//! The parameters of the function that a probe is at.
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_linux::types::{Place, PrototypeError, TypeId, Types};
+use hvprobe_spec::ParseError;
+use hvprobe_spec::fetch::words;
+
+use super::refused::refused;
+use crate::plan::kernel::Probeable;
+use crate::plan::probepoint::Probepoint;
+
+/// The function whose arguments can be had at a probe, as far as anything tells of it.
+pub(super) struct Function<'a> {
+    pub(super) types: Result<&'a Types, &'static str>,
+    prototype: Result<Found, String>,
+}
+
+struct Found {
+    parameters: Vec<Parameter>,
+    returns: Option<TypeId>,
+}
+
+/// A parameter, and where it is at the function's entry.
+#[derive(Clone, Debug)]
+pub(super) struct Parameter {
+    pub(super) name: String,
+    pub(super) ty: TypeId,
+    pub(super) place: Place,
+}
+
+/// The registers that arguments are in where no types tell, as the kernel has it
+/// (`regs_get_kernel_argument` in arch/x86/include/asm/ptrace.h).
+const BY_NUMBER: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gpr::R9];
+
+impl<'a> Function<'a> {
+    /// What the types tell of the function at `point`, which is called `named` in the definition.
+    pub(super) fn at(
+        point: Option<&Probepoint>,
+        named: Option<&str>,
+        kernel: &Probeable<'a>,
+    ) -> Self {
+        let types = kernel.image.types().map(|types| &**types);
+        let types = types.map_err(|_| "the kernel has no type information");
+        let types = match point {
+            Some(point) if point.module => Err("nothing tells of the types of modules"),
+            None => Err("nothing tells of the types of modules"),
+            Some(_) => types,
+        };
+        let prototype = types.map_err(str::to_owned).and_then(|types| {
+            let symbol = point.map(|point| point.symbol.0.as_str());
+            find(types, named.into_iter().chain(symbol))
+        });
+        Self { types, prototype }
+    }
+
+    /// All parameters, and what the function returns; the reason when nothing tells.
+    pub(super) fn whole(&self) -> Result<(&[Parameter], Option<TypeId>), &str> {
+        match &self.prototype {
+            Ok(found) => Ok((&found.parameters, found.returns)),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// The parameter `name`.
+    pub(super) fn by_name(&self, column: usize, name: &str) -> Result<&Parameter, ParseError> {
+        let found = self.prototype.as_ref().map_err(|why| {
+            let words = match self.types {
+                Ok(_) => words::NO_BTF_ENTRY,
+                Err(_) => words::NOSUP_BTFARG,
+            };
+            refused(column, format!("{words}; {why}"))
+        })?;
+        let mut parameters = found.parameters.iter();
+        parameters.find(|it| it.name == name).ok_or_else(|| {
+            let names: Vec<_> = found.parameters.iter().map(|it| &*it.name).collect();
+            let there = match names.as_slice() {
+                [] => "the function takes nothing".to_owned(),
+                names => format!("the function takes {}", names.join(", ")),
+            };
+            refused(column, format!("{}; {there}", words::NO_BTFARG))
+        })
+    }
+
+    /// The parameter at `number`, from 1, with its name and its type where these are known.
+    pub(super) fn by_number(&self, number: u16) -> (Option<&Parameter>, Place) {
+        let index = usize::from(number).saturating_sub(1);
+        let known = self.prototype.as_ref().ok();
+        if let Some(parameter) = known.and_then(|found| found.parameters.get(index)) {
+            return (Some(parameter), parameter.place);
+        }
+        // The kernel takes it to be there without types, and so may what is beyond a prototype.
+        let place = match BY_NUMBER.get(index) {
+            Some(register) => Place::Register(*register),
+            // Behind the return address.
+            None => u16::try_from(index + 1 - BY_NUMBER.len()).map_or(Place::Unknown, Place::Stack),
+        };
+        (None, place)
+    }
+
+    /// What the function returns, if the types tell.
+    pub(super) fn returns(&self) -> Option<TypeId> {
+        self.prototype.as_ref().ok()?.returns
+    }
+}
+
+/// The first of `names` that the types tell of.
+fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Found, String> {
+    let mut why = None;
+    for name in names {
+        match types.function(name) {
+            Ok(prototype) => {
+                let places = types.places(&prototype);
+                let parameters = prototype.parameters.iter().zip(places).zip(1..);
+                let parameters = parameters.map(|((it, place), number)| Parameter {
+                    name: match it.name.as_str() {
+                        "" => format!("arg{number}"),
+                        name => name.to_owned(),
+                    },
+                    ty: it.ty,
+                    place,
+                });
+                return Ok(Found {
+                    parameters: parameters.collect(),
+                    returns: prototype.returns,
+                });
+            }
+            Err(error @ PrototypeError::Unknown(_)) => why = why.or(Some(error)),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Err(why.map_or_else(
+        || "no function begins there".to_owned(),
+        |why| why.to_string(),
+    ))
+}

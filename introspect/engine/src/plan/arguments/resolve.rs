@@ -1,0 +1,269 @@
+//! The arguments of one probe.
+
+use hvprobe_arch::regs::{Gpr, RegisterSet};
+use hvprobe_linux::types::TypeId;
+use hvprobe_spec::definition::Target;
+use hvprobe_spec::fetch::{Element, ExprKind, FetchArg, TypeName, words};
+use hvprobe_spec::{
+    Actions, Argument, Column, Common, ITEMS_MAX, Item, ParseError, ProbeSpec, Source,
+};
+
+use super::chain::{Around, Chain, Start};
+use super::filter;
+use super::function::{Function, Parameter};
+use super::refused::refused;
+use super::types::{self, Characters};
+use super::value::{From, Value, share, value};
+use crate::info::Shown;
+use crate::plan::kernel::Probeable;
+use crate::plan::probepoint::Probepoint;
+use crate::refusal::Refused;
+
+/// A probe's arguments, and what its hits do for them.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    pub(crate) shown: Shown,
+    pub(crate) actions: Actions,
+}
+
+impl Resolved {
+    /// Of a probe that has none.
+    fn without(spec: &ProbeSpec) -> Result<Self, Refused> {
+        let mut actions = spec.actions.clone();
+        add_filter(spec, &[], &mut actions)?;
+        Ok(Self {
+            shown: Shown {
+                registers: spec.actions.registers,
+                ..Shown::default()
+            },
+            actions,
+        })
+    }
+}
+
+/// An argument before it is known which item comes behind which.
+struct Found {
+    name: String,
+    value: Value,
+}
+
+/// Resolves the arguments of `spec`, whose probe goes to `point` unless it waits for its module.
+pub(crate) fn resolve(
+    spec: &ProbeSpec,
+    point: Option<&Probepoint>,
+    kernel: &Probeable<'_>,
+) -> Result<Resolved, Refused> {
+    let definition = &spec.definition;
+    let wanted = &definition.arguments;
+    let by_default = wanted.is_empty() && spec.default_arguments;
+    let has_function = spec.is_return() || point.is_none_or(|point| point.entry);
+    if wanted.is_empty() && !(by_default && has_function) {
+        return Resolved::without(spec);
+    }
+    let named = match &definition.target {
+        Target::Symbol { name, .. } => Some(name.as_str()),
+        Target::Functions { .. } | Target::Address(_) => None,
+    };
+    let function = Function::at(point, named, kernel);
+    let around = Around {
+        function: &function,
+        kernel,
+        returns: spec.is_return(),
+    };
+    let (found, call) = if by_default {
+        let texts = definition.filter.as_ref().map(filter::texts);
+        match by_types(&around, &texts.unwrap_or_default()) {
+            Some(found) => (found, true),
+            None => return Resolved::without(spec),
+        }
+    } else {
+        let found = written(wanted, &around).map_err(Refused::Argument)?;
+        (found, false)
+    };
+    let mut actions = spec.actions.clone();
+    // Unless they were chosen.
+    let registers = if by_default && actions.registers == RegisterSet::default() {
+        RegisterSet::from_iter([])
+    } else {
+        actions.registers
+    };
+    let arguments = capture(found, spec.is_return(), &mut actions);
+    let items = actions
+        .capture
+        .iter_mut()
+        .chain(&mut actions.capture_at_return);
+    share(items).map_err(Refused::Arguments)?;
+    actions.check_capture().map_err(Refused::Arguments)?;
+    actions.registers = registers.iter().chain(used(&arguments)).collect();
+    add_filter(spec, &arguments, &mut actions)?;
+    Ok(Resolved {
+        shown: Shown {
+            registers,
+            arguments,
+            call,
+        },
+        actions,
+    })
+}
+
+/// What a hit has to be like to count, by the filter of the definition.
+fn add_filter(
+    spec: &ProbeSpec,
+    arguments: &[Argument],
+    actions: &mut Actions,
+) -> Result<(), Refused> {
+    let Some(filter) = &spec.definition.filter else {
+        return Ok(());
+    };
+    let (conditions, rest) = filter::resolve(filter, arguments).map_err(Refused::Argument)?;
+    // Of a return probe conditions are looked at when the function is entered.
+    actions.when.extend(conditions);
+    actions.filter = rest;
+    Ok(())
+}
+
+/// The arguments that a definition names.
+fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, ParseError> {
+    let mut found: Vec<Found> = Vec::with_capacity(wanted.len());
+    for argument in wanted {
+        let column = argument.column.0;
+        let new = match &argument.expr.kind {
+            ExprKind::Arguments => {
+                let (parameters, _) = around
+                    .function
+                    .whole()
+                    .map_err(|why| refused(column, format!("{}; {why}", words::NO_BTF_ENTRY)))?;
+                let all = parameters.iter().map(|it| parameter(it, around, column));
+                all.collect::<Result<Vec<_>, _>>()?
+            }
+            kind => {
+                let typed = match kind {
+                    ExprKind::Argument(number) => around.function.by_number(*number).0,
+                    _ => None,
+                };
+                let name = match (&argument.name, typed) {
+                    (None, Some(parameter)) => parameter.name.clone(),
+                    _ => argument.shown_name(found.len()),
+                };
+                let chain = around.chain(&argument.expr)?;
+                let types = around.function.types.ok();
+                let ty = argument.ty.as_ref();
+                let value = value(column, chain, ty, types, around.returns)?;
+                vec![Found { name, value }]
+            }
+        };
+        for new in new {
+            if found.iter().any(|other| other.name == new.name) {
+                let why = format!("{}; `{}`", words::USED_ARG_NAME, new.name);
+                return Err(refused(column, why));
+            }
+            found.push(new);
+        }
+    }
+    Ok(found)
+}
+
+/// The parameters of the function and, of a return probe, what it returns; `None` where the types do not
+/// tell of all of them. What points to characters is shown as text if it is one of `texts`.
+fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
+    let (parameters, returns) = around.function.whole().ok()?;
+    if parameters.len() > ITEMS_MAX {
+        return None;
+    }
+    let found = parameters.iter().map(|it| {
+        let as_text = texts.contains(&it.name.as_str());
+        let text = as_text.then(|| text(it, around)).flatten();
+        text.or_else(|| parameter(it, around, 0).ok())
+    });
+    let mut found = found.collect::<Option<Vec<_>>>()?;
+    if let Some(ty) = returns.filter(|_| around.returns) {
+        let taken = found.iter().any(|other| other.name == RESULT);
+        let name = if taken { "$retval" } else { RESULT };
+        found.push(returned(name, ty, around)?);
+    }
+    Some(found)
+}
+
+fn parameter(
+    parameter: &Parameter,
+    around: &Around<'_>,
+    column: usize,
+) -> Result<Found, ParseError> {
+    let chain = around.parameter(column, parameter.place, Some(parameter.ty))?;
+    let types = around.function.types.ok();
+    Ok(Found {
+        name: parameter.name.clone(),
+        value: value(column, chain, None, types, around.returns)?,
+    })
+}
+
+/// A parameter that points to characters, as text.
+fn text(parameter: &Parameter, around: &Around<'_>) -> Option<Found> {
+    let types = around.function.types.ok()?;
+    if types::characters(types, parameter.ty) != Some(Characters::Behind) {
+        return None;
+    }
+    let ty = TypeName {
+        column: Column(0),
+        element: Element::String,
+        count: None,
+    };
+    let chain = around
+        .parameter(0, parameter.place, Some(parameter.ty))
+        .ok()?;
+    let value = value(0, chain, Some(&ty), Some(types), around.returns).ok()?;
+    Some(Found {
+        name: parameter.name.clone(),
+        value,
+    })
+}
+
+fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
+    let chain = Chain::of(Start::Common(Common::Retval), Some(ty));
+    let value = value(0, chain, None, around.function.types.ok(), true).ok()?;
+    // What is larger is not in RAX alone.
+    (value.shape.size <= 8).then(|| Found {
+        name: name.to_owned(),
+        value,
+    })
+}
+
+/// The name of what a function returns, unless a parameter has it.
+const RESULT: &str = "retval";
+
+/// Adds the items of `found` to `actions`; returns where each argument is then.
+fn capture(found: Vec<Found>, returns: bool, actions: &mut Actions) -> Vec<Argument> {
+    let is_entry = |found: &Found| matches!(found.value.from, From::Entry(_));
+    let at_entry = found.iter().filter(|found| is_entry(found)).count();
+    // Items of the return come behind all of the entry.
+    let before = actions.capture.len() + at_entry;
+    let mut arguments = Vec::with_capacity(found.len());
+    for Found { name, value } in found {
+        let add = |to: &mut Vec<Item>, first: usize, item| {
+            to.push(item);
+            Source::Item(first + to.len() - 1)
+        };
+        let source = match value.from {
+            From::Event(source) => source,
+            From::Entry(item) => add(&mut actions.capture, 0, item),
+            From::Hit(item) if returns => add(&mut actions.capture_at_return, before, item),
+            From::Hit(item) => add(&mut actions.capture, 0, item),
+        };
+        arguments.push(Argument {
+            name,
+            source,
+            bits: value.bits,
+            shape: value.shape,
+        });
+    }
+    arguments
+}
+
+/// The registers that arguments are in.
+fn used(arguments: &[Argument]) -> impl Iterator<Item = Gpr> + '_ {
+    let registers = arguments.iter().filter_map(|it| match &it.source {
+        Source::Registers { registers, .. } => Some(registers.iter().copied()),
+        _ => None,
+    });
+    registers.flatten()
+}

@@ -1,0 +1,250 @@
+//! What of a chain is shown, and where in an event it is.
+//!
+//! What is kept true: a value that registers hold is shown from there, and costs nothing at a hit; all else
+//! is captured. Texts share what an event has left when everything else has its place.
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_linux::types::Types;
+use hvprobe_spec::fetch::{Element, TypeName, words};
+use hvprobe_spec::shape::{Shape, ShapeKind};
+use hvprobe_spec::{
+    Base, Bits, CAPTURE_MAX, Common, Fetched, Item, Memory, ParseError, Pointer, Read, Source,
+    SpecError, TextHeader,
+};
+
+use super::chain::{Chain, Start};
+use super::refused::refused;
+use super::types::{self, Characters};
+
+/// A value, and where it comes from.
+pub(super) struct Value {
+    pub(super) from: From,
+    pub(super) bits: Option<Bits>,
+    pub(super) shape: Shape,
+}
+
+/// Where a value comes from.
+pub(super) enum From {
+    /// It is in the event.
+    Event(Source),
+    /// It is captured: of a return probe, at the return.
+    Hit(Item),
+    /// It is captured at the entry of a return probe's function.
+    Entry(Item),
+}
+
+/// What `chain` is shown as, with the type that the definition names, if it names one.
+pub(super) fn value(
+    column: usize,
+    mut chain: Chain,
+    ty: Option<&TypeName>,
+    types: Option<&Types>,
+    returns: bool,
+) -> Result<Value, ParseError> {
+    if matches!(chain.start, Start::Text(_) | Start::Common(Common::Comm)) {
+        let source = match chain.start {
+            Start::Text(text) => Source::Constant(text.into_bytes()),
+            _ => Source::Common(Common::Comm),
+        };
+        return Ok(of_event(source, types::text()));
+    }
+    let Some(ty) = ty else {
+        return untyped(column, chain, types, returns);
+    };
+    let at = ty.column.0;
+    match ty.element {
+        Element::String | Element::UserString => {
+            if ty.count.is_some() {
+                let why = "arrays of texts are not supported: fetch each by itself, as in +0(+8(%si)):string";
+                return Err(refused(at, why));
+            }
+            let known = types.and_then(|types| types::characters(types, chain.ty?));
+            if known == Some(Characters::Behind) || chain.pointers.is_empty() {
+                chain = chain.at(0, Memory::Either);
+            }
+            return text(at, chain, ty.element == Element::UserString);
+        }
+        Element::DentryName | Element::FileName => {
+            let types = types.ok_or_else(|| refused(at, words::NOSUP_BTFARG))?;
+            let member = |of, path| {
+                let of = types::structure(types, at, of)?;
+                types::offset(types, at, of, path)
+            };
+            if ty.element == Element::FileName {
+                chain = after(chain, member("file", "f_path.dentry")?);
+            }
+            chain = after(chain, member("dentry", "d_name.name")?).at(0, Memory::Kernel);
+            return text(at, chain, false);
+        }
+        _ => {}
+    }
+    let mut shape = types::element(ty.element, ty.to_string());
+    if let Element::Bitfield { width, offset, .. } = ty.element {
+        chain.bits = Some((offset.into(), width));
+    } else {
+        chain.bits = None;
+    }
+    if let Some(count) = ty.count {
+        if chain.pointers.is_empty() {
+            return Err(refused(at, words::BAD_STRING));
+        }
+        shape = Shape {
+            name: shape.name.clone(),
+            size: shape.size * u32::from(count),
+            kind: ShapeKind::Array {
+                element: Box::new(shape),
+                count: count.into(),
+            },
+        };
+    }
+    plain(column, chain, shape, returns)
+}
+
+/// As its own type has it, or as a number.
+fn untyped(
+    column: usize,
+    chain: Chain,
+    types: Option<&Types>,
+    returns: bool,
+) -> Result<Value, ParseError> {
+    let shape = match (types, chain.ty) {
+        (Some(types), Some(ty)) => types::shape(types, ty).ok_or_else(|| {
+            let why = "nothing tells how large a value is: name a type, as in :x64";
+            refused(column, why)
+        })?,
+        _ => types::word(),
+    };
+    plain(column, chain, shape, returns)
+}
+
+/// A value of a fixed size.
+fn plain(column: usize, chain: Chain, shape: Shape, returns: bool) -> Result<Value, ParseError> {
+    let bits = chain
+        .bits
+        .and_then(|(offset, width)| Some((u8::try_from(offset).ok()?, width)));
+    let bits = bits.map(|(offset, width)| Bits { offset, width });
+    let from = place(column, chain, shape.size, returns)?;
+    Ok(Value { from, bits, shape })
+}
+
+fn place(column: usize, chain: Chain, size: u32, returns: bool) -> Result<From, ParseError> {
+    let registers = |registers, entry| From::Event(Source::Registers { registers, entry });
+    let len = || {
+        let len = u16::try_from(size).ok();
+        let len = len.filter(|len| (1..=CAPTURE_MAX).contains(&usize::from(*len)));
+        len.ok_or_else(|| {
+            let why =
+                format!("its {size} bytes are no value of an event, which has 1 to {CAPTURE_MAX}");
+            refused(column, why)
+        })
+    };
+    Ok(match (chain.start, chain.pointers.is_empty()) {
+        (Start::Base(base), true) => match base {
+            Base::Register(gpr) => registers(vec![gpr], false),
+            Base::Entry(gpr) => registers(vec![gpr], true),
+            Base::Constant(value) => From::Event(Source::Constant(value.to_le_bytes().to_vec())),
+            Base::Task => From::Hit(fetched(base, Vec::new(), Read::Bytes(8))),
+        },
+        (Start::Base(base), false) => From::Hit(fetched(base, chain.pointers, Read::Bytes(len()?))),
+        (Start::Two(first, second), true) => registers(vec![first, second], returns),
+        (Start::Parameter(word), true) => {
+            let item = match len()? {
+                ..=8 => Item::Stack(word),
+                len => Item::Memory {
+                    base: Gpr::Rsp,
+                    offset: i64::from(word) * 8,
+                    len,
+                },
+            };
+            match returns {
+                true => From::Entry(item),
+                false => From::Hit(item),
+            }
+        }
+        (Start::Common(common), true) => From::Event(Source::Common(common)),
+        (Start::Two(..) | Start::Parameter(_) | Start::Common(_), false) | (Start::Text(_), _) => {
+            return Err(refused(column, words::BAD_FETCH_ARG));
+        }
+    })
+}
+
+fn fetched(base: Base, pointers: Vec<Pointer>, read: Read) -> Item {
+    // What the stack holds at a hit, detours record too.
+    if let (Base::Register(Gpr::Rsp), [only], Read::Bytes(..=8)) = (base, &*pointers, read)
+        && only.memory == Memory::Kernel
+        && only.offset % 8 == 0
+        && let Ok(word) = u16::try_from(only.offset / 8)
+    {
+        return Item::Stack(word);
+    }
+    Item::Fetched(Box::new(Fetched {
+        base,
+        pointers,
+        read,
+    }))
+}
+
+/// The pointer `offset` from what `chain` gives.
+fn after(chain: Chain, offset: u64) -> Chain {
+    chain.at(offset.cast_signed(), Memory::Kernel)
+}
+
+/// A text; how long it may be is said when all else has its place.
+fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError> {
+    if let Some(last) = chain.pointers.last_mut() {
+        last.memory = match last.memory {
+            _ if user => Memory::User,
+            Memory::User => Memory::User,
+            // The kernel's own fetching of texts tells whose by the address, too.
+            Memory::Kernel | Memory::Either => Memory::Either,
+        };
+    }
+    let base = match chain.start {
+        Start::Base(base) => base,
+        Start::Common(Common::Retval) => Base::Register(Gpr::Rax),
+        _ => return Err(refused(column, words::BAD_STRING)),
+    };
+    Ok(Value {
+        from: From::Hit(fetched(base, chain.pointers, Read::Text(0))),
+        bits: None,
+        shape: types::text(),
+    })
+}
+
+fn of_event(source: Source, shape: Shape) -> Value {
+    Value {
+        from: From::Event(source),
+        bits: None,
+        shape,
+    }
+}
+
+/// Says how long the texts among `items`, all that an event captures, may be.
+///
+/// # Errors
+/// When there is no room for one.
+pub(super) fn share<'a>(items: impl Iterator<Item = &'a mut Item>) -> Result<(), SpecError> {
+    let mut texts = Vec::new();
+    let mut taken = 0;
+    for item in items {
+        taken += item.len();
+        if let Item::Fetched(fetched) = item
+            && let Read::Text(most @ 0) = &mut fetched.read
+        {
+            texts.push(most);
+        }
+    }
+    let Some(count) = std::num::NonZero::new(texts.len()) else {
+        return Ok(());
+    };
+    let each = CAPTURE_MAX.saturating_sub(taken) / count;
+    if each == 0 {
+        let bytes = taken + count.get();
+        return Err(SpecError::CaptureTooLong { bytes });
+    }
+    debug_assert!(each + TextHeader::SIZE <= CAPTURE_MAX);
+    for most in texts {
+        *most = u16::try_from(each).unwrap_or(u16::MAX);
+    }
+    Ok(())
+}

@@ -1,0 +1,604 @@
+//! Fetch arguments, from the definition to the values of a hit.
+
+use hvprobe_arch::regs::{Gpr, RegisterSet};
+use hvprobe_fixtures::{DATA_VIRT, STACK};
+use hvprobe_hit::event::{Event, EventKind};
+use hvprobe_spec::shape::ShapeKind;
+use hvprobe_spec::{Argument, Bits, Common, Item, Read, Source, TextHeader};
+
+use super::*;
+
+/// Where the tests put what pointers lead to: in the first page of the stack.
+const HERE: Gva = Gva(STACK.0 + 0x100);
+
+/// The value of an argument: `None` for what could not be read.
+fn value(event: &Event, info: &ProbeInfo, argument: &Argument) -> Option<Vec<u8>> {
+    let size = usize::try_from(argument.shape.size).unwrap();
+    let mut bytes = match &argument.source {
+        Source::Registers { registers, entry } => {
+            let regs = match (&event.kind, entry) {
+                (EventKind::Return(call), true) => &call.entry,
+                _ => &event.regs,
+            };
+            let bytes = registers.iter().flat_map(|it| regs.get(*it).to_le_bytes());
+            bytes.collect()
+        }
+        Source::Item(index) => return item(event, info, *index),
+        Source::Constant(bytes) => return Some(bytes.clone()),
+        Source::Common(Common::Comm) => {
+            let comm = event.task.expect("a task runs").comm;
+            return Some(comm.split(|byte| *byte == 0).next().unwrap().to_vec());
+        }
+        Source::Common(Common::Ip) => event.regs.rip.to_le_bytes().to_vec(),
+        Source::Common(Common::Flags) => event.regs.rflags.to_le_bytes().to_vec(),
+        Source::Common(Common::Retval) => event.regs.rax.to_le_bytes().to_vec(),
+    };
+    bytes.truncate(size);
+    Some(bytes)
+}
+
+/// What was captured at a position; of a text, what it says.
+fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<Vec<u8>> {
+    let mut rest = event.captured.bytes();
+    let items = info
+        .actions
+        .capture
+        .iter()
+        .chain(&info.actions.capture_at_return);
+    for (index, item) in items.enumerate() {
+        let (len, head) = match item {
+            Item::Fetched(fetched) if matches!(fetched.read, Read::Text(_)) => {
+                let header = TextHeader::from_bytes(*rest.first_chunk().unwrap());
+                (2 + usize::from(header.len), 2)
+            }
+            item => (item.len(), 0),
+        };
+        let (this, behind) = rest.split_at(len);
+        if index == wanted {
+            return (!event.captured.is_unreadable(index)).then(|| this[head..].to_vec());
+        }
+        rest = behind;
+    }
+    panic!("no item {wanted}");
+}
+
+/// Each argument's name, how it is shown, and its value.
+fn values(event: &Event, info: &ProbeInfo) -> Vec<(String, String, Option<Vec<u8>>)> {
+    let arguments = info.shown.arguments.iter();
+    arguments
+        .map(|it| {
+            (
+                it.name.clone(),
+                it.shape.name.clone(),
+                value(event, info, it),
+            )
+        })
+        .collect()
+}
+
+/// The values of one hit of `definition`, at the entry of whose function `prepare` sets what is there.
+fn hit(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Vec<(String, Option<Vec<u8>>)> {
+    let mut rig = Rig::live();
+    let id = rig.one(definition);
+    let mut cpu = Cpu::new(&rig);
+    prepare(&rig.guest, &mut cpu);
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let events = cpu.events();
+    let told = values(&events[0], &rig.info(id)).into_iter();
+    told.map(|(name, _, value)| (name, value)).collect()
+}
+
+/// The value of the only argument of such a hit.
+fn only(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Option<Vec<u8>> {
+    let [(_, value)] = <[_; 1]>::try_from(hit(definition, prepare)).expect("one");
+    value
+}
+
+fn word(value: u64) -> Option<Vec<u8>> {
+    Some(value.to_le_bytes().to_vec())
+}
+
+fn defaults(definition: &str) -> ProbeSpec {
+    ProbeSpec {
+        default_arguments: true,
+        ..spec(definition)
+    }
+}
+
+/// The column and the words with which a definition is refused.
+fn refused(rig: &mut Rig, definition: &str) -> (usize, String) {
+    let refused = rig.changes_nothing(|rig| refusal(rig.try_register(&[spec(definition)])));
+    match refused {
+        (0, Refused::Argument(error)) => (error.column, error.message),
+        other => panic!("{definition}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_function_shows_its_own_arguments_from_registers_and_records_no_others() {
+    let mut rig = Rig::live();
+    let id = rig.register(&[defaults("p vfs_read")])[0];
+    let info = rig.info(id);
+    assert!(info.shown.call);
+    assert_eq!(info.shown.registers, RegisterSet::from_iter([]));
+    let four = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx];
+    assert_eq!(info.actions.registers, RegisterSet::from_iter(four));
+    assert!(info.actions.capture.is_empty());
+    let mut cpu = Cpu::new(&rig);
+    cpu.regs.rdx = 832;
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let regs = cpu.regs;
+    let events = cpu.events();
+    let named = |name: &str, ty: &str, value| (name.to_owned(), ty.to_owned(), word(value));
+    assert_eq!(
+        values(&events[0], &info),
+        [
+            named("file", "struct file *", regs.rdi),
+            named("buf", "char *", regs.rsi),
+            named("count", "unsigned long", 832),
+            named("pos", "long *", regs.rcx),
+        ]
+    );
+}
+
+#[test]
+fn registers_stay_where_no_types_tell_of_a_function() {
+    let mut rig = Rig::live();
+    for definition in ["p filler_004", "p vfs_read+9", "r filler_004"] {
+        let id = rig.register(&[defaults(definition)])[0];
+        let info = rig.info(id);
+        assert_eq!(info.shown, std::sync::Arc::default(), "{definition}");
+        assert_eq!(info.actions.registers, RegisterSet::default());
+    }
+    // Nobody asked.
+    let id = rig.one("p vfs_read");
+    assert!(rig.info(id).shown.arguments.is_empty());
+}
+
+#[test]
+fn parameters_beyond_the_registers_are_read_from_the_stack() {
+    let mut rig = Rig::live();
+    let id = rig.register(&[defaults("p filler_000")])[0];
+    let mut cpu = Cpu::new(&rig);
+    for n in 0..8_u64 {
+        let at = Gva(STACK.0 + n * 8);
+        rig.guest.write(at, &(0x1000 + n).to_le_bytes());
+    }
+    cpu.regs.rsp = STACK.0;
+    cpu.regs.rdi = 0xffff_ffff_ffff_ff9c;
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let events = cpu.events();
+    let told = values(&events[0], &rig.info(id));
+    assert_eq!(told.len(), 9);
+    // What the register has beyond an int means nothing.
+    assert_eq!(told[0].2, Some((-100_i32).to_le_bytes().to_vec()));
+    assert_eq!((&*told[6].0, &told[6].1[..]), ("seventh", "int"));
+    let seventh = told[6].2.as_deref().map(|bytes| bytes[..4].to_vec());
+    assert_eq!(seventh, Some(0x1001_u32.to_le_bytes().to_vec()));
+    let pair = [0x1002_u64.to_le_bytes(), 0x1003_u64.to_le_bytes()].concat();
+    assert_eq!((&*told[7].0, &told[7].2), ("path", &Some(pair)));
+    assert_eq!((&*told[8].0, &told[8].2), ("eighth", &word(0x1004)));
+}
+
+#[test]
+fn a_return_shows_the_arguments_of_the_entry_and_the_typed_result() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[defaults("r filler_000"), defaults("r filler_002")]);
+    rig.guest.write(Gva(STACK.0 + 8), &7_u64.to_le_bytes());
+    let info = rig.info(ids[0]);
+    assert!(info.shown.call);
+    let names: Vec<_> = info.shown.arguments.iter().map(|it| &*it.name).collect();
+    assert_eq!(names[..2], ["a", "b"]);
+    let result = info.shown.arguments.last().unwrap();
+    assert_eq!(result.source, Source::Common(Common::Retval));
+    assert_eq!(result.shape.kind, ShapeKind::Signed);
+    let first = Source::Registers {
+        registers: vec![Gpr::Rdi],
+        entry: true,
+    };
+    assert_eq!(info.shown.arguments[0].source, first);
+    // Of the stack, what was there at the entry.
+    assert_eq!(info.shown.arguments[6].source, Source::Item(0));
+    assert_eq!(info.actions.capture[0], Item::Stack(1));
+    // One that returns nothing shows no result.
+    let arguments = &rig.info(ids[1]).shown.arguments;
+    let [kind] = arguments.as_slice() else {
+        panic!("{arguments:?}");
+    };
+    assert!(matches!(kind.shape.kind, ShapeKind::Enum { .. }));
+}
+
+#[test]
+fn registers_numbers_and_texts_of_the_definition_are_shown() {
+    let told = hit(
+        r#"p vfs_read+9 a=%si:u16 b=$stack c=$comm d=\5 e=\"five" f=%ip g=%flags h=%cs %ss:x8"#,
+        |_, cpu| cpu.regs.rsi = 0x1_2345,
+    );
+    let text = |text: &str| Some(text.as_bytes().to_vec());
+    let named = |name: &str, value| (name.to_owned(), value);
+    let rsp = told[1].1.clone();
+    assert_eq!(
+        told,
+        [
+            named("a", Some(vec![0x45, 0x23])),
+            named("b", rsp),
+            named("c", text("worker")),
+            named("d", word(5)),
+            named("e", text("five")),
+            named("f", word(0xffff_ffff_8100_0109)),
+            named("g", told[6].1.clone()),
+            named("h", word(0x10)),
+            named("arg9", word(0x18)),
+        ]
+    );
+}
+
+#[test]
+fn pointers_are_followed_at_the_hit() {
+    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+        guest.write(HERE, &HERE.wrapping_add(0x40).0.to_le_bytes());
+        guest.write(
+            HERE.wrapping_add(0x48),
+            &0x1122_3344_5566_7788_u64.to_le_bytes(),
+        );
+        cpu.regs.rdi = HERE.0 - 0x10;
+        cpu.regs.rsp = STACK.0;
+        guest.write(STACK.wrapping_add(16), &HERE.0.to_le_bytes());
+    };
+    let value = word(0x1122_3344_5566_7788);
+    assert_eq!(only("p vfs_read +8(+16(%di))", prepare), value);
+    assert_eq!(only("p vfs_read +8(+0($stack2))", prepare), value);
+    assert_eq!(only("p vfs_read $stack2", prepare), word(HERE.0));
+    assert_eq!(
+        only("p vfs_read +8(+16(%di)):u16", prepare),
+        Some(vec![0x88, 0x77])
+    );
+    assert_eq!(
+        only("p vfs_read +8(+16(%di)):x8[3]", prepare),
+        Some(vec![0x88, 0x77, 0x66])
+    );
+    let absolute = format!("p vfs_read @{:#x}", HERE.0 + 0x48);
+    assert_eq!(only(&absolute, prepare), value);
+}
+
+#[test]
+fn what_is_not_there_or_not_in_that_memory_is_a_fault() {
+    let nothing = |_: &Guest, cpu: &mut Cpu| cpu.regs.rdi = 0xffff_c900_0000_0000;
+    assert_eq!(only("p vfs_read +0(%di)", nothing), None);
+    assert_eq!(only("p vfs_read +0(%di):string", nothing), None);
+    assert_eq!(only("p vfs_read +0(+0(%di)):u8", nothing), None);
+    let null = |_: &Guest, cpu: &mut Cpu| cpu.regs.rdi = 0;
+    assert_eq!(only("p vfs_read +0(%di)", null), None);
+    // The kernel's memory is not the user's.
+    let here = |guest: &Guest, cpu: &mut Cpu| {
+        guest.write(HERE, b"text\0");
+        cpu.regs.rdi = HERE.0;
+    };
+    assert_eq!(only("p vfs_read +u0(%di):u8", here), None);
+    assert_eq!(only("p vfs_read +u0(%di):ustring", here), None);
+    assert_eq!(
+        only("p vfs_read +0(%di):string", here),
+        Some(b"text".to_vec())
+    );
+}
+
+#[test]
+fn a_fault_leaves_the_values_behind_it_where_they_are() {
+    let told = hit(
+        "p vfs_read +0(%si):string +0(%di):string +0(%si):u32 +2(%di):u16",
+        |guest, cpu| {
+            guest.write(HERE, b"abcd\0");
+            cpu.regs.rdi = HERE.0;
+            cpu.regs.rsi = 8;
+        },
+    );
+    let values: Vec<_> = told.into_iter().map(|(_, value)| value).collect();
+    let text = Some(b"abcd".to_vec());
+    assert_eq!(values, [None, text, None, Some(b"cd".to_vec())]);
+}
+
+#[test]
+fn texts_share_what_an_event_has_left_and_say_where_they_were_cut() {
+    let mut rig = Rig::live();
+    let id = rig.one("p vfs_read +0(%di):string %si +0(%si):string +0(%si):x64");
+    let long = [b'x'; 300];
+    let mut cpu = Cpu::new(&rig);
+    rig.guest.write(HERE, &long);
+    cpu.regs.rdi = HERE.0;
+    cpu.regs.rsi = HERE.0 + 0x200;
+    rig.guest.write(Gva(cpu.regs.rsi), b"12345678\0");
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let events = cpu.events();
+    // 8 bytes for the number, 2 for each header, and the rest in halves.
+    let bytes = events[0].captured.bytes();
+    let header = TextHeader::from_bytes(*bytes.first_chunk().unwrap());
+    let half = TextHeader {
+        len: 118,
+        truncated: true,
+    };
+    assert_eq!(header, half);
+    let told = values(&events[0], &rig.info(id));
+    assert_eq!(told[0].2, Some(vec![b'x'; 118]));
+    assert_eq!(told[2].2, Some(b"12345678".to_vec()));
+    // A text that just fits is whole.
+    rig.guest.write(HERE.wrapping_add(118), &[0]);
+    let mut cpu = Cpu::new(&rig);
+    (cpu.regs.rdi, cpu.regs.rsi) = (HERE.0, HERE.0);
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let events = cpu.events();
+    let bytes = events[0].captured.bytes();
+    let header = TextHeader::from_bytes(*bytes.first_chunk().unwrap());
+    assert!(!header.truncated && header.len == 118);
+}
+
+#[test]
+fn a_text_at_the_end_of_what_is_mapped_needs_nothing_behind_it() {
+    let end = |guest: &Guest, cpu: &mut Cpu| {
+        let mut at = DATA_VIRT;
+        while guest.view().tables.read(&guest.mem, at, &mut [0]).is_ok() {
+            at = at.wrapping_add(4096);
+        }
+        cpu.regs.rdi = at.0 - 4;
+        guest.write(Gva(cpu.regs.rdi), b"end\0");
+    };
+    assert_eq!(
+        only("p vfs_read +0(%di):string", end),
+        Some(b"end".to_vec())
+    );
+    let open = |guest: &Guest, cpu: &mut Cpu| {
+        end(guest, cpu);
+        guest.write(Gva(cpu.regs.rdi), b"open");
+    };
+    assert_eq!(only("p vfs_read +0(%di):string", open), None);
+}
+
+#[test]
+fn arguments_are_found_by_name_and_their_members_by_type() {
+    let mut rig = Rig::live();
+    let id = rig.one(
+        "p vfs_read count file->f_mode busy=file->busy file->kind name=file->f_path.dentry->d_name.name:string \
+         file->label buf:string $arg4 file:%pD file->f_path.dentry:%pd $current->pid (file)%di->f_mode:x32 \
+         (file,f_path.dentry)+0($stack)->f_mode",
+    );
+    let info = rig.info(id);
+    let mut cpu = Cpu::new(&rig);
+    let (file, dentry, name) = (HERE, HERE.wrapping_add(0x100), HERE.wrapping_add(0x180));
+    rig.guest.write(file, &[0x1d, 0x80, 0, 0, 0b1_0100]);
+    rig.guest.write(file.wrapping_add(8), &3_u32.to_le_bytes());
+    rig.guest.write(file.wrapping_add(16), b"labelled");
+    rig.guest
+        .write(file.wrapping_add(40), &dentry.0.to_le_bytes());
+    rig.guest
+        .write(dentry.wrapping_add(40), &name.0.to_le_bytes());
+    rig.guest.write(name, b"passwd\0");
+    cpu.regs.rdi = file.0;
+    cpu.regs.rsi = name.0 + 4;
+    (cpu.regs.rdx, cpu.regs.rcx) = (99, 7);
+    cpu.regs.rsp = STACK.0;
+    rig.guest
+        .write(STACK, &file.wrapping_add(40).0.to_le_bytes());
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let events = cpu.events();
+    let told = values(&events[0], &info);
+    let names: Vec<_> = told.iter().map(|(name, ..)| name.as_str()).collect();
+    let expected = [
+        "count", "arg2", "busy", "arg4", "name", "arg6", "buf", "pos", "arg9", "arg10", "arg11",
+        "arg12", "arg13",
+    ];
+    assert_eq!(names, expected);
+    let bytes = |at: usize| told[at].2.clone().expect("readable");
+    assert_eq!(told[0].2, word(99));
+    assert_eq!(bytes(1), 0x801d_u32.to_le_bytes());
+    let busy = &info.shown.arguments[2];
+    assert_eq!(
+        busy.bits,
+        Some(Bits {
+            offset: 2,
+            width: 3
+        })
+    );
+    assert_eq!(bytes(2)[0] >> 2 & 7, 5);
+    assert!(matches!(
+        info.shown.arguments[3].shape.kind,
+        ShapeKind::Enum { .. }
+    ));
+    assert_eq!(bytes(3), 3_u32.to_le_bytes());
+    assert_eq!(bytes(4), b"passwd");
+    assert_eq!(bytes(5), b"labelled");
+    assert_eq!(bytes(6), b"wd");
+    assert_eq!(told[7].2, word(7));
+    assert_eq!([bytes(8), bytes(9)], [b"passwd"; 2]);
+    assert_eq!(bytes(10), 77_u32.to_le_bytes());
+    assert_eq!(bytes(11), 0x801d_u32.to_le_bytes());
+    // From the address of a member back to its structure.
+    assert_eq!(bytes(12), 0x801d_u32.to_le_bytes());
+}
+
+#[test]
+fn what_a_function_has_not_is_refused_at_its_column() {
+    let mut rig = Rig::live();
+    let mut check = |definition: &str, column: usize, words: &str| {
+        let (at, message) = refused(&mut rig, definition);
+        assert_eq!(
+            (at, message.starts_with(words)),
+            (column, true),
+            "{definition}: {message}"
+        );
+    };
+    let no_variable = "This variable is not found at this probe point";
+    check("p vfs_read nosuch", 11, no_variable);
+    check("p vfs_read a=nosuch", 13, no_variable);
+    check("p vfs_read file->nosuch", 17, "This field is not found.");
+    check(
+        "p vfs_read count->x",
+        18,
+        "This is not a pointer to union/structure.",
+    );
+    check(
+        "p filler_004 $arg*",
+        13,
+        "No BTF entry for this probe point",
+    );
+    check(
+        "p filler_004 count",
+        13,
+        "No BTF entry for this probe point",
+    );
+    check(
+        "p vfs_read count $arg*",
+        17,
+        "This argument name is already used",
+    );
+    check("p vfs_read @nosuch_symbol", 11, "unknown symbol");
+    check(
+        "p vfs_read file->f_path:u32 file->f_path.dentry.d_name",
+        48,
+        "This is not a pointer",
+    );
+    check(
+        "p vfs_read (nosuch)%di->x",
+        11,
+        "the kernel has no structure",
+    );
+    let many = ["+0(%di):x64[31]"; 2].join(" ");
+    let refused = refusal(rig.try_register(&[spec(&format!("p vfs_read {many}"))]));
+    assert!(matches!(refused.1, Refused::Arguments(_)), "{refused:?}");
+}
+
+#[test]
+fn arguments_in_registers_cost_no_exit_and_what_pointers_lead_to_does() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&[defaults("p filler_002"), spec("p vfs_read file->f_mode")]);
+    assert_eq!(rig.mechanism(ids[0]), Mechanism::Optimized);
+    assert_ne!(rig.mechanism(ids[1]), Mechanism::Optimized);
+}
+
+/// How often `definition` hits and is vetoed at a hit that `prepare` made ready; with the default arguments.
+fn filtered(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> (u64, u64) {
+    let mut rig = Rig::live();
+    let id = rig.register(&[defaults(definition)])[0];
+    let mut cpu = Cpu::new(&rig);
+    prepare(&rig.guest, &mut cpu);
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let seen = cpu.events().len() as u64;
+    let counts = rig.counts(id);
+    assert_eq!(counts.hits, seen, "{definition}");
+    (counts.hits, counts.vetoed)
+}
+
+#[test]
+fn a_filter_lets_pass_what_it_says() {
+    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+        guest.write(HERE, b"/etc/passwd\0");
+        guest.write(HERE.wrapping_add(0x40), &[0xff; 8]);
+        cpu.regs.rdi = HERE.0 + 0x40;
+        cpu.regs.rsi = HERE.0;
+        cpu.regs.rdx = 100;
+    };
+    let passes = (1, 0);
+    let rejected = (0, 1);
+    for (filter, expected) in [
+        ("count == 100", passes),
+        ("count != 100", rejected),
+        ("count > 99 && count <= 100", passes),
+        ("count < 100 || pid == 77", passes),
+        ("!(count < 100) && tgid == 70", passes),
+        ("comm == \"worker\"", passes),
+        ("comm ~ \"wor*\" && cpu == 1", passes),
+        ("comm != \"worker\"", rejected),
+        ("buf ~ \"/etc/*\"", passes),
+        ("buf == \"/etc/passwd\"", passes),
+        ("buf ~ \"/etc\"", rejected),
+        ("count & 4 && count & 3", rejected),
+    ] {
+        let found = filtered(&format!("p vfs_read if {filter}"), prepare);
+        assert_eq!(found, expected, "{filter}");
+    }
+    for (arguments, expected) in [
+        ("m=+0(%di):s8 if m == -1", passes),
+        ("m=+0(%di):u8 if m == 255 && m > 254", passes),
+        ("m=+0(%di):s32 if m < 0", passes),
+        ("m=+0(%di):b3@2/8 if m == 7", passes),
+        ("m=+0(%si):string if m ~ \"*pass*\"", passes),
+        // Of what cannot be read nothing holds, but that it does not.
+        ("m=+0(%dx) if m == 0", rejected),
+        ("m=+0(%dx) if m != 0", rejected),
+        ("m=+0(%dx) if !(m != 0)", passes),
+    ] {
+        let found = filtered(&format!("p vfs_read {arguments}"), prepare);
+        assert_eq!(found, expected, "{arguments}");
+    }
+}
+
+#[test]
+fn a_filter_on_whole_registers_is_a_condition_and_costs_no_exit() {
+    let mut rig = Rig::optimizing();
+    let text = "p filler_002 a=%di b=%si:u32 if a >= 5 && b == 7 && b & 0x10000000f";
+    let id = rig.one(text);
+    let info = rig.info(id);
+    assert_eq!(info.mechanism, Some(Mechanism::Optimized));
+    assert_eq!(info.actions.when.len(), 2);
+    assert_eq!(info.actions.when[1].value, 0xf);
+    assert!(info.actions.filter.is_some());
+    assert_eq!(info.definition, text.replace("0x10000000f", "4294967311"));
+}
+
+#[test]
+fn a_filter_of_a_return_looks_at_the_return() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[
+        defaults("r vfs_read if retval == 42 && count == 9"),
+        defaults("r vfs_read if retval < 0"),
+    ]);
+    let mut cpu = Cpu::new(&rig);
+    cpu.regs.rsp = STACK.0;
+    cpu.regs.rdx = 9;
+    rig.guest
+        .write(STACK, &0xffff_ffff_8100_0b20_u64.to_le_bytes());
+    assert_eq!(cpu.hit(rig.addr(ids[0])), RESUME);
+    let trampoline = Gva(u64::from_le_bytes(rig.guest.read::<8>(STACK)));
+    cpu.regs.rsp = STACK.0 + 8;
+    (cpu.regs.rax, cpu.regs.rdx) = (42, 0);
+    cpu.regs.rip = trampoline.0;
+    assert_eq!(cpu.hit(trampoline), RESUME);
+    let events = cpu.events();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].probe, ids[0]);
+    let counts = ids.iter().map(|id| rig.counts(*id));
+    let counts: Vec<_> = counts.map(|it| (it.hits, it.vetoed)).collect();
+    assert_eq!(counts, [(1, 0), (0, 1)]);
+}
+
+#[test]
+fn fields_that_are_not_there_are_refused_at_their_column() {
+    let mut rig = Rig::live();
+    let mut check = |definition: &str, column: usize, words: &str| {
+        let (at, message) = refused(&mut rig, definition);
+        assert_eq!(
+            (at, message.starts_with(words)),
+            (column, true),
+            "{definition}: {message}"
+        );
+    };
+    check("p vfs_read if nosuch == 1", 14, "Field not found");
+    check(
+        "p vfs_read a=%di if a == 1 && b == 1",
+        30,
+        "Field not found",
+    );
+    check(
+        "p vfs_read a=%di if a ~ \"x\"",
+        20,
+        "Illegal operation for field type",
+    );
+    check(
+        "p vfs_read if comm == 1",
+        14,
+        "Illegal operation for field type",
+    );
+    check(
+        "p vfs_read a=+0(%di):u8[4] if a == 1",
+        30,
+        "Illegal operation for field type",
+    );
+}

@@ -1,0 +1,118 @@
+//! Following the pointers of a fetch argument at a hit.
+//!
+//! Invariant: what is read is what is there at the hit, in the memory that the argument names; whatever
+//! cannot be read makes the whole item unreadable, never a part of it, nor zeros in its place. The work is
+//! bounded by the pointers and the length of the item.
+
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read, TextHeader};
+
+use super::context::{Scene, is_of_process};
+use crate::event::Captured;
+
+/// The size of the smallest page, within which memory is there as a whole.
+const PAGE: u64 = 4096;
+
+/// Appends what `fetched` reads, with the registers at the hit and, at a return, those at the entry.
+pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    into: &mut Captured,
+    fetched: &Fetched,
+    regs: &Regs,
+    entry: Option<&Regs>,
+) {
+    let base = match fetched.base {
+        Base::Register(register) => Some(regs.get(register)),
+        Base::Entry(register) => entry.map(|entry| entry.get(register)),
+        Base::Constant(value) => Some(value),
+        Base::Task => scene.task().map(|task| task.0),
+    };
+    let there = base.and_then(|base| follow(scene, base, &fetched.pointers));
+    match (fetched.read, there) {
+        (Read::Bytes(len), None) => into.item(len.into(), |_| false),
+        (Read::Bytes(len), Some(There::Value(value))) => into.item(len.into(), |bytes| {
+            let value = value.to_le_bytes();
+            let (front, behind) = bytes.split_at_mut(value.len().min(bytes.len()));
+            front.copy_from_slice(&value[..front.len()]);
+            behind.fill(0);
+            true
+        }),
+        (Read::Bytes(len), Some(There::At(at))) => {
+            into.item(len.into(), |bytes| scene.read(at, bytes));
+        }
+        (Read::Text(most), Some(There::At(at))) => {
+            into.text(most.into(), |bytes| text(scene, at, bytes));
+        }
+        (Read::Text(most), None | Some(There::Value(_))) => into.text(most.into(), |_| None),
+    }
+}
+
+/// What the pointers have led to.
+enum There {
+    /// Nowhere, as there were none: to the value.
+    Value(u64),
+    /// To what is at this address.
+    At(Gva),
+}
+
+fn follow<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    base: u64,
+    pointers: &[Pointer],
+) -> Option<There> {
+    let Some((last, before)) = pointers.split_last() else {
+        return Some(There::Value(base));
+    };
+    let mut value = base;
+    for pointer in before {
+        let mut bytes = [0; 8];
+        let at = address(value, *pointer)?;
+        value = scene
+            .read(at, &mut bytes)
+            .then(|| u64::from_le_bytes(bytes))?;
+    }
+    Some(There::At(address(value, *last)?))
+}
+
+/// Where `pointer` leads to from `value`, if that is in the memory it is to be in.
+fn address(value: u64, pointer: Pointer) -> Option<Gva> {
+    let at = Gva(value.wrapping_add_signed(pointer.offset));
+    let right = match pointer.memory {
+        Memory::Kernel => !is_of_process(at),
+        Memory::User => is_of_process(at),
+        Memory::Either => true,
+    };
+    right.then_some(at)
+}
+
+/// Reads the text at `at` to the front of `bytes`, page by page: what is behind its end may not be there.
+fn text<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    at: Gva,
+    bytes: &mut [u8],
+) -> Option<TextHeader> {
+    let mut read = 0;
+    while read < bytes.len() {
+        let from = at.wrapping_add(read as u64);
+        let in_page = usize::try_from(PAGE - from.0 % PAGE).ok()?;
+        let end = bytes.len().min(read + in_page);
+        let piece = &mut bytes[read..end];
+        if !scene.read(from, piece) {
+            return None;
+        }
+        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
+            return header(read + end, false);
+        }
+        read += piece.len();
+    }
+    // A text that fits exactly is whole, if that can be seen.
+    let mut next = [1];
+    scene.read(at.wrapping_add(read as u64), &mut next);
+    header(read, next != [0])
+}
+
+fn header(len: usize, truncated: bool) -> Option<TextHeader> {
+    let len = u16::try_from(len).ok()?;
+    Some(TextHeader { len, truncated })
+}

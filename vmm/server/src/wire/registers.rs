@@ -1,0 +1,89 @@
+//! Registers on the wire, and why a message means nothing.
+
+use hvprobe_arch::regs::Gpr;
+use hvprobe_proto::v1;
+use hvprobe_spec::RegisterSet;
+
+/// Every general register with its name on the wire.
+pub(super) const REGISTERS: [(Gpr, v1::Register); 16] = [
+    (Gpr::Rax, v1::Register::Rax),
+    (Gpr::Rbx, v1::Register::Rbx),
+    (Gpr::Rcx, v1::Register::Rcx),
+    (Gpr::Rdx, v1::Register::Rdx),
+    (Gpr::Rsi, v1::Register::Rsi),
+    (Gpr::Rdi, v1::Register::Rdi),
+    (Gpr::Rsp, v1::Register::Rsp),
+    (Gpr::Rbp, v1::Register::Rbp),
+    (Gpr::R8, v1::Register::R8),
+    (Gpr::R9, v1::Register::R9),
+    (Gpr::R10, v1::Register::R10),
+    (Gpr::R11, v1::Register::R11),
+    (Gpr::R12, v1::Register::R12),
+    (Gpr::R13, v1::Register::R13),
+    (Gpr::R14, v1::Register::R14),
+    (Gpr::R15, v1::Register::R15),
+];
+
+/// Why a message means nothing to the engine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Meaningless {
+    /// Something has to be there.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// An enumeration has no such value.
+    #[error("{number} is no {what}")]
+    Unknown {
+        /// Of what.
+        what: &'static str,
+        /// The value.
+        number: i32,
+    },
+    /// A number that the engine cannot count to.
+    #[error("{what} of {number} is too large")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// The number.
+        number: u32,
+    },
+}
+
+/// `None` for REGISTER_UNSPECIFIED.
+pub(super) fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
+    match v1::Register::try_from(number) {
+        Ok(v1::Register::Unspecified) => Ok(None),
+        Ok(wanted) => Ok(REGISTERS
+            .iter()
+            .find(|(_, wire)| *wire == wanted)
+            .map(|(gpr, _)| *gpr)),
+        Err(_) => Err(Meaningless::Unknown {
+            what: "register",
+            number,
+        }),
+    }
+}
+
+/// The register of that number on the wire.
+///
+/// # Errors
+/// When there is none.
+pub fn register(number: i32) -> Result<Gpr, Meaningless> {
+    base(number)?.ok_or(Meaningless::Missing("a register"))
+}
+
+/// The registers that are shown, as they are sent: nothing for all of them.
+pub(super) fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
+    (registers != RegisterSet::default()).then(|| v1::RegisterSet {
+        registers: REGISTERS
+            .iter()
+            .filter(|(gpr, _)| registers.contains(*gpr))
+            .map(|(_, wire)| (*wire).into())
+            .collect(),
+    })
+}
+
+/// The name of `gpr`.
+pub(super) fn named(gpr: Gpr) -> v1::Register {
+    let row = REGISTERS.iter().find(|(row, _)| *row == gpr);
+    row.map_or(v1::Register::Unspecified, |(_, wire)| *wire)
+}
