@@ -117,6 +117,11 @@ pub(crate) struct Guest {
     #[arg(short, long = "probe", value_name = "DEFINITION")]
     pub(crate) probes: Vec<String>,
 
+    /// File of such definitions, one a line as in kprobe_events: what follows a `#` is a comment;
+    /// repeatable
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) events: Vec<PathBuf>,
+
     /// Leave out probes of places that cannot be probed, and say which, instead of failing
     #[arg(long)]
     pub(crate) skip_refused: bool,
@@ -140,15 +145,19 @@ Examples:
     hvprobe run --cpus 2 -p 'p:readers vfs_read' -p 'p vfs_read+0x1b' -- sh -c 'cat /proc/*/stat'
   A shell in the guest, with the hits in a file:
     hvprobe run --console -p 'p do_sys_openat2' 2>hits
-  What reading returned, how long it took, and which file it was for:
-    hvprobe run -p 'r vfs_read' --capture %di -- cat /etc/passwd
+  What reading returned, how long it took, and the registers at its entry:
+    hvprobe run -p 'r vfs_read' --raw -- cat /etc/passwd
+  Which files are opened, and nothing else of it:
+    hvprobe run -p 'p do_sys_openat2 name=+0($arg2):ustring' -- cat /etc/passwd
   How a program fares when it gets no memory:
     hvprobe run -p 'p ksys_mmap_pgoff' --return -ENOMEM -- ls /
 
-Hits are printed as `comm-pid [cpu] seconds: event: (symbol+offset) registers`, the time being this
-machine's monotonic clock, returns as `event: (caller <- symbol) ret=value took=time registers` with
-the registers at entry, and a table per probe on standard error closes the run. With --json each
-line is an object: `type` is `event`, `dropped`, `ended` or `summary`; registers, addresses and the
+Hits are printed as `comm-pid [cpu] seconds: event: function(argument=value, ...)`, the time being
+this machine's monotonic clock, returns as `event: function(argument=value, ...) = result took=time`
+with the arguments at entry, and a table per probe on standard error closes the run. Where types do
+not tell the arguments, and with --raw, there are registers: `(symbol+offset) registers`, of returns
+`(caller <- symbol) ret=value took=time registers`. With --json each line is an object: `type` is
+`event`, `dropped`, `ended` or `summary`; `args` are the arguments; registers, addresses and the
 guest's time stamp are hexadecimal strings, counts and times are numbers.
 
 Ctrl-C takes the probes out and ends the guest; a second one leaves at once.")]
@@ -245,6 +254,7 @@ Examples:
   hvprobe probe add --capture '+0(%si):64' --stop 'p do_exit'
   hvprobe probe add --maxactive auto --when '%dx>=4096' 'r vfs_write'
   hvprobe probe add --skip-refused 'p tcp_*' 'r ext4:ext4_get_[a-f]*'
+  hvprobe probe add --events /sys/kernel/tracing/kprobe_events
 
 The probes stay until they are removed or the machine ends.")]
 pub(crate) struct Add {
@@ -261,8 +271,13 @@ pub(crate) struct Add {
 
     /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`; a pattern such
     /// as `vfs_*` in the place of SYM stands for every function that matches
-    #[arg(required = true, value_name = "DEFINITION")]
+    #[arg(required_unless_present = "events", value_name = "DEFINITION")]
     pub(crate) definitions: Vec<String>,
+
+    /// File of such definitions, one a line as in kprobe_events: what follows a `#` is a comment;
+    /// repeatable
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) events: Vec<PathBuf>,
 
     /// Print JSON, one object per line
     #[arg(long)]
@@ -462,119 +477,4 @@ pub(crate) struct Doctor {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::CommandFactory as _;
-    use clap::error::ErrorKind;
-    use hvprobe_lab::documented;
-
-    use super::*;
-
-    fn parse(words: &[&str]) -> Result<Command, clap::Error> {
-        Cli::try_parse_from(std::iter::once(&"hvprobe").chain(words)).map(|cli| cli.command)
-    }
-
-    #[test]
-    fn command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn documented_commands_can_be_typed() {
-        let mut examples = 0;
-        for name in documented::PAGES {
-            let page = documented::page(name).unwrap();
-            for shown in documented::commands(&page, "hvprobe") {
-                examples += usize::from(shown.example);
-                match Cli::try_parse_from(&shown.words) {
-                    Ok(_) => {}
-                    Err(error) if error.kind() == ErrorKind::DisplayHelp => {}
-                    // A sentence may leave words out, and have others for them.
-                    Err(error)
-                        if !shown.example
-                            && matches!(
-                                error.kind(),
-                                ErrorKind::MissingSubcommand
-                                    | ErrorKind::MissingRequiredArgument
-                                    | ErrorKind::InvalidValue
-                                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-                            ) => {}
-                    Err(error) => panic!("{name}:{}: {error}", shown.line),
-                }
-            }
-        }
-        assert!(examples > 10, "only {examples} examples");
-    }
-
-    /// The long options of a command and all below it.
-    fn longs(command: &clap::Command) -> Vec<String> {
-        let own = command.get_arguments().filter_map(|it| it.get_long());
-        let own = own.map(str::to_owned);
-        own.chain(command.get_subcommands().flat_map(longs))
-            .collect()
-    }
-
-    #[test]
-    fn documented_options_exist() {
-        let known = longs(&Cli::command());
-        let sections = [
-            ("README.md", "## A tour", 5),
-            ("docs/reference.md", "# Reference", 20),
-        ];
-        for (name, heading, least) in sections {
-            let options = documented::options(&documented::page(name).unwrap(), heading);
-            assert!(options.len() >= least, "{name}: {options:?}");
-            for option in options {
-                assert!(known.contains(&option), "{name}: --{option}");
-            }
-        }
-    }
-
-    #[test]
-    fn run_takes_probes_and_a_guest_command() {
-        let words = [
-            "run",
-            "-p",
-            "p vfs_read",
-            "--probe",
-            "p:w vfs_write",
-            "--cpus",
-            "2",
-            "-m",
-            "1G",
-            "--hits",
-            "3",
-            "--",
-            "ls",
-            "-l",
-        ];
-        let Command::Run(run) = parse(&words).unwrap() else {
-            panic!("not a run");
-        };
-        assert_eq!(run.guest.probes, ["p vfs_read", "p:w vfs_write"]);
-        assert_eq!(run.guest.command, ["ls", "-l"]);
-        assert_eq!((run.guest.cpus, run.guest.memory), (2, Size(1 << 30)));
-        assert_eq!(run.hits, Some(3));
-    }
-
-    #[test]
-    fn contradictions_and_impossible_numbers_are_refused() {
-        for words in [
-            &["run", "--json", "--console"][..],
-            &["run", "--cpus", "0"],
-            &["run", "--cpus", "99999999999"],
-            &["run", "--memory", "12Q"],
-            &["run", "--memory", "99999999T"],
-            &["run", "--hits", "0"],
-            &["probe", "remove"],
-            &["probe", "remove", "--all", "3"],
-            &["probe", "add"],
-            &["run", "--stop"],
-            &["probe", "arm-all", "3"],
-            &["syms"],
-            &["types"],
-            &["vm"],
-        ] {
-            assert!(parse(words).is_err(), "{words:?}");
-        }
-    }
-}
+mod tests;

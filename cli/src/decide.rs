@@ -23,6 +23,7 @@ use crate::args::Decide;
 use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage};
 use crate::output::events::{self, Labels};
+use crate::output::names::Names;
 use crate::signals::Interrupt;
 use crate::{clock, output, typed};
 
@@ -162,7 +163,9 @@ impl Desk {
         if !std::mem::replace(&mut self.headed, true) {
             output::print(events::HEADER)?;
         }
-        output::print(&events::line(&event, &self.labels.of(event.probe)))
+        let label = self.labels.of(event.probe);
+        // While the guest waits no names of addresses are asked for.
+        output::print(&events::line(&event, &label, &Names::default()))
     }
 
     /// Puts the first open question to the user.

@@ -10,7 +10,9 @@ use crate::client::Client;
 use crate::failure::Refused;
 use crate::output::events::{self, Labels};
 use crate::output::json;
+use crate::output::names::Names;
 use crate::output::summary::{Tally, is_hit};
+use crate::symbolize;
 
 /// How and where events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub(crate) struct Printer {
     labels: Labels,
     /// Which wall-clock times events have.
     anchor: Option<Anchor>,
+    /// Of the addresses that are shown.
+    names: Names,
     pub(crate) tally: Tally,
 }
 
@@ -55,12 +59,20 @@ impl Printer {
             headed: false,
             labels: Labels::default(),
             anchor: None,
+            names: Names::default(),
             tally: Tally::default(),
         }
     }
 
-    /// Prints `batch`. On an error nothing reads the output any more.
-    pub(crate) fn show(&mut self, batch: SubscribeResponse) -> anyhow::Result<Batch> {
+    /// Prints `batch` with the names that `client`'s server has for addresses. On an error nothing reads
+    /// the output any more.
+    pub(crate) async fn show(
+        &mut self,
+        client: &mut Client,
+        batch: SubscribeResponse,
+    ) -> anyhow::Result<Batch> {
+        self.labels.learn(&batch.probes);
+        self.look_up(client, &batch).await;
         let text = self.render(&batch)?;
         if !text.is_empty() {
             match self.format {
@@ -75,10 +87,21 @@ impl Printer {
         })
     }
 
+    /// Looks up the addresses in `batch` that may have names.
+    async fn look_up(&mut self, client: &mut Client, batch: &SubscribeResponse) {
+        let mut addresses = Vec::new();
+        for event in &batch.events {
+            if let Some(label) = self.labels.get(event.probe) {
+                let found = &mut |address| addresses.push(address);
+                label.arguments.symbols(event, &label.captures, found);
+            }
+        }
+        symbolize::look_up(&mut self.names, client, &batch.machine, addresses).await;
+    }
+
     fn render(&mut self, batch: &SubscribeResponse) -> anyhow::Result<String> {
         let mut text = String::new();
         let machine = &batch.machine;
-        self.labels.learn(&batch.probes);
         self.anchor = batch.anchor.or(self.anchor);
         if batch.dropped > 0 {
             self.tally.dropped = self.tally.dropped.saturating_add(batch.dropped);
@@ -108,13 +131,13 @@ impl Printer {
             self.tally.count(event, &label);
             if self.format == Format::Json {
                 let anchor = self.anchor.as_ref();
-                let line = json::Line::event(machine, event.clone(), label, anchor);
+                let line = json::Line::event(machine, event.clone(), label, anchor, &self.names);
                 writeln!(text, "{}", serde_json::to_string(&line)?)?;
             } else {
                 if !std::mem::replace(&mut self.headed, true) {
                     writeln!(text, "{}", events::HEADER)?;
                 }
-                writeln!(text, "{}", events::line(event, &label))?;
+                writeln!(text, "{}", events::line(event, &label, &self.names))?;
             }
         }
         if let (Some(ending), Format::Json) = (&batch.ended, self.format) {

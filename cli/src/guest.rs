@@ -16,7 +16,7 @@ pub(crate) fn request(
     guest: Guest,
     hold: &HoldArgs,
 ) -> anyhow::Result<BootRequest> {
-    let probes = definition::specs(&guest.probes, false, &guest.hit, hold)?;
+    let probes = definition::specs(&guest.probes, &guest.events, false, &guest.hit, hold)?;
     let kernel = match guest.kernel {
         Some(kernel) => kernel,
         None => cached("kernel").context(

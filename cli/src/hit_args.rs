@@ -4,8 +4,9 @@ use clap::Args;
 use hvprobe_proto::v1::{self, Mechanism};
 use hvprobe_server::wire;
 use hvprobe_spec::definition::{self, Definition, Kind};
+use hvprobe_spec::fetch::{Filter, read_filter};
 use hvprobe_spec::language::{self, Capture};
-use hvprobe_spec::{Actions, Hold, ParseError, Then};
+use hvprobe_spec::{Actions, Hold, ParseError, RegisterSet, Then};
 
 use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;
@@ -23,6 +24,10 @@ pub(crate) struct HitArgs {
     /// Show memory or a stack word at the return of a return probe; repeatable
     #[arg(long, value_name = "WHAT", allow_hyphen_values = true)]
     capture_return: Vec<String>,
+
+    /// Show registers, not the function's arguments by name and type
+    #[arg(long)]
+    raw: bool,
 
     /// Set a register (%ax=0x10) or memory (+8(%di)=u32:5, @0xADDR=hex:0011aabb), for return probes
     /// at the return; repeatable
@@ -49,6 +54,11 @@ pub(crate) struct HitArgs {
     /// repeatable, all must hold
     #[arg(long, value_name = "CONDITION")]
     when: Vec<String>,
+
+    /// Only hits whose arguments and task are like this, such as 'count > 4096 && comm == "dd"'; of return
+    /// probes, at the return
+    #[arg(long, value_name = "FILTER")]
+    filter: Option<String>,
 
     /// How many calls of a return probe to follow at a time: a number, or `auto` for all
     #[arg(long, value_name = "N|auto")]
@@ -104,23 +114,49 @@ impl HitArgs {
             Some(How::Boosted) => Mechanism::Boosted,
             Some(How::Stepped) => Mechanism::Stepped,
         };
+        let (text, definition) = self.filtered(text, definition)?;
+        let mut actions = self.actions(hold)?;
+        let has_arguments = !definition.arguments.is_empty();
+        let by_name = !self.raw && actions.registers == RegisterSet::default();
+        if by_name && has_arguments {
+            actions.registers = RegisterSet::from_iter([]);
+        }
+        let is_asked = actions != Actions::default();
         let mut spec = v1::ProbeSpec {
-            definition: text.to_owned(),
+            definition: text.clone(),
             mechanism: mechanism.into(),
-            actions: self.actions(hold)?,
+            actions: is_asked.then(|| wire::actions::to_wire(&actions)),
+            default_arguments: by_name && !has_arguments,
             budget: self.budget.budget()?,
             ..Default::default()
         };
         match self.maxactive.as_deref() {
             None => {}
             Some("auto") => spec.maxactive_auto = true,
-            Some(number) => spec.definition = with_maxactive(number, text, definition)?,
+            Some(number) => spec.definition = with_maxactive(number, &text, definition)?,
         }
         Ok(spec)
     }
 
-    /// What happens at a hit; `None` when nothing is asked for.
-    fn actions(&self, hold: &HoldArgs) -> Result<Option<v1::Actions>, WrongUsage> {
+    /// The probe that `text` defines, with `--filter` beside its own filter.
+    fn filtered(
+        &self,
+        text: &str,
+        mut definition: Definition,
+    ) -> Result<(String, Definition), WrongUsage> {
+        let Some(wanted) = &self.filter else {
+            return Ok((text.to_owned(), definition));
+        };
+        let filter = read_filter(wanted).map_err(|error| bad_option("filter", wanted, &error))?;
+        definition.filter = Some(match definition.filter {
+            None => filter,
+            Some(own) => Filter::And(Box::new(own), Box::new(filter)),
+        });
+        Ok((definition.to_string(), definition))
+    }
+
+    /// What happens at a hit.
+    fn actions(&self, hold: &HoldArgs) -> Result<Actions, WrongUsage> {
         let mut actions = Actions {
             when: all("when", &self.when, language::condition)?,
             changes: all("set", &self.set, language::change)?,
@@ -165,8 +201,7 @@ impl HitArgs {
         if hold.stop {
             actions.hold = Some(Hold::Stop);
         }
-        let is_asked = actions != Actions::default();
-        Ok(is_asked.then(|| wire::actions::to_wire(&actions)))
+        Ok(actions)
     }
 }
 
@@ -275,6 +310,37 @@ mod tests {
         assert_eq!(told(&["--return", "-5", "p a"]), "return=-EIO");
         let boosted = spec(&["--mechanism", "boosted", "p a"]).unwrap();
         assert_eq!(boosted.mechanism(), Mechanism::Boosted);
+    }
+
+    #[test]
+    fn a_filter_is_added_to_the_definition() {
+        let definition = |words: &[&str]| spec(words).map(|spec| spec.definition);
+        let found = definition(&["--filter", "pid == 7", "p a"]);
+        assert_eq!(found.unwrap(), "p a if pid == 7");
+        let found = definition(&["--filter", "x > 1", "p a x=%di if x < 9 || cpu == 0"]);
+        assert_eq!(found.unwrap(), "p a x=%di if (x < 9 || cpu == 0) && x > 1");
+        let error = definition(&["--filter", "pid ==", "p a"]).unwrap_err();
+        assert!(error.to_string().contains("pid ==\n"), "{error}");
+    }
+
+    #[test]
+    fn arguments_are_shown_unless_registers_are_asked_for() {
+        let registers = |words: &[&str]| {
+            let spec = spec(words).unwrap();
+            let shown = spec.actions.and_then(|actions| actions.registers);
+            let shown = shown.map(|set| set.registers.len());
+            (spec.default_arguments, shown)
+        };
+        assert_eq!(registers(&["p a"]), (true, None));
+        assert_eq!(registers(&["--capture", "+0(%si)", "p a"]), (true, None));
+        assert_eq!(registers(&["--capture", "%si", "p a"]), (false, Some(1)));
+        assert_eq!(registers(&["--raw", "p a"]), (false, None));
+        assert_eq!(registers(&["p a x=%di"]), (false, Some(0)));
+        assert_eq!(
+            registers(&["--capture", "%si", "p a x=%di"]),
+            (false, Some(1))
+        );
+        assert_eq!(registers(&["--raw", "p a x=%di"]), (false, None));
     }
 
     #[test]

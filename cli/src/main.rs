@@ -24,6 +24,7 @@ mod serve;
 mod server_args;
 mod signals;
 mod size;
+mod symbolize;
 mod syms;
 mod terminal;
 mod trace;

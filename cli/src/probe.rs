@@ -27,9 +27,10 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
                 hit,
                 hold,
                 definitions,
+                events,
                 json,
             } = *add;
-            let probes = definition::specs(&definitions, disabled, &hit, &hold)?;
+            let probes = definition::specs(&definitions, &events, disabled, &hit, &hold)?;
             let (mut client, machine) = Client::on_machine(&on).await?;
             let request = RegisterRequest {
                 machine: machine.clone(),

@@ -191,7 +191,7 @@ impl Session {
                         self.is_up(timings).await?;
                         timings.mark("first hit");
                     }
-                    match printer.show(batch)? {
+                    match printer.show(&mut self.client, batch).await? {
                         Batch::More => {}
                         Batch::Enough => return Ok(Over::Enough),
                         Batch::Ended(ending) => return Ok(Over::Ended(ending)),

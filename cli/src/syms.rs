@@ -16,7 +16,7 @@ pub(crate) async fn syms(args: Syms) -> anyhow::Result<ExitCode> {
         machine,
         pattern: args.pattern.clone(),
         limit: args.limit.unwrap_or(0),
-        address: None,
+        ..Default::default()
     };
     let answer = client.symbols.list_symbols(request).await;
     let mut stream = answer.map_err(Refused::from)?.into_inner();

@@ -30,14 +30,17 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
             batch = stream.message() => batch.map_err(Refused::from)?,
             () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
         };
-        match batch.map(|batch| printer.show(batch)).transpose()? {
-            Some(Batch::More) => {}
-            Some(Batch::Ended(ending)) => {
+        let Some(batch) = batch else {
+            break DONE;
+        };
+        match printer.show(&mut client, batch).await? {
+            Batch::More => {}
+            Batch::Ended(ending) => {
                 let how = table::ending_text(&ending);
                 output::tell(format_args!("{machine} ended: {how}"));
                 break DONE;
             }
-            Some(Batch::Enough) | None => break DONE,
+            Batch::Enough => break DONE,
         }
     };
 

@@ -4,8 +4,26 @@ use hvprobe_proto::v1;
 use hvprobe_server::wire;
 use hvprobe_spec::language::text;
 
+use super::valued;
+
 /// What a newer server says and we do not know.
 const UNKNOWN: &str = "?";
+
+/// What happens at a hit of `probe`, apart from what its arguments take.
+pub(crate) fn of(probe: &v1::Probe) -> Vec<String> {
+    let Some(mut asked) = probe.actions.clone() else {
+        return Vec::new();
+    };
+    let arguments: Vec<usize> = valued::items(probe).collect();
+    let mut positions = 0..;
+    for items in [&mut asked.capture, &mut asked.capture_at_return] {
+        items.retain(|_| {
+            let position = positions.next();
+            position.is_none_or(|position| !arguments.contains(&position))
+        });
+    }
+    actions(Some(&asked))
+}
 
 /// What happens at a hit: `capture=+16(%di):32`, `post`.
 pub(crate) fn actions(asked: Option<&v1::Actions>) -> Vec<String> {
@@ -32,4 +50,32 @@ pub(crate) fn budget(asked: Option<&v1::Budget>) -> Vec<String> {
 pub(crate) fn item_name(asked: &v1::Item) -> String {
     let read = wire::actions::item(asked.clone());
     read.map_or_else(|_| UNKNOWN.to_owned(), |item| text::item_name(&item))
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_proto::v1::{argument, item};
+
+    use super::*;
+
+    #[test]
+    fn what_arguments_take_was_not_asked_for() {
+        let stack = |word| v1::Item {
+            what: Some(item::What::Stack(word)),
+        };
+        let argument = |at| v1::Argument {
+            source: Some(argument::Source::Item(at)),
+            ..Default::default()
+        };
+        let probe = v1::Probe {
+            actions: Some(v1::Actions {
+                capture: vec![stack(0), stack(1)],
+                capture_at_return: vec![stack(2), stack(3)],
+                ..Default::default()
+            }),
+            arguments: vec![argument(1), argument(2), argument(u32::MAX)],
+            ..Default::default()
+        };
+        assert_eq!(of(&probe), ["capture=$stack0", "capture-return=$stack3"]);
+    }
 }

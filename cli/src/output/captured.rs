@@ -2,16 +2,46 @@
 
 use std::sync::Arc;
 
-use hvprobe_proto::v1::{self, item};
+use hvprobe_proto::v1::{self, fetched_item, item};
+use hvprobe_spec::TextHeader;
 
-use super::asked;
+use super::{asked, valued};
 
 /// Bytes of a word of the stack.
 const WORD: usize = 8;
 
-/// What a probe captures: how long each item is, and what it is. Copies share it.
+/// What a probe captures. Copies share it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Captures(Arc<[(usize, String)]>);
+pub(crate) struct Captures(Arc<[Capture]>);
+
+/// Something that is read at a hit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Capture {
+    length: Length,
+    what: String,
+    /// Whether it is one of the values of a hit.
+    is_argument: bool,
+}
+
+/// How many bytes of an event an item has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    /// So many.
+    Bytes(usize),
+    /// As many as its header says.
+    Text,
+    /// A newer server knows.
+    Unknown,
+}
+
+/// What an event captured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Captured<'a> {
+    /// In the order of the probe's items. Nothing is captured with some kinds of events.
+    pub(crate) items: Vec<Item<'a>>,
+    /// What belongs to no item, because nothing is known of the probe.
+    rest: &'a [u8],
+}
 
 /// Something that was read at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +49,31 @@ pub(crate) struct Item<'a> {
     /// What was asked for: `+16(%di)`, `$stack3`; empty if that is not known.
     pub(crate) what: &'a str,
     /// What was read; `None` if that was not possible.
-    pub(crate) data: Option<&'a [u8]>,
+    pub(crate) data: Option<Data<'a>>,
+    is_argument: bool,
+}
+
+/// What was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Data<'a> {
+    /// As many bytes as were asked for.
+    Bytes(&'a [u8]),
+    /// A text.
+    Text {
+        /// Its bytes.
+        bytes: &'a [u8],
+        /// Whether it goes on behind them.
+        truncated: bool,
+    },
+}
+
+impl<'a> Data<'a> {
+    /// The bytes.
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::Bytes(bytes) | Self::Text { bytes, .. } => bytes,
+        }
+    }
 }
 
 impl Captures {
@@ -29,20 +83,27 @@ impl Captures {
             return Self::default();
         };
         let items = actions.capture.iter().chain(&actions.capture_at_return);
-        Self(
-            items
-                .map(|item| (len(item), asked::item_name(item)))
-                .collect(),
-        )
+        let mut captures: Vec<_> = items
+            .map(|item| Capture {
+                length: length(item),
+                what: asked::item_name(item),
+                is_argument: false,
+            })
+            .collect();
+        for at in valued::items(probe) {
+            if let Some(capture) = captures.get_mut(at) {
+                capture.is_argument = true;
+            }
+        }
+        Self(captures.into())
     }
 
     /// What `event`, which is of this probe, captured.
-    pub(crate) fn split<'a>(&'a self, event: &'a v1::Event) -> Vec<Item<'a>> {
+    pub(crate) fn split<'a>(&'a self, event: &'a v1::Event) -> Captured<'a> {
         let mut rest = event.captured.as_slice();
         let mut items = Vec::new();
-        for (index, (len, what)) in self.0.iter().enumerate() {
-            // Nothing is captured with some kinds of events.
-            let Some((data, others)) = rest.split_at_checked(*len) else {
+        for (index, capture) in self.0.iter().enumerate() {
+            let Some((data, others)) = capture.length.split(rest) else {
                 break;
             };
             rest = others;
@@ -51,27 +112,59 @@ impl Captures {
                 .and_then(|at| event.unreadable.checked_shr(at));
             let unreadable = bit.is_some_and(|bit| bit & 1 == 1);
             items.push(Item {
-                what,
+                what: &capture.what,
                 data: (!unreadable).then_some(data),
+                is_argument: capture.is_argument,
             });
         }
-        // Of a probe that was removed before its events were sent nothing is known.
-        if !rest.is_empty() {
-            items.push(Item {
-                what: "",
-                data: Some(rest),
-            });
-        }
-        items
+        Captured { items, rest }
     }
 }
 
-fn len(item: &v1::Item) -> usize {
+impl<'a> Captured<'a> {
+    /// What is none of the values of a hit.
+    pub(crate) fn others(&self) -> impl Iterator<Item = Item<'a>> {
+        // Of a probe that was removed before its events were sent nothing is known.
+        let rest = (!self.rest.is_empty()).then_some(Item {
+            what: "",
+            data: Some(Data::Bytes(self.rest)),
+            is_argument: false,
+        });
+        let items = self.items.iter().copied();
+        items.filter(|item| !item.is_argument).chain(rest)
+    }
+}
+
+impl Length {
+    /// The item that `bytes` begin with, and what follows it.
+    fn split(self, bytes: &[u8]) -> Option<(Data<'_>, &[u8])> {
+        match self {
+            Self::Bytes(len) => {
+                let (bytes, rest) = bytes.split_at_checked(len)?;
+                Some((Data::Bytes(bytes), rest))
+            }
+            Self::Text => {
+                let (header, rest) = bytes.split_first_chunk()?;
+                let TextHeader { len, truncated } = TextHeader::from_bytes(*header);
+                let (bytes, rest) = rest.split_at_checked(len.into())?;
+                Some((Data::Text { bytes, truncated }, rest))
+            }
+            Self::Unknown => None,
+        }
+    }
+}
+
+fn length(item: &v1::Item) -> Length {
+    let bytes = |length| usize::try_from(length).map_or(Length::Unknown, Length::Bytes);
     match &item.what {
-        Some(item::What::Memory(memory)) => usize::try_from(memory.length).unwrap_or(usize::MAX),
-        Some(item::What::Stack(_)) => WORD,
-        Some(item::What::Fetched(_)) => 0,
-        None => 0,
+        Some(item::What::Memory(memory)) => bytes(memory.length),
+        Some(item::What::Stack(_)) => Length::Bytes(WORD),
+        Some(item::What::Fetched(fetched)) => match fetched.read {
+            Some(fetched_item::Read::Bytes(length)) => bytes(length),
+            Some(fetched_item::Read::Text(_)) => Length::Text,
+            None => Length::Unknown,
+        },
+        None => Length::Unknown,
     }
 }
 
@@ -110,10 +203,11 @@ pub(crate) mod tests {
             unreadable,
             ..Default::default()
         };
-        let items = captures.split(&event).into_iter();
-        items
-            .map(|item| (item.what.to_owned(), item.data.map(<[u8]>::to_vec)))
-            .collect()
+        let shown = |item: Item<'_>| {
+            let data = item.data.map(|data| data.bytes().to_vec());
+            (item.what.to_owned(), data)
+        };
+        captures.split(&event).others().map(shown).collect()
     }
 
     #[test]
@@ -137,5 +231,58 @@ pub(crate) mod tests {
     fn bytes_of_an_unknown_probe_are_one_item_without_a_name() {
         let all = (String::new(), Some(BYTES.to_vec()));
         assert_eq!(split(&Captures::default(), &BYTES, 0b10), [all]);
+    }
+
+    /// A probe that captures a text at the entry and, as one of its values, a number at the return.
+    pub(crate) fn with_text() -> v1::Probe {
+        let fetched = |read| v1::Item {
+            what: Some(item::What::Fetched(v1::FetchedItem {
+                base: Some(fetched_item::Base::Register(v1::Register::Rdi.into())),
+                pointers: vec![v1::Pointer::default()],
+                read: Some(read),
+            })),
+        };
+        v1::Probe {
+            actions: Some(v1::Actions {
+                capture: vec![fetched(fetched_item::Read::Text(64))],
+                capture_at_return: vec![fetched(fetched_item::Read::Bytes(2))],
+                ..Default::default()
+            }),
+            arguments: vec![v1::Argument {
+                source: Some(v1::argument::Source::Item(1)),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn texts_have_as_many_bytes_as_they_say() {
+        let captures = Captures::of(&with_text());
+        let event = |captured: &[u8]| v1::Event {
+            captured: captured.to_vec(),
+            ..Default::default()
+        };
+        let whole = event(b"\x03\x80abc\x11\x22");
+        let split = captures.split(&whole);
+        let text = Data::Text {
+            bytes: b"abc",
+            truncated: true,
+        };
+        assert_eq!(split.items[0].data, Some(text));
+        assert_eq!(split.items[1].data, Some(Data::Bytes(&[0x11, 0x22])));
+        // The second one is a value.
+        let others: Vec<_> = split.others().collect();
+        assert_eq!(others, [split.items[0]]);
+
+        // A text that says more than there is, and one that has no header.
+        for captured in [&b"\x05\x00abc"[..], b"\x05", b"\xff\xff"] {
+            let short = event(captured);
+            let split = captures.split(&short);
+            assert_eq!(split.items, []);
+            assert_eq!(split.rest, captured);
+        }
+        let cut = event(b"\0\0\x11");
+        assert_eq!(captures.split(&cut).items.len(), 1);
     }
 }

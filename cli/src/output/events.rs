@@ -7,11 +7,12 @@ use hvprobe_proto::v1::{self, EventKind};
 use hvprobe_spec::errno;
 use hvprobe_spec::language::text::hex;
 
-use super::captured::Captures;
-use super::harmless;
-
-/// How many registers are shown of a probe that shows all: the first arguments.
-const ARGUMENTS: usize = 3;
+use super::arguments::{Arguments, Told};
+use super::captured::{Captured, Captures, Data};
+use super::names::Names;
+use super::value_text;
+use super::values::Value;
+use super::{harmless, quoted, registers};
 
 /// Names the columns of [`line`].
 pub(crate) const HEADER: &str = "\
@@ -23,7 +24,7 @@ pub(crate) const HEADER: &str = "\
 pub(crate) struct Labels(HashMap<u32, Label>);
 
 /// How a probe's events are shown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Label {
     /// Name of the event.
     pub(crate) name: String,
@@ -31,6 +32,10 @@ pub(crate) struct Label {
     pub(crate) symbol: Option<(String, u64)>,
     /// What it captures.
     pub(crate) captures: Captures,
+    /// What values its hits have.
+    pub(crate) arguments: Arguments,
+    /// The registers that were asked for, if some were chosen.
+    pub(crate) chosen: Option<Vec<i32>>,
 }
 
 impl Labels {
@@ -42,22 +47,35 @@ impl Labels {
                 name: harmless(probe.name.as_bytes()),
                 symbol: symbol.map(|at| (harmless(at.name.as_bytes()), at.offset)),
                 captures: Captures::of(probe),
+                arguments: Arguments::of(probe),
+                chosen: chosen(probe),
             };
             self.0.insert(probe.id, label);
         }
     }
 
+    /// How `probe`'s events are shown, if it is known.
+    pub(crate) fn get(&self, probe: u32) -> Option<&Label> {
+        self.0.get(&probe)
+    }
+
     /// How `probe`'s events are shown; by its number, if nothing else is known.
     pub(crate) fn of(&self, probe: u32) -> Label {
-        self.0.get(&probe).cloned().unwrap_or_else(|| Label {
+        self.get(probe).cloned().unwrap_or_else(|| Label {
             name: format!("probe_{probe}"),
             ..Label::default()
         })
     }
 }
 
-/// One hit as one line.
-pub(crate) fn line(event: &v1::Event, label: &Label) -> String {
+/// The registers that `probe` was asked to show, if some were chosen.
+fn chosen(probe: &v1::Probe) -> Option<Vec<i32>> {
+    let chosen = probe.actions.as_ref()?.registers.as_ref()?;
+    Some(chosen.registers.clone())
+}
+
+/// One hit as one line, with the names of its symbols.
+pub(crate) fn line(event: &v1::Event, label: &Label, names: &Names) -> String {
     let (comm, pid) = match &event.task {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
         None => ("<...>".to_owned(), "?".to_owned()),
@@ -67,19 +85,74 @@ pub(crate) fn line(event: &v1::Event, label: &Label) -> String {
         ns => format!("{:>5}.{:06}", ns / 1_000_000_000, ns % 1_000_000_000 / 1000),
     };
     let mut line = format!(
-        "{comm:>16}-{pid:<7} [{:03}] {time}: {}: (",
+        "{comm:>16}-{pid:<7} [{:03}] {time}: {}: ",
         event.vcpu, label.name,
     );
-    what(&mut line, event, label).expect("writing to a string cannot fail");
+    what(&mut line, event, label, names).expect("writing to a string cannot fail");
     line
 }
 
-/// Where it happened, what, and what was seen.
-fn what(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
-    let mut regs = event.registers.unwrap_or_default();
+/// What happened, and what was seen.
+fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> fmt::Result {
+    let captured = label.captures.split(event);
+    let regs = match &event.call {
+        Some(call) => call.entry,
+        None => event.registers,
+    };
+    let regs = regs.unwrap_or_default();
+    match label.arguments.told(event, &captured.items) {
+        Some(Told::Call { arguments, result }) => {
+            call(line, event, label);
+            line.push('(');
+            values(line, ", ", &arguments, names)?;
+            line.push(')');
+            if let Some((_, result)) = &result {
+                write!(line, " = {}", value_text::result(result, names))?;
+            }
+            took(line, event)?;
+            asked_for(line, &regs, label)?;
+        }
+        Some(Told::Values(arguments)) => {
+            place(line, event, label)?;
+            line.push(' ');
+            values(line, " ", &arguments, names)?;
+            asked_for(line, &regs, label)?;
+        }
+        None => {
+            place(line, event, label)?;
+            for (name, value) in registers::shown(&regs) {
+                write!(line, " {name}={value:#x}")?;
+            }
+        }
+    }
+    others(line, &captured)
+}
+
+/// The function that was called.
+fn call(line: &mut String, event: &v1::Event, label: &Label) {
+    let rip = event.registers.unwrap_or_default().rip;
+    match (&label.symbol, &event.call) {
+        (Some((symbol, 0)), _) => line.push_str(symbol),
+        (Some((symbol, offset)), _) => line.push_str(&format!("{symbol}+{offset:#x}")),
+        (None, None) => line.push_str(&format!("{rip:#x}")),
+        (None, Some(_)) => line.push('?'),
+    }
+}
+
+/// How long a call took that has returned.
+fn took(line: &mut String, event: &v1::Event) -> fmt::Result {
+    match event.call.as_ref().map(|call| call.duration_ns) {
+        None => Ok(()),
+        Some(0) => write!(line, " took=?"),
+        Some(ns) => write!(line, " took={}", duration(ns)),
+    }
+}
+
+/// Where it happened, and what did, as ftrace shows it.
+fn place(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
+    let rip = event.registers.unwrap_or_default().rip;
     if let Some(call) = &event.call {
-        // As ftrace shows it.
-        write!(line, "{:#x} <- ", regs.rip)?;
+        write!(line, "({rip:#x} <- ")?;
         match &label.symbol {
             Some((symbol, _)) => write!(line, "{symbol})")?,
             None => line.push_str("?)"),
@@ -88,78 +161,80 @@ fn what(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
         if let Some(error) = errno::returned(call.value) {
             write!(line, " (-{error})")?;
         }
-        match call.duration_ns {
-            0 => line.push_str(" took=?"),
-            ns => write!(line, " took={}", duration(ns))?,
-        }
-        regs = call.entry.unwrap_or_default();
+        took(line, event)?;
     } else {
         match &label.symbol {
-            Some((symbol, offset)) => write!(line, "{symbol}+{offset:#x})")?,
-            None => write!(line, "{:#x})", regs.rip)?,
+            Some((symbol, offset)) => write!(line, "({symbol}+{offset:#x})")?,
+            None => write!(line, "({rip:#x})")?,
         }
     }
     match event.kind() {
-        EventKind::Post => write!(line, " post rip={:#x}", regs.rip)?,
+        EventKind::Post => write!(line, " post rip={rip:#x}"),
         EventKind::Fault => {
             let fault = event.fault.unwrap_or_default();
             write!(line, " fault {}", exception(fault.vector))?;
-            if let Some(code) = fault.error_code {
-                write!(line, "({code:#x})")?;
+            match fault.error_code {
+                Some(code) => write!(line, "({code:#x})"),
+                None => Ok(()),
             }
         }
-        EventKind::Unspecified | EventKind::Hit | EventKind::Return => {}
+        EventKind::Unspecified | EventKind::Hit | EventKind::Return => Ok(()),
     }
-    for (name, value) in shown(&regs) {
-        write!(line, " {name}={value:#x}")?;
+}
+
+/// Values with their names.
+fn values(
+    line: &mut String,
+    between: &str,
+    values: &[(&str, Value<'_>)],
+    names: &Names,
+) -> fmt::Result {
+    for (at, (name, value)) in values.iter().enumerate() {
+        if at > 0 {
+            line.push_str(between);
+        }
+        write!(line, "{name}={}", value_text::text(value, names))?;
     }
-    for item in label.captures.split(event) {
-        let name = match item.what {
-            "" => "captured",
-            what => what,
+    Ok(())
+}
+
+/// The registers that were asked for, of a probe whose hits have values: these need some, too.
+fn asked_for(line: &mut String, regs: &v1::Registers, label: &Label) -> fmt::Result {
+    for (name, value) in registers::shown(regs) {
+        let was_chosen = |chosen: &Vec<i32>| {
+            let mut names = chosen.iter().filter_map(|number| registers::name(*number));
+            names.any(|chosen| chosen == name)
         };
-        match (item.data, item.data.map(<[u8; 8]>::try_from)) {
-            (None, _) => write!(line, " {name}=(fault)")?,
-            (Some(_), Some(Ok(word))) if name.starts_with("$stack") => {
-                write!(line, " {name}={:#x}", u64::from_le_bytes(word))?;
-            }
-            (Some(data), _) => write!(line, " {name}={}", hex(data))?,
+        if label.chosen.as_ref().is_none_or(was_chosen) {
+            write!(line, " {name}={value:#x}")?;
         }
     }
     Ok(())
 }
 
-/// The general registers with their names, in the order of the first arguments and then of the
-/// interface.
-pub(crate) fn general(regs: &v1::Registers) -> [(&'static str, Option<u64>); 16] {
-    [
-        ("rdi", regs.rdi),
-        ("rsi", regs.rsi),
-        ("rdx", regs.rdx),
-        ("rcx", regs.rcx),
-        ("r8", regs.r8),
-        ("r9", regs.r9),
-        ("rax", regs.rax),
-        ("rbx", regs.rbx),
-        ("rsp", regs.rsp),
-        ("rbp", regs.rbp),
-        ("r10", regs.r10),
-        ("r11", regs.r11),
-        ("r12", regs.r12),
-        ("r13", regs.r13),
-        ("r14", regs.r14),
-        ("r15", regs.r15),
-    ]
-}
-
-/// The registers worth a line: those that were chosen, or else the first arguments.
-fn shown(regs: &v1::Registers) -> impl Iterator<Item = (&'static str, u64)> {
-    let all = general(regs);
-    let chosen = all.iter().any(|(_, value)| value.is_none());
-    let most = if chosen { all.len() } else { ARGUMENTS };
-    all.into_iter()
-        .take(most)
-        .filter_map(|(name, value)| Some((name, value?)))
+/// What was captured, apart from the values.
+fn others(line: &mut String, captured: &Captured<'_>) -> fmt::Result {
+    for item in captured.others() {
+        let name = match item.what {
+            "" => "captured",
+            what => what,
+        };
+        write!(line, " {name}=")?;
+        match item.data {
+            None => write!(line, "(fault)")?,
+            Some(Data::Text { bytes, truncated }) => {
+                let on = if truncated { "..." } else { "" };
+                write!(line, "{}{on}", quoted::string(bytes))?;
+            }
+            Some(Data::Bytes(data)) => match <[u8; 8]>::try_from(data) {
+                Ok(word) if name.starts_with("$stack") => {
+                    write!(line, "{:#x}", u64::from_le_bytes(word))?;
+                }
+                _ => write!(line, "{}", hex(data))?,
+            },
+        }
+    }
+    Ok(())
 }
 
 /// A duration in the unit that suits it.
@@ -204,6 +279,9 @@ pub(crate) fn exception(vector: u32) -> String {
 pub(crate) fn dropped(count: u64) -> String {
     format!("# {count} events dropped")
 }
+
+#[cfg(test)]
+mod argument_tests;
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -292,7 +370,7 @@ pub(crate) mod tests {
         labels.learn(&[probe()]);
         expected.assert_eq(&format!(
             "{HEADER}\n{}\n",
-            line(event, &labels.of(event.probe))
+            line(event, &labels.of(event.probe), &Names::default())
         ));
     }
 
@@ -417,11 +495,11 @@ pub(crate) mod tests {
             ..probe()
         }]);
         event.unreadable = 0b01;
-        let known = line(&event, &labels.of(event.probe));
+        let known = line(&event, &labels.of(event.probe), &Names::default());
         event.unreadable = 0b10;
-        let half_known = line(&event, &labels.of(event.probe));
+        let half_known = line(&event, &labels.of(event.probe), &Names::default());
         event.probe = 2;
-        let unknown = line(&event, &labels.of(event.probe));
+        let unknown = line(&event, &labels.of(event.probe), &Names::default());
         expect![[r#"
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 -4(%di)=(fault) $stack2=0x201
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 -4(%di)=0011aa $stack2=(fault)

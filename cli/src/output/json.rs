@@ -13,7 +13,9 @@ use serde::{Serialize, Serializer};
 
 use super::events::Label;
 use super::harmless;
+use super::names::Names;
 use super::summary::Row;
+use super::value_json::Json;
 use super::{asked, captured};
 
 /// A 64-bit value that is shown in hexadecimal.
@@ -81,6 +83,8 @@ pub(crate) struct Event {
     fault: Option<Fault>,
     call: Option<Call>,
     captured: Vec<Captured>,
+    /// The values of a hit or return, for probes that have some.
+    args: Option<Json>,
 }
 
 /// An exception of the displaced instruction.
@@ -133,7 +137,7 @@ struct Captured {
 impl From<captured::Item<'_>> for Captured {
     fn from(item: captured::Item<'_>) -> Self {
         Self {
-            data: item.data.map(hex),
+            data: item.data.map(|data| hex(data.bytes())),
             what: item.what.to_owned(),
         }
     }
@@ -199,20 +203,23 @@ impl Line {
         }
     }
 
-    /// A hit on `machine`.
+    /// A hit on `machine`, with the names of its symbols.
     pub(crate) fn event(
         machine: &str,
         event: v1::Event,
         label: Label,
         anchor: Option<&v1::Anchor>,
+        names: &Names,
     ) -> Self {
         let realtime = |ns: u64| {
             let anchor = anchor?;
             ns.checked_add(anchor.realtime_ns)?
                 .checked_sub(anchor.monotonic_ns)
         };
-        let captured = label.captures.split(&event).into_iter();
-        let captured = captured.map(Captured::from).collect();
+        let captured = label.captures.split(&event);
+        let args = label.arguments.told(&event, &captured.items);
+        let args = args.map(|args| Json::object(&args.values(), names));
+        let captured = captured.others().map(Captured::from).collect();
         let (symbol, offset) = label.symbol.unzip();
         let task = event.task.as_ref();
         Self::Event(Box::new(Event {
@@ -239,6 +246,7 @@ impl Line {
             }),
             call: event.call.map(|call| Call::from(*call)),
             captured,
+            args,
         }))
     }
 }
@@ -369,6 +377,24 @@ pub(crate) struct Probe {
     turned_off: bool,
     budget: Vec<String>,
     actions: Vec<String>,
+    arguments: Vec<Argument>,
+}
+
+/// A value that each hit of a probe has.
+#[derive(Debug, Serialize)]
+struct Argument {
+    name: String,
+    r#type: Option<String>,
+}
+
+impl From<&v1::Argument> for Argument {
+    fn from(argument: &v1::Argument) -> Self {
+        let ty = argument.r#type.as_ref();
+        Self {
+            name: harmless(argument.name.as_bytes()),
+            r#type: ty.map(|ty| harmless(ty.name.as_bytes())),
+        }
+    }
 }
 
 impl From<&v1::Probe> for Probe {
@@ -397,7 +423,8 @@ impl From<&v1::Probe> for Probe {
             throttled: probe.throttled,
             turned_off: probe.turned_off,
             budget: asked::budget(probe.budget.as_ref()),
-            actions: asked::actions(probe.actions.as_ref()),
+            actions: asked::of(probe),
+            arguments: probe.arguments.iter().map(Argument::from).collect(),
         }
     }
 }
@@ -445,120 +472,4 @@ impl From<&v1::Finding> for Finding {
 }
 
 #[cfg(test)]
-mod tests {
-    use expect_test::{Expect, expect};
-
-    use super::*;
-    use crate::output::captured::Captures;
-    use crate::output::events::tests::{hit, returned};
-
-    fn check(line: &Line, expected: Expect) {
-        expected.assert_eq(&serde_json::to_string(line).unwrap());
-    }
-
-    #[test]
-    fn hit_has_all_registers_in_hexadecimal() {
-        let label = Label {
-            name: "reads".into(),
-            symbol: Some(("vfs_read".into(), 4)),
-            ..Label::default()
-        };
-        let anchor = v1::Anchor {
-            monotonic_ns: 1_000_000_000_000,
-            realtime_ns: 1_700_000_000_000_000_000,
-        };
-        check(
-            &Line::event("vm0", hit(), label, Some(&anchor)),
-            expect![[
-                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"realtime_ns":1700000234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"hit","registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"},"fault":null,"call":null,"captured":[]}"#
-            ]],
-        );
-    }
-
-    #[test]
-    fn return_has_its_call_and_captures_are_told_one_by_one() {
-        let label = Label {
-            name: "r_vfs_read_0".into(),
-            symbol: Some(("vfs_read".into(), 0)),
-            captures: Captures::of(&captured::tests::probe()),
-        };
-        let only_rdi = Some(v1::Registers {
-            rdi: Some(1),
-            ..Default::default()
-        });
-        let mut event = returned(9_u64.wrapping_neg());
-        event.registers = only_rdi;
-        event.call.as_mut().unwrap().entry = only_rdi;
-        event.captured = captured::tests::BYTES.to_vec();
-        event.unreadable = 0b10;
-        check(
-            &Line::event("vm0", event, label, None),
-            expect![[
-                r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"realtime_ns":null,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"-4(%di)","data":"0011aa"},{"what":"$stack2","data":null}]}"#
-            ]],
-        );
-    }
-
-    #[test]
-    fn fault_has_its_exception() {
-        let label = Label {
-            name: "a".into(),
-            ..Label::default()
-        };
-        let event = v1::Event {
-            kind: v1::EventKind::Fault.into(),
-            fault: Some(v1::Fault {
-                vector: 14,
-                error_code: Some(2),
-            }),
-            ..Default::default()
-        };
-        check(
-            &Line::event("vm0", event, label, None),
-            expect![[
-                r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[]}"##
-            ]],
-        );
-    }
-
-    #[test]
-    fn unknown_things_are_null() {
-        let label = Label {
-            name: "probe_1".into(),
-            ..Label::default()
-        };
-        let event = v1::Event::default();
-        check(
-            &Line::event("vm0", event, label, None),
-            expect![[
-                r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[]}"#
-            ]],
-        );
-    }
-
-    #[test]
-    fn drops_and_ends_are_lines_of_their_own() {
-        let dropped = Line::Dropped {
-            machine: "vm0".into(),
-            count: 3,
-        };
-        check(
-            &dropped,
-            expect![[r#"{"type":"dropped","machine":"vm0","count":3}"#]],
-        );
-        let ended = Line::Ended {
-            machine: "vm0".into(),
-            ending: Ending::from(&v1::Ending {
-                reason: v1::EndReason::Shutdown.into(),
-                guest_status: Some(7),
-                report: String::new(),
-            }),
-        };
-        check(
-            &ended,
-            expect![[
-                r#"{"type":"ended","machine":"vm0","reason":"shutdown","guest_status":7,"report":null}"#
-            ]],
-        );
-    }
-}
+mod tests;

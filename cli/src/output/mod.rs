@@ -4,14 +4,23 @@
 //! reader goes away: a closed standard output is an error the caller ends on, a closed standard
 //! error is nobody to tell.
 
+pub(crate) mod arguments;
 pub(crate) mod asked;
+mod bits;
 pub(crate) mod captured;
 pub(crate) mod events;
 pub(crate) mod json;
+pub(crate) mod names;
+mod quoted;
+mod registers;
 pub(crate) mod remedy;
 pub(crate) mod skipped;
 pub(crate) mod summary;
 pub(crate) mod table;
+mod value_json;
+mod value_text;
+mod valued;
+mod values;
 
 use std::fmt;
 use std::io::{self, Write as _};

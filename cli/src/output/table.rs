@@ -97,10 +97,14 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
     if with_budgets {
         columns.push(("THROTTLED", true));
     }
+    let with_arguments = probes.iter().any(|probe| !probe.arguments.is_empty());
+    if with_arguments {
+        columns.push(("ARGUMENTS", false));
+    }
     let actions: Vec<String> = probes
         .iter()
         .map(|probe| {
-            let mut words = asked::actions(probe.actions.as_ref());
+            let mut words = asked::of(probe);
             words.extend(asked::budget(probe.budget.as_ref()));
             words.join(" ")
         })
@@ -140,12 +144,24 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
                     None => "-".to_owned(),
                 });
             }
+            if with_arguments {
+                row.push(match argument_names(probe).as_slice() {
+                    [] => "-".to_owned(),
+                    names => names.join(","),
+                });
+            }
             if with_actions {
                 row.push(actions);
             }
             row
         }),
     )
+}
+
+/// What the arguments of a probe are called.
+fn argument_names(probe: &v1::Probe) -> Vec<String> {
+    let names = probe.arguments.iter().map(|each| each.name.as_bytes());
+    names.map(harmless).collect()
 }
 
 /// `[DISABLED] [BOOSTED]`: what is special about a probe, and how its instruction takes effect.
@@ -443,6 +459,22 @@ mod tests {
                  1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [GONE] [DISABLED]           12345       0       0        -
                 10  w             -                   p     p:w vfs_write  [REFUSED: mid-instruction]      0       0       0        -"#]],
         );
+    }
+
+    #[test]
+    fn arguments_are_listed_by_name() {
+        let argument = |name: &str| v1::Argument {
+            name: name.into(),
+            ..Default::default()
+        };
+        let with = v1::Probe {
+            arguments: vec![argument("dfd"), argument("\x1b")],
+            ..Default::default()
+        };
+        let list = probes(&[with, v1::Probe::default()]);
+        let last = |line: &'_ str| line.split_whitespace().last().map(str::to_owned);
+        let column: Vec<_> = list.lines().filter_map(last).collect();
+        assert_eq!(column, ["ARGUMENTS", "dfd,?", "-"]);
     }
 
     #[test]

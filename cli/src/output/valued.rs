@@ -1,0 +1,12 @@
+//! Which captured items are values of arguments, and so not shown as captures.
+
+use hvprobe_proto::v1::{self, argument};
+
+/// The positions of those of `probe`.
+pub(crate) fn items(probe: &v1::Probe) -> impl Iterator<Item = usize> {
+    let sources = probe.arguments.iter().map(|each| &each.source);
+    sources.filter_map(|source| match source {
+        Some(argument::Source::Item(at)) => usize::try_from(*at).ok(),
+        _ => None,
+    })
+}

@@ -1,0 +1,145 @@
+//! Looking up the names of addresses before they are printed.
+
+use std::time::Duration;
+
+use hvprobe_proto::v1::{ListSymbolsRequest, Symbol};
+
+use crate::client::Client;
+use crate::output::names::Names;
+
+/// How long printing may wait for names. What has none by then is printed as a number.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Makes the names of `addresses` known, as far as the server tells them.
+pub(crate) async fn look_up(
+    names: &mut Names,
+    client: &mut Client,
+    machine: &str,
+    addresses: Vec<u64>,
+) {
+    let missing = names.missing(addresses);
+    let asked = async {
+        for address in missing {
+            // What cannot be told now is not asked for again.
+            let symbol = symbol_at(client, machine, address).await.unwrap_or(None);
+            let symbol = symbol.as_ref().map(|it| (it.name.as_str(), it.address));
+            names.insert(address, symbol);
+        }
+    };
+    // Without an answer they stay numbers.
+    let _in_time = tokio::time::timeout(PATIENCE, asked).await;
+}
+
+/// The symbol that `address` lies in.
+async fn symbol_at(
+    client: &mut Client,
+    machine: &str,
+    address: u64,
+) -> Result<Option<Symbol>, tonic::Status> {
+    let request = ListSymbolsRequest {
+        machine: machine.to_owned(),
+        address: Some(address),
+        ..Default::default()
+    };
+    let mut pieces = client.symbols.list_symbols(request).await?.into_inner();
+    let piece = pieces.message().await?;
+    Ok(piece.and_then(|piece| piece.symbols.into_iter().next()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use hvprobe_proto::v1::symbols_server::{Symbols, SymbolsServer};
+    use hvprobe_proto::v1::{DescribeTypesRequest, DescribeTypesResponse, ListSymbolsResponse};
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+
+    /// A server that knows one symbol of 16 bytes, and does not answer for one address.
+    #[derive(Clone, Debug, Default)]
+    struct Server {
+        asked: Arc<Mutex<Vec<u64>>>,
+    }
+
+    const READ: u64 = 0xffff_ffff_8100_0000;
+    const SILENT: u64 = 7;
+
+    #[tonic::async_trait]
+    impl Symbols for Server {
+        type ListSymbolsStream =
+            tokio_stream::wrappers::ReceiverStream<Result<ListSymbolsResponse, Status>>;
+
+        async fn list_symbols(
+            &self,
+            request: Request<ListSymbolsRequest>,
+        ) -> Result<Response<Self::ListSymbolsStream>, Status> {
+            let request = request.into_inner();
+            let address = request.address.unwrap();
+            assert_eq!((request.machine.as_str(), request.limit), ("vm0", 0));
+            self.asked.lock().unwrap().push(address);
+            let (sender, stream) = tokio::sync::mpsc::channel(1);
+            match address {
+                SILENT => std::future::pending().await,
+                0 => return Err(Status::failed_precondition("the machine has ended")),
+                READ..=0xffff_ffff_8100_000f => {
+                    let symbols = vec![Symbol {
+                        name: "vfs_read".into(),
+                        address: READ,
+                        ..Default::default()
+                    }];
+                    sender
+                        .send(Ok(ListSymbolsResponse { symbols }))
+                        .await
+                        .unwrap();
+                }
+                _ => {}
+            }
+            Ok(Response::new(stream.into()))
+        }
+
+        async fn describe_types(
+            &self,
+            _: Request<DescribeTypesRequest>,
+        ) -> Result<Response<DescribeTypesResponse>, Status> {
+            Err(Status::unimplemented(""))
+        }
+    }
+
+    async fn client(server: Server) -> Client {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let connections = tokio_stream::once(Ok::<_, std::io::Error>(theirs));
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(SymbolsServer::new(server))
+                .serve_with_incoming(connections),
+        );
+        Client::over(ours, None).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn names_are_asked_for_once_and_others_stay_numbers() {
+        let server = Server::default();
+        let mut client = client(server.clone()).await;
+        let mut names = Names::default();
+        for _ in 0..2 {
+            let addresses = vec![READ + 1, 0, READ, 0x10, READ + 1];
+            look_up(&mut names, &mut client, "vm0", addresses).await;
+            assert_eq!(
+                [READ, READ + 1, 0x10, 0].map(|address| names.of(address)),
+                ["vfs_read+0x0", "vfs_read+0x1", "0x10", "0x0"]
+            );
+        }
+        assert_eq!(*server.asked.lock().unwrap(), [0, 0x10, READ, READ + 1]);
+    }
+
+    #[tokio::test]
+    async fn server_that_does_not_answer_is_not_waited_for_long() {
+        let mut client = client(Server::default()).await;
+        let mut names = Names::default();
+        let asked = look_up(&mut names, &mut client, "vm0", vec![READ, SILENT]);
+        let in_time = tokio::time::timeout(60 * PATIENCE, asked).await;
+        assert!(in_time.is_ok(), "still waiting after {:?}", 60 * PATIENCE);
+        assert_eq!(names.of(SILENT), "0x7");
+    }
+}
