@@ -235,6 +235,7 @@ fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
     }
     let run = hvprobe(&[
         "run",
+        "--raw",
         "-p",
         "p:entry __x64_sys_getpgid",
         "-p",
@@ -289,7 +290,7 @@ fn run_stops_after_as_many_hits_as_asked_for_and_prints_them_as_json() {
     if rig("cli: hits as JSON").is_none() {
         return;
     }
-    let probe = ["-p", "p:calls __x64_sys_getpgid"];
+    let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
     let run = hvprobe(&[&["run", "--json", "--hits", "3"], &probe[..], &BUSY].concat());
     assert_eq!(run.status, Some(0), "{run:#?}");
     let (summaries, events): (Vec<_>, Vec<_>) = json(&run.out)
@@ -355,7 +356,7 @@ fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
     let Some(kind) = rig("cli: interrupt") else {
         return;
     };
-    let probe = ["-p", "p:calls __x64_sys_getpgid"];
+    let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
     let run = Program::start(&[&["run"], &probe[..], &BUSY].concat());
     run.wait_out("calls: (__x64_sys_getpgid+0x0)");
     let (group, asked) = (run.pid(), Instant::now());
@@ -395,8 +396,9 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
 
     let booted = ok(&[&["vm", "boot", "--name", "web"], &at[..], &BUSY].concat());
     assert_eq!(booted, ["web"]);
-    let add = ["probe", "add", "--json", "p:calls __x64_sys_getpgid"];
-    let added = json(&ok(&[&add[..], &at].concat()));
+    let add = ["probe", "add", "--raw", "--json"];
+    let calls = ["p:calls __x64_sys_getpgid"];
+    let added = json(&ok(&[&add[..], &at, &calls].concat()));
     assert_eq!(added.len(), 1);
     assert_eq!(added[0]["name"], "calls");
     // Comes back when the guest is up and calls.

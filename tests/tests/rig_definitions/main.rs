@@ -5,6 +5,7 @@
 
 mod exceptions;
 mod generate;
+mod values;
 
 use std::fmt::Write as _;
 

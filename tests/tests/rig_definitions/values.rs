@@ -1,0 +1,415 @@
+//! The values of fetch arguments, held against what the guest's own kernel fetches for the same definition at
+//! the same call.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use hvprobe_hit::event::{Event, EventKind};
+use hvprobe_linux::symbols::Symbols;
+use hvprobe_machine::{ProbeInfo, Refusals};
+use hvprobe_spec::definition::{self, Definition, Kind};
+use hvprobe_spec::fetch::{Element, ExprKind};
+use hvprobe_spec::shape::{Shape, ShapeKind};
+use hvprobe_spec::{Argument, Common, Item, Read, Source, TextHeader};
+use hvprobe_tests::names;
+use hvprobe_tests::rig::{Running, assert_clean, guest, info, rig, values};
+
+use crate::generate;
+
+/// How many definitions are planted at a time.
+const GROUP: usize = 100;
+
+/// A value of ours.
+struct Ours {
+    bytes: Vec<u8>,
+    /// Of a text: it goes on.
+    truncated: bool,
+}
+
+/// The value of an argument; `None` for what could not be read.
+fn value(event: &Event, info: &ProbeInfo, argument: &Argument) -> Option<Ours> {
+    let regs = match (&event.kind, &argument.source) {
+        (EventKind::Return(call), Source::Registers { entry: true, .. }) => &call.entry,
+        _ => &event.regs,
+    };
+    let (bytes, truncated) = match &argument.source {
+        Source::Registers { registers, .. } => {
+            let bytes = registers.iter().flat_map(|it| regs.get(*it).to_le_bytes());
+            (bytes.collect(), false)
+        }
+        Source::Item(index) => item(event, info, *index)?,
+        Source::Constant(bytes) => (bytes.clone(), false),
+        Source::Common(Common::Comm) => {
+            let comm = event.task.expect("a task").comm;
+            let end = comm.iter().position(|byte| *byte == 0);
+            (comm[..end.unwrap_or(comm.len())].to_vec(), false)
+        }
+        Source::Common(Common::Ip) => (regs.rip.to_le_bytes().to_vec(), false),
+        Source::Common(Common::Flags) => (regs.rflags.to_le_bytes().to_vec(), false),
+        Source::Common(Common::Retval) => (regs.rax.to_le_bytes().to_vec(), false),
+    };
+    Some(Ours { bytes, truncated })
+}
+
+fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<(Vec<u8>, bool)> {
+    let mut rest = event.captured.bytes();
+    let actions = &info.actions;
+    let items = actions.capture.iter().chain(&actions.capture_at_return);
+    for (index, item) in items.enumerate() {
+        let (mut head, mut len, mut truncated) = (0, item.len(), false);
+        if let Item::Fetched(fetched) = item
+            && let Read::Text(_) = fetched.read
+        {
+            let header = TextHeader::from_bytes(*rest.first_chunk().expect("a header"));
+            head = TextHeader::SIZE;
+            len = head + usize::from(header.len);
+            truncated = header.truncated;
+        }
+        let (this, behind) = rest.split_at(len);
+        if index == wanted {
+            let readable = !event.captured.is_unreadable(index);
+            return readable.then(|| (this[head..].to_vec(), truncated));
+        }
+        rest = behind;
+    }
+    panic!("no item {wanted} in {info:?}");
+}
+
+/// Whether the kernel printed `printed` for what we have.
+fn is_same(printed: &str, ours: Option<&Ours>, argument: &Argument, symbols: &Symbols) -> bool {
+    let Shape { kind, size, .. } = &argument.shape;
+    let Some(ours) = ours else {
+        // Of numbers that it could not read the kernel shows what lay in its ring of events.
+        return printed == "(fault)" || *kind != ShapeKind::String;
+    };
+    match kind {
+        ShapeKind::String => {
+            let Some(text) = unquoted(printed) else {
+                return false;
+            };
+            text == ours.bytes || ours.truncated && text.starts_with(&ours.bytes)
+        }
+        ShapeKind::Array { element, .. } => {
+            let inner = printed
+                .strip_prefix('{')
+                .and_then(|it| it.strip_suffix('}'));
+            let Some(inner) = inner else { return false };
+            let size = usize::try_from(element.size).expect("small");
+            let parts: Vec<&str> = inner.split(',').collect();
+            let elements = ours.bytes.chunks(size);
+            parts.len() == elements.len()
+                && parts
+                    .iter()
+                    .zip(elements)
+                    .all(|(part, bytes)| is_number(part, bytes, element, argument, symbols))
+        }
+        _ => {
+            let size = usize::try_from(*size).expect("small");
+            let bytes = &ours.bytes[..size.min(ours.bytes.len())];
+            is_number(printed, bytes, &argument.shape, argument, symbols)
+        }
+    }
+}
+
+fn is_number(
+    printed: &str,
+    bytes: &[u8],
+    shape: &Shape,
+    argument: &Argument,
+    symbols: &Symbols,
+) -> bool {
+    let mut whole = [0; 8];
+    whole[..bytes.len()].copy_from_slice(bytes);
+    let mut value = u64::from_le_bytes(whole);
+    let mut width = 8 * bytes.len();
+    if let Some(bits) = argument.bits {
+        value >>= bits.offset;
+        width = bits.width.into();
+    }
+    let mask = u64::MAX >> (64 - width);
+    value &= mask;
+    if shape.kind == ShapeKind::Symbol {
+        let named = |text: &str| {
+            let (name, rest) = text.split_once('+')?;
+            let offset = number(rest.split('/').next()?)?;
+            let mut at = symbols.candidates(name).into_iter();
+            at.find(|symbol| symbol.addr.0.wrapping_add(offset) == value)
+        };
+        let text = printed.trim_matches(['"', '\\']);
+        // The kernel does not end its texts of symbols: the next one follows.
+        return named(text).is_some() || text.starts_with(&format!("{value:#x}"));
+    }
+    number(printed).is_some_and(|number| number & mask == value)
+}
+
+fn number(text: &str) -> Option<u64> {
+    match (text.strip_prefix("0x"), text.strip_prefix('-')) {
+        (Some(hex), _) => u64::from_str_radix(hex, 16).ok(),
+        (_, Some(digits)) => Some(digits.parse::<u64>().ok()?.wrapping_neg()),
+        _ => text.parse().ok(),
+    }
+}
+
+/// The bytes of a quoted text, which was printed with Rust's escapes for bytes.
+fn unquoted(printed: &str) -> Option<Vec<u8>> {
+    let mut rest = printed.strip_prefix("\\\"")?.strip_suffix("\\\"")?;
+    let mut bytes = Vec::new();
+    while let Some(first) = rest.chars().next() {
+        let (byte, len) = match (first, rest.get(1..2)) {
+            ('\\', Some("x")) => (u8::from_str_radix(rest.get(2..4)?, 16).ok()?, 4),
+            ('\\', Some("n")) => (b'\n', 2),
+            ('\\', Some("t")) => (b'\t', 2),
+            ('\\', Some("r")) => (b'\r', 2),
+            ('\\', Some(other)) => (*other.as_bytes().first()?, 2),
+            _ => (u8::try_from(first).ok()?, 1),
+        };
+        bytes.push(byte);
+        rest = &rest[len..];
+    }
+    Some(bytes)
+}
+
+/// What the kernel printed for each definition: what follows `NAME: (PLACE) `.
+fn traced(printed: &str) -> BTreeMap<usize, String> {
+    let mut found = BTreeMap::new();
+    for line in printed.lines().filter_map(|line| line.strip_prefix("K ")) {
+        let event = line.split_once(": e").and_then(|(_, rest)| {
+            let (number, rest) = rest.split_once(": (")?;
+            let (_, values) = rest.split_once(')')?;
+            Some((number.parse().ok()?, values.trim_end().to_owned()))
+        });
+        if let Some((number, values)) = event {
+            // Of several hits the first is what we have, too.
+            found.entry(number).or_insert(values);
+        }
+    }
+    found
+}
+
+/// The values in `line`, which has ` NAME=VALUE` for each of `names`.
+fn split<'l>(line: &'l str, names: &[String]) -> Option<Vec<&'l str>> {
+    let mut rest = line;
+    let mut values = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        rest = rest.strip_prefix(&format!(" {name}="))?;
+        let end = names
+            .get(index + 1)
+            .map(|next| rest.find(&format!(" {next}=")));
+        let (value, behind) = match end {
+            None => (rest, ""),
+            Some(end) => rest.split_at(end?),
+        };
+        values.push(value);
+        rest = behind;
+    }
+    Some(values)
+}
+
+/// Registers that a function need not keep (System V ABI for AMD64, section 3.2.1), but for the result.
+const CLOBBERED: [&str; 8] = ["%cx", "%dx", "%si", "%di", "%r8", "%r9", "%r10", "%r11"];
+
+/// Why the value of an argument is no other than it has to be though it is not the kernel's.
+fn differs_by_design(definition: &Definition, index: usize) -> Option<&'static str> {
+    let text = definition.arguments[index].text.as_str();
+    let returns = matches!(definition.kind, Kind::Return { .. });
+    match () {
+        // `pt_regs` holds the address behind the kernel's int3.
+        () if text.contains("%ip") => Some("%ip is the probepoint, not the byte behind it"),
+        () if text.contains("%flags") => Some("%flags are those of another call"),
+        () if text.contains("%orig_ax") => Some("%orig_ax is what the kernel's entry left there"),
+        () if text.contains("%ss") || text.contains("%cs") => Some("selectors at an ftrace site"),
+        () if text.contains("@jiffies") => Some("@jiffies goes on"),
+        () if text.contains("-1(%sp)") => Some("what is below the stack"),
+        () if returns && CLOBBERED.iter().any(|register| text.contains(register)) => {
+            Some("what a call leaves in registers that it need not keep")
+        }
+        _ => None,
+    }
+}
+
+/// What is not held against the kernel's: several arguments at once, and what we refuse.
+fn is_comparable(definition: &Definition) -> bool {
+    definition.arguments.iter().all(|it| {
+        let text_array = it.ty.as_ref().is_some_and(|ty| {
+            ty.count.is_some() && matches!(ty.element, Element::String | Element::UserString)
+        });
+        !matches!(it.expr.kind, ExprKind::Arguments) && !text_array
+    })
+}
+
+#[test]
+fn values_are_those_that_the_guests_kernel_fetches() {
+    if rig("values held against the kernel's").is_none() {
+        return;
+    }
+    let function = "vfs_read";
+    let all = generate::definitions(function, names::behind_entry(function), super::MADE_UP);
+    let mut texts = Vec::new();
+    for text in all {
+        let comparable = definition::parse(&text).is_ok_and(|it| is_comparable(&it));
+        if comparable && text[1..].starts_with(":e ") {
+            texts.push(text);
+        }
+    }
+    // Those of one group are all of one kind: a return probe of the kernel's changes what is on the stack.
+    texts.sort_by_key(|text| text.starts_with('r'));
+    let entries = texts.iter().filter(|text| text.starts_with('p')).count();
+    let filler =
+        (0..entries.next_multiple_of(GROUP) - entries).map(|_| format!("p:e {function} %di"));
+    texts.splice(entries..entries, filler);
+    let texts: Vec<String> = texts
+        .into_iter()
+        .enumerate()
+        .map(|(number, text)| format!("{}:e{number}{}", &text[..1], &text[3..]))
+        .collect();
+    let script = format!(
+        "cat > /tmp/definitions <<'END'\n{}\nEND\nworkload fetch /tmp/definitions {GROUP}",
+        texts.join("\n")
+    );
+    let mut config = guest(1, &["sh", "-c", &script]);
+    // The stack is where it was.
+    config.cmdline += " randomize_kstack_offset=off";
+    let mut running = Running::boot(config);
+    let groups = texts.len().div_ceil(GROUP);
+    for number in 0..groups {
+        running.wait_for(&format!("kernel: {number}"));
+    }
+    let printed = running.wait_for("ready: 0");
+    let traced = traced(&printed);
+    let refused: BTreeSet<_> = printed
+        .lines()
+        .filter_map(|line| line.strip_prefix("R ")?.trim().parse::<usize>().ok())
+        .collect();
+    let pid = i32::try_from(values(&printed, "pid")[0]).expect("a pid");
+    let mut tally = Tally::default();
+    for (number, group) in texts.chunks(GROUP).enumerate() {
+        let first = number * GROUP;
+        running.wait_for(&format!("ready: {number}\n").replace('\n', "\r\n"));
+        let taken: Vec<usize> = (first..first + group.len())
+            .filter(|index| !refused.contains(index))
+            .collect();
+        let specs: Vec<_> = taken
+            .iter()
+            .map(|index| {
+                definition::parse(&texts[*index])
+                    .expect("parsed before")
+                    .into()
+            })
+            .collect();
+        let registered = running.machine.register_batch(&specs, Refusals::Skip);
+        let registered = registered.expect("some can be planted");
+        for skipped in &registered.skipped {
+            tally.refuse(&texts[taken[skipped.index]], &skipped.why.to_string());
+        }
+        assert!(running.machine.console_input(b"go\n") > 0);
+        running.wait_for(&format!("called: {number}"));
+        let ids = registered.ids();
+        let probes: Vec<_> = ids.iter().map(|id| info(&running.machine, *id)).collect();
+        running.machine.unregister(&ids).expect("a running guest");
+        let wanted = ids.clone();
+        let own = |event: &&Event| event.task.is_some_and(|task| task.pid == pid);
+        let events = running.wait_events(|events| {
+            let hit: BTreeSet<_> = events.iter().filter(own).map(|it| it.probe).collect();
+            wanted.iter().all(|id| hit.contains(id))
+        });
+        let events: Vec<Event> = events.iter().filter(own).copied().collect();
+        let symbols = running.machine.image().symbols();
+        for ((entry, id), info) in registered.probes.iter().zip(&probes) {
+            let index = taken[*entry];
+            let event = events.iter().find(|event| event.probe == *id);
+            let event = event.expect("every probe was hit");
+            tally.compare(&texts[index], traced.get(&index), event, info, symbols);
+        }
+    }
+    let (ending, printed) = running.end();
+    // Of addresses that are nobody's, kernels complain when their own events read them, before `ready`, and
+    // at the end there is their log.
+    let (_, ours) = printed.split_once("ready: 0").expect("seen before");
+    let ours = ours.split("hvprobe-guest: the kernel complains").next();
+    assert_clean(&ending, ours.unwrap_or_default(), 0);
+    tally.finish(texts.len(), refused.len());
+}
+
+/// What was compared.
+#[derive(Default)]
+struct Tally {
+    same: usize,
+    faults: usize,
+    by_design: BTreeMap<&'static str, usize>,
+    refused: BTreeMap<String, usize>,
+    untraced: usize,
+    differ: String,
+}
+
+impl Tally {
+    fn refuse(&mut self, text: &str, why: &str) {
+        let known = [
+            "an event carries at most",
+            "are no value of an event",
+            "items to capture",
+            "memory cannot be followed from here",
+            "unknown symbol",
+        ];
+        let known = known.iter().find(|known| why.contains(**known));
+        match known {
+            Some(known) => *self.refused.entry((*known).to_owned()).or_default() += 1,
+            None => writeln!(self.differ, "{text}\n  refused: {why}").expect("memory"),
+        }
+    }
+
+    fn compare(
+        &mut self,
+        text: &str,
+        line: Option<&String>,
+        event: &Event,
+        info: &ProbeInfo,
+        symbols: &Symbols,
+    ) {
+        let definition = definition::parse(text).expect("parsed before");
+        let names: Vec<_> = definition
+            .arguments
+            .iter()
+            .enumerate()
+            .map(|(before, it)| it.shown_name(before))
+            .collect();
+        let Some(values) = line.and_then(|line| split(line, &names)) else {
+            self.untraced += 1;
+            writeln!(self.differ, "{text}\n  kernel: {line:?}").expect("memory");
+            return;
+        };
+        for (index, printed) in values.into_iter().enumerate() {
+            let argument = &info.shown.arguments[index];
+            let ours = value(event, info, argument);
+            if is_same(printed, ours.as_ref(), argument, symbols) {
+                self.same += 1;
+                self.faults += usize::from(ours.is_none());
+            } else if let Some(why) = differs_by_design(&definition, index) {
+                *self.by_design.entry(why).or_default() += 1;
+            } else {
+                let ours = ours.map(|it| it.bytes);
+                let of = &definition.arguments[index].text;
+                writeln!(
+                    self.differ,
+                    "{text}\n  {of}: kernel {printed}, ours {ours:x?}"
+                )
+                .expect("memory");
+            }
+        }
+    }
+
+    fn finish(&self, all: usize, refused: usize) {
+        eprintln!(
+            "{all} definitions, {refused} that the kernel refuses; {} values are the same, and {} could not be read",
+            self.same - self.faults,
+            self.faults
+        );
+        for (why, count) in &self.by_design {
+            eprintln!("{count:5} differ: {why}");
+        }
+        for (why, count) in &self.refused {
+            eprintln!("{count:5} refused by us: {why}");
+        }
+        assert!(self.differ.is_empty(), "{}", self.differ);
+        assert!(self.same >= 500 && self.same - self.faults >= 200);
+    }
+}

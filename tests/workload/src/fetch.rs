@@ -1,0 +1,85 @@
+//! The same calls for events of the guest's own kernel and for probes from outside.
+
+use std::error::Error;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead as _, Read as _, Seek as _, Write};
+
+use crate::files;
+
+const EVENTS: &str = "/sys/kernel/tracing/kprobe_events";
+const ENABLE: &str = "/sys/kernel/tracing/events/kprobes/enable";
+const TRACE: &str = "/sys/kernel/tracing/trace";
+/// What is read by the calls.
+const FILE: &str = "/tmp/fetched";
+const TEXT: &[u8] = b"what the file says\0 and what is behind it in the file\n";
+
+/// Plants the definitions of `file` as events of the kernel's, `group` lines at a time, makes the calls, and
+/// prints what the kernel printed of them (`K LINE`); a definition that it does not take is told (`R LINE`
+/// with its number). Then makes the same calls once for each group again when a line comes in, so that
+/// others can plant theirs.
+pub(crate) fn run(file: &str, group: usize) -> Result<(), Box<dyn Error>> {
+    let definitions = files::read(file)?;
+    let definitions: Vec<&str> = definitions.lines().collect();
+    let pid = std::process::id();
+    println!("pid: {pid}");
+    let mut calls = Calls::new()?;
+    let groups = definitions.chunks(group.max(1));
+    for (number, lines) in groups.clone().enumerate() {
+        for (line, definition) in lines.iter().enumerate() {
+            let mut events = OpenOptions::new()
+                .append(true)
+                .open(EVENTS)
+                .map_err(|error| files::named(EVENTS, &error))?;
+            if events.write_all(definition.as_bytes()).is_err() {
+                println!("R {}", number * group + line);
+            }
+        }
+        files::write(ENABLE, "1")?;
+        calls.make()?;
+        files::write(ENABLE, "0")?;
+        let traced = fs::read(TRACE).map_err(|error| files::named(TRACE, &error))?;
+        let own = format!("-{pid} ");
+        for line in traced.split(|byte| *byte == b'\n') {
+            let line = line.escape_ascii().to_string();
+            if line.contains(&own) {
+                println!("K {line}");
+            }
+        }
+        files::write(TRACE, "\n")?;
+        files::write(EVENTS, "\n")?;
+        println!("kernel: {number}");
+        io::stdout().flush()?;
+    }
+    let mut input = io::stdin().lock();
+    for number in 0..groups.len() {
+        println!("ready: {number}");
+        io::stdout().flush()?;
+        input.read_line(&mut String::new())?;
+        calls.make()?;
+        println!("called: {number}");
+    }
+    Ok(())
+}
+
+/// Calls that are the same each time: of a file that stays open, into memory that stays where it is.
+struct Calls {
+    file: File,
+    into: Box<[u8]>,
+}
+
+impl Calls {
+    fn new() -> io::Result<Self> {
+        fs::write(FILE, TEXT)?;
+        Ok(Self {
+            file: File::open(FILE)?,
+            into: vec![0; 4096].into(),
+        })
+    }
+
+    fn make(&mut self) -> io::Result<()> {
+        self.into.fill(b'.');
+        self.into[..10].copy_from_slice(b"user text\0");
+        self.file.rewind()?;
+        self.file.read_exact(&mut self.into[..TEXT.len()])
+    }
+}
