@@ -125,6 +125,11 @@ fn add_filter(
 /// The arguments that a definition names.
 fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, ParseError> {
     let mut found: Vec<Found> = Vec::with_capacity(wanted.len());
+    let given: Vec<_> = wanted.iter().filter_map(|it| it.name.as_deref()).collect();
+    let is_variable = |name: &str| {
+        let same = |it: &FetchArg| matches!(&it.expr.kind, ExprKind::Variable { name: of, .. } if of == name);
+        wanted.iter().any(same)
+    };
     for argument in wanted {
         let column = argument.column.0;
         let new = match &argument.expr.kind {
@@ -141,8 +146,15 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
                     ExprKind::Argument(number) => around.function.by_number(*number).0,
                     _ => None,
                 };
-                let name = match (&argument.name, typed) {
-                    (None, Some(parameter)) => parameter.name.clone(),
+                // Its own name, unless that means another argument of the definition.
+                let typed = typed.map(|parameter| &*parameter.name);
+                let is_free = |name: &&str| {
+                    !given.contains(name)
+                        && !is_variable(name)
+                        && found.iter().all(|other| other.name != *name)
+                };
+                let name = match (&argument.name, typed.filter(is_free)) {
+                    (None, Some(name)) => name.to_owned(),
                     _ => argument.shown_name(found.len()),
                 };
                 let chain = around.chain(&argument.expr)?;

@@ -415,6 +415,23 @@ fn arguments_are_found_by_name_and_their_members_by_type() {
 }
 
 #[test]
+fn an_argument_by_number_leaves_its_name_to_those_that_ask_for_it() {
+    let mut rig = Rig::live();
+    let mut names = |definition: &str| {
+        let id = rig.one(definition);
+        let arguments = rig.info(id).shown.arguments.clone();
+        arguments.into_iter().map(|it| it.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names("p vfs_read $arg1 $arg3"), ["file", "count"]);
+    assert_eq!(names("p vfs_read $arg1 file"), ["arg1", "file"]);
+    assert_eq!(names("p vfs_read $arg1 $arg1"), ["file", "arg2"]);
+    assert_eq!(
+        names("p vfs_read $arg3 file=%di count=%si"),
+        ["arg1", "file", "count"]
+    );
+}
+
+#[test]
 fn what_a_function_has_not_is_refused_at_its_column() {
     let mut rig = Rig::live();
     let mut check = |definition: &str, column: usize, words: &str| {
