@@ -7,6 +7,7 @@
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Hold, ProbeId, Then};
 
 use super::context::Scene;
@@ -53,16 +54,12 @@ impl HitState {
                 taken.mute(index);
                 continue;
             }
-            if actions.filter.is_some() {
-                if !self.filtered(scene, member, actions, (index, taken), regs) {
-                    continue;
+            if let Some(filter) = &actions.filter {
+                let of = (member, actions.as_ref(), filter);
+                match self.filtered(scene, site, of, (index, taken), regs) {
+                    Some(handled) => return handled,
+                    None => continue,
                 }
-                if actions.act()
-                    && let Some(handled) = self.act(scene, site, member, actions, taken, regs)
-                {
-                    return handled;
-                }
-                continue;
             }
             let now = taken.at.host_ns;
             if counters.admit(self.vcpu, now) {
@@ -83,23 +80,25 @@ impl HitState {
         Handled::Proceed
     }
 
-    /// A hit of a probe with a filter; whether that lets it pass. It is the member `index` of its site.
+    /// A hit of a probe with a filter, the member `index` of its site; `None` if the next handler is to run.
+    /// Cold, so that hits of others are as they would be without.
+    #[cold]
     #[inline(never)]
     fn filtered<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
-        member: &Member,
-        actions: &Actions,
+        site: &Site,
+        (member, actions, filter): (&Member, &Actions, &Predicate),
         (index, taken): (usize, &mut Taken),
-        regs: &Regs,
-    ) -> bool {
+        regs: &mut Regs,
+    ) -> Option<Handled> {
         let counters = &member.counters;
         let mut captured = Captured::nothing();
         capture(scene, &mut captured, &actions.capture, regs, None);
-        if !passes(scene, self.vcpu, actions, &captured, (regs, None)) {
+        if !passes(scene, self.vcpu, (actions, filter), &captured, (regs, None)) {
             counters.veto(self.vcpu);
             taken.mute(index);
-            return false;
+            return None;
         }
         let now = taken.at.host_ns;
         if counters.admit(self.vcpu, now) {
@@ -111,7 +110,10 @@ impl HitState {
         } else {
             taken.mute(index);
         }
-        true
+        if !actions.act() {
+            return None;
+        }
+        self.act(scene, site, member, actions, taken, regs)
     }
 
     /// What a probe does besides looking; `None` if the next handler is to run.

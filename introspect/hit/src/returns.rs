@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use hvprobe_arch::detour::{BY_HOST, Instance, StackWords};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gva, Regs};
+use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Item};
 
 use super::context::Scene;
@@ -142,8 +143,8 @@ impl HitState {
                 }
                 let (actions, counters) = (&probe.actions, &probe.counters);
                 let now = taken.at.host_ns;
-                if actions.filter.is_some() {
-                    if !self.filtered_return(scene, probe, call, regs, &taken) {
+                if let Some(filter) = &actions.filter {
+                    if !self.filtered_return(scene, (probe, filter), call, regs, &taken) {
                         return;
                     }
                 } else if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
@@ -191,11 +192,12 @@ impl HitState {
     }
 
     /// The return of a call that a probe with a filter followed; whether that lets it pass.
+    #[cold]
     #[inline(never)]
     fn filtered_return<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
-        probe: &Returning,
+        (probe, filter): (&Returning, &Predicate),
         call: &InFlight<'_>,
         regs: &Regs,
         taken: &Taken,
@@ -206,7 +208,8 @@ impl HitState {
         let mut captured = restore(&actions.capture, call.data(&mut data));
         let items = &actions.capture_at_return;
         capture(scene, &mut captured, items, regs, Some(&entry));
-        if !passes(scene, self.vcpu, actions, &captured, (regs, Some(&entry))) {
+        let seen_by = (actions.as_ref(), filter);
+        if !passes(scene, self.vcpu, seen_by, &captured, (regs, Some(&entry))) {
             counters.veto(self.vcpu);
             return false;
         }

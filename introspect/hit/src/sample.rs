@@ -7,6 +7,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_linux::task::Task;
+use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Change, Item, ProbeId};
 
 use super::context::Scene;
@@ -194,18 +195,15 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// Whether the filter of `actions` lets a hit pass at which that was `captured`, with its registers and, at a
+/// Whether `filter`, which is that of `actions`, lets a hit pass at which that was `captured`, with its registers and, at a
 /// return, those of the call's entry.
 pub(super) fn passes<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     vcpu: u32,
-    actions: &Actions,
+    (actions, filter): (&Actions, &Predicate),
     captured: &Captured,
     (regs, entry): (&Regs, Option<&Regs>),
 ) -> bool {
-    let Some(filter) = &actions.filter else {
-        return true;
-    };
     let task = scene.current();
     let seen = filter::Seen {
         actions,
