@@ -84,7 +84,7 @@ fn is_same(printed: &str, ours: Option<&Ours>, argument: &Argument, symbols: &Sy
     };
     match kind {
         ShapeKind::String => {
-            let Some(text) = unquoted(printed) else {
+            let Some(text) = unquoted(printed, "\\\"") else {
                 return false;
             };
             text == ours.bytes || ours.truncated && text.starts_with(&ours.bytes)
@@ -139,6 +139,9 @@ fn is_number(
         // The kernel does not end its texts of symbols: the next one follows.
         return named(text).is_some() || text.starts_with(&format!("{value:#x}"));
     }
+    if let Some(text) = unquoted(printed, "\\'") {
+        return text == bytes[..1];
+    }
     number(printed).is_some_and(|number| number & mask == value)
 }
 
@@ -150,9 +153,9 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The bytes of a quoted text, which was printed with Rust's escapes for bytes.
-fn unquoted(printed: &str) -> Option<Vec<u8>> {
-    let mut rest = printed.strip_prefix("\\\"")?.strip_suffix("\\\"")?;
+/// The bytes of a text between such quotes, which was printed with Rust's escapes for bytes.
+fn unquoted(printed: &str, quote: &str) -> Option<Vec<u8>> {
+    let mut rest = printed.strip_prefix(quote)?.strip_suffix(quote)?;
     let mut bytes = Vec::new();
     while let Some(first) = rest.chars().next() {
         let (byte, len) = match (first, rest.get(1..2)) {
@@ -219,7 +222,10 @@ fn differs_by_design(definition: &Definition, index: usize) -> Option<&'static s
         () if text.contains("%orig_ax") => Some("%orig_ax is what the kernel's entry left there"),
         () if text.contains("%ss") || text.contains("%cs") => Some("selectors at an ftrace site"),
         () if text.contains("@jiffies") => Some("@jiffies goes on"),
-        () if text.contains("-1(%sp)") => Some("what is below the stack"),
+        () if text.contains("-1(%sp)") || text.contains("-0x10(%cx)") => {
+            Some("what is below the stack")
+        }
+        () if text.contains("@init_task") => Some("the idle task has run"),
         () if returns && CLOBBERED.iter().any(|register| text.contains(register)) => {
             Some("what a call leaves in registers that it need not keep")
         }
@@ -372,7 +378,15 @@ impl Tally {
             .enumerate()
             .map(|(before, it)| it.shown_name(before))
             .collect();
-        let Some(values) = line.and_then(|line| split(line, &names)) else {
+        // Since 6.6 an argument by number has its own name there, too.
+        let own: Vec<_> = info
+            .shown
+            .arguments
+            .iter()
+            .map(|it| it.name.clone())
+            .collect();
+        let values = line.and_then(|line| split(line, &names).or_else(|| split(line, &own)));
+        let Some(values) = values else {
             self.untraced += 1;
             writeln!(self.differ, "{text}\n  kernel: {line:?}").expect("memory");
             return;
