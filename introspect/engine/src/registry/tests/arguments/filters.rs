@@ -1,0 +1,126 @@
+//! Filters, from the definition to the hits that count.
+
+use super::*;
+
+/// How often `definition` hits and is vetoed at a hit that `prepare` made ready; with the default arguments.
+fn filtered(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> (u64, u64) {
+    let mut rig = Rig::live();
+    let id = rig.register(&[defaults(definition)])[0];
+    let mut cpu = Cpu::new(&rig);
+    prepare(&rig.guest, &mut cpu);
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let seen = cpu.events().len() as u64;
+    let counts = rig.counts(id);
+    assert_eq!(counts.hits, seen, "{definition}");
+    (counts.hits, counts.vetoed)
+}
+
+#[test]
+fn a_filter_lets_pass_what_it_says() {
+    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+        guest.write(HERE, b"/etc/passwd\0");
+        guest.write(HERE.wrapping_add(0x40), &[0xff; 8]);
+        cpu.regs.rdi = HERE.0 + 0x40;
+        cpu.regs.rsi = HERE.0;
+        cpu.regs.rdx = 100;
+    };
+    let passes = (1, 0);
+    let rejected = (0, 1);
+    for (filter, expected) in [
+        ("count == 100", passes),
+        ("count != 100", rejected),
+        ("count > 99 && count <= 100", passes),
+        ("count < 100 || pid == 77", passes),
+        ("!(count < 100) && tgid == 70", passes),
+        ("comm == \"worker\"", passes),
+        ("comm ~ \"wor*\" && cpu == 1", passes),
+        ("comm != \"worker\"", rejected),
+        ("buf ~ \"/etc/*\"", passes),
+        ("buf == \"/etc/passwd\"", passes),
+        ("buf ~ \"/etc\"", rejected),
+        ("count & 4 && count & 3", rejected),
+    ] {
+        let found = filtered(&format!("p vfs_read if {filter}"), prepare);
+        assert_eq!(found, expected, "{filter}");
+    }
+    for (arguments, expected) in [
+        ("m=+0(%di):s8 if m == -1", passes),
+        ("m=+0(%di):u8 if m == 255 && m > 254", passes),
+        ("m=+0(%di):s32 if m < 0", passes),
+        ("m=+0(%di):b3@2/8 if m == 7", passes),
+        ("m=+0(%si):string if m ~ \"*pass*\"", passes),
+        // Of what cannot be read nothing holds, but that it does not.
+        ("m=+0(%dx) if m == 0", rejected),
+        ("m=+0(%dx) if m != 0", rejected),
+        ("m=+0(%dx) if !(m != 0)", passes),
+    ] {
+        let found = filtered(&format!("p vfs_read {arguments}"), prepare);
+        assert_eq!(found, expected, "{arguments}");
+    }
+}
+
+#[test]
+fn a_filter_on_whole_registers_is_a_condition_and_costs_no_exit() {
+    let mut rig = Rig::optimizing();
+    let text = "p filler_002 a=%di b=%si:u32 if a >= 5 && b == 7 && b & 0x10000000f";
+    let id = rig.one(text);
+    let info = rig.info(id);
+    assert_eq!(info.mechanism, Some(Mechanism::Optimized));
+    assert_eq!(info.actions.when.len(), 2);
+    assert_eq!(info.actions.when[1].value, 0xf);
+    assert!(info.actions.filter.is_some());
+    assert_eq!(info.definition, text.replace("0x10000000f", "4294967311"));
+}
+
+#[test]
+fn a_filter_of_a_return_looks_at_the_return() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[
+        defaults("r vfs_read if retval == 42 && count == 9"),
+        defaults("r vfs_read if retval < 0"),
+    ]);
+    let mut cpu = Cpu::new(&rig);
+    cpu.regs.rsp = STACK.0;
+    cpu.regs.rdx = 9;
+    rig.guest
+        .write(STACK, &0xffff_ffff_8100_0b20_u64.to_le_bytes());
+    assert_eq!(cpu.hit(rig.addr(ids[0])), RESUME);
+    let trampoline = Gva(u64::from_le_bytes(rig.guest.read::<8>(STACK)));
+    cpu.regs.rsp = STACK.0 + 8;
+    (cpu.regs.rax, cpu.regs.rdx) = (42, 0);
+    cpu.regs.rip = trampoline.0;
+    assert_eq!(cpu.hit(trampoline), RESUME);
+    let events = cpu.events();
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].probe, ids[0]);
+    let counts = ids.iter().map(|id| rig.counts(*id));
+    let counts: Vec<_> = counts.map(|it| (it.hits, it.vetoed)).collect();
+    assert_eq!(counts, [(1, 0), (0, 1)]);
+}
+
+#[test]
+fn fields_that_are_not_there_are_refused_at_their_column() {
+    let mut rig = Rig::live();
+    let mut check = |definition, column, words| check_refused(&mut rig, definition, column, words);
+    check("p vfs_read if nosuch == 1", 14, "Field not found");
+    check(
+        "p vfs_read a=%di if a == 1 && b == 1",
+        30,
+        "Field not found",
+    );
+    check(
+        "p vfs_read a=%di if a ~ \"x\"",
+        20,
+        "Illegal operation for field type",
+    );
+    check(
+        "p vfs_read if comm == 1",
+        14,
+        "Illegal operation for field type",
+    );
+    check(
+        "p vfs_read a=+0(%di):u8[4] if a == 1",
+        30,
+        "Illegal operation for field type",
+    );
+}
