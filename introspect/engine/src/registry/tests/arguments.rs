@@ -165,6 +165,19 @@ fn registers_stay_where_no_types_tell_of_a_function() {
 }
 
 #[test]
+fn registers_that_were_chosen_are_shown_beside_the_arguments() {
+    let mut rig = Rig::live();
+    let mut wanted = defaults("p vfs_read");
+    wanted.actions.registers = RegisterSet::from_iter([Gpr::Rbp]);
+    let id = rig.register(&[wanted])[0];
+    let info = rig.info(id);
+    assert!(info.shown.call);
+    assert_eq!(info.shown.registers, RegisterSet::from_iter([Gpr::Rbp]));
+    let all = [Gpr::Rbp, Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx];
+    assert_eq!(info.actions.registers, RegisterSet::from_iter(all));
+}
+
+#[test]
 fn parameters_beyond_the_registers_are_read_from_the_stack() {
     let mut rig = Rig::live();
     let id = rig.register(&[defaults("p filler_000")])[0];
