@@ -8,6 +8,7 @@ pub mod addr;
 pub mod boot;
 pub mod condition;
 pub mod detour;
+pub mod fetch;
 pub mod insn;
 pub mod mem;
 pub mod paging;

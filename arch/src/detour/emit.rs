@@ -2,13 +2,15 @@
 //!
 //! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`].
 //! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
-//! the frame calls `cell` the record's address.
+//! the frame calls `cell` the record's address. What reads memory has RSI, RDI and R8, too, if it loops.
 
+use super::load::{Slowly, Unread};
 use super::record::{CPU, END, Header, IDENTITY, Layout, TSC, Values};
 use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;
+use crate::trap::INT3;
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers::*,
 };
@@ -69,7 +71,24 @@ pub(super) struct Emitter<'a> {
     ring: &'a Ring,
     counts: Vec<Count>,
     ringing: Vec<Ringing>,
+    pub(super) unread: Vec<Unread>,
+    pub(super) slowly: Vec<Slowly>,
+    /// Calls, whose displacements depend on where the code will be.
+    calls: Vec<(CodeLabel, Gva)>,
 }
+
+/// Code, and what of it is not known before there is a place for it.
+pub(super) struct Assembled<const N: usize> {
+    pub(super) code: Vec<u8>,
+    /// Offsets of labels.
+    pub(super) labels: [usize; N],
+    /// Offsets of calls, and what they call.
+    pub(super) calls: Vec<(usize, Gva)>,
+}
+
+/// `call rel32`, and its length.
+pub(super) const CALL_REL32: u8 = 0xe8;
+pub(super) const CALL: usize = 5;
 
 impl<'a> Emitter<'a> {
     pub(super) fn new(frame: &'a Frame, ring: &'a Ring) -> Result<Self, BuildError> {
@@ -96,6 +115,9 @@ impl<'a> Emitter<'a> {
             ring,
             counts: Vec::new(),
             ringing: Vec::new(),
+            unread: Vec::new(),
+            slowly: Vec::new(),
+            calls: Vec::new(),
         })
     }
 
@@ -279,22 +301,47 @@ impl<'a> Emitter<'a> {
         values: &Values,
         stack: &[u16],
     ) -> Result<(), BuildError> {
-        let above = self.frame.rsp();
         self.a.mov(eax, dword_ptr(rsp))?;
         self.a.mov(dword_ptr(base + values.flags()), eax)?;
         for (register, offset) in values.registers() {
-            match (register, self.frame.offset_of(register)) {
-                (_, Some(saved)) => self.word(base, offset, saved)?,
-                (Gpr::Rsp, None) => {
-                    self.a.lea(rax, qword_ptr(rsp + above))?;
-                    self.a.mov(qword_ptr(base + offset), rax)?;
+            let from = match (register, self.frame.offset_of(register)) {
+                (register, None) if register != Gpr::Rsp => name(register),
+                _ => {
+                    self.at_probepoint(rax, register)?;
+                    rax
                 }
-                (register, None) => self.a.mov(qword_ptr(base + offset), name(register))?,
-            }
+            };
+            self.a.mov(qword_ptr(base + offset), from)?;
         }
+        let above = self.frame.rsp();
         for (index, offset) in stack.iter().zip(values.words()) {
             self.word(base, offset, above + 8 * i32::from(*index))?;
         }
+        Ok(())
+    }
+
+    /// Makes `into` what `register` is at the probepoint.
+    pub(super) fn at_probepoint(
+        &mut self,
+        into: AsmRegister64,
+        register: Gpr,
+    ) -> Result<(), BuildError> {
+        let above = self.frame.rsp();
+        match (register, self.frame.offset_of(register)) {
+            (_, Some(saved)) => self.a.mov(into, qword_ptr(rsp + saved))?,
+            (Gpr::Rsp, None) => self.a.lea(into, qword_ptr(rsp + above))?,
+            (register, None) => self.a.mov(into, name(register))?,
+        }
+        Ok(())
+    }
+
+    /// Calls `target`, wherever the code will be.
+    pub(super) fn call(&mut self, target: Gva) -> Result<(), BuildError> {
+        let mut label = self.a.create_label();
+        self.place(&mut label)?;
+        let [a, b, c, d] = [INT3; CALL - 1];
+        self.a.db(&[CALL_REL32, a, b, c, d])?;
+        self.calls.push((label, target));
         Ok(())
     }
 
@@ -343,7 +390,7 @@ impl<'a> Emitter<'a> {
             self.a.out(i32::from(self.ring.doorbell_port), al)?;
             self.a.jmp(ringing.next)?;
         }
-        Ok(())
+        self.cold_reads()
     }
 
     /// What the code has pushed.
@@ -357,16 +404,28 @@ impl<'a> Emitter<'a> {
         mut self,
         from: u32,
         labels: [&CodeLabel; N],
-    ) -> Result<(Vec<u8>, [usize; N]), BuildError> {
+    ) -> Result<Assembled<N>, BuildError> {
         let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
         let begin = ORIGIN + u64::from(from);
         let result = self.a.assemble_options(begin, options)?;
-        let mut offsets = [0; N];
-        for (offset, label) in offsets.iter_mut().zip(labels) {
+        let offset = |label| {
             let at = result.label_ip(label)?.wrapping_sub(begin);
-            *offset = usize::try_from(at).unwrap_or(usize::MAX);
+            Ok(usize::try_from(at).unwrap_or(usize::MAX))
+        };
+        let mut offsets = [0; N];
+        for (at, label) in offsets.iter_mut().zip(labels) {
+            *at = offset(label)?;
         }
-        Ok((result.inner.code_buffer, offsets))
+        let calls = self
+            .calls
+            .iter()
+            .map(|(label, target)| Ok((offset(label)?, *target)));
+        let calls = calls.collect::<Result<_, IcedError>>()?;
+        Ok(Assembled {
+            labels: offsets,
+            calls,
+            code: result.inner.code_buffer,
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why no code can be made.
 
 use super::capture::STACK_WORDS_MAX;
+use super::record::MAX_RECORD_CELLS;
 use crate::Gva;
 
 /// Why no code can be made.
@@ -46,6 +47,24 @@ pub enum BuildError {
     /// Words of the stack at a return.
     #[error("stack words cannot be read without exits when a function returns, only at its entry")]
     StackAtReturn,
+    /// Memory at a return.
+    #[error("memory cannot be read without exits when a function returns")]
+    FetchAtReturn,
+    /// A text that no pointer leads to.
+    #[error("a text is behind a pointer")]
+    TextOfNothing,
+    /// Too many items that are read of memory.
+    #[error("{count} items are read; a record has bits for 32")]
+    TooManyItems {
+        /// How many were asked for.
+        count: usize,
+    },
+    /// A record of more cells than there are.
+    #[error("a record of {words} words is too large for {MAX_RECORD_CELLS} cells")]
+    TooLarge {
+        /// How many words it would have.
+        words: usize,
+    },
     /// Return instances in impossible number.
     #[error(
         "{count} return instances whose stubs have numbers from {first} on; between 1 and 65536 \

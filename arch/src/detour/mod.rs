@@ -7,9 +7,10 @@
 //!   ────────          ──────────────────────────────────────          ────
 //!   at: jmp ────────▶ save flags and 4 registers
 //!                     would a stack word leave the page? ─▶ escape: restore; int3
+//!                     can memory be read here? ─ no ──────▶ escape
 //!                     each member: conditions ─ no ─▶ vetoed += 1
 //!                                  reserve cells ─ full ─▶ lost += 1
-//!                                  fill, publish ────────────────────▶ record
+//!                                  fill, read memory, publish ───────▶ record
 //!                                  watermark passed ─▶ out doorbell
 //!                     restore
 //!                     tail: copies of the displaced instructions
@@ -18,7 +19,8 @@
 //!
 //! What a detour keeps true: at `tail` every register, every flag and all of the stack at and above
 //! the stack pointer are as they were at the probepoint; x87, SSE and AVX state is never touched; no
-//! memory is read that could fault, but by the copies; no lock is taken. So it may be interrupted
+//! memory is read that could fault, but by the copies and by the guest's own code for it (`load.rs`);
+//! no lock is taken. So it may be interrupted
 //! anywhere, by an NMI whose handler runs into the same detour too.
 //!
 //! The memory a detour refers to, and the detour, lie where 32 bits, sign-extended, tell the address:
@@ -31,7 +33,9 @@
 mod capture;
 mod emit;
 mod error;
+mod fetching;
 mod instance;
+mod load;
 mod record;
 mod recorder;
 mod returns;
@@ -39,6 +43,7 @@ mod span;
 
 pub use capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
 pub use error::BuildError;
+pub use fetching::{Fetching, Readers};
 pub use instance::{ENTERED_MAX, Instance, InstanceLayout, Instances};
 pub use record::{
     CELL, Call, Capture, Header, Layout, MAX_RECORD_CELLS, Malformed, Record, Ring, StackWords,

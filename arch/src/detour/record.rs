@@ -31,13 +31,17 @@
 //!               u64 each selected register,   |     u32 flags and u32 CPU at entry
 //!                   by number                 |     u64 each selected register at entry
 //!               u64 each selected stack word  |     u64 each selected stack word at entry
+//!               u64 bits: not read            |
+//!               u64 × each item of memory     |
 //! ```
 //!
 //! (pid, tgid and comm only if a task is captured; a CPU that is not captured is zero.)
 
 use super::capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
 use super::error::BuildError;
+use super::fetching::{Fetching, Rooms};
 use crate::Gva;
+use crate::fetch::TextHeader;
 use crate::regs::{Gpr, RegisterSet, Regs};
 
 /// The size of a cell in bytes: a cache line.
@@ -92,6 +96,8 @@ pub struct Capture {
     pub task: Option<TaskFields>,
     /// Displacement, relative to the base of GS and sign-extended, of the CPU's number (i32).
     pub cpu: Option<u32>,
+    /// What is read of memory.
+    pub fetching: Option<Fetching>,
 }
 
 /// Where the current task and what is recorded of it are.
@@ -260,12 +266,13 @@ impl CallLayout {
 }
 
 /// Where everything is in the records of one source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     has_cpu: bool,
     /// Offset of the pid.
     task: Option<usize>,
     values: Values,
+    rooms: Option<Rooms>,
     call: Option<CallLayout>,
 }
 
@@ -420,18 +427,22 @@ impl Layout {
     pub fn new(capture: &Capture) -> Result<Self, BuildError> {
         let task = capture.task.is_some();
         let first = FIXED_WORDS + if task { TASK_WORDS } else { 0 };
-        Ok(Self {
+        let (registers, stack) = (capture.registers, &capture.stack);
+        let values = Values::at(Spread::Cells, FLAGS, first, registers, stack)?;
+        let fetching = capture.fetching.as_ref();
+        let rooms = fetching.map(|fetching| Rooms::new(values.end(), &fetching.items));
+        let layout = Self {
             has_cpu: capture.cpu.is_some(),
             task: task.then_some(TASK),
-            values: Values::at(
-                Spread::Cells,
-                FLAGS,
-                first,
-                capture.registers,
-                &capture.stack,
-            )?,
+            values,
+            rooms: rooms.transpose()?,
             call: None,
-        })
+        };
+        if layout.size() > usize::from(MAX_RECORD_CELLS) * CELL {
+            let words = layout.end();
+            return Err(BuildError::TooLarge { words });
+        }
+        Ok(layout)
     }
 
     /// The layout of the records of returns: `capture` at the return, and what was kept at entry.
@@ -441,6 +452,9 @@ impl Layout {
     pub fn of_return(capture: &Capture, entry: &EntryCapture) -> Result<Self, BuildError> {
         if !capture.stack.is_empty() {
             return Err(BuildError::StackAtReturn);
+        }
+        if capture.fetching.is_some() {
+            return Err(BuildError::FetchAtReturn);
         }
         let plain = Self::new(capture)?;
         let first = plain.values.end();
@@ -458,7 +472,11 @@ impl Layout {
 
     /// The word that follows.
     fn end(&self) -> usize {
-        self.call.map_or(self.values, |call| call.values).end()
+        match (&self.call, &self.rooms) {
+            (Some(call), _) => call.values.end(),
+            (None, Some(rooms)) => rooms.end(),
+            (None, None) => self.values.end(),
+        }
     }
 
     /// The size of a record in bytes.
@@ -470,7 +488,6 @@ impl Layout {
     /// How many cells a record takes.
     #[must_use]
     pub fn cells(&self) -> u16 {
-        // At most 11: of a return, with all registers twice and all stack words.
         u16::try_from(self.size().div_ceil(CELL)).unwrap_or(MAX_RECORD_CELLS)
     }
 
@@ -482,8 +499,40 @@ impl Layout {
         &self.values
     }
 
+    pub(super) fn rooms(&self) -> Option<&Rooms> {
+        self.rooms.as_ref()
+    }
+
     pub(super) fn call(&self) -> Option<&CallLayout> {
         self.call.as_ref()
+    }
+
+    /// Fills `into` with what the item `index` read of memory; whether it could. `bytes` begins with a
+    /// record that can be [decoded](Self::decode).
+    ///
+    /// # Errors
+    /// When the bytes end before that.
+    pub fn fetched(&self, bytes: &[u8], index: usize, into: &mut [u8]) -> Result<bool, Malformed> {
+        match &self.rooms {
+            Some(rooms) => rooms.bytes(bytes, index, into),
+            None => Ok(false),
+        }
+    }
+
+    /// The same of a text, which comes to the front of `into`; `None` if it could not be read.
+    ///
+    /// # Errors
+    /// When the bytes end before that.
+    pub fn text(
+        &self,
+        bytes: &[u8],
+        index: usize,
+        into: &mut [u8],
+    ) -> Result<Option<TextHeader>, Malformed> {
+        match &self.rooms {
+            Some(rooms) => rooms.text(bytes, index, into),
+            None => Ok(None),
+        }
     }
 
     /// Reads a record, which `bytes` begins with. Hit path: no allocation.

@@ -4,9 +4,9 @@
 //! [`Recorder`] is assembled once, its size is known before there is a place for it, and
 //! [`Recorder::place`] fills in the rest.
 
-use super::emit::{Emitter, Frame};
+use super::emit::{Assembled, CALL, Emitter, Frame};
 use super::span::{JUMP, Span, here, jump};
-use super::{BuildError, Capture, EntryCapture, Instances, Layout, Ring};
+use super::{BuildError, Capture, EntryCapture, Fetching, Instances, Layout, Ring};
 use crate::Gva;
 use crate::condition::Condition;
 use crate::regs::Gpr;
@@ -60,6 +60,8 @@ pub struct Recorder {
     tail: Range<usize>,
     /// Offset of the int3.
     escape: Option<usize>,
+    /// Offsets of calls, and what they call.
+    calls: Vec<(usize, Gva)>,
 }
 
 /// A detour.
@@ -84,6 +86,21 @@ const FRAME: Frame = Frame {
     cell: r11,
 };
 
+/// The same where memory is read in a loop.
+const LOOPING: Frame = Frame {
+    saved: &[
+        Gpr::Rax,
+        Gpr::Rcx,
+        Gpr::Rdx,
+        Gpr::R11,
+        Gpr::Rsi,
+        Gpr::Rdi,
+        Gpr::R8,
+    ],
+    below: 0,
+    cell: r11,
+};
+
 impl Recorder {
     /// The code that serves `members`, in their order, each time the jump is taken that displaces
     /// `span`, and writes to `ring`.
@@ -91,12 +108,22 @@ impl Recorder {
     /// # Errors
     /// When it cannot be made as asked for.
     pub fn new(span: &Span, ring: &Ring, members: &[Member<'_>]) -> Result<Self, BuildError> {
-        let mut emitter = Emitter::new(&FRAME, ring)?;
+        let fetching = || members.iter().filter_map(|member| member.part.fetching());
+        let frame = match fetching().any(Fetching::loops) {
+            true => &LOOPING,
+            false => &FRAME,
+        };
+        let mut emitter = Emitter::new(frame, ring)?;
         let mut escape = emitter.a.create_label();
         let highest = members.iter().flat_map(|member| member.part.stack()).max();
+        let readers = fetching().next().map(|fetching| &fetching.readers);
+        let escapes = highest.is_some() || readers.is_some();
         emitter.save()?;
         if let Some(highest) = highest {
             emitter.check_page(*highest, escape)?;
+        }
+        if let Some(readers) = readers {
+            emitter.check_readable(readers, escape)?;
         }
         for member in members {
             emitter.member(member)?;
@@ -108,22 +135,27 @@ impl Recorder {
         for _ in 0..room {
             emitter.a.int3()?;
         }
-        if highest.is_some() {
+        if escapes {
             emitter.place(&mut escape)?;
             emitter.restore()?;
         }
         let mut trap = emitter.a.create_label();
         emitter.place(&mut trap)?;
-        if highest.is_some() {
+        if escapes {
             emitter.a.int3()?;
         }
         emitter.cold()?;
-        let (code, [tail, trap]) = emitter.finish(0, [&tail, &trap])?;
+        let Assembled {
+            code,
+            labels: [tail, trap],
+            calls,
+        } = emitter.finish(0, [&tail, &trap])?;
         Ok(Self {
             span: span.clone(),
             code,
             tail: tail..tail + room,
-            escape: highest.map(|_| trap),
+            escape: escapes.then_some(trap),
+            calls,
         })
     }
 
@@ -149,6 +181,17 @@ impl Recorder {
         jump(self.span.end(), tail, &mut copied)?;
         let mut code = self.code.clone();
         code[self.tail.clone()].copy_from_slice(&copied);
+        for (call, target) in &self.calls {
+            let end = call + CALL;
+            let from = here(at, &code[..end]);
+            let distance = target.0.wrapping_sub(from.0).cast_signed();
+            let out_of_reach = |_| BuildError::OutOfReach {
+                target: *target,
+                at,
+            };
+            let distance = i32::try_from(distance).map_err(out_of_reach)?;
+            code[call + 1..end].copy_from_slice(&distance.to_le_bytes());
+        }
         Ok(Detour {
             at,
             jump: self.span.jump(at).map_err(|error| BuildError::OutOfReach {
@@ -196,8 +239,9 @@ impl Detour {
     }
 
     /// The int3 that is run, with the registers of the probepoint and before any member did
-    /// anything, when a stack word asked for is not in the stack pointer's page. The host serves the
-    /// members and goes on at the [tail](Self::tail). `None` if no stack words are asked for.
+    /// anything, when a stack word asked for is not in the stack pointer's page, or memory asked for
+    /// cannot be read there. The host serves the members and goes on at the [tail](Self::tail). `None` if
+    /// neither is asked for.
     #[must_use]
     pub fn escape(&self) -> Option<Gva> {
         self.escape
@@ -234,6 +278,14 @@ impl Part<'_> {
             Self::Return { capture, .. } => &capture.stack,
         }
     }
+
+    /// The memory it reads.
+    fn fetching(&self) -> Option<&Fetching> {
+        match self {
+            Self::Record { capture, .. } => capture.fetching.as_ref(),
+            Self::Return { .. } => None,
+        }
+    }
 }
 
 impl Emitter<'_> {
@@ -256,6 +308,9 @@ impl Emitter<'_> {
                 self.reserve(layout.cells(), full)?;
                 self.header(&layout, capture)?;
                 self.values(r11, layout.values(), &capture.stack)?;
+                if let (Some(rooms), Some(fetching)) = (layout.rooms(), &capture.fetching) {
+                    self.fetch(rooms, fetching)?;
+                }
                 self.publish(source, layout.cells())?;
             }
             Part::Return {

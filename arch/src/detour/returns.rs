@@ -24,7 +24,9 @@
 //! With supervisor shadow stacks (CET) a return to a stub would fault; a guest that enables them takes
 //! none of this.
 
-use super::emit::{Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable};
+use super::emit::{
+    CALL, CALL_REL32, Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable,
+};
 use super::instance::{ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
 use crate::Gva;
@@ -35,9 +37,6 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 /// The distance between stubs in bytes.
 pub const STUB: u32 = 16;
-/// `call rel32`, which a stub begins with, and its length.
-const CALL_REL32: u8 = 0xe8;
-const CALL: u32 = 5;
 /// Bits of a call's id that count the uses of its instance.
 const GENERATION_BITS: u32 = 40;
 /// What tells these ids from others.
@@ -94,11 +93,11 @@ impl ReturnCode {
         emitter.leave(exit)?;
         emitter.cold()?;
         let stubs = count * STUB;
-        let (common, []) = emitter.finish(stubs, [])?;
+        let common = emitter.finish(stubs, [])?.code;
         let mut code = Vec::new();
         for stub in (0..stubs).step_by(STUB as usize) {
             code.push(CALL_REL32);
-            code.extend((stubs - stub - CALL).to_le_bytes());
+            code.extend((stubs - stub - CALL as u32).to_le_bytes());
             code.resize(code.len().next_multiple_of(STUB as usize), INT3);
         }
         code.extend(common);
@@ -192,7 +191,7 @@ impl Emitter<'_> {
         self.save()?;
         let a = &mut self.a;
         a.mov(rsi, pushed)?;
-        let first = ORIGIN.cast_signed() + i64::from(CALL);
+        let first = ORIGIN.cast_signed() + CALL as i64;
         let first = MemoryOperand::with_base_displ(Register::RIP, first);
         a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDX, first)?)?;
         a.sub(rsi, rdx)?;

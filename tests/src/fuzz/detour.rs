@@ -92,6 +92,7 @@ pub fn record(data: &[u8]) -> bool {
             comm: 16,
         }),
         cpu: (asked & 0x4000 != 0).then_some(0x2000),
+        fetching: None,
     };
     let entry = EntryCapture {
         registers,

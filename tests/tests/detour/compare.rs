@@ -54,6 +54,7 @@ fn capture(random: &mut Random, arena: &Arena) -> Capture {
             .collect(),
         task: random.chance(50).then(|| arena.task()),
         cpu: random.chance(50).then(|| arena.cpu()),
+        fetching: None,
     }
 }
 

@@ -131,6 +131,7 @@ pub(crate) fn everything(arena: &Arena) -> (EntryCapture, Capture) {
         stack: Vec::new(),
         task: Some(arena.task()),
         cpu: Some(arena.cpu()),
+        fetching: None,
     };
     (entry, capture)
 }

@@ -53,6 +53,7 @@ fn records_are_found_behind_one_that_stops_at_any_instruction() {
         stack: (0..16).collect(),
         task: Some(arena.task()),
         cpu: Some(arena.cpu()),
+        fetching: None,
     };
     let layout = Layout::new(&capture).unwrap();
     assert_eq!(layout.cells(), 6);

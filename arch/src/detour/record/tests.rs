@@ -18,6 +18,7 @@ fn all() -> (Capture, EntryCapture) {
         stack: Vec::new(),
         task: Some(task()),
         cpu: Some(0x3_0000),
+        fetching: None,
     };
     let entry = EntryCapture {
         registers: RegisterSet::default(),

@@ -52,6 +52,7 @@ fn capture(probe: &Probe, around: &DetourContext) -> Capture {
         stack,
         task: around.task,
         cpu: around.cpu,
+        fetching: None,
     }
 }
 

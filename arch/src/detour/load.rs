@@ -1,0 +1,340 @@
+//! The part of a detour that reads memory.
+//!
+//! ```text
+//!   before anything        AC set, or three deep in such reads ─▶ escape
+//!   each record            pagefault_disabled += 1
+//!     each item            first value
+//!       each pointer       in the right half? ─ no ─▶ unread
+//!                          call the kernel's reader ─ fault ─▶ unread
+//!                          the last: store ───────────────────▶ record
+//!                          pagefault_disabled -= 1
+//! ```
+//!
+//! The loads are the guest's own, which its exception table has: a fault is the guest's to mend, as it
+//! is of the guest's own kprobes, and nothing has to be planted for it. `pagefault_disabled` counts how
+//! deep reads are in one another, too: a detour in the way of a fault, that itself reads what faults,
+//! goes to its escape then, which the host serves without a fault. A reader may clear AC, so where the
+//! guest has it set, the host serves the hit as well.
+
+use super::BuildError;
+use super::emit::{Emitter, load_per_cpu};
+use super::fetching::{Fetching, Readers, Room, Rooms};
+use crate::Gva;
+use crate::fetch::{Base, Fetched, Memory, Read};
+use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr};
+use iced_x86::{Code, Register};
+
+/// How deep reads may be in one another.
+const DEEPEST: i32 = 2;
+/// The bit of AC in the flags.
+const AC: i32 = 18;
+/// What is left alone at the end of each half: more than an item is long, so that no load goes beyond.
+const MARGIN: i32 = 0x2000;
+
+/// A cold piece of code: an item could not be read.
+pub(super) struct Unread {
+    label: CodeLabel,
+    /// Offset in the record of the bits.
+    at: usize,
+    bit: usize,
+    next: CodeLabel,
+}
+
+/// A cold piece of code: eight bytes of a text could not be read at once.
+pub(super) struct Slowly {
+    label: CodeLabel,
+    reader: Gva,
+    fault: CodeLabel,
+    /// Where the text has ended.
+    done: CodeLabel,
+    /// Where eight bytes were read.
+    counted: CodeLabel,
+}
+
+impl Fetching {
+    /// Whether the code needs RSI, RDI and R8.
+    pub(super) fn loops(&self) -> bool {
+        let loops = |item: &Fetched| match item.read {
+            Read::Bytes(len) => !item.pointers.is_empty() && !matches!(len, 1 | 2 | 4 | 8),
+            Read::Text(_) => true,
+        };
+        self.items.iter().any(loops)
+    }
+}
+
+impl Emitter<'_> {
+    /// Goes to `escape` where nothing can be read as it has to be.
+    pub(super) fn check_readable(
+        &mut self,
+        readers: &Readers,
+        escape: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let a = &mut self.a;
+        a.bt(dword_ptr(rsp), AC)?;
+        a.jc(escape)?;
+        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
+        a.cmp(dword_ptr(rax + readers.disabled), DEEPEST)?;
+        a.ja(escape)?;
+        Ok(())
+    }
+
+    /// Reads all items into their rooms.
+    pub(super) fn fetch(&mut self, rooms: &Rooms, fetching: &Fetching) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
+        let readers = &fetching.readers;
+        let a = &mut self.a;
+        a.mov(qword_ptr(cell + rooms.unread()), 0)?;
+        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
+        a.inc(dword_ptr(rax + readers.disabled))?;
+        for (bit, (item, room)) in fetching.items.iter().zip(rooms.iter()).enumerate() {
+            let (label, mut next) = (self.a.create_label(), self.a.create_label());
+            self.item(readers, item, room, label)?;
+            self.place(&mut next)?;
+            self.unread.push(Unread {
+                label,
+                at: rooms.unread(),
+                bit,
+                next,
+            });
+        }
+        let a = &mut self.a;
+        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
+        a.dec(dword_ptr(rax + readers.disabled))?;
+        Ok(())
+    }
+
+    fn item(
+        &mut self,
+        readers: &Readers,
+        item: &Fetched,
+        room: Room,
+        fault: CodeLabel,
+    ) -> Result<(), BuildError> {
+        match item.base {
+            Base::Register(register) => self.at_probepoint(rax, register)?,
+            Base::Constant(value) => self.a.mov(rax, value)?,
+            Base::Task => {
+                let current = readers.current;
+                load_per_cpu(&mut self.a, Code::Mov_r64_rm64, Register::RAX, current)?;
+            }
+            Base::Entry(_) => return Err(BuildError::FetchAtReturn),
+        }
+        let Some((last, before)) = item.pointers.split_last() else {
+            return self.value(item.read, room);
+        };
+        for pointer in before {
+            self.step(pointer.offset)?;
+            self.guarded(readers, pointer.memory, fault, |this, [.., reader]| {
+                this.load(*reader, fault)
+            })?;
+            self.a.mov(rax, rdx)?;
+        }
+        self.step(last.offset)?;
+        self.guarded(readers, last.memory, fault, |this, readers| {
+            match item.read {
+                Read::Bytes(len) => this.bytes(readers, len.into(), room, fault),
+                Read::Text(_) => this.text(readers, room, fault),
+            }
+        })
+    }
+
+    /// Stores RAX, and zeros behind it.
+    fn value(&mut self, read: Read, room: Room) -> Result<(), BuildError> {
+        let Read::Bytes(_) = read else {
+            return Err(BuildError::TextOfNothing);
+        };
+        let cell = self.frame().cell;
+        self.a.mov(qword_ptr(cell + room.offset(0)), rax)?;
+        for word in 1..room.words {
+            self.a.mov(qword_ptr(cell + room.offset(8 * word)), 0)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, offset: i64) -> Result<(), BuildError> {
+        match i32::try_from(offset) {
+            Ok(0) => {}
+            Ok(offset) => self.a.add(rax, offset)?,
+            Err(_) => {
+                self.a.mov(rdx, offset)?;
+                self.a.add(rax, rdx)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets `read` load from the address in RAX, with the readers of its half, if that is the right one.
+    fn guarded(
+        &mut self,
+        readers: &Readers,
+        memory: Memory,
+        fault: CodeLabel,
+        read: impl Fn(&mut Self, &[Gva; 4]) -> Result<(), BuildError>,
+    ) -> Result<(), BuildError> {
+        match memory {
+            Memory::Kernel => {
+                self.guard_kernel(readers, fault)?;
+                read(self, &readers.kernel)
+            }
+            Memory::User => {
+                self.guard_process(readers, fault)?;
+                read(self, &readers.process)
+            }
+            Memory::Either => {
+                let (mut process, mut done) = (self.a.create_label(), self.a.create_label());
+                self.guard_kernel(readers, process)?;
+                read(self, &readers.kernel)?;
+                self.a.jmp(done)?;
+                self.place(&mut process)?;
+                self.guard_process(readers, fault)?;
+                read(self, &readers.process)?;
+                self.place(&mut done)
+            }
+        }
+    }
+
+    /// Goes to `otherwise` unless RAX is an address of the kernel's half, well before its end: what is
+    /// taken for an error (`IS_ERR`) is there, and a load that went on at zero would be one of the
+    /// process.
+    fn guard_kernel(&mut self, readers: &Readers, otherwise: CodeLabel) -> Result<(), BuildError> {
+        let a = &mut self.a;
+        a.mov(rdx, readers.kernel_half.0.wrapping_neg())?;
+        a.add(rdx, rax)?;
+        a.jnc(otherwise)?;
+        a.cmp(rax, -MARGIN)?;
+        a.ja(otherwise)?;
+        Ok(())
+    }
+
+    fn guard_process(&mut self, readers: &Readers, otherwise: CodeLabel) -> Result<(), BuildError> {
+        let a = &mut self.a;
+        let end = readers.process_end.0;
+        a.mov(rdx, end.saturating_sub(MARGIN.unsigned_abs().into()))?;
+        a.cmp(rax, rdx)?;
+        a.jae(otherwise)?;
+        Ok(())
+    }
+
+    /// Makes RDX what is at RAX.
+    fn load(&mut self, reader: Gva, fault: CodeLabel) -> Result<(), BuildError> {
+        self.call(reader)?;
+        self.a.test(eax, eax)?;
+        self.a.jne(fault)?;
+        Ok(())
+    }
+
+    /// Copies `len` bytes from RAX.
+    fn bytes(
+        &mut self,
+        [one, two, four, eight]: &[Gva; 4],
+        len: usize,
+        room: Room,
+        fault: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
+        let mut at = 0;
+        while at < len {
+            let (size, reader) = match len - at {
+                8.. => (8, eight),
+                4.. => (4, four),
+                2.. => (2, two),
+                _ => (1, one),
+            };
+            match at {
+                0 if size < len => self.a.mov(rsi, rax)?,
+                0 => {}
+                _ => self.a.lea(rax, qword_ptr(rsi + at))?,
+            }
+            self.load(*reader, fault)?;
+            let to = cell + room.offset(at);
+            match size {
+                8 => self.a.mov(qword_ptr(to), rdx)?,
+                4 => self.a.mov(dword_ptr(to), edx)?,
+                2 => self.a.mov(word_ptr(to), dx)?,
+                _ => self.a.mov(byte_ptr(to), dl)?,
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    /// Copies a text from RAX, with what is behind it in its last eight bytes.
+    fn text(
+        &mut self,
+        [one, .., eight]: &[Gva; 4],
+        room: Room,
+        fault: CodeLabel,
+    ) -> Result<(), BuildError> {
+        const ONES: u64 = u64::from_le_bytes([1; 8]);
+        const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
+        let cell = self.frame().cell;
+        let [mut again, mut counted, mut same, mut done] = [(); 4].map(|()| self.a.create_label());
+        let slowly = self.a.create_label();
+        let a = &mut self.a;
+        a.mov(rsi, rax)?;
+        a.lea(rdi, qword_ptr(cell + room.offset(0)))?;
+        a.mov(r8d, u32::try_from(room.words).unwrap_or(0))?;
+        a.set_label(&mut again)?;
+        a.mov(rax, rsi)?;
+        self.load(*eight, slowly)?;
+        let a = &mut self.a;
+        a.mov(qword_ptr(rdi), rdx)?;
+        // A byte is zero if it has its highest bit in this, and none is if none has.
+        a.mov(rax, ONES.wrapping_neg())?;
+        a.add(rax, rdx)?;
+        a.not(rdx)?;
+        a.and(rdx, rax)?;
+        a.mov(rax, HIGH)?;
+        a.test(rdx, rax)?;
+        a.jne(done)?;
+        a.add(rsi, 8)?;
+        a.add(rdi, 8)?;
+        self.place(&mut counted)?;
+        let a = &mut self.a;
+        // The first word of a cell is its mark, which is not ours.
+        a.test(edi, 56)?;
+        a.jne(same)?;
+        a.add(rdi, 8)?;
+        a.set_label(&mut same)?;
+        a.dec(r8d)?;
+        a.jne(again)?;
+        self.place(&mut done)?;
+        self.slowly.push(Slowly {
+            label: slowly,
+            reader: *one,
+            fault,
+            done,
+            counted,
+        });
+        Ok(())
+    }
+
+    /// Writes the cold pieces.
+    pub(super) fn cold_reads(&mut self) -> Result<(), BuildError> {
+        for mut slowly in std::mem::take(&mut self.slowly) {
+            // The text may end before what is not there.
+            self.a.set_label(&mut slowly.label)?;
+            self.a.mov(rax, rsi)?;
+            self.load(slowly.reader, slowly.fault)?;
+            let a = &mut self.a;
+            a.mov(byte_ptr(rdi), dl)?;
+            a.test(dl, dl)?;
+            a.je(slowly.done)?;
+            a.inc(rsi)?;
+            a.inc(rdi)?;
+            a.test(edi, 7)?;
+            a.jne(slowly.label)?;
+            a.jmp(slowly.counted)?;
+        }
+        let cell = self.frame().cell;
+        for mut unread in std::mem::take(&mut self.unread) {
+            self.a.set_label(&mut unread.label)?;
+            self.a.or(
+                dword_ptr(cell + unread.at),
+                (1_u32 << unread.bit).cast_signed(),
+            )?;
+            self.a.jmp(unread.next)?;
+        }
+        Ok(())
+    }
+}
