@@ -44,6 +44,35 @@ impl Item {
         self.len() == 0
     }
 
+    /// How long it may be, if it is a text.
+    #[must_use]
+    pub fn text(&self) -> Option<u16> {
+        match self {
+            Self::Fetched(fetched) => match fetched.read {
+                Read::Text(most) => Some(most),
+                Read::Bytes(_) => None,
+            },
+            Self::Memory { .. } | Self::Stack(_) => None,
+        }
+    }
+
+    /// What is fetched for it, if it is not just a word of the stack.
+    #[must_use]
+    pub fn fetched(&self) -> Option<Fetched> {
+        match self {
+            Self::Stack(_) => None,
+            Self::Memory { base, offset, len } => Some(Fetched {
+                base: Base::Register(*base),
+                pointers: vec![Pointer {
+                    offset: *offset,
+                    memory: Memory::Either,
+                }],
+                read: Read::Bytes(*len),
+            }),
+            Self::Fetched(fetched) => Some((**fetched).clone()),
+        }
+    }
+
     /// Whether memory is read for it, other than the stack.
     #[must_use]
     pub fn reaches_memory(&self) -> bool {

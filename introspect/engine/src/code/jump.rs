@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hvprobe_arch::detour::{Detour, Ring, TaskFields};
+use hvprobe_arch::detour::{Detour, Readers, Ring, TaskFields};
 use hvprobe_spec::ProbeId;
 
 /// A site's jump.
@@ -27,4 +27,6 @@ pub(crate) struct DetourContext {
     /// `None` where there is one processor.
     pub(crate) cpu: Option<u32>,
     pub(crate) task: Option<TaskFields>,
+    /// What reads memory, if anything can.
+    pub(crate) readers: Option<Readers>,
 }

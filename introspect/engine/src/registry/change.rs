@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hvprobe_arch::insn::GateHead;
 use hvprobe_hit::KernelView;
 use hvprobe_spec::ProbeId;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::commit::CommitError;
 use super::plant::PlantError;
@@ -16,6 +16,7 @@ use super::state::{Live, Registry};
 use crate::code::scan::is_feasible;
 use crate::error::ChangeError;
 use crate::guest::banner::Banner;
+use crate::guest::readers::KernelReaders;
 use crate::refusal::{Obstacle, Refused};
 use crate::registered::Refusals;
 use crate::sites::site::Place;
@@ -33,11 +34,17 @@ impl Registry {
         gate: Option<GateHead>,
         world: &dyn World,
     ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
+        let (image, mem) = (&self.kernel.image, world.memory());
+        let readers = KernelReaders::find(image, &view, mem);
+        if let Err(why) = &readers {
+            info!(%why, "probes that read memory take an exit");
+        }
         self.live = Some(Live {
             view,
             gate,
             gate_planted: false,
-            banner: Banner::read(&self.kernel.image, &view.tables, world.memory()),
+            banner: Banner::read(image, &view.tables, mem),
+            readers,
         });
         self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());

@@ -21,6 +21,7 @@ use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
 use tracing::debug;
 
 use crate::code::jump::{DetourContext, Jump};
+use crate::guest::per_cpu::per_cpu;
 use crate::registry::guest_kprobes::PREPARES;
 use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
@@ -33,13 +34,13 @@ pub(crate) fn unfollowable(probe: &Probe) -> Option<&'static str> {
     } else if !probe.actions.capture_at_return.is_empty() {
         Some("reads memory when the function returns")
     } else {
-        synchronous(&probe.actions)
+        synchronous(&probe.actions, false)
     }
 }
 
-/// Whether a probe's hits can be recorded without an exit; if not, what needs one.
-fn synchronous(actions: &Actions) -> Option<&'static str> {
-    let is_stack = |item: &Item| matches!(item, Item::Stack(_));
+/// Whether a probe's hits can be recorded without an exit, if detours can read memory or not; if they
+/// cannot, what needs one.
+fn synchronous(actions: &Actions, can_read: bool) -> Option<&'static str> {
     if actions.post {
         Some("has a post-handler")
     } else if actions.hold.is_some() {
@@ -50,19 +51,11 @@ fn synchronous(actions: &Actions) -> Option<&'static str> {
         Some("changes registers or memory")
     } else if actions.faults {
         Some("reports faults")
-    } else if !actions.capture.iter().all(is_stack) {
+    } else if !can_read && actions.capture.iter().any(Item::reaches_memory) {
         Some("reads memory that may not be there")
     } else {
         None
     }
-}
-
-/// What code adds to the base of GS, 32 bits that the processor extends by their sign, for per-CPU
-/// data that is `at` beyond it: a small number, or since Linux 6.15 an address as linked, within the
-/// last 2 GiB.
-fn per_cpu(at: u64) -> Option<u32> {
-    let displacement = i32::try_from(at.cast_signed()).ok()?;
-    Some(displacement.cast_unsigned())
 }
 
 fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
@@ -88,6 +81,7 @@ impl Registry {
         if site.internal.is_some() {
             return Err(Unoptimized::Internal);
         }
+        let can_read = self.can_read_in_detours();
         for (id, probe) in self.enabled_members(site) {
             let what = if probe
                 .spec
@@ -100,7 +94,7 @@ impl Registry {
             } else if probe.pool.is_some() {
                 unfollowable(probe)
             } else {
-                synchronous(&probe.actions)
+                synchronous(&probe.actions, can_read)
             };
             if let Some(what) = what {
                 return Err(Unoptimized::Synchronous { probe: id, what });
@@ -118,6 +112,19 @@ impl Registry {
             return Err(Unoptimized::Neighbour { at: *at });
         }
         Ok(span)
+    }
+
+    /// Whether detours can read memory: by code of the kernel, which is not probed itself, as their own
+    /// calls of it would be hits.
+    pub(crate) fn can_read_in_detours(&self) -> bool {
+        let readers = self
+            .live
+            .as_ref()
+            .and_then(|live| live.readers.as_ref().ok());
+        readers.is_some_and(|readers| {
+            let mut code = readers.code.iter().cloned();
+            !code.any(|code| self.sites.range(code).any(|(_, site)| self.is_wanted(site)))
+        })
     }
 
     pub(crate) fn enabled_members<'s>(
@@ -203,6 +210,7 @@ impl Registry {
             ring: detours.reserve(mem, &view.tables)?,
             cpu,
             task: task.transpose()?,
+            readers: live.readers.as_ref().ok().map(|found| found.readers),
         })
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{
-    Capture, EntryCapture, Exit, InstanceLayout, Instances, ReturnCode, STUB,
+    Capture, EntryCapture, Exit, Fetching, InstanceLayout, Instances, ReturnCode, STUB,
 };
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::{Gpr, RegisterSet};
@@ -35,6 +35,13 @@ fn stack_words(actions: &Actions) -> Vec<u16> {
     words.collect()
 }
 
+/// What is read of memory for a probe with these actions, if anything is and can be.
+fn fetching(actions: &Actions, around: &DetourContext) -> Option<Fetching> {
+    let items: Vec<_> = actions.capture.iter().filter_map(Item::fetched).collect();
+    let readers = around.readers.filter(|_| !items.is_empty())?;
+    Some(Fetching { readers, items })
+}
+
 /// The registers that are recorded of those that are to be shown. What a function returned is told of
 /// every return.
 fn recorded(shown: RegisterSet, returns: bool) -> RegisterSet {
@@ -43,16 +50,19 @@ fn recorded(shown: RegisterSet, returns: bool) -> RegisterSet {
 
 /// What is recorded for a probe with these actions: at its hits, or when a function returns.
 fn capture(probe: &Probe, around: &DetourContext) -> Capture {
-    let stack = match probe.pool {
-        None => stack_words(&probe.actions),
-        Some(_) => Vec::new(),
+    let (stack, fetching) = match probe.pool {
+        None => (
+            stack_words(&probe.actions),
+            fetching(&probe.actions, around),
+        ),
+        Some(_) => (Vec::new(), None),
     };
     Capture {
         registers: recorded(probe.actions.registers, probe.pool.is_some()),
         stack,
         task: around.task,
         cpu: around.cpu,
-        fetching: None,
+        fetching,
     }
 }
 

@@ -21,6 +21,7 @@ use crate::code::region::HiddenRegion;
 use crate::guest::banner::Banner;
 use crate::guest::kernel::GuestKernel;
 use crate::guest::kprobes::GuestKprobes;
+use crate::guest::readers::KernelReaders;
 use crate::info::Throttled;
 use crate::plan::arguments::Resolved;
 use crate::plan::probepoint::{Probepoint, plan};
@@ -42,6 +43,8 @@ pub(crate) struct Live {
     pub(crate) gate_planted: bool,
     /// What the kernel keeps where nobody writes, if it is known.
     pub(crate) banner: Option<Banner>,
+    /// By which code of the kernel detours read memory, or why they cannot.
+    pub(crate) readers: Result<KernelReaders, &'static str>,
 }
 
 /// The probes of one machine.

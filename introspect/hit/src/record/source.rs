@@ -7,7 +7,7 @@ use hvprobe_arch::detour::{BY_HOST, BuildError, Capture, EntryCapture, Layout, M
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use hvprobe_linux::task::Task;
-use hvprobe_spec::{Actions, ProbeId};
+use hvprobe_spec::{Actions, Item, ProbeId};
 
 use crate::counters::Counters;
 use crate::event::{self, Captured, Event, EventKind};
@@ -183,7 +183,8 @@ impl RecordSource {
         record: &[u8],
         around: &Around<'_>,
     ) -> Result<Option<Event>, Malformed> {
-        let record = self.layout.decode(record)?;
+        let bytes = record;
+        let record = self.layout.decode(bytes)?;
         let vcpu = record.cpu.unwrap_or(0);
         let mut regs = record.regs;
         regs.rip = self.what.at.0;
@@ -214,13 +215,7 @@ impl RecordSource {
             tgid: task.tgid.cast_signed(),
             comm: task.comm,
         });
-        let mut captured = Captured::nothing();
-        for word in stack.as_slice() {
-            captured.item(8, |bytes| {
-                bytes.copy_from_slice(&word.to_le_bytes());
-                true
-            });
-        }
+        let captured = self.captured(bytes, stack.as_slice())?;
         if let Some(filter) = &self.actions.filter {
             let seen = Seen {
                 actions: &self.actions,
@@ -256,6 +251,42 @@ impl RecordSource {
             task,
             cost_ns: 0,
         }))
+    }
+}
+
+impl RecordSource {
+    /// What was captured, in the order of its items: words of the stack, and what was read of memory.
+    fn captured(&self, record: &[u8], stack: &[u64]) -> Result<Captured, Malformed> {
+        let mut captured = Captured::nothing();
+        let mut words = stack.iter();
+        let mut fetched = 0;
+        let mut malformed = None;
+        for item in &self.actions.capture {
+            let Item::Stack(_) = item else {
+                let (index, layout) = (fetched, &self.layout);
+                fetched += 1;
+                match item.text() {
+                    Some(most) => captured.text(most.into(), |bytes| {
+                        let text = layout.text(record, index, bytes);
+                        text.map_err(|error| malformed = Some(error)).ok().flatten()
+                    }),
+                    None => captured.item(item.len(), |bytes| {
+                        let found = layout.fetched(record, index, bytes);
+                        found.map_err(|error| malformed = Some(error)) == Ok(true)
+                    }),
+                }
+                continue;
+            };
+            captured.item(8, |bytes| {
+                let word = words.next();
+                bytes.copy_from_slice(&word.copied().unwrap_or_default().to_le_bytes());
+                word.is_some()
+            });
+        }
+        match malformed {
+            Some(error) => Err(error),
+            None => Ok(captured),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::RegisterSet;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_fixtures::Memory;
-use hvprobe_spec::ProbeId;
+use hvprobe_spec::{Actions, Item, ProbeId};
 
 use super::collection::SETTLE;
 use super::reader::Look;
@@ -55,7 +55,12 @@ fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<Rec
     };
     let words = CounterPlace(Gva(0));
     let counters = Arc::clone(counters);
-    let source = RecordSource::new(probe, what, Arc::default(), counters, words, tallies);
+    let stack = what.capture.stack.iter().copied();
+    let actions = Arc::new(Actions {
+        capture: stack.map(Item::Stack).collect(),
+        ..Actions::default()
+    });
+    let source = RecordSource::new(probe, what, actions, counters, words, tallies);
     Arc::new(source.expect("a layout"))
 }
 

@@ -496,11 +496,3 @@ fn what_a_function_has_not_is_refused_at_its_column() {
     let refused = refusal(rig.try_register(&[spec(&format!("p vfs_read {many}"))]));
     assert!(matches!(refused.1, Refused::Arguments(_)), "{refused:?}");
 }
-
-#[test]
-fn arguments_in_registers_cost_no_exit_and_what_pointers_lead_to_does() {
-    let mut rig = Rig::optimizing();
-    let ids = rig.register(&[defaults("p filler_002"), spec("p vfs_read file->f_mode")]);
-    assert_eq!(rig.mechanism(ids[0]), Mechanism::Optimized);
-    assert_ne!(rig.mechanism(ids[1]), Mechanism::Optimized);
-}

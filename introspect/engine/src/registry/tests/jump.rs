@@ -173,17 +173,6 @@ fn what_needs_an_exit_makes_it_a_breakpoint_and_the_jump_comes_back() {
                 ..Actions::default()
             },
         ),
-        acting(
-            ENTRY,
-            Actions {
-                capture: vec![Item::Memory {
-                    base: hvprobe_arch::regs::Gpr::Rdi,
-                    offset: 0,
-                    len: 8,
-                }],
-                ..Actions::default()
-            },
-        ),
         ProbeSpec {
             mechanism: Some(Mechanism::Emulated),
             ..spec(ENTRY)

@@ -21,6 +21,7 @@ mod modules;
 mod overtaken;
 mod pending;
 mod process;
+mod reads;
 mod refused;
 mod replaced;
 mod returns;

@@ -1,0 +1,154 @@
+//! The kernel's code that loads from memory and lives through a fault (`__get_user_nocheck_*` in
+//! arch/x86/lib/getuser.S), as code of ours can call it.
+//!
+//! ```text
+//!   entry: [endbr64] { nop | stac | lfence }  mov[zx] edx/rdx, [rax]  xor eax, eax  { nop | clac }  ret
+//!                                             └─ load
+//! ```
+//!
+//! Nothing but this is accepted, so calls to either place do what [`Readers`](crate::detour::Readers)
+//! says: the address is in RAX, only RAX, RDX and flags change, and a fault of the one load that there is
+//! leads to the fixup that the kernel's exception table has for it.
+
+use super::decode;
+use crate::Gva;
+use iced_x86::{Instruction, Mnemonic, OpKind, Register};
+
+/// More than any of these functions has: padding and mitigations make them longer.
+const LONGEST: usize = 64;
+
+/// A function that loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loader {
+    /// Where it begins: calls to here may load from memory of the process.
+    pub entry: Gva,
+    /// Its load: calls to here may load from memory of the kernel.
+    pub load: Gva,
+    /// How many bytes from its entry to behind its return.
+    pub len: usize,
+    /// Where it returns by, if not by an instruction of its own: it has to be a return thunk.
+    pub thunk: Option<Gva>,
+}
+
+impl Loader {
+    /// The function at `at`, which `code` begins with, if it loads `size` bytes and does nothing else.
+    #[must_use]
+    pub fn analyse(code: &[u8], at: Gva, size: usize) -> Option<Self> {
+        let mut load = None;
+        let mut cleared = false;
+        let mut offset = 0;
+        while offset < LONGEST {
+            let here = at.wrapping_add(offset as u64);
+            let (instruction, _) = decode(code.get(offset..)?, here).ok()?;
+            offset += instruction.len();
+            match instruction.mnemonic() {
+                Mnemonic::Nop => {}
+                Mnemonic::Endbr64 | Mnemonic::Stac | Mnemonic::Lfence if load.is_none() => {}
+                Mnemonic::Mov | Mnemonic::Movzx if load.is_none() && loads(&instruction, size) => {
+                    load = Some(here);
+                }
+                Mnemonic::Xor if load.is_some() && clears_eax(&instruction) => cleared = true,
+                Mnemonic::Clac if cleared => {}
+                Mnemonic::Ret | Mnemonic::Jmp if cleared && leaves(&instruction) => {
+                    return Some(Self {
+                        entry: at,
+                        load: load?,
+                        len: offset,
+                        thunk: (instruction.mnemonic() == Mnemonic::Jmp)
+                            .then(|| Gva(instruction.near_branch_target())),
+                    });
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+}
+
+/// Whether `instruction` is `mov rdx, [rax]`, or the like of `size` bytes with zeros above.
+fn loads(instruction: &Instruction, size: usize) -> bool {
+    let into = match size {
+        8 => Register::RDX,
+        _ => Register::EDX,
+    };
+    let widens = instruction.mnemonic() == Mnemonic::Movzx;
+    instruction.op0_register() == into
+        && instruction.op1_kind() == OpKind::Memory
+        && instruction.memory_base() == Register::RAX
+        && instruction.memory_index() == Register::None
+        && instruction.memory_displacement64() == 0
+        && instruction.segment_prefix() == Register::None
+        && instruction.memory_size().size() == size
+        && widens == (size < 4)
+}
+
+fn clears_eax(instruction: &Instruction) -> bool {
+    instruction.op0_register() == Register::EAX && instruction.op1_register() == Register::EAX
+}
+
+/// Whether `instruction` returns, or jumps to where that is done.
+fn leaves(instruction: &Instruction) -> bool {
+    match instruction.mnemonic() {
+        Mnemonic::Ret => instruction.op_count() == 0,
+        _ => instruction.op0_kind() == OpKind::NearBranch64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::insn::testing::bytes;
+
+    const AT: Gva = Gva(0xffff_ffff_81c0_1000);
+
+    fn load(hex: &str, size: usize) -> Option<(u64, usize)> {
+        let loader = Loader::analyse(&bytes(hex), AT, size)?;
+        assert_eq!(loader.entry, AT);
+        Some((loader.load.0 - AT.0, loader.len))
+    }
+
+    #[test]
+    fn the_kernels_functions_are_told() {
+        // With SMAP and speculation barriers, as 6.1 has them; without, as it has them elsewhere; with
+        // ENDBR64 and a return thunk, as 6.12.
+        assert_eq!(
+            load("0f01cb 0faee8 488b10 31c0 0f01ca c3", 8),
+            Some((6, 15))
+        );
+        assert_eq!(load("0f1f00 0f1f00 8b10 31c0 0f1f00 c3", 4), Some((6, 14)));
+        assert_eq!(
+            load("f30f1efa 0f01cb 0faee8 0fb710 31c0 0f01ca e900000010", 2),
+            Some((10, 23))
+        );
+        assert_eq!(load("0fb610 31c0 c3", 1), Some((0, 6)));
+        let by_thunk = Loader::analyse(&bytes("488b10 31c0 e9f6feffff"), AT, 8).unwrap();
+        assert_eq!(by_thunk.thunk, Some(Gva(AT.0 - 0x100)));
+    }
+
+    #[test]
+    fn what_does_anything_else_is_none() {
+        for (hex, size) in [
+            // Another size, another address, another register, a segment, a sign.
+            ("8b10 31c0 c3", 8),
+            ("488b10 31c0 c3", 4),
+            ("488b5008 31c0 c3", 8),
+            ("488b11 31c0 c3", 8),
+            ("488b08 31c0 c3", 8),
+            ("65488b10 31c0 c3", 8),
+            ("0fbe10 31c0 c3", 1),
+            // No load, two of them, none before the result, no result, no end.
+            ("31c0 c3", 8),
+            ("488b10 488b10 31c0 c3", 8),
+            ("31c0 488b10 c3", 8),
+            ("488b10 c3", 8),
+            ("488b10 31c0", 8),
+            // Checks of the address, which a call of the load would leave out all the same.
+            ("488b10 31c0 48ffc1 c3", 8),
+            ("4839c2 488b10 31c0 c3", 8),
+            ("488b10 31c0 ffe0", 8),
+            ("488b10 31c0 c20800", 8),
+        ] {
+            assert_eq!(load(hex, size), None, "{hex}");
+        }
+    }
+}
