@@ -15,9 +15,9 @@ const TEXT: &[u8] = b"what the file says\0 and what is behind it in the file\n";
 
 /// Plants the definitions of `file` as events of the kernel's, `group` lines at a time, makes the calls, and
 /// prints what the kernel printed of them (`K LINE`); a definition that it does not take is told (`R LINE`
-/// with its number). Then makes the same calls once for each group again when a line comes in, so that
-/// others can plant theirs.
-pub(crate) fn run(file: &str, group: usize) -> Result<(), Box<dyn Error>> {
+/// with its number). Then makes the same calls again, once for each group in each of so many `rounds`, when a
+/// line comes in, so that others can plant theirs.
+pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
     let definitions = files::read(file)?;
     let definitions: Vec<&str> = definitions.lines().collect();
     let pid = std::process::id();
@@ -51,7 +51,7 @@ pub(crate) fn run(file: &str, group: usize) -> Result<(), Box<dyn Error>> {
         io::stdout().flush()?;
     }
     let mut input = io::stdin().lock();
-    for number in 0..groups.len() {
+    for number in 0..rounds * groups.len() {
         println!("ready: {number}");
         io::stdout().flush()?;
         input.read_line(&mut String::new())?;

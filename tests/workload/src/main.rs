@@ -76,9 +76,9 @@ Breakpoints and text that are not hvprobe's:
                          the same with a kretprobe event
   kprobe-events FILE     give each line of a file to the guest's kprobe_events, print `LINE ok`,
                          `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE` from its error_log, remove the event
-  fetch FILE N           give the lines of a file, N at a time, to the guest's kprobe_events, read a
+  fetch FILE N ROUNDS    give the lines of a file, N at a time, to the guest's kprobe_events, read a
                          file, print what the kernel traced (`K LINE`); then read it again for each
-                         group when a line comes in
+                         group, in each round, when a line comes in
   fentry FUNCTION N      call getpgid N times before, while and after a BPF program is at the entry of
                          FUNCTION; print `attached` and wait for a line; print `runs: N`
   ptrace-debugger N      debug a child that runs into a breakpoint N times
@@ -168,7 +168,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             kprobe_event::run(trigger, symbol, number(count)?, rounds)
         }
         ["kprobe-events", file] => kprobe_events::run(file),
-        ["fetch", file, group] => fetch::run(file, number(group)?),
+        ["fetch", file, group, rounds] => fetch::run(file, number(group)?, number(rounds)?),
         ["fentry", function, count] => fentry::run(function, number(count)?),
         ["ptrace-debugger", count] => debugger::run(number(count)?),
         ["static-keys", count] => static_keys::run(number(count)?),

@@ -13,6 +13,7 @@ use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::Target;
 use tracing::warn;
 
+use crate::guest::readers::KernelReaders;
 use crate::plan::kernel::Probeable;
 
 /// What is known of the kernel.
@@ -23,6 +24,8 @@ pub(crate) struct GuestKernel {
     pub(crate) module_reader: Result<ModuleReader, ModuleError>,
     /// The guest's modules, as they were when last read.
     modules: Option<ModuleList>,
+    /// Whether detours can read memory, as far as the image tells.
+    readable: bool,
     /// Where modules are whose text became final while we watched, though they are not live yet.
     formed: BTreeSet<Gva>,
 }
@@ -34,6 +37,7 @@ impl GuestKernel {
             warn!(%error, "modules cannot be probed");
         }
         Self {
+            readable: KernelReaders::may_be_in(&image),
             image,
             module_reader,
             modules: None,
@@ -47,6 +51,7 @@ impl GuestKernel {
             image: &self.image,
             modules: self.modules.as_ref(),
             formed: &self.formed,
+            readable: self.readable,
         }
     }
 

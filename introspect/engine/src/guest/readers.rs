@@ -37,6 +37,14 @@ pub(crate) struct KernelReaders {
 }
 
 impl KernelReaders {
+    /// Whether `image` may have what [`Self::find`] looks for when it runs.
+    pub(crate) fn may_be_in(image: &KernelImage) -> bool {
+        let mut names = LOADERS.iter().map(|(name, _)| name);
+        names.all(|name| image.symbols().address_of(name).is_some())
+            && image.task_layout().is_ok()
+            && disabled(image).is_some()
+    }
+
     /// Those of the kernel that runs.
     ///
     /// # Errors
@@ -49,10 +57,7 @@ impl KernelReaders {
         let Ok(task) = view.task else {
             return Err("the current task cannot be told");
         };
-        let disabled = image.member_offset("task_struct", "pagefault_disabled");
-        let (Some(current), Ok(Ok(disabled))) =
-            (per_cpu(task.current_task), disabled.map(i32::try_from))
-        else {
+        let (Some(current), Some(disabled)) = (per_cpu(task.current_task), disabled(image)) else {
             return Err("nothing tells where a task says that it takes no page faults");
         };
         let mut found = LOADERS.map(|_| None);
@@ -79,6 +84,12 @@ impl KernelReaders {
             code: loaders.map(|it| it.entry..it.entry.wrapping_add(it.len as u64)),
         })
     }
+}
+
+/// Where a task counts by how many it was said to take no page faults.
+fn disabled(image: &KernelImage) -> Option<i32> {
+    let offset = image.member_offset("task_struct", "pagefault_disabled");
+    i32::try_from(offset.ok()?).ok()
 }
 
 fn loader(

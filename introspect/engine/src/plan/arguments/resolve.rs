@@ -176,14 +176,17 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
 }
 
 /// The parameters of the function and, of a return probe, what it returns; `None` where the types do not
-/// tell of all of them. What points to characters is shown as text if it is one of `texts`.
+/// tell of all of them. What points to characters is shown as text if it is one of `texts`, or if it is one
+/// and costs no exit.
 fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
     let (parameters, returns) = around.function.whole().ok()?;
     if parameters.len() > ITEMS_MAX {
         return None;
     }
-    let found = parameters.iter().map(|it| {
-        let as_text = texts.contains(&it.name.as_str());
+    let free = around.kernel.readable && !around.returns;
+    let found = parameters.iter().enumerate().map(|(number, it)| {
+        let next = parameters.get(number + 1);
+        let as_text = texts.contains(&it.name.as_str()) || free && is_text(it, next, around);
         let text = as_text.then(|| text(it, around)).flatten();
         text.or_else(|| parameter(it, around, 0).ok())
     });
@@ -207,6 +210,16 @@ fn parameter(
         name: parameter.name.clone(),
         value: value(column, chain, None, types, around.returns)?,
     })
+}
+
+/// Whether a parameter is a text: it points to characters that the function does not change, and the next
+/// one is not their number.
+fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>) -> bool {
+    let Ok(types) = around.function.types else {
+        return false;
+    };
+    let counts = |it: &Parameter| types::is_size(types, it.ty);
+    types::is_constant_behind(types, parameter.ty) && !next.is_some_and(counts)
 }
 
 /// A parameter that points to characters, as text.

@@ -117,6 +117,29 @@ pub(super) fn characters(types: &Types, ty: TypeId) -> Option<Characters> {
     }
 }
 
+/// More than a type has of them: `volatile`, `restrict` and tags.
+const QUALIFIERS: usize = 8;
+
+/// Whether `ty` is a pointer to something that is constant.
+pub(super) fn is_constant_behind(types: &Types, ty: TypeId) -> bool {
+    let mut to = types.pointee(ty);
+    for _ in 0..QUALIFIERS {
+        match to.and_then(|to| types.kind(to)) {
+            Some(Kind::Const(_)) => return true,
+            Some(Kind::Volatile(next) | Kind::Restrict(next) | Kind::Tag(next)) => to = Some(next),
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Whether `ty` is what C counts bytes in: 64 bits without a sign, as `size_t`, by whatever name.
+pub(super) fn is_size(types: &Types, ty: TypeId) -> bool {
+    let whole = types.resolve(ty);
+    let kind = whole.and_then(|ty| types.kind(ty));
+    matches!(kind, Some(Kind::Int(int)) if !int.signed) && types.size(ty) == Some(8)
+}
+
 /// Where the characters of a text are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Characters {

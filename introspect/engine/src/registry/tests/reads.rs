@@ -140,6 +140,37 @@ fn while_the_loads_are_probed_detours_do_not_call_them() {
     assert_eq!(rig.mechanism(id), Mechanism::Optimized);
 }
 
+/// How the arguments of `definition` are shown when none are named, and by which mechanism.
+fn shown(definition: &str) -> (Vec<String>, Mechanism) {
+    let mut rig = Rig::optimizing();
+    let defaults = ProbeSpec {
+        default_arguments: true,
+        ..spec(definition)
+    };
+    let id = rig.register(&[defaults])[0];
+    let info = rig.info(id);
+    let arguments = info.shown.arguments.iter();
+    let names = arguments.map(|it| format!("{}: {}", it.name, it.shape.name));
+    (names.collect(), rig.mechanism(id))
+}
+
+#[test]
+fn a_text_is_shown_where_that_costs_no_exit_and_nothing_else_tells_its_length() {
+    let (arguments, mechanism) = shown("p filler_006");
+    assert_eq!(arguments, ["name: string", "mode: int"]);
+    assert_eq!(mechanism, Mechanism::Optimized);
+    let (arguments, mechanism) = shown("p filler_008");
+    assert_eq!(arguments, ["data: const char *", "len: unsigned long"]);
+    assert_eq!(mechanism, Mechanism::Optimized);
+    // Of a return probe it would.
+    let (arguments, mechanism) = shown("r filler_006");
+    assert_eq!(
+        arguments,
+        ["name: const char *", "mode: int", "retval: int"]
+    );
+    assert_eq!(mechanism, Mechanism::Optimized);
+}
+
 #[test]
 fn arguments_in_registers_and_behind_pointers_cost_no_exit() {
     let mut rig = Rig::optimizing();
