@@ -3,11 +3,13 @@
 //! ```text
 //!   +0        code that enters and leaves
 //!   +0x1000   the function
+//!   +0x3000   code that loads
 //!   +0x4000   free for detours, at the distances that shaping asks for
 //!   +0x400000 words: counters, free lists, states
 //!   +0x410000 per-CPU data, the current task
 //!   +0x420000 what instructions may refer to
 //!   +0x430000 stack
+//!   +0x440000 pages to be read, some of which may be taken away
 //!   +0x500000 instances
 //!   +0xa00000 ring
 //! ```
@@ -29,12 +31,14 @@ const MOST: u64 = 96;
 
 /// Where the function is.
 const FUNCTION: u64 = 0x1000;
+const LOADS: u64 = 0x3000;
 const DETOURS: Range<u64> = 0x4000..0x40_0000;
 const WORDS: u64 = 0x40_0000;
 const PER_CPU: u64 = 0x41_0000;
 const TASK: u64 = 0x41_1000;
 const DATA: Range<u64> = 0x42_0000..0x42_1000;
 const STACK: Range<u64> = 0x43_0000..0x43_8000;
+const PAGES: Range<u64> = 0x44_0000..0x48_0000;
 const INSTANCES: u64 = 0x50_0000;
 const HEAD: u64 = 0xa0_0000;
 const LIMIT: u64 = 0xa0_0040;
@@ -49,6 +53,7 @@ const GS_CURRENT: u32 = 0x20;
 const PID: u16 = 0x98;
 const TGID: u16 = 0x9c;
 const COMM: u16 = 0x120;
+const DISABLED: u16 = 0x1f8;
 
 /// The number of the CPU that all threads run on.
 pub const CPU: u32 = 0x1234;
@@ -144,6 +149,12 @@ impl Arena {
         self.gva(FUNCTION)
     }
 
+    /// Where code goes that loads from memory and lives through a fault.
+    #[must_use]
+    pub fn loads(&self) -> Gva {
+        self.gva(LOADS)
+    }
+
     /// Where detours may be.
     #[must_use]
     pub fn detours(&self) -> Range<Gva> {
@@ -179,6 +190,12 @@ impl Arena {
         }
     }
 
+    /// Offset in the task of `pagefault_disabled`; what is behind it is nothing.
+    #[must_use]
+    pub fn disabled(&self) -> i32 {
+        i32::from(DISABLED)
+    }
+
     /// How the CPU's number is found.
     #[must_use]
     pub fn cpu(&self) -> u32 {
@@ -195,6 +212,30 @@ impl Arena {
     #[must_use]
     pub fn stack(&self) -> Range<Gva> {
         self.range(STACK)
+    }
+
+    /// Pages to be read.
+    #[must_use]
+    pub fn pages(&self) -> Range<Gva> {
+        self.range(PAGES)
+    }
+
+    /// Takes the page at `at` away, which is one of those, for good.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn take_away(&self, at: Gva) -> io::Result<()> {
+        const PAGE: usize = 4096;
+        assert!(self.pages().contains(&at), "{at}");
+        let offset = self.offset(at, PAGE);
+        // SAFETY: in the mapping. Who refers to it from here on gets a fault, as from a page that is
+        // not there.
+        let page = unsafe { self.base.add(offset) };
+        // SAFETY: as above.
+        match unsafe { libc::mprotect(page.as_ptr().cast(), PAGE, libc::PROT_NONE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Where instances may be.
