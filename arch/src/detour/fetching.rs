@@ -36,7 +36,8 @@ pub struct Readers {
     pub process: [Gva; 4],
     /// Where the kernel's half begins.
     pub kernel_half: Gva,
-    /// Where the addresses end that a process may have (`TASK_SIZE_MAX`).
+    /// Where the addresses end that a process may have (`TASK_SIZE_MAX`): a page before the end of
+    /// what the processor takes for addresses.
     pub process_end: Gva,
     /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task.
     pub current: u32,

@@ -28,7 +28,8 @@ use iced_x86::{Code, Register};
 const DEEPEST: i32 = 2;
 /// The bit of AC in the flags.
 const AC: i32 = 18;
-/// What is left alone at the end of each half: more than an item is long, so that no load goes beyond.
+/// What is left alone at the end of the kernel's half: more than an item is long, so that no load goes
+/// beyond.
 const MARGIN: i32 = 0x2000;
 
 /// A cold piece of code: an item could not be read.
@@ -45,6 +46,8 @@ pub(super) struct Slowly {
     label: CodeLabel,
     reader: Gva,
     fault: CodeLabel,
+    /// Offset in the record of the first byte that is not wanted any more.
+    enough: usize,
     /// Where the text has ended.
     done: CodeLabel,
     /// Where eight bytes were read.
@@ -133,7 +136,7 @@ impl Emitter<'_> {
         self.guarded(readers, last.memory, fault, |this, readers| {
             match item.read {
                 Read::Bytes(len) => this.bytes(readers, len.into(), room, fault),
-                Read::Text(_) => this.text(readers, room, fault),
+                Read::Text(most) => this.text(readers, most.into(), room, fault),
             }
         })
     }
@@ -144,9 +147,12 @@ impl Emitter<'_> {
             return Err(BuildError::TextOfNothing);
         };
         let cell = self.frame().cell;
-        self.a.mov(qword_ptr(cell + room.offset(0)), rax)?;
-        for word in 1..room.words {
-            self.a.mov(qword_ptr(cell + room.offset(8 * word)), 0)?;
+        for word in 0..room.words {
+            let to = qword_ptr(cell + room.offset(8 * word));
+            match word {
+                0 => self.a.mov(to, rax)?,
+                _ => self.a.mov(to, 0)?,
+            }
         }
         Ok(())
     }
@@ -206,10 +212,11 @@ impl Emitter<'_> {
         Ok(())
     }
 
+    /// Goes to `otherwise` unless RAX is an address of a process. A load that goes on behind the last of
+    /// them faults: an item is shorter than the page that nobody has there.
     fn guard_process(&mut self, readers: &Readers, otherwise: CodeLabel) -> Result<(), BuildError> {
         let a = &mut self.a;
-        let end = readers.process_end.0;
-        a.mov(rdx, end.saturating_sub(MARGIN.unsigned_abs().into()))?;
+        a.mov(rdx, readers.process_end.0)?;
         a.cmp(rax, rdx)?;
         a.jae(otherwise)?;
         Ok(())
@@ -258,10 +265,11 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Copies a text from RAX, with what is behind it in its last eight bytes.
+    /// Copies a text of at most so many bytes from RAX, with what is behind it in its last eight bytes.
     fn text(
         &mut self,
         [one, .., eight]: &[Gva; 4],
+        most: usize,
         room: Room,
         fault: CodeLabel,
     ) -> Result<(), BuildError> {
@@ -303,6 +311,7 @@ impl Emitter<'_> {
             label: slowly,
             reader: *one,
             fault,
+            enough: room.offset(most),
             done,
             counted,
         });
@@ -311,11 +320,13 @@ impl Emitter<'_> {
 
     /// Writes the cold pieces.
     pub(super) fn cold_reads(&mut self) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
         for mut slowly in std::mem::take(&mut self.slowly) {
+            let mut nothing = self.a.create_label();
             // The text may end before what is not there.
             self.a.set_label(&mut slowly.label)?;
             self.a.mov(rax, rsi)?;
-            self.load(slowly.reader, slowly.fault)?;
+            self.load(slowly.reader, nothing)?;
             let a = &mut self.a;
             a.mov(byte_ptr(rdi), dl)?;
             a.test(dl, dl)?;
@@ -325,8 +336,14 @@ impl Emitter<'_> {
             a.test(edi, 7)?;
             a.jne(slowly.label)?;
             a.jmp(slowly.counted)?;
+            // All of it was there: that it ends cannot be seen, so it goes on.
+            a.set_label(&mut nothing)?;
+            a.lea(rax, qword_ptr(cell + slowly.enough))?;
+            a.cmp(rdi, rax)?;
+            a.jb(slowly.fault)?;
+            a.mov(byte_ptr(rdi), 1)?;
+            a.jmp(slowly.done)?;
         }
-        let cell = self.frame().cell;
         for mut unread in std::mem::take(&mut self.unread) {
             self.a.set_label(&mut unread.label)?;
             self.a.or(

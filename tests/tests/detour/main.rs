@@ -6,6 +6,7 @@
 
 mod compare;
 mod copies;
+mod edges;
 mod followed;
 mod interrupts;
 mod kernel;
@@ -13,6 +14,7 @@ mod overtaken;
 mod returns;
 mod rings;
 mod unfinished;
+mod world;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Capture, Layout, Record, Ring};

@@ -188,16 +188,16 @@ fn a_detour_reads_memory_by_calls_of_the_kernels_own_code() {
         80040101 dec r8d
         80040104 jne short 0FFFFFFFF800400B8h
         80040106 jmp short 0FFFFFFFF80040176h
-        80040108 mov rdx,7FFFFFFFD000h
+        80040108 mov rdx,7FFFFFFFF000h
         80040112 cmp rax,rdx
-        80040115 jae 0FFFFFFFF8004022Ch
+        80040115 jae 0FFFFFFFF80040254h
         8004011b mov rsi,rax
         8004011e lea rdi,[r11+20h]
         80040122 mov r8d,0Dh
         80040128 mov rax,rsi
         8004012b call 0FFFFFFFF81A000C0h
         80040130 test eax,eax
-        80040132 jne 0FFFFFFFF80040203h
+        80040132 jne 0FFFFFFFF80040217h
         80040138 mov [rdi],rdx
         8004013b mov rax,0FEFEFEFEFEFEFEFFh
         80040145 add rax,rdx
@@ -254,7 +254,7 @@ fn a_detour_reads_memory_by_calls_of_the_kernels_own_code() {
         800401da mov rax,rsi
         800401dd call 0FFFFFFFF81A00010h
         800401e2 test eax,eax
-        800401e4 jne short 0FFFFFFFF8004022Ch
+        800401e4 jne short 0FFFFFFFF80040203h
         800401e6 mov [rdi],dl
         800401e8 test dl,dl
         800401ea je 0FFFFFFFF80040106h
@@ -263,20 +263,30 @@ fn a_detour_reads_memory_by_calls_of_the_kernels_own_code() {
         800401f6 test edi,7
         800401fc jne short 0FFFFFFFF800401DAh
         800401fe jmp 0FFFFFFFF800400F5h
-        80040203 mov rax,rsi
-        80040206 call 0FFFFFFFF81A00000h
-        8004020b test eax,eax
-        8004020d jne short 0FFFFFFFF8004022Ch
-        8004020f mov [rdi],dl
-        80040211 test dl,dl
-        80040213 je 0FFFFFFFF80040176h
-        80040219 inc rsi
-        8004021c inc rdi
-        8004021f test edi,7
-        80040225 jne short 0FFFFFFFF80040203h
-        80040227 jmp 0FFFFFFFF80040165h
-        8004022c or dword ptr [r11+18h],1
-        80040231 jmp 0FFFFFFFF80040176h
+        80040203 lea rax,[r11+94h]
+        8004020a cmp rdi,rax
+        8004020d jb short 0FFFFFFFF80040254h
+        8004020f mov byte ptr [rdi],1
+        80040212 jmp 0FFFFFFFF80040106h
+        80040217 mov rax,rsi
+        8004021a call 0FFFFFFFF81A00000h
+        8004021f test eax,eax
+        80040221 jne short 0FFFFFFFF80040240h
+        80040223 mov [rdi],dl
+        80040225 test dl,dl
+        80040227 je 0FFFFFFFF80040176h
+        8004022d inc rsi
+        80040230 inc rdi
+        80040233 test edi,7
+        80040239 jne short 0FFFFFFFF80040217h
+        8004023b jmp 0FFFFFFFF80040165h
+        80040240 lea rax,[r11+94h]
+        80040247 cmp rdi,rax
+        8004024a jb short 0FFFFFFFF80040254h
+        8004024c mov byte ptr [rdi],1
+        8004024f jmp 0FFFFFFFF80040176h
+        80040254 or dword ptr [r11+18h],1
+        80040259 jmp 0FFFFFFFF80040176h
     "#]]
     .assert_eq(&made(&capture));
 }

@@ -1,0 +1,305 @@
+//! What must be found in memory: a model of the pages that tests read, and of following pointers in them
+//! as the host does.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{Layout, Readers};
+use hvprobe_arch::fetch::{Base, Fetched, Memory, Read};
+use hvprobe_arch::regs::Regs;
+use hvprobe_tests::detour::arena::Arena;
+use hvprobe_tests::detour::loads::{Calls, Loads};
+use hvprobe_tests::differential::random::Random;
+use std::collections::HashSet;
+use std::ops::Range;
+
+pub(crate) const PAGE: u64 = 4096;
+/// The last page of the processes' part, which is not there, if the pages to be read are in both parts.
+pub(crate) const BETWEEN: u64 = 31;
+pub(crate) const PAGES: u64 = 64;
+/// The most pages that are there in a row.
+pub(crate) const ROW: u64 = 3;
+/// Where the kernel's half begins on real machines, and where a process ends.
+pub(crate) const REAL_HALVES: (Gva, Gva) = (Gva(0xffff_8000_0000_0000), Gva(0x7fff_ffff_f000));
+/// Nothing is ever mapped below (`mmap_min_addr`).
+const LOWEST: u64 = 0x1000;
+/// A page of the kernel's half that a process may have.
+const VSYSCALL: Range<u64> = 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000;
+/// What is left alone at the end of the kernel's half.
+const LAST: u64 = 0x2000_u64.wrapping_neg();
+
+/// Why a byte cannot be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Not {
+    /// There is none.
+    Mapped,
+    /// There may be one, but this does not know of it.
+    Known,
+}
+
+/// What an item reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Nothing,
+    Bytes(Vec<u8>),
+    Text { bytes: Vec<u8>, truncated: bool },
+}
+
+/// The pages that tests read. Whoever writes there does it through this.
+pub(crate) struct World<'a> {
+    arena: &'a Arena,
+    pages: Vec<u8>,
+    holes: HashSet<u64>,
+    readers: Readers,
+    /// More memory: where it begins, and what is there.
+    pub(crate) beside: Vec<(Gva, Vec<u8>)>,
+    pub(crate) calls: Calls,
+    pub(crate) faults: Calls,
+}
+
+impl<'a> World<'a> {
+    pub(crate) fn new(arena: &'a Arena, readers: Readers) -> Self {
+        let pages = arena.pages();
+        let len = usize::try_from(pages.end.0 - pages.start.0).unwrap();
+        Self {
+            arena,
+            pages: vec![0; len],
+            holes: HashSet::new(),
+            readers,
+            beside: Vec::new(),
+            calls: Calls::default(),
+            faults: Calls::default(),
+        }
+    }
+
+    /// Where page `number` begins.
+    pub(crate) fn page(&self, number: u64) -> u64 {
+        let pages = self.arena.pages();
+        let at = pages.start.0 + PAGE * number;
+        assert!(at < pages.end.0, "{number}");
+        at
+    }
+
+    /// Takes page `number` away.
+    pub(crate) fn take_away(&mut self, number: u64) {
+        let at = self.page(number);
+        if self.holes.insert(at) {
+            self.arena.take_away(Gva(at)).unwrap();
+        }
+    }
+
+    /// Writes `bytes` at `at`, where there is memory.
+    pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
+        let pages = self.arena.pages();
+        for (at, byte) in (0..).map(|n| at.wrapping_add(n)).zip(bytes) {
+            if pages.contains(&Gva(at)) && !self.holes.contains(&(at & !(PAGE - 1))) {
+                self.pages[usize::try_from(at - pages.start.0).unwrap()] = *byte;
+                self.arena.write(Gva(at), &[*byte]);
+            }
+        }
+    }
+
+    /// The byte at `at`.
+    fn byte(&self, at: u64) -> Result<u8, Not> {
+        let within = |start: Gva, bytes: &[u8]| {
+            let offset = usize::try_from(Gva(at).offset_from(start)?).ok()?;
+            bytes.get(offset).copied()
+        };
+        if let Some(byte) = within(self.arena.pages().start, &self.pages) {
+            let is_there = !self.holes.contains(&(at & !(PAGE - 1)));
+            return is_there.then_some(byte).ok_or(Not::Mapped);
+        }
+        let mut beside = self.beside.iter();
+        if let Some(byte) = beside.find_map(|(start, bytes)| within(*start, bytes)) {
+            return Ok(byte);
+        }
+        let is_a_process_s = (LOWEST..1 << 47).contains(&at) || VSYSCALL.contains(&at);
+        Err(match is_a_process_s {
+            true => Not::Known,
+            false => Not::Mapped,
+        })
+    }
+
+    /// `len` bytes at `at`, or `None` if one of them is not there.
+    fn bytes(&self, at: u64, len: usize) -> Result<Option<Vec<u8>>, Not> {
+        let bytes = (0..len as u64).map(|n| self.byte(at.wrapping_add(n)));
+        match bytes.collect() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(Not::Mapped) => Ok(None),
+            Err(not) => Err(not),
+        }
+    }
+
+    /// Which half `at` is in, if that is the one it has to be in: the kernel's is the first.
+    fn half(&self, at: u64, memory: Memory) -> Option<usize> {
+        let is_kernel = (self.readers.kernel_half.0..=LAST).contains(&at);
+        let is_process = at < self.readers.process_end.0;
+        match memory {
+            Memory::Kernel => is_kernel.then_some(0),
+            Memory::User => is_process.then_some(1),
+            Memory::Either if is_kernel => Some(0),
+            Memory::Either => is_process.then_some(1),
+        }
+    }
+
+    /// Loads so many bytes, by the reader for that.
+    fn load(&mut self, half: usize, at: u64, len: usize) -> Result<Option<Vec<u8>>, Not> {
+        let size = usize::try_from(len.trailing_zeros()).unwrap();
+        self.calls[half][size] += 1;
+        let bytes = self.bytes(at, len)?;
+        self.faults[half][size] += u64::from(bytes.is_none());
+        Ok(bytes)
+    }
+
+    /// What `item` finds with these registers, and by which loads.
+    pub(crate) fn find(&mut self, item: &Fetched, regs: &Regs) -> Result<Found, Not> {
+        let mut value = match item.base {
+            Base::Register(register) => regs.get(register),
+            Base::Constant(value) => value,
+            Base::Task => self.arena.current().0,
+            Base::Entry(_) => panic!("not at an entry"),
+        };
+        let Some((last, before)) = item.pointers.split_last() else {
+            let Read::Bytes(len) = item.read else {
+                panic!("a text of nothing");
+            };
+            let mut bytes = value.to_le_bytes().to_vec();
+            bytes.resize(len.into(), 0);
+            return Ok(Found::Bytes(bytes));
+        };
+        for pointer in before {
+            let at = value.wrapping_add_signed(pointer.offset);
+            let Some(half) = self.half(at, pointer.memory) else {
+                return Ok(Found::Nothing);
+            };
+            let Some(bytes) = self.load(half, at, 8)? else {
+                return Ok(Found::Nothing);
+            };
+            value = u64::from_le_bytes(bytes.try_into().unwrap());
+        }
+        let at = value.wrapping_add_signed(last.offset);
+        let Some(half) = self.half(at, last.memory) else {
+            return Ok(Found::Nothing);
+        };
+        match item.read {
+            Read::Bytes(len) => self.find_bytes(half, at, len.into()),
+            Read::Text(most) => {
+                self.load_text(half, at, most.into())?;
+                self.find_text(at, most.into())
+            }
+        }
+    }
+
+    fn find_bytes(&mut self, half: usize, at: u64, len: usize) -> Result<Found, Not> {
+        let mut found = Vec::new();
+        while found.len() < len {
+            let left = len - found.len();
+            let size = [8, 4, 2, 1].into_iter().find(|size| *size <= left).unwrap();
+            match self.load(half, at + found.len() as u64, size)? {
+                Some(bytes) => found.extend(bytes),
+                None => return Ok(Found::Nothing),
+            }
+        }
+        Ok(Found::Bytes(found))
+    }
+
+    /// Does the loads that a text takes: eight bytes at a time, or one by one where that faults.
+    fn load_text(&mut self, half: usize, at: u64, most: usize) -> Result<(), Not> {
+        for word in 0..=most as u64 / 8 {
+            let at = at + 8 * word;
+            let ends = match self.load(half, at, 8)? {
+                Some(bytes) => bytes.contains(&0),
+                None => self.load_slowly(half, at)?,
+            };
+            if ends {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the text ends, or what can be read of it does.
+    fn load_slowly(&mut self, half: usize, at: u64) -> Result<bool, Not> {
+        for at in at..at + 8 {
+            if self
+                .load(half, at, 1)?
+                .is_none_or(|bytes| bytes.contains(&0))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// As the host reads a text.
+    fn find_text(&self, at: u64, most: usize) -> Result<Found, Not> {
+        let mut found = Vec::new();
+        for at in at..at + most as u64 {
+            match self.byte(at) {
+                Ok(0) => {
+                    return Ok(Found::Text {
+                        bytes: found,
+                        truncated: false,
+                    });
+                }
+                Ok(byte) => found.push(byte),
+                Err(Not::Mapped) => return Ok(Found::Nothing),
+                Err(not) => return Err(not),
+            }
+        }
+        // A text that fits exactly is whole, if that can be seen.
+        let next = self.bytes(at + most as u64, 1)?;
+        Ok(Found::Text {
+            bytes: found,
+            truncated: next.is_none_or(|next| next != [0]),
+        })
+    }
+}
+
+/// Where the kernel's half begins and where processes end: between the pages, before them, behind them.
+pub(crate) fn halves(arena: &Arena) -> [(Gva, Gva); 3] {
+    let page = |number| arena.pages().start.wrapping_add(PAGE * number);
+    [
+        (page(BETWEEN + 1), page(BETWEEN)),
+        (arena.entry(), Gva(0x1_0000)),
+        REAL_HALVES,
+    ]
+}
+
+/// Pages full of bytes that are not zero, every fourth taken away.
+pub(crate) fn world<'a>(arena: &'a Arena, loads: &Loads<'_>, random: &mut Random) -> World<'a> {
+    let mut world = World::new(arena, loads.readers());
+    for page in 0..PAGES {
+        let at = world.page(page);
+        if page % (ROW + 1) == ROW {
+            world.take_away(page);
+            continue;
+        }
+        for word in 0..PAGE / 8 {
+            let bytes = (random.next() | 0x0101_0101_0101_0101).to_le_bytes();
+            world.put(at + 8 * word, &bytes);
+        }
+    }
+    world
+}
+
+/// What a record has of each item.
+pub(crate) fn found(layout: &Layout, record: &[u8], items: &[Fetched]) -> Vec<Found> {
+    let found = items.iter().enumerate().map(|(index, item)| {
+        let mut bytes = vec![0xee; 300];
+        match item.read {
+            Read::Bytes(len) => {
+                bytes.truncate(len.into());
+                let is_there = layout.fetched(record, index, &mut bytes).unwrap();
+                is_there.then_some(Found::Bytes(bytes))
+            }
+            Read::Text(most) => {
+                bytes.truncate(most.into());
+                layout.text(record, index, &mut bytes).unwrap().map(|it| {
+                    bytes.truncate(it.len.into());
+                    let truncated = it.truncated;
+                    Found::Text { bytes, truncated }
+                })
+            }
+        }
+    });
+    found.map(|found| found.unwrap_or(Found::Nothing)).collect()
+}
