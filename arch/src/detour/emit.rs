@@ -88,7 +88,7 @@ pub(super) struct Assembled<const N: usize> {
 
 /// `call rel32`, and its length.
 pub(super) const CALL_REL32: u8 = 0xe8;
-pub(super) const CALL: usize = 5;
+pub(super) const CALL: u8 = 5;
 
 impl<'a> Emitter<'a> {
     pub(super) fn new(frame: &'a Frame, ring: &'a Ring) -> Result<Self, BuildError> {
@@ -339,7 +339,7 @@ impl<'a> Emitter<'a> {
     pub(super) fn call(&mut self, target: Gva) -> Result<(), BuildError> {
         let mut label = self.a.create_label();
         self.place(&mut label)?;
-        let [a, b, c, d] = [INT3; CALL - 1];
+        let [a, b, c, d] = [INT3; CALL as usize - 1];
         self.a.db(&[CALL_REL32, a, b, c, d])?;
         self.calls.push((label, target));
         Ok(())

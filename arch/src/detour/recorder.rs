@@ -182,7 +182,7 @@ impl Recorder {
         let mut code = self.code.clone();
         code[self.tail.clone()].copy_from_slice(&copied);
         for (call, target) in &self.calls {
-            let end = call + CALL;
+            let end = call + usize::from(CALL);
             let from = here(at, &code[..end]);
             let distance = target.0.wrapping_sub(from.0).cast_signed();
             let out_of_reach = |_| BuildError::OutOfReach {

@@ -97,7 +97,7 @@ impl ReturnCode {
         let mut code = Vec::new();
         for stub in (0..stubs).step_by(STUB as usize) {
             code.push(CALL_REL32);
-            code.extend((stubs - stub - CALL as u32).to_le_bytes());
+            code.extend((stubs - stub - u32::from(CALL)).to_le_bytes());
             code.resize(code.len().next_multiple_of(STUB as usize), INT3);
         }
         code.extend(common);
@@ -191,7 +191,7 @@ impl Emitter<'_> {
         self.save()?;
         let a = &mut self.a;
         a.mov(rsi, pushed)?;
-        let first = ORIGIN.cast_signed() + CALL as i64;
+        let first = ORIGIN.cast_signed() + i64::from(CALL);
         let first = MemoryOperand::with_base_displ(Register::RIP, first);
         a.add_instruction(Instruction::with2(Code::Lea_r64_m, Register::RDX, first)?)?;
         a.sub(rsi, rdx)?;
