@@ -5,7 +5,7 @@
 use super::{no_registers, quiet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::condition::{Comparison, Condition};
-use hvprobe_arch::detour::{Capture, Layout, Member, Part, Span};
+use hvprobe_arch::detour::{Capture, Layout, Member, Part, Record, Span};
 use hvprobe_arch::regs::{Gpr, RegisterSet, rflags};
 use hvprobe_tests::detour::arena::{Arena, COMM_TEXT, CPU, PID_AND_TGID};
 use hvprobe_tests::detour::bench::{Bench, Left, State};
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 /// Stack that instructions may use below and above the stack pointer.
 const AROUND: u64 = 0x3000;
 
-fn tsc() -> u64 {
+pub(crate) fn tsc() -> u64 {
     // SAFETY: it only reads the counter.
     unsafe { _rdtsc() }
 }
@@ -40,7 +40,7 @@ pub(crate) fn stack_pointer(random: &mut Random, arena: &Arena) -> Gva {
     Gva(page + offset + odd)
 }
 
-fn capture(random: &mut Random, arena: &Arena) -> Capture {
+pub(crate) fn capture(random: &mut Random, arena: &Arena) -> Capture {
     let registers = match random.below(3) {
         0 => RegisterSet::default(),
         1 => no_registers(),
@@ -58,7 +58,7 @@ fn capture(random: &mut Random, arena: &Arena) -> Capture {
     }
 }
 
-fn condition(random: &mut Random, state: &State) -> Condition {
+pub(crate) fn condition(random: &mut Random, state: &State) -> Condition {
     let register = random.pick(&Gpr::ALL);
     let own = state.regs.get(register);
     Condition {
@@ -81,12 +81,84 @@ fn condition(random: &mut Random, state: &State) -> Condition {
     }
 }
 
+/// What the code begins with.
+pub(crate) struct Before {
+    pub(crate) state: State,
+    /// All of the stack's memory, and of the data.
+    pub(crate) stack: Vec<u8>,
+    pub(crate) data: Vec<u8>,
+}
+
 /// What can be seen after the code has run.
-struct After {
+pub(crate) struct After {
     left: Left,
     /// From the start of the stack's memory on.
     stack: Vec<u8>,
     data: Vec<u8>,
+}
+
+impl Before {
+    pub(crate) fn random(random: &mut Random, arena: &Arena) -> Self {
+        let rsp_is = stack_pointer(random, arena);
+        let state = State::random(random, rsp_is);
+        let len =
+            |range: std::ops::Range<Gva>| usize::try_from(range.end.0 - range.start.0).unwrap();
+        let mut bytes = |len: usize| -> Vec<u8> {
+            let words = (0..len / 8).flat_map(|_| random.next().to_le_bytes());
+            words.collect()
+        };
+        let (stack, data) = (bytes(len(arena.stack())), bytes(len(arena.data())));
+        Self { state, stack, data }
+    }
+
+    /// Runs the function from here.
+    pub(crate) fn run(&self, bench: &Bench<'_>) -> After {
+        let arena = bench.arena();
+        arena.write(arena.stack().start, &self.stack);
+        arena.write(arena.data().start, &self.data);
+        let left = bench.run(arena.function(), &self.state);
+        After {
+            stack: arena.read(arena.stack().start, self.stack.len()),
+            data: arena.read(arena.data().start, self.data.len()),
+            left,
+        }
+    }
+
+    /// The stack's bytes from the stack pointer on.
+    pub(crate) fn above(&self, arena: &Arena) -> &[u8] {
+        let from = self.state.regs.rsp - arena.stack().start.0;
+        &self.stack[usize::try_from(from).unwrap()..]
+    }
+
+    /// Whether one of the stack words asked for is not in the stack pointer's page.
+    pub(crate) fn leaves_page(&self, captures: &[Capture]) -> bool {
+        let highest = captures.iter().flat_map(|capture| &capture.stack).max();
+        highest.is_some_and(|index| self.state.regs.rsp % 4096 + 8 * u64::from(*index) + 8 > 4096)
+    }
+
+    /// Checks all that `record` tells of this, but for the time, and memory that was read.
+    pub(crate) fn check(&self, arena: &Arena, capture: &Capture, record: &Record) {
+        let mut regs = self.state.regs;
+        regs.rflags |= rflags::FIXED | rflags::IF;
+        for register in Gpr::ALL {
+            if !capture.registers.contains(register) {
+                regs.set(register, 0);
+            }
+        }
+        assert_eq!(record.regs, regs);
+        let word = |index: &u16| {
+            let at = 8 * usize::from(*index);
+            u64::from_le_bytes(self.above(arena)[at..at + 8].try_into().unwrap())
+        };
+        let words: Vec<u64> = capture.stack.iter().map(word).collect();
+        assert_eq!(record.stack.as_slice(), words);
+        assert_eq!(record.cpu, capture.cpu.map(|_| CPU));
+        assert_eq!(record.task.is_some(), capture.task.is_some());
+        if let Some(task) = record.task {
+            assert_eq!((task.pid, task.tgid), PID_AND_TGID);
+            assert_eq!(&task.comm, COMM_TEXT);
+        }
+    }
 }
 
 impl After {
@@ -98,18 +170,19 @@ impl After {
             .filter(|(at, _)| *at >= self.left.state.regs.rsp)
             .all(|(at, ((one, two), before))| one == two || at < top && one == before)
     }
-}
 
-/// Runs the function from these beginnings.
-fn run(bench: &Bench<'_>, state: &State, stack: &[u8], data: &[u8]) -> After {
-    let arena = bench.arena();
-    arena.write(arena.stack().start, stack);
-    arena.write(arena.data().start, data);
-    let left = bench.run(arena.function(), state);
-    After {
-        stack: arena.read(arena.stack().start, stack.len()),
-        data: arena.read(arena.data().start, data.len()),
-        left,
+    /// Checks that the detour has left all as the instructions had `before`.
+    pub(crate) fn is_as(&self, in_place: &Self, before: &Before, arena: &Arena, what: &str) {
+        assert!(
+            in_place.left == self.left,
+            "{what}\n{:x?}\n{:x?}",
+            in_place.left,
+            self.left
+        );
+        let (start, top) = (arena.stack().start, before.state.regs.rsp);
+        let is_same = in_place.has_stack_of(self, &before.stack, start, top);
+        assert!(is_same, "stack after {what}");
+        assert!(in_place.data == self.data, "memory after {what}");
     }
 }
 
@@ -135,16 +208,10 @@ pub(crate) fn compare(
 ) {
     let arena = bench.arena();
     let (lost, vetoed) = (arena.counter(0), arena.counter(1));
-    let rsp_is = stack_pointer(random, arena);
-    let mut state = State::random(random, rsp_is);
-    let len = |range: std::ops::Range<Gva>| usize::try_from(range.end.0 - range.start.0).unwrap();
-    let mut bytes = |len: usize| -> Vec<u8> {
-        let words = (0..len / 8).flat_map(|_| random.next().to_le_bytes());
-        words.collect()
-    };
-    let (mut stack, mut data) = (bytes(len(arena.stack())), bytes(len(arena.data())));
-    setup(&mut state, &mut stack, &mut data);
-    let in_place = run(bench, &state, &stack, &data);
+    let mut before = Before::random(random, arena);
+    setup(&mut before.state, &mut before.stack, &mut before.data);
+    let in_place = before.run(bench);
+    let state = &before.state;
 
     let captures: Vec<Capture> = (0..=random.below(3))
         .map(|_| capture(random, arena))
@@ -153,7 +220,7 @@ pub(crate) fn compare(
         .iter()
         .map(|_| {
             (0..random.below(3))
-                .map(|_| condition(random, &state))
+                .map(|_| condition(random, state))
                 .collect()
         })
         .collect();
@@ -176,29 +243,13 @@ pub(crate) fn compare(
     let vetoed_before = arena.word(vetoed).load(Ordering::SeqCst);
     let mut reader = Reader::new(arena, ring);
     let began = tsc();
-    let detoured = run(bench, &state, &stack, &data);
+    let detoured = before.run(bench);
     let ended = tsc();
-    let what = || format!("{name}: {:02x?} with {state:x?}", span.bytes());
-    assert!(
-        in_place.left == detoured.left,
-        "{}\n{:x?}\n{:x?}",
-        what(),
-        in_place.left,
-        detoured.left
-    );
-    let is_same = in_place.has_stack_of(&detoured, &stack, arena.stack().start, state.regs.rsp);
-    assert!(is_same, "stack after {}", what());
-    assert!(in_place.data == detoured.data, "memory after {}", what());
+    let what = format!("{name}: {:02x?} with {state:x?}", span.bytes());
+    detoured.is_as(&in_place, &before, arena, &what);
 
-    let word = |index: u16| {
-        let at = state.regs.rsp - arena.stack().start.0 + 8 * u64::from(index);
-        let at = usize::try_from(at).unwrap();
-        u64::from_le_bytes(stack[at..at + 8].try_into().unwrap())
-    };
-    let highest = captures.iter().flat_map(|capture| &capture.stack).max();
-    let leaves_page =
-        highest.is_some_and(|index| state.regs.rsp % 4096 + 8 * u64::from(*index) + 8 > 4096);
-    assert_eq!(planted.escapes(), u64::from(leaves_page), "{}", what());
+    let leaves_page = before.leaves_page(&captures);
+    assert_eq!(planted.escapes(), u64::from(leaves_page), "{what}");
     seen.escapes += planted.escapes();
     let mut vetoes = 0;
     let mut time = began;
@@ -215,24 +266,9 @@ pub(crate) fn compare(
         let (header, bytes) = reader.next_record().unwrap().expect("a record");
         let record = layout.decode(&bytes).unwrap();
         assert_eq!((header.source, header.cells), (source, layout.cells()));
-        let mut regs = state.regs;
-        regs.rflags |= rflags::FIXED | rflags::IF;
-        for register in Gpr::ALL {
-            if !capture.registers.contains(register) {
-                regs.set(register, 0);
-            }
-        }
-        assert_eq!(record.regs, regs, "{}", what());
-        let words: Vec<u64> = capture.stack.iter().map(|index| word(*index)).collect();
-        assert_eq!(record.stack.as_slice(), words);
+        before.check(arena, capture, &record);
         assert!((time..ended).contains(&record.tsc));
         time = record.tsc;
-        assert_eq!(record.cpu, capture.cpu.map(|_| CPU));
-        assert_eq!(record.task.is_some(), capture.task.is_some());
-        if let Some(task) = record.task {
-            assert_eq!((task.pid, task.tgid), PID_AND_TGID);
-            assert_eq!(&task.comm, COMM_TEXT);
-        }
         seen.records += 1;
     }
     assert_eq!(reader.next_record(), Ok(None), "no more records");

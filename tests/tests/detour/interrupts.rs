@@ -7,8 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-/// The functions that tests probe.
-pub(crate) type Function = extern "C" fn(u64) -> u64;
+pub(crate) use hvprobe_tests::detour::traps::Function;
 
 /// How far apart interruptions are, if the machine keeps up.
 const INTERVAL: Duration = Duration::from_micros(20);

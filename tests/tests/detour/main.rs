@@ -6,10 +6,12 @@
 
 mod compare;
 mod copies;
+mod deep;
 mod edges;
 mod followed;
 mod interrupts;
 mod kernel;
+mod loads;
 mod overtaken;
 mod returns;
 mod rings;

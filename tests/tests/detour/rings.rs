@@ -17,20 +17,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long the tests wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A function that adds one, probed.
-struct Probed<'a> {
+pub(crate) struct Probed<'a> {
     arena: &'a Arena,
     ring: Ring,
-    layout: Layout,
+    pub(crate) layout: Layout,
     lost: Gva,
-    detour: Range<u64>,
-    _planted: Planted<'a>,
+    pub(crate) detour: Range<u64>,
+    pub(crate) planted: Planted<'a>,
 }
 
 impl<'a> Probed<'a> {
-    fn new(arena: &'a Arena, ring: Ring, capture: &Capture) -> Self {
+    pub(crate) fn new(arena: &'a Arena, ring: Ring, capture: &Capture) -> Self {
         let code = assemble(arena, arena.function(), |a| {
             a.nop_1(dword_ptr(rax + rax * 1 + 0x12))?;
             a.lea(rax, qword_ptr(rdi + 1))?;
@@ -54,29 +54,29 @@ impl<'a> Probed<'a> {
             layout: Layout::new(capture).unwrap(),
             lost,
             detour: detour.at().0..detour.at().0 + detour.code().len() as u64,
-            _planted: Planted::new(arena, &span, &detour),
+            planted: Planted::new(arena, &span, &detour),
         }
     }
 
-    fn function(&self) -> Function {
+    pub(crate) fn function(&self) -> Function {
         let code = self.arena.code(self.arena.function());
         // SAFETY: the function above follows the C calling convention, and so does its detour, which
         // changes no register.
         unsafe { std::mem::transmute(code) }
     }
 
-    fn call(&self, values: Range<u64>) {
+    pub(crate) fn call(&self, values: Range<u64>) {
         let function = self.function();
         for value in values {
             assert_eq!(function(value), value + 1);
         }
     }
 
-    fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.arena.word(self.lost).load(Ordering::SeqCst)
     }
 
-    fn reader(&self) -> Reader<'a> {
+    pub(crate) fn reader(&self) -> Reader<'a> {
         Reader::new(self.arena, self.ring)
     }
 
