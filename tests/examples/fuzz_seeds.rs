@@ -133,12 +133,55 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         b"\xf3\x0f\x1e\xfa\x0f\x1f\x44\0\0\x55\x48\x89\xe5\xe8\0\0\0\0\x74\x02\x5d\xc3\x0f\x0b";
     add("boundary", "function", at(TEXT, function));
     add("boundary", "wrapping", at(u64::MAX - 3, function));
+    let mut reading = vec![4, 0, 0];
+    reading.extend(b"\xf3\x0f\x1e\xfa\x0f\x1f\x44\0\0\x55\x48\x89\xe5");
+    reading.resize(3 + 256, 0x90);
+    reading.extend(reads());
+    add("detour", "reading", reading);
+    add("fetched", "items", [reads(), record()].concat());
+    add("fetched", "cut", [&reads()[..], &record()[..60]].concat());
     for five in [false, true] {
         let name = if five { "five" } else { "four" };
         add("walk", name, walk(five));
         add("hidden", name, hidden(five));
     }
     seeds
+}
+
+/// What a detour reads, as the targets `detour` and `fetched` are told.
+fn reads() -> Vec<u8> {
+    let mut bytes = vec![4];
+    // RDI itself; 12 bytes by two pointers from RSI; a text from there; one from a constant.
+    bytes.extend([0x70, 8, 0]);
+    bytes.extend([0x68, 0, 8, 0, 0, 0, 2, 0xf0, 0xff, 0xff, 0xff, 12, 0]);
+    bytes.extend([0x64, 1, 0, 0, 0, 0, 60, 0x80]);
+    bytes.extend([0x05, 1, 2, 3, 4, 5, 6, 7, 8]);
+    bytes.extend([4, 0, 0, 0, 0, 0, 0, 0, 0x80, 7, 0x80]);
+    bytes
+}
+
+/// A record of that: RDI and bits, then rooms of 1, 2, 8 and 1 words.
+fn record() -> Vec<u8> {
+    let text = |text: &[u8]| {
+        let mut bytes = text.to_vec();
+        bytes.resize(text.len().next_multiple_of(8), 0);
+        bytes
+    };
+    let words = [
+        // Time, flags, RDI and the second item, which could not be read.
+        [[0; 24].as_slice(), &[2, 0, 0, 0, 0, 0, 0, 0]].concat(),
+        vec![0x11; 8],
+        vec![0x22; 16],
+        text(b"a text that ends in its second cell, which is not the first one"),
+        text(b"1234567"),
+    ]
+    .concat();
+    let mut bytes = Vec::new();
+    for cell in words.chunks(56) {
+        bytes.extend([3, 0, 0, 0, 9, 0, 0, 3]);
+        bytes.extend(cell);
+    }
+    bytes
 }
 
 fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {

@@ -1,11 +1,14 @@
-//! Detours: what a jump displaces, and what records say.
+//! Detours: what a jump displaces, what a detour calls, and what records say.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{
-    Capture, EntryCapture, Header, InstanceLayout, JUMP, Layout, Recorder, Ring, Span, TaskFields,
+    BuildError, Capture, Detour, EntryCapture, Fetching, Header, InstanceLayout, JUMP, Layout,
+    Member, Part, Readers, Recorder, Ring, Span, TaskFields,
 };
+use hvprobe_arch::fetch::{Base, Fetched, Memory, Pointer, Read};
 use hvprobe_arch::insn::MAX_LEN;
 use hvprobe_arch::regs::{Gpr, RegisterSet};
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
 use super::input::Input;
 
@@ -14,9 +17,12 @@ const FUNCTION: usize = 256;
 /// Where functions and detours lie: within reach of each other.
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const DETOURS: u64 = 0xffff_ffff_8040_0000;
+/// Where the kernel's loads are.
+const LOADS: u64 = TEXT + 0x10_0000;
 
-/// Any bytes as a function, a probepoint in it and a place for the detour. The first two bytes say
-/// where the probepoint is and how far into the region the detour is wanted; the rest is code.
+/// Any bytes as a function, a probepoint in it and a place for the detour. The first three bytes say
+/// where the probepoint is and how far into the region the detour is wanted; then there is code, and
+/// behind that what the detour reads.
 pub fn detour(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let offset = u64::from(input.u8());
@@ -49,7 +55,31 @@ pub fn detour(data: &[u8]) -> bool {
         watermark: 32,
         doorbell_port: 0x91,
     };
-    let recorder = Recorder::new(&span, &ring, &[]).unwrap_or_else(|error| panic!("{error}"));
+    let capture = Capture {
+        fetching: fetching(&mut input),
+        ..Capture::default()
+    };
+    let member = Member {
+        conditions: &[],
+        vetoed: Gva(DETOURS + 128),
+        part: Part::Record {
+            source: 1,
+            capture: &capture,
+            lost: Gva(DETOURS + 136),
+        },
+    };
+    let members = if capture.fetching.is_some() {
+        &[member][..]
+    } else {
+        &[]
+    };
+    let recorder = match Recorder::new(&span, &ring, members) {
+        Ok(recorder) => recorder,
+        Err(error) => {
+            assert!(may_be_refused(&capture, &error), "{error}");
+            return false;
+        }
+    };
     let detour = match recorder.place(target) {
         Ok(detour) => detour,
         // What an instruction refers to may be anywhere.
@@ -64,7 +94,178 @@ pub fn detour(data: &[u8]) -> bool {
         assert!(detour.resume(displaced.at()).is_some_and(inside));
     }
     assert!(inside(detour.tail()));
+    assert_eq!(detour.escape().is_some(), capture.fetching.is_some());
+    if let Some(fetching) = &capture.fetching {
+        follow(&detour, &fetching.readers);
+    }
     true
+}
+
+/// Follows all of a detour but its copies: it goes nowhere but to itself and to the loads.
+fn follow(detour: &Detour, readers: &Readers) {
+    let escape = detour.escape().unwrap_or(detour.tail());
+    let end = detour.at().wrapping_add(detour.code().len() as u64);
+    let cold = escape.wrapping_add(1);
+    for part in [detour.at()..detour.tail(), cold..end] {
+        let [from, to] = [part.start, part.end].map(|at| {
+            usize::try_from(at.0 - detour.at().0).unwrap_or_else(|error| panic!("{at}: {error}"))
+        });
+        let code = &detour.code()[from..to];
+        let decoder = Decoder::with_ip(64, code, part.start.0, DecoderOptions::NONE);
+        for instruction in decoder {
+            assert!(!instruction.is_invalid(), "at {:x}", instruction.ip());
+            let target = Gva(instruction.near_branch_target());
+            match instruction.flow_control() {
+                FlowControl::Next => {}
+                FlowControl::Call => {
+                    let known = readers.kernel.iter().chain(&readers.process);
+                    assert!(known.into_iter().any(|load| *load == target), "{target}");
+                }
+                FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
+                    assert!((detour.at()..end).contains(&target), "{target}");
+                }
+                other => panic!("{other:?} at {:x}", instruction.ip()),
+            }
+        }
+    }
+}
+
+/// What the input asks to be read of memory, if anything.
+fn fetching(input: &mut Input<'_>) -> Option<Fetching> {
+    let count = usize::from(input.u8() & 0x3f);
+    let mut items = Vec::new();
+    while items.len() < count {
+        items.push(item(input));
+    }
+    let loads = |from: u64| [0, 1, 2, 3].map(|size| Gva(LOADS + from + 0x20 * size));
+    let readers = Readers {
+        kernel: loads(0x10),
+        process: loads(0),
+        kernel_half: Gva(0xffff_8000_0000_0000),
+        process_end: Gva(0x7fff_ffff_f000),
+        current: 0x1000,
+        disabled: 0x9b8,
+    };
+    (count > 0).then_some(Fetching { readers, items })
+}
+
+/// An item: a byte says what it starts from and how many pointers follow, each of which has a byte for
+/// its memory and how its offset is told; two bytes say what is read.
+fn item(input: &mut Input<'_>) -> Fetched {
+    let kind = input.u8();
+    let register = Gpr::ALL[usize::from(kind >> 4)];
+    let base = match kind & 3 {
+        0 => Base::Register(register),
+        1 => Base::Constant(input.u64()),
+        2 => Base::Task,
+        // Few, as nothing comes of it.
+        _ if kind == 0xff => Base::Entry(register),
+        _ => Base::Register(Gpr::Rsp),
+    };
+    let pointers = (0..kind >> 2 & 3).map(|_| {
+        let how = input.u8();
+        Pointer {
+            offset: match how & 4 {
+                0 => input.i32().into(),
+                _ => input.u64().cast_signed(),
+            },
+            memory: match how & 3 {
+                0 => Memory::Kernel,
+                1 => Memory::User,
+                _ => Memory::Either,
+            },
+        }
+    });
+    let pointers = pointers.collect();
+    let read = input.u16();
+    let len = read & 0x3ff;
+    let read = match read >> 15 {
+        0 => Read::Bytes(len),
+        _ => Read::Text(len),
+    };
+    Fetched {
+        base,
+        pointers,
+        read,
+    }
+}
+
+/// Whether what is asked for is a reason for this.
+fn may_be_refused(capture: &Capture, error: &BuildError) -> bool {
+    let items = capture.fetching.as_ref().map_or(&[][..], |it| &it.items);
+    let words = |item: &Fetched| match item.read {
+        Read::Bytes(len) | Read::Text(len) => usize::from(len) / 8 + 1,
+    };
+    match error {
+        BuildError::TooManyItems { count } => *count == items.len() && *count > 32,
+        // As many as there are without marks, less what is always there.
+        BuildError::TooLarge { .. } => items.iter().map(words).sum::<usize>() > 16 * 7 - 20,
+        BuildError::FetchAtReturn => items.iter().any(|it| matches!(it.base, Base::Entry(_))),
+        BuildError::TextOfNothing => items
+            .iter()
+            .any(|it| it.pointers.is_empty() && matches!(it.read, Read::Text(_))),
+        _ => false,
+    }
+}
+
+/// Any bytes as what is read of memory, and then as a record with that. What is read is asked for as by
+/// [`detour`].
+pub fn fetched(data: &[u8]) -> bool {
+    let mut input = Input::new(data);
+    let fetching = fetching(&mut input);
+    let capture = Capture {
+        registers: RegisterSet::from_iter([Gpr::Rdi]),
+        fetching,
+        ..Capture::default()
+    };
+    let layout = match Layout::new(&capture) {
+        Ok(layout) => layout,
+        Err(error) => {
+            assert!(may_be_refused(&capture, &error), "{error}");
+            return false;
+        }
+    };
+    let record = input.rest();
+    let _ = layout.decode(record);
+    let is_whole = record.len() >= layout.size();
+    let items = capture.fetching.as_ref().map_or(&[][..], |it| &it.items);
+    for (index, item) in items.iter().enumerate() {
+        let (most, room) = match item.read {
+            Read::Bytes(len) => (usize::from(len), usize::from(len).next_multiple_of(8)),
+            Read::Text(most) => (usize::from(most), 8 * (usize::from(most) / 8 + 1)),
+        };
+        for len in [most, 0, 3, room + 9] {
+            const UNTOUCHED: u8 = 0xa5;
+            let mut bytes = vec![UNTOUCHED; len];
+            let found = layout.fetched(record, index, &mut bytes);
+            assert!(found.is_ok() || !is_whole, "{found:?}");
+            let behind = bytes.get(room..).unwrap_or_default();
+            assert!(behind.iter().all(|byte| *byte == UNTOUCHED));
+            if found == Ok(false) {
+                assert!(bytes.iter().all(|byte| *byte == UNTOUCHED));
+            }
+            let text = layout.text(record, index, &mut bytes);
+            assert!(text.is_ok() || !is_whole, "{text:?}");
+            if found.is_ok() && text.is_ok() {
+                assert_eq!(found == Ok(true), text.is_ok_and(|text| text.is_some()));
+            }
+            let Ok(Some(header)) = text else {
+                continue;
+            };
+            let end = usize::from(header.len);
+            assert!(end <= most.min(len), "{end} of {len}");
+            assert!(!bytes[..end].contains(&0));
+            // It ends where it is cut off, or at its zero.
+            assert!(end == most.min(len) || bytes[end] == 0 && !header.truncated);
+        }
+    }
+    // There are no others.
+    let mut bytes = [0; 8];
+    let other = layout.fetched(record, items.len(), &mut bytes);
+    assert!(other.is_err() || other == Ok(false));
+    let other = layout.text(record, items.len(), &mut bytes);
+    assert!(other.is_err() || other == Ok(None));
+    is_whole
 }
 
 /// Any bytes as a record and as an instance, of what the first two bytes ask for.

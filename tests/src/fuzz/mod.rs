@@ -19,7 +19,7 @@ mod symbols;
 mod types;
 
 pub use definition::definition;
-pub use detour::{detour, record};
+pub use detour::{detour, fetched, record};
 pub use image::{btf, image, kallsyms, tables};
 pub use insn::{boundary, gate, insn};
 pub use language::language;
@@ -38,12 +38,13 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
     target("definition", definition),
     target("detour", detour),
+    target("fetched", fetched),
     target("gate", gate),
     target("hidden", hidden),
     target("image", image),
