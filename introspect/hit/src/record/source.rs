@@ -262,26 +262,26 @@ impl RecordSource {
         let mut fetched = 0;
         let mut malformed = None;
         for item in &self.actions.capture {
-            let Item::Stack(_) = item else {
-                let (index, layout) = (fetched, &self.layout);
-                fetched += 1;
-                match item.text() {
-                    Some(most) => captured.text(most.into(), |bytes| {
-                        let text = layout.text(record, index, bytes);
-                        text.map_err(|error| malformed = Some(error)).ok().flatten()
-                    }),
-                    None => captured.item(item.len(), |bytes| {
-                        let found = layout.fetched(record, index, bytes);
-                        found.map_err(|error| malformed = Some(error)) == Ok(true)
-                    }),
-                }
+            if let Item::Stack(_) = item {
+                captured.item(8, |bytes| {
+                    let word = words.next();
+                    bytes.copy_from_slice(&word.copied().unwrap_or_default().to_le_bytes());
+                    word.is_some()
+                });
                 continue;
-            };
-            captured.item(8, |bytes| {
-                let word = words.next();
-                bytes.copy_from_slice(&word.copied().unwrap_or_default().to_le_bytes());
-                word.is_some()
-            });
+            }
+            let (index, layout) = (fetched, &self.layout);
+            fetched += 1;
+            match item.text() {
+                Some(most) => captured.text(most.into(), |bytes| {
+                    let text = layout.text(record, index, bytes);
+                    text.map_err(|error| malformed = Some(error)).ok().flatten()
+                }),
+                None => captured.item(item.len(), |bytes| {
+                    let found = layout.fetched(record, index, bytes);
+                    found.map_err(|error| malformed = Some(error)) == Ok(true)
+                }),
+            }
         }
         match malformed {
             Some(error) => Err(error),
