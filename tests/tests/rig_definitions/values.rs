@@ -215,8 +215,9 @@ fn split<'l>(line: &'l str, names: &[String]) -> Option<Vec<&'l str>> {
 const CLOBBERED: [&str; 8] = ["%cx", "%dx", "%si", "%di", "%r8", "%r9", "%r10", "%r11"];
 
 /// Why the value of an argument is no other than it has to be though it is not the kernel's.
-fn differs_by_design(definition: &Definition, index: usize) -> Option<&'static str> {
+fn differs_by_design(definition: &Definition, index: usize, printed: &str) -> Option<&'static str> {
     let text = definition.arguments[index].text.as_str();
+    let nothing = ["0", "0x0", "(fault)"].contains(&printed);
     let returns = matches!(definition.kind, Kind::Return { .. });
     match () {
         // `pt_regs` holds the address behind the kernel's int3.
@@ -231,6 +232,8 @@ fn differs_by_design(definition: &Definition, index: usize) -> Option<&'static s
         {
             Some("what is below the stack")
         }
+        // Whatever is mapped there is shown.
+        () if nothing && reaches_far(text) => Some("behind its stack's end the kernel sees zeros"),
         () if text.contains("@init_task") => Some("the idle task has run"),
         () if returns && CLOBBERED.iter().any(|register| text.contains(register)) => {
             Some("what a call leaves in registers that it need not keep")
@@ -442,7 +445,7 @@ impl Tally {
             let here = (number, index);
             if let Some(before) = self.first.remove(&here)
                 && before != ours
-                && differs_by_design(&definition, index).is_none()
+                && differs_by_design(&definition, index, printed).is_none()
             {
                 let of = &definition.arguments[index].text;
                 let both = format!("in a detour {before:x?}, by the host {ours:x?}");
@@ -451,7 +454,7 @@ impl Tally {
             if is_same(printed, ours.as_ref(), argument, symbols) {
                 self.same += 1;
                 self.faults += usize::from(ours.is_none());
-            } else if let Some(why) = differs_by_design(&definition, index) {
+            } else if let Some(why) = differs_by_design(&definition, index, printed) {
                 *self.by_design.entry(why).or_default() += 1;
             } else {
                 let ours = ours.map(|it| it.bytes);
