@@ -9,6 +9,9 @@ use crate::sys;
 /// Where PCs show how far their firmware has come: nobody listens.
 const IDLE_PORT: u16 = 0x80;
 
+/// What a call's argument points to: a page of its own, of which the call's id is that of nobody.
+static TEXT: [u8; 65] = *b"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\0";
+
 /// A cheap system call that no other program in the test guest makes on its own, or something to
 /// compare it with.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +21,8 @@ pub(crate) enum Call {
     Getpgid,
     Getsid,
     SchedGetPriorityMax,
+    /// `getpgid` of the address of [`TEXT`], which is nobody's id.
+    Text,
     /// Two calls, as a program makes that does little else: a byte is read from `/dev/zero` and
     /// written to `/dev/null`. One `vfs_read` and one `vfs_write`.
     Copy(Devices),
@@ -57,6 +62,7 @@ impl Call {
             "getpgid" => Ok(Self::Getpgid),
             "getsid" => Ok(Self::Getsid),
             "sched_get_priority_max" => Ok(Self::SchedGetPriorityMax),
+            "text" => Ok(Self::Text),
             "copy" => Ok(Self::Copy(Devices::open()?)),
             _ => Err(format!("no system call `{name}` here; see `workload help`").into()),
         }
@@ -70,6 +76,7 @@ impl Call {
                 return Ok(());
             }
             Self::Copy(devices) => return devices.copy(),
+            Self::Text => return sys::getpgid_of_nobody(TEXT.as_ptr().addr()),
             Self::Getpgid => (libc::SYS_getpgid, 0),
             Self::Getsid => (libc::SYS_getsid, 0),
             Self::SchedGetPriorityMax => (libc::SYS_sched_get_priority_max, libc::SCHED_OTHER),

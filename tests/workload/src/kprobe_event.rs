@@ -62,15 +62,21 @@ pub(crate) struct Profile {
 pub(crate) struct OwnEvent(Trigger);
 
 impl OwnEvent {
-    /// Sets the event on `symbol` (`NAME[+OFFSET]`).
-    pub(crate) fn set(trigger: Trigger, symbol: &str) -> io::Result<Self> {
+    /// Sets the event at `place` (`NAME[+OFFSET]`, and fetch arguments).
+    pub(crate) fn set(trigger: Trigger, place: &str) -> io::Result<Self> {
         if Path::new(OPTIMIZATION).exists() {
             let on = trigger == Trigger::Optimized;
             files::write(OPTIMIZATION, if on { "1" } else { "0" })?;
         }
         let (letter, event) = (trigger.letter(), trigger.event());
-        command(&format!("{letter}:{GROUP}/{event} {symbol}"))?;
+        command(&format!("{letter}:{GROUP}/{event} {place}"))?;
         Ok(Self(trigger))
+    }
+
+    /// Which hits make an event.
+    pub(crate) fn filter(&self, filter: &str) -> io::Result<()> {
+        let path = format!("{TRACEFS}/events/{GROUP}/{}/filter", self.0.event());
+        files::write(&path, filter)
     }
 
     pub(crate) fn enable(&self, on: bool) -> io::Result<()> {

@@ -38,8 +38,8 @@ use stress::Length;
 
 const USAGE: &str = "\
 usage: workload COMMAND
-CALL is getpgid, getsid, sched_get_priority_max; copy: two calls, a byte from /dev/zero to /dev/null;
-or out: no call, but a write to an idle port.
+CALL is getpgid, getsid, sched_get_priority_max; text: getpgid of a text of 64 characters, which is nobody;
+copy: two calls, a byte from /dev/zero to /dev/null; or out: no call, but a write to an idle port.
 
 Calls:
   calls CALL N           make exactly N calls
@@ -55,10 +55,11 @@ Calls:
   stress-directed SEED [WORKERS]
                          the same, as lines on stdin say: `go` ... `stop`, `go STEPS`, `end`;
                          prints the counts and `stretch N is over` when all workers rest
-  tsc-loop CALL N [PROBES SYM]
+  tsc-loop CALL N [PROBES SYM [ARGS...]]
                          print the time stamp counter's ticks per call, fastest and median batch of
                          100, and of all together; with the guest's own PROBES on SYM[+OFF]: p, r or
-                         pr, or o for a kprobe that is optimized first
+                         pr, or o for a kprobe that is optimized first; with fetch arguments, and `if
+                         FILTER` at the end
 Long calls:
   sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs
   naps THREADS N         each sleeps N times for 10 ms in nanosleep while moved between CPUs;
@@ -144,8 +145,8 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             stress::directed(number(seed)?, stress_workers(workers)?)
         }
         ["tsc-loop", name, count] => tsc_loop::run(Call::named(name)?, number(count)?),
-        ["tsc-loop", name, count, probes, symbol] => {
-            tsc_loop::run_probed(probes, symbol, Call::named(name)?, number(count)?)
+        ["tsc-loop", name, count, probes, ref place @ ..] => {
+            tsc_loop::run_probed(probes, &place.join(" "), Call::named(name)?, number(count)?)
         }
         ["sleepers", threads, count] => sleepers::run(number(threads)?, number(count)?),
         ["naps", threads, count] => sleepers::naps(number(threads)?, number(count)?),

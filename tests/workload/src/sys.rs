@@ -27,6 +27,16 @@ pub(crate) fn plain(number: c_long, argument: c_int) -> io::Result<()> {
     checked(unsafe { libc::syscall(number, argument) }).map(drop)
 }
 
+/// `getpgid(2)` of a number that is nobody's id.
+pub(crate) fn getpgid_of_nobody(number: usize) -> io::Result<()> {
+    // SAFETY: the call takes an integer only.
+    match checked(unsafe { libc::syscall(libc::SYS_getpgid, number) }) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other("somebody has this id")),
+    }
+}
+
 /// `nanosleep(2)` of less than a second.
 pub(crate) fn nanosleep(nanoseconds: u32) -> io::Result<()> {
     let time = libc::timespec {

@@ -36,14 +36,18 @@ pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The same while the guest's own probes are on `symbol`: `p`, `r`, or `pr` for both; `o` is a `p`
-/// whose int3 the kernel has replaced by a jump.
+/// The same while the guest's own probes are at `place`, a symbol and fetch arguments, with `if FILTER`
+/// behind them or not: `p`, `r`, or `pr` for both; `o` is a `p` whose int3 the kernel has replaced by a jump.
 pub(crate) fn run_probed(
     probes: &str,
-    symbol: &str,
+    place: &str,
     call: Call,
     count: u64,
 ) -> Result<(), Box<dyn Error>> {
+    let (place, filter) = match place.split_once(" if ") {
+        Some((place, filter)) => (place, Some(filter)),
+        None => (place, None),
+    };
     let events: Vec<OwnEvent> = probes
         .chars()
         .map(|letter| {
@@ -53,10 +57,13 @@ pub(crate) fn run_probed(
                 'r' => Trigger::Return,
                 _ => return Err(format!("a probe is p, r or o, not {letter}").into()),
             };
-            Ok(OwnEvent::set(trigger, symbol)?)
+            Ok(OwnEvent::set(trigger, place)?)
         })
         .collect::<Result<_, Box<dyn Error>>>()?;
     for event in &events {
+        if let Some(filter) = filter {
+            event.filter(filter)?;
+        }
         event.enable(true)?;
         event.settle()?;
     }

@@ -2,7 +2,7 @@
 //!
 //! Runs inside a rig, started by `cargo lab bench hits`. One guest under hvprobe makes the same
 //! system call in a loop: without probes, with its own kprobe and kretprobe events, and with each of
-//! hvprobe's mechanisms on the function behind the call, all in one boot. Another, under QEMU, runs
+//! hvprobe's mechanisms on the function behind the call, and with arguments and filters, all in one boot. Another, under QEMU, runs
 //! into a breakpoint of a gdb. What the bare loop costs is taken off everything. In the first guest,
 //! too, a program that does little but system calls runs with and without a probe on its path.
 
@@ -23,7 +23,7 @@ mod table;
 mod targets;
 
 use guest::Ticks;
-use ours::{EMULATED, Loop, MECHANISMS, Machine, OPTIMIZED, Work};
+use ours::{EMULATED, Fetch, Loop, MECHANISMS, Machine, OPTIMIZED, Work};
 use qemu::Accelerator;
 use slowdown::Slower;
 use table::{Row, Unit};
@@ -57,9 +57,29 @@ const OWN: [(&str, &str, &str); 4] = [
 const OPTIMIZABLE: &str = "__x64_sys_read+5";
 const OWN_OPTIMIZED: &str = "guest's kprobe, optimized (read)";
 const SAME_PLACE: &str = "kprobe, optimized (read)";
+/// What is read and filtered without an exit, beside what the guest's own events do with the same words:
+/// four bytes behind two pointers, a text of 64 characters, and a hit that does not count.
+const READER: &str = "text";
+const FETCHES: [Fetch; 3] = [
+    Fetch {
+        name: "kprobe, optimized, +0(+0(%sp)):u32",
+        own: "guest's kprobe, +0(+0(%sp)):u32",
+        words: "a=+0(+0(%sp)):u32",
+    },
+    Fetch {
+        name: "kprobe, optimized, 64 characters",
+        own: "guest's kprobe, 64 characters",
+        words: "a=+0(+112(%di)):ustring",
+    },
+    Fetch {
+        name: "kprobe, optimized, filtered out",
+        own: "guest's kprobe, filtered out",
+        words: "a=%di if a == 1",
+    },
+];
 const GDB: &str = "gdb's breakpoint in QEMU";
 
-const RATIOS: [Ratio; 9] = [
+const RATIOS: [Ratio; 12] = [
     ratio(EMULATED.name, EXIT, 1.25),
     ratio("return probe", EMULATED.name, 1.75),
     ratio("kprobe + return probe", "return probe", 1.25),
@@ -68,9 +88,12 @@ const RATIOS: [Ratio; 9] = [
     ratio(SAME_PLACE, OWN_OPTIMIZED, 1.0),
     ratio("return probe, optimized", OWN_RETURN, 0.35),
     ratio("kprobe + return probe, optimized", OWN_BOTH, 0.35),
+    ratio(FETCHES[0].name, FETCHES[0].own, 0.25),
+    ratio(FETCHES[1].name, FETCHES[1].own, 0.25),
+    ratio(FETCHES[2].name, FETCHES[2].own, 0.25),
     ratio(EMULATED.name, GDB, 0.1),
 ];
-const RUNS: [Runs; 7] = [
+const RUNS: [Runs; 10] = [
     runs(EMULATED.name, 1),
     runs("kprobe, boosted", 1),
     runs("kprobe, stepped", 2),
@@ -78,6 +101,9 @@ const RUNS: [Runs; 7] = [
     runs("return probe, exit at the return", 2),
     runs(OPTIMIZED.name, 0),
     runs("return probe, optimized", 0),
+    runs(FETCHES[0].name, 0),
+    runs(FETCHES[1].name, 0),
+    runs(FETCHES[2].name, 0),
 ];
 /// The engine's instructions for an emulated hit, at most.
 const INSTRUCTIONS: f64 = 1000.0;
@@ -211,6 +237,10 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
         calls: options.calls,
         function: FUNCTION,
     };
+    let reading = Work {
+        call: READER,
+        ..work
+    };
     let all = |machine: &mut Machine| -> Result<Vec<Loop>> {
         let mut loops = vec![machine.exit(options.calls)?, machine.bare(&work, None)?];
         for (name, probes, place) in OWN {
@@ -220,6 +250,14 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
         for mechanism in &MECHANISMS {
             progress(mechanism.name);
             loops.push(machine.probed(&work, mechanism)?);
+        }
+        progress(READER);
+        loops.push(machine.bare(&reading, None)?);
+        for fetch in &FETCHES {
+            progress(fetch.name);
+            let own = format!("p '{FUNCTION} {}'", fetch.words);
+            loops.push(machine.bare(&reading, Some(&own))?);
+            loops.push(machine.fetched(&reading, fetch.words)?);
         }
         Ok(loops)
     };
@@ -246,12 +284,15 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     ];
     let names = OWN.iter().map(|(name, ..)| (*name, None));
     let ours = MECHANISMS.iter().map(|it| (it.name, it.counted_as));
-    for ((name, kind), measured) in names.chain(ours).zip(loops) {
+    for ((name, kind), measured) in names.chain(ours).zip(loops.by_ref()) {
         rows.push(Row {
             instructions: kind.and_then(|kind| counted_as(options, kind)),
             ..difference(name, &measured, &base)
         });
     }
+    let base = loops.next().context("nothing was read")?;
+    let names = FETCHES.iter().flat_map(|fetch| [fetch.own, fetch.name]);
+    rows.extend(names.zip(loops).map(|(name, measured)| difference(name, &measured, &base)));
     Ok(rows)
 }
 

@@ -19,6 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What is said of a jump that is not possible just now.
 const CHANGES: &str = "changing its own kprobes";
 
+/// A probe that does more than to record registers, and the guest's own event with the same words.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    pub(crate) name: &'static str,
+    pub(crate) own: &'static str,
+    /// What stands behind the function.
+    pub(crate) words: &'static str,
+}
+
 /// What a program in the guest does over and over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
@@ -168,12 +177,18 @@ impl Machine {
 
     /// The loop with probes of ours on its function.
     pub(crate) fn probed(&mut self, work: &Work, mechanism: &Mechanism) -> Result<Loop> {
-        let words = mechanism
-            .add
-            .iter()
-            .map(|word| word.replace("{}", work.function));
-        let add = ["probe", "add", "--vm", MACHINE].map(str::to_owned);
-        let add: Vec<String> = add.into_iter().chain(words).collect();
+        let words = mechanism.add.iter();
+        let words: Vec<String> = words
+            .map(|word| word.replace("{}", work.function))
+            .collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.with_probes(work, &words)
+    }
+
+    /// The loop with the probes that `hvprobe probe add` makes of `words`.
+    fn with_probes(&mut self, work: &Work, words: &[&str]) -> Result<Loop> {
+        let mut add = vec!["probe", "add", "--vm", MACHINE];
+        add.extend(words);
         // The guest's kernel works on for a while when its own probes are gone, which is seen from here
         // only by asking again.
         let deadline = Instant::now() + PATIENCE;
@@ -187,6 +202,12 @@ impl Machine {
         self.server
             .ask(["probe", "remove", "--vm", MACHINE, "--all"])?;
         measured
+    }
+
+    /// The loop with a probe of ours on its function, with these words behind it.
+    pub(crate) fn fetched(&mut self, work: &Work, words: &str) -> Result<Loop> {
+        let definition = format!("p {} {words}", work.function);
+        self.with_probes(work, &["--mechanism", "optimized", &definition])
     }
 
     fn measure(&mut self, words: &str) -> Result<Loop> {
