@@ -14,7 +14,9 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals};
 use hvprobe_spec::Item;
 use hvprobe_tests::differential::random::Random;
-use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
+use hvprobe_tests::rig::{
+    Running, amid_nmis, assert_clean, chain, guest, info, probe, rig, rig_cpus, values,
+};
 
 /// Called once for each NMI that nobody knows the reason of, on the NMI's own stack.
 const WITNESS: &str = "default_get_nmi_reason";
@@ -23,17 +25,6 @@ const NMI_PATH: [&str; 3] = ["vprintk_store", "irq_work_queue", "nmi_handle.part
 /// Bytes between the witness's stack pointer and those that it captures.
 const SKIPPED: i64 = 64;
 const CAPTURED: u16 = 240;
-
-/// Prints how many NMIs each CPU has had, and what the kernel has logged beside what it always says
-/// when one comes that nobody expected. The console is not told: that takes longer than the NMI.
-const SCRIPT: &str = "echo -1 >/proc/sys/kernel/printk; dmesg -c >/dev/null; \
-    workload held stdin-hold; \
-    grep NMI: /proc/interrupts; echo 'log:'; \
-    dmesg | grep -vE '\\] (Uhhuh\\. NMI received for unknown reason [0-9a-f]{2} on CPU [0-9]+\\.\
-|Do you have a strange power saving mode enabled\\?\
-|Dazed and confused, but trying to continue\
-|INFO: NMI handler .* took too long to run: .*)$'; \
-    echo 'end of log'; read line";
 
 /// What an NMI interrupted: the frame that the processor pushed (SDM vol. 3, 6.14.2).
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +98,10 @@ fn every_call_is_counted(
     let cpus = rig_cpus().clamp(1, 2);
     let mut running = Running::boot(MachineConfig {
         optimize,
-        ..guest(u32::try_from(cpus).expect("few"), &["sh", "-c", SCRIPT])
+        ..guest(
+            u32::try_from(cpus).expect("few"),
+            &["sh", "-c", &amid_nmis("workload held stdin-hold")],
+        )
     });
     running.wait_for("ready");
     let machine = running.machine.clone();

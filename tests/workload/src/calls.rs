@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
 
@@ -11,6 +12,23 @@ const IDLE_PORT: u16 = 0x80;
 
 /// What a call's argument points to: a page of its own, of which the call's id is that of nobody.
 static TEXT: [u8; 65] = *b"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\0";
+
+/// Addresses at which there is nothing that can be read: near zero, of a process, just below its end and
+/// the kernel's beginning, of neither, of the kernel's half where nothing is, and what errors look like.
+const NOWHERE: [u64; 12] = [
+    0,
+    8,
+    0xff8,
+    0x5000_0000_0000,
+    0x7fff_ffff_effc,
+    0x7fff_ffff_fff8,
+    0x8000_0000_0000,
+    0x1234_5678_9abc_def0,
+    0xffff_7fff_ffff_fffc,
+    0xffff_8000_0000_0000,
+    0xffff_ffff_ffff_f000,
+    0xffff_ffff_ffff_fffe,
+];
 
 /// A cheap system call that no other program in the test guest makes on its own, or something to
 /// compare it with.
@@ -23,6 +41,8 @@ pub(crate) enum Call {
     SchedGetPriorityMax,
     /// `getpgid` of the address of [`TEXT`], which is nobody's id.
     Text,
+    /// `getpgid` of one address of [`NOWHERE`] after the other, whatever comes of it.
+    Nowhere,
     /// Two calls, as a program makes that does little else: a byte is read from `/dev/zero` and
     /// written to `/dev/null`. One `vfs_read` and one `vfs_write`.
     Copy(Devices),
@@ -63,6 +83,7 @@ impl Call {
             "getsid" => Ok(Self::Getsid),
             "sched_get_priority_max" => Ok(Self::SchedGetPriorityMax),
             "text" => Ok(Self::Text),
+            "nowhere" => Ok(Self::Nowhere),
             "copy" => Ok(Self::Copy(Devices::open()?)),
             _ => Err(format!("no system call `{name}` here; see `workload help`").into()),
         }
@@ -76,6 +97,12 @@ impl Call {
                 return Ok(());
             }
             Self::Copy(devices) => return devices.copy(),
+            Self::Nowhere => {
+                static NEXT: AtomicUsize = AtomicUsize::new(0);
+                let next = NEXT.fetch_add(1, Ordering::Relaxed);
+                sys::getpgid(NOWHERE[next % NOWHERE.len()]);
+                return Ok(());
+            }
             Self::Text => return sys::getpgid_of_nobody(TEXT.as_ptr().addr()),
             Self::Getpgid => (libc::SYS_getpgid, 0),
             Self::Getsid => (libc::SYS_getsid, 0),

@@ -27,6 +27,12 @@ pub(crate) fn plain(number: c_long, argument: c_int) -> io::Result<()> {
     checked(unsafe { libc::syscall(number, argument) }).map(drop)
 }
 
+/// `getpgid(2)` of any number, whatever comes of it.
+pub(crate) fn getpgid(number: u64) {
+    // SAFETY: the call takes an integer only.
+    unsafe { libc::syscall(libc::SYS_getpgid, number) };
+}
+
 /// `getpgid(2)` of a number that is nobody's id.
 pub(crate) fn getpgid_of_nobody(number: usize) -> io::Result<()> {
     // SAFETY: the call takes an integer only.

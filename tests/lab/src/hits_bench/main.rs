@@ -292,7 +292,11 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     }
     let base = loops.next().context("nothing was read")?;
     let names = FETCHES.iter().flat_map(|fetch| [fetch.own, fetch.name]);
-    rows.extend(names.zip(loops).map(|(name, measured)| difference(name, &measured, &base)));
+    rows.extend(
+        names
+            .zip(loops)
+            .map(|(name, measured)| difference(name, &measured, &base)),
+    );
     Ok(rows)
 }
 
