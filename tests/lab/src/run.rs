@@ -146,7 +146,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 9] = [
+const PASSED_ON: [&str; 10] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
@@ -156,6 +156,7 @@ const PASSED_ON: [&str; 9] = [
     "HVPROBE_STRESS_SECONDS",
     "HVPROBE_STRESS_SEED",
     "HVPROBE_PAUSE_SECONDS",
+    "HVPROBE_STORM",
 ];
 
 /// The environment of programs in a rig: where they are, and what is passed on to them.
