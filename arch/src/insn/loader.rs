@@ -2,8 +2,8 @@
 //! arch/x86/lib/getuser.S), as code of ours can call it.
 //!
 //! ```text
-//!   entry: [endbr64] { nop | stac | lfence }  mov[zx] edx/rdx, [rax]  xor eax, eax  { nop | clac }  ret
-//!                                             └─ load
+//!   [endbr64] {nop}  { nop | stac | lfence }  mov[zx] edx/rdx, [rax]  xor eax, eax  { nop | clac }  ret
+//!                    └─ entry                 └─ load
 //! ```
 //!
 //! Nothing but this is accepted, so calls to either place do what [`Readers`](crate::detour::Readers)
@@ -20,11 +20,11 @@ const LONGEST: usize = 64;
 /// A function that loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loader {
-    /// Where it begins: calls to here may load from memory of the process.
+    /// Its first instruction that does something: calls to here may load from memory of the process.
     pub entry: Gva,
     /// Its load: calls to here may load from memory of the kernel.
     pub load: Gva,
-    /// How many bytes from its entry to behind its return.
+    /// How many bytes from its beginning to behind its return.
     pub len: usize,
     /// Where it returns by, if not by an instruction of its own: it has to be a return thunk.
     pub thunk: Option<Gva>,
@@ -34,7 +34,7 @@ impl Loader {
     /// The function at `at`, which `code` begins with, if it loads `size` bytes and does nothing else.
     #[must_use]
     pub fn analyse(code: &[u8], at: Gva, size: usize) -> Option<Self> {
-        let mut load = None;
+        let (mut entry, mut load) = (None, None);
         let mut cleared = false;
         let mut offset = 0;
         while offset < LONGEST {
@@ -43,15 +43,19 @@ impl Loader {
             offset += instruction.len();
             match instruction.mnemonic() {
                 Mnemonic::Nop => {}
-                Mnemonic::Endbr64 | Mnemonic::Stac | Mnemonic::Lfence if load.is_none() => {}
+                Mnemonic::Endbr64 if entry.is_none() => {}
+                Mnemonic::Stac | Mnemonic::Lfence if load.is_none() => {
+                    entry.get_or_insert(here);
+                }
                 Mnemonic::Mov | Mnemonic::Movzx if load.is_none() && loads(&instruction, size) => {
+                    entry.get_or_insert(here);
                     load = Some(here);
                 }
                 Mnemonic::Xor if load.is_some() && clears_eax(&instruction) => cleared = true,
                 Mnemonic::Clac if cleared => {}
                 Mnemonic::Ret | Mnemonic::Jmp if cleared && leaves(&instruction) => {
                     return Some(Self {
-                        entry: at,
+                        entry: entry?,
                         load: load?,
                         len: offset,
                         thunk: (instruction.mnemonic() == Mnemonic::Jmp)
@@ -101,26 +105,27 @@ mod tests {
 
     const AT: Gva = Gva(0xffff_ffff_81c0_1000);
 
-    fn load(hex: &str, size: usize) -> Option<(u64, usize)> {
+    /// Offsets of entry and load, and the length.
+    fn load(hex: &str, size: usize) -> Option<(u64, u64, usize)> {
         let loader = Loader::analyse(&bytes(hex), AT, size)?;
-        assert_eq!(loader.entry, AT);
-        Some((loader.load.0 - AT.0, loader.len))
+        Some((loader.entry.0 - AT.0, loader.load.0 - AT.0, loader.len))
     }
 
     #[test]
     fn the_kernels_functions_are_told() {
         // With SMAP and speculation barriers, as 6.1 has them; without, as it has them elsewhere; with
         // ENDBR64 and a return thunk, as 6.12.
-        assert_eq!(
-            load("0f01cb 0faee8 488b10 31c0 0f01ca c3", 8),
-            Some((6, 15))
-        );
-        assert_eq!(load("0f1f00 0f1f00 8b10 31c0 0f1f00 c3", 4), Some((6, 14)));
+        let with_smap = "0f01cb 0faee8 488b10 31c0 0f01ca c3";
+        assert_eq!(load(with_smap, 8), Some((0, 6, 15)));
+        let without = "909090 0faee8 488b10 31c0 909090 c3";
+        assert_eq!(load(without, 8), Some((3, 6, 15)));
+        let plain = "0f1f00 0f1f00 8b10 31c0 0f1f00 c3";
+        assert_eq!(load(plain, 4), Some((6, 6, 14)));
         assert_eq!(
             load("f30f1efa 0f01cb 0faee8 0fb710 31c0 0f01ca e900000010", 2),
-            Some((10, 23))
+            Some((4, 10, 23))
         );
-        assert_eq!(load("0fb610 31c0 c3", 1), Some((0, 6)));
+        assert_eq!(load("0fb610 31c0 c3", 1), Some((0, 0, 6)));
         let by_thunk = Loader::analyse(&bytes("488b10 31c0 e9f6feffff"), AT, 8).unwrap();
         assert_eq!(by_thunk.thunk, Some(Gva(AT.0 - 0x100)));
     }

@@ -67,7 +67,8 @@ impl KernelReaders {
         let [Some(one), Some(two), Some(four), Some(eight)] = found else {
             return Err("the kernel has no loads of its own that a fault does not hurt");
         };
-        let loaders = [one, two, four, eight];
+        let found = [one, two, four, eight];
+        let loaders = found.map(|(_, loader)| loader);
         let (kernel_half, process_end) = match view.tables.levels {
             Levels::Four => (0xffff_8000_0000_0000, (1 << 47) - 4096),
             Levels::Five => (0xff00_0000_0000_0000, (1 << 56) - 4096),
@@ -81,7 +82,7 @@ impl KernelReaders {
                 current,
                 disabled,
             },
-            code: loaders.map(|it| it.entry..it.entry.wrapping_add(it.len as u64)),
+            code: found.map(|(at, it)| at..at.wrapping_add(it.len as u64)),
         })
     }
 }
@@ -92,13 +93,14 @@ fn disabled(image: &KernelImage) -> Option<i32> {
     i32::try_from(offset.ok()?).ok()
 }
 
+/// The function `name`, and where it begins.
 fn loader(
     image: &KernelImage,
     view: &KernelView,
     mem: &dyn PhysMemory,
     name: &str,
     size: usize,
-) -> Option<Loader> {
+) -> Option<(Gva, Loader)> {
     let at = image.symbols().address_of(name)?;
     let mut code = [0; CODE];
     view.tables.read(mem, at, &mut code).ok()?;
@@ -107,5 +109,5 @@ fn loader(
         let named = image.symbols().containing(at);
         named.is_some_and(|(symbol, offset)| offset == 0 && symbol.name.ends_with(THUNK))
     };
-    (image.has_fixup(loader.load) && loader.thunk.is_none_or(is_thunk)).then_some(loader)
+    (image.has_fixup(loader.load) && loader.thunk.is_none_or(is_thunk)).then_some((at, loader))
 }
