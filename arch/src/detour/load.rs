@@ -1,7 +1,7 @@
 //! The part of a detour that reads memory.
 //!
 //! ```text
-//!   before anything        AC set, or three deep in such reads ─▶ escape
+//!   before anything        AC set, or two deep in such reads ──▶ escape
 //!   each record            pagefault_disabled += 1
 //!     each item            first value
 //!       each pointer       in the right half? ─ no ─▶ unread
@@ -24,8 +24,9 @@ use crate::fetch::{Base, Fetched, Memory, Read};
 use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr};
 use iced_x86::{Code, Register};
 
-/// How deep reads may be in one another.
-const DEEPEST: i32 = 2;
+/// How many reads a read may be in. Each that faults takes some 700 bytes of a stack that may be an NMI's,
+/// of one page.
+const DEEPEST: i32 = 1;
 /// The bit of AC in the flags.
 const AC: i32 = 18;
 /// What is left alone at the end of the kernel's half: more than an item is long, so that no load goes

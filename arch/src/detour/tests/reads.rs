@@ -45,7 +45,7 @@ fn a_detour_reads_memory_by_calls_of_the_kernels_own_code() {
         80040006 bt dword ptr [rsp],12h
         8004000b jb 0FFFFFFFF80040126h
         80040011 mov rax,gs:[1FBC0h]
-        8004001a cmp dword ptr [rax+9B8h],2
+        8004001a cmp dword ptr [rax+9B8h],1
         80040021 ja 0FFFFFFFF80040126h
         80040027 rdtsc
         80040029 shl rdx,20h
@@ -139,7 +139,7 @@ fn a_detour_reads_memory_by_calls_of_the_kernels_own_code() {
         8004000a bt dword ptr [rsp],12h
         8004000f jb 0FFFFFFFF800401B9h
         80040015 mov rax,gs:[1FBC0h]
-        8004001e cmp dword ptr [rax+9B8h],2
+        8004001e cmp dword ptr [rax+9B8h],1
         80040025 ja 0FFFFFFFF800401B9h
         8004002b rdtsc
         8004002d shl rdx,20h
