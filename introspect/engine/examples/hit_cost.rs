@@ -23,7 +23,7 @@ use std::sync::mpsc;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_engine::{HiddenRegion, Refusals, Registry, Standing, StopError, WhileStopped, World};
-use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, kernel};
+use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, probed};
 use hvprobe_hit::event::Collector;
 use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_spec::definition::parse;
@@ -135,7 +135,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
 
-    let guest = Guest::boot(&kernel::probed());
+    let guest = Guest::boot(&probed::vmlinux());
     let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
     registry
         .go_live(guest.view(), None, &guest)

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_engine::{HiddenRegion, Registry, Standing, StopError, WhileStopped, World};
-use hvprobe_fixtures::{STACK, kernel};
+use hvprobe_fixtures::{STACK, probed};
 use hvprobe_hit::event::Collector;
 use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_spec::definition::parse;
@@ -78,7 +78,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let guest = Guest::boot(&kernel::probed());
+        let guest = Guest::boot(&probed::vmlinux());
         let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
         registry
             .go_live(guest.view(), None, &guest)

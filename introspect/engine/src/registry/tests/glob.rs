@@ -25,7 +25,7 @@ fn rig() -> Rig {
         ("_etext", TEXT + 0x4000, 0, true),
     ];
     let mut rig = Rig::boot(&kernel::elf(
-        &kernel::probed_kernel(),
+        &probed::sections(),
         &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
     ));
     rig.go_live(None);

@@ -73,7 +73,7 @@ fn a_probe_at_an_entry_nop_is_a_jump_and_leaves_no_trace() {
 #[test]
 fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
     for layout in [Layout::Offsets615, Layout::Place70] {
-        let sections = kernel::probed_kernel_of(layout);
+        let sections = probed::sections_of(layout);
         let mut rig = Rig::boot_whole(&kernel::elf(&sections, &[]));
         rig.go_live(None);
         let ids = rig.register(&[spec(ENTRY), spec("r filler_000")]);
@@ -123,7 +123,7 @@ fn entries_whose_endbr_the_kernel_sealed_get_jumps_behind_it() {
 
 #[test]
 fn a_nop_that_the_compiler_put_at_an_entry_is_an_instruction_of_the_function() {
-    let mut sections = kernel::probed_kernel();
+    let mut sections = probed::sections();
     let nop = [0x0f, 0x1f, 0x40, 0x00];
     let vfs_read = &mut sections[0].data[0x100..];
     vfs_read[..4].copy_from_slice(&nop);
@@ -487,7 +487,7 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
 fn lock_prefix_that_may_come_back_is_not_covered() {
     // `xor eax, eax`, and behind it an instruction whose prefix is in `.smp_locks`.
     let kernel = |prefix| {
-        let mut sections = kernel::probed_kernel();
+        let mut sections = probed::sections();
         let code = &mut sections[0].data[0x64c..][..9];
         code.copy_from_slice(&[0x66, 0x90, 0x31, 0xc0, prefix, 0x48, 0x83, 0x07, 1]);
         kernel::elf(&sections, &[])

@@ -37,7 +37,7 @@ use std::sync::OnceLock;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::trap::INT3;
 use hvprobe_arch::{Gpa, Gva, Regs};
-use hvprobe_fixtures::kernel;
+use hvprobe_fixtures::{kernel, probed};
 use hvprobe_hit::table::HookSet;
 use hvprobe_hit::{Counts, Held, Outcome};
 use hvprobe_spec::definition::parse;
@@ -115,7 +115,7 @@ impl Rig {
     /// The guest still boots.
     fn booting() -> Self {
         static ELF: OnceLock<Vec<u8>> = OnceLock::new();
-        Self::boot(ELF.get_or_init(kernel::probed))
+        Self::boot(ELF.get_or_init(probed::vmlinux))
     }
 
     fn boot(elf: &[u8]) -> Self {
@@ -130,7 +130,7 @@ impl Rig {
     }
 
     fn booting_with_room() -> Self {
-        Self::boot_whole(&kernel::probed())
+        Self::boot_whole(&probed::vmlinux())
     }
 
     /// As [`Rig::boot`], with room for detours.

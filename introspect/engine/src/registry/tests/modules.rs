@@ -40,7 +40,7 @@ struct Loaded {
 
 impl Loader {
     fn booting() -> Self {
-        let mut sections = kernel::probed_kernel();
+        let mut sections = probed::sections();
         for section in &mut sections {
             if section.name == ".BTF" {
                 section.data = btf(Age::V64);

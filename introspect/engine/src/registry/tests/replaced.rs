@@ -115,7 +115,7 @@ fn the_way_to_another_kernel_is_watched_while_a_probe_is_planted() {
 
 #[test]
 fn the_way_to_another_kernel_is_watched_where_ftrace_patches_nothing() {
-    let mut sections = kernel::probed_kernel();
+    let mut sections = probed::sections();
     let calls = sections
         .iter_mut()
         .find(|section| section.name == ".data")

@@ -126,8 +126,8 @@ fn gate_the_guest_rewrote_is_left_alone_and_nothing_is_armed_without_it() {
 
 /// `mov rax, gs:[rip+…]` of a per-CPU variable at offset 0x1a080, in the place of `filler_000`.
 fn per_cpu_kernel() -> Vec<u8> {
-    let mut sections = kernel::probed_kernel();
-    let symbols = kernel::probed();
+    let mut sections = probed::sections();
+    let symbols = probed::vmlinux();
     let image = hvprobe_linux::image::KernelImage::parse(&symbols).unwrap();
     let address = |name| image.symbols().address_of(name).unwrap();
     let (at, text) = (address("filler_000"), address("_stext"));
