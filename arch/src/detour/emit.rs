@@ -4,7 +4,6 @@
 //! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
 //! the frame calls `cell` the record's address. What reads memory has RSI, RDI and R8, too, if it loops.
 
-use super::load::{Slowly, Unread};
 use super::record::{CPU, END, Header, IDENTITY, Layout, TSC, Values};
 use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
@@ -62,6 +61,28 @@ struct Count {
 struct Ringing {
     label: CodeLabel,
     next: CodeLabel,
+}
+
+/// A cold piece of code: an item could not be read.
+pub(super) struct Unread {
+    pub(super) label: CodeLabel,
+    /// Offset in the record of the bits.
+    pub(super) at: usize,
+    pub(super) bit: usize,
+    pub(super) next: CodeLabel,
+}
+
+/// A cold piece of code: eight bytes of a text could not be read at once.
+pub(super) struct Slowly {
+    pub(super) label: CodeLabel,
+    pub(super) reader: Gva,
+    pub(super) fault: CodeLabel,
+    /// Offset in the record of the first byte that is not wanted any more.
+    pub(super) enough: usize,
+    /// Where the text has ended.
+    pub(super) done: CodeLabel,
+    /// Where eight bytes were read.
+    pub(super) counted: CodeLabel,
 }
 
 /// An assembler with what is not yet written.
@@ -390,7 +411,7 @@ impl<'a> Emitter<'a> {
             self.a.out(i32::from(self.ring.doorbell_port), al)?;
             self.a.jmp(ringing.next)?;
         }
-        self.cold_reads()
+        Ok(())
     }
 
     /// What the code has pushed.

@@ -1,7 +1,7 @@
 //! Why no code can be made.
 
 use super::capture::STACK_WORDS_MAX;
-use super::record::MAX_RECORD_CELLS;
+use super::cells::MAX_RECORD_CELLS;
 use crate::Gva;
 
 /// Why no code can be made.

@@ -6,7 +6,7 @@
 //! text.
 
 use super::BuildError;
-use super::record::{Malformed, Spread, word};
+use super::cells::{Malformed, Spread, word};
 use crate::Gva;
 use crate::fetch::{Fetched, Read, TextHeader};
 

@@ -16,9 +16,9 @@
 //! an exchange that was overtaken fails. Each free instance holds the index of the next.
 
 use super::capture::EntryCapture;
+use super::cells::{CELL, Malformed, Spread, word};
 use super::error::BuildError;
-use super::record;
-use super::record::{Malformed, Spread, StackWords, Values, word};
+use super::record::{StackWords, Values};
 use crate::Gva;
 use crate::regs::Regs;
 
@@ -101,7 +101,7 @@ impl InstanceLayout {
         Ok(Self {
             values,
             has_cpu: capture.cpu.is_some(),
-            stride: size.next_power_of_two().max(record::CELL),
+            stride: size.next_power_of_two().max(CELL),
         })
     }
 

@@ -17,7 +17,7 @@
 //! guest has it set, the host serves the hit as well.
 
 use super::BuildError;
-use super::emit::{Emitter, load_per_cpu};
+use super::emit::{Emitter, Slowly, Unread, load_per_cpu};
 use super::fetching::{Fetching, Readers, Room, Rooms};
 use crate::Gva;
 use crate::fetch::{Base, Fetched, Memory, Read};
@@ -32,28 +32,6 @@ const AC: i32 = 18;
 /// What is left alone at the end of the kernel's half: more than an item is long, so that no load goes
 /// beyond.
 const MARGIN: i32 = 0x2000;
-
-/// A cold piece of code: an item could not be read.
-pub(super) struct Unread {
-    label: CodeLabel,
-    /// Offset in the record of the bits.
-    at: usize,
-    bit: usize,
-    next: CodeLabel,
-}
-
-/// A cold piece of code: eight bytes of a text could not be read at once.
-pub(super) struct Slowly {
-    label: CodeLabel,
-    reader: Gva,
-    fault: CodeLabel,
-    /// Offset in the record of the first byte that is not wanted any more.
-    enough: usize,
-    /// Where the text has ended.
-    done: CodeLabel,
-    /// Where eight bytes were read.
-    counted: CodeLabel,
-}
 
 impl Fetching {
     /// Whether the code needs RSI, RDI and R8.

@@ -31,6 +31,7 @@
 //! return probes.
 
 mod capture;
+mod cells;
 mod emit;
 mod error;
 mod fetching;
@@ -42,13 +43,11 @@ mod returns;
 mod span;
 
 pub use capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
+pub use cells::{CELL, MAX_RECORD_CELLS, Malformed};
 pub use error::BuildError;
 pub use fetching::{Fetching, Readers};
 pub use instance::{ENTERED_MAX, Instance, InstanceLayout, Instances};
-pub use record::{
-    CELL, Call, Capture, Header, Layout, MAX_RECORD_CELLS, Malformed, Record, Ring, StackWords,
-    Task, TaskFields,
-};
+pub use record::{Call, Capture, Header, Layout, Record, Ring, StackWords, Task, TaskFields};
 pub use recorder::{Detour, Member, Part, Recorder};
 pub use returns::{Exit, ReturnCode, STUB};
 pub use span::{JUMP, OutOfReach, Span, Unfit};

@@ -38,16 +38,13 @@
 //! (pid, tgid and comm only if a task is captured; a CPU that is not captured is zero.)
 
 use super::capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
+use super::cells::{CELL, MAX_RECORD_CELLS, Malformed, Spread, array, word};
 use super::error::BuildError;
 use super::fetching::{Fetching, Rooms};
 use crate::Gva;
 use crate::fetch::TextHeader;
 use crate::regs::{Gpr, RegisterSet, Regs};
 
-/// The size of a cell in bytes: a cache line.
-pub const CELL: usize = 64;
-/// The most cells a record has.
-pub const MAX_RECORD_CELLS: u16 = 16;
 /// Where the halves of a record's mark are: the position, and what tells a finished record.
 pub(super) const END: u8 = 0;
 pub(super) const IDENTITY: usize = 4;
@@ -112,31 +109,6 @@ pub struct TaskFields {
     pub tgid: i32,
     /// Offset in the task of its name (16 bytes).
     pub comm: i32,
-}
-
-/// How words that are numbered from zero lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spread {
-    /// One behind the other.
-    Dense,
-    /// Behind the marks of cells.
-    Cells,
-}
-
-impl Spread {
-    /// The words of a cell, without its mark.
-    const CELL_WORDS: usize = CELL / 8 - 1;
-
-    /// Where the word is.
-    pub(super) fn offset(self, word: usize) -> usize {
-        match self {
-            Self::Dense => 8 * word,
-            Self::Cells => {
-                let (cell, word) = (word / Self::CELL_WORDS, word % Self::CELL_WORDS);
-                CELL * cell + 8 + 8 * word
-            }
-        }
-    }
 }
 
 /// Where flags, registers and stack words are: in a record, or in an instance of a return probe.
@@ -352,30 +324,6 @@ impl StackWords {
     }
 }
 
-/// Why bytes are no record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
-    /// They end too early.
-    #[error("{have} bytes where at least {want} belong")]
-    Short {
-        /// How many there are.
-        have: usize,
-        /// How many are needed.
-        want: usize,
-    },
-    /// Not finished, or there is none.
-    #[error("there is no finished record at this place")]
-    Unfinished,
-    /// A size that no record, or no record of this source, has.
-    #[error("a record of {found} cells where one of {want} belongs")]
-    Cells {
-        /// What the record says.
-        found: u16,
-        /// What is possible.
-        want: u16,
-    },
-}
-
 impl Header {
     /// What the mark of a record's first cell says.
     ///
@@ -577,23 +525,6 @@ impl Layout {
             call: call.transpose()?,
         })
     }
-}
-
-/// The `N` bytes at `at`.
-fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Malformed> {
-    bytes
-        .get(at..)
-        .and_then(|rest| rest.first_chunk())
-        .copied()
-        .ok_or(Malformed::Short {
-            have: bytes.len(),
-            want: at + N,
-        })
-}
-
-/// The word at `at`.
-pub(super) fn word(bytes: &[u8], at: usize) -> Result<u64, Malformed> {
-    array(bytes, at).map(u64::from_le_bytes)
 }
 
 #[cfg(test)]

@@ -145,6 +145,7 @@ impl Recorder {
             emitter.a.int3()?;
         }
         emitter.cold()?;
+        emitter.cold_reads()?;
         let Assembled {
             code,
             labels: [tail, trap],
