@@ -21,7 +21,7 @@ use hvprobe_tests::detour::traps::{self, SignalStack};
 use hvprobe_tests::differential::random::Random;
 use iced_x86::code_asm::{dword_ptr, registers::*};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// What is at an address.
@@ -309,7 +309,6 @@ fn reads_nest_wherever_they_are_interrupted() {
     let probed = Probed::new(&arena, ring, &capture);
     loads.set_disabled(0);
     let disabled = loads.disabled();
-    let is_over = AtomicBool::new(false);
     let mut records = Vec::new();
     let (calls, counts) = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
@@ -326,12 +325,12 @@ fn reads_nest_wherever_they_are_interrupted() {
                 give_way(&arena, &ring);
             }
             let counts = interrupts.stop();
-            is_over.store(true, Ordering::SeqCst);
             (calls, counts)
         });
         let mut reader = probed.reader();
         loop {
-            let was_over = is_over.load(Ordering::SeqCst);
+            // Also when it has panicked.
+            let was_over = caller.is_finished();
             match reader.next_record().unwrap() {
                 Some((_, bytes)) => records.push(bytes),
                 None if was_over => break,

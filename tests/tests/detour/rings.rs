@@ -198,7 +198,6 @@ fn detours_nest_wherever_they_are_interrupted() {
         ..Capture::default()
     };
     let probed = Probed::new(&arena, quiet(&arena, 1024), &capture);
-    let is_over = AtomicBool::new(false);
     let mut seen = HashSet::new();
     let (calls, counts) = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
@@ -213,12 +212,12 @@ fn detours_nest_wherever_they_are_interrupted() {
                 give_way(&arena, &probed.ring);
             }
             let counts = interrupts.stop();
-            is_over.store(true, Ordering::SeqCst);
             (calls, counts)
         });
         let mut reader = probed.reader();
         loop {
-            let was_over = is_over.load(Ordering::SeqCst);
+            // Also when it has panicked.
+            let was_over = caller.is_finished();
             let values = probed.drain(&mut reader);
             if was_over && values.is_empty() {
                 break;
