@@ -4,6 +4,7 @@
 //! Nothing here knows a kernel or a machine. A client and the engine agree on these types.
 
 mod actions;
+pub mod aggregate;
 mod argument;
 mod budget;
 mod column;
@@ -11,6 +12,7 @@ pub mod definition;
 pub mod errno;
 mod error;
 pub mod fetch;
+pub mod histogram;
 mod id;
 mod item;
 pub mod language;

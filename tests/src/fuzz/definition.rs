@@ -3,16 +3,28 @@
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::{parse, parse_file};
 use hvprobe_spec::fetch::read_filter;
+use hvprobe_spec::histogram::read_histogram;
 
 /// A definition that parses prints as one that parses to the same; one that does not says where it
-/// is wrong, within the text, and can be shown on a terminal. The same holds for a filter, and for a file
-/// of definitions.
+/// is wrong, within the text, and can be shown on a terminal. The same holds for a filter, for a histogram,
+/// and for a file of definitions.
 pub fn definition(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match read_filter(&text) {
         Ok(filter) => {
             let printed = filter.to_string();
             assert_eq!(read_filter(&printed).as_ref(), Ok(&filter), "{printed:?}");
+        }
+        Err(error) => assert_shown(&text, &error),
+    }
+    match read_histogram(&text) {
+        Ok(histogram) => {
+            let printed = histogram.to_string();
+            assert_eq!(
+                read_histogram(&printed).as_ref(),
+                Ok(&histogram),
+                "{printed:?}"
+            );
         }
         Err(error) => assert_shown(&text, &error),
     }

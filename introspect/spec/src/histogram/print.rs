@@ -1,0 +1,84 @@
+//! Histograms as they are written.
+
+use std::fmt;
+
+use super::trigger::{By, Histogram, Key, KeyForm, Value, ValueForm};
+
+/// The words of [`KeyForm`] without a number.
+pub(super) const KEY_FORMS: [(KeyForm, &str); 6] = [
+    (KeyForm::Hex, "hex"),
+    (KeyForm::SymbolOffset, "sym-offset"),
+    (KeyForm::Symbol, "sym"),
+    (KeyForm::ExecName, "execname"),
+    (KeyForm::Log2, "log2"),
+    (KeyForm::Usecs, "usecs"),
+];
+/// What comes before the number of [`KeyForm::Buckets`].
+pub(super) const BUCKETS: &str = "buckets=";
+/// The words of [`ValueForm`].
+pub(super) const VALUE_FORMS: [(ValueForm, &str); 4] = [
+    (ValueForm::Hex, "hex"),
+    (ValueForm::Average, "avg"),
+    (ValueForm::Least, "min"),
+    (ValueForm::Greatest, "max"),
+];
+/// The name of what every entry has.
+pub(super) const HITCOUNT: &str = "hitcount";
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.field)?;
+        if let KeyForm::Buckets(width) = self.form {
+            return write!(f, ".{BUCKETS}{width}");
+        }
+        match KEY_FORMS.iter().find(|(form, _)| *form == self.form) {
+            Some((_, word)) => write!(f, ".{word}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.field)?;
+        match VALUE_FORMS.iter().find(|(form, _)| *form == self.form) {
+            Some((_, word)) => write!(f, ".{word}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Histogram {
+    /// As the kernel prints a trigger.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("hist:keys=")?;
+        for (at, key) in self.keys.iter().enumerate() {
+            write!(f, "{}{key}", if at > 0 { "," } else { "" })?;
+        }
+        write!(f, ":vals={HITCOUNT}")?;
+        for value in &self.values {
+            write!(f, ",{value}")?;
+        }
+        f.write_str(":sort=")?;
+        if self.sort.is_empty() {
+            f.write_str(HITCOUNT)?;
+        }
+        for (at, order) in self.sort.iter().enumerate() {
+            let name = match order.by {
+                By::Hits => Some(HITCOUNT),
+                By::Key(key) => self.keys.get(key).map(|key| key.field.as_str()),
+                By::Value(value) => self.values.get(value).map(|value| value.field.as_str()),
+            };
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma}{}", name.unwrap_or_default())?;
+            if order.descending {
+                f.write_str(".descending")?;
+            }
+        }
+        write!(f, ":size={}", self.size)?;
+        match &self.filter {
+            Some(filter) => write!(f, " if {filter}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Reading histograms.
+
+use super::print::{BUCKETS, HITCOUNT, KEY_FORMS, VALUE_FORMS};
+use super::trigger::{By, Histogram, Key, KeyForm, Order, Value, ValueForm};
+use crate::column::Column;
+use crate::fetch::{Filter, read_filter_at};
+use crate::number::number_in;
+use crate::parse_error::{ParseError, error};
+
+/// The most keys.
+pub const KEYS_MAX: usize = 8;
+/// The most values.
+pub const VALUES_MAX: usize = 8;
+/// The most entries, as in the kernel (`TRACING_MAP_BITS_MAX`).
+pub const SIZE_MAX: u64 = 1 << 17;
+/// How many entries there are unless it is said, as in the kernel.
+const SIZE: usize = 2048;
+
+/// Reads a histogram, which is one line of ASCII.
+///
+/// # Errors
+/// When the text is anything but a histogram, with the column and the reason.
+pub fn read_histogram(text: &str) -> Result<Histogram, ParseError> {
+    let printable = |c: char| matches!(c, ' '..='~') || c == '\t';
+    if let Some((column, c)) = text.chars().enumerate().find(|(_, c)| !printable(*c)) {
+        return error(column, format!("{c:?}: a histogram is one line of ASCII"));
+    }
+    let blank = |c: char| c == ' ' || c == '\t';
+    let start = text.len() - text.trim_start_matches(blank).len();
+    let end = text[start..]
+        .find(blank)
+        .map_or(text.len(), |at| start + at);
+    let mut words = Words {
+        text: &text[..end],
+        at: start,
+    };
+    words.eat("hist:");
+    let mut parts = Parts::default();
+    loop {
+        parts.clause(&mut words)?;
+        if words.rest().is_empty() {
+            break;
+        }
+        words.expect(":", "`:` or `,` belongs here")?;
+    }
+    parts.finish(words.at, filter(end, &text[end..])?)
+}
+
+/// The filter in `text`, which begins at `column` and is what follows the clauses.
+fn filter(column: usize, text: &str) -> Result<Option<Filter>, ParseError> {
+    let rest = text.trim_start();
+    let column = column + text.len() - rest.len();
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    match rest.strip_prefix("if") {
+        Some(filter) if filter.starts_with([' ', '\t']) || filter.is_empty() => {
+            read_filter_at(column + "if".len(), filter).map(Some)
+        }
+        _ => error(column, "only `if FILTER` can follow a histogram's clauses"),
+    }
+}
+
+/// The clauses that were read.
+#[derive(Default)]
+struct Parts {
+    keys: Option<Vec<Key>>,
+    values: Option<Vec<Value>>,
+    /// As they stand: what they are of is known in the end.
+    sort: Option<Vec<(usize, String, bool)>>,
+    size: Option<usize>,
+}
+
+impl Parts {
+    fn clause(&mut self, words: &mut Words<'_>) -> Result<(), ParseError> {
+        let start = words.at;
+        let name = words.name();
+        if words.rest().is_empty() || !words.eat("=") {
+            let message = match name {
+                "pause" | "cont" | "continue" | "clear" => {
+                    "pausing and clearing are asked for while it counts"
+                }
+                _ => "keys=, vals=, sort= or size= belongs here",
+            };
+            return error(start, message);
+        }
+        let twice = match name {
+            "keys" | "key" => {
+                let keys = list(words, KEYS_MAX, "keys", key)?;
+                self.keys.replace(keys).is_some()
+            }
+            "vals" | "values" | "val" => {
+                let values = list(words, VALUES_MAX, "values", value)?;
+                let values = values.into_iter().flatten().collect();
+                self.values.replace(values).is_some()
+            }
+            "sort" => {
+                let sort = list(words, KEYS_MAX, "fields to sort by", order)?;
+                self.sort.replace(sort).is_some()
+            }
+            "size" => {
+                let at = words.at;
+                let digits = words.name();
+                let size = number_in(at, digits, "size", || "missing size".to_owned())?;
+                let fits = (1..=SIZE_MAX).contains(&size);
+                let Some(size) = usize::try_from(size).ok().filter(|_| fits) else {
+                    return error(at, format!("size {size}: 1 to {SIZE_MAX} entries"));
+                };
+                self.size.replace(size).is_some()
+            }
+            other => {
+                let message = format!("`{other}`: write keys=, vals=, sort= or size=");
+                return error(start, message);
+            }
+        };
+        match twice {
+            true => error(start, format!("`{name}` is given twice")),
+            false => Ok(()),
+        }
+    }
+
+    fn finish(self, end: usize, filter: Option<Filter>) -> Result<Histogram, ParseError> {
+        let Some(keys) = self.keys else {
+            return error(end, "no keys: write keys=FIELD");
+        };
+        let values = self.values.unwrap_or_default();
+        let mut sort = Vec::new();
+        for (column, name, descending) in self.sort.into_iter().flatten() {
+            let key = || keys.iter().position(|key| key.field == name);
+            let value = || values.iter().position(|value| value.field == name);
+            let by = match name.as_str() {
+                HITCOUNT => Some(By::Hits),
+                // Of a field that is both, the value, as in the kernel.
+                _ => value().map(By::Value).or_else(|| key().map(By::Key)),
+            };
+            match by {
+                Some(by) => sort.push(Order { by, descending }),
+                None => {
+                    let message =
+                        format!("`{name}` is neither {HITCOUNT} nor one of the keys and values");
+                    return error(column, message);
+                }
+            }
+        }
+        Ok(Histogram {
+            keys,
+            values,
+            sort,
+            size: self.size.unwrap_or(SIZE),
+            filter,
+        })
+    }
+}
+
+/// What stands between commas, at most `most` of it.
+fn list<T>(
+    words: &mut Words<'_>,
+    most: usize,
+    what: &str,
+    one: impl Fn(&mut Words<'_>) -> Result<T, ParseError>,
+) -> Result<Vec<T>, ParseError> {
+    let mut all = Vec::new();
+    loop {
+        if all.len() == most {
+            return error(words.at, format!("too many {what}: at most {most}"));
+        }
+        all.push(one(words)?);
+        if !words.eat(",") {
+            return Ok(all);
+        }
+    }
+}
+
+fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
+    let (column, field) = words.field()?;
+    let mut form = KeyForm::Plain;
+    if words.eat(".") {
+        let at = words.at;
+        let found = KEY_FORMS.iter().find(|(_, word)| words.eat_word(word));
+        form = match found {
+            Some((form, _)) => *form,
+            None if words.eat(BUCKETS) => {
+                let at = words.at;
+                let digits = words.name();
+                match number_in(at, digits, "width", || "missing width".to_owned())? {
+                    0 => return error(at, "a bucket has a width of at least 1"),
+                    width => KeyForm::Buckets(width),
+                }
+            }
+            None => {
+                let message = "write hex, sym, sym-offset, execname, log2, buckets=N or usecs";
+                return error(at, message);
+            }
+        };
+    }
+    if field == HITCOUNT {
+        return error(column.0, format!("{HITCOUNT} cannot be a key"));
+    }
+    Ok(Key {
+        column,
+        field: field.to_owned(),
+        form,
+    })
+}
+
+/// `None` for what every entry has.
+fn value(words: &mut Words<'_>) -> Result<Option<Value>, ParseError> {
+    let (column, field) = words.field()?;
+    let mut form = ValueForm::Sum;
+    if field == HITCOUNT {
+        return Ok(None);
+    }
+    if words.eat(".") {
+        let at = words.at;
+        let found = VALUE_FORMS.iter().find(|(_, word)| words.eat_word(word));
+        let Some((found, _)) = found else {
+            return error(at, "write hex, avg, min or max");
+        };
+        form = *found;
+    }
+    Ok(Some(Value {
+        column,
+        field: field.to_owned(),
+        form,
+    }))
+}
+
+fn order(words: &mut Words<'_>) -> Result<(usize, String, bool), ParseError> {
+    let (column, field) = words.field()?;
+    let mut descending = false;
+    if words.eat(".") {
+        descending = words.eat_word("descending");
+        if !descending && !words.eat_word("ascending") {
+            return error(words.at, "write ascending or descending");
+        }
+    }
+    Ok((column.0, field.to_owned(), descending))
+}
+
+/// A place in the text of the clauses.
+struct Words<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Words<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn eat(&mut self, what: &str) -> bool {
+        let found = self.rest().starts_with(what);
+        if found {
+            self.at += what.len();
+        }
+        found
+    }
+
+    /// Goes behind `what`, if it is here and no longer word is.
+    fn eat_word(&mut self, what: &str) -> bool {
+        let behind = self.rest().strip_prefix(what);
+        let found =
+            behind.is_some_and(|rest| !rest.starts_with(|c: char| is_of_name(c) || c == '-'));
+        found && self.eat(what)
+    }
+
+    fn expect(&mut self, what: &str, message: &str) -> Result<(), ParseError> {
+        match self.eat(what) {
+            true => Ok(()),
+            false => error(self.at, message),
+        }
+    }
+
+    /// Letters, digits and `_` from here on.
+    fn name(&mut self) -> &'a str {
+        let rest = self.rest();
+        let end = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
+        self.at += end;
+        &rest[..end]
+    }
+
+    fn field(&mut self) -> Result<(Column, &'a str), ParseError> {
+        let column = Column(self.at);
+        match self.name() {
+            "" => error(column.0, "the name of a field belongs here"),
+            name => Ok((column, name)),
+        }
+    }
+}
+
+fn is_of_name(c: char) -> bool {
+    c == '_' || c.is_ascii_alphanumeric()
+}

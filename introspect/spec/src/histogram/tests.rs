@@ -1,0 +1,220 @@
+use expect_test::{Expect, expect};
+use proptest::prelude::*;
+
+use super::print::{HITCOUNT, KEY_FORMS, VALUE_FORMS};
+use super::*;
+use crate::column::Column;
+
+/// The histogram as it is printed, or the error with its caret.
+fn check(text: &str, expect: Expect) {
+    let found = match read_histogram(text) {
+        Ok(histogram) => histogram.to_string(),
+        Err(error) => format!("{}\n{error}", error.render(text)),
+    };
+    expect.assert_eq(&found);
+}
+
+#[test]
+fn triggers_of_the_kernel_are_read_and_printed_as_it_does() {
+    check(
+        "hist:keys=call_site.sym,pid.execname:vals=bytes_req,hitcount,n.hex:sort=hitcount.descending,pid:size=256",
+        expect![
+            "hist:keys=call_site.sym,pid.execname:vals=hitcount,bytes_req,n.hex:sort=hitcount.descending,pid:size=256"
+        ],
+    );
+    check(
+        "keys=len.log2",
+        expect!["hist:keys=len.log2:vals=hitcount:sort=hitcount:size=2048"],
+    );
+    check(
+        " key=a.buckets=0x10,b.sym-offset,c.usecs,d.hex:val=e.avg,f.min,g.max:sort=f.ascending if (a > 1 || b == 2)\t",
+        expect![
+            "hist:keys=a.buckets=16,b.sym-offset,c.usecs,d.hex:vals=hitcount,e.avg,f.min,g.max:sort=f:size=2048 if a > 1 || b == 2"
+        ],
+    );
+}
+
+#[test]
+fn mistakes_are_refused_where_they_stand() {
+    for (text, expected) in [
+        (
+            "",
+            expect![[r#"
+
+            ^
+            keys=, vals=, sort= or size= belongs here"#]],
+        ),
+        (
+            "vals=a",
+            expect![[r#"
+            vals=a
+                  ^
+            no keys: write keys=FIELD"#]],
+        ),
+        (
+            "keys=",
+            expect![[r#"
+            keys=
+                 ^
+            the name of a field belongs here"#]],
+        ),
+        (
+            "keys=a,",
+            expect![[r#"
+            keys=a,
+                   ^
+            the name of a field belongs here"#]],
+        ),
+        (
+            "keys=a.log",
+            expect![[r#"
+            keys=a.log
+                   ^
+            write hex, sym, sym-offset, execname, log2, buckets=N or usecs"#]],
+        ),
+        (
+            "keys=a.symbol",
+            expect![[r#"
+            keys=a.symbol
+                   ^
+            write hex, sym, sym-offset, execname, log2, buckets=N or usecs"#]],
+        ),
+        (
+            "keys=a.buckets=0",
+            expect![[r#"
+            keys=a.buckets=0
+                           ^
+            a bucket has a width of at least 1"#]],
+        ),
+        (
+            "keys=hitcount",
+            expect![[r#"
+            keys=hitcount
+                 ^
+            hitcount cannot be a key"#]],
+        ),
+        (
+            "keys=a:vals=b.log2",
+            expect![[r#"
+            keys=a:vals=b.log2
+                          ^
+            write hex, avg, min or max"#]],
+        ),
+        (
+            "keys=a:sort=b",
+            expect![[r#"
+            keys=a:sort=b
+                        ^
+            `b` is neither hitcount nor one of the keys and values"#]],
+        ),
+        (
+            "keys=a:size=131073",
+            expect![[r#"
+            keys=a:size=131073
+                        ^
+            size 131073: 1 to 131072 entries"#]],
+        ),
+        (
+            "keys=a:keys=b",
+            expect![[r#"
+            keys=a:keys=b
+                   ^
+            `keys` is given twice"#]],
+        ),
+        (
+            "keys=a:pause",
+            expect![[r#"
+            keys=a:pause
+                   ^
+            pausing and clearing are asked for while it counts"#]],
+        ),
+        (
+            "keys=a:name=x",
+            expect![[r#"
+            keys=a:name=x
+                   ^
+            `name`: write keys=, vals=, sort= or size="#]],
+        ),
+        (
+            "keys=a when b",
+            expect![[r#"
+            keys=a when b
+                   ^
+            only `if FILTER` can follow a histogram's clauses"#]],
+        ),
+        (
+            "keys=a if b ==",
+            expect![[r#"
+            keys=a if b ==
+                          ^
+            Invalid value (did you forget quotes)?"#]],
+        ),
+        (
+            "keys=a\n",
+            expect![[r#"
+            keys=a?
+                  ^
+            '\n': a histogram is one line of ASCII"#]],
+        ),
+    ] {
+        check(text, expected);
+    }
+    let many = format!("keys={}", ["a"; KEYS_MAX + 1].join(","));
+    let error = read_histogram(&many).unwrap_err();
+    assert_eq!(error.column, "keys=".len() + 2 * KEYS_MAX);
+}
+
+fn name() -> impl Strategy<Value = String> {
+    "[a-z_][a-z0-9_]{0,5}".prop_filter("not a field", |name| name != HITCOUNT)
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    let form = prop_oneof![
+        Just(KeyForm::Plain),
+        proptest::sample::select(KEY_FORMS.map(|(form, _)| form).to_vec()),
+        (1..=u64::MAX).prop_map(KeyForm::Buckets),
+    ];
+    (name(), form).prop_map(|(field, form)| Key {
+        column: Column::default(),
+        field,
+        form,
+    })
+}
+
+fn value() -> impl Strategy<Value = super::Value> {
+    let form = prop_oneof![
+        Just(ValueForm::Sum),
+        proptest::sample::select(VALUE_FORMS.map(|(form, _)| form).to_vec()),
+    ];
+    (name(), form).prop_map(|(field, form)| super::Value {
+        column: Column::default(),
+        field,
+        form,
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_reads_as_what_was_printed(
+        keys in proptest::collection::vec(key(), 1..KEYS_MAX),
+        values in proptest::collection::vec(value(), 0..VALUES_MAX),
+        size in 1..131_072_usize,
+        descending: bool,
+        filtered: bool,
+    ) {
+        let histogram = Histogram {
+            keys,
+            values,
+            sort: vec![Order { by: By::Hits, descending }, Order { by: By::Key(0), descending: !descending }],
+            size,
+            filter: filtered.then(|| crate::fetch::read_filter("pid == 1").unwrap()),
+        };
+        prop_assert_eq!(read_histogram(&histogram.to_string()), Ok(histogram));
+    }
+
+    #[test]
+    fn no_text_panics(text in "\\PC{0,80}") {
+        let _ = read_histogram(&text);
+        let _ = read_histogram(&format!("keys={text}"));
+    }
+}

@@ -1,0 +1,97 @@
+//! What a histogram says.
+
+use crate::column::Column;
+use crate::fetch::Filter;
+
+/// What is counted, by what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    /// Hits that agree in all of these are counted together; at least one.
+    pub keys: Vec<Key>,
+    /// What is added up beside the hits themselves.
+    pub values: Vec<Value>,
+    /// In what order entries are told; the first says most. By their hits when there is none.
+    pub sort: Vec<Order>,
+    /// How many entries there are at most.
+    pub size: usize,
+    /// Which hits count; all when absent.
+    pub filter: Option<Filter>,
+}
+
+/// A field by which hits are told apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Where its name begins.
+    pub column: Column,
+    /// Its name.
+    pub field: String,
+    /// What is made of it.
+    pub form: KeyForm,
+}
+
+/// What is made of a field that is a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyForm {
+    /// Itself.
+    Plain,
+    /// `.hex`: shown in hexadecimal.
+    Hex,
+    /// `.sym`: an address, shown as the symbol it lies in.
+    Symbol,
+    /// `.sym-offset`: the same with the offset.
+    SymbolOffset,
+    /// `.execname`: of a thread or process, shown with its name.
+    ExecName,
+    /// `.log2`: the exponent of the least power of two that is not less.
+    Log2,
+    /// `.buckets=N`: the greatest multiple of N that is not greater.
+    Buckets(u64),
+    /// `.usecs`: a time in microseconds.
+    Usecs,
+}
+
+/// A field that is added up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Where its name begins.
+    pub column: Column,
+    /// Its name.
+    pub field: String,
+    /// What is told of it.
+    pub form: ValueForm,
+}
+
+/// What is told of a field that is added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueForm {
+    /// The sum.
+    Sum,
+    /// `.hex`: the sum in hexadecimal.
+    Hex,
+    /// `.avg`: the sum by the number of hits that it could be read at, towards zero.
+    Average,
+    /// `.min`: the least.
+    Least,
+    /// `.max`: the greatest.
+    Greatest,
+}
+
+/// What entries are in order of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// What is compared.
+    pub by: By,
+    /// Whether the greatest come first.
+    pub descending: bool,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// How many hits.
+    Hits,
+    /// The key at this position, from 0.
+    Key(usize),
+    /// The value at this position, from 0.
+    Value(usize),
+}
