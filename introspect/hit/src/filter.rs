@@ -49,7 +49,7 @@ impl Seen<'_> {
     }
 
     /// A number, extended to 64 bits, and whether it has a sign.
-    fn number(&self, field: &Field) -> Option<(u64, bool)> {
+    pub(crate) fn number(&self, field: &Field) -> Option<(u64, bool)> {
         let task = |of: fn(&Task) -> i32| Some((i64::from(of(self.task?)).cast_unsigned(), true));
         match field {
             Field::Pid => task(|task| task.pid),
@@ -74,7 +74,7 @@ impl Seen<'_> {
     }
 
     /// What `take` makes of the bytes at `source`.
-    fn bytes<T>(&self, source: &Source, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
+    pub(crate) fn bytes<T>(&self, source: &Source, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
         match source {
             Source::Registers { registers, entry } => {
                 let regs = if *entry { self.entry? } else { self.regs };

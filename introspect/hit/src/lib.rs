@@ -8,6 +8,7 @@
 //! (what probes do) and `step.rs` (the displaced instruction); `handler.rs` is the door for virtual
 //! CPUs.
 
+pub mod aggregate;
 pub mod calls;
 mod clock;
 mod context;

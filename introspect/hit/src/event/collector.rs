@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use rtrb::{Producer, RingBuffer};
 
+use super::flush::{self, Flush, Owed};
 use super::order::{Found, Order};
 use super::source::{Sink, Source};
 use super::value::Event;
@@ -105,6 +106,7 @@ impl EventProducer {
 pub struct Collector {
     thread: Option<JoinHandle<()>>,
     finish: Arc<AtomicBool>,
+    flush: Flush,
 }
 
 impl Collector {
@@ -136,6 +138,8 @@ impl Collector {
         let tells: Vec<_> = (0..vcpus).map(|_| Arc::<Tells>::default()).collect();
         let finish = Arc::new(AtomicBool::new(false));
         let (waker_to, waker_from) = std::sync::mpsc::channel::<Arc<Waker>>();
+        let asked = Arc::<flush::Shared>::default();
+        let owed = Owed::new(Arc::clone(&asked));
         let thread = thread::Builder::new().name("collector".into()).spawn({
             let finish = Arc::clone(&finish);
             let tells = tells.clone();
@@ -145,6 +149,7 @@ impl Collector {
                     order: Order::new(consumers),
                     tells,
                     sources,
+                    owed,
                 }
                 .run(&waker, &finish, &mut sink);
             }
@@ -154,6 +159,7 @@ impl Collector {
             collector: thread.thread().clone(),
         });
         let collector = Self {
+            flush: Flush::new(asked, thread.thread().clone()),
             thread: Some(thread),
             finish,
         };
@@ -176,6 +182,12 @@ impl Collector {
     #[must_use]
     pub fn thread(&self) -> Option<&Thread> {
         Some(self.thread.as_ref()?.thread())
+    }
+
+    /// What waits until everything that has happened is handed on.
+    #[must_use]
+    pub fn flush(&self) -> Flush {
+        self.flush.clone()
     }
 
     /// Whether it has ended though nobody told it to: a sink has panicked.
@@ -213,6 +225,7 @@ struct Drain {
     order: Order,
     tells: Vec<Arc<Tells>>,
     sources: Vec<Box<dyn Source>>,
+    owed: Owed,
 }
 
 impl Drain {
@@ -220,8 +233,10 @@ impl Drain {
         loop {
             // Read before the rings: what was queued before the order to finish is then seen.
             let last = finish.load(Ordering::SeqCst);
+            self.owed.note();
             let records = self.patience().is_some();
             let found = self.once(records, last, sink);
+            let is_awaited = self.owed.passed(found);
             match found {
                 Found::Part => continue,
                 Found::Nothing if last => return,
@@ -230,6 +245,9 @@ impl Drain {
             let patience = self.patience();
             if matches!(found, Found::All { of_rings: true } | Found::Held) && !last {
                 thread::park_timeout(patience.map_or(DOZE, |patience| patience.min(DOZE)));
+                continue;
+            }
+            if is_awaited {
                 continue;
             }
             waker.asleep.store(true, Ordering::Relaxed);

@@ -4,10 +4,12 @@
 //! moving and dropping one never allocates.
 
 mod collector;
+mod flush;
 mod order;
 mod source;
 mod value;
 
 pub use collector::{Collector, EventProducer};
+pub use flush::Flush;
 pub use source::{Drained, Sink, Source};
 pub use value::{Call, Captured, Event, EventKind};

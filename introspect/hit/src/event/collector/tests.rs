@@ -144,6 +144,7 @@ fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProdu
         order: Order::new(vec![consumer]),
         tells: vec![Arc::clone(&tells)],
         sources,
+        owed: Owed::new(Arc::default()),
     };
     let producer = EventProducer {
         ring: producer,
@@ -385,4 +386,57 @@ fn a_collector_whose_sink_panics_is_known_to_have_ended() {
         thread::yield_now();
     }
     collector.finish();
+}
+
+#[test]
+fn who_waits_goes_on_when_all_that_there_was_is_handed_on() {
+    let (collector, mut producers, seen) = collector(Vec::new(), 2, 64);
+    let flush = collector.flush();
+    let mut made = 0;
+    for round in 0..200 {
+        for producer in &mut producers {
+            for _ in 0..round % 7 {
+                made += 1;
+                producer.push(|| event(0, made), |_| {});
+            }
+        }
+        assert!(flush.wait(LIMIT), "not handed on");
+        let seen = seen.lock().expect("no panic");
+        assert_eq!(seen.0.len() as u64 + seen.1, made);
+    }
+    collector.finish();
+    // Nothing comes any more, and nobody waits for it.
+    assert!(flush.wait(LIMIT), "not told of the end");
+}
+
+#[test]
+fn who_waits_beside_others_goes_on_while_events_come() {
+    let (collector, producers, seen) = collector(Vec::new(), 2, 64);
+    let finish = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for mut producer in producers {
+            let finish = &finish;
+            scope.spawn(move || {
+                for n in 1.. {
+                    producer.push(|| event(0, n), |_| {});
+                    if finish.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let flush = collector.flush();
+                scope.spawn(move || (0..20).all(|_| flush.wait(LIMIT)))
+            })
+            .collect();
+        let in_time = waiting
+            .into_iter()
+            .all(|waiting| waiting.join().unwrap_or(false));
+        finish.store(true, Ordering::Relaxed);
+        assert!(in_time, "not handed on");
+    });
+    collector.finish();
+    assert!(seen.lock().expect("no panic").1 < u64::MAX);
 }

@@ -1,0 +1,87 @@
+//! What tells the entries of a histogram apart.
+//!
+//! A key is kept as bytes, each part with its length known from its first byte, so that looking an entry up
+//! needs no allocation, and different values are different bytes.
+
+use hvprobe_spec::aggregate::Part;
+use hvprobe_spec::histogram::KeyForm;
+
+/// A part of a key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeyValue {
+    /// What could not be read.
+    Unreadable,
+    /// A number, extended to 64 bits, after what is made of it.
+    Number(u64),
+    /// A text, without its NUL.
+    Text(Box<[u8]>),
+}
+
+const UNREADABLE: u8 = 0;
+const NUMBER: u8 = 1;
+const TEXT: u8 = 2;
+
+/// Appends a number that `part` is made of.
+pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: Option<u64>) {
+    let Some(number) = number else {
+        key.push(UNREADABLE);
+        return;
+    };
+    let made = match part.form {
+        KeyForm::Plain
+        | KeyForm::Hex
+        | KeyForm::Symbol
+        | KeyForm::SymbolOffset
+        | KeyForm::ExecName => number,
+        KeyForm::Log2 => match number {
+            0 => 0,
+            // The exponent of the least power of two that is not less, as the kernel has it.
+            _ => u64::from(u64::BITS - (number - 1).leading_zeros()),
+        },
+        KeyForm::Buckets(width) => number - number.checked_rem(width).unwrap_or(0),
+        KeyForm::Usecs => number / 1000,
+    };
+    key.push(NUMBER);
+    key.extend_from_slice(&made.to_le_bytes());
+}
+
+/// Appends a text, up to its NUL if it has one.
+pub(super) fn push_text(key: &mut Vec<u8>, text: Option<&[u8]>) {
+    let Some(text) = text else {
+        key.push(UNREADABLE);
+        return;
+    };
+    let end = text.iter().position(|byte| *byte == 0);
+    let text = &text[..end.unwrap_or(text.len())];
+    // No captured text is longer.
+    let len = u16::try_from(text.len()).unwrap_or(u16::MAX);
+    key.push(TEXT);
+    key.extend_from_slice(&len.to_le_bytes());
+    key.extend_from_slice(&text[..usize::from(len)]);
+}
+
+/// The parts of a key that was made of such.
+pub(super) fn parts(mut key: &[u8]) -> Vec<KeyValue> {
+    let mut parts = Vec::new();
+    while let Some((value, rest)) = first(key) {
+        parts.push(value);
+        key = rest;
+    }
+    parts
+}
+
+fn first(key: &[u8]) -> Option<(KeyValue, &[u8])> {
+    let (kind, rest) = key.split_first()?;
+    match *kind {
+        UNREADABLE => Some((KeyValue::Unreadable, rest)),
+        NUMBER => {
+            let (number, rest) = rest.split_first_chunk()?;
+            Some((KeyValue::Number(u64::from_le_bytes(*number)), rest))
+        }
+        _ => {
+            let (len, rest) = rest.split_first_chunk()?;
+            let (text, rest) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
+            Some((KeyValue::Text(text.into()), rest))
+        }
+    }
+}

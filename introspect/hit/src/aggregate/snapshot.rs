@@ -1,0 +1,124 @@
+//! What a histogram says at one moment.
+
+use std::cmp::Ordering;
+
+use hvprobe_spec::histogram::{By, Order, ValueForm};
+
+use super::key::KeyValue;
+
+/// What was added up of one field.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    /// At how many of the hits it could be read.
+    pub count: u64,
+    /// The sum.
+    pub sum: i128,
+    /// The least; 0 if there is none.
+    pub least: i128,
+    /// The greatest; 0 if there is none.
+    pub greatest: i128,
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, value: i128) {
+        let first = self.count == 0;
+        self.least = if first { value } else { self.least.min(value) };
+        self.greatest = if first {
+            value
+        } else {
+            self.greatest.max(value)
+        };
+        // Of 64-bit values far fewer than it takes to leave 128 bits.
+        self.sum = self.sum.saturating_add(value);
+        self.count += 1;
+    }
+
+    /// What `form` tells of it.
+    #[must_use]
+    pub fn told(&self, form: ValueForm) -> i128 {
+        match form {
+            ValueForm::Sum | ValueForm::Hex => self.sum,
+            ValueForm::Average => self.sum / i128::from(self.count.max(1)),
+            ValueForm::Least => self.least,
+            ValueForm::Greatest => self.greatest,
+        }
+    }
+}
+
+/// One entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// What its hits have in common, in the order of the keys.
+    pub keys: Vec<KeyValue>,
+    /// How many they are.
+    pub hits: u64,
+    /// What was added up, in the order of the values.
+    pub sums: Vec<Sum>,
+    /// The name of the task of the first of them, NUL-padded, if it was known.
+    pub comm: Option<[u8; 16]>,
+}
+
+/// A histogram at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// In the order that was asked for, and where that does not tell in that of their keys.
+    pub rows: Vec<Row>,
+    /// How many hits were counted.
+    pub hits: u64,
+    /// How many were not, because there was no room for another entry.
+    pub dropped: u64,
+    /// How many events of the whole machine were lost before they could be counted.
+    pub lost: u64,
+}
+
+/// What numbers a sort compares.
+pub(super) struct Signs<'a> {
+    /// Of each key whether it is a number with a sign.
+    pub(super) keys: &'a [bool],
+    /// What is told of each value.
+    pub(super) values: &'a [ValueForm],
+}
+
+/// Puts `rows` into the order that is asked for; by hits, the fewest first, if none is.
+pub(super) fn sort(rows: &mut [Row], asked: &[Order], signs: &Signs<'_>) {
+    const HITS: Order = Order {
+        by: By::Hits,
+        descending: false,
+    };
+    let asked = if asked.is_empty() { &[HITS] } else { asked };
+    rows.sort_unstable_by(|one, other| {
+        let by_orders = asked.iter().map(|order| {
+            let found = compare(one, other, order.by, signs);
+            match order.descending {
+                true => found.reverse(),
+                false => found,
+            }
+        });
+        let decided = by_orders.fold(Ordering::Equal, Ordering::then);
+        let keys = 0..one.keys.len();
+        keys.fold(decided, |decided, key| {
+            decided.then_with(|| compare(one, other, By::Key(key), signs))
+        })
+    });
+}
+
+fn compare(one: &Row, other: &Row, by: By, signs: &Signs<'_>) -> Ordering {
+    match by {
+        By::Hits => one.hits.cmp(&other.hits),
+        By::Key(at) => match (one.keys.get(at), other.keys.get(at)) {
+            (Some(KeyValue::Number(one)), Some(KeyValue::Number(other)))
+                if signs.keys.get(at).is_some_and(|signed| *signed) =>
+            {
+                one.cast_signed().cmp(&other.cast_signed())
+            }
+            (one, other) => one.cmp(&other),
+        },
+        By::Value(at) => {
+            let told = |row: &Row| {
+                let form = signs.values.get(at).copied()?;
+                Some(row.sums.get(at)?.told(form))
+            };
+            told(one).cmp(&told(other))
+        }
+    }
+}

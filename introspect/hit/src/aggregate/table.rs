@@ -1,0 +1,245 @@
+//! The entries of a histogram while it counts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hvprobe_spec::aggregate::{Aggregate, Measured, Part};
+use hvprobe_spec::histogram::{Histogram, KeyForm, Order, ValueForm};
+use hvprobe_spec::predicate::Field;
+use hvprobe_spec::{Actions, ProbeId};
+
+use super::key::{parts, push_number, push_text};
+use super::snapshot::{Row, Signs, Snapshot, Sum, sort};
+use crate::event::{Event, EventKind};
+use crate::filter::Seen;
+
+/// The most bytes of keys that are kept.
+const KEY_BYTES: usize = 16 << 20;
+
+/// A histogram that counts.
+#[derive(Debug)]
+pub struct Table {
+    histogram: Histogram,
+    probes: HashMap<ProbeId, Counted>,
+    rows: HashMap<Box<[u8]>, Entry>,
+    /// Bytes of keys that are kept.
+    bytes: usize,
+    paused: bool,
+    hits: u64,
+    dropped: u64,
+    lost: u64,
+    /// Where keys are made.
+    key: Vec<u8>,
+}
+
+/// What of a probe's events is counted.
+#[derive(Debug)]
+struct Counted {
+    actions: Arc<Actions>,
+    what: Aggregate,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    hits: u64,
+    sums: Box<[Sum]>,
+    comm: Option<[u8; 16]>,
+}
+
+impl Table {
+    /// A table for what `histogram` asks for, of no probe yet.
+    #[must_use]
+    pub fn new(histogram: Histogram) -> Self {
+        Self {
+            histogram,
+            probes: HashMap::new(),
+            rows: HashMap::new(),
+            bytes: 0,
+            paused: false,
+            hits: 0,
+            dropped: 0,
+            lost: 0,
+            key: Vec::new(),
+        }
+    }
+
+    /// Counts the events of `probe`, too, which does `actions` at its hits.
+    pub fn count(&mut self, probe: ProbeId, actions: Arc<Actions>, what: Aggregate) {
+        self.probes.insert(probe, Counted { actions, what });
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn histogram(&self) -> &Histogram {
+        &self.histogram
+    }
+
+    /// What it counts, as it is of the first of its probes; nothing if it has no probe.
+    #[must_use]
+    pub fn what(&self) -> Option<&Aggregate> {
+        let first = self.probes.iter().min_by_key(|(id, _)| id.0);
+        first.map(|(_, counted)| &counted.what)
+    }
+
+    /// Stops counting, or goes on with it.
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Begins anew.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.bytes = 0;
+        (self.hits, self.dropped, self.lost) = (0, 0, 0);
+    }
+
+    /// Counts `events`, before which so many were lost.
+    pub fn hear(&mut self, events: &[Event], lost: u64) {
+        if self.paused {
+            return;
+        }
+        self.lost = self.lost.saturating_add(lost);
+        for event in events {
+            self.hear_one(event);
+        }
+    }
+
+    fn hear_one(&mut self, event: &Event) {
+        let Some(Counted { actions, what }) = self.probes.get(&event.probe) else {
+            return;
+        };
+        let call = match &event.kind {
+            EventKind::Hit => None,
+            EventKind::Return(call) => Some(call),
+            EventKind::Post | EventKind::Fault { .. } => return,
+        };
+        let seen = Seen {
+            actions,
+            regs: &event.regs,
+            entry: call.map(|call| &call.entry),
+            captured: &event.captured,
+            task: event.task.as_ref(),
+            vcpu: event.vcpu,
+        };
+        if what.filter.as_ref().is_some_and(|it| !seen.passes(it)) {
+            return;
+        }
+        let number = |of: &Measured| match of {
+            Measured::Field(field) => seen.number(field),
+            Measured::Time => told(event.host_ns).map(|ns| (ns, false)),
+            Measured::Duration => {
+                let entry = told(call?.entry_ns)?;
+                Some((told(event.host_ns)?.saturating_sub(entry), false))
+            }
+        };
+        self.key.clear();
+        for part in &what.keys {
+            match &part.of {
+                Measured::Field(Field::Text(source)) => {
+                    let key = &mut self.key;
+                    let read = seen.bytes(source, |text| push_text(key, Some(text)));
+                    if read.is_none() {
+                        push_text(&mut self.key, None);
+                    }
+                }
+                of => push_number(&mut self.key, part, number(of).map(|(value, _)| value)),
+            }
+        }
+        if !self.rows.contains_key(self.key.as_slice()) {
+            let bytes = self.bytes + self.key.len();
+            if self.rows.len() >= self.histogram.size || bytes > KEY_BYTES {
+                self.dropped += 1;
+                return;
+            }
+            self.bytes = bytes;
+            let entry = Entry {
+                hits: 0,
+                sums: vec![Sum::default(); what.values.len()].into(),
+                comm: event.task.as_ref().map(|task| task.comm),
+            };
+            self.rows.insert(self.key.as_slice().into(), entry);
+        }
+        let Some(entry) = self.rows.get_mut(self.key.as_slice()) else {
+            return;
+        };
+        self.hits += 1;
+        entry.hits += 1;
+        for (sum, of) in entry.sums.iter_mut().zip(&what.values) {
+            if let Some((value, signed)) = number(of) {
+                sum.add(match signed {
+                    true => value.cast_signed().into(),
+                    false => value.into(),
+                });
+            }
+        }
+    }
+
+    /// A copy of what it says now, from which a [`Snapshot`] is made without it.
+    #[must_use]
+    pub fn copy(&self) -> Copied {
+        let keys = self.what().into_iter().flat_map(|what| &what.keys);
+        Copied {
+            entries: self
+                .rows
+                .iter()
+                .map(|(key, it)| (key.clone(), it.clone()))
+                .collect(),
+            sort: self.histogram.sort.clone(),
+            signed: keys.map(is_signed).collect(),
+            forms: self.histogram.values.iter().map(|it| it.form).collect(),
+            hits: self.hits,
+            dropped: self.dropped,
+            lost: self.lost,
+        }
+    }
+}
+
+/// What a table said.
+#[derive(Debug)]
+pub struct Copied {
+    entries: Vec<(Box<[u8]>, Entry)>,
+    sort: Vec<Order>,
+    signed: Vec<bool>,
+    forms: Vec<ValueForm>,
+    hits: u64,
+    dropped: u64,
+    lost: u64,
+}
+
+impl Copied {
+    /// The same in order.
+    #[must_use]
+    pub fn snapshot(self) -> Snapshot {
+        let rows = self.entries.into_iter().map(|(key, entry)| Row {
+            keys: parts(&key),
+            hits: entry.hits,
+            sums: entry.sums.into(),
+            comm: entry.comm,
+        });
+        let mut rows: Vec<_> = rows.collect();
+        let signs = Signs {
+            keys: &self.signed,
+            values: &self.forms,
+        };
+        sort(&mut rows, &self.sort, &signs);
+        Snapshot {
+            rows,
+            hits: self.hits,
+            dropped: self.dropped,
+            lost: self.lost,
+        }
+    }
+}
+
+/// A time, if it could be told.
+fn told(ns: u64) -> Option<u64> {
+    (ns > 0).then_some(ns)
+}
+
+/// Whether a key is a number with a sign.
+fn is_signed(part: &Part) -> bool {
+    part.of.is_signed() && matches!(part.form, KeyForm::Plain | KeyForm::ExecName)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+use std::collections::BTreeMap;
+
+use hvprobe_arch::Regs;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_linux::task::Task;
+use hvprobe_spec::histogram::read_histogram;
+use hvprobe_spec::predicate::{Check, Predicate, With};
+use hvprobe_spec::shape::{Shape, ShapeKind};
+use hvprobe_spec::{Common, RegisterSet, Source, fetch::Operator};
+use proptest::prelude::*;
+
+use super::*;
+use crate::aggregate::KeyValue;
+use crate::event::{Call, Captured};
+
+const PROBE: ProbeId = ProbeId(3);
+
+fn event(rdi: u64, rsi: u64, comm: &[u8]) -> Event {
+    let mut regs = Regs::default();
+    regs.set(Gpr::Rdi, rdi);
+    regs.set(Gpr::Rsi, rsi);
+    let mut padded = [0; 16];
+    padded[..comm.len()].copy_from_slice(comm);
+    Event {
+        kind: EventKind::Hit,
+        shown: RegisterSet::default(),
+        captured: Captured::nothing(),
+        seq: 0,
+        probe: PROBE,
+        vcpu: 1,
+        host_ns: 5_000,
+        guest_tsc: 0,
+        regs,
+        task: (!comm.is_empty()).then_some(Task {
+            pid: 7,
+            tgid: 7,
+            comm: padded,
+        }),
+        cost_ns: 0,
+    }
+}
+
+fn register(register: Gpr, size: u8, signed: bool) -> Measured {
+    Measured::Field(Field::Number {
+        source: Source::Registers {
+            registers: vec![register],
+            entry: false,
+        },
+        size,
+        bits: None,
+        signed,
+    })
+}
+
+fn comm() -> Measured {
+    Measured::Field(Field::Text(Source::Common(Common::Comm)))
+}
+
+/// A table for `text`, whose fields are these.
+fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
+    let histogram = read_histogram(text).expect("a histogram");
+    let forms = histogram.keys.iter().map(|key| key.form);
+    let keys = keys.into_iter().zip(forms).map(|(of, form)| Part {
+        of,
+        form,
+        shape: Shape {
+            name: String::new(),
+            size: 8,
+            kind: ShapeKind::Unsigned,
+        },
+    });
+    let what = Aggregate {
+        keys: keys.collect(),
+        values,
+        filter: None,
+    };
+    let mut table = Table::new(histogram);
+    table.count(PROBE, Arc::default(), what);
+    table
+}
+
+/// The numbers that are keys, and the hits of each.
+fn numbers(table: &Table) -> Vec<(u64, u64)> {
+    let rows = table.copy().snapshot().rows;
+    let number = |row: &Row| match row.keys.as_slice() {
+        [KeyValue::Number(number), ..] => (*number, row.hits),
+        keys => panic!("{keys:?}"),
+    };
+    rows.iter().map(number).collect()
+}
+
+#[test]
+fn powers_of_two_are_those_of_the_kernel() {
+    let mut table = table(
+        "keys=a.log2:sort=a",
+        vec![register(Gpr::Rdi, 8, false)],
+        vec![],
+    );
+    for (value, power) in [
+        (0, 0),
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 2),
+        (5, 3),
+        (1 << 63, 63),
+        ((1 << 63) + 1, 64),
+        (u64::MAX, 64),
+    ] {
+        table.clear();
+        table.hear(&[event(value, 0, b"")], 0);
+        assert_eq!(numbers(&table), [(power, 1)], "{value}");
+    }
+}
+
+#[test]
+fn buckets_begin_at_multiples_of_their_width() {
+    let mut table = table(
+        "keys=a.buckets=100:sort=a",
+        vec![register(Gpr::Rdi, 8, false)],
+        vec![],
+    );
+    for value in [0, 99, 100, 199, u64::MAX] {
+        table.hear(&[event(value, 0, b"")], 0);
+    }
+    let last = u64::MAX - u64::MAX % 100;
+    assert_eq!(numbers(&table), [(0, 2), (100, 2), (last, 1)]);
+}
+
+#[test]
+fn what_there_is_no_room_for_is_dropped_and_what_was_lost_is_told() {
+    let mut table = table("keys=a:size=2", vec![register(Gpr::Rdi, 8, false)], vec![]);
+    let events: Vec<_> = [1, 2, 3, 1, 3].map(|key| event(key, 0, b"")).into();
+    table.hear(&events, 4);
+    let told = table.copy().snapshot();
+    assert_eq!((told.hits, told.dropped, told.lost), (3, 2, 4));
+    assert_eq!(told.rows.len(), 2);
+    table.clear();
+    let cleared = table.copy().snapshot();
+    assert_eq!(cleared, Snapshot::default());
+    table.pause(true);
+    table.hear(&events, 4);
+    assert_eq!(table.copy().snapshot(), Snapshot::default());
+    table.pause(false);
+    table.hear(&events[..1], 0);
+    assert_eq!(numbers(&table), [(1, 1)]);
+}
+
+#[test]
+fn keys_of_long_texts_are_bounded_together() {
+    let mut table = table("keys=c:size=131072", vec![comm()], vec![]);
+    // As if they had been kept.
+    table.bytes = KEY_BYTES - 4;
+    table.hear(
+        &[event(0, 0, b"a"), event(0, 0, b"bb"), event(0, 0, b"a")],
+        0,
+    );
+    let told = table.copy().snapshot();
+    assert_eq!((told.hits, told.dropped), (2, 1));
+}
+
+#[test]
+fn what_cannot_be_read_is_a_key_of_its_own_and_adds_nothing() {
+    let values = vec![Measured::Duration, register(Gpr::Rsi, 4, true)];
+    let mut table = table("keys=c:vals=d,x.min", vec![comm()], values);
+    let mut returned = event(0, 0xffff_fffe, b"cat");
+    returned.kind = EventKind::Return(Call {
+        id: 0,
+        entry_ns: 4_000,
+        entry_tsc: 0,
+        entry: Regs::default(),
+    });
+    let mut untold = returned;
+    untold.host_ns = 0;
+    let mut fault = event(0, 0, b"cat");
+    fault.kind = EventKind::Fault {
+        vector: 14,
+        error_code: None,
+    };
+    let mut foreign = returned;
+    foreign.probe = ProbeId(4);
+    table.hear(&[returned, untold, fault, foreign, event(0, 5, b"")], 0);
+    let told = table.copy().snapshot();
+    let rows: Vec<_> = told
+        .rows
+        .iter()
+        .map(|row| {
+            let durations = (row.sums[0].count, row.sums[0].sum);
+            (row.keys.clone(), row.hits, durations, row.sums[1].least)
+        })
+        .collect();
+    let cat = vec![KeyValue::Text(b"cat".as_slice().into())];
+    assert_eq!(
+        rows,
+        [
+            (vec![KeyValue::Unreadable], 1, (0, 0), 5),
+            (cat, 2, (1, 1_000), -2),
+        ]
+    );
+}
+
+#[test]
+fn a_filter_says_which_hits_count() {
+    let mut table = table("keys=a", vec![register(Gpr::Rdi, 8, false)], vec![]);
+    let Measured::Field(field) = register(Gpr::Rdi, 8, false) else {
+        unreachable!("it is a field");
+    };
+    let with = With::Number(Operator::Greater, 1);
+    let counted = table.probes.get_mut(&PROBE).expect("it is counted");
+    counted.what.filter = Some(Predicate::Check(Check { field, with }));
+    table.hear(&[event(1, 0, b""), event(2, 0, b"")], 0);
+    assert_eq!(numbers(&table), [(2, 1)]);
+}
+
+#[test]
+fn entries_are_in_the_order_that_is_asked_for() {
+    for (sort, expected) in [
+        ("", [2, 1, 3]),
+        (":sort=hitcount.descending", [3, 1, 2]),
+        (":sort=a.descending", [3, 2, 1]),
+        (":sort=v", [3, 1, 2]),
+        (":sort=b,a.descending", [3, 1, 2]),
+        (":sort=a,b", [1, 2, 3]),
+    ] {
+        let text = format!("keys=a,b:vals=v{sort}");
+        let keys = vec![register(Gpr::Rdi, 8, false), register(Gpr::Rsi, 8, true)];
+        let mut table = table(&text, keys, vec![register(Gpr::Rsi, 8, true)]);
+        let minus = 1_u64.wrapping_neg();
+        let hits = [
+            (1, minus),
+            (1, minus),
+            (2, 5),
+            (3, minus),
+            (3, minus),
+            (3, minus),
+        ];
+        let events: Vec<_> = hits.iter().map(|(a, b)| event(*a, *b, b"")).collect();
+        table.hear(&events, 0);
+        let order: Vec<_> = numbers(&table).iter().map(|(a, _)| *a).collect();
+        assert_eq!(order, expected, "{sort}");
+    }
+}
+
+proptest! {
+    /// Against what counting by hand says.
+    #[test]
+    fn every_hit_is_in_one_entry(hits in proptest::collection::vec((0..6_u64, any::<i32>(), "[ab]{0,2}"), 0..200)) {
+        let keys = vec![register(Gpr::Rdi, 8, false), comm()];
+        let mut table = table("keys=a,c:vals=v", keys, vec![register(Gpr::Rsi, 4, true)]);
+        let mut expected: BTreeMap<(u64, String), (u64, i128)> = BTreeMap::new();
+        for (a, v, comm) in &hits {
+            let extended = i64::from(*v).cast_unsigned();
+            table.hear(&[event(*a, extended, comm.as_bytes())], 0);
+            let entry = expected.entry((*a, comm.clone())).or_default();
+            *entry = (entry.0 + 1, entry.1 + i128::from(*v));
+        }
+        let told = table.copy().snapshot();
+        prop_assert_eq!(told.hits, hits.len() as u64);
+        prop_assert_eq!(told.rows.len(), expected.len());
+        for row in told.rows {
+            let [KeyValue::Number(a), comm] = row.keys.as_slice() else {
+                panic!("{row:?}");
+            };
+            let comm = match comm {
+                KeyValue::Text(text) => String::from_utf8_lossy(text).into_owned(),
+                _ => String::new(),
+            };
+            prop_assert_eq!(expected.get(&(*a, comm)), Some(&(row.hits, row.sums[0].sum)));
+        }
+    }
+}
