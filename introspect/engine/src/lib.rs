@@ -6,6 +6,7 @@
 //! table for the data plane. The engine reaches
 //! guest memory and stops virtual CPUs only through [`World`], so it runs, and is tested, without KVM.
 
+mod aggregate;
 pub(crate) mod code;
 mod error;
 mod guest;

@@ -303,6 +303,8 @@ fn start(
         skipped: registered.skipped,
         console,
         hub,
+        flush: collector.flush(),
+        aggregations: Arc::default(),
         ioctls,
         throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {

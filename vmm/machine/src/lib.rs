@@ -4,6 +4,7 @@
 //! come from the crate below, which servers do not name: [`host`], [`Kernel`] and the errors of
 //! [`BootError`] are passed on from there, and nothing else.
 
+mod aggregate;
 mod boot;
 mod clock;
 mod config;
@@ -24,6 +25,7 @@ mod throttle;
 mod tripwire;
 mod vcpu;
 
+pub use aggregate::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 pub use boot::BootError;
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub use console::{Console, Printed};

@@ -18,6 +18,7 @@ use std::time::Instant;
 use hvprobe_arch::Gva;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_engine::{Registry, Skipped, Standing, StopError};
+use hvprobe_hit::event::Flush;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::ProbeId;
 use hvprobe_vm::CatchMode;
@@ -81,6 +82,9 @@ pub struct Machine {
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) console: Arc<ConsoleOutput>,
     pub(crate) hub: Arc<Hub>,
+    pub(crate) flush: Flush,
+    /// Held once more by each histogram.
+    pub(crate) aggregations: Arc<()>,
     pub(crate) ioctls: Vec<Arc<IoctlTotals>>,
     /// When it was last looked for hits that were throttled; after `registry`.
     pub(crate) throttle_looked: Mutex<Instant>,

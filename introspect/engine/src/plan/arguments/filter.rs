@@ -53,7 +53,8 @@ fn conjuncts(filter: &Filter) -> Vec<&Filter> {
     }
 }
 
-fn predicate(filter: &Filter, arguments: &[Argument]) -> Result<Predicate, ParseError> {
+/// What `filter` says on events with `arguments`.
+pub(super) fn predicate(filter: &Filter, arguments: &[Argument]) -> Result<Predicate, ParseError> {
     let sub = |filter: &Filter| predicate(filter, arguments);
     Ok(match filter {
         Filter::Test(test) => Predicate::Check(check(test, arguments)?),
@@ -115,7 +116,8 @@ fn field(test: &Test, arguments: &[Argument]) -> Result<Field, ParseError> {
     })
 }
 
-fn of_argument(argument: &Argument) -> Option<Field> {
+/// An argument as a field, if it is a number or a text.
+pub(super) fn of_argument(argument: &Argument) -> Option<Field> {
     let Shape { kind, size, .. } = &argument.shape;
     let source = argument.source.clone();
     let signed = match kind {

@@ -8,6 +8,7 @@
 mod chain;
 mod filter;
 mod function;
+pub(crate) mod histogram;
 mod refused;
 mod resolve;
 mod types;

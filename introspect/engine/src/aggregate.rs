@@ -1,0 +1,24 @@
+//! What a histogram is of the events of a probe that there is.
+
+use hvprobe_spec::ParseError;
+use hvprobe_spec::aggregate::Aggregate;
+use hvprobe_spec::definition::Kind;
+use hvprobe_spec::histogram::Histogram;
+
+use crate::info::ProbeInfo;
+use crate::plan::arguments::histogram::{Events, resolve};
+
+impl ProbeInfo {
+    /// What `histogram` asks for, of the events of this probe.
+    ///
+    /// # Errors
+    /// At the column of a field that there is not, or that is not what is made of it.
+    pub fn aggregate(&self, histogram: &Histogram) -> Result<Aggregate, ParseError> {
+        let of = Events {
+            probe: self.id,
+            returns: matches!(self.kind, Kind::Return { .. }),
+            arguments: &self.shown.arguments,
+        };
+        resolve(histogram, of)
+    }
+}
