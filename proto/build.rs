@@ -4,11 +4,12 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "hvprobe/v1/actions.proto",
     "hvprobe/v1/decisions.proto",
     "hvprobe/v1/error.proto",
     "hvprobe/v1/events.proto",
+    "hvprobe/v1/histograms.proto",
     "hvprobe/v1/host.proto",
     "hvprobe/v1/machines.proto",
     "hvprobe/v1/probes.proto",

@@ -17,6 +17,7 @@ use std::time::Duration;
 use hvprobe_hit::event::Sink;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
 use hvprobe_proto::v1::decisions_server::DecisionsServer;
+use hvprobe_proto::v1::histograms_server::HistogramsServer;
 use hvprobe_proto::v1::host_server::HostServer;
 use hvprobe_proto::v1::machines_server::MachinesServer;
 use hvprobe_proto::v1::probes_server::ProbesServer;
@@ -34,7 +35,7 @@ use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
 use crate::listen::tcp::Loopback;
 use crate::services::events::EventsServer;
-use crate::services::{decisions, events, host, machines, probes, symbols};
+use crate::services::{decisions, events, histograms, host, machines, probes, symbols};
 
 /// How long connections may go on after the machines have ended, so that clients get their last
 /// messages. Streams that have nothing to do with machines would never end by themselves.
@@ -135,6 +136,9 @@ impl Server {
             .set_serving::<DecisionsServer<decisions::Service>>()
             .await;
         health_reporter
+            .set_serving::<HistogramsServer<histograms::Service>>()
+            .await;
+        health_reporter
             .set_serving::<SymbolsServer<symbols::Service>>()
             .await;
         health_reporter
@@ -181,6 +185,10 @@ impl Server {
             )))
             .add_service(
                 DecisionsServer::new(decisions::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(
+                HistogramsServer::new(histograms::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(

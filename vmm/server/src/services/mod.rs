@@ -3,6 +3,7 @@
 pub(crate) mod decisions;
 pub(crate) mod events;
 pub(crate) mod feed;
+pub(crate) mod histograms;
 pub(crate) mod host;
 pub(crate) mod machines;
 pub(crate) mod probes;

@@ -42,7 +42,7 @@ fn source(source: &Source) -> argument::Source {
     }
 }
 
-fn shape(of: &Shape) -> v1::Type {
+pub(super) fn shape(of: &Shape) -> v1::Type {
     let mut wire = v1::Type {
         name: of.name.clone(),
         size: of.size,

@@ -9,6 +9,7 @@ pub mod budget;
 pub(crate) mod convert;
 pub(crate) mod event;
 mod fetched;
+pub(crate) mod histogram;
 pub(crate) mod page;
 pub mod registers;
 pub(crate) mod registration;

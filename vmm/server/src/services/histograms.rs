@@ -1,0 +1,195 @@
+//! `hvprobe.v1.Histograms`.
+//!
+//! ```text
+//!   opened ──(AggregateFor)──► counting ──(the client ends the stream, or sends what is no command)──► over
+//! ```
+//! What is kept true: a histogram counts for as long as its stream lives, and goes with it.
+
+use std::pin::Pin;
+
+use hvprobe_machine::{AggregateError, Aggregation};
+use hvprobe_proto::v1::{
+    AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
+    HistogramCommand, aggregate_request, aggregate_response, histograms_server,
+};
+use hvprobe_spec::ProbeId;
+use hvprobe_spec::histogram::read_histogram;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::fleet::{Fleet, Handle};
+use crate::limits;
+use crate::status::{Failure, chain};
+use crate::wire::histogram;
+
+/// Messages that wait for one client.
+const MESSAGES: usize = 4;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    fleet: Fleet,
+}
+
+impl Service {
+    pub(crate) fn new(fleet: Fleet) -> Self {
+        Self { fleet }
+    }
+}
+
+type Responses = Pin<Box<ReceiverStream<Result<AggregateResponse, Status>>>>;
+
+#[tonic::async_trait]
+impl histograms_server::Histograms for Service {
+    type AggregateStream = Responses;
+
+    async fn aggregate(
+        &self,
+        request: Request<Streaming<AggregateRequest>>,
+    ) -> Result<Response<Responses>, Status> {
+        let mut commands = request.into_inner();
+        let first = commands.message().await?.and_then(|first| first.what);
+        let Some(aggregate_request::What::AggregateFor(wanted)) = first else {
+            return Err(out_of_order("the first message has to say what to count"));
+        };
+        let handle = self.fleet.get(&wanted.machine)?;
+        let aggregation = begin(&handle, wanted).await?;
+        let (to_client, messages) = mpsc::channel(MESSAGES);
+        let counting = Counting {
+            handle,
+            aggregation,
+            commands,
+            to_client,
+        };
+        tokio::spawn(counting.run());
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+/// Begins to count what is `wanted`.
+async fn begin(handle: &Handle, wanted: AggregateFor) -> Result<Aggregation, Status> {
+    let AggregateFor {
+        probes, histogram, ..
+    } = wanted;
+    limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+    limits::at_most("the histogram", histogram.len(), limits::DEFINITION)?;
+    if probes.is_empty() {
+        let message = "name the probes to count";
+        return Err(Failure::new(Code::InvalidArgument, ErrorKind::NoSuchProbe, message).into());
+    }
+    let histogram = read_histogram(&histogram).map_err(|error| {
+        let message = format!("bad histogram: {error}");
+        Failure::new(Code::InvalidArgument, ErrorKind::Definition, message).at_column(error.column)
+    })?;
+    let ids: Vec<_> = probes.into_iter().map(ProbeId).collect();
+    let begun = handle
+        .blocking(move |machine| machine.aggregate(&ids, histogram))
+        .await?;
+    begun.map_err(|error| refused(&error))
+}
+
+fn refused(error: &AggregateError) -> Status {
+    let message = chain(error);
+    match error {
+        AggregateError::TooMany => {
+            Failure::new(Code::ResourceExhausted, ErrorKind::TooLarge, message).into()
+        }
+        AggregateError::NoSuchProbe { index, .. } => {
+            Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)
+                .at_index(*index)
+                .into()
+        }
+        AggregateError::Field { index, source, .. } => {
+            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+                .at_index(*index)
+                .at_column(source.column)
+                .into()
+        }
+    }
+}
+
+/// A histogram that a client has.
+struct Counting {
+    handle: Handle,
+    aggregation: Aggregation,
+    commands: Streaming<AggregateRequest>,
+    to_client: mpsc::Sender<Result<AggregateResponse, Status>>,
+}
+
+/// The client has it no more.
+enum Over {
+    /// It is gone, or done.
+    Gone,
+    /// For a reason it is to know.
+    Because(Status),
+}
+
+impl Counting {
+    async fn run(mut self) {
+        if let Err(Over::Because(status)) = self.serve().await {
+            // A client that is gone needs no reason.
+            let _gone = self.to_client.send(Err(status)).await;
+        }
+    }
+
+    async fn serve(&mut self) -> Result<(), Over> {
+        let what = self.aggregation.what();
+        let schema = histogram::schema(&self.aggregation.histogram(), what.as_ref());
+        self.send(aggregate_response::What::Schema(schema)).await?;
+        loop {
+            let request = tokio::select! {
+                request = self.commands.message() => request,
+                () = self.to_client.closed() => return Err(Over::Gone),
+            };
+            match request {
+                Ok(Some(request)) => self.obey(request).await?,
+                Ok(None) | Err(_) => return Err(Over::Gone),
+            }
+        }
+    }
+
+    async fn obey(&self, request: AggregateRequest) -> Result<(), Over> {
+        let Some(aggregate_request::What::Command(command)) = request.what else {
+            let message = "only commands can follow the first message";
+            return Err(Over::Because(out_of_order(message)));
+        };
+        match HistogramCommand::try_from(command) {
+            Ok(HistogramCommand::Read) => return self.read().await,
+            Ok(HistogramCommand::Clear) => self.aggregation.clear(),
+            Ok(HistogramCommand::Pause) => self.aggregation.pause(true),
+            Ok(HistogramCommand::Resume) => self.aggregation.pause(false),
+            Ok(HistogramCommand::Unspecified) | Err(_) => {
+                let message = format!("there is no command {command}");
+                return Err(Over::Because(out_of_order(&message)));
+            }
+        }
+        let changed = aggregate_response::What::Changed(HistogramChanged {});
+        self.send(changed).await
+    }
+
+    async fn read(&self) -> Result<(), Over> {
+        let flushed = self.handle.blocking(|machine| machine.flush_events());
+        // One that has ended has handed everything on.
+        let _ended = flushed.await;
+        let aggregation = self.aggregation.clone();
+        let read = tokio::task::spawn_blocking(move || histogram::parts(aggregation.read()));
+        let Ok(parts) = read.await else {
+            return Err(Over::Because(crate::status::broken("a histogram")));
+        };
+        for part in parts {
+            self.send(aggregate_response::What::Part(part)).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&self, what: aggregate_response::What) -> Result<(), Over> {
+        let message = AggregateResponse { what: Some(what) };
+        let sent = self.to_client.send(Ok(message)).await;
+        sent.map_err(|_| Over::Gone)
+    }
+}
+
+fn out_of_order(message: &str) -> Status {
+    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
+}

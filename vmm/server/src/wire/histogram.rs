@@ -1,0 +1,196 @@
+//! Histograms on the wire.
+
+use hvprobe_hit::aggregate::{KeyValue, Row, Snapshot, Sum};
+use hvprobe_proto::v1::{self, HistogramForm, histogram_key_value};
+use hvprobe_spec::aggregate::{Aggregate, Part};
+use hvprobe_spec::histogram::{Histogram, Key, KeyForm, ValueForm};
+
+use super::arguments::shape;
+
+/// The most entries of one message, each of which has some KiB at most.
+const ENTRIES: usize = 1024;
+/// Bytes of entries beyond which a message takes no other one.
+const BYTES: usize = 1 << 20;
+
+/// How `histogram` is to be read, whose fields are those of `what`.
+pub(crate) fn schema(histogram: &Histogram, what: Option<&Aggregate>) -> v1::HistogramSchema {
+    let parts = what.map_or(&[][..], |what| &what.keys);
+    let measured = what.map_or(&[][..], |what| &what.values);
+    let keys = histogram.keys.iter().zip(parts);
+    let values = histogram.values.iter().zip(measured);
+    v1::HistogramSchema {
+        histogram: histogram.to_string(),
+        keys: keys.map(key).collect(),
+        values: values
+            .map(|(value, measured)| v1::HistogramField {
+                name: value.field.clone(),
+                form: of_value(value.form).into(),
+                signed: measured.is_signed(),
+            })
+            .collect(),
+    }
+}
+
+fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
+    let (form, width) = match key.form {
+        KeyForm::Plain => (HistogramForm::Unspecified, 0),
+        KeyForm::Hex => (HistogramForm::Hex, 0),
+        KeyForm::Symbol => (HistogramForm::Symbol, 0),
+        KeyForm::SymbolOffset => (HistogramForm::SymbolOffset, 0),
+        KeyForm::ExecName => (HistogramForm::Execname, 0),
+        KeyForm::Log2 => (HistogramForm::Log2, 0),
+        KeyForm::Buckets(width) => (HistogramForm::Buckets, width),
+        KeyForm::Usecs => (HistogramForm::Usecs, 0),
+    };
+    v1::HistogramKey {
+        name: key.field.clone(),
+        form: form.into(),
+        width,
+        r#type: Some(shape(&part.shape)),
+    }
+}
+
+fn of_value(form: ValueForm) -> HistogramForm {
+    match form {
+        ValueForm::Sum => HistogramForm::Unspecified,
+        ValueForm::Hex => HistogramForm::Hex,
+        ValueForm::Average => HistogramForm::Average,
+        ValueForm::Least => HistogramForm::Least,
+        ValueForm::Greatest => HistogramForm::Greatest,
+    }
+}
+
+/// What `snapshot` says, in as many messages as it takes; at least one.
+pub(crate) fn parts(snapshot: Snapshot) -> Vec<v1::HistogramPart> {
+    let totals = v1::HistogramTotals {
+        hits: snapshot.hits,
+        entries: snapshot.rows.len() as u64,
+        dropped: snapshot.dropped,
+        lost: snapshot.lost,
+    };
+    let mut parts = vec![v1::HistogramPart::default()];
+    let mut bytes = 0;
+    for row in snapshot.rows {
+        let entry = entry(row);
+        bytes += prost::Message::encoded_len(&entry);
+        let is_full = |part: &v1::HistogramPart| part.entries.len() == ENTRIES || bytes > BYTES;
+        if parts.last().is_none_or(is_full) {
+            parts.push(v1::HistogramPart::default());
+            bytes = prost::Message::encoded_len(&entry);
+        }
+        if let Some(part) = parts.last_mut() {
+            part.entries.push(entry);
+        }
+    }
+    if let Some(part) = parts.last_mut() {
+        part.totals = Some(totals);
+    }
+    parts
+}
+
+fn entry(row: Row) -> v1::HistogramEntry {
+    let comm = row.comm.unwrap_or_default();
+    let end = comm.iter().position(|byte| *byte == 0);
+    v1::HistogramEntry {
+        keys: row.keys.into_iter().map(key_value).collect(),
+        hits: row.hits,
+        values: row.sums.iter().map(sum).collect(),
+        comm: comm[..end.unwrap_or(comm.len())].to_vec(),
+    }
+}
+
+fn key_value(value: KeyValue) -> v1::HistogramKeyValue {
+    v1::HistogramKeyValue {
+        what: match value {
+            KeyValue::Unreadable => None,
+            KeyValue::Number(number) => Some(histogram_key_value::What::Number(number)),
+            KeyValue::Text(text) => Some(histogram_key_value::What::Text(text.into())),
+        },
+    }
+}
+
+fn sum(sum: &Sum) -> v1::HistogramSum {
+    let told = |form| low(sum.told(form));
+    v1::HistogramSum {
+        count: sum.count,
+        sum: told(ValueForm::Sum),
+        least: told(ValueForm::Least),
+        greatest: told(ValueForm::Greatest),
+        average: told(ValueForm::Average),
+    }
+}
+
+/// The lowest 64 bits.
+fn low(number: i128) -> u64 {
+    let bytes = number.to_le_bytes();
+    let low = bytes.first_chunk().copied().unwrap_or_default();
+    u64::from_le_bytes(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(text: usize) -> Row {
+        Row {
+            keys: vec![
+                KeyValue::Text(vec![b'a'; text].into()),
+                KeyValue::Number(7),
+                KeyValue::Unreadable,
+            ],
+            hits: 3,
+            sums: vec![Sum {
+                count: 2,
+                sum: -5,
+                least: -9,
+                greatest: 4,
+            }],
+            comm: Some(*b"cat\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+        }
+    }
+
+    fn snapshot(rows: Vec<Row>) -> Snapshot {
+        Snapshot {
+            rows,
+            hits: 9,
+            dropped: 1,
+            lost: 2,
+        }
+    }
+
+    #[test]
+    fn entries_say_all_that_was_counted() {
+        let parts = parts(snapshot(vec![row(1)]));
+        let [part] = parts.as_slice() else {
+            panic!("{parts:?}");
+        };
+        let [entry] = part.entries.as_slice() else {
+            panic!("{part:?}");
+        };
+        let keys: Vec<_> = entry.keys.iter().map(|key| key.what.clone()).collect();
+        let text = histogram_key_value::What::Text(b"a".to_vec());
+        let number = histogram_key_value::What::Number(7);
+        assert_eq!(keys, [Some(text), Some(number), None]);
+        assert_eq!((entry.hits, entry.comm.as_slice()), (3, &b"cat"[..]));
+        let sum = entry.values[0];
+        let signed = [sum.sum, sum.least, sum.greatest, sum.average].map(u64::cast_signed);
+        assert_eq!((sum.count, signed), (2, [-5, -9, 4, -2]));
+        let totals = part.totals.unwrap();
+        assert_eq!(
+            (totals.hits, totals.entries, totals.dropped, totals.lost),
+            (9, 1, 1, 2)
+        );
+    }
+
+    #[test]
+    fn messages_stay_small_and_the_last_one_has_the_totals() {
+        for (rows, text, messages) in [(0, 0, 1), (1024, 1, 1), (1025, 1, 2), (900, 2000, 2)] {
+            let parts = parts(snapshot(vec![row(text); rows]));
+            assert_eq!(parts.len(), messages, "{rows} of {text}");
+            let counted: usize = parts.iter().map(|part| part.entries.len()).sum();
+            assert_eq!(counted, rows);
+            let told: Vec<_> = parts.iter().map(|part| part.totals.is_some()).collect();
+            assert_eq!(told.iter().position(|told| *told), Some(messages - 1));
+        }
+    }
+}
