@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
+use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
@@ -149,6 +150,9 @@ Examples:
     hvprobe run -p 'r vfs_read' --raw -- cat /etc/passwd
   Which files are opened, and nothing else of it:
     hvprobe run -p 'p do_sys_openat2 name=+0($arg2):ustring' -- cat /etc/passwd
+  How much is read at a time by whom, and how long it took:
+    hvprobe run -p 'r vfs_read' --bars --hist keys=comm,duration.log2 --hist keys=comm,count.log2 \\
+      -- cat /etc/passwd
   How a program fares when it gets no memory:
     hvprobe run -p 'p ksys_mmap_pgoff' --return -ENOMEM -- ls /
 
@@ -181,6 +185,9 @@ pub(crate) struct Run {
     /// Tell at the end what took how long
     #[arg(long, help_heading = "Output")]
     pub(crate) timings: bool,
+
+    #[command(flatten)]
+    pub(crate) histograms: HistogramArgs,
 }
 
 /// The machine to create.
@@ -356,6 +363,7 @@ pub(crate) struct ChosenProbes {
 Examples:
   hvprobe trace                              every hit of every probe
   hvprobe trace --probe opens --hits 100     a hundred hits of one
+  hvprobe trace -p opens --hist keys=comm --interval 5   who makes how many of them
   hvprobe trace --json | jq .registers.rdi   for programs; see `hvprobe run --help`")]
 pub(crate) struct Trace {
     #[command(flatten)]
@@ -372,6 +380,9 @@ pub(crate) struct Trace {
     /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) histograms: HistogramArgs,
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use hvprobe_proto::v1::decisions_client::DecisionsClient;
 use hvprobe_proto::v1::events_client::EventsClient;
+use hvprobe_proto::v1::histograms_client::HistogramsClient;
 use hvprobe_proto::v1::host_client::HostClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
@@ -103,6 +104,7 @@ pub(crate) struct Client {
     pub(crate) decisions: DecisionsClient<Calls>,
     pub(crate) symbols: SymbolsClient<Calls>,
     pub(crate) host: HostClient<Calls>,
+    pub(crate) histograms: HistogramsClient<Calls>,
 }
 
 impl Client {
@@ -150,7 +152,8 @@ impl Client {
             events: EventsClient::new(calls.clone()),
             decisions: DecisionsClient::new(calls.clone()),
             symbols: SymbolsClient::new(calls.clone()),
-            host: HostClient::new(calls),
+            host: HostClient::new(calls.clone()),
+            histograms: HistogramsClient::new(calls),
         })
     }
 

@@ -151,7 +151,8 @@ impl Printer {
     }
 }
 
-fn emit(out: &mut impl io::Write, text: &str) -> io::Result<()> {
+/// Prints `text`, now.
+pub(crate) fn emit(out: &mut impl io::Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()
 }

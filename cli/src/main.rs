@@ -14,6 +14,7 @@ mod doctor;
 mod failure;
 mod follow;
 mod guest;
+mod histogram;
 mod hit_args;
 mod in_process;
 mod output;

@@ -21,6 +21,7 @@ use crate::clock::now;
 use crate::console::{Console, Step, Tail};
 use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::follow::{self, Batch, Format, Printer};
+use crate::histogram::{HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
 use crate::output::{skipped, table};
@@ -28,6 +29,8 @@ use crate::progress::Progress;
 use crate::signals::Interrupt;
 use crate::{doctor, guest, output, size, trace};
 
+/// How long what an ended guest left on its console is waited for.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How much of the console is shown when the guest did not end well.
 const TAIL_LINES: usize = 20;
 /// What comes before the reason for a panic (Linux, kernel/panic.c).
@@ -35,6 +38,7 @@ const PANIC: &str = "Kernel panic - not syncing: ";
 
 pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::install()?;
+    args.histograms.check()?;
     let options = Options {
         format: match (args.json, args.console) {
             (true, _) => Format::Json,
@@ -43,6 +47,7 @@ pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode>
         },
         hits: args.hits,
         with_command: !args.guest.command.is_empty(),
+        histograms: args.histograms,
     };
     let request = guest::request(None, args.guest, &HoldArgs::default())?;
     let mut timings = Timings::new(started);
@@ -57,12 +62,14 @@ pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode>
     Ok(status)
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Options {
     format: Format,
     hits: Option<u64>,
     /// Whether the guest was given something to run, and owes us its status.
     with_command: bool,
+    /// What is counted instead of printed.
+    histograms: HistogramArgs,
 }
 
 /// Why a run is over.
@@ -105,26 +112,34 @@ async fn boot_and_follow(
     let machine = booted.name;
 
     let mut printer = Printer::new(options.format, options.hits);
-    let mut session = Session::open(client, &machine, plain, progress).await?;
+    let mut session = Session::open(client, &machine, &options, progress).await?;
     let over = session.follow(&mut printer, &mut interrupt, timings).await;
     session.progress = None;
+    if let Ok(Over::Ended(_)) = over {
+        session.print_last_words().await;
+    }
     timings.mark("run over");
     if let Some(ns) = session.first_entry_ns().await {
         timings.mark_at("first instruction of the guest", ns);
     }
 
     let probes = session.finish(&over).await;
+    let counted = match (&probes, &over) {
+        (Ok(_), Ok(_)) => session.print_histograms().await,
+        _ => Ok(()),
+    };
     drop(session.console);
     let probes = match probes {
         Ok(probes) => probes,
         Err(error) => return Err(over.err().unwrap_or(error)),
     };
     let over = over?;
+    counted?;
     trace::close(&printer, &probes, options.format)?;
     match over {
         Over::Enough => Ok(DONE),
         Over::Interrupted => Ok(ExitCode::from(INTERRUPTED)),
-        Over::Ended(ending) => Ok(verdict(&ending, session.tail, options).await),
+        Over::Ended(ending) => Ok(verdict(&ending, session.tail, &options).await),
     }
 }
 
@@ -133,7 +148,9 @@ async fn boot_and_follow(
 struct Session {
     client: Client,
     machine: String,
-    events: tonic::Streaming<SubscribeResponse>,
+    /// Unless they are counted.
+    events: Option<tonic::Streaming<SubscribeResponse>>,
+    histograms: Option<Histograms>,
     states: tonic::Streaming<Machine>,
     console: Option<Console>,
     /// Collects the console's end where nobody looks at it.
@@ -148,10 +165,18 @@ impl Session {
     async fn open(
         mut client: Client,
         machine: &str,
-        with_console: bool,
+        options: &Options,
         progress: Progress,
     ) -> anyhow::Result<Self> {
-        let events = follow::subscribe(&mut client, machine, Vec::new()).await?;
+        let with_console = options.format == Format::Aside;
+        let probes = client.list_probes(machine).await?;
+        let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
+        let (args, format) = (&options.histograms, options.format);
+        let histograms = Histograms::begin(&mut client, machine, &ids, args, format).await?;
+        let events = match histograms {
+            None => Some(follow::subscribe(&mut client, machine, Vec::new()).await?),
+            Some(_) => None,
+        };
         let request = WatchRequest {
             machine: machine.to_owned(),
         };
@@ -167,6 +192,7 @@ impl Session {
             client,
             machine: machine.to_owned(),
             events,
+            histograms,
             states,
             console,
             tail,
@@ -184,7 +210,7 @@ impl Session {
         loop {
             tokio::select! {
                 () = interrupt.asked() => return Ok(Over::Interrupted),
-                batch = self.events.message() => {
+                batch = next(&mut self.events) => {
                     let batch = batch.map_err(Refused::from)?;
                     let batch = batch.ok_or_else(|| anyhow!("the server went away"))?;
                     if !batch.events.is_empty() {
@@ -201,12 +227,17 @@ impl Session {
                     if machine.state() == MachineState::Running {
                         self.is_up(timings).await?;
                     }
+                    // Else the events say how.
+                    if machine.state() == MachineState::Stopped && self.events.is_none() {
+                        return Ok(Over::Ended(machine.ending.unwrap_or_default()));
+                    }
                     if machine.kernel_replaced && !std::mem::replace(&mut self.replaced, true) {
                         output::tell(format_args!(
                             "the guest runs another kernel now: all probes are gone"
                         ));
                     }
                 }
+                () = tick(&mut self.histograms) => self.print_histograms().await?,
                 step = step(&mut self.console) => match step? {
                     Step::More => {}
                     Step::Leave => return Ok(Over::Interrupted),
@@ -243,6 +274,25 @@ impl Session {
         Ok(())
     }
 
+    /// Prints what the guest left on its console.
+    async fn print_last_words(&mut self) {
+        let last = async {
+            while let Some(console) = &mut self.console
+                && let Ok(Step::More) = console.step().await
+            {}
+        };
+        // The stream of an ended machine ends; one that does not is not waited for.
+        let _in_time = tokio::time::timeout(LAST_WORDS, last).await;
+    }
+
+    /// Prints what was counted until now.
+    async fn print_histograms(&mut self) -> anyhow::Result<()> {
+        match &mut self.histograms {
+            Some(histograms) => histograms.print(&mut self.client).await,
+            None => Ok(()),
+        }
+    }
+
     /// When the guest executed its first instruction, if it has.
     async fn first_entry_ns(&mut self) -> Option<u64> {
         let request = GetMachineRequest {
@@ -270,6 +320,24 @@ impl Session {
     }
 }
 
+/// The next batch; never, if there are no events.
+async fn next(
+    events: &mut Option<tonic::Streaming<SubscribeResponse>>,
+) -> Result<Option<SubscribeResponse>, tonic::Status> {
+    match events {
+        Some(events) => events.message().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns when histograms are to be printed; never, if there are none.
+async fn tick(histograms: &mut Option<Histograms>) {
+    match histograms {
+        Some(histograms) => histograms.tick().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// A step of the console; never, if there is none.
 async fn step(console: &mut Option<Console>) -> anyhow::Result<Step> {
     match console {
@@ -290,7 +358,7 @@ fn what_boots(request: &BootRequest) -> String {
 }
 
 /// The exit status that a guest's end amounts to, explained where it is no success of the guest.
-async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: Options) -> ExitCode {
+async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Options) -> ExitCode {
     let reason = ending.reason();
     let ended_well = match reason {
         EndReason::Shutdown | EndReason::Stopped => !options.with_command,

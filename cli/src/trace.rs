@@ -2,27 +2,42 @@
 
 use std::process::ExitCode;
 
+use hvprobe_proto::v1::WaitRequest;
+
 use crate::args::Trace;
 use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::follow::{self, Batch, Format, Printer};
+use crate::histogram::{HistogramArgs, Histograms};
 use crate::output::{self, json, summary, table};
 use crate::signals::Interrupt;
 
 pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
+    args.histograms.check()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
     let chosen = if args.probes.is_empty() {
         Vec::new()
     } else {
         client::choose(&client.list_probes(&machine).await?, &args.probes)?
     };
-    let mut stream = follow::subscribe(&mut client, &machine, chosen.clone()).await?;
     let format = if args.json {
         Format::Json
     } else {
         Format::Text
     };
+    if args.histograms.is_given() {
+        return count(
+            client,
+            &machine,
+            chosen,
+            &args.histograms,
+            format,
+            interrupt,
+        )
+        .await;
+    }
+    let mut stream = follow::subscribe(&mut client, &machine, chosen.clone()).await?;
     let mut printer = Printer::new(format, args.hits);
 
     let status = loop {
@@ -48,6 +63,45 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     let mut probes = client.list_probes(&machine).await.unwrap_or_default();
     probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
     close(&printer, &probes, format)?;
+    Ok(status)
+}
+
+/// Counts hits of the `chosen` probes, or of all there are, instead of printing them.
+async fn count(
+    mut client: Client,
+    machine: &str,
+    mut chosen: Vec<u32>,
+    args: &HistogramArgs,
+    format: Format,
+    mut interrupt: Interrupt,
+) -> anyhow::Result<ExitCode> {
+    if chosen.is_empty() {
+        let probes = client.list_probes(machine).await?;
+        chosen = probes.iter().map(|probe| probe.id).collect();
+    }
+    let histograms = Histograms::begin(&mut client, machine, &chosen, args, format).await?;
+    let Some(mut histograms) = histograms else {
+        return Ok(DONE);
+    };
+    let request = WaitRequest {
+        machine: machine.to_owned(),
+    };
+    let mut waiting = client.machines.clone();
+    let ended = waiting.wait(request);
+    tokio::pin!(ended);
+    let status = loop {
+        tokio::select! {
+            ended = &mut ended => {
+                let ending = ended.map_err(Refused::from)?.into_inner().ending;
+                let how = table::ending_text(&ending.unwrap_or_default());
+                output::tell(format_args!("{machine} ended: {how}"));
+                break DONE;
+            }
+            () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
+            () = histograms.tick() => histograms.print(&mut client).await?,
+        }
+    };
+    histograms.print(&mut client).await?;
     Ok(status)
 }
 

@@ -6,9 +6,12 @@
 
 pub(crate) mod arguments;
 pub(crate) mod asked;
+mod bars;
 mod bits;
 pub(crate) mod captured;
 pub(crate) mod events;
+pub(crate) mod histogram;
+pub(crate) mod histogram_key;
 pub(crate) mod json;
 pub(crate) mod names;
 mod quoted;

@@ -1,0 +1,201 @@
+use expect_test::{Expect, expect};
+use hvprobe_proto::v1::{Type, TypeKind};
+
+use super::*;
+
+fn key(name: &str, form: HistogramForm, kind: TypeKind, size: u32) -> HistogramKey {
+    HistogramKey {
+        name: name.to_owned(),
+        form: form.into(),
+        width: 100,
+        r#type: Some(Type {
+            size,
+            kind: kind.into(),
+            ..Type::default()
+        }),
+    }
+}
+
+fn number(number: u64) -> HistogramKeyValue {
+    HistogramKeyValue {
+        what: Some(histogram_key_value::What::Number(number)),
+    }
+}
+
+fn word(text: &[u8]) -> HistogramKeyValue {
+    HistogramKeyValue {
+        what: Some(histogram_key_value::What::Text(text.to_vec())),
+    }
+}
+
+fn entry(keys: Vec<HistogramKeyValue>, hits: u64, sum: i64) -> HistogramEntry {
+    HistogramEntry {
+        keys,
+        hits,
+        values: vec![HistogramSum {
+            count: hits.min(2),
+            sum: sum.cast_unsigned(),
+            least: 1,
+            greatest: 9,
+            average: 4,
+        }],
+        comm: b"c\x1bt".to_vec(),
+    }
+}
+
+fn field(form: HistogramForm, signed: bool) -> HistogramField {
+    HistogramField {
+        name: "bytes".to_owned(),
+        form: form.into(),
+        signed,
+    }
+}
+
+fn names() -> Names {
+    let mut names = Names::default();
+    names.insert(0x1010, Some(("vfs_read", 0x1000)));
+    names
+}
+
+fn check(
+    look: Look,
+    keys: Vec<HistogramKey>,
+    values: HistogramField,
+    entries: &[HistogramEntry],
+    expected: Expect,
+) {
+    let schema = HistogramSchema {
+        histogram: "hist:keys=...".to_owned(),
+        keys,
+        values: vec![values],
+    };
+    let totals = HistogramTotals {
+        hits: 5,
+        entries: entries.len() as u64,
+        dropped: 0,
+        lost: 7,
+    };
+    expected.assert_eq(&text(look, &schema, entries, &totals, &names()).unwrap());
+}
+
+#[test]
+fn entries_look_as_those_of_the_kernel() {
+    check(
+        Look::Entries,
+        vec![
+            key("pid", HistogramForm::Execname, TypeKind::Signed, 4),
+            key("ip", HistogramForm::Symbol, TypeKind::Pointer, 8),
+            key("len", HistogramForm::Unspecified, TypeKind::Signed, 4),
+        ],
+        field(HistogramForm::Unspecified, true),
+        &[
+            entry(vec![number(12), number(0x1010), number(0xffff_fffe)], 3, -5),
+            entry(
+                vec![number(7), HistogramKeyValue::default(), word(b"a\x1b")],
+                2,
+                4096,
+            ),
+        ],
+        expect![[r#"
+            # event histogram
+            #
+            # trigger info: hist:keys=...
+            #
+
+            { pid: c?t             [        12], ip: [1010] vfs_read                                     , len:         -2 } hitcount:          3  bytes:         -5 (unread: 1)
+            { pid: c?t             [         7], ip:    (fault), len: a?                                                 } hitcount:          2  bytes:       4096
+
+            Totals:
+                Hits: 5
+                Entries: 2
+                Dropped: 0
+                Lost by the machine, of any probe: 7
+        "#]],
+    );
+    check(
+        Look::Entries,
+        vec![
+            key("a", HistogramForm::Hex, TypeKind::Unsigned, 8),
+            key("b", HistogramForm::Log2, TypeKind::Unsigned, 8),
+            key("c", HistogramForm::Buckets, TypeKind::Unsigned, 8),
+            key("d", HistogramForm::Usecs, TypeKind::Unsigned, 8),
+        ],
+        field(HistogramForm::Hex, false),
+        &[entry(
+            vec![number(255), number(5), number(200), number(9)],
+            1,
+            255,
+        )],
+        expect![[r#"
+            # event histogram
+            #
+            # trigger info: hist:keys=...
+            #
+
+            { a: ff, b: ~ 2^5 , c: ~ 200-299, d:          9 } hitcount:          1  bytes:         ff
+
+            Totals:
+                Hits: 5
+                Entries: 1
+                Dropped: 0
+                Lost by the machine, of any probe: 7
+        "#]],
+    );
+}
+
+#[test]
+fn bars_stand_together_by_the_keys_before_the_last_one() {
+    let of = |comm: &[u8], power, hits| entry(vec![word(comm), number(power)], hits, 0);
+    check(
+        Look::Bars,
+        vec![
+            key("comm", HistogramForm::Unspecified, TypeKind::String, 16),
+            key("len", HistogramForm::Log2, TypeKind::Unsigned, 8),
+        ],
+        field(HistogramForm::Unspecified, false),
+        &[
+            of(b"cat", 64, 1),
+            of(b"dd", 0, 3),
+            of(b"cat", 3, 4),
+            of(b"cat", 1, 2),
+        ],
+        expect![[r#"
+            # hist:keys=...
+
+            comm: cat
+            [2, 2]                                               2 |@@@@@@@@@@@@@@@@@@@@@@@@@@                          |
+            [5, 8]                                               4 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
+            [9223372036854775809, 18446744073709551615]          1 |@@@@@@@@@@@@@                                       |
+            comm: dd
+            [0, 1]          3 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
+
+            Totals:
+                Hits: 5
+                Entries: 4
+                Dropped: 0
+                Lost by the machine, of any probe: 7
+        "#]],
+    );
+}
+
+#[test]
+fn json_has_an_object_for_each_entry_and_one_for_all() {
+    check(
+        Look::Json,
+        vec![
+            key("ip", HistogramForm::SymbolOffset, TypeKind::Pointer, 8),
+            key("path", HistogramForm::Unspecified, TypeKind::String, 16),
+            key("len", HistogramForm::Log2, TypeKind::Unsigned, 8),
+        ],
+        field(HistogramForm::Average, true),
+        &[entry(
+            vec![number(0x1010), word(b"/etc"), HistogramKeyValue::default()],
+            3,
+            5,
+        )],
+        expect![[r#"
+            {"type":"entry","histogram":"hist:keys=...","keys":{"ip":"vfs_read+0x10","path":"/etc","len":null},"comm":"c?t","hits":3,"values":{"bytes.avg":4}}
+            {"type":"totals","histogram":"hist:keys=...","hits":5,"entries":1,"dropped":0,"lost":7}
+        "#]],
+    );
+}
