@@ -1,0 +1,181 @@
+//! Histograms of events, on a stock guest: held against those of the guest's own kernel, and against the calls
+//! that were made.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use hvprobe_hit::aggregate::KeyValue;
+use hvprobe_machine::{Mechanism, ProbeSpec};
+use hvprobe_spec::histogram::read_histogram;
+use hvprobe_tests::rig::{
+    Running, assert_clean, info, optimizing_guest, probe, rig, rig_cpus, values,
+};
+
+/// What is counted of the calls of one program, by the kernel and by us.
+const HISTOGRAMS: [&str; 6] = [
+    "keys=len:vals=len",
+    "keys=len.log2:vals=len:sort=len",
+    "keys=len.hex,common_pid.execname:vals=len",
+    "keys=len.buckets=100:sort=hitcount.descending",
+    "keys=low:vals=len,low",
+    "keys=len:size=8 if len > 100",
+];
+/// The fields, of which `low` is only a part of its register.
+const FIELDS: &str = "len=%dx:u64 low=%dx:u8";
+/// Kernels before 5.14 have no such keys.
+const NEWER: &str = "buckets";
+/// What a guest prints whose kernel has no histograms.
+const NONE: &str = "no histograms here";
+
+/// The one whose order is that of different numbers.
+const SORTED: &str = ":sort=len:";
+
+/// The entries of a histogram as they are printed, and how many hits it says there were.
+type Entries = (Vec<String>, String);
+
+/// The histograms in `printed` by what they are of: those that `ours` are, or those of the kernel.
+fn histograms(printed: &str, ours: bool) -> BTreeMap<String, Entries> {
+    let mut found = BTreeMap::new();
+    for section in printed.split("# event histogram").skip(1) {
+        let trigger = section
+            .lines()
+            .find_map(|line| line.strip_prefix("# trigger info: "));
+        let trigger = trigger.expect("a trigger").trim_end();
+        let theirs = trigger.strip_suffix(" [active]");
+        if theirs.is_none() != ours {
+            continue;
+        }
+        let lines = section.lines().map(str::trim_end);
+        let entries = lines.clone().filter(|line| line.starts_with('{'));
+        let hits = lines
+            .clone()
+            .find_map(|line| line.trim_start().strip_prefix("Hits: "));
+        let of = theirs.unwrap_or(trigger).to_owned();
+        let mut entries: Vec<_> = entries.map(str::to_owned).collect();
+        if !of.contains(SORTED) {
+            entries.sort();
+        }
+        found.insert(of, (entries, hits.expect("totals").to_owned()));
+    }
+    found
+}
+
+#[test]
+fn entries_are_those_of_the_guests_own_histograms() {
+    if rig("histograms held against the kernel's").is_none() {
+        return;
+    }
+    let wanted: Vec<String> = HISTOGRAMS
+        .iter()
+        .map(|histogram| match histogram.split_once(" if ") {
+            Some((clauses, filter)) => format!("{clauses} if {filter} && comm == \"dd\""),
+            None => format!("{histogram} if comm == \"dd\""),
+        })
+        .collect();
+    let triggers: Vec<_> = wanted
+        .iter()
+        .map(|it| format!("echo 'hist:{it}' >> events/kprobes/e/trigger || echo refused"))
+        .collect();
+    // What `ksys_read` is asked for, `vfs_read` is asked for by it.
+    let script = format!(
+        "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
+         grep -q hist:keys README || echo {NONE}; \
+         echo 'p:e vfs_read {FIELDS}' > kprobe_events; {}; \
+         for bs in 1 2 3 4 5 63 64 65 99 100 101 300 4096 5000; do \
+         dd if=/dev/zero of=/dev/null bs=$bs count=$((bs % 5 + 2)) 2>/dev/null; done; \
+         cat events/kprobes/e/hist; echo end of histograms",
+        triggers.join("; ")
+    );
+    let mut command = Command::new("hvprobe");
+    command.args(["run", "--console", "-p"]);
+    command.arg(format!("p ksys_read {FIELDS}"));
+    for histogram in &wanted {
+        command.args(["--hist", histogram]);
+    }
+    command.args(["--", "sh", "-c", &script]);
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .expect("hvprobe is there");
+    let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && printed.contains("end of histograms"),
+        "{told}\n{printed}"
+    );
+    let (theirs, ours) = (histograms(&printed, false), histograms(&printed, true));
+    assert_eq!(ours.len(), wanted.len(), "{printed}");
+    if printed.contains(NONE) {
+        eprintln!("skipped: the guest's kernel has no histograms to hold ours against");
+        return;
+    }
+    for (of, expected) in &theirs {
+        assert_eq!(ours.get(of), Some(expected), "{of}\n{printed}");
+    }
+    let newer = wanted.iter().filter(|it| it.contains(NEWER)).count();
+    let least = wanted.len() - newer;
+    assert!(theirs.len() >= least, "{printed}");
+    let compared: usize = theirs.values().map(|(entries, _)| entries.len()).sum();
+    eprintln!("{} histograms, {compared} entries", theirs.len());
+    assert!(compared > 30, "{printed}");
+}
+
+#[test]
+fn every_hit_is_counted_with_and_without_exits() {
+    if rig("exact histograms").is_none() {
+        return;
+    }
+    const CALLS: u64 = 4000;
+    let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("few");
+    let script = format!(
+        "echo ready; read line; for call in getpgid getsid; do \
+         workload calls $call {CALLS} & workload calls $call {CALLS}; wait; done; \
+         echo finished; read line"
+    );
+    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let optimized = running.register(probe("p __x64_sys_getpgid"));
+    let emulated = running.register(ProbeSpec {
+        mechanism: Some(Mechanism::Emulated),
+        ..probe("p __x64_sys_getsid")
+    });
+    assert_eq!(
+        info(&machine, optimized).mechanism,
+        Some(Mechanism::Optimized)
+    );
+    let histogram = "keys=probe,comm:vals=common_timestamp.max,common_pid.min";
+    let histogram = read_histogram(histogram).expect("a histogram");
+    let counted = machine
+        .aggregate(&[optimized, emulated], histogram)
+        .expect("it can be counted");
+    machine.console_input(b"\n");
+    let printed = running.wait_for("finished");
+    assert_eq!(values(&printed, "calls").len(), 4);
+    machine.flush_events();
+    let told = counted.read();
+    // What found a ring full is lost, and told.
+    assert_eq!(told.hits + told.lost, 4 * CALLS);
+    assert_eq!((told.dropped, told.rows.len()), (0, 2), "{told:?}");
+    for (row, id) in told.rows.iter().zip([optimized, emulated]) {
+        let found = told
+            .rows
+            .iter()
+            .find(|row| row.keys[0] == KeyValue::Number(id.0.into()));
+        let found = found.expect("an entry of each");
+        let lost = 2 * CALLS - found.hits;
+        assert!(lost <= told.lost, "{told:?}");
+        assert_eq!(info(&machine, id).counts.hits, 2 * CALLS);
+        assert_eq!(row.keys[1], KeyValue::Text(b"workload".as_slice().into()));
+        assert_eq!(found.sums[0].count, found.hits);
+        assert!(found.sums[1].least > 1, "{found:?}");
+    }
+    counted.clear();
+    assert_eq!(counted.read().hits, 0);
+    machine
+        .unregister(&[optimized, emulated])
+        .expect("registered");
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+}
