@@ -16,6 +16,7 @@ use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::instructions;
 use crate::job::{Job, Stdio, Step};
+use crate::kernel::Choice;
 use crate::packages;
 use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
 use crate::progress;
@@ -52,6 +53,9 @@ pub(crate) struct Options {
     /// events: how long each rate is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
+    /// boot, hits and batch: with another guest kernel, as `cargo lab test` takes them: a name or a file
+    #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
+    kernel: Option<Choice>,
     /// Go through all of it once, in as short a time as possible: a development build, few calls. The
     /// numbers mean nothing; fails if the tables are not those of docs/performance.md
     #[arg(long)]
@@ -200,11 +204,11 @@ fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
         "--bins",
     ];
     let built = options.build(workspace, &packages)?;
-    let ready = Ready::make(Kind::Direct, false, true)?;
+    let ready = Ready::make_with(Kind::Direct, false, true, options.kernel.as_ref())?;
     let folder = tempfile::tempdir()?;
     let kernel = folder.path().join("vmlinux");
     let mut unpack = Command::new(cargo::program_named(&built, "hvprobe")?);
-    unpack.arg("unpack").arg(ready.kernel.image()).arg(&kernel);
+    unpack.arg("unpack").arg(ready.guest.kernel()).arg(&kernel);
     let heard = run_here(&mut unpack, options)?;
     if heard.status != 0 {
         return Ok(heard);
@@ -315,7 +319,7 @@ fn bench(
     let built = options.build(workspace, &packages)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let arguments = arguments(rig)?;
-    let ready = Ready::make(rig, false, true)?;
+    let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
     if with_qemu {
         packages::ensure(&["qemu-system-x86"])?;
     }
