@@ -45,6 +45,7 @@ mod size;
 mod stacks;
 mod terminal;
 mod test;
+mod total;
 
 use kernel::Choice;
 use rig::Kind;

@@ -15,7 +15,8 @@ use crate::progress;
 use crate::rig::Kind;
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
-use crate::test::{self, Total};
+use crate::test;
+use crate::total::Total;
 
 /// The tests, by the name of their file.
 const PROMISES: &str = "rig_kernels";

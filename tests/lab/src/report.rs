@@ -17,6 +17,8 @@ pub(crate) struct Report {
     quiet: bool,
     /// Whether to say nothing at all.
     silent: bool,
+    /// Whether to name a program only when it has ended, with what came of it.
+    beside_others: bool,
     parser: Parser,
     /// When the running program began.
     begun: Option<Instant>,
@@ -34,6 +36,7 @@ impl Report {
             verbose,
             quiet: false,
             silent: false,
+            beside_others: false,
             parser: Parser::default(),
             begun: None,
             ran: vec![Ran::NotBegun; names.len()],
@@ -50,6 +53,14 @@ impl Report {
         }
     }
 
+    /// For a job beside which others run: what is said of a program is said at once.
+    pub(crate) fn beside_others(names: Vec<String>) -> Self {
+        Self {
+            beside_others: true,
+            ..Self::new(names, false)
+        }
+    }
+
     /// Says nothing: what it would say in a test is taken for what the test's own program says.
     #[cfg(test)]
     pub(crate) fn silent(names: Vec<String>) -> Self {
@@ -62,7 +73,12 @@ impl Report {
     /// What came of each program, once the rig has ended. Shows the output of one that had not.
     pub(crate) fn finish(mut self) -> Vec<Ran> {
         let taken = self.parser.take();
-        self.show(&taken.lines);
+        let mut said = match self.running {
+            Some(step) if self.beside_others => self.heading(step),
+            _ => String::new(),
+        };
+        said.push_str(&self.shown(&taken.lines));
+        print!("{said}");
         if let Some(step) = self.running {
             self.settle(step, Ran::Unfinished(taken.running));
         }
@@ -75,12 +91,19 @@ impl Report {
         }
     }
 
-    /// Prints what was kept of a program's output, unless it was shown as it came.
-    fn show(&self, lines: &[String]) {
-        if !self.verbose && !self.silent {
-            for line in lines {
-                println!("{line}");
-            }
+    /// The line that names a step.
+    fn heading(&self, step: usize) -> String {
+        match self.names.get(step) {
+            Some(name) if !self.quiet => format!("     Running {name}\n"),
+            _ => String::new(),
+        }
+    }
+
+    /// What was kept of a program's output, unless it was shown as it came.
+    fn shown(&self, lines: &[String]) -> String {
+        match self.verbose || self.silent {
+            true => String::new(),
+            false => lines.iter().map(|line| format!("{line}\n")).collect(),
         }
     }
 }
@@ -89,10 +112,8 @@ impl Listener for Report {
     fn begin(&mut self, step: usize) {
         self.begun = Some(Instant::now());
         self.running = Some(step);
-        if let Some(name) = self.names.get(step)
-            && !self.quiet
-        {
-            println!("     Running {name}");
+        if !self.beside_others {
+            print!("{}", self.heading(step));
         }
     }
 
@@ -113,15 +134,24 @@ impl Listener for Report {
         let seconds = self
             .begun
             .map_or(0.0, |begun| begun.elapsed().as_secs_f64());
+        let mut said = match self.beside_others {
+            true => self.heading(step),
+            false => String::new(),
+        };
         if !self.quiet {
-            println!("             {} in {seconds:.1} s", taken.counts);
+            said.push_str(&format!(
+                "             {} in {seconds:.1} s\n",
+                taken.counts
+            ));
         }
         if status == 0 {
             taken
                 .lines
                 .retain(|line| line.starts_with("skipped:") && !self.quiet);
         }
-        self.show(&taken.lines);
+        said.push_str(&self.shown(&taken.lines));
+        // At once, as others may print, too.
+        print!("{said}");
         self.running = None;
         let ran = Ran::Ended {
             status,

@@ -41,6 +41,13 @@ pub(crate) struct Due {
     tries: u32,
 }
 
+impl Due {
+    /// Whether it ran, or was to run in a rig that ran nothing.
+    pub(crate) fn was_tried(&self) -> bool {
+        self.tries > 0
+    }
+}
+
 /// What is due, and the closing lines about what is settled.
 #[derive(Debug)]
 pub(crate) struct Book {
@@ -72,6 +79,22 @@ impl Book {
             flaky: Vec::new(),
             failed: Vec::new(),
         }
+    }
+
+    /// A book about some of the same programs, of which these are due.
+    pub(crate) fn lane(&self, due: Vec<Due>) -> Self {
+        Self {
+            due,
+            ..Self::new(self.names.clone(), self.retries)
+        }
+    }
+
+    /// Takes in what stands in a [lane](Self::lane) of this one.
+    pub(crate) fn take_in(&mut self, lane: Self) {
+        self.due.extend(lane.due);
+        self.counts += lane.counts;
+        self.flaky.extend(lane.flaky);
+        self.failed.extend(lane.failed);
     }
 
     /// Takes in what came of each due program, in their order, in a rig that ended like this.

@@ -66,6 +66,18 @@ impl Signals {
         number.copy_from_slice(&record[..4]);
         Ok(i32::from_ne_bytes(number))
     }
+
+    /// Receives what has arrived, and does nothing about it.
+    pub(crate) fn forget(&self) {
+        while self.next().is_ok() {}
+    }
+}
+
+/// Sends this process a signal that one of several [`Signals`] has received, for the next one.
+pub(crate) fn pass_on(signal: i32) {
+    // SAFETY: neither call has preconditions; the signal is blocked in all threads of ours, as somebody
+    // receives it from a descriptor.
+    unsafe { libc::kill(libc::getpid(), signal) };
 }
 
 /// Gives a child that is about to execute a program the usual signals: none blocked, and those

@@ -19,16 +19,16 @@ use crate::choose::choose;
 use crate::clients;
 use crate::job::{CARGO, Job, Step};
 use crate::kernel::Choice;
-use crate::libtest::{self, Counts};
+use crate::libtest;
 use crate::progress;
 use crate::repeat;
-use crate::report::Report;
-use crate::retry::{self, Book, Due, SHOW};
-use crate::rig::{Finish, Kind};
+use crate::retry::{self, SHOW};
+use crate::rig::Kind;
 use crate::run::{self, MachineOptions};
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 use crate::stacks;
+use crate::total::{How, Total};
 
 /// Which tests to run, and where.
 #[derive(Args, Clone, Debug)]
@@ -59,6 +59,10 @@ pub(crate) struct Options {
     /// [default: 300, of a long run 7200]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=86400))]
     limit: Option<u64>,
+    /// How many emulated machines run at a time; what fails there, or needs all of this machine, runs in
+    /// one alone afterwards [default: tcg 2, if this machine has as many processors, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
+    rigs: Option<u32>,
     /// Only tests with TEXT in their names; as often as wanted
     #[arg(long, value_name = "TEXT")]
     filter: Vec<OsString>,
@@ -93,6 +97,8 @@ impl Options {
             kernel: None,
             retries,
             silence: None,
+            // There are few.
+            rigs: Some(1),
             limit: None,
             filter: Vec::new(),
             package: Vec::new(),
@@ -106,6 +112,20 @@ impl Options {
 
     fn only_rig(&self) -> bool {
         self.rig_only || self.kernel.is_some()
+    }
+
+    /// How a job is run in `rig`.
+    fn how(&self, rig: Kind, deadline: Instant) -> How {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let rigs = self.rigs.and_then(|rigs| usize::try_from(rigs).ok());
+        How {
+            rig,
+            rigs: rigs.unwrap_or(rig.at_a_time().min(processors)),
+            deadline,
+            retries: self.retries.unwrap_or(rig.retries()),
+            silence: self.silence.map(Duration::from_secs).or(rig.silence()),
+            verbose: self.verbose,
+        }
     }
 }
 
@@ -157,12 +177,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut total = Total::default();
     if !options.only_rig() {
         let job = job_here(&ready, &built, options, seeds);
-        total.run(job, Kind::Direct, &ready, deadline, options)?;
+        total.run(job, &ready, &options.how(Kind::Direct, deadline))?;
         took.note("the tests here");
     }
-    if total.end.is_none() && !here_only {
+    if !total.is_over() && !here_only {
         let job = job_in_rig(&ready, &built, rig, options, seeds)?;
-        total.run(job, rig, &ready, deadline, options)?;
+        total.run(job, &ready, &options.how(rig, deadline))?;
         took.note("the tests in the rig");
     }
     progress::note(&took.parts.join(", "));
@@ -199,7 +219,7 @@ pub(crate) fn of_rig(
     let tests = job.steps.iter().filter_map(names).collect();
     let deadline = Instant::now() + options.machine.timeout(rig.time_limit());
     let mut total = Total::default();
-    total.run(job, rig, ready, deadline, options)?;
+    total.run(job, ready, &options.how(rig, deadline))?;
     Ok((tests, total))
 }
 
@@ -352,108 +372,6 @@ impl Took {
         self.parts.push(format!("{what} took {seconds} s"));
         self.since = Instant::now();
     }
-}
-
-/// The results of all jobs.
-#[derive(Debug, Default)]
-pub(crate) struct Total {
-    counts: Counts,
-    pub(crate) flaky: Vec<String>,
-    pub(crate) failed: Vec<String>,
-    /// Why no more jobs are run, if so.
-    end: Option<&'static str>,
-}
-
-impl Total {
-    /// Runs a job until `deadline`, and what failed of it again in fresh rigs.
-    fn run(
-        &mut self,
-        mut job: Job,
-        rig: Kind,
-        ready: &Ready,
-        deadline: Instant,
-        options: &Options,
-    ) -> Result<()> {
-        if job.steps.is_empty() {
-            progress::note(&format!("no tests for rig {}", rig.name()));
-            return Ok(());
-        }
-        job.silence = options.silence.map(Duration::from_secs).or(rig.silence());
-        let retries = options.retries.unwrap_or(rig.retries());
-        let names = job.steps.iter().map(Step::name).collect();
-        let mut book = Book::new(names, retries);
-        while !book.due.is_empty() {
-            let mut job = part(&job, &book.due);
-            job.timeout = deadline.saturating_duration_since(Instant::now());
-            let names = job.steps.iter().map(Step::name).collect();
-            let mut report = Report::new(names, options.verbose);
-            let outcome = rig.run(ready, &job, &mut report)?;
-            book.record(report.finish(), &outcome.finish);
-            if let Finish::Broken(reason) = &outcome.finish {
-                progress::note(reason);
-            }
-            if let Some(log) = &outcome.log {
-                progress::note(&format!("serial log: {}", log.display()));
-            }
-            self.end = match outcome.finish {
-                Finish::Complete | Finish::Broken(_) => None,
-                Finish::TimedOut => Some("the time was over (--timeout)"),
-                Finish::Interrupted(_) => Some("interrupted"),
-            };
-            if self.end.is_some() {
-                book.give_up();
-            }
-            match book.due.len() {
-                0 => {}
-                1 => progress::note("once more, in a fresh rig: 1 step"),
-                due => progress::note(&format!("once more, in a fresh rig: {due} steps")),
-            }
-        }
-        self.counts += book.counts;
-        self.flaky.extend(book.flaky);
-        self.failed.extend(book.failed);
-        Ok(())
-    }
-
-    /// Prints the closing lines; success if all tests passed, at once or later.
-    fn close(&self) -> ExitCode {
-        println!();
-        if let Some(end) = self.end {
-            println!("{end}");
-        }
-        for line in &self.flaky {
-            println!("flaky: {line}");
-        }
-        for line in &self.failed {
-            println!("failed: {line}");
-        }
-        println!("{}", self.counts);
-        if self.end.is_none() && self.failed.is_empty() && self.counts.failed == 0 {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// The part of a job that is due, with the programs it needs.
-fn part(job: &Job, due: &[Due]) -> Job {
-    let mut part = job.clone();
-    part.steps = due
-        .iter()
-        .filter_map(|due| {
-            let mut step = job.steps.get(due.step)?.clone();
-            if !due.again.is_empty() {
-                let again = due.again.iter().map(|failure| failure.test.as_str());
-                step.arguments = retry::only(&step.arguments, again);
-            }
-            Some(step)
-        })
-        .collect();
-    let is_of = |steps: &[Step], name: &str| steps.iter().any(|step| step.program == name);
-    part.programs
-        .retain(|(name, _)| is_of(&part.steps, name) || !is_of(&job.steps, name));
-    part
 }
 
 #[cfg(test)]

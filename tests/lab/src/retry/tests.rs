@@ -388,3 +388,36 @@ fn step_of_one_test_names_it_once() {
         "#]],
     );
 }
+
+#[test]
+fn what_is_divided_among_lanes_comes_together_again() {
+    let mut whole = book(1);
+    let due = std::mem::take(&mut whole.due);
+    let [a, b, c] = due.try_into().expect("three");
+    let mut one = whole.lane(vec![a, c]);
+    let mut other = whole.lane(vec![b]);
+    one.record(vec![failed(&["x"]), Ran::NotBegun], &broken("it died"));
+    other.record(vec![passed(2)], &Finish::Complete);
+    let tried: Vec<_> = one.due.iter().map(Due::was_tried).collect();
+    assert_eq!(tried, [true, false]);
+    whole.take_in(one);
+    whole.take_in(other);
+    check(
+        &whole,
+        expect![[r#"
+        due: a ["x"]
+        due: c []
+        flaky: the rig, between tests: it died
+        4 passed, 0 failed, 0 skipped
+    "#]],
+    );
+    whole.record(vec![passed(1), passed(4)], &Finish::Complete);
+    check(
+        &whole,
+        expect![[r#"
+        flaky: the rig, between tests: it died
+        flaky: a: x (passed at the second try; first: x.rs:1: no)
+        9 passed, 0 failed, 0 skipped
+    "#]],
+    );
+}

@@ -98,6 +98,15 @@ impl Kind {
         }
     }
 
+    /// How many of them run at a time, on a machine with enough processors.
+    pub(crate) fn at_a_time(self) -> usize {
+        match self {
+            Self::Tcg => 2,
+            // Its time is that of its instructions, and this machine is one.
+            Self::Bochs | Self::Direct => 1,
+        }
+    }
+
     /// Boots the rig if it is an emulated one, runs the job's steps and ends it.
     pub(crate) fn run(
         self,

@@ -1,0 +1,238 @@
+//! Running a job until each of its steps is settled, and what came of all.
+//!
+//! ```text
+//!   due ──► several rigs at a time ──► passed
+//!    │        └── failed, or not ended ──► due
+//!    └──────► one rig that has this machine for itself ──► passed, or failed with no tries left
+//! ```
+//! An emulated machine keeps little more than one processor busy. So all but the steps that look at the time
+//! are divided among several at first; whatever does not pass there is tried again in one that runs alone.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+
+use crate::job::{Job, Step};
+use crate::libtest::Counts;
+use crate::progress;
+use crate::report::Report;
+use crate::retry::{self, Book, Due};
+use crate::rig::{Finish, Kind};
+use crate::setup::Ready;
+use crate::signals::{self, Signals};
+
+/// Programs whose tests hold the time of a guest against that of its host, or keep all processors busy.
+const ALONE: [&str; 4] = ["rig_clock", "rig_pause", "rig_stress", "rig_nmi"];
+
+/// How a job is run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub(crate) rig: Kind,
+    /// How many rigs at a time.
+    pub(crate) rigs: usize,
+    pub(crate) deadline: Instant,
+    /// How often what failed is run again.
+    pub(crate) retries: u32,
+    /// After how long without output a rig stands still.
+    pub(crate) silence: Option<Duration>,
+    /// Whether all output is shown as it comes.
+    pub(crate) verbose: bool,
+}
+
+/// The results of all jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Total {
+    counts: Counts,
+    pub(crate) flaky: Vec<String>,
+    pub(crate) failed: Vec<String>,
+    /// Why no more jobs are run, if so.
+    end: Option<&'static str>,
+}
+
+impl Total {
+    /// Whether no more jobs are to be run.
+    pub(crate) fn is_over(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Runs a job until its deadline, and what failed of it again in fresh rigs.
+    pub(crate) fn run(&mut self, mut job: Job, ready: &Ready, how: &How) -> Result<()> {
+        if job.steps.is_empty() {
+            progress::note(&format!("no tests for rig {}", how.rig.name()));
+            return Ok(());
+        }
+        job.silence = how.silence;
+        let names = job.steps.iter().map(Step::name).collect();
+        let mut book = Book::new(names, how.retries);
+        let runner = Runner {
+            job: &job,
+            ready,
+            how,
+        };
+        if how.rigs > 1 && job.steps.len() > how.rigs {
+            self.end = runner.side_by_side(&mut book)?;
+        }
+        while self.end.is_none() && !book.due.is_empty() {
+            self.end = end(&runner.start(&mut book, false)?);
+            match book.due.len() {
+                0 => {}
+                1 => progress::note("once more, in a fresh rig: 1 step"),
+                due => progress::note(&format!("once more, in a fresh rig: {due} steps")),
+            }
+        }
+        book.give_up();
+        self.counts += book.counts;
+        self.flaky.extend(book.flaky);
+        self.failed.extend(book.failed);
+        Ok(())
+    }
+
+    /// Prints the closing lines; success if all tests passed, at once or later.
+    pub(crate) fn close(&self) -> ExitCode {
+        println!();
+        if let Some(end) = self.end {
+            println!("{end}");
+        }
+        for line in &self.flaky {
+            println!("flaky: {line}");
+        }
+        for line in &self.failed {
+            println!("failed: {line}");
+        }
+        println!("{}", self.counts);
+        if self.end.is_none() && self.failed.is_empty() && self.counts.failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why no more is run after a rig that ended so, if that is so.
+fn end(finish: &Finish) -> Option<&'static str> {
+    match finish {
+        Finish::Complete | Finish::Broken(_) => None,
+        Finish::TimedOut => Some("the time was over (--timeout)"),
+        Finish::Interrupted(_) => Some("interrupted"),
+    }
+}
+
+/// Starts rigs for what is due of a job.
+struct Runner<'a> {
+    job: &'a Job,
+    ready: &'a Ready,
+    how: &'a How,
+}
+
+impl Runner<'_> {
+    /// Runs what is due in `book` in one rig, which is one of several if it `has_others`.
+    fn start(&self, book: &mut Book, has_others: bool) -> Result<Finish> {
+        let mut job = part(self.job, &book.due);
+        let left = self.how.deadline.saturating_duration_since(Instant::now());
+        job.timeout = left;
+        let names = job.steps.iter().map(Step::name).collect();
+        let mut report = match has_others {
+            true => Report::beside_others(names),
+            false => Report::new(names, self.how.verbose),
+        };
+        let outcome = self.how.rig.run(self.ready, &job, &mut report)?;
+        book.record(report.finish(), &outcome.finish);
+        if let Finish::Broken(reason) = &outcome.finish {
+            progress::note(reason);
+        }
+        if let Some(log) = &outcome.log {
+            progress::note(&format!("serial log: {}", log.display()));
+        }
+        Ok(outcome.finish)
+    }
+
+    /// Runs what is due, each step once, in several rigs at a time; why no more is to be run, if so. What
+    /// did not pass is still due, and so is what needs a machine for itself.
+    fn side_by_side(&self, book: &mut Book) -> Result<Option<&'static str>> {
+        // Before the threads start, which inherit the mask.
+        let signals = Signals::take()?;
+        let due = std::mem::take(&mut book.due);
+        let (alone, shared): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| self.is_alone(due));
+        let rigs = self.how.rigs;
+        let lanes = (0..rigs).map(|lane| {
+            let share = shared.iter().skip(lane).step_by(rigs);
+            book.lane(share.cloned().collect())
+        });
+        let lanes: Vec<_> = lanes.collect();
+        let is_over = AtomicBool::new(false);
+        let ran: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = lanes
+                .into_iter()
+                .map(|lane| scope.spawn(|| self.lane(lane, &is_over)))
+                .collect();
+            threads
+                .into_iter()
+                .map(thread::ScopedJoinHandle::join)
+                .collect()
+        });
+        // What was passed on to lanes that had ended.
+        if is_over.load(Ordering::Relaxed) {
+            signals.forget();
+        }
+        let mut over = None;
+        for lane in ran {
+            let (lane, finish) = lane.map_err(|_| anyhow!("what ran a rig panicked"))??;
+            book.take_in(lane);
+            over = over.or(end(&finish));
+        }
+        book.due.extend(alone);
+        book.due.sort_by_key(|due| due.step);
+        Ok(over)
+    }
+
+    fn is_alone(&self, due: &Due) -> bool {
+        let step = self.job.steps.get(due.step);
+        step.is_some_and(|step| ALONE.iter().any(|name| step.program.starts_with(name)))
+    }
+
+    /// Runs what is due in `book`, each step once; how the last rig ended.
+    fn lane(&self, mut book: Book, is_over: &AtomicBool) -> Result<(Book, Finish)> {
+        let mut later = Vec::new();
+        let finish = loop {
+            let finish = self.start(&mut book, true)?;
+            let due = std::mem::take(&mut book.due);
+            let (tried, fresh): (Vec<_>, Vec<_>) = due.into_iter().partition(Due::was_tried);
+            later.extend(tried);
+            book.due = fresh;
+            if let Finish::Interrupted(signal) = finish
+                && !is_over.swap(true, Ordering::Relaxed)
+            {
+                // One of the lanes has taken it from the others.
+                signals::pass_on(signal);
+            }
+            if book.due.is_empty() || end(&finish).is_some() || is_over.load(Ordering::Relaxed) {
+                break finish;
+            }
+        };
+        book.due.extend(later);
+        Ok((book, finish))
+    }
+}
+
+/// The part of a job that is due, with the programs it needs.
+fn part(job: &Job, due: &[Due]) -> Job {
+    let mut part = job.clone();
+    part.steps = due
+        .iter()
+        .filter_map(|due| {
+            let mut step = job.steps.get(due.step)?.clone();
+            if !due.again.is_empty() {
+                let again = due.again.iter().map(|failure| failure.test.as_str());
+                step.arguments = retry::only(&step.arguments, again);
+            }
+            Some(step)
+        })
+        .collect();
+    let is_of = |steps: &[Step], name: &str| steps.iter().any(|step| step.program == name);
+    part.programs
+        .retain(|(name, _)| is_of(&part.steps, name) || !is_of(&job.steps, name));
+    part
+}
