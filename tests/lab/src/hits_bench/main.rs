@@ -52,9 +52,10 @@ const OWN: [(&str, &str, &str); 4] = [
     (OWN_RETURN, "r", FUNCTION),
     (OWN_BOTH, "pr", FUNCTION),
 ];
-/// An instruction that a stock guest's kernel optimizes its kprobe on. At [`PAST_FTRACE`] it does not:
+/// An instruction that a stock guest's kernel optimizes its kprobe on: the one behind the nop of the entry,
+/// and where there is one the ENDBR64 before that. At [`PAST_FTRACE`] it does not:
 /// there is a call among the five bytes.
-const OPTIMIZABLE: &str = "__x64_sys_read+5";
+const OPTIMIZABLE: [&str; 2] = ["__x64_sys_read+5", "__x64_sys_read+9"];
 const OWN_OPTIMIZED: &str = "guest's kprobe, optimized (read)";
 const SAME_PLACE: &str = "kprobe, optimized (read)";
 /// What is read and filtered without an exit, beside what the guest's own events do with the same words:
@@ -180,7 +181,8 @@ fn run(options: &Options) -> Result<()> {
         calls: options.calls,
         function: BUSY_FUNCTION,
     };
-    rows.extend(jumps(options, &mut machine, &busy)?);
+    let place = optimizable(&machine)?;
+    rows.extend(jumps(options, &mut machine, &busy, place)?);
     progress("a program with and without probes on its path");
     let ways = slowdown::measure(&mut machine, &busy, options.rounds)?;
     drop(machine);
@@ -197,7 +199,7 @@ fn run(options: &Options) -> Result<()> {
     println!("ticks: {}", meaning(unit));
     println!();
     println!(
-        "what a hit on {FUNCTION} (where it says so, {OPTIMIZABLE}) adds to a call, stock kernel, \
+        "what a hit on {FUNCTION} (where it says so, {place}) adds to a call, stock kernel, \
          1 vCPU, {} times {calls} calls in 100 batches; us and ratios are those of the fastest batch",
         options.repeats
     );
@@ -300,13 +302,27 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The kernel's jump and ours, at the same instruction.
-fn jumps(options: &Options, machine: &mut Machine, busy: &Work) -> Result<Vec<Row>> {
+/// Which of the [`OPTIMIZABLE`] places is one in the guest's kernel.
+fn optimizable(machine: &Machine) -> Result<&'static str> {
+    let [first, second] = OPTIMIZABLE;
+    match machine.try_probe(first) {
+        Ok(()) => Ok(first),
+        Err(_) => machine.try_probe(second).map(|()| second),
+    }
+}
+
+/// The kernel's jump and ours, both at `place`.
+fn jumps(
+    options: &Options,
+    machine: &mut Machine,
+    busy: &Work,
+    place: &'static str,
+) -> Result<Vec<Row>> {
     let work = Work {
-        function: OPTIMIZABLE,
+        function: place,
         ..*busy
     };
-    let own = format!("o {OPTIMIZABLE}");
+    let own = format!("o {place}");
     let (mut bases, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..options.repeats {
         progress("jumps");

@@ -175,6 +175,15 @@ impl Machine {
         })
     }
 
+    /// Whether there can be a probe at `place`, and why not.
+    pub(crate) fn try_probe(&self, place: &str) -> Result<()> {
+        let definition = format!("p {place}");
+        let add = ["probe", "add", "--vm", MACHINE, "--disabled", &definition];
+        self.server.ask(add)?;
+        self.server
+            .ask(["probe", "remove", "--vm", MACHINE, "--all"])
+    }
+
     /// The loop with probes of ours on its function.
     pub(crate) fn probed(&mut self, work: &Work, mechanism: &Mechanism) -> Result<Loop> {
         let words = mechanism.add.iter();
