@@ -88,6 +88,7 @@ boot: INVALID_ARGUMENT True
 get: NOT_FOUND True
 symbols: NOT_FOUND True
 events: NOT_FOUND True
+histograms: NOT_FOUND True
 ";
 
 fn check(client: &mut Command, expected: &str) {

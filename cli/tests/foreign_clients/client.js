@@ -14,7 +14,7 @@ const { FileDescriptorProto: File, FileDescriptorSet: FileSet } = require("proto
 
 const SECONDS = 30;
 const REFLECTION = "grpc/reflection/v1/reflection.proto";
-const FILES = ["events", "machines", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
+const FILES = ["events", "histograms", "machines", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
 
 /** Shows the token with each call, as credentials go over TLS only. */
 function interceptors(token) {
@@ -61,6 +61,18 @@ function stream(client, method, request) {
     call.on("data", (answer) => answers.push(answer));
     call.on("error", reject);
     call.on("end", () => resolve(answers));
+  });
+}
+
+/** All answers to a call that asks once of many times that it can. */
+function both(client, method, request) {
+  return new Promise((resolve, reject) => {
+    const answers = [];
+    const call = client[method](new grpc.Metadata(), deadline());
+    call.on("data", (answer) => answers.push(answer));
+    call.on("error", reject);
+    call.on("end", () => resolve(answers));
+    call.end(request);
   });
 }
 
@@ -136,6 +148,9 @@ async function main(target, from, file) {
   console.log("symbols:", await refused(() => stream(symbols, "ListSymbols", a)));
   const events = make("hvprobe.v1.Events");
   console.log("events:", await refused(() => stream(events, "Subscribe", a)));
+  const histograms = make("hvprobe.v1.Histograms");
+  const wanted = { aggregateFor: { machine: "a", probes: [1], histogram: "keys=comm" } };
+  console.log("histograms:", await refused(() => both(histograms, "Aggregate", wanted)));
   close();
 }
 

@@ -39,13 +39,24 @@ def main(target, token_file=None):
         found = pool.FindServiceByName(service).methods_by_name[name]
         make = message_factory.GetMessageClass
         request, response = make(found.input_type), make(found.output_type)
-        kind = channel.unary_stream if found.server_streaming else channel.unary_unary
+        many = found.client_streaming
+        kinds = {
+            (False, False): channel.unary_unary,
+            (False, True): channel.unary_stream,
+            (True, True): channel.stream_stream,
+        }
+        kind = kinds[many, found.server_streaming]
         call = kind(
             f"/{service}/{name}",
             request_serializer=request.SerializeToString,
             response_deserializer=response.FromString,
         )
-        return lambda **fields: call(request(**fields), timeout=SECONDS)
+
+        def ask(**fields):
+            first = request(**fields)
+            return call(iter([first]) if many else first, timeout=SECONDS)
+
+        return ask
 
     def refused(call):
         try:
@@ -65,6 +76,9 @@ def main(target, token_file=None):
     print("get:", refused(lambda: method(machines, "GetMachine")(machine="a")))
     print("symbols:", refused(lambda: method("hvprobe.v1.Symbols", "ListSymbols")(machine="a")))
     print("events:", refused(lambda: method("hvprobe.v1.Events", "Subscribe")(machine="a")))
+    aggregate = method("hvprobe.v1.Histograms", "Aggregate")
+    wanted = {"machine": "a", "probes": [1], "histogram": "keys=comm"}
+    print("histograms:", refused(lambda: aggregate(aggregate_for=wanted)))
 
 
 main(*sys.argv[1:])
