@@ -5,183 +5,25 @@
     reason = "a helper that cannot go on fails its test"
 )]
 
-use std::path::PathBuf;
+mod client;
+mod histograms;
 
-use hvprobe_proto::v1::events_client::EventsClient;
-use hvprobe_proto::v1::machines_client::MachinesClient;
-use hvprobe_proto::v1::probes_client::ProbesClient;
-use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{
-    BootRequest, ConsoleRequest, ConsoleWriteRequest, DescribeTypesRequest, DisableRequest,
-    EnableRequest, EndReason, ErrorDetail, ErrorKind, Event, GetMachineRequest, InjectNmiRequest,
-    ListMachinesRequest, ListProbesRequest, ListSymbolsRequest, Machine, MachineState,
-    PauseRequest, Probe, ProbeSpec, ProbeState, RegisterRequest, Remedy, ResumeRequest,
-    StopRequest, SubscribeRequest, UnregisterRequest, WaitRequest, WatchRequest,
+    ConsoleWriteRequest, DescribeTypesRequest, DisableRequest, EnableRequest, EndReason, ErrorKind,
+    Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest, ListSymbolsRequest,
+    MachineState, PauseRequest, ProbeState, Remedy, ResumeRequest, StopRequest, SubscribeRequest,
+    UnregisterRequest, WaitRequest,
 };
-use hvprobe_server::{Listener, ServeError, Server};
-use hvprobe_tests::rig::{guest, rig};
-use prost::Message as _;
-use tempfile::TempDir;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use hvprobe_tests::rig::rig;
+use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use client::{Running, detail, request};
+
 /// Says that it is ready, then ends with the status it is told.
 const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
-
-/// A server on a socket of its own.
-struct Running {
-    folder: TempDir,
-    stop: oneshot::Sender<()>,
-    served: JoinHandle<Result<(), ServeError>>,
-}
-
-impl Running {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = Listener::bind(&folder.path().join("socket")).unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let served = tokio::spawn(Server::new().serve(listener, async {
-            stopped.await.unwrap();
-        }));
-        Self {
-            folder,
-            stop,
-            served,
-        }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
-    }
-
-    async fn client(&self) -> Client {
-        let endpoint = Endpoint::try_from(format!("unix:{}", self.socket().display()));
-        let channel = endpoint.unwrap().connect().await.unwrap();
-        Client {
-            machines: MachinesClient::new(channel.clone()),
-            probes: ProbesClient::new(channel.clone()),
-            events: EventsClient::new(channel.clone()),
-            symbols: SymbolsClient::new(channel.clone()),
-            channel,
-        }
-    }
-
-    async fn stop(self) {
-        let socket = self.socket();
-        self.stop.send(()).unwrap();
-        self.served.await.unwrap().unwrap();
-        assert!(!socket.exists());
-    }
-}
-
-struct Client {
-    machines: MachinesClient<Channel>,
-    probes: ProbesClient<Channel>,
-    events: EventsClient<Channel>,
-    symbols: SymbolsClient<Channel>,
-    channel: Channel,
-}
-
-impl Client {
-    async fn boot(&mut self, command: &[&str], probes: &[&str]) -> Machine {
-        let request = request(command, probes);
-        self.machines.boot(request).await.unwrap().into_inner()
-    }
-
-    /// Follows the machine until its kernel is up.
-    async fn wait_running(&mut self, machine: &str) -> Vec<MachineState> {
-        let request = WatchRequest {
-            machine: machine.into(),
-        };
-        let mut states = self.machines.watch(request).await.unwrap().into_inner();
-        let mut seen = Vec::new();
-        while let Some(machine) = states.message().await.unwrap() {
-            seen.push(machine.state());
-            if machine.state() != MachineState::Booting {
-                break;
-            }
-        }
-        assert_eq!(seen.last(), Some(&MachineState::Running), "{seen:?}");
-        seen
-    }
-
-    async fn wait_printed(&mut self, machine: &str, text: &str) {
-        let request = ConsoleRequest {
-            machine: machine.into(),
-        };
-        let mut output = self.machines.console(request).await.unwrap().into_inner();
-        let mut printed = Vec::new();
-        while !String::from_utf8_lossy(&printed).contains(text) {
-            match output.message().await.unwrap() {
-                Some(piece) => printed.extend(piece.data),
-                None => panic!("never printed: {}", String::from_utf8_lossy(&printed)),
-            }
-        }
-    }
-
-    async fn register(&mut self, machine: &str, definitions: &[&str]) -> Result<Vec<u32>, Status> {
-        let request = RegisterRequest {
-            machine: machine.into(),
-            probes: specs(definitions),
-            skip_refused: false,
-        };
-        Ok(self.probes.register(request).await?.into_inner().ids)
-    }
-
-    async fn list(&mut self, machine: &str) -> Vec<Probe> {
-        let mut all = Vec::new();
-        let mut request = ListProbesRequest {
-            machine: machine.into(),
-            page_size: 1,
-            page_token: String::new(),
-        };
-        loop {
-            let answer = self.probes.list_probes(request.clone()).await.unwrap();
-            let page = answer.into_inner();
-            assert!(page.probes.len() <= 1);
-            all.extend(page.probes);
-            if page.next_page_token.is_empty() {
-                return all;
-            }
-            request.page_token = page.next_page_token;
-        }
-    }
-}
-
-fn request(command: &[&str], probes: &[&str]) -> BootRequest {
-    let guest = guest(1, command);
-    let text = |path: PathBuf| path.into_os_string().into_string().unwrap();
-    BootRequest {
-        name: String::new(),
-        kernel: text(guest.kernel),
-        initrd: guest.initrd.map(text).unwrap_or_default(),
-        cmdline: guest.cmdline,
-        cpus: guest.cpus,
-        memory: guest.memory,
-        command: guest.command,
-        probes: specs(probes),
-        skip_refused: false,
-    }
-}
-
-fn specs(definitions: &[&str]) -> Vec<ProbeSpec> {
-    let spec = |definition: &&str| ProbeSpec {
-        definition: (*definition).into(),
-        ..Default::default()
-    };
-    definitions.iter().map(spec).collect()
-}
-
-/// What programs are told of an error.
-fn detail(status: &Status) -> ErrorDetail {
-    let packed = tonic_types::Status::decode(status.details()).unwrap();
-    ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pending_probe_counts_a_workload_and_the_stream_ends_with_the_machine() {
