@@ -22,7 +22,9 @@ use tokio::sync::{Notify, watch};
 use tonic::{Code, Status};
 
 use super::events::broadcast::Broadcast;
+use super::identity::{Asked, Identity};
 use super::limits;
+use super::requests::Requests;
 use super::status::{self, Failure, broken, chain};
 use super::wire::convert;
 
@@ -56,6 +58,8 @@ enum Slot {
     /// A boot is under way. Until it has succeeded, what ended before under the name is kept.
     Reserved {
         before: Option<Handle>,
+        /// The id of the request for it; empty if it has none.
+        request_id: String,
     },
     Taken(Handle),
 }
@@ -66,6 +70,9 @@ pub(crate) struct Handle {
     name: Arc<str>,
     /// Counts boots, to know which machine is the oldest.
     number: u64,
+    identity: Arc<Identity>,
+    /// The requests for probes that can be told from others.
+    pub(crate) requests: Arc<Requests>,
     /// Changes, or is touched, whenever the machine's state does.
     life: Arc<watch::Sender<Life>>,
     /// Its events, for the clients that want them.
@@ -104,7 +111,7 @@ impl Fleet {
         let slots = self.slots();
         let taken = slots.named.values().filter_map(|slot| match slot {
             Slot::Taken(handle) => Some(handle.clone()),
-            Slot::Reserved { before } => before.clone(),
+            Slot::Reserved { before, .. } => before.clone(),
         });
         taken.collect()
     }
@@ -117,15 +124,22 @@ impl Fleet {
     }
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
-    /// if the caller is no longer there.
-    pub(crate) async fn boot(&self, mut config: MachineConfig) -> Result<Handle, Status> {
-        let number = self.reserve(&mut config.name)?;
+    /// if the caller is no longer there. If such a request has made one before, it is that one.
+    pub(crate) async fn boot(
+        &self,
+        mut config: MachineConfig,
+        asked: Asked,
+    ) -> Result<Handle, Status> {
+        let number = match self.reserve(&mut config.name, &asked.request_id)? {
+            Reservation::Boot(number) => number,
+            Reservation::Made(made) => return Ok(made),
+        };
         let fleet = self.clone();
         let booting = tokio::spawn(async move {
             let name = config.name.clone();
             let booted = tokio::task::spawn_blocking(move || Machine::boot(config)).await;
             let booted = match booted {
-                Ok(Ok(machine)) => Ok(fleet.take_up(&name, number, machine)),
+                Ok(Ok(machine)) => fleet.take_up(&name, number, machine, asked),
                 Ok(Err(error)) => Err(boot_error(&name, &error)),
                 Err(_) => Err(broken("the boot")),
             };
@@ -135,9 +149,31 @@ impl Fleet {
         booting.await.map_err(|_| broken("the boot"))?
     }
 
-    /// Takes `name` for a boot; chooses one if it is empty. Returns the number of the boot.
-    fn reserve(&self, name: &mut String) -> Result<u64, Status> {
+    /// Forgets the machine called `name`, which has ended.
+    pub(crate) fn forget(&self, name: &str) -> Result<(), Status> {
         let mut slots = self.slots();
+        match slots.named.get(name) {
+            None => Err(no_such_machine(name)),
+            Some(slot) if slot.is_live() => Err(Failure::new(
+                Code::FailedPrecondition,
+                ErrorKind::MachineRunning,
+                format!("machine `{name}` has not ended: stop it first"),
+            )
+            .into()),
+            Some(_) => {
+                slots.named.remove(name);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes `name` for the boot that this request asks for, unless it was made before; chooses one if it is
+    /// empty.
+    fn reserve(&self, name: &mut String, request_id: &str) -> Result<Reservation, Status> {
+        let mut slots = self.slots();
+        if let Some(made) = slots.made_by(request_id)? {
+            return Ok(Reservation::Made(made));
+        }
         if slots.closed {
             return Err(Status::unavailable("the server is stopping"));
         }
@@ -169,16 +205,32 @@ impl Fleet {
                 .into());
             }
         };
-        slots.named.insert(name.clone(), Slot::Reserved { before });
+        let reserved = Slot::Reserved {
+            before,
+            request_id: request_id.to_owned(),
+        };
+        slots.named.insert(name.clone(), reserved);
         slots.next_number += 1;
-        Ok(slots.next_number)
+        Ok(Reservation::Boot(slots.next_number))
     }
 
     /// A handle for `machine`, which is watched until it ends.
-    fn take_up(&self, name: &str, number: u64, machine: Arc<Machine>) -> Handle {
+    fn take_up(
+        &self,
+        name: &str,
+        number: u64,
+        machine: Arc<Machine>,
+        asked: Asked,
+    ) -> Result<Handle, Status> {
+        let identity = Identity::new(asked).map_err(|error| {
+            machine.stop();
+            Status::internal(format!("no number can be given to the machine: {error}"))
+        })?;
         let handle = Handle {
             name: name.into(),
             number,
+            identity: Arc::new(identity),
+            requests: Arc::default(),
             life: Arc::new(watch::Sender::new(Life::Live(Arc::clone(&machine)))),
             events: Broadcast::default(),
             stopping: Arc::default(),
@@ -197,21 +249,22 @@ impl Fleet {
                 .get()
                 .cloned()
                 .unwrap_or_else(|| convert::probes(&machine));
+            watched.identity.end();
             let remains = Remains {
-                machine: convert::machine(&machine),
+                machine: watched.told(&machine),
                 probes,
                 console: machine.console_kept(),
             };
             watched.life.send_replace(Life::Ended(Arc::new(remains)));
         });
-        handle
+        Ok(handle)
     }
 
     /// Ends the reservation of `name`, which becomes `machine`'s, or what it was before.
     fn settle(&self, name: &str, machine: Option<&Handle>) {
         let mut slots = self.slots();
         let before = match slots.named.remove(name) {
-            Some(Slot::Reserved { before }) => before,
+            Some(Slot::Reserved { before, .. }) => before,
             Some(Slot::Taken(handle)) => Some(handle),
             None => None,
         };
@@ -263,7 +316,32 @@ impl Slot {
     }
 }
 
+/// What comes of asking for a machine.
+#[derive(Debug)]
+enum Reservation {
+    /// The name is taken for it; this is the number of its boot.
+    Boot(u64),
+    /// The same request has made this one.
+    Made(Handle),
+}
+
 impl Slots {
+    /// The machine that the request of this id has made, unless it is still being booted.
+    fn made_by(&self, wanted: &str) -> Result<Option<Handle>, Status> {
+        for (name, slot) in &self.named {
+            match slot {
+                Slot::Reserved { request_id, .. } if !wanted.is_empty() && request_id == wanted => {
+                    return Err(status::booting(name));
+                }
+                Slot::Taken(handle) if handle.identity.is_of(wanted) => {
+                    return Ok(Some(handle.clone()));
+                }
+                Slot::Reserved { .. } | Slot::Taken(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
     /// Forgets the oldest ended machines beyond those that are remembered.
     fn forget_oldest(&mut self) {
         let mut ended: Vec<_> = self
@@ -337,10 +415,25 @@ impl Handle {
             .map_err(|_| broken("a call into a machine"))
     }
 
+    /// What is told of `machine`, which is this one.
+    fn told(&self, machine: &Machine) -> v1::Machine {
+        let mut told = convert::machine(machine);
+        self.identity.tell(&mut told);
+        told
+    }
+
+    /// Whether it has all of these labels.
+    pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.identity.has(labels)
+    }
+
     /// The machine as it is now, or as it ended.
     pub(crate) async fn describe(&self) -> Result<v1::Machine, Status> {
         match self.life() {
-            Life::Live(_) => self.blocking(convert::machine).await,
+            Life::Live(_) => {
+                let handle = self.clone();
+                self.blocking(move |machine| handle.told(machine)).await
+            }
             Life::Ended(remains) => Ok(remains.machine.clone()),
         }
     }

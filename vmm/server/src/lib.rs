@@ -5,8 +5,10 @@
 
 mod events;
 mod fleet;
+mod identity;
 mod limits;
 mod listen;
+mod requests;
 mod server;
 mod services;
 mod status;

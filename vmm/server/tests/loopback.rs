@@ -106,7 +106,7 @@ async fn every_call_over_tcp_needs_the_token_and_none_over_the_socket_does() {
             Ok(call)
         });
         let list = machines
-            .list_machines(ListMachinesRequest {})
+            .list_machines(ListMachinesRequest::default())
             .await
             .unwrap();
         assert!(list.into_inner().machines.is_empty());

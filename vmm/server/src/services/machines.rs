@@ -8,15 +8,17 @@ use hvprobe_arch::Gva;
 use hvprobe_machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
-    ErrorKind, GetMachineRequest, InjectNmiRequest, InjectNmiResponse, ListMachinesRequest,
-    ListMachinesResponse, MachineState, PauseRequest, ReadKernelRequest, ReadKernelResponse,
-    ResumeRequest, StopRequest, WaitRequest, WatchRequest, machines_server,
+    DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
+    InjectNmiResponse, ListMachinesRequest, ListMachinesResponse, MachineState, PauseRequest,
+    ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest, WatchRequest,
+    machines_server,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::{Fleet, Handle, Remains};
+use crate::identity::Asked;
 use crate::limits;
 use crate::status::{Failure, chain, stop_error};
 use crate::wire::registration;
@@ -56,8 +58,11 @@ impl machines_server::Machines for Service {
     type ConsoleStream = Output;
 
     async fn boot(&self, request: Request<BootRequest>) -> Result<Response<v1::Machine>, Status> {
-        let config = config(request.into_inner())?;
-        let handle = self.fleet.boot(config).await?;
+        let mut request = request.into_inner();
+        let request_id = std::mem::take(&mut request.request_id);
+        let asked = Asked::new(request_id, std::mem::take(&mut request.labels))?;
+        let config = config(request)?;
+        let handle = self.fleet.boot(config, asked).await?;
         let mut machine = handle.describe().await?;
         // If it has ended already, its probes do not matter any more.
         if let Ok(booted) = handle.machine() {
@@ -68,10 +73,11 @@ impl machines_server::Machines for Service {
 
     async fn list_machines(
         &self,
-        _request: Request<ListMachinesRequest>,
+        request: Request<ListMachinesRequest>,
     ) -> Result<Response<ListMachinesResponse>, Status> {
+        let labels = request.into_inner().labels.into_iter().collect();
         let mut machines = Vec::new();
-        for handle in self.fleet.all() {
+        for handle in self.fleet.all().iter().filter(|handle| handle.has(&labels)) {
             machines.push(handle.describe().await?);
         }
         Ok(Response::new(ListMachinesResponse { machines }))
@@ -126,6 +132,14 @@ impl machines_server::Machines for Service {
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<v1::Machine>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
         Ok(Response::new(handle.stop().await?.machine.clone()))
+    }
+
+    async fn delete_machine(
+        &self,
+        request: Request<DeleteMachineRequest>,
+    ) -> Result<Response<DeleteMachineResponse>, Status> {
+        self.fleet.forget(&request.into_inner().machine)?;
+        Ok(Response::new(DeleteMachineResponse {}))
     }
 
     async fn wait(&self, request: Request<WaitRequest>) -> Result<Response<v1::Machine>, Status> {

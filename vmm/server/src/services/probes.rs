@@ -1,5 +1,7 @@
 //! `hvprobe.v1.Probes`.
 
+use std::sync::Arc;
+
 use hvprobe_proto::v1::{
     ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
     DisarmAllResponse, EnableRequest, EnableResponse, ListProbesRequest, ListProbesResponse,
@@ -45,24 +47,27 @@ impl Service {
     }
 }
 
+async fn register(handle: Handle, request: RegisterRequest) -> Result<RegisterResponse, Status> {
+    let specs = specs(request.probes)?;
+    let refusals = refusals(request.skip_refused);
+    let registered = handle
+        .blocking(move |machine| machine.register_batch(&specs, refusals))
+        .await?
+        .map_err(|error| register_error(&request.machine, &error))?;
+    Ok(response(&registered))
+}
+
 #[tonic::async_trait]
 impl probes_server::Probes for Service {
     async fn register(
         &self,
         request: Request<RegisterRequest>,
     ) -> Result<Response<RegisterResponse>, Status> {
-        let RegisterRequest {
-            machine,
-            probes,
-            skip_refused,
-        } = request.into_inner();
-        let specs = specs(probes)?;
-        let handle = self.fleet.get(&machine)?;
-        let registered = handle
-            .blocking(move |machine| machine.register_batch(&specs, refusals(skip_refused)))
-            .await?
-            .map_err(|error| register_error(&machine, &error))?;
-        Ok(Response::new(response(&registered)))
+        let request = request.into_inner();
+        let handle = self.fleet.get(&request.machine)?;
+        let requests = Arc::clone(&handle.requests);
+        let answer = requests.once(request, |request| register(handle, request));
+        Ok(Response::new(answer.await?))
     }
 
     async fn unregister(

@@ -42,6 +42,8 @@ pub(crate) fn machine(machine: &Machine) -> v1::Machine {
         skipped: Vec::new(),
         anchor: Some(anchor::now()),
         runs: machine.ioctls().iter().map(|ioctls| ioctls.run).sum(),
+        // Which machine it is, its handle tells.
+        ..v1::Machine::default()
     }
 }
 

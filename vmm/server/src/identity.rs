@@ -1,0 +1,189 @@
+//! What tells a machine from all others, whatever it is called, and which request made it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::OnceLock;
+
+use hvprobe_proto::v1::{self, ErrorKind};
+use rustix::rand::{GetRandomFlags, getrandom};
+use tonic::{Code, Status};
+
+use crate::limits;
+use crate::status::Failure;
+use crate::wire::anchor;
+
+/// The most labels of a machine.
+const LABELS: usize = 64;
+/// Bytes of a request's id.
+const REQUEST_ID: usize = 128;
+/// Bytes of a UUID.
+const UUID: usize = 16;
+
+/// What a client says about a machine beside what it is to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The client's own number for its request; empty if it has none.
+    pub(crate) request_id: String,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+impl Asked {
+    /// What a request says, if it can be.
+    pub(crate) fn new(
+        request_id: String,
+        labels: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, Status> {
+        self::request_id(&request_id)?;
+        let labels: BTreeMap<_, _> = labels.into_iter().collect();
+        limits::at_most("the number of labels", labels.len(), LABELS)?;
+        for (key, value) in &labels {
+            label(key)?;
+            if !value.is_empty() {
+                label(value)?;
+            }
+        }
+        Ok(Self { request_id, labels })
+    }
+}
+
+/// That `id` can be a request's.
+pub(crate) fn request_id(id: &str) -> Result<(), Status> {
+    limits::at_most("the request's id", id.len(), REQUEST_ID)
+}
+
+/// That `text` can be in a label.
+fn label(text: &str) -> Result<(), Status> {
+    limits::machine_name(text).map_err(|_| {
+        let message = format!(
+            "bad label {text:?}: its name, and what is not empty of its value, are made as the name of a \
+             machine is"
+        );
+        Failure::new(Code::InvalidArgument, ErrorKind::BadName, message).into()
+    })
+}
+
+/// A machine's own.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    uid: String,
+    asked: Asked,
+    created_ns: u64,
+    ended_ns: OnceLock<u64>,
+}
+
+impl Identity {
+    /// That of a machine that is made now.
+    ///
+    /// # Errors
+    /// When the host has nothing to make a number of.
+    pub(crate) fn new(asked: Asked) -> io::Result<Self> {
+        Ok(Self {
+            uid: uuid()?,
+            asked,
+            created_ns: anchor::now().monotonic_ns,
+            ended_ns: OnceLock::new(),
+        })
+    }
+
+    /// It ends now, unless it has ended before.
+    pub(crate) fn end(&self) {
+        self.ended_ns.get_or_init(|| anchor::now().monotonic_ns);
+    }
+
+    /// Whether the request of this id made it.
+    pub(crate) fn is_of(&self, request_id: &str) -> bool {
+        !request_id.is_empty() && self.asked.request_id == request_id
+    }
+
+    /// Whether it has all of these labels.
+    pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
+        let has = |(key, value)| self.asked.labels.get(key) == Some(value);
+        labels.iter().all(has)
+    }
+
+    /// Puts it into what is told of the machine.
+    pub(crate) fn tell(&self, machine: &mut v1::Machine) {
+        machine.uid.clone_from(&self.uid);
+        machine.labels = self.asked.labels.clone().into_iter().collect();
+        machine.create_ns = self.created_ns;
+        machine.end_ns = self.ended_ns.get().copied();
+    }
+}
+
+/// A random UUID (RFC 9562, version 4).
+fn uuid() -> io::Result<String> {
+    let mut bytes = [0; UUID];
+    // Of so few bytes the kernel gives all or none (getrandom(2)).
+    if getrandom(&mut bytes, GetRandomFlags::empty())? != UUID {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    let mut text = String::with_capacity(2 * UUID + 4);
+    for (at, byte) in bytes.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_are_random_and_say_so() {
+        let (one, other) = (uuid().unwrap(), uuid().unwrap());
+        assert_ne!(one, other);
+        let parts: Vec<_> = one.split('-').map(str::len).collect();
+        assert_eq!(parts, [8, 4, 4, 4, 12]);
+        assert_eq!(one.as_bytes()[14], b'4');
+        assert!(b"89ab".contains(&one.as_bytes()[19]), "{one}");
+    }
+
+    #[test]
+    fn labels_are_short_and_plain_and_few() {
+        let asked = |labels: &[(&str, &str)]| {
+            let labels = labels
+                .iter()
+                .map(|(key, value)| (key.to_string(), value.to_string()));
+            Asked::new(String::new(), labels)
+        };
+        assert!(asked(&[("team", "kernel"), ("ci", "")]).is_ok());
+        for bad in [("", "x"), ("a b", "x"), ("a", "b\n"), ("a", "-")] {
+            let error = asked(&[bad]).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{bad:?}");
+            assert!(error.message().contains("bad label"), "{error}");
+        }
+        let many = (0..=LABELS).map(|number| (format!("l{number}"), String::new()));
+        assert!(Asked::new(String::new(), many).is_err());
+        assert!(Asked::new("x".repeat(REQUEST_ID + 1), []).is_err());
+    }
+
+    #[test]
+    fn machines_are_found_by_labels_and_by_the_request_that_made_them() {
+        let labels = [
+            ("a".to_owned(), "1".to_owned()),
+            ("b".to_owned(), String::new()),
+        ];
+        let identity = Identity::new(Asked::new("r1".to_owned(), labels.clone()).unwrap()).unwrap();
+        assert!(identity.is_of("r1") && !identity.is_of("r2"));
+        let has = |labels: &[(&str, &str)]| {
+            let labels = labels
+                .iter()
+                .map(|(key, value)| (key.to_string(), value.to_string()));
+            identity.has(&labels.collect())
+        };
+        assert!(has(&[]) && has(&[("a", "1")]) && has(&[("a", "1"), ("b", "")]));
+        assert!(!has(&[("a", "2")]) && !has(&[("c", "")]));
+        let nameless = Identity::new(Asked::default()).unwrap();
+        assert!(!nameless.is_of(""));
+        identity.end();
+        let mut told = v1::Machine::default();
+        identity.tell(&mut told);
+        assert_eq!(told.labels.len(), 2);
+        assert!(told.end_ns >= Some(told.create_ns), "{told:?}");
+    }
+}

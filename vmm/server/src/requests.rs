@@ -1,0 +1,122 @@
+//! Requests that a client can repeat without having them done twice.
+//!
+//! Invariant: while one of an id is under way, another one of that id waits for its answer; as many answers
+//! are kept as [`KEPT`]. What failed is not kept, as nothing was done.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use hvprobe_proto::v1::{ErrorKind, RegisterRequest, RegisterResponse};
+use prost::Message as _;
+use tokio::sync::Mutex;
+use tonic::{Code, Status};
+
+use crate::identity::request_id;
+use crate::status::Failure;
+
+/// The most answers that are kept.
+const KEPT: usize = 256;
+
+/// The answers to requests of one machine.
+#[derive(Debug, Default)]
+pub(crate) struct Requests(Mutex<VecDeque<Answered>>);
+
+#[derive(Debug)]
+struct Answered {
+    id: String,
+    /// Of all that the request said.
+    hash: u64,
+    answer: RegisterResponse,
+}
+
+impl Requests {
+    /// Has `request` done, unless it has been.
+    pub(crate) async fn once<F>(
+        &self,
+        request: RegisterRequest,
+        done: impl FnOnce(RegisterRequest) -> F,
+    ) -> Result<RegisterResponse, Status>
+    where
+        F: Future<Output = Result<RegisterResponse, Status>>,
+    {
+        if request.request_id.is_empty() {
+            return done(request).await;
+        }
+        let id = request.request_id.clone();
+        request_id(&id)?;
+        let mut hasher = DefaultHasher::new();
+        request.encode_to_vec().hash(&mut hasher);
+        let hash = hasher.finish();
+        let mut answers = self.0.lock().await;
+        if let Some(known) = answers.iter().find(|known| known.id == id) {
+            if known.hash != hash {
+                let message = format!("the request's id {id:?} was used for another request");
+                let kind = ErrorKind::RequestIdReused;
+                return Err(Failure::new(Code::InvalidArgument, kind, message).into());
+            }
+            return Ok(known.answer.clone());
+        }
+        let answer = done(request).await?;
+        if answers.len() == KEPT {
+            answers.pop_front();
+        }
+        let kept = answer.clone();
+        answers.push_back(Answered {
+            id,
+            hash,
+            answer: kept,
+        });
+        Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn request(id: &str, machine: &str) -> RegisterRequest {
+        RegisterRequest {
+            request_id: id.to_owned(),
+            machine: machine.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_repeated_is_done_once_and_answered_as_before() {
+        let (requests, done) = (Requests::default(), AtomicU32::new(0));
+        let ask = async |id: &str, machine: &str| {
+            let answer = requests.once(request(id, machine), async |request| {
+                if request.machine == "fails" {
+                    return Err(Status::internal("it fails"));
+                }
+                Ok(RegisterResponse {
+                    ids: vec![done.fetch_add(1, Ordering::Relaxed)],
+                    ..Default::default()
+                })
+            });
+            answer
+                .await
+                .map(|answer| answer.ids)
+                .map_err(|status| status.code())
+        };
+        assert_eq!(ask("a", "m").await, Ok(vec![0]));
+        assert_eq!(ask("a", "m").await, Ok(vec![0]));
+        assert_eq!(ask("b", "m").await, Ok(vec![1]));
+        assert_eq!(ask("a", "other").await, Err(Code::InvalidArgument));
+        assert_eq!(ask("", "m").await, Ok(vec![2]));
+        assert_eq!(ask("", "m").await, Ok(vec![3]));
+        // What failed can be tried again.
+        assert_eq!(ask("c", "fails").await, Err(Code::Internal));
+        assert_eq!(ask("c", "m").await, Ok(vec![4]));
+        // In the end it is forgotten.
+        for number in 0..KEPT {
+            assert!(ask(&format!("n{number}"), "m").await.is_ok());
+        }
+        let again = ask("a", "m").await.unwrap();
+        assert_ne!(again, [0]);
+    }
+}
