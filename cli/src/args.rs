@@ -7,6 +7,7 @@ use clap_complete::Shell;
 
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
+use crate::label::Label;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 
@@ -204,6 +205,10 @@ pub(crate) struct Boot {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 
+    /// Say something about the machine, by which `vm list` finds it; repeatable
+    #[arg(long = "label", value_name = "NAME=VALUE")]
+    pub(crate) labels: Vec<Label>,
+
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -224,10 +229,20 @@ pub(crate) enum Vm {
     List {
         #[command(flatten)]
         server: ServerAt,
+        /// Only those that have this label; repeatable, all must be there
+        #[arg(long = "label", value_name = "NAME=VALUE")]
+        labels: Vec<Label>,
         /// Print JSON, one object per line
         #[arg(long)]
         json: bool,
     },
+    /// Show one machine, as JSON
+    Show(NamedMachine),
+    /// Wait until a machine has ended, and exit with the status of its guest's command
+    Wait(NamedMachine),
+    /// Forget a machine that has ended
+    #[command(visible_alias = "rm")]
+    Remove(NamedMachine),
     /// Stop all virtual CPUs of a machine until it is resumed
     Pause(NamedMachine),
     /// Let a paused machine run again

@@ -171,7 +171,7 @@ impl Client {
         }
         let answer = self
             .machines
-            .list_machines(ListMachinesRequest {})
+            .list_machines(ListMachinesRequest::default())
             .await
             .map_err(Refused::from)?;
         let mut running: Vec<String> = answer

@@ -9,10 +9,12 @@ use hvprobe_proto::v1::BootRequest;
 use crate::args::Guest;
 use crate::definition;
 use crate::hit_args::HoldArgs;
+use crate::label::Label;
 
 /// The request for `guest`. Paths are made absolute and definitions are checked.
 pub(crate) fn request(
     name: Option<String>,
+    labels: Vec<Label>,
     guest: Guest,
     hold: &HoldArgs,
 ) -> anyhow::Result<BootRequest> {
@@ -38,6 +40,11 @@ pub(crate) fn request(
         command: guest.command,
         probes,
         skip_refused: guest.skip_refused,
+        labels: labels
+            .into_iter()
+            .map(|label| (label.name, label.value))
+            .collect(),
+        request_id: String::new(),
     })
 }
 

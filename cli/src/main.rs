@@ -17,6 +17,7 @@ mod guest;
 mod histogram;
 mod hit_args;
 mod in_process;
+mod label;
 mod output;
 mod probe;
 mod progress;

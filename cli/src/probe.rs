@@ -36,6 +36,7 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
                 machine: machine.clone(),
                 probes,
                 skip_refused,
+                request_id: String::new(),
             };
             let answer = client.probes.register(request).await;
             let registered = answer.map_err(Refused::from)?.into_inner();

@@ -49,7 +49,7 @@ pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode>
         with_command: !args.guest.command.is_empty(),
         histograms: args.histograms,
     };
-    let request = guest::request(None, args.guest, &HoldArgs::default())?;
+    let request = guest::request(None, Vec::new(), args.guest, &HoldArgs::default())?;
     let mut timings = Timings::new(started);
     let (server, client) = InProcess::start().await?;
     let outcome = boot_and_follow(client, request, options, interrupt, &mut timings).await;

@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{
-    InjectNmiRequest, ListMachinesRequest, Machine, PauseRequest, ResumeRequest, StopRequest,
+    DeleteMachineRequest, GetMachineRequest, InjectNmiRequest, ListMachinesRequest, Machine,
+    PauseRequest, ResumeRequest, StopRequest, WaitRequest,
 };
 
 use crate::args::{Boot, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
-use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
@@ -21,11 +22,12 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let Boot {
                 server,
                 name,
+                labels,
                 guest,
                 hold,
                 json,
             } = *boot;
-            let request = guest::request(name, guest, &hold)?;
+            let request = guest::request(name, labels, guest, &hold)?;
             let mut client = Client::connect(&server).await?;
             let answer = client.machines.boot(request).await.map_err(Refused::from)?;
             let machine = answer.into_inner();
@@ -42,9 +44,16 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             }
             Ok(DONE)
         }
-        Vm::List { server, json } => {
+        Vm::List {
+            server,
+            labels,
+            json,
+        } => {
             let mut client = Client::connect(&server).await?;
-            let request = ListMachinesRequest {};
+            let labels = labels.into_iter().map(|label| (label.name, label.value));
+            let request = ListMachinesRequest {
+                labels: labels.collect(),
+            };
             let answer = client.machines.list_machines(request).await;
             let machines = answer.map_err(Refused::from)?.into_inner().machines;
             if json {
@@ -54,6 +63,33 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             } else {
                 output::print(&table::machines(&machines))?;
             }
+            Ok(DONE)
+        }
+        Vm::Show(on) => {
+            let (mut client, machine) = find(&on).await?;
+            let answer = client.machines.get_machine(GetMachineRequest { machine });
+            let machine = answer.await.map_err(Refused::from)?.into_inner();
+            json::print(&json::Machine::from(&machine))?;
+            Ok(DONE)
+        }
+        Vm::Wait(on) => {
+            let mut interrupt = Interrupt::install()?;
+            let (mut client, machine) = find(&on).await?;
+            let ended = tokio::select! {
+                ended = client.machines.wait(WaitRequest { machine }) => ended,
+                () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+            };
+            let machine = ended.map_err(Refused::from)?.into_inner();
+            told(&machine)?;
+            let status = machine.ending.and_then(|ending| ending.guest_status);
+            let status = status.map(|status| u8::try_from(status).unwrap_or(FAILED));
+            Ok(status.map_or(DONE, ExitCode::from))
+        }
+        Vm::Remove(on) => {
+            let (mut client, machine) = find(&on).await?;
+            let request = DeleteMachineRequest { machine };
+            let answer = client.machines.delete_machine(request).await;
+            answer.map_err(Refused::from)?;
             Ok(DONE)
         }
         Vm::Pause(on) => {

@@ -304,6 +304,7 @@ impl<'a> Guest<'a> {
             machine: self.machine.clone(),
             probes: vec![spec],
             skip_refused: false,
+            request_id: String::new(),
         };
         let answer = self.client.probes.register(request).await;
         let ids = answer

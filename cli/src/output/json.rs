@@ -4,6 +4,7 @@
 //! `0x` in front, because they need 64 bits and most JSON readers keep 53; counts, sizes and times
 //! are numbers. Keys are never left out: what is not known is `null`.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use hvprobe_proto::v1;
@@ -112,6 +113,13 @@ fn told(ns: u64) -> Option<u64> {
     (ns > 0).then_some(ns)
 }
 
+/// A time on the wall clock, since 1970, if it is known which one that is.
+fn realtime(ns: u64, anchor: Option<&v1::Anchor>) -> Option<u64> {
+    let anchor = anchor?;
+    ns.checked_add(anchor.realtime_ns)?
+        .checked_sub(anchor.monotonic_ns)
+}
+
 impl From<v1::Call> for Call {
     fn from(call: v1::Call) -> Self {
         Self {
@@ -211,11 +219,6 @@ impl Line {
         anchor: Option<&v1::Anchor>,
         names: &Names,
     ) -> Self {
-        let realtime = |ns: u64| {
-            let anchor = anchor?;
-            ns.checked_add(anchor.realtime_ns)?
-                .checked_sub(anchor.monotonic_ns)
-        };
         let captured = label.captures.split(&event);
         let args = label.arguments.told(&event, &captured.items);
         let args = args.map(|args| Json::object(&args.values(), names));
@@ -231,7 +234,7 @@ impl Line {
             offset,
             vcpu: event.vcpu,
             host_ns: told(event.host_ns),
-            realtime_ns: told(event.host_ns).and_then(realtime),
+            realtime_ns: told(event.host_ns).and_then(|ns| realtime(ns, anchor)),
             guest_tsc: Hex(event.guest_tsc),
             pid: task.map(|task| task.pid),
             tgid: task.map(|task| task.tgid),
@@ -313,6 +316,11 @@ impl From<&Row> for Summary {
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     name: String,
+    uid: String,
+    labels: BTreeMap<String, String>,
+    /// On the wall clock, since 1970.
+    created_ns: Option<u64>,
+    ended_ns: Option<u64>,
     state: &'static str,
     catch_mode: Option<&'static str>,
     kernel: String,
@@ -333,8 +341,16 @@ struct StoppedAt {
 
 impl From<&v1::Machine> for Machine {
     fn from(machine: &v1::Machine) -> Self {
+        let anchor = machine.anchor.as_ref();
+        let labels = machine.labels.iter();
         Self {
             name: machine.name.clone(),
+            uid: machine.uid.clone(),
+            labels: labels
+                .map(|(name, value)| (harmless(name.as_bytes()), harmless(value.as_bytes())))
+                .collect(),
+            created_ns: told(machine.create_ns).and_then(|ns| realtime(ns, anchor)),
+            ended_ns: machine.end_ns.and_then(|ns| realtime(ns, anchor)),
             state: super::table::machine_state(machine.state()),
             catch_mode: super::table::catch_mode(machine.catch_mode()),
             kernel: machine.kernel.clone(),

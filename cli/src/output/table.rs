@@ -494,6 +494,7 @@ mod tests {
             runs: 0,
             anchor: None,
             skipped: Vec::new(),
+            ..Default::default()
         };
         let stopped = v1::Machine {
             state: v1::MachineState::Paused.into(),
