@@ -122,6 +122,7 @@ impl Client {
             machine: machine.into(),
             probes: specs(definitions),
             skip_refused: false,
+            request_id: String::new(),
         };
         Ok(self.probes.register(request).await?.into_inner().ids)
     }
@@ -159,6 +160,7 @@ pub(crate) fn request(command: &[&str], probes: &[&str]) -> BootRequest {
         command: guest.command,
         probes: specs(probes),
         skip_refused: false,
+        ..Default::default()
     }
 }
 

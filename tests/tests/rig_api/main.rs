@@ -9,10 +9,10 @@ mod client;
 mod histograms;
 
 use hvprobe_proto::v1::{
-    ConsoleWriteRequest, DescribeTypesRequest, DisableRequest, EnableRequest, EndReason, ErrorKind,
-    Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest, ListSymbolsRequest,
-    MachineState, PauseRequest, ProbeState, Remedy, ResumeRequest, StopRequest, SubscribeRequest,
-    UnregisterRequest, WaitRequest,
+    ConsoleWriteRequest, DeleteMachineRequest, DescribeTypesRequest, DisableRequest, EnableRequest,
+    EndReason, ErrorKind, Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest,
+    ListSymbolsRequest, MachineState, PauseRequest, ProbeState, RegisterRequest, Remedy,
+    ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest, WaitRequest,
 };
 use hvprobe_tests::rig::rig;
 use tonic::Code;
@@ -20,7 +20,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use client::{Running, detail, request};
+use client::{Running, detail, request, specs};
 
 /// Says that it is ready, then ends with the status it is told.
 const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
@@ -103,7 +103,10 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let error = client.machines.boot(unknown).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
     assert_eq!(detail(&error).index, Some(1));
-    let list = client.machines.list_machines(ListMachinesRequest {}).await;
+    let list = client
+        .machines
+        .list_machines(ListMachinesRequest::default())
+        .await;
     assert_eq!(list.unwrap().into_inner().machines, []);
 
     let machine = client.boot(OBEDIENT, &[]).await.name;
@@ -329,5 +332,95 @@ async fn stopped_machine_still_tells_what_its_probes_counted() {
     assert_eq!(stopped.ending.unwrap().reason(), EndReason::Stopped);
     let list = client.list(&machine).await;
     assert!(list[0].hits > 0, "{list:?}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_are_repeated_are_done_once_and_machines_tell_which_they_are() {
+    if rig("api: repeated requests").is_none() {
+        return;
+    }
+    let server = Running::start();
+    let mut client = server.client().await;
+    let mut boot = request(OBEDIENT, &[]);
+    boot.request_id = "boot-1".into();
+    boot.labels = [("team".to_owned(), "kernel".to_owned())].into();
+    let made = client
+        .machines
+        .boot(boot.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let again = client.machines.boot(boot).await.unwrap().into_inner();
+    assert_eq!((&again.name, &again.uid), (&made.name, &made.uid));
+    assert!(made.create_ns > 0 && made.end_ns.is_none(), "{made:?}");
+    let other = client.boot(OBEDIENT, &[]).await;
+    assert_ne!(other.uid, made.uid);
+
+    let machine = made.name.clone();
+    let mut plant = RegisterRequest {
+        machine: machine.clone(),
+        probes: specs(&["p vfs_read"]),
+        skip_refused: false,
+        request_id: "plant-1".into(),
+    };
+    let first = client
+        .probes
+        .register(plant.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let second = client
+        .probes
+        .register(plant.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(first, second);
+    assert_eq!(client.list(&machine).await.len(), 1);
+    plant.skip_refused = true;
+    let error = client.probes.register(plant).await.unwrap_err();
+    assert_eq!(detail(&error).kind(), ErrorKind::RequestIdReused);
+
+    let mut listed = async |labels: &[(&str, &str)]| {
+        let labels = labels
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()));
+        let labels = labels.collect();
+        let list = client
+            .machines
+            .list_machines(ListMachinesRequest { labels });
+        let machines = list.await.unwrap().into_inner().machines;
+        machines
+            .into_iter()
+            .map(|machine| machine.uid)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        listed(&[("team", "kernel")]).await,
+        std::slice::from_ref(&made.uid)
+    );
+    assert!(listed(&[("team", "other")]).await.is_empty());
+    assert_eq!(listed(&[]).await.len(), 2);
+
+    let delete = DeleteMachineRequest {
+        machine: machine.clone(),
+    };
+    let error = client
+        .machines
+        .delete_machine(delete.clone())
+        .await
+        .unwrap_err();
+    assert_eq!(detail(&error).kind(), ErrorKind::MachineRunning);
+    let stop = StopRequest {
+        machine: machine.clone(),
+    };
+    let ended = client.machines.stop(stop).await.unwrap().into_inner();
+    assert_eq!((&ended.uid, &ended.labels), (&made.uid, &made.labels));
+    assert!(ended.end_ns > Some(made.create_ns), "{ended:?}");
+    client.machines.delete_machine(delete).await.unwrap();
+    let get = GetMachineRequest { machine };
+    let error = client.machines.get_machine(get).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
     server.stop().await;
 }
