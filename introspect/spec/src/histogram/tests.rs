@@ -202,10 +202,15 @@ proptest! {
         descending: bool,
         filtered: bool,
     ) {
+        // Of a field that is both, the value is meant.
+        let by = match values.iter().position(|value| value.field == keys[0].field) {
+            Some(value) => By::Value(value),
+            None => By::Key(0),
+        };
         let histogram = Histogram {
             keys,
             values,
-            sort: vec![Order { by: By::Hits, descending }, Order { by: By::Key(0), descending: !descending }],
+            sort: vec![Order { by: By::Hits, descending }, Order { by, descending: !descending }],
             size,
             filter: filtered.then(|| crate::fetch::read_filter("pid == 1").unwrap()),
         };
