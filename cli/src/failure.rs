@@ -54,7 +54,7 @@ impl From<tonic::Status> for Refused {
 }
 
 /// What the server says for programs.
-fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
+pub(crate) fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
     let packed = tonic_types::Status::decode(status.details()).ok()?;
     let detail = packed.details.first()?;
     ErrorDetail::decode(detail.value.as_slice()).ok()

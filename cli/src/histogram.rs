@@ -9,13 +9,14 @@ use hvprobe_proto::v1::{
     HistogramKey, HistogramSchema, HistogramTotals, aggregate_request, aggregate_response,
     histogram_key_value,
 };
+use hvprobe_spec::ParseError;
 use hvprobe_spec::histogram::read_histogram;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::client::Client;
-use crate::failure::{Refused, WrongUsage};
+use crate::failure::{Refused, WrongUsage, detail};
 use crate::follow::Format;
 use crate::output::histogram::{self, Look};
 use crate::output::histogram_key::is_symbol;
@@ -159,6 +160,7 @@ fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
 
 impl Counting {
     async fn begin(client: &mut Client, wanted: AggregateFor) -> anyhow::Result<Self> {
+        let text = wanted.histogram.clone();
         let (commands, stream) = mpsc::channel(COMMANDS);
         // There is room, and the stream is there.
         let _sent = commands
@@ -168,7 +170,9 @@ impl Counting {
         let answers = client.histograms.aggregate(stream).await;
         let mut counting = Self {
             commands,
-            answers: answers.map_err(Refused::from)?.into_inner(),
+            answers: answers
+                .map_err(|status| refused(&text, status))?
+                .into_inner(),
             schema: HistogramSchema::default(),
         };
         if let aggregate_response::What::Schema(schema) = counting.next().await? {
@@ -196,6 +200,18 @@ impl Counting {
         let answer = self.answers.message().await.map_err(Refused::from)?;
         let what = answer.and_then(|answer| answer.what);
         what.ok_or_else(|| anyhow::anyhow!("the server went away"))
+    }
+}
+
+/// Why the server does not count what `text` asks for, and where that is wrong if it says so.
+fn refused(text: &str, status: tonic::Status) -> anyhow::Error {
+    let column = detail(&status).and_then(|detail| detail.column);
+    match column.and_then(|column| usize::try_from(column).ok()) {
+        Some(column) => {
+            let message = status.message().to_owned();
+            bad_option("hist", text, &ParseError { column, message }).into()
+        }
+        None => Refused::from(status).into(),
     }
 }
 
