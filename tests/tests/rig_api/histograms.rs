@@ -124,6 +124,13 @@ async fn histograms_count_for_as_long_as_their_streams_live() {
             "{error}"
         );
     }
+    let unknown = aggregate(&mut client, wanted(&machine, &[id], "keys=no")).await;
+    let message = unknown.err().unwrap().message().to_owned();
+    assert!(
+        message.starts_with("of probe `p___x64_sys_getpgid_0`: "),
+        "{message}"
+    );
+    assert_eq!(message.matches("Field not found").count(), 1, "{message}");
     let keys = wanted(&machine, &[id], "keys=comm:vals=common_pid.max");
     let mut histograms = Vec::new();
     for _ in 0..MOST {

@@ -38,7 +38,7 @@ pub enum AggregateError {
         id: ProbeId,
     },
     /// The events of a probe do not have what is asked for.
-    #[error("of probe `{name}`: {source}")]
+    #[error("of probe `{name}`")]
     Field {
         /// The probe's position in what was asked for.
         index: usize,
