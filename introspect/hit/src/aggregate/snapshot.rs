@@ -79,13 +79,8 @@ pub(super) struct Signs<'a> {
     pub(super) values: &'a [ValueForm],
 }
 
-/// Puts `rows` into the order that is asked for; by hits, the fewest first, if none is.
+/// Puts `rows` into the order that is asked for.
 pub(super) fn sort(rows: &mut [Row], asked: &[Order], signs: &Signs<'_>) {
-    const HITS: Order = Order {
-        by: By::Hits,
-        descending: false,
-    };
-    let asked = if asked.is_empty() { &[HITS] } else { asked };
     rows.sort_unstable_by(|one, other| {
         let by_orders = asked.iter().map(|order| {
             let found = compare(one, other, order.by, signs);

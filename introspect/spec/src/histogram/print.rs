@@ -60,9 +60,6 @@ impl fmt::Display for Histogram {
             write!(f, ",{value}")?;
         }
         f.write_str(":sort=")?;
-        if self.sort.is_empty() {
-            f.write_str(HITCOUNT)?;
-        }
         for (at, order) in self.sort.iter().enumerate() {
             let name = match order.by {
                 By::Hits => Some(HITCOUNT),

@@ -90,8 +90,13 @@ impl Parts {
                 self.keys.replace(keys).is_some()
             }
             "vals" | "values" | "val" => {
-                let values = list(words, VALUES_MAX, "values", value)?;
-                let values = values.into_iter().flatten().collect();
+                // One more, as what every entry has may stand among them.
+                let values = list(words, VALUES_MAX + 1, "values", value)?;
+                let values: Vec<_> = values.into_iter().flatten().collect();
+                if let Some(first) = values.get(VALUES_MAX) {
+                    let message = format!("too many values: at most {VALUES_MAX}");
+                    return error(first.column.0, message);
+                }
                 self.values.replace(values).is_some()
             }
             "sort" => {
@@ -141,6 +146,12 @@ impl Parts {
                     return error(column, message);
                 }
             }
+        }
+        if sort.is_empty() {
+            sort.push(Order {
+                by: By::Hits,
+                descending: false,
+            });
         }
         Ok(Histogram {
             keys,

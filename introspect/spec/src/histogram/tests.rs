@@ -162,6 +162,10 @@ fn mistakes_are_refused_where_they_stand() {
     let many = format!("keys={}", ["a"; KEYS_MAX + 1].join(","));
     let error = read_histogram(&many).unwrap_err();
     assert_eq!(error.column, "keys=".len() + 2 * KEYS_MAX);
+    let values = |number| format!("keys=a:vals=hitcount{}", ",b".repeat(number));
+    assert!(read_histogram(&values(VALUES_MAX)).is_ok());
+    let error = read_histogram(&values(VALUES_MAX + 1)).unwrap_err();
+    assert_eq!(error.message, "too many values: at most 8");
 }
 
 fn name() -> impl Strategy<Value = String> {
@@ -196,8 +200,8 @@ fn value() -> impl Strategy<Value = super::Value> {
 proptest! {
     #[test]
     fn what_is_printed_reads_as_what_was_printed(
-        keys in proptest::collection::vec(key(), 1..KEYS_MAX),
-        values in proptest::collection::vec(value(), 0..VALUES_MAX),
+        keys in proptest::collection::vec(key(), 1..=KEYS_MAX),
+        values in proptest::collection::vec(value(), 0..=VALUES_MAX),
         size in 1..131_072_usize,
         descending: bool,
         filtered: bool,

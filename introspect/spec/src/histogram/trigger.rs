@@ -10,7 +10,7 @@ pub struct Histogram {
     pub keys: Vec<Key>,
     /// What is added up beside the hits themselves.
     pub values: Vec<Value>,
-    /// In what order entries are told; the first says most. By their hits when there is none.
+    /// In what order entries are told; the first says most.
     pub sort: Vec<Order>,
     /// How many entries there are at most.
     pub size: usize,
