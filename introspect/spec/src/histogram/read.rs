@@ -90,8 +90,8 @@ impl Parts {
                 self.keys.replace(keys).is_some()
             }
             "vals" | "values" | "val" => {
-                // One more, as what every entry has may stand among them.
-                let values = list(words, VALUES_MAX + 1, "values", value)?;
+                // What every entry has may stand among them, and is none of them.
+                let values = list(words, usize::MAX, "values", value)?;
                 let values: Vec<_> = values.into_iter().flatten().collect();
                 if let Some(first) = values.get(VALUES_MAX) {
                     let message = format!("too many values: at most {VALUES_MAX}");
