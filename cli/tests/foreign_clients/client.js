@@ -149,7 +149,9 @@ async function main(target, from, file) {
   const events = make("hvprobe.v1.Events");
   console.log("events:", await refused(() => stream(events, "Subscribe", a)));
   const histograms = make("hvprobe.v1.Histograms");
-  const wanted = { aggregateFor: { machine: "a", probes: [1], histogram: "keys=comm" } };
+  const what = { machine: "a", probes: [1], histogram: "keys=comm" };
+  // From a descriptor, proto-loader takes names as they are; from a .proto file, in its own way.
+  const wanted = from === "reflection" ? { aggregate_for: what } : { aggregateFor: what };
   console.log("histograms:", await refused(() => both(histograms, "Aggregate", wanted)));
   close();
 }
