@@ -25,7 +25,13 @@ use crate::setup::Ready;
 use crate::signals::{self, Signals};
 
 /// Programs whose tests hold the time of a guest against that of its host, or keep all processors busy.
-const ALONE: [&str; 4] = ["rig_clock", "rig_pause", "rig_stress", "rig_nmi"];
+const ALONE: [&str; 5] = [
+    "rig_boot",
+    "rig_clock",
+    "rig_pause",
+    "rig_stress",
+    "rig_nmi",
+];
 
 /// How a job is run.
 #[derive(Clone, Copy, Debug)]
