@@ -134,12 +134,16 @@ impl Fleet {
             Reservation::Boot(number) => number,
             Reservation::Made(made) => return Ok(made),
         };
+        let identity = Identity::new(asked).map_err(|error| {
+            self.settle(&config.name, None);
+            Status::internal(format!("the host gives no random number: {error}"))
+        })?;
         let fleet = self.clone();
         let booting = tokio::spawn(async move {
             let name = config.name.clone();
             let booted = tokio::task::spawn_blocking(move || Machine::boot(config)).await;
             let booted = match booted {
-                Ok(Ok(machine)) => fleet.take_up(&name, number, machine, asked),
+                Ok(Ok(machine)) => Ok(fleet.take_up(&name, number, machine, identity)),
                 Ok(Err(error)) => Err(boot_error(&name, &error)),
                 Err(_) => Err(broken("the boot")),
             };
@@ -220,12 +224,8 @@ impl Fleet {
         name: &str,
         number: u64,
         machine: Arc<Machine>,
-        asked: Asked,
-    ) -> Result<Handle, Status> {
-        let identity = Identity::new(asked).map_err(|error| {
-            machine.stop();
-            Status::internal(format!("no number can be given to the machine: {error}"))
-        })?;
+        identity: Identity,
+    ) -> Handle {
         let handle = Handle {
             name: name.into(),
             number,
@@ -257,7 +257,7 @@ impl Fleet {
             };
             watched.life.send_replace(Life::Ended(Arc::new(remains)));
         });
-        Ok(handle)
+        handle
     }
 
     /// Ends the reservation of `name`, which becomes `machine`'s, or what it was before.

@@ -1,11 +1,13 @@
 //! Requests that a client can repeat without having them done twice.
 //!
-//! Invariant: while one of an id is under way, another one of that id waits for its answer; as many answers
-//! are kept as [`KEPT`]. What failed is not kept, as nothing was done.
+//! Invariant: while one of an id is under way, another one of that id waits for its answer; it goes on, and its
+//! answer is kept, if the client that sent it is gone, as that is when it is sent again. As many answers are
+//! kept as [`KEPT`]. What failed is not kept, as nothing was done.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use hvprobe_proto::v1::{ErrorKind, RegisterRequest, RegisterResponse};
 use prost::Message as _;
@@ -13,7 +15,7 @@ use tokio::sync::Mutex;
 use tonic::{Code, Status};
 
 use crate::identity::request_id;
-use crate::status::Failure;
+use crate::status::{Failure, broken};
 
 /// The most answers that are kept.
 const KEPT: usize = 256;
@@ -33,6 +35,22 @@ struct Answered {
 impl Requests {
     /// Has `request` done, unless it has been.
     pub(crate) async fn once<F>(
+        self: Arc<Self>,
+        request: RegisterRequest,
+        done: impl FnOnce(RegisterRequest) -> F + Send + 'static,
+    ) -> Result<RegisterResponse, Status>
+    where
+        F: Future<Output = Result<RegisterResponse, Status>> + Send,
+    {
+        if request.request_id.is_empty() {
+            return done(request).await;
+        }
+        request_id(&request.request_id)?;
+        let doing = tokio::spawn(async move { self.do_once(request, done).await });
+        doing.await.map_err(|_| broken("a registration"))?
+    }
+
+    async fn do_once<F>(
         &self,
         request: RegisterRequest,
         done: impl FnOnce(RegisterRequest) -> F,
@@ -40,11 +58,7 @@ impl Requests {
     where
         F: Future<Output = Result<RegisterResponse, Status>>,
     {
-        if request.request_id.is_empty() {
-            return done(request).await;
-        }
         let id = request.request_id.clone();
-        request_id(&id)?;
         let mut hasher = DefaultHasher::new();
         request.encode_to_vec().hash(&mut hasher);
         let hash = hasher.finish();
@@ -74,6 +88,9 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
 
     use super::*;
 
@@ -87,9 +104,10 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_repeated_is_done_once_and_answered_as_before() {
-        let (requests, done) = (Requests::default(), AtomicU32::new(0));
+        let (requests, done) = (Arc::<Requests>::default(), Arc::new(AtomicU32::new(0)));
         let ask = async |id: &str, machine: &str| {
-            let answer = requests.once(request(id, machine), async |request| {
+            let done = Arc::clone(&done);
+            let answer = Arc::clone(&requests).once(request(id, machine), |request| async move {
                 if request.machine == "fails" {
                     return Err(Status::internal("it fails"));
                 }
@@ -118,5 +136,35 @@ mod tests {
         }
         let again = ask("a", "m").await.unwrap();
         assert_ne!(again, [0]);
+    }
+
+    #[tokio::test]
+    async fn what_its_client_did_not_wait_for_is_done_and_answered_when_it_asks_again() {
+        let requests = Arc::<Requests>::default();
+        let done = Arc::new(AtomicU32::new(0));
+        let (begun, has_begun) = oneshot::channel();
+        let (go, may_go) = oneshot::channel::<()>();
+        let first = Arc::clone(&requests).once(request("a", "m"), {
+            let done = Arc::clone(&done);
+            |_| async move {
+                begun.send(()).unwrap();
+                may_go.await.unwrap();
+                done.fetch_add(1, Ordering::Relaxed);
+                Ok(RegisterResponse::default())
+            }
+        });
+        // The client is gone in the middle of it.
+        tokio::select! {
+            _ = first => panic!("it waits for nobody"),
+            begun = has_begun => begun.unwrap(),
+        }
+        go.send(()).unwrap();
+        let again = requests.once(request("a", "m"), |_| async { panic!("it is done twice") });
+        let answer = tokio::time::timeout(Duration::from_mins(1), again).await;
+        assert_eq!(
+            answer.expect("an answer").unwrap(),
+            RegisterResponse::default()
+        );
+        assert_eq!(done.load(Ordering::Relaxed), 1);
     }
 }
