@@ -123,8 +123,10 @@ impl Machine {
         probes: &[ProbeId],
         histogram: Histogram,
     ) -> Result<Aggregation, AggregateError> {
-        // One is held by the machine itself.
-        if Arc::strong_count(&self.aggregations) > AGGREGATIONS_MAX {
+        // Taken before it is counted, so that of several at a time none is one too many; one is held by the
+        // machine itself.
+        let one = Arc::clone(&self.aggregations);
+        if Arc::strong_count(&one) > AGGREGATIONS_MAX + 1 {
             return Err(AggregateError::TooMany);
         }
         let known = self.probes();
@@ -149,10 +151,7 @@ impl Machine {
         }
         let table = Arc::new(Mutex::new(table));
         self.listen(Box::new(Filler(Arc::downgrade(&table))));
-        Ok(Aggregation {
-            table,
-            _one: Arc::clone(&self.aggregations),
-        })
+        Ok(Aggregation { table, _one: one })
     }
 
     /// Returns when all events of what has happened are handed on. Waits for the guest a moment at most.

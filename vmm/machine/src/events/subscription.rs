@@ -57,9 +57,11 @@ impl Hub {
         }
     }
 
-    /// Has `listener` hear of events from now on, unless the machine has ended.
+    /// Has `listener` hear of events from now on, unless the machine has ended. Those that want no more go
+    /// now: without events nobody would ask them.
     pub(crate) fn listen(&self, listener: Box<dyn Listen>) {
         if let Some(listeners) = self.listeners().as_mut() {
+            listeners.retain_mut(|listener| listener.hear(&[], 0));
             listeners.push(listener);
         }
     }
@@ -222,6 +224,16 @@ mod tests {
             );
         }
         assert_eq!(quick.blocking_next(), None);
+    }
+
+    #[test]
+    fn listeners_that_come_and_go_without_an_event_leave_nothing() {
+        let hub = Hub::open();
+        for _ in 0..100 {
+            drop(hub.subscribe(Vec::new(), 8));
+        }
+        let _last = hub.subscribe(Vec::new(), 8);
+        assert_eq!(hub.listeners().as_ref().map(Vec::len), Some(1));
     }
 
     #[test]

@@ -92,9 +92,12 @@ async fn begin(handle: &Handle, wanted: AggregateFor) -> Result<Aggregation, Sta
 fn refused(error: &AggregateError) -> Status {
     let message = chain(error);
     match error {
-        AggregateError::TooMany => {
-            Failure::new(Code::ResourceExhausted, ErrorKind::TooLarge, message).into()
-        }
+        AggregateError::TooMany => Failure::new(
+            Code::ResourceExhausted,
+            ErrorKind::TooManyHistograms,
+            message,
+        )
+        .into(),
         AggregateError::NoSuchProbe { index, .. } => {
             Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)
                 .at_index(*index)
