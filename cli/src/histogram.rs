@@ -34,11 +34,11 @@ pub(crate) struct HistogramArgs {
     /// Count hits and print what they amount to instead of each, as the kernel's `hist` triggers do:
     /// `keys=FIELD[.FORM],...[:vals=FIELD,...][:sort=FIELD[.descending],...][:size=N] [if FILTER]`, such as
     /// `keys=comm,count.log2:vals=count`; repeatable
-    #[arg(long, value_name = "HISTOGRAM")]
+    #[arg(long, value_name = "HISTOGRAM", conflicts_with = "hits")]
     hist: Vec<String>,
 
     /// Draw bars
-    #[arg(long, requires = "hist")]
+    #[arg(long, requires = "hist", conflicts_with = "json")]
     bars: bool,
 
     /// Print them every so many seconds, too, and not only at the end

@@ -152,6 +152,8 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
         ["--jump", "vfs_write"],
         ["--when", "%di=1"],
         ["--maxactive", "5000"],
+        ["--hist", "keys=count.log"],
+        ["--hist", "vals=count"],
     ] {
         let output = place.run(&[&["run"], &option[..], &["-p", "r vfs_read"]].concat());
         let said = String::from_utf8(output.stderr).unwrap();
