@@ -199,7 +199,8 @@ impl Runner<'_> {
         step.is_some_and(|step| ALONE.iter().any(|name| step.program.starts_with(name)))
     }
 
-    /// Runs what is due in `book`, each step once; how the last rig ended.
+    /// Runs what is due in `book`, each step once; how the last rig ended. Each rig ends with the job's
+    /// deadline, and tries one step at least, so there are no more rigs than steps.
     fn lane(&self, mut book: Book, is_over: &AtomicBool) -> Result<(Book, Finish)> {
         let mut later = Vec::new();
         let finish = loop {

@@ -20,6 +20,9 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
+/// More pages than any list of probes has here, of one probe each.
+const PAGES: usize = 1000;
+
 /// A server on a socket of its own.
 pub(crate) struct Running {
     folder: TempDir,
@@ -134,7 +137,7 @@ impl Client {
             page_size: 1,
             page_token: String::new(),
         };
-        loop {
+        for _ in 0..PAGES {
             let answer = self.probes.list_probes(request.clone()).await.unwrap();
             let page = answer.into_inner();
             assert!(page.probes.len() <= 1);
@@ -144,6 +147,7 @@ impl Client {
             }
             request.page_token = page.next_page_token;
         }
+        panic!("more than {PAGES} pages of probes: {all:?}")
     }
 }
 

@@ -7,6 +7,7 @@ use hvprobe_proto::v1::{
     HistogramCommand, HistogramPart, StopRequest,
 };
 use hvprobe_tests::rig::rig;
+use hvprobe_tests::wait;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -140,10 +141,14 @@ async fn histograms_count_for_as_long_as_their_streams_live() {
     assert_eq!(error.code(), Code::ResourceExhausted);
     // Those whose streams have ended make room, as soon as the server has seen that.
     histograms.truncate(2);
-    while let Err(error) = aggregate(&mut client, keys.clone()).await {
-        assert_eq!(error.code(), Code::ResourceExhausted);
-        tokio::task::yield_now().await;
-    }
+    let room = async {
+        while let Err(error) = aggregate(&mut client, keys.clone()).await {
+            assert_eq!(detail(&error).kind(), ErrorKind::TooManyHistograms);
+            tokio::task::yield_now().await;
+        }
+    };
+    let made = tokio::time::timeout(wait::LIMIT, room).await;
+    made.expect("no room though histograms are gone");
     client.wait_printed(&machine, "ready").await;
     let request = ConsoleWriteRequest {
         machine: machine.clone(),
