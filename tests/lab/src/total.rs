@@ -99,6 +99,11 @@ impl Total {
         Ok(())
     }
 
+    /// Whether there was no test, or none ended.
+    pub(crate) fn ran_nothing(&self) -> bool {
+        self.counts == Counts::default()
+    }
+
     /// Prints the closing lines; success if all tests passed, at once or later.
     pub(crate) fn close(&self) -> ExitCode {
         println!();
