@@ -45,6 +45,8 @@ fn ending_of(frail: Frail) -> Option<EndReason> {
         let (spot, again) = (kernel.asm().create_label(), kernel.asm().create_label());
         let mut again = again;
         let asm = kernel.asm();
+        // A place has one label.
+        asm.nop()?;
         asm.set_label(&mut again)?;
         asm.call(spot)?;
         asm.jmp(again)?;
