@@ -176,7 +176,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
     let mut total = Total::default();
     if !options.only_rig() {
-        let job = job_here(&ready, &built, options, seeds);
+        let mut job = job_here(&ready, &built, options, seeds);
+        if let Some(rig) = options.rig.or((!here_only).then_some(rig)) {
+            job.environment.extend(own_rig(&ready, rig)?);
+        }
         total.run(job, &ready, &options.how(Kind::Direct, deadline))?;
         took.note("the tests here");
     }
@@ -262,6 +265,23 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
         job.environment.extend(seeds.environment());
     }
     job
+}
+
+/// What tests on this machine are told that start a rig of their own, with this program.
+fn own_rig(ready: &Ready, rig: Kind) -> Result<Vec<(String, OsString)>> {
+    let (kernel, initrd) = match rig {
+        Kind::Direct => (ready.guest.kernel(), ready.guest.initrd()),
+        Kind::Tcg => ("/guest/kernel".into(), "/guest/initrd.cpio".into()),
+        // No port leads into it.
+        Kind::Bochs => return Ok(Vec::new()),
+    };
+    let told: [(&str, OsString); 4] = [
+        ("HVPROBE_TEST_LAB", std::env::current_exe()?.into()),
+        ("HVPROBE_TEST_RIG", rig.name().into()),
+        ("HVPROBE_TEST_KERNEL", kernel.into()),
+        ("HVPROBE_TEST_INITRD", initrd.into()),
+    ];
+    Ok(told.map(|(name, value)| (name.to_owned(), value)).into())
 }
 
 /// The end-to-end tests, without those that ran on this machine already if it is the rig.

@@ -8,6 +8,7 @@ mod fleet;
 mod identity;
 mod limits;
 mod listen;
+mod panics;
 mod requests;
 mod server;
 mod services;

@@ -7,6 +7,7 @@
 //! - What a client asks for is bounded before it is worked on: names, texts, batches, messages.
 //! - A client that vanishes takes its streams with it and nothing else. Machines and probes belong
 //!   to the server and stay.
+//! - A panic ends the request or the stream that it came of, which says so.
 //! - When the server has stopped, so have all its machines, with their guests' text restored.
 
 use std::future::Future;
@@ -34,6 +35,7 @@ use crate::listen::connection::{self, Connection};
 use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
 use crate::listen::tcp::Loopback;
+use crate::panics;
 use crate::services::events::EventsServer;
 use crate::services::{decisions, events, histograms, host, machines, probes, symbols};
 
@@ -166,6 +168,7 @@ impl Server {
             // A call counts until the last message of its stream has been taken.
             .max_concurrent_streams(CALLS_PER_CONNECTION)
             .concurrency_limit_per_connection(CALLS_PER_CONNECTION as usize)
+            .layer(panics::layer())
             .layer(InterceptorLayer::new(connection::admit))
             .add_service(health)
             .add_service(reflection().build_v1()?)

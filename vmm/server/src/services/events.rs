@@ -24,6 +24,7 @@ use crate::events::codec::{Message, Wire};
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;
+use crate::panics;
 use crate::status::Failure;
 
 /// Messages between the machines and one client's connection.
@@ -48,8 +49,8 @@ impl Service {
         limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
         let (to_client, messages) = mpsc::channel(MESSAGES);
         if let Some((name, broadcast)) = self.published.get(&machine) {
-            let feed = Feed::new(Origin::Published(Arc::clone(name)), to_client);
-            tokio::spawn(feed.run(Some(broadcast.subscribe(&probes))));
+            let feed = Feed::new(Origin::Published(Arc::clone(name)), to_client.clone());
+            panics::spawn(to_client, feed.run(Some(broadcast.subscribe(&probes))));
             return Ok(ReceiverStream::new(messages));
         }
         let handles = match machine.as_str() {
@@ -69,7 +70,7 @@ impl Service {
             let live = handle.machine().is_ok();
             let events = live.then(|| handle.events().subscribe(&probes));
             let feed = Feed::new(Origin::Machine(handle), to_client.clone());
-            tokio::spawn(feed.run(events));
+            panics::spawn(to_client.clone(), feed.run(events));
         }
         Ok(ReceiverStream::new(messages))
     }

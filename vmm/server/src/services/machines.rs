@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
@@ -17,9 +16,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::fleet::{Fleet, Handle, Remains};
+use crate::fleet::{Fleet, Handle};
 use crate::identity::Asked;
 use crate::limits;
+use crate::panics;
 use crate::status::{Failure, chain, stop_error};
 use crate::wire::registration;
 
@@ -94,7 +94,7 @@ impl machines_server::Machines for Service {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Machines>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
         let (to_client, messages) = mpsc::channel(1);
-        tokio::spawn(watch(handle, to_client));
+        panics::spawn(to_client.clone(), watch(handle, to_client));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
@@ -148,12 +148,23 @@ impl machines_server::Machines for Service {
     }
 
     async fn console(&self, request: Request<ConsoleRequest>) -> Result<Response<Output>, Status> {
-        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let ConsoleRequest { machine, kept_only } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
         let (to_client, messages) = mpsc::channel(1);
         match handle.remains() {
-            Some(remains) => tokio::spawn(show(remains, to_client)),
-            None => tokio::spawn(follow(handle.machine()?.console(), to_client)),
-        };
+            Some(remains) => {
+                let kept = remains.console.clone();
+                panics::spawn(to_client.clone(), show(kept, to_client));
+            }
+            None if kept_only => {
+                let kept = handle.machine()?.console_kept();
+                panics::spawn(to_client.clone(), show(kept, to_client));
+            }
+            None => {
+                let console = handle.machine()?.console();
+                panics::spawn(to_client.clone(), follow(console, to_client));
+            }
+        }
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
@@ -196,9 +207,9 @@ impl machines_server::Machines for Service {
     }
 }
 
-/// Sends what is left of a console's output.
-async fn show(remains: Arc<Remains>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
-    for piece in remains.console.chunks(CONSOLE_PIECE) {
+/// Sends what is kept of a console's output.
+async fn show(kept: Vec<u8>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
+    for piece in kept.chunks(CONSOLE_PIECE) {
         let data = piece.to_vec();
         let output = ConsoleOutput { data, dropped: 0 };
         if to_client.send(Ok(output)).await.is_err() {
