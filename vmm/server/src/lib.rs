@@ -8,9 +8,11 @@ mod fleet;
 mod identity;
 mod limits;
 mod listen;
+mod place;
 mod requests;
 mod server;
 mod services;
+mod sessions;
 mod status;
 pub mod wire;
 
