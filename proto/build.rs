@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "hvprobe/v1/actions.proto",
     "hvprobe/v1/decisions.proto",
     "hvprobe/v1/error.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 9] = [
     "hvprobe/v1/host.proto",
     "hvprobe/v1/machines.proto",
     "hvprobe/v1/probes.proto",
+    "hvprobe/v1/sessions.proto",
     "hvprobe/v1/symbols.proto",
 ];
 

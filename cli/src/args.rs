@@ -9,6 +9,7 @@ use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
 use crate::log::LogFormat;
+use crate::plant::PlantArgs;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 
@@ -297,7 +298,7 @@ Examples:
   hvprobe probe add --skip-refused 'p tcp_*' 'r ext4:ext4_get_[a-f]*'
   hvprobe probe add --events /sys/kernel/tracing/kprobe_events
 
-The probes stay until they are removed or the machine ends.")]
+The probes stay until they are removed or the machine ends. Those of `hvprobe trace -p` go with it.")]
 pub(crate) struct Add {
     #[command(flatten)]
     pub(crate) on: OnMachine,
@@ -358,6 +359,9 @@ pub(crate) enum Probe {
     List {
         #[command(flatten)]
         on: OnMachine,
+        /// Only those that go with clients of this name
+        #[arg(long, value_name = "NAME")]
+        owner: Option<String>,
         /// Print JSON, one object per line
         #[arg(long)]
         json: bool,
@@ -397,14 +401,15 @@ pub(crate) struct ChosenProbes {
 Examples:
   hvprobe trace                              every hit of every probe
   hvprobe trace --probe opens --hits 100     a hundred hits of one
-  hvprobe trace -p opens --hist keys=comm --interval 5   who makes how many of them
+  hvprobe trace --probe opens --hist keys=comm --interval 5   who makes how many of them
+  hvprobe trace -p 'r vfs_read' --vm web     its returns, with a probe that goes with this
   hvprobe trace --json | jq .registers.rdi   for programs; see `hvprobe run --help`")]
 pub(crate) struct Trace {
     #[command(flatten)]
     pub(crate) on: OnMachine,
 
     /// Only this probe, by number or name; repeatable
-    #[arg(short, long = "probe", value_name = "PROBE")]
+    #[arg(long = "probe", value_name = "PROBE")]
     pub(crate) probes: Vec<String>,
 
     /// Stop after so many hits
@@ -417,6 +422,9 @@ pub(crate) struct Trace {
 
     #[command(flatten)]
     pub(crate) histograms: HistogramArgs,
+
+    #[command(flatten)]
+    pub(crate) plant: PlantArgs,
 }
 
 #[derive(Debug, Args)]

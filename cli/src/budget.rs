@@ -12,7 +12,7 @@ use crate::output;
 use crate::typed::one;
 
 /// What hits may take; for all probes defined in the same command.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Throttling")]
 pub(crate) struct BudgetArgs {
     /// Report at most so many hits per second of each probe, such as 1000/s

@@ -10,6 +10,7 @@ use hvprobe_proto::v1::histograms_client::HistogramsClient;
 use hvprobe_proto::v1::host_client::HostClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
+use hvprobe_proto::v1::sessions_client::SessionsClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{self, ListMachinesRequest, ListProbesRequest, MachineState};
 use hvprobe_server::Token;
@@ -106,6 +107,7 @@ pub(crate) struct Client {
     pub(crate) symbols: SymbolsClient<Calls>,
     pub(crate) host: HostClient<Calls>,
     pub(crate) histograms: HistogramsClient<Calls>,
+    pub(crate) sessions: SessionsClient<Calls>,
 }
 
 impl Client {
@@ -154,7 +156,8 @@ impl Client {
             decisions: DecisionsClient::new(calls.clone()),
             symbols: SymbolsClient::new(calls.clone()),
             host: HostClient::new(calls.clone()),
-            histograms: HistogramsClient::new(calls),
+            histograms: HistogramsClient::new(calls.clone()),
+            sessions: SessionsClient::new(calls),
         })
     }
 
@@ -198,9 +201,19 @@ impl Client {
 
     /// The probes of `machine`.
     pub(crate) async fn list_probes(&mut self, machine: &str) -> anyhow::Result<Vec<v1::Probe>> {
+        self.list_probes_of(machine, "").await
+    }
+
+    /// Those that go with clients called `owner`, or all if that is empty.
+    pub(crate) async fn list_probes_of(
+        &mut self,
+        machine: &str,
+        owner: &str,
+    ) -> anyhow::Result<Vec<v1::Probe>> {
         let mut all = Vec::new();
         let mut request = ListProbesRequest {
             machine: machine.to_owned(),
+            owner: owner.to_owned(),
             ..Default::default()
         };
         loop {

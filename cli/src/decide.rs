@@ -54,7 +54,11 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     }
 
     let (to_server, answers) = mpsc::channel(ANSWERS);
-    let decide_for = DecideFor { machine, probes };
+    let decide_for = DecideFor {
+        machine,
+        probes,
+        ..Default::default()
+    };
     let first = DecideRequest {
         what: Some(decide_request::What::DecideFor(decide_for)),
     };

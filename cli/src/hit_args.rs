@@ -16,6 +16,19 @@ use crate::typed::{all, bad_option, one};
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "At each hit")]
 pub(crate) struct HitArgs {
+    #[command(flatten)]
+    pub(crate) acts: ActArgs,
+
+    /// Only hits whose arguments and task are like this, such as 'count > 4096 && comm == "dd"'; of return
+    /// probes, at the return
+    #[arg(long, value_name = "FILTER")]
+    filter: Option<String>,
+}
+
+/// The same, without a filter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "At each hit")]
+pub(crate) struct ActArgs {
     /// Show a register (%di), memory (+16(%di):32 for 32 bytes) or a stack word ($stack0) there, for
     /// return probes at entry; repeatable
     #[arg(long, value_name = "WHAT", allow_hyphen_values = true)]
@@ -55,11 +68,6 @@ pub(crate) struct HitArgs {
     #[arg(long, value_name = "CONDITION")]
     when: Vec<String>,
 
-    /// Only hits whose arguments and task are like this, such as 'count > 4096 && comm == "dd"'; of return
-    /// probes, at the return
-    #[arg(long, value_name = "FILTER")]
-    filter: Option<String>,
-
     /// How many calls of a return probe to follow at a time: a number, or `auto` for all
     #[arg(long, value_name = "N|auto")]
     maxactive: Option<String>,
@@ -73,7 +81,7 @@ pub(crate) struct HitArgs {
 }
 
 /// For whom the guest waits at a hit.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "At each hit")]
 pub(crate) struct HoldArgs {
     /// Pause the machine there, until `hvprobe vm resume`
@@ -99,6 +107,12 @@ enum How {
     Stepped,
 }
 
+impl From<ActArgs> for HitArgs {
+    fn from(acts: ActArgs) -> Self {
+        Self { acts, filter: None }
+    }
+}
+
 impl HitArgs {
     /// Adds what is asked for to the probe `text` defines.
     pub(crate) fn spec(
@@ -107,35 +121,8 @@ impl HitArgs {
         text: &str,
         definition: Definition,
     ) -> Result<v1::ProbeSpec, WrongUsage> {
-        let mechanism = match self.mechanism {
-            None => Mechanism::Unspecified,
-            Some(How::Optimized) => Mechanism::Optimized,
-            Some(How::Emulated) => Mechanism::Emulated,
-            Some(How::Boosted) => Mechanism::Boosted,
-            Some(How::Stepped) => Mechanism::Stepped,
-        };
         let (text, definition) = self.filtered(text, definition)?;
-        let mut actions = self.actions(hold)?;
-        let has_arguments = !definition.arguments.is_empty();
-        let by_name = !self.raw && actions.registers == RegisterSet::default();
-        if by_name && has_arguments {
-            actions.registers = RegisterSet::from_iter([]);
-        }
-        let is_asked = actions != Actions::default();
-        let mut spec = v1::ProbeSpec {
-            definition: text.clone(),
-            mechanism: mechanism.into(),
-            actions: is_asked.then(|| wire::actions::to_wire(&actions)),
-            default_arguments: by_name && !has_arguments,
-            budget: self.budget.budget()?,
-            ..Default::default()
-        };
-        match self.maxactive.as_deref() {
-            None => {}
-            Some("auto") => spec.maxactive_auto = true,
-            Some(number) => spec.definition = with_maxactive(number, &text, definition)?,
-        }
-        Ok(spec)
+        self.acts.spec(hold, &text, definition)
     }
 
     /// The probe that `text` defines, with `--filter` beside its own filter.
@@ -153,6 +140,44 @@ impl HitArgs {
             Some(own) => Filter::And(Box::new(own), Box::new(filter)),
         });
         Ok((definition.to_string(), definition))
+    }
+}
+
+impl ActArgs {
+    fn spec(
+        &self,
+        hold: &HoldArgs,
+        text: &str,
+        definition: Definition,
+    ) -> Result<v1::ProbeSpec, WrongUsage> {
+        let mechanism = match self.mechanism {
+            None => Mechanism::Unspecified,
+            Some(How::Optimized) => Mechanism::Optimized,
+            Some(How::Emulated) => Mechanism::Emulated,
+            Some(How::Boosted) => Mechanism::Boosted,
+            Some(How::Stepped) => Mechanism::Stepped,
+        };
+        let mut actions = self.actions(hold)?;
+        let has_arguments = !definition.arguments.is_empty();
+        let by_name = !self.raw && actions.registers == RegisterSet::default();
+        if by_name && has_arguments {
+            actions.registers = RegisterSet::from_iter([]);
+        }
+        let is_asked = actions != Actions::default();
+        let mut spec = v1::ProbeSpec {
+            definition: text.to_owned(),
+            mechanism: mechanism.into(),
+            actions: is_asked.then(|| wire::actions::to_wire(&actions)),
+            default_arguments: by_name && !has_arguments,
+            budget: self.budget.budget()?,
+            ..Default::default()
+        };
+        match self.maxactive.as_deref() {
+            None => {}
+            Some("auto") => spec.maxactive_auto = true,
+            Some(number) => spec.definition = with_maxactive(number, text, definition)?,
+        }
+        Ok(spec)
     }
 
     /// What happens at a hit.

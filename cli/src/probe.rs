@@ -36,7 +36,7 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
                 machine: machine.clone(),
                 probes,
                 skip_refused,
-                request_id: String::new(),
+                ..Default::default()
             };
             let answer = client.probes.register(request).await;
             let registered = answer.map_err(Refused::from)?.into_inner();
@@ -92,9 +92,10 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             answer.map_err(Refused::from)?;
             Ok(DONE)
         }
-        Probe::List { on, json } => {
+        Probe::List { on, owner, json } => {
             let (mut client, machine) = Client::on_machine(&on).await?;
-            list(&client.list_probes(&machine).await?, json)
+            let owner = owner.unwrap_or_default();
+            list(&client.list_probes_of(&machine, &owner).await?, json)
         }
     }
 }

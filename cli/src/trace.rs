@@ -10,34 +10,54 @@ use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::follow::{self, Batch, Format, Printer};
 use crate::histogram::{HistogramArgs, Histograms};
 use crate::output::{self, json, summary, table};
+use crate::plant;
 use crate::signals::Interrupt;
 
 pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
     args.histograms.check()?;
+    let to_plant = args.plant.clone().read()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
-    let chosen = if args.probes.is_empty() {
+    let mut planted = match to_plant {
+        Some(probes) => Some(probes.plant(&mut client, &machine).await?),
+        None => None,
+    };
+    let own = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
+    let outcome = tokio::select! {
+        outcome = trace_probes(args, client, &machine, own, &mut interrupt) => outcome,
+        why = plant::lost(&mut planted) => Err(why),
+    };
+    if let Some(planted) = planted {
+        let closed = planted.session.close().await;
+        // What went wrong first says more.
+        return outcome.and_then(|status| closed.map(|()| status));
+    }
+    outcome
+}
+
+/// Traces the probes that `args` names, and `own`, which it planted.
+async fn trace_probes(
+    args: Trace,
+    mut client: Client,
+    machine: &str,
+    own: Vec<u32>,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<ExitCode> {
+    let mut chosen = if args.probes.is_empty() {
         Vec::new()
     } else {
-        client::choose(&client.list_probes(&machine).await?, &args.probes)?
+        client::choose(&client.list_probes(machine).await?, &args.probes)?
     };
+    chosen.extend(&own);
     let format = if args.json {
         Format::Json
     } else {
         Format::Text
     };
     if args.histograms.is_given() {
-        return count(
-            client,
-            &machine,
-            chosen,
-            &args.histograms,
-            format,
-            interrupt,
-        )
-        .await;
+        return count(client, machine, chosen, &args.histograms, format, interrupt).await;
     }
-    let mut stream = follow::subscribe(&mut client, &machine, chosen.clone()).await?;
+    let mut stream = follow::subscribe(&mut client, machine, chosen.clone()).await?;
     let mut printer = Printer::new(format, args.hits);
 
     let status = loop {
@@ -60,7 +80,8 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     };
 
     // What is left of the machine, if the server is still there.
-    let mut probes = client.list_probes(&machine).await.unwrap_or_default();
+    plant::turn_off(&mut client, machine, own).await;
+    let mut probes = client.list_probes(machine).await.unwrap_or_default();
     probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
     close(&printer, &probes, format)?;
     Ok(status)
@@ -73,7 +94,7 @@ async fn count(
     mut chosen: Vec<u32>,
     args: &HistogramArgs,
     format: Format,
-    mut interrupt: Interrupt,
+    interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
     if chosen.is_empty() {
         let probes = client.list_probes(machine).await?;

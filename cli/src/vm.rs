@@ -94,7 +94,11 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
         }
         Vm::Pause(on) => {
             let (mut client, machine) = find(&on).await?;
-            let answer = client.machines.pause(PauseRequest { machine }).await;
+            let request = PauseRequest {
+                machine,
+                ..Default::default()
+            };
+            let answer = client.machines.pause(request).await;
             told(&answer.map_err(Refused::from)?.into_inner())
         }
         Vm::Resume(on) => {

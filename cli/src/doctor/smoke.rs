@@ -266,7 +266,14 @@ impl<'a> Guest<'a> {
     /// How often `KVM_RUN` was called, which is counted at a pause.
     async fn runs(&mut self) -> anyhow::Result<u64> {
         let machine = self.machine.clone();
-        let answer = self.client.machines.pause(PauseRequest { machine }).await;
+        let answer = self
+            .client
+            .machines
+            .pause(PauseRequest {
+                machine,
+                ..Default::default()
+            })
+            .await;
         let runs = answer.map_err(Refused::from)?.into_inner().runs;
         let machine = self.machine.clone();
         let answer = self.client.machines.resume(ResumeRequest { machine }).await;
@@ -305,7 +312,7 @@ impl<'a> Guest<'a> {
             machine: self.machine.clone(),
             probes: vec![spec],
             skip_refused: false,
-            request_id: String::new(),
+            ..Default::default()
         };
         let answer = self.client.probes.register(request).await;
         let ids = answer

@@ -394,6 +394,8 @@ pub(crate) struct Probe {
     budget: Vec<String>,
     actions: Vec<String>,
     arguments: Vec<Argument>,
+    owner: Option<String>,
+    session: Option<String>,
 }
 
 /// A value that each hit of a probe has.
@@ -441,6 +443,8 @@ impl From<&v1::Probe> for Probe {
             budget: asked::budget(probe.budget.as_ref()),
             actions: asked::of(probe),
             arguments: probe.arguments.iter().map(Argument::from).collect(),
+            owner: (!probe.owner.is_empty()).then(|| probe.owner.clone()),
+            session: (!probe.session.is_empty()).then(|| probe.session.clone()),
         }
     }
 }

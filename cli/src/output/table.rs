@@ -93,6 +93,10 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
         ("FAULTS", true),
         ("ORPHANS", true),
     ];
+    let with_owners = probes.iter().any(|probe| !probe.owner.is_empty());
+    if with_owners {
+        columns.push(("OWNER", false));
+    }
     let with_budgets = probes.iter().any(|probe| probe.budget.is_some());
     if with_budgets {
         columns.push(("THROTTLED", true));
@@ -138,6 +142,12 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
                     _ => "-".to_owned(),
                 },
             ];
+            if with_owners {
+                row.push(match probe.owner.as_str() {
+                    "" => "-".to_owned(),
+                    owner => harmless(owner.as_bytes()),
+                });
+            }
             if with_budgets {
                 row.push(match probe.budget {
                     Some(_) => probe.throttled.to_string(),
@@ -431,6 +441,17 @@ mod tests {
             ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                              HITS  MISSED  FAULTS  ORPHANS  THROTTLED  ACTIONS
              1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]             12345       0       0        -          -
              1  r_vfs_read_0  0xffffffff81234560  r     vfs_read+0x1b  [DISABLED] [THROTTLED] [BOOSTED]  12345       0       0        2         77  post max-rate=100/s throttle=disable"#]],
+        );
+        let owned = v1::Probe {
+            owner: "trace-7".into(),
+            ..placed.clone()
+        };
+        check(
+            &probes(&[owned, pending.clone()]),
+            expect![[r#"
+            ID  NAME          ADDRESS             KIND  SYMBOL         FLAGS                   HITS  MISSED  FAULTS  ORPHANS  OWNER
+             1  p_vfs_read_0  0xffffffff81234560  p     vfs_read+0x1b  [DISABLED] [EMULATED]  12345       0       0        -  trace-7
+            10  w             -                   p     p:w vfs_write  [PENDING]                  0       0       0        -  -"#]],
         );
         let gone = v1::Probe {
             state: v1::ProbeState::Gone.into(),

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use hvprobe_proto::v1::decisions_client::DecisionsClient;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::histograms_client::HistogramsClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
+use hvprobe_proto::v1::sessions_client::SessionsClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{
     BootRequest, ConsoleRequest, ErrorDetail, ListProbesRequest, Machine, MachineState, Probe,
@@ -51,15 +53,7 @@ impl Running {
 
     pub(crate) async fn client(&self) -> Client {
         let endpoint = Endpoint::try_from(format!("unix:{}", self.socket().display()));
-        let channel = endpoint.unwrap().connect().await.unwrap();
-        Client {
-            machines: MachinesClient::new(channel.clone()),
-            probes: ProbesClient::new(channel.clone()),
-            events: EventsClient::new(channel.clone()),
-            histograms: HistogramsClient::new(channel.clone()),
-            symbols: SymbolsClient::new(channel.clone()),
-            channel,
-        }
+        Client::over(endpoint.unwrap().connect().await.unwrap())
     }
 
     pub(crate) async fn stop(self) {
@@ -70,16 +64,32 @@ impl Running {
     }
 }
 
+#[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) machines: MachinesClient<Channel>,
     pub(crate) probes: ProbesClient<Channel>,
     pub(crate) events: EventsClient<Channel>,
     pub(crate) histograms: HistogramsClient<Channel>,
     pub(crate) symbols: SymbolsClient<Channel>,
+    pub(crate) sessions: SessionsClient<Channel>,
+    pub(crate) decisions: DecisionsClient<Channel>,
     pub(crate) channel: Channel,
 }
 
 impl Client {
+    pub(crate) fn over(channel: Channel) -> Self {
+        Self {
+            machines: MachinesClient::new(channel.clone()),
+            probes: ProbesClient::new(channel.clone()),
+            events: EventsClient::new(channel.clone()),
+            histograms: HistogramsClient::new(channel.clone()),
+            symbols: SymbolsClient::new(channel.clone()),
+            sessions: SessionsClient::new(channel.clone()),
+            decisions: DecisionsClient::new(channel.clone()),
+            channel,
+        }
+    }
+
     pub(crate) async fn boot(&mut self, command: &[&str], probes: &[&str]) -> Machine {
         let request = request(command, probes);
         self.machines.boot(request).await.unwrap().into_inner()
@@ -125,8 +135,7 @@ impl Client {
         let request = RegisterRequest {
             machine: machine.into(),
             probes: specs(definitions),
-            skip_refused: false,
-            request_id: String::new(),
+            ..Default::default()
         };
         Ok(self.probes.register(request).await?.into_inner().ids)
     }
@@ -136,7 +145,7 @@ impl Client {
         let mut request = ListProbesRequest {
             machine: machine.into(),
             page_size: 1,
-            page_token: String::new(),
+            ..Default::default()
         };
         for _ in 0..PAGES {
             let answer = self.probes.list_probes(request.clone()).await.unwrap();

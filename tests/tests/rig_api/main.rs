@@ -7,7 +7,9 @@
 
 mod client;
 mod histograms;
+mod killed;
 mod misuse;
+mod sessions;
 
 use hvprobe_proto::v1::{
     ConsoleWriteRequest, DeleteMachineRequest, DescribeTypesRequest, DisableRequest, EnableRequest,
@@ -243,6 +245,7 @@ async fn machine_and_probes_outlive_the_client_but_not_the_server() {
 
     let request = PauseRequest {
         machine: machine.clone(),
+        ..Default::default()
     };
     let paused = client.machines.pause(request).await.unwrap().into_inner();
     assert_eq!(paused.state(), MachineState::Paused);
@@ -362,8 +365,8 @@ async fn requests_that_are_repeated_are_done_once_and_machines_tell_which_they_a
     let mut plant = RegisterRequest {
         machine: machine.clone(),
         probes: specs(&["p vfs_read"]),
-        skip_refused: false,
         request_id: "plant-1".into(),
+        ..Default::default()
     };
     let first = client
         .probes

@@ -42,7 +42,7 @@ use crate::stop::control::Control;
 use crate::tripwire::{NoTripwire, Tripwire};
 use crate::vcpu::catch::Catcher;
 use crate::vcpu::run::Vcpu;
-use crate::vcpu::shared::{Shared, StoppedAt};
+use crate::vcpu::shared::Shared;
 
 /// Events that may wait in the ring of one virtual CPU.
 const RING: usize = 8192;
@@ -271,12 +271,13 @@ fn start(
         tripwire: Some(tripwire),
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),
-        stopped_at: StoppedAt::default(),
+        claims: Mutex::default(),
         decisions: Decisions::default(),
         detours: detours.clone(),
         times,
     });
     if config.paused {
+        shared.claims().pause(None);
         shared.control.pause_now();
     }
     let registered = registry.register_batch(&config.probes, config.refusals, &Guest(&shared))?;

@@ -11,6 +11,10 @@
 //! in its own thread; when the machine wants its attention meanwhile it parks and then waits on: the
 //! question stays open, and the deadline stays where it is.
 //!
+//! A client that misses [`MISSES`] deadlines one after another is asked no more: it is frozen, or gone
+//! without a word, and each question to it costs the guest a deadline. Questions that were open at the
+//! same time are one miss.
+//!
 //! Invariants: a virtual CPU has at most one question open; each question gets one verdict; nobody
 //! waits for a client that has gone. The lock is taken alone, never while waiting, and not at all
 //! by hits that ask nothing.
@@ -75,6 +79,9 @@ pub(crate) enum Reply<'a> {
 #[derive(Debug, Default)]
 pub struct Decisions(Arc<Mutex<State>>);
 
+/// Deadlines that a client may miss, one after another, before it is dropped.
+pub const MISSES: u32 = 3;
+
 /// How many questions wait for one client to take them. Each virtual CPU has one open; what is more
 /// than that has lost its deadline already.
 const QUEUE: usize = 256;
@@ -96,6 +103,10 @@ struct Client {
     name: u64,
     probes: Vec<ProbeId>,
     queue: Sender<Question>,
+    /// Deadlines it has missed since it answered.
+    missed: u32,
+    /// The first question that is not of the time of the last one it missed.
+    next_miss: u64,
 }
 
 #[derive(Debug)]
@@ -135,7 +146,29 @@ impl State {
         let open = open.ok_or(AnswerError::TooLate(token))?;
         open.settle(Verdict::Decided(decision));
         self.counts.answered += 1;
+        let mut clients = self.clients.iter_mut();
+        if let Some(client) = clients.find(|it| it.name == client) {
+            client.missed = 0;
+        }
         Ok(())
+    }
+
+    /// The client called `name` has let the deadline of the question `token` pass.
+    fn missed(&mut self, name: u64, token: Token) {
+        let Some(at) = self.clients.iter().position(|client| client.name == name) else {
+            return;
+        };
+        let client = &mut self.clients[at];
+        if token.0 < client.next_miss {
+            return;
+        }
+        client.next_miss = self.tokens;
+        client.missed += 1;
+        if client.missed >= MISSES {
+            // With its queue its stream ends.
+            self.clients.remove(at);
+            self.abandon(|client| client == name);
+        }
     }
 
     /// Puts a question to the next client that wants it and has room for it.
@@ -184,6 +217,8 @@ impl Decisions {
                 name,
                 probes,
                 queue,
+                missed: 0,
+                next_miss: 0,
             });
         }
         drop(state);
@@ -276,16 +311,17 @@ impl<'a> Asked<'a> {
             .open
             .iter()
             .position(|open| open.token == self.token)?;
-        let verdict = state.open[at].verdict.take();
-        let expired = verdict.is_none() && now >= self.deadline;
-        if expired {
-            state.counts.expired += 1;
-        }
-        let verdict = verdict.or(expired.then_some(Verdict::Unanswered));
-        if verdict.is_some() {
+        if let Some(verdict) = state.open[at].verdict.take() {
             state.open.swap_remove(at);
+            return Some(verdict);
         }
-        verdict
+        if now < self.deadline {
+            return None;
+        }
+        let open = state.open.swap_remove(at);
+        state.counts.expired += 1;
+        state.missed(open.client, open.token);
+        Some(Verdict::Unanswered)
     }
 }
 
@@ -305,7 +341,8 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// The next question; `None` when the machine has ended. It may have lost its deadline while it
+    /// The next question; `None` when the machine has ended, or this client [was
+    /// dropped](Asker::was_dropped). It may have lost its deadline while it
     /// waited to be taken. Cancel safe: no question is lost.
     pub async fn next(&mut self) -> Option<Question> {
         self.questions.recv().await
@@ -315,6 +352,14 @@ impl Asker {
     /// runtime.
     pub fn blocking_next(&mut self) -> Option<Question> {
         self.questions.blocking_recv()
+    }
+
+    /// Whether it is asked no more although the machine has not ended, for it has missed [`MISSES`]
+    /// deadlines one after another.
+    #[must_use]
+    pub fn was_dropped(&self) -> bool {
+        let state = Decisions::lock(&self.state);
+        !state.closed && state.clients.iter().all(|client| client.name != self.name)
     }
 
     /// Answers a question, in any order.

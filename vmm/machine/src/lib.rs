@@ -6,6 +6,7 @@
 
 mod aggregate;
 mod boot;
+mod claims;
 mod clock;
 mod config;
 mod console;
@@ -27,9 +28,10 @@ mod vcpu;
 
 pub use aggregate::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 pub use boot::BootError;
+pub use claims::{LetGo, Owner};
 pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub use console::{Console, Printed};
-pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, Question, Token};
+pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, MISSES, Question, Token};
 pub use events::notice::ThrottleNotice;
 pub use events::queue;
 pub use events::subscription::{Delivery, Listen, Subscription};

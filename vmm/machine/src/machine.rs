@@ -24,6 +24,7 @@ use hvprobe_spec::ProbeId;
 use hvprobe_vm::CatchMode;
 use hvprobe_vm::vcpu::Ioctls;
 
+use crate::claims::Owner;
 use crate::config::{Ending, MachineConfig, State, Status};
 use crate::console::{Console, ConsoleOutput};
 use crate::decide::Decisions;
@@ -121,7 +122,7 @@ impl Machine {
         Status {
             state,
             catch_mode: self.mode,
-            stopped_at: self.shared.stopped_at.get(),
+            stopped_at: self.shared.claims().stopped_at(),
             kernel_replaced: life.kernel_replaced,
         }
     }
@@ -185,9 +186,41 @@ impl Machine {
     /// # Errors
     /// When the machine has ended or a virtual CPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
-        self.shared.control.pause()?;
+        self.pause_for(None)
+    }
+
+    /// As [`Machine::pause`], but it lasts no longer than `owner` is there. A machine that is paused for
+    /// several goes on when nobody is left.
+    ///
+    /// # Errors
+    /// As [`Machine::pause`].
+    pub fn pause_for(&self, owner: Option<Owner>) -> Result<(), PauseError> {
+        let control = &self.shared.control;
+        let mut claims = self.shared.claims();
+        let is_new = claims.pause(owner);
+        control.pause_now();
+        drop(claims);
+        if let Err(error) = control.wait_paused() {
+            let mut claims = self.shared.claims();
+            if is_new && claims.unpause(owner) {
+                control.resume();
+            }
+            return Err(error.into());
+        }
         self.tell_change();
         Ok(())
+    }
+
+    /// For whom it is paused, if for anybody in particular.
+    #[must_use]
+    pub fn paused_by(&self) -> Vec<Owner> {
+        self.shared.claims().paused_by()
+    }
+
+    /// Whether anything of it belongs to `owner`. Waits for nobody.
+    #[must_use]
+    pub fn belongs_to(&self, owner: Owner) -> bool {
+        self.shared.claims().has(owner)
     }
 
     /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
@@ -198,8 +231,10 @@ impl Machine {
         if self.life().ending.is_some() {
             return Err(StopError::Ended.into());
         }
-        self.shared.stopped_at.clear();
+        let mut claims = self.shared.claims();
+        claims.resume();
         self.shared.control.resume();
+        drop(claims);
         self.tell_change();
         Ok(())
     }

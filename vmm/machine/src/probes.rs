@@ -3,10 +3,13 @@
 //! Invariant: whatever takes a probe out of the guest, or turns it off, tells what was throttled of it
 //! until then.
 
+use std::collections::BTreeMap;
+
 use hvprobe_engine::{ChangeError, ProbeInfo, Refusals, RegisterError, Registered, StopError};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
+use crate::claims::{LetGo, Owner};
 use crate::config::Ending;
 use crate::guest::Guest;
 use crate::machine::Machine;
@@ -30,9 +33,25 @@ impl Machine {
         specs: &[ProbeSpec],
         refusals: Refusals,
     ) -> Result<Registered, RegisterError> {
-        let registered = self
-            .registry()
-            .register_batch(specs, refusals, &Guest(&self.shared))?;
+        self.register_for(None, specs, refusals)
+    }
+
+    /// As [`Machine::register_batch`], but the probes are `owner`'s.
+    ///
+    /// # Errors
+    /// As [`Machine::register_batch`].
+    pub fn register_for(
+        &self,
+        owner: Option<Owner>,
+        specs: &[ProbeSpec],
+        refusals: Refusals,
+    ) -> Result<Registered, RegisterError> {
+        let mut registry = self.registry();
+        let registered = registry.register_batch(specs, refusals, &Guest(&self.shared))?;
+        if let Some(owner) = owner {
+            self.shared.claims().take(registered.ids(), owner);
+        }
+        drop(registry);
         info!(
             machine = self.config.name,
             probes = registered.probes.len(),
@@ -48,9 +67,51 @@ impl Machine {
     /// # Errors
     /// When one of them does not exist or the virtual CPUs do not stop.
     pub fn unregister(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
-        let unregistered = self.registry().unregister(ids, &Guest(&self.shared));
+        let mut registry = self.registry();
+        let unregistered = registry.unregister(ids, &Guest(&self.shared));
+        if unregistered.is_ok() {
+            self.shared.claims().forget(ids);
+        }
+        drop(registry);
         self.tell_throttled();
         unregistered
+    }
+
+    /// Takes out all probes of `owners`, in one stop of the virtual CPUs; then lets the machine go on if
+    /// only they, or those probes, had paused it.
+    ///
+    /// # Errors
+    /// When the virtual CPUs cannot be stopped. Then nothing has changed.
+    pub fn let_go(&self, owners: &[Owner]) -> Result<LetGo, ChangeError> {
+        let mut registry = self.registry();
+        // Others come and go only with the registry.
+        let theirs = self.shared.claims().of(owners);
+        let ids: Vec<ProbeId> = theirs.iter().map(|(id, _)| *id).collect();
+        if !ids.is_empty() {
+            registry.unregister(&ids, &Guest(&self.shared))?;
+        }
+        let mut claims = self.shared.claims();
+        let resumed = claims.release(owners);
+        if resumed {
+            self.shared.control.resume();
+        }
+        drop(claims);
+        drop(registry);
+        if !ids.is_empty() {
+            self.tell_throttled();
+        }
+        self.tell_change();
+        let mut probes = BTreeMap::new();
+        for (_, owner) in theirs {
+            *probes.entry(owner).or_default() += 1;
+        }
+        Ok(LetGo { probes, resumed })
+    }
+
+    /// The probes that belong to somebody, and to whom.
+    #[must_use]
+    pub fn owners(&self) -> BTreeMap<ProbeId, Owner> {
+        self.shared.claims().probes().clone()
     }
 
     /// Enables probes, all or none.

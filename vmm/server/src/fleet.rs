@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hvprobe_machine::{BootError, CpuError, Machine, MachineConfig, MemoryError, State};
 use hvprobe_proto::v1::{self, ErrorKind};
+use hvprobe_spec::ProbeId;
 use tokio::sync::{Notify, watch};
 use tonic::{Code, Status};
 
@@ -25,6 +26,7 @@ use super::events::broadcast::Broadcast;
 use super::identity::{Asked, Identity};
 use super::limits;
 use super::requests::Requests;
+use super::sessions::owners::Owners;
 use super::status::{self, Failure, broken, chain};
 use super::wire::convert;
 
@@ -42,6 +44,7 @@ pub(crate) struct Fleet {
 #[derive(Debug, Default)]
 struct Shared {
     slots: Mutex<Slots>,
+    owners: Owners,
     /// Told when a reservation is over.
     settled: Notify,
 }
@@ -69,12 +72,14 @@ enum Slot {
 pub(crate) struct Handle {
     name: Arc<str>,
     /// Counts boots, to know which machine is the oldest.
-    number: u64,
+    pub(crate) number: u64,
     identity: Arc<Identity>,
     /// The requests for probes that can be told from others.
     pub(crate) requests: Arc<Requests>,
     /// Changes, or is touched, whenever the machine's state does.
     life: Arc<watch::Sender<Life>>,
+    /// Who those are to whom its probes belong.
+    owners: Owners,
     /// Its events, for the clients that want them.
     events: Broadcast,
     /// The probes before the machine was told to stop, with their last counters.
@@ -104,6 +109,11 @@ impl Fleet {
             Some(Slot::Reserved { .. }) => Err(status::booting(name)),
             None => Err(no_such_machine(name)),
         }
+    }
+
+    /// Who those are to whom probes of the machines belong.
+    pub(crate) fn owners(&self) -> &Owners {
+        &self.shared.owners
     }
 
     /// All machines, by name.
@@ -232,6 +242,7 @@ impl Fleet {
             identity: Arc::new(identity),
             requests: Arc::default(),
             life: Arc::new(watch::Sender::new(Life::Live(Arc::clone(&machine)))),
+            owners: self.shared.owners.clone(),
             events: Broadcast::default(),
             stopping: Arc::default(),
         };
@@ -248,7 +259,7 @@ impl Fleet {
                 .stopping
                 .get()
                 .cloned()
-                .unwrap_or_else(|| convert::probes(&machine));
+                .unwrap_or_else(|| watched.listed(&machine));
             watched.identity.end();
             let remains = Remains {
                 machine: watched.told(&machine),
@@ -419,7 +430,24 @@ impl Handle {
     fn told(&self, machine: &Machine) -> v1::Machine {
         let mut told = convert::machine(machine);
         self.identity.tell(&mut told);
+        let owners = machine.paused_by();
+        let sessions = owners.iter().filter_map(|owner| self.owners.get(*owner));
+        told.paused_by = sessions.map(|named| named.session.to_string()).collect();
         told
+    }
+
+    /// The probes of `machine`, which is this one, and to whom they belong.
+    fn listed(&self, machine: &Machine) -> Vec<v1::Probe> {
+        let mut probes = convert::probes(machine);
+        let owners = machine.owners();
+        for probe in &mut probes {
+            let owner = owners.get(&ProbeId(probe.id));
+            if let Some(named) = owner.and_then(|owner| self.owners.get(*owner)) {
+                probe.owner = named.owner.to_string();
+                probe.session = named.session.to_string();
+            }
+        }
+        probes
     }
 
     /// Whether it has all of these labels.
@@ -441,7 +469,10 @@ impl Handle {
     /// Its probes as they are now, or as they were when it ended.
     pub(crate) async fn probes(&self) -> Result<Vec<v1::Probe>, Status> {
         match self.life() {
-            Life::Live(_) => self.blocking(convert::probes).await,
+            Life::Live(_) => {
+                let handle = self.clone();
+                self.blocking(move |machine| handle.listed(machine)).await
+            }
             Life::Ended(remains) => Ok(remains.probes.clone()),
         }
     }
@@ -449,14 +480,14 @@ impl Handle {
     /// Takes its probes out and ends it. Nothing to do if it has ended.
     pub(crate) async fn stop(&self) -> Result<Arc<Remains>, Status> {
         if let Life::Live(machine) = self.life() {
-            let stopping = Arc::clone(&self.stopping);
+            let (handle, stopping) = (self.clone(), Arc::clone(&self.stopping));
             tokio::task::spawn_blocking(move || {
                 // Once disabled, a probe counts no more: these are its last counters.
                 let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
                 if let Err(error) = machine.disable(&ids) {
                     tracing::debug!(%error, "cannot disable the probes before stopping");
                 }
-                stopping.get_or_init(|| convert::probes(&machine));
+                stopping.get_or_init(|| handle.listed(&machine));
                 machine.stop()
             })
             .await

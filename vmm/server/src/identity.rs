@@ -111,7 +111,7 @@ impl Identity {
 }
 
 /// A random UUID (RFC 9562, version 4).
-fn uuid() -> io::Result<String> {
+pub(crate) fn uuid() -> io::Result<String> {
     let mut bytes = [0; UUID];
     // Of so few bytes the kernel gives all or none (getrandom(2)).
     if getrandom(&mut bytes, GetRandomFlags::empty())? != UUID {

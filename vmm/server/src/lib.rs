@@ -9,9 +9,11 @@ mod identity;
 mod limits;
 mod listen;
 mod panics;
+mod place;
 mod requests;
 mod server;
 mod services;
+mod sessions;
 mod status;
 pub mod wire;
 

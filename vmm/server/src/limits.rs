@@ -21,7 +21,7 @@ pub(crate) const READ: usize = 1 << 20;
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
-/// Bytes of a machine's name.
+/// Bytes of the name of a machine, and of a session's owner.
 const NAME: usize = 63;
 
 /// That `length` is not beyond `limit`.
@@ -39,6 +39,15 @@ pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Sta
 
 /// That `name` can be a machine's.
 pub(crate) fn machine_name(name: &str) -> Result<(), Status> {
+    plain_name("machine name", ErrorKind::BadName, name)
+}
+
+/// That `name` can be that of a session's owner.
+pub(crate) fn owner_name(name: &str) -> Result<(), Status> {
+    plain_name("name of an owner", ErrorKind::BadOwner, name)
+}
+
+fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Status> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.len() <= NAME
         && name.bytes().all(allowed)
@@ -48,9 +57,9 @@ pub(crate) fn machine_name(name: &str) -> Result<(), Status> {
     }
     Err(Failure::new(
         Code::InvalidArgument,
-        ErrorKind::BadName,
+        kind,
         format!(
-            "bad machine name: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
+            "bad {what}: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
              digit first"
         ),
     )

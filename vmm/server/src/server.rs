@@ -5,9 +5,9 @@
 //!
 //! - No asynchronous thread waits for a machine: calls into one run on threads that may block.
 //! - What a client asks for is bounded before it is worked on: names, texts, batches, messages.
-//! - A client that vanishes takes its streams with it and nothing else. Machines and probes belong
-//!   to the server and stay.
 //! - A panic ends the request or the stream that it came of, which says so.
+//! - A client that vanishes takes its streams with it, and its sessions with what they have, and nothing
+//!   else. Machines, and what was asked for without a session, belong to the server and stay.
 //! - When the server has stopped, so have all its machines, with their guests' text restored.
 
 use std::future::Future;
@@ -22,6 +22,7 @@ use hvprobe_proto::v1::histograms_server::HistogramsServer;
 use hvprobe_proto::v1::host_server::HostServer;
 use hvprobe_proto::v1::machines_server::MachinesServer;
 use hvprobe_proto::v1::probes_server::ProbesServer;
+use hvprobe_proto::v1::sessions_server::SessionsServer;
 use hvprobe_proto::v1::symbols_server::SymbolsServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
@@ -37,7 +38,8 @@ use crate::listen::socket::Listener;
 use crate::listen::tcp::Loopback;
 use crate::panics;
 use crate::services::events::EventsServer;
-use crate::services::{decisions, events, histograms, host, machines, probes, symbols};
+use crate::services::{decisions, events, histograms, host, machines, probes, sessions, symbols};
+use crate::sessions::keeper::Sessions;
 
 /// How long connections may go on after the machines have ended, so that clients get their last
 /// messages. Streams that have nothing to do with machines would never end by themselves.
@@ -126,6 +128,7 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
         let fleet = self.fleet;
+        let held = Sessions::new(fleet.owners().clone());
         let (health_reporter, health) = tonic_health::server::health_reporter();
         health_reporter
             .set_serving::<MachinesServer<machines::Service>>()
@@ -141,6 +144,9 @@ impl Server {
             .set_serving::<HistogramsServer<histograms::Service>>()
             .await;
         health_reporter
+            .set_serving::<SessionsServer<sessions::Service>>()
+            .await;
+        health_reporter
             .set_serving::<SymbolsServer<symbols::Service>>()
             .await;
         health_reporter
@@ -154,10 +160,11 @@ impl Server {
 
         let (ended, has_ended) = oneshot::channel();
         let closing = {
-            let fleet = fleet.clone();
+            let (fleet, held) = (fleet.clone(), held.clone());
             async move {
                 stop.await;
                 fleet.close().await;
+                held.close();
                 // The receiver lives until the server has returned.
                 let _listening = ended.send(());
             }
@@ -175,11 +182,11 @@ impl Server {
             // What Python's library asks for.
             .add_service(reflection().build_v1alpha()?)
             .add_service(
-                MachinesServer::new(machines::Service::new(fleet.clone()))
+                MachinesServer::new(machines::Service::new(fleet.clone(), held.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(
-                ProbesServer::new(probes::Service::new(fleet.clone()))
+                ProbesServer::new(probes::Service::new(fleet.clone(), held.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(EventsServer::new(events::Service::new(
@@ -187,11 +194,15 @@ impl Server {
                 self.published,
             )))
             .add_service(
-                DecisionsServer::new(decisions::Service::new(fleet.clone()))
+                DecisionsServer::new(decisions::Service::new(fleet.clone(), held.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(
                 HistogramsServer::new(histograms::Service::new(fleet.clone()))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(
+                SessionsServer::new(sessions::Service::new(held.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(

@@ -167,6 +167,7 @@ fn arguments_of_a_probe_have_names_and_types() {
         ..Default::default()
     };
     let line = serde_json::to_string(&Probe::from(&probe)).unwrap();
-    let end = r#","actions":[],"arguments":[{"name":"dfd","type":"int"}]}"#;
+    let end =
+        r#","actions":[],"arguments":[{"name":"dfd","type":"int"}],"owner":null,"session":null}"#;
     assert!(line.ends_with(end), "{line}");
 }

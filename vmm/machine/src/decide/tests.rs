@@ -106,6 +106,78 @@ fn a_deadline_that_passes_leaves_the_default_and_no_open_question() {
 }
 
 #[test]
+fn a_client_that_misses_deadlines_one_after_another_is_dropped() {
+    let soon = Duration::from_millis(1);
+    let decisions = Decisions::default();
+    let mut frozen = decisions.attach(vec![ProbeId(1)]);
+    for _ in 0..MISSES {
+        assert!(!frozen.was_dropped());
+        assert_eq!(ask(&decisions, 1, soon), None);
+    }
+    assert!(frozen.was_dropped());
+    // It costs the guest no deadline any more, and others are asked.
+    let since = Instant::now();
+    assert_eq!(ask(&decisions, 1, LONG), None);
+    assert!(since.elapsed() < LONG, "the dropped client was asked");
+    let counts = decisions.counts();
+    assert_eq!((counts.expired, counts.unattended), (u64::from(MISSES), 1));
+    for _ in 0..MISSES {
+        next(&mut frozen).expect("it was asked");
+    }
+    assert_eq!(next(&mut frozen), None, "its stream ends");
+    decisions.close();
+    assert!(
+        !decisions.attach(Vec::new()).was_dropped(),
+        "the machine has ended"
+    );
+}
+
+#[test]
+fn an_answer_makes_up_for_missed_deadlines_and_those_of_one_time_are_one() {
+    let soon = Duration::from_millis(1);
+    let decisions = Decisions::default();
+    let mut slow = decisions.attach(Vec::new());
+    for _ in 0..3 {
+        for _ in 1..MISSES {
+            assert_eq!(ask(&decisions, 1, soon), None);
+            next(&mut slow).expect("it was asked");
+        }
+        let asked = decisions.ask(event(1), LONG).expect("it is not dropped");
+        let question = next(&mut slow).expect("it is asked");
+        assert_eq!(slow.answer(question.token, returning(1)), Ok(()));
+        assert!(matches!(asked.wait(|| false), Reply::Decided(_)));
+    }
+    // As many processors as there may be ask at the same time.
+    let open = [(); 8].map(|()| decisions.ask(event(1), soon).expect("it is not dropped"));
+    for asked in open {
+        assert!(matches!(asked.wait(|| false), Reply::Unanswered));
+    }
+    assert!(!slow.was_dropped());
+}
+
+#[test]
+fn questions_that_are_open_when_a_client_is_dropped_fall_to_the_default() {
+    let decisions = Decisions::default();
+    let _frozen = decisions.attach(Vec::new());
+    thread::scope(|scope| {
+        let (asked, was_asked) = mpsc::channel();
+        let decisions = &decisions;
+        let other = scope.spawn(move || {
+            let open = decisions.ask(event(2), LONG).expect("a client");
+            asked.send(()).expect("the test waits");
+            matches!(open.wait(|| false), Reply::Unanswered)
+        });
+        was_asked.recv_timeout(LONG).expect("it asks");
+        for _ in 0..MISSES {
+            assert_eq!(ask(decisions, 1, Duration::from_millis(1)), None);
+        }
+        assert!(other.join().expect("no panic"));
+    });
+    let counts = decisions.counts();
+    assert_eq!((counts.expired, counts.unattended), (u64::from(MISSES), 1));
+}
+
+#[test]
 fn an_answer_after_the_deadline_is_too_late_even_if_the_vcpu_has_not_looked() {
     let decisions = Decisions::default();
     let mut client = decisions.attach(Vec::new());

@@ -257,21 +257,14 @@ impl Control {
         self.state().barrier.is_ending()
     }
 
-    /// Stops every virtual CPU until [`Control::resume`]; returns when they have, or when somebody
-    /// else has resumed them meanwhile.
-    pub(crate) fn pause(&self) -> Result<(), StopError> {
-        let began = self.change(|state| state.barrier.pause());
-        let result = self.all_parked(Barrier::is_paused).map(|_| ());
-        if result.is_err() && began {
-            self.resume();
-        }
-        result
-    }
-
-    /// Pauses the machine without waiting for the virtual CPUs to stop: before they have begun, or
-    /// from the thread of one, which parks next.
+    /// Stops every virtual CPU until [`Control::resume`], without waiting for them.
     pub(crate) fn pause_now(&self) {
         self.change(|state| state.barrier.pause());
+    }
+
+    /// Returns when a pause is complete, or when somebody has resumed the virtual CPUs meanwhile.
+    pub(crate) fn wait_paused(&self) -> Result<(), StopError> {
+        self.all_parked(Barrier::is_paused).map(|_| ())
     }
 
     /// Lets the virtual CPUs go on after a pause.

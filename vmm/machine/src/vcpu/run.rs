@@ -294,8 +294,10 @@ impl Vcpu {
     fn wait(&mut self, shared: &Shared, guard: &Guard, held: Held) -> Option<Decision> {
         match held {
             Held::Stop(probe) => {
-                shared.stopped_at.set(probe, self.index);
+                let mut claims = shared.claims();
+                claims.stop(probe, self.index);
                 shared.control.pause_now();
+                drop(claims);
                 let _ = self.notices.send(Notice::Paused);
             }
             Held::Engine { hooks, argument } => {

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hvprobe_devices::Ports;
-use hvprobe_spec::ProbeId;
 use hvprobe_vm::memory::GuestRam;
 use hvprobe_vm::vcpu::Ioctls;
 
+use crate::claims::Claims;
 use crate::clock::times::Times;
 use crate::decide::Decisions;
 use crate::detours::Detours;
@@ -25,33 +25,18 @@ pub(crate) struct Shared {
     pub(crate) gate: OnceLock<Gate>,
     /// Host time of the first entry into the guest; 0 before.
     pub(crate) first_entry_ns: AtomicU64,
-    pub(crate) stopped_at: StoppedAt,
+    /// Who has what of it; taken by virtual CPUs only at hits that pause the machine.
+    pub(crate) claims: Mutex<Claims>,
     pub(crate) decisions: Decisions,
     pub(crate) detours: Detours,
     pub(crate) times: Arc<Times>,
 }
 
-/// The hit that paused the machine.
-#[derive(Debug, Default)]
-pub(crate) struct StoppedAt(Mutex<Option<(ProbeId, usize)>>);
-
-impl StoppedAt {
-    fn lock(&self) -> MutexGuard<'_, Option<(ProbeId, usize)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn set(&self, probe: ProbeId, vcpu: usize) {
-        *self.lock() = Some((probe, vcpu));
-    }
-
-    /// The probe and the virtual CPU.
-    pub(crate) fn get(&self) -> Option<(ProbeId, usize)> {
-        *self.lock()
-    }
-
-    /// The machine goes on.
-    pub(crate) fn clear(&self) {
-        *self.lock() = None;
+impl Shared {
+    /// Who has what of the machine.
+    pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
+        // No step leaves them half changed, so a panic elsewhere does not spoil them.
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -35,6 +35,7 @@ fn fleet() -> Fleet {
         identity: Arc::new(Identity::new(made_by("first")).unwrap()),
         requests: Arc::default(),
         life: Arc::new(watch::Sender::new(Life::Ended(Arc::new(remains)))),
+        owners: Owners::default(),
         events: Broadcast::default(),
         stopping: Arc::default(),
     };

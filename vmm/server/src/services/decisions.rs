@@ -1,7 +1,8 @@
 //! `hvprobe.v1.Decisions`.
 //!
 //! ```text
-//!   opened ──(DecideFor)──► deciding ──(either stream or the machine ends, or a bad answer)──► over
+//!   opened ──(DecideFor)──► deciding ──(either stream, the session or the machine ends, a bad answer,
+//!                                       or too many deadlines missed)──► over
 //! ```
 //! What is kept true: while a client decides, what the machine asks is either with that client or
 //! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
@@ -9,20 +10,21 @@
 
 use std::pin::Pin;
 
-use hvprobe_machine::{AnswerError, Asker, Question, Token};
+use hvprobe_machine::{AnswerError, Asker, MISSES, Question, Token};
 use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
-    self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, decide_request,
+    self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, SessionEnd, decide_request,
     decide_response, decisions_server,
 };
 use hvprobe_spec::ProbeId;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Handle};
 use crate::limits;
 use crate::panics;
+use crate::sessions::keeper::{Sessions, ended};
 use crate::status::{Failure, chain};
 use crate::wire::{actions, convert};
 
@@ -33,11 +35,12 @@ const MESSAGES: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
+    sessions: Sessions<Handle>,
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet) -> Self {
-        Self { fleet }
+    pub(crate) fn new(fleet: Fleet, sessions: Sessions<Handle>) -> Self {
+        Self { fleet, sessions }
     }
 }
 
@@ -53,12 +56,18 @@ impl decisions_server::Decisions for Service {
     ) -> Result<Response<Responses>, Status> {
         let mut answers = request.into_inner();
         let first = answers.message().await?.and_then(|first| first.what);
-        let Some(decide_request::What::DecideFor(DecideFor { machine, probes })) = first else {
+        let Some(decide_request::What::DecideFor(decide_for)) = first else {
             return Err(out_of_order(
                 "the first message has to say what to decide for",
             ));
         };
+        let DecideFor {
+            machine,
+            probes,
+            session,
+        } = decide_for;
         limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+        let over = self.sessions.follow(&session)?;
         let handle = self.fleet.get(&machine)?;
         let known = handle.probes().await?;
         let chosen = choose(&probes, known)?;
@@ -70,6 +79,7 @@ impl decisions_server::Decisions for Service {
             asker,
             answers,
             to_client: to_client.clone(),
+            over,
         };
         panics::spawn(to_client, desk.run(chosen));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
@@ -111,6 +121,8 @@ struct Desk {
     asker: Asker,
     answers: Streaming<DecideRequest>,
     to_client: mpsc::Sender<Result<DecideResponse, Status>>,
+    /// Tells of the end of the session that it goes with.
+    over: Option<watch::Receiver<Option<SessionEnd>>>,
 }
 
 /// Nobody decides here any more.
@@ -135,6 +147,7 @@ impl Desk {
             tokio::select! {
                 question = self.asker.next() => match question {
                     Some(question) => self.put(&question).await?,
+                    None if self.asker.was_dropped() => return Err(Over::Because(unresponsive())),
                     // The machine has ended; so does the stream.
                     None => return Ok(()),
                 },
@@ -143,6 +156,7 @@ impl Desk {
                     Ok(None) | Err(_) => return Err(Over::Gone),
                 },
                 () = self.to_client.closed() => return Err(Over::Gone),
+                () = end_of(&mut self.over) => return Err(Over::Because(session_ended())),
             }
         }
     }
@@ -192,6 +206,26 @@ impl Desk {
         let sent = self.to_client.send(Ok(message)).await;
         sent.map_err(|_| Over::Gone)
     }
+}
+
+/// Returns when the session has ended that the client decides in; never, if there is none.
+async fn end_of(over: &mut Option<watch::Receiver<Option<SessionEnd>>>) {
+    match over {
+        Some(over) => {
+            ended(over).await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn session_ended() -> Status {
+    let message = "the session has ended in which this client decided";
+    Failure::new(Code::Aborted, ErrorKind::SessionEnded, message).into()
+}
+
+fn unresponsive() -> Status {
+    let message = format!("{MISSES} questions one after another were not answered in time");
+    Failure::new(Code::DeadlineExceeded, ErrorKind::Unresponsive, message).into()
 }
 
 fn out_of_order(message: &str) -> Status {

@@ -20,6 +20,7 @@ use crate::fleet::{Fleet, Handle};
 use crate::identity::Asked;
 use crate::limits;
 use crate::panics;
+use crate::sessions::keeper::Sessions;
 use crate::status::{Failure, chain, stop_error};
 use crate::wire::registration;
 
@@ -41,11 +42,12 @@ const CONSOLE_PIECE: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
+    sessions: Sessions<Handle>,
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet) -> Self {
-        Self { fleet }
+    pub(crate) fn new(fleet: Fleet, sessions: Sessions<Handle>) -> Self {
+        Self { fleet, sessions }
     }
 }
 
@@ -99,9 +101,16 @@ impl machines_server::Machines for Service {
     }
 
     async fn pause(&self, request: Request<PauseRequest>) -> Result<Response<v1::Machine>, Status> {
-        let handle = self.fleet.get(&request.into_inner().machine)?;
-        let paused = handle.blocking(Machine::pause).await?;
-        paused.map_err(|error| pause_error(handle.name(), &error))?;
+        let PauseRequest { machine, session } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
+        let ticket = self.sessions.begin(&session, &handle)?;
+        let paused = handle.blocking(move |machine| {
+            let owner = ticket.as_ref().map(|ticket| ticket.owner);
+            machine.pause_for(owner)
+        });
+        paused
+            .await?
+            .map_err(|error| pause_error(handle.name(), &error))?;
         handle.touch();
         Ok(Response::new(handle.describe().await?))
     }

@@ -7,4 +7,5 @@ pub(crate) mod histograms;
 pub(crate) mod host;
 pub(crate) mod machines;
 pub(crate) mod probes;
+pub(crate) mod sessions;
 pub(crate) mod symbols;

@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::fleet::{Fleet, Handle};
 use crate::limits;
+use crate::sessions::keeper::{Sessions, Ticket};
 use crate::status::{change_error, register_error};
 use crate::wire::page;
 use crate::wire::registration::{refusals, response, specs};
@@ -21,11 +22,12 @@ use crate::wire::registration::{refusals, response, specs};
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
+    sessions: Sessions<Handle>,
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet) -> Self {
-        Self { fleet }
+    pub(crate) fn new(fleet: Fleet, sessions: Sessions<Handle>) -> Self {
+        Self { fleet, sessions }
     }
 
     /// The machine, and the ids as the engine has them.
@@ -47,11 +49,20 @@ impl Service {
     }
 }
 
-async fn register(handle: Handle, request: RegisterRequest) -> Result<RegisterResponse, Status> {
+/// Registers what is asked for, in the name of the session that `ticket` is for.
+async fn register(
+    handle: Handle,
+    request: RegisterRequest,
+    ticket: Option<Ticket<Handle>>,
+) -> Result<RegisterResponse, Status> {
     let specs = specs(request.probes)?;
     let refusals = refusals(request.skip_refused);
     let registered = handle
-        .blocking(move |machine| machine.register_batch(&specs, refusals))
+        .blocking(move |machine| {
+            // The session cannot end before its probes are known to be its own.
+            let owner = ticket.as_ref().map(|ticket| ticket.owner);
+            machine.register_for(owner, &specs, refusals)
+        })
         .await?
         .map_err(|error| register_error(&request.machine, &error))?;
     Ok(response(&registered))
@@ -65,8 +76,9 @@ impl probes_server::Probes for Service {
     ) -> Result<Response<RegisterResponse>, Status> {
         let request = request.into_inner();
         let handle = self.fleet.get(&request.machine)?;
+        let ticket = self.sessions.begin(&request.session, &handle)?;
         let requests = Arc::clone(&handle.requests);
-        let answer = requests.once(request, |request| register(handle, request));
+        let answer = requests.once(request, |request| register(handle, request, ticket));
         Ok(Response::new(answer.await?))
     }
 
@@ -147,10 +159,12 @@ impl probes_server::Probes for Service {
             machine,
             page_size,
             page_token,
+            owner,
         } = request.into_inner();
         let handle = self.fleet.get(&machine)?;
-        let (probes, next_page_token) =
-            page::of_probes(handle.probes().await?, page_size, &page_token)?;
+        let mut probes = handle.probes().await?;
+        probes.retain(|probe| owner.is_empty() || probe.owner == owner);
+        let (probes, next_page_token) = page::of_probes(probes, page_size, &page_token)?;
         Ok(Response::new(ListProbesResponse {
             probes,
             disarmed: handle.describe().await?.disarmed,

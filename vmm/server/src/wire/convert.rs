@@ -136,6 +136,8 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
             .map(arguments::to_wire)
             .collect(),
         call: info.shown.call,
+        // To whom it belongs, its machine's handle tells.
+        ..v1::Probe::default()
     }
 }
 

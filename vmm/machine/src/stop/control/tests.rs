@@ -25,6 +25,12 @@ fn wait_until(what: &str, seen: impl Fn() -> String, wanted: impl Fn() -> bool) 
     }
 }
 
+/// Pauses the machine, and waits for it.
+fn pause(control: &Control) -> Result<(), StopError> {
+    control.pause_now();
+    control.wait_paused()
+}
+
 /// Where a thread that has taken so many steps says it stands.
 fn standing(index: usize, steps: u64) -> Standing {
     Standing {
@@ -156,7 +162,7 @@ fn a_change_that_panics_does_not_leave_the_world_stopped() {
 #[test]
 fn a_transaction_during_a_pause_leaves_the_pause_in_force() {
     with_vcpus(2, |control, steps| {
-        control.pause().expect("the vCPUs park");
+        pause(control).expect("the vCPUs park");
         let before = total(steps);
         settle(control);
         assert_eq!(total(steps), before);
@@ -196,7 +202,7 @@ fn an_nmi_is_taken_once_by_its_own_vcpu_which_runs_on() {
         take,
         |_, _| {},
         |control, steps| {
-            control.pause().expect("the vCPUs park");
+            pause(control).expect("the vCPUs park");
             // One waits already.
             for vcpus in [1..2, 1..3] {
                 control.send_nmi(vcpus).expect("not ended");
@@ -254,7 +260,7 @@ fn a_pause_that_is_resumed_before_it_is_complete_returns() {
     assert!(matches!(control.park(0, &thread, None), Order::Run(_)));
     thread::scope(|scope| {
         // This vCPU never parks.
-        let pause = scope.spawn(|| control.pause());
+        let pause = scope.spawn(|| pause(&control));
         let seen = || format!("paused: {}", control.is_paused());
         wait_until("pause", seen, || control.must_park(0));
         control.resume();
@@ -268,8 +274,7 @@ fn an_ended_machine_refuses_transactions_and_pauses() {
     with_vcpus(2, |control, _| {
         control.end();
         assert_eq!(control.transact(|_| None), Err(StopError::Ended));
-        assert_eq!(control.pause(), Err(StopError::Ended));
-        assert!(!control.is_paused());
+        assert_eq!(pause(control), Err(StopError::Ended));
     });
 }
 

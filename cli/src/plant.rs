@@ -1,0 +1,138 @@
+//! Probes that are there for as long as a command runs.
+
+use std::path::PathBuf;
+use std::process;
+
+use anyhow::bail;
+use clap::{Args, ValueHint};
+use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
+
+use crate::client::Client;
+use crate::definition;
+use crate::failure::{Refused, WrongUsage};
+use crate::hit_args::{ActArgs, HoldArgs};
+use crate::output::{self, skipped};
+use crate::session::Session;
+
+/// Which probes to plant, and what they are to do.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Probes of its own")]
+pub(crate) struct PlantArgs {
+    /// Probe to plant for as long as this runs, defined as for `hvprobe run -p`; repeatable. It goes with
+    /// this program however that ends, and what it has paused goes on
+    #[arg(short = 'p', long = "plant", value_name = "DEFINITION")]
+    definitions: Vec<String>,
+
+    /// File of such definitions, one a line as in kprobe_events: what follows a `#` is a comment;
+    /// repeatable
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    events: Vec<PathBuf>,
+
+    /// Leave out probes of places that cannot be probed, and say which, instead of failing
+    #[arg(long)]
+    skip_refused: bool,
+
+    /// Whose the probes are, as `probe list` shows them [default: trace- and the number of the process]
+    #[arg(long, value_name = "NAME")]
+    owner: Option<String>,
+
+    #[command(flatten)]
+    acts: ActArgs,
+
+    #[command(flatten)]
+    hold: HoldArgs,
+}
+
+/// Probes to plant.
+#[derive(Debug)]
+pub(crate) struct ToPlant {
+    probes: Vec<ProbeSpec>,
+    skip_refused: bool,
+    owner: String,
+}
+
+/// Probes that are planted, until the session ends.
+#[derive(Debug)]
+pub(crate) struct Planted {
+    pub(crate) session: Session,
+    pub(crate) ids: Vec<u32>,
+}
+
+impl PlantArgs {
+    /// The probes to plant, if any.
+    pub(crate) fn read(self) -> Result<Option<ToPlant>, WrongUsage> {
+        let Self {
+            definitions,
+            events,
+            skip_refused,
+            owner,
+            acts,
+            hold,
+        } = self;
+        if definitions.is_empty() && events.is_empty() {
+            let idle = acts == ActArgs::default() && hold == HoldArgs::default();
+            if idle && !skip_refused && owner.is_none() {
+                return Ok(None);
+            }
+            let message = "what probes do at hits, and whose they are, goes with probes to plant: give -p, \
+                           or --events";
+            return Err(WrongUsage(message.to_owned()));
+        }
+        let probes = definition::specs(&definitions, &events, false, &acts.into(), &hold);
+        let probes = probes.map_err(|WrongUsage(message)| {
+            let named = definitions.iter().find(|it| !it.contains([' ', ':', '\t']));
+            WrongUsage(match named {
+                Some(name) => {
+                    format!("{message}\n`--probe {name}` is a probe that is there already")
+                }
+                None => message,
+            })
+        })?;
+        Ok(Some(ToPlant {
+            probes,
+            skip_refused,
+            owner: owner.unwrap_or_else(|| format!("trace-{}", process::id())),
+        }))
+    }
+}
+
+impl ToPlant {
+    /// Plants them on `machine`.
+    pub(crate) async fn plant(self, client: &mut Client, machine: &str) -> anyhow::Result<Planted> {
+        let session = Session::open(client, self.owner).await?;
+        let request = RegisterRequest {
+            machine: machine.to_owned(),
+            probes: self.probes,
+            skip_refused: self.skip_refused,
+            session: session.id.clone(),
+            ..Default::default()
+        };
+        let answer = client.probes.register(request).await;
+        let registered = answer.map_err(Refused::from)?.into_inner();
+        if let Some(skipped) = skipped::text(&registered.skipped) {
+            output::tell(format_args!("{skipped}"));
+        }
+        if registered.ids.is_empty() {
+            bail!("no probe was planted");
+        }
+        let ids = registered.ids;
+        Ok(Planted { session, ids })
+    }
+}
+
+/// Turns the probes `ids` off, so that their counters are the last ones.
+pub(crate) async fn turn_off(client: &mut Client, machine: &str, ids: Vec<u32>) {
+    let machine = machine.to_owned();
+    if !ids.is_empty() {
+        // They have ended with the machine, or end with their session.
+        let _ended = client.probes.disable(DisableRequest { machine, ids }).await;
+    }
+}
+
+/// Returns when the server has taken out what was planted, and why; never, if there is nothing.
+pub(crate) async fn lost(planted: &mut Option<Planted>) -> anyhow::Error {
+    match planted {
+        Some(planted) => planted.session.lost().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,363 @@
+//! Clients that are killed at random moments, with all they have: nothing stays behind.
+//!
+//! A client plants probes that count, stop the machine or ask it, pauses the machine, decides, subscribes,
+//! and is killed: its connection is closed, or nothing goes over it any more although it is open, as of a
+//! host that is gone, or nothing for longer than its session lives, as of a process that is frozen.
+//! `HVPROBE_CLIENTS` says how many there are, 1000 when it counts; `HVPROBE_STRESS_SEED` makes the same
+//! ones again.
+
+use std::env;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hvprobe_proto::v1::{
+    DecideFor, DecideRequest, ErrorKind, ListSessionsRequest, ListSymbolsRequest, MachineState,
+    OpenSession, PauseRequest, ProbeSpec, ReadKernelRequest, ResumeRequest, SubscribeRequest,
+    UnregisterRequest, decide_request,
+};
+use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::rig::rig;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Endpoint, Uri};
+
+use crate::client::{Client, Running, detail, request, specs};
+use crate::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
+
+/// Clients when nothing is said, and at a time.
+const CLIENTS: u64 = 60;
+const AT_A_TIME: usize = 32;
+/// Clients before those whose traces are looked for.
+const FIRST: u64 = 20;
+/// How long a session outlives its client.
+const TTL: Duration = Duration::from_secs(1);
+/// The longest that a client lives.
+const LIFE: u64 = 3000;
+/// What the process may have more of at the end: bytes in use, and threads.
+const MORE_MEMORY: usize = 8 << 20;
+const MORE_THREADS: usize = 8;
+
+/// Functions that the workload calls, or that are called all the time.
+const FUNCTIONS: [&str; 8] = [
+    "__x64_sys_getpgid",
+    "do_getpgid",
+    "vfs_read",
+    "vfs_write",
+    "try_to_wake_up",
+    "handle_mm_fault",
+    "kmem_cache_alloc",
+    "dput",
+];
+
+/// How a client is killed.
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    /// Its connection is closed, as by SIGKILL.
+    Closed,
+    /// Nothing goes over its connection any more, which stays open.
+    HalfOpen,
+    /// It does nothing for longer than its session lives; then it goes on.
+    Frozen,
+}
+
+/// A connection over which nothing goes while it is frozen.
+async fn connect(socket: PathBuf, frozen: watch::Receiver<bool>) -> Client {
+    let server = UnixStream::connect(socket).await.unwrap();
+    let (near, far) = UnixStream::pair().unwrap();
+    let (from_server, to_server) = server.into_split();
+    let (from_client, to_client) = near.into_split();
+    tokio::spawn(pump(from_server, to_client, frozen.clone()));
+    tokio::spawn(pump(from_client, to_server, frozen));
+    let mut far = Some(TokioIo::new(far));
+    let connector = tower::service_fn(move |_: Uri| {
+        let far = far.take().ok_or(io::ErrorKind::NotConnected);
+        async move { far.map_err(io::Error::from) }
+    });
+    let channel = Endpoint::from_static("http://hvprobe")
+        .connect_with_connector(connector)
+        .await;
+    Client::over(channel.unwrap())
+}
+
+/// Passes on what comes, unless it is frozen, until either end is closed.
+async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
+    let mut bytes = vec![0; 16 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        if frozen.wait_for(|it| !*it).await.is_err() || to.write_all(&bytes[..count]).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// A client's life, until it is killed.
+async fn live(mut client: Client, machine: String, session: &Session, mut random: Random) {
+    let mut kept = Vec::new();
+    loop {
+        session.renew();
+        match random.below(10) {
+            0..4 => {
+                let probes = (0..=random.below(3)).map(|_| some(&mut random)).collect();
+                // It may be that one of another kind is there, or that the session ends meanwhile.
+                let _refused = plant(&mut client, &machine, &session.id, probes).await;
+            }
+            4 => {
+                let request = PauseRequest {
+                    machine: machine.clone(),
+                    session: session.id.clone(),
+                };
+                let _refused = client.machines.pause(request).await;
+            }
+            5 | 6 => {
+                let machine = machine.clone();
+                let _refused = client.machines.resume(ResumeRequest { machine }).await;
+            }
+            7 => {
+                let subscription = SubscribeRequest {
+                    machine: machine.clone(),
+                    ..Default::default()
+                };
+                if let Ok(unread) = client.events.subscribe(subscription).await
+                    && kept.len() < 2
+                {
+                    kept.push(unread);
+                }
+            }
+            8 => decide(&mut client, &machine, session, &mut random).await,
+            _ => sleep(Duration::from_millis(random.below(200))).await,
+        }
+    }
+}
+
+fn some(random: &mut Random) -> ProbeSpec {
+    let function = random.pick(&FUNCTIONS);
+    match random.below(10) {
+        0 => stopping(&format!("p {function}")),
+        1 => asking(&format!("p {function}"), 50),
+        2..5 => specs(&[&format!("r {function}")]).remove(0),
+        _ => specs(&[&format!("p {function}")]).remove(0),
+    }
+}
+
+/// Decides for a probe, and lets some questions pass.
+async fn decide(client: &mut Client, machine: &str, session: &Session, random: &mut Random) {
+    let asks = asking("p do_getpgid", 50);
+    let Ok(probes) = plant(client, machine, &session.id, vec![asks]).await else {
+        return;
+    };
+    let (to_server, answers) = mpsc::channel(1);
+    let decide_for = DecideFor {
+        machine: machine.to_owned(),
+        probes,
+        session: session.id.clone(),
+    };
+    let what = Some(decide_request::What::DecideFor(decide_for));
+    to_server.send(DecideRequest { what }).await.unwrap();
+    let Ok(questions) = client.decisions.decide(ReceiverStream::new(answers)).await else {
+        return;
+    };
+    let mut questions = questions.into_inner();
+    for _ in 0..random.below(4) {
+        let question = timeout(Duration::from_millis(200), questions.message()).await;
+        if !matches!(question, Ok(Ok(Some(_)))) {
+            return;
+        }
+        session.renew();
+    }
+}
+
+/// Has one client live, and die.
+async fn one(socket: PathBuf, machine: String, mut random: Random) -> Death {
+    let (freeze, frozen) = watch::channel(false);
+    let mut client = connect(socket, frozen).await;
+    let death = random.pick(&[Death::Closed, Death::HalfOpen, Death::Frozen]);
+    let open = OpenSession {
+        owner: "killed".into(),
+        ttl_ms: 1000,
+        ..Default::default()
+    };
+    let session = Session::open(&mut client, open).await.unwrap();
+    let life = Duration::from_millis(random.below(LIFE));
+    let lives = live(client.clone(), machine.clone(), &session, random);
+    match death {
+        Death::Closed => {
+            let _killed = timeout(life, lives).await;
+        }
+        Death::HalfOpen | Death::Frozen => {
+            // With all that it is doing.
+            let frozen = async {
+                sleep(life).await;
+                freeze.send_replace(true);
+                sleep(TTL * 3).await;
+            };
+            tokio::select! {
+                () = lives => {}
+                () = frozen => {}
+            }
+        }
+    }
+    if let Death::Frozen = death {
+        freeze.send_replace(false);
+        let late = plant(&mut client, &machine, &session.id, specs(&["p vfs_read"]));
+        let late = timeout(LONG, late).await.expect("an answer").unwrap_err();
+        assert_eq!(detail(&late).kind(), ErrorKind::NoSuchSession, "{late:?}");
+    }
+    death
+}
+
+/// Has `count` clients live and die, a few at a time.
+async fn kill(server: &Running, machine: &str, count: u64, seed: u64) -> [u64; 3] {
+    let places = Arc::new(Semaphore::new(AT_A_TIME));
+    let mut clients = JoinSet::new();
+    for number in 0..count {
+        let (socket, machine) = (server.socket(), machine.to_owned());
+        let random = Random::new(&[seed, number]);
+        let places = Arc::clone(&places);
+        clients.spawn(async move {
+            let _place = places.acquire().await.unwrap();
+            one(socket, machine, random).await
+        });
+    }
+    let mut deaths = [0; 3];
+    while let Some(death) = clients.join_next().await {
+        match death.unwrap() {
+            Death::Closed => deaths[0] += 1,
+            Death::HalfOpen => deaths[1] += 1,
+            Death::Frozen => deaths[2] += 1,
+        }
+    }
+    deaths
+}
+
+/// Waits until no session is left.
+async fn none_left(client: &mut Client) {
+    let since = Instant::now();
+    loop {
+        let answer = client.sessions.list_sessions(ListSessionsRequest {}).await;
+        let left = answer.unwrap().into_inner().sessions;
+        if left.is_empty() {
+            return;
+        }
+        assert!(since.elapsed() < LONG, "left: {left:?}");
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The bytes of the functions that are probed.
+async fn text(client: &mut Client, machine: &str) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for function in FUNCTIONS {
+        let request = ListSymbolsRequest {
+            machine: machine.into(),
+            pattern: function.into(),
+            ..Default::default()
+        };
+        let symbols = client.symbols.list_symbols(request).await.unwrap();
+        let symbols = symbols.into_inner().message().await.unwrap().unwrap();
+        let request = ReadKernelRequest {
+            machine: machine.into(),
+            address: symbols.symbols[0].address,
+            length: 128,
+        };
+        let read = client.machines.read_kernel(request).await;
+        all.push(read.unwrap().into_inner().data);
+    }
+    all
+}
+
+/// Bytes in use of the heap, all threads together.
+fn heap() -> usize {
+    // SAFETY: it only reads the allocator's own counters, and takes its locks for that.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+fn setting(name: &str, default: u64) -> u64 {
+    env::var(name).map_or(default, |it| it.parse().expect("a number"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_are_killed_at_random_moments_leave_nothing_behind() {
+    if rig("api: killed clients").is_none() {
+        return;
+    }
+    let (count, seed) = (
+        setting("HVPROBE_CLIENTS", CLIENTS),
+        setting("HVPROBE_STRESS_SEED", 1),
+    );
+    let server = Running::start();
+    let mut client = server.client().await;
+    let mut boot = request(BUSY, &[]);
+    boot.cpus = 2;
+    let machine = client.machines.boot(boot).await.unwrap().into_inner().name;
+    client.wait_running(&machine).await;
+    let before = text(&mut client, &machine).await;
+    let stays = client.register(&machine, &["p:stays __x64_sys_getpgid"]);
+    let stays = stays.await.unwrap();
+
+    kill(&server, &machine, FIRST, seed + 1).await;
+    none_left(&mut client).await;
+    let (memory, tasks) = (heap(), threads());
+    let since = Instant::now();
+    let [closed, half_open, frozen] = kill(&server, &machine, count, seed).await;
+    none_left(&mut client).await;
+    eprintln!(
+        "seed {seed}: {count} clients killed in {:?}: {closed} closed, {half_open} half-open, {frozen} frozen",
+        since.elapsed()
+    );
+
+    let names: Vec<_> = client
+        .list(&machine)
+        .await
+        .into_iter()
+        .map(|it| it.name)
+        .collect();
+    assert_eq!(names, ["stays"]);
+    let runs = |machine: &hvprobe_proto::v1::Machine| machine.state() == MachineState::Running;
+    let last = wait_until(&mut client, &machine, "running", runs).await;
+    assert_eq!((last.stopped_at, last.paused_by.len()), (None, 0));
+    // It is not only said to run.
+    let hits = client.list(&machine).await[0].hits;
+    let since = Instant::now();
+    while client.list(&machine).await[0].hits == hits {
+        assert!(since.elapsed() < LONG, "no hit since {hits}");
+        sleep(Duration::from_millis(50)).await;
+    }
+
+    let request = UnregisterRequest {
+        machine: machine.clone(),
+        ids: stays,
+    };
+    client.probes.unregister(request).await.unwrap();
+    assert_eq!(text(&mut client, &machine).await, before);
+
+    // Threads that have nothing to do end after a while.
+    let since = Instant::now();
+    while threads() > tasks + MORE_THREADS || heap() > memory + MORE_MEMORY {
+        assert!(
+            since.elapsed() < LONG,
+            "{} threads, {tasks} before; {} bytes, {memory} before",
+            threads(),
+            heap()
+        );
+        sleep(Duration::from_millis(100)).await;
+    }
+    eprintln!(
+        "threads: {tasks}, then {}; bytes: {memory}, then {}",
+        threads(),
+        heap()
+    );
+    server.stop().await;
+}

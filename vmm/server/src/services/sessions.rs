@@ -1,0 +1,187 @@
+//! `hvprobe.v1.Sessions`.
+//!
+//! ```text
+//!   opened ──(open)──► held ──(the stream ends, nothing comes in time, taken over)──► ending ──► over
+//!                       │ ▲
+//!                       └─┘ renew
+//! ```
+//! What is kept true: the session is open exactly while its task holds it; the last message comes when all
+//! that the session had is let go of.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use hvprobe_proto::v1::{
+    ErrorKind, HoldRequest, HoldResponse, ListSessionsRequest, ListSessionsResponse, OpenSession,
+    Session, SessionEnd, SessionEnded, hold_request, hold_response, sessions_server,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::{Code, Request, Response, Status, Streaming};
+
+use crate::fleet::Handle;
+use crate::limits;
+use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
+use crate::status::Failure;
+
+/// Messages that wait for one client: all there are of one session.
+const MESSAGES: usize = 2;
+/// How long a session may outlive the last message of its client, and how long it does if nothing is
+/// asked for.
+const SHORTEST: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_hours(1);
+const DEFAULT: Duration = Duration::from_secs(30);
+/// Sessions taken over at once.
+const TAKE_OVER: usize = 64;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    sessions: Sessions<Handle>,
+}
+
+impl Service {
+    pub(crate) fn new(sessions: Sessions<Handle>) -> Self {
+        Self { sessions }
+    }
+}
+
+type Answer = Result<HoldResponse, Status>;
+type Answers = Pin<Box<ReceiverStream<Answer>>>;
+
+#[tonic::async_trait]
+impl sessions_server::Sessions for Service {
+    type HoldStream = Answers;
+
+    async fn hold(
+        &self,
+        request: Request<Streaming<HoldRequest>>,
+    ) -> Result<Response<Answers>, Status> {
+        let answers = hold(&self.sessions, request.into_inner()).await?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+    }
+
+    async fn list_sessions(
+        &self,
+        _: Request<ListSessionsRequest>,
+    ) -> Result<Response<ListSessionsResponse>, Status> {
+        let sessions = self.sessions.all();
+        Ok(Response::new(ListSessionsResponse { sessions }))
+    }
+}
+
+/// Opens the session that the first of `messages` asks for, and has it held for as long as they say.
+async fn hold<P: Place>(
+    sessions: &Sessions<P>,
+    mut messages: impl Stream<Item = Result<HoldRequest, Status>> + Unpin + Send + 'static,
+) -> Result<mpsc::Receiver<Answer>, Status> {
+    let first = messages.next().await.transpose()?;
+    let Some(hold_request::What::Open(open)) = first.and_then(|first| first.what) else {
+        return Err(out_of_order("the first message has to open the session"));
+    };
+    let asked = asked(open)?;
+    let ttl = asked.ttl;
+    let (open, session) = sessions.open(asked)?;
+    let (to_client, answers) = mpsc::channel(MESSAGES);
+    let holding = Holding {
+        open,
+        ttl,
+        messages,
+        to_client,
+    };
+    tokio::spawn(holding.run(session));
+    Ok(answers)
+}
+
+/// The session that a client asks for, if it can be.
+fn asked(open: OpenSession) -> Result<Asked, Status> {
+    let OpenSession {
+        owner,
+        ttl_ms,
+        keep,
+        take_over,
+    } = open;
+    limits::owner_name(&owner)?;
+    let ttl = match ttl_ms {
+        0 => DEFAULT,
+        ttl_ms => Duration::from_millis(ttl_ms.into()),
+    };
+    if !(SHORTEST..=LONGEST).contains(&ttl) {
+        let message = format!(
+            "a session outlives its client by {} to {} ms, not by {ttl_ms} ms",
+            SHORTEST.as_millis(),
+            LONGEST.as_millis()
+        );
+        return Err(Failure::new(Code::InvalidArgument, ErrorKind::BadTtl, message).into());
+    }
+    let what = "the number of sessions to take over";
+    limits::at_most(what, take_over.len(), TAKE_OVER)?;
+    Ok(Asked {
+        owner,
+        ttl,
+        keep,
+        take_over,
+    })
+}
+
+/// A session and the client that holds it.
+struct Holding<P: Place, M> {
+    open: Open<P>,
+    ttl: Duration,
+    messages: M,
+    to_client: mpsc::Sender<Answer>,
+}
+
+impl<P: Place, M> Holding<P, M>
+where
+    M: Stream<Item = Result<HoldRequest, Status>> + Unpin,
+{
+    async fn run(mut self, session: Session) {
+        let opened = hold_response::What::Opened(session);
+        let held = match self.to_client.send(answer(opened)).await {
+            Ok(()) => self.hold().await,
+            Err(_) => Ok(SessionEnd::Disconnected),
+        };
+        let reason = *held.as_ref().unwrap_or(&SessionEnd::Disconnected);
+        let let_go = self.open.end(reason).await;
+        let last = held.and_then(|reason| {
+            answer(hold_response::What::Ended(SessionEnded {
+                reason: reason.into(),
+                let_go,
+            }))
+        });
+        // A client that is gone needs no word.
+        let _gone = self.to_client.send(last).await;
+    }
+
+    /// Holds the session until it is to end; why it is, or what was wrong with the client.
+    async fn hold(&mut self) -> Result<SessionEnd, Status> {
+        let mut over = self.open.over.clone();
+        loop {
+            tokio::select! {
+                biased;
+                why = ended(&mut over) => return Ok(why),
+                // What has come in time counts, whenever it is looked at.
+                message = self.messages.next() => match message {
+                    Some(Ok(HoldRequest { what: Some(hold_request::What::Renew(_)) })) => {}
+                    Some(Ok(_)) => return Err(out_of_order("the session is open: renew it")),
+                    Some(Err(_)) | None => return Ok(SessionEnd::Disconnected),
+                },
+                () = self.to_client.closed() => return Ok(SessionEnd::Disconnected),
+                () = tokio::time::sleep(self.ttl) => return Ok(SessionEnd::Expired),
+            }
+        }
+    }
+}
+
+fn answer(what: hold_response::What) -> Answer {
+    Ok(HoldResponse { what: Some(what) })
+}
+
+fn out_of_order(message: &str) -> Status {
+    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
+}
+
+#[cfg(test)]
+mod tests;

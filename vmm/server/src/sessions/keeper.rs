@@ -1,0 +1,387 @@
+//! Keeps the sessions of a server: what is asked for in their names is theirs, and is let go of when they
+//! end.
+//!
+//! What happens is decided by a [`Book`]; here are the lock around it, the machines, and the time. The
+//! lock is never held while a machine is called, but for what a machine answers at once. Invariants: of one
+//! machine, one thread at a time lets go of things, however many sessions end; what cannot be let go of is
+//! told and tried again for as long as the machine is there.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hvprobe_machine::{LetGo, Owner};
+use hvprobe_proto::v1::{self, ErrorKind, SessionEnd, SessionState};
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use tonic::{Code, Status};
+
+use super::book::{Book, Gone, SESSIONS, Stage, Unopened};
+use super::owners::{Named, Owners};
+use crate::identity::uuid;
+use crate::status::Failure;
+use crate::wire::anchor;
+
+/// How long what could not be let go of is left alone, at first and at most.
+const PATIENCE: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// A machine, as sessions see it. Copies are the same machine.
+pub(crate) trait Place: Clone + Send + Sync + 'static {
+    /// Which one it is; of no other.
+    fn number(&self) -> u64;
+    /// What it is called.
+    fn name(&self) -> &str;
+    /// Whether it has not ended.
+    fn is_there(&self) -> bool;
+    /// Whether anything of it belongs to `owner`; told at once.
+    fn has(&self, owner: Owner) -> bool;
+    /// Has it let go of all that belongs to `owners`. Of one that has ended nothing is left to let go.
+    fn let_go(&self, owners: Vec<Owner>) -> impl Future<Output = Result<LetGo, Status>> + Send;
+}
+
+/// What a client asks for with a session.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// Who it says it is.
+    pub(crate) owner: String,
+    /// How long the session outlives its last message.
+    pub(crate) ttl: Duration,
+    pub(crate) keep: bool,
+    pub(crate) take_over: Vec<String>,
+}
+
+#[derive(Debug)]
+struct About {
+    owner: String,
+    ttl: Duration,
+    open_ns: u64,
+    /// Tells whoever holds the session, or does something in its name, that it has ended.
+    over: watch::Sender<Option<SessionEnd>>,
+}
+
+#[derive(Debug)]
+struct State<P> {
+    book: Book<About>,
+    /// The machines that sessions may have something of.
+    places: BTreeMap<u64, P>,
+    /// Who waits for the end of a session that is ending, and what was let go of until now.
+    waiting: BTreeMap<String, (oneshot::Sender<Vec<v1::LetGo>>, Vec<v1::LetGo>)>,
+    closed: bool,
+}
+
+/// The sessions of a server. Copies are the same.
+#[derive(Debug)]
+pub(crate) struct Sessions<P> {
+    state: Arc<Mutex<State<P>>>,
+    owners: Owners,
+}
+
+impl<P> Clone for Sessions<P> {
+    fn clone(&self) -> Self {
+        Self {
+            state: Arc::clone(&self.state),
+            owners: self.owners.clone(),
+        }
+    }
+}
+
+/// A session that is open for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Open<P: Place> {
+    sessions: Sessions<P>,
+    id: String,
+    /// Why it has ended, if another has seen to that.
+    pub(crate) over: watch::Receiver<Option<SessionEnd>>,
+}
+
+/// Something that is being done in the name of a session, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Ticket<P: Place> {
+    sessions: Sessions<P>,
+    number: u64,
+    /// Whose it will be.
+    pub(crate) owner: Owner,
+}
+
+impl<P: Place> Sessions<P> {
+    /// None yet. Whoever has something is named in `owners`.
+    pub(crate) fn new(owners: Owners) -> Self {
+        let state = State {
+            book: Book::default(),
+            places: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            closed: false,
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+            owners,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<P>> {
+        // No step leaves the state half changed, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a session.
+    pub(crate) fn open(&self, asked: Asked) -> Result<(Open<P>, v1::Session), Status> {
+        let id = uuid().map_err(|error| {
+            Status::internal(format!("the host gives no random number: {error}"))
+        })?;
+        let (over, is_over) = watch::channel(None);
+        let about = About {
+            owner: asked.owner,
+            ttl: asked.ttl,
+            open_ns: anchor::now().monotonic_ns,
+            over,
+        };
+        let named = Named {
+            owner: about.owner.as_str().into(),
+            session: id.as_str().into(),
+        };
+        let mut state = self.state();
+        if state.closed {
+            return Err(Status::unavailable("the server is stopping"));
+        }
+        self.sweep(&mut state);
+        let State { book, places, .. } = &mut *state;
+        let taken: Vec<_> = asked
+            .take_over
+            .iter()
+            .filter_map(|id| book.get(id))
+            .collect();
+        let taken: Vec<_> = taken.iter().map(|it| it.about.over.clone()).collect();
+        let has = |machine, owner| places.get(&machine).is_some_and(|it| it.has(owner));
+        let opened = book.open(&id, about, asked.keep, &asked.take_over, has);
+        let owners = opened.map_err(|why| unopened(why, &asked.take_over))?;
+        self.owners.name(owners, &named);
+        for over in taken {
+            over.send_replace(Some(SessionEnd::TakenOver));
+        }
+        let session = state.describe(&id).unwrap_or_default();
+        drop(state);
+        let open = Open {
+            sessions: self.clone(),
+            id,
+            over: is_over,
+        };
+        Ok((open, session))
+    }
+
+    /// Something is asked of `place` in the name of the session `id`; nothing to do if that is empty.
+    pub(crate) fn begin(&self, id: &str, place: &P) -> Result<Option<Ticket<P>>, Status> {
+        if id.is_empty() {
+            return Ok(None);
+        }
+        let mut state = self.state();
+        self.sweep(&mut state);
+        let begun = state.book.begin(id, place.number());
+        let (number, owner) = begun.ok_or_else(no_such_session)?;
+        state.places.insert(place.number(), place.clone());
+        drop(state);
+        Ok(Some(Ticket {
+            sessions: self.clone(),
+            number,
+            owner,
+        }))
+    }
+
+    /// Tells of the end of the session `id`; nothing to do if that is empty. What a session keeps goes on
+    /// without it, and is never told.
+    pub(crate) fn follow(
+        &self,
+        id: &str,
+    ) -> Result<Option<watch::Receiver<Option<SessionEnd>>>, Status> {
+        if id.is_empty() {
+            return Ok(None);
+        }
+        let state = self.state();
+        let session = state.book.get(id).filter(|it| it.stage == Stage::Held);
+        let session = session.ok_or_else(no_such_session)?;
+        Ok(Some(session.about.over.subscribe()))
+    }
+
+    /// All sessions.
+    pub(crate) fn all(&self) -> Vec<v1::Session> {
+        let mut state = self.state();
+        self.sweep(&mut state);
+        let ids = state.book.all().into_iter().map(|(id, _)| id.clone());
+        let ids: Vec<_> = ids.collect();
+        ids.iter().filter_map(|id| state.describe(id)).collect()
+    }
+
+    /// Ends all that are held, and lets none be opened any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        for (_, session) in state.book.all() {
+            if session.stage == Stage::Held {
+                let why = Some(SessionEnd::ServerStopping);
+                session.about.over.send_replace(why);
+            }
+        }
+    }
+
+    /// The client of the session `id` is gone. What is told when all that it had is let go of; at once, if
+    /// it has been ended before, or is kept.
+    fn end(&self, id: &str, why: SessionEnd) -> oneshot::Receiver<Vec<v1::LetGo>> {
+        let (done, is_done) = oneshot::channel();
+        let mut state = self.state();
+        match state.book.end(id) {
+            Some(Stage::Ending) => {
+                if let Some(session) = state.book.get(id) {
+                    session.about.over.send_replace(Some(why));
+                }
+                state.waiting.insert(id.to_owned(), (done, Vec::new()));
+            }
+            // Dropped, it tells that nothing is let go.
+            Some(Stage::Kept | Stage::Held) | None => {}
+        }
+        drop(state);
+        self.see_to();
+        is_done
+    }
+
+    /// Has machines let go of what is due.
+    fn see_to(&self) {
+        let mut state = self.state();
+        self.sweep(&mut state);
+        let due = state.book.due();
+        for (machine, owners) in due {
+            let place = state.places.get(&machine).cloned();
+            // Without a runtime, nothing runs any more.
+            if let (Some(place), Ok(runtime)) = (place, Handle::try_current()) {
+                runtime.spawn(self.clone().release(place, owners));
+            }
+        }
+    }
+
+    /// Has `place` let go of all that is of `owners`, however often that takes.
+    async fn release(self, place: P, mut owners: Vec<Owner>) {
+        let mut patience = PATIENCE;
+        let let_go = loop {
+            match place.let_go(owners.clone()).await {
+                Ok(let_go) => break let_go,
+                Err(error) => {
+                    let machine = place.name();
+                    tracing::error!(machine, %error, "what ended sessions have cannot be let go of");
+                }
+            }
+            tokio::time::sleep(patience).await;
+            patience = LONGEST.min(patience * 2);
+            // Those that have ended meanwhile come along.
+            owners = self.state().book.due_on(place.number());
+        };
+        let mut state = self.state();
+        for Gone { id, owners } in state.book.released(place.number(), &owners) {
+            let probes = let_go.probes.iter().filter(|(of, _)| owners.contains(of));
+            let probes: usize = probes.map(|(_, count)| *count).sum();
+            let told = v1::LetGo {
+                machine: place.name().to_owned(),
+                // There are far fewer than this can count.
+                probes: u32::try_from(probes).unwrap_or(u32::MAX),
+                resumed: let_go.resumed,
+            };
+            if let Some((_, all)) = state.waiting.get_mut(&id)
+                && (probes > 0 || told.resumed)
+            {
+                all.push(told);
+            }
+        }
+        drop(state);
+        self.see_to();
+    }
+
+    /// Forgets what is not there any more, and tells those who wait for that.
+    fn sweep(&self, state: &mut State<P>) {
+        let State {
+            book,
+            places,
+            waiting,
+            ..
+        } = state;
+        let is_there = |machine| places.get(&machine).is_some_and(P::is_there);
+        let has = |machine, owner| places.get(&machine).is_some_and(|it| it.has(owner));
+        for Gone { id, owners } in book.sweep(is_there, has) {
+            self.owners.forget(owners);
+            if let Some((done, all)) = waiting.remove(&id) {
+                // Whoever waited may have gone.
+                let _gone = done.send(all);
+            }
+        }
+        places.retain(|machine, _| book.knows(*machine));
+    }
+}
+
+impl<P> State<P> {
+    fn describe(&self, id: &str) -> Option<v1::Session> {
+        let session = self.book.get(id)?;
+        let state = match session.stage {
+            Stage::Held => SessionState::Held,
+            Stage::Kept => SessionState::Kept,
+            Stage::Ending => SessionState::Ending,
+        };
+        Some(v1::Session {
+            id: id.to_owned(),
+            owner: session.about.owner.clone(),
+            state: state.into(),
+            ttl_ms: u32::try_from(session.about.ttl.as_millis()).unwrap_or(u32::MAX),
+            keep: session.keep,
+            open_ns: session.about.open_ns,
+        })
+    }
+}
+
+impl<P: Place> Open<P> {
+    /// Ends it, and waits until all that it had is let go of.
+    pub(crate) async fn end(self, why: SessionEnd) -> Vec<v1::LetGo> {
+        let done = self.sessions.end(&self.id, why);
+        done.await.unwrap_or_default()
+    }
+}
+
+impl<P: Place> Drop for Open<P> {
+    fn drop(&mut self) {
+        // Nothing to do if it has ended.
+        let _nobody_waits = self.sessions.end(&self.id, SessionEnd::Disconnected);
+    }
+}
+
+impl<P: Place> Drop for Ticket<P> {
+    fn drop(&mut self) {
+        self.sessions.state().book.finish(self.number);
+        self.sessions.see_to();
+    }
+}
+
+/// Returns when a session has ended that is followed by `over`, and why it has.
+pub(crate) async fn ended(over: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
+    match over.wait_for(Option::is_some).await.map(|why| *why) {
+        Ok(Some(why)) => why,
+        // It is gone without a word, as one that kept what it had.
+        Ok(None) | Err(_) => std::future::pending().await,
+    }
+}
+
+fn no_such_session() -> Status {
+    let message = "there is no such session, or it has ended";
+    Failure::new(Code::NotFound, ErrorKind::NoSuchSession, message).into()
+}
+
+fn unopened(why: Unopened, take_over: &[String]) -> Status {
+    match why {
+        Unopened::TooMany => {
+            let message = format!("there are {SESSIONS} sessions already");
+            Failure::new(Code::ResourceExhausted, ErrorKind::TooManySessions, message).into()
+        }
+        Unopened::NoSuch(index) => {
+            let id = take_over.get(index).map(String::as_str).unwrap_or_default();
+            let message = format!("there is no session {id:?} to take over");
+            Failure::new(Code::NotFound, ErrorKind::NoSuchSession, message)
+                .at_index(index)
+                .into()
+        }
+    }
+}
