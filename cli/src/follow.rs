@@ -166,6 +166,7 @@ pub(crate) async fn subscribe(
     let request = SubscribeRequest {
         machine: machine.to_owned(),
         probes,
+        ..Default::default()
     };
     Ok(client.events.subscribe(request).await?.into_inner())
 }

@@ -39,7 +39,7 @@ async fn pending_probe_counts_a_workload_and_the_stream_ends_with_the_machine() 
 
     let subscription = SubscribeRequest {
         machine: machine.name.clone(),
-        probes: Vec::new(),
+        ..Default::default()
     };
     let mut stream = client
         .events
@@ -209,7 +209,7 @@ async fn machine_and_probes_outlive_the_client_but_not_the_server() {
         gone.register(&machine, &["p:r vfs_read"]).await.unwrap();
         let subscription = SubscribeRequest {
             machine: machine.clone(),
-            probes: Vec::new(),
+            ..Default::default()
         };
         let _unread = gone.events.subscribe(subscription).await.unwrap();
         machine

@@ -21,6 +21,7 @@ use hvprobe_proto::v1::{self, ErrorKind};
 use tokio::sync::{Notify, watch};
 use tonic::{Code, Status};
 
+use super::arrivals::{Arrivals, Arriving};
 use super::events::broadcast::Broadcast;
 use super::identity::{Asked, Identity};
 use super::limits;
@@ -44,6 +45,8 @@ struct Shared {
     slots: Mutex<Slots>,
     /// Told when a reservation is over.
     settled: Notify,
+    /// Told of machines that have been booted.
+    arrivals: Arrivals<Handle>,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +124,11 @@ impl Fleet {
         let mut handles = self.all();
         handles.retain(Handle::is_live);
         handles
+    }
+
+    /// Tells of the machines that are booted from now on.
+    pub(crate) fn arrivals(&self) -> Arriving<Handle> {
+        self.shared.arrivals.follow()
     }
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
@@ -273,6 +281,9 @@ impl Fleet {
         }
         slots.forget_oldest();
         drop(slots);
+        if let Some(machine) = machine {
+            self.shared.arrivals.announce(machine);
+        }
         self.shared.settled.notify_one();
     }
 
@@ -282,6 +293,7 @@ impl Fleet {
             let (live, booting) = {
                 let mut slots = self.slots();
                 slots.closed = true;
+                self.shared.arrivals.close();
                 let reserved = |slot: &Slot| matches!(slot, Slot::Reserved { .. });
                 let booting = slots.named.values().any(reserved);
                 drop(slots);
@@ -363,6 +375,11 @@ impl Slots {
 impl Handle {
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What tells it from others of the name.
+    pub(crate) fn uid(&self) -> &str {
+        self.identity.uid()
     }
 
     /// Its events; there are none once it has ended.

@@ -14,4 +14,5 @@ mod resolve;
 mod types;
 mod value;
 
+pub use filter::on_any_event;
 pub(crate) use resolve::{Resolved, resolve};
