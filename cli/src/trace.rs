@@ -7,24 +7,27 @@ use hvprobe_proto::v1::WaitRequest;
 use crate::args::Trace;
 use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused};
-use crate::follow::{self, Batch, Format, Printer};
+use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{HistogramArgs, Histograms};
 use crate::output::{self, json, summary, table};
 use crate::signals::Interrupt;
 
 pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
-    let mut interrupt = Interrupt::install()?;
     args.histograms.check()?;
+    args.wanted.check()?;
+    let format = if args.json {
+        Format::Json
+    } else {
+        Format::Text
+    };
+    // Opening a pipe waits for its reader, which Ctrl-C still ends.
+    let mut printer = Printer::new(format, args.hits, &args.output)?;
+    let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
     let chosen = if args.probes.is_empty() {
         Vec::new()
     } else {
         client::choose(&client.list_probes(&machine).await?, &args.probes)?
-    };
-    let format = if args.json {
-        Format::Json
-    } else {
-        Format::Text
     };
     if args.histograms.is_given() {
         return count(
@@ -37,8 +40,11 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
         )
         .await;
     }
-    let mut stream = follow::subscribe(&mut client, &machine, chosen.clone()).await?;
-    let mut printer = Printer::new(format, args.hits);
+    let request = args.wanted.request(&machine, chosen.clone());
+    let subscribed = client.events.subscribe(request).await;
+    let mut stream = subscribed
+        .map_err(|status| args.wanted.refused(status))?
+        .into_inner();
 
     let status = loop {
         let batch = tokio::select! {
@@ -62,7 +68,7 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     // What is left of the machine, if the server is still there.
     let mut probes = client.list_probes(&machine).await.unwrap_or_default();
     probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
-    close(&printer, &probes, format)?;
+    close(&mut printer, &probes, format)?;
     Ok(status)
 }
 
@@ -107,14 +113,15 @@ async fn count(
 
 /// Prints what a trace amounted to.
 pub(crate) fn close(
-    printer: &Printer,
+    printer: &mut Printer,
     probes: &[hvprobe_proto::v1::Probe],
     format: Format,
 ) -> anyhow::Result<()> {
     let rows = printer.tally.rows(probes);
     if format == Format::Json {
         for row in &rows {
-            json::print(&json::Line::Summary(row.into()))?;
+            let line = serde_json::to_string(&json::Line::Summary(row.into()))?;
+            printer.write(&format!("{line}\n"))?;
         }
     } else if !rows.is_empty() {
         output::note(format_args!(
