@@ -63,13 +63,15 @@ impl Service {
         let (origin, events, is_live) = if let Some((name, events)) = self.published.get(&machine) {
             (Origin::Published(Arc::clone(name)), events.clone(), true)
         } else if machine.is_empty() {
-            if after.is_some() || !wanted.probes.is_empty() {
-                return Err(Failure::new(
-                    Code::InvalidArgument,
-                    ErrorKind::NoSuchProbe,
-                    "probe ids and positions belong to a machine: name it",
-                )
-                .into());
+            let nameless = |kind, what| {
+                let message = format!("{what} belong to a machine: name it");
+                Err(Failure::new(Code::InvalidArgument, kind, message).into())
+            };
+            if !wanted.probes.is_empty() {
+                return nameless(ErrorKind::NoSuchProbe, "probe ids");
+            }
+            if after.is_some() {
+                return nameless(ErrorKind::BadPosition, "positions");
             }
             tokio::spawn(All::new(self.fleet.clone(), wanted, to_client).run());
             return Ok(ReceiverStream::new(messages));

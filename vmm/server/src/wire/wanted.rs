@@ -29,9 +29,8 @@ pub(crate) fn wanted(request: &mut SubscribeRequest) -> Result<Wanted, Status> {
     let is_kind =
         |kind: &i32| EventKind::try_from(*kind).is_ok_and(|kind| kind != EventKind::Unspecified);
     if let Some(kind) = request.kinds.iter().find(|kind| !is_kind(kind)) {
-        return Err(Status::invalid_argument(format!(
-            "no event is of the kind {kind}"
-        )));
+        let message = format!("no event is of the kind {kind}");
+        return Err(Failure::new(Code::InvalidArgument, ErrorKind::Filter, message).into());
     }
     let filter = match request.filter.as_str() {
         "" => None,
