@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
+use crate::event_args::{OutputArgs, WantedArgs};
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
@@ -170,7 +171,7 @@ Examples:
     hvprobe run -p 'p ksys_mmap_pgoff' --return -ENOMEM -- ls /
 
 Hits are printed as `comm-pid [cpu] seconds: event: function(argument=value, ...)`, the time being
-this machine's monotonic clock, returns as `event: function(argument=value, ...) = result took=time`
+this machine's monotonic clock unless --time says otherwise, returns as `event: function(argument=value, ...) = result took=time`
 with the arguments at entry, and a table per probe on standard error closes the run. Where types do
 not tell the arguments, and with --raw, there are registers: `(symbol+offset) registers`, of returns
 `(caller <- symbol) ret=value took=time registers`. With --json each line is an object: `type` is
@@ -198,6 +199,9 @@ pub(crate) struct Run {
     /// Tell at the end what took how long
     #[arg(long, help_heading = "Output")]
     pub(crate) timings: bool,
+
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 
     #[command(flatten)]
     pub(crate) histograms: HistogramArgs,
@@ -401,8 +405,10 @@ pub(crate) struct ChosenProbes {
 Examples:
   hvprobe trace                              every hit of every probe
   hvprobe trace --probe opens --hits 100     a hundred hits of one
-  hvprobe trace --probe opens --hist keys=comm --interval 5   who makes how many of them
   hvprobe trace -p 'r vfs_read' --vm web     its returns, with a probe that goes with this
+  hvprobe trace --comm sshd --filter 'cpu == 0'   those of a task there, whoever made them happen
+  hvprobe trace --time wall -o hits          with date and time, into a file
+  hvprobe trace --probe opens --hist keys=comm --interval 5   who makes how many of them
   hvprobe trace --json | jq .registers.rdi   for programs; see `hvprobe run --help`")]
 pub(crate) struct Trace {
     #[command(flatten)]
@@ -419,6 +425,12 @@ pub(crate) struct Trace {
     /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) wanted: WantedArgs,
+
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 
     #[command(flatten)]
     pub(crate) histograms: HistogramArgs,

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
+use hvprobe_proto::roomy;
 use hvprobe_proto::v1::decisions_client::DecisionsClient;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::histograms_client::HistogramsClient;
@@ -144,7 +145,7 @@ impl Client {
             let stream = stream.take().ok_or(io::ErrorKind::NotConnected);
             async move { stream.map_err(io::Error::from) }
         });
-        let channel = Endpoint::from_static("http://hvprobe")
+        let channel = roomy(Endpoint::from_static("http://hvprobe"))
             .connect_with_connector(connector)
             .await
             .context("the server does not speak gRPC")?;

@@ -24,6 +24,7 @@ use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage};
 use crate::output::events::{self, Labels};
 use crate::output::names::Names;
+use crate::output::times::Times;
 use crate::signals::Interrupt;
 use crate::{clock, output, typed};
 
@@ -165,11 +166,12 @@ impl Desk {
     fn show(&mut self, question: &Question) -> io::Result<()> {
         let event = question.event.clone().unwrap_or_default();
         if !std::mem::replace(&mut self.headed, true) {
-            output::print(events::HEADER)?;
+            output::print(&Times::default().header())?;
         }
         let label = self.labels.of(event.probe);
         // While the guest waits no names of addresses are asked for.
-        output::print(&events::line(&event, &label, &Names::default()))
+        let time = Times::default().text(event.host_ns);
+        output::print(&events::line(&event, &time, &label, &Names::default()))
     }
 
     /// Puts the first open question to the user.

@@ -3,15 +3,16 @@
 use std::fmt::Write as _;
 use std::io;
 
-use hvprobe_proto::v1::{Anchor, Ending, SubscribeRequest, SubscribeResponse};
+use hvprobe_proto::v1::{Ending, SubscribeResponse};
 
 use crate::budget;
 use crate::client::Client;
-use crate::failure::Refused;
+use crate::event_args::{OutputArgs, OutputFile, Unwritten};
 use crate::output::events::{self, Labels};
 use crate::output::json;
 use crate::output::names::Names;
 use crate::output::summary::{Tally, is_hit};
+use crate::output::times::Times;
 use crate::symbolize;
 
 /// How and where events are printed.
@@ -40,32 +41,39 @@ pub(crate) enum Batch {
 #[derive(Debug)]
 pub(crate) struct Printer {
     format: Format,
+    /// Where to, if it is a file.
+    file: Option<OutputFile>,
     /// Hits still to be printed; `None` for all.
     left: Option<u64>,
     headed: bool,
     labels: Labels,
-    /// Which wall-clock times events have.
-    anchor: Option<Anchor>,
+    times: Times,
     /// Of the addresses that are shown.
     names: Names,
     pub(crate) tally: Tally,
 }
 
 impl Printer {
-    pub(crate) fn new(format: Format, hits: Option<u64>) -> Self {
-        Self {
+    /// Opens the file that is asked for, if one is.
+    pub(crate) fn new(
+        format: Format,
+        hits: Option<u64>,
+        output: &OutputArgs,
+    ) -> Result<Self, Unwritten> {
+        Ok(Self {
             format,
+            file: output.open()?,
             left: hits,
             headed: false,
             labels: Labels::default(),
-            anchor: None,
+            times: Times::new(output.time),
             names: Names::default(),
             tally: Tally::default(),
-        }
+        })
     }
 
-    /// Prints `batch` with the names that `client`'s server has for addresses. On an error nothing reads
-    /// the output any more.
+    /// Prints `batch` with the names that `client`'s server has for addresses. On an error nothing can be
+    /// printed any more.
     pub(crate) async fn show(
         &mut self,
         client: &mut Client,
@@ -75,16 +83,23 @@ impl Printer {
         self.look_up(client, &batch).await;
         let text = self.render(&batch)?;
         if !text.is_empty() {
-            match self.format {
-                Format::Text | Format::Json => emit(&mut io::stdout().lock(), &text)?,
-                Format::Aside => emit(&mut io::stderr().lock(), &text)?,
-            }
+            self.write(&text)?;
         }
         Ok(match (self.left, batch.ended) {
             (Some(0), _) => Batch::Enough,
             (_, Some(ending)) => Batch::Ended(ending),
             (_, None) => Batch::More,
         })
+    }
+
+    /// Prints lines of the trace, now.
+    pub(crate) fn write(&mut self, text: &str) -> anyhow::Result<()> {
+        match (&mut self.file, self.format) {
+            (Some(file), _) => file.write(text)?,
+            (None, Format::Text | Format::Json) => emit(&mut io::stdout().lock(), text)?,
+            (None, Format::Aside) => emit(&mut io::stderr().lock(), text)?,
+        }
+        Ok(())
     }
 
     /// Looks up the addresses in `batch` that may have names.
@@ -102,7 +117,7 @@ impl Printer {
     fn render(&mut self, batch: &SubscribeResponse) -> anyhow::Result<String> {
         let mut text = String::new();
         let machine = &batch.machine;
-        self.anchor = batch.anchor.or(self.anchor);
+        self.times.anchor = batch.anchor.or(self.times.anchor);
         if batch.dropped > 0 {
             self.tally.dropped = self.tally.dropped.saturating_add(batch.dropped);
             let line = match self.format {
@@ -130,14 +145,15 @@ impl Printer {
             let label = self.labels.of(event.probe);
             self.tally.count(event, &label);
             if self.format == Format::Json {
-                let anchor = self.anchor.as_ref();
+                let anchor = self.times.anchor.as_ref();
                 let line = json::Line::event(machine, event.clone(), label, anchor, &self.names);
                 writeln!(text, "{}", serde_json::to_string(&line)?)?;
             } else {
                 if !std::mem::replace(&mut self.headed, true) {
-                    writeln!(text, "{}", events::HEADER)?;
+                    writeln!(text, "{}", self.times.header())?;
                 }
-                writeln!(text, "{}", events::line(event, &label, &self.names))?;
+                let time = self.times.text(event.host_ns);
+                writeln!(text, "{}", events::line(event, &time, &label, &self.names))?;
             }
         }
         if let (Some(ending), Format::Json) = (&batch.ended, self.format) {
@@ -157,25 +173,16 @@ pub(crate) fn emit(out: &mut impl io::Write, text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Subscribes to the events of `probes`, or of all if there are none, on `machine`.
-pub(crate) async fn subscribe(
-    client: &mut Client,
-    machine: &str,
-    probes: Vec<u32>,
-) -> Result<tonic::Streaming<SubscribeResponse>, Refused> {
-    let request = SubscribeRequest {
-        machine: machine.to_owned(),
-        probes,
-    };
-    Ok(client.events.subscribe(request).await?.into_inner())
-}
-
 #[cfg(test)]
 mod tests {
     use expect_test::{Expect, expect};
 
     use super::*;
     use crate::output::events::tests::hit;
+
+    fn printer(format: Format, hits: Option<u64>) -> Printer {
+        Printer::new(format, hits, &OutputArgs::default()).unwrap()
+    }
 
     fn batch(events: usize, dropped: u64) -> SubscribeResponse {
         SubscribeResponse {
@@ -192,7 +199,7 @@ mod tests {
 
     #[test]
     fn header_comes_once_and_drops_come_before_what_follows_them() {
-        let mut printer = Printer::new(Format::Text, None);
+        let mut printer = printer(Format::Text, None);
         check(&mut printer, &batch(0, 0), expect![[""]]);
         check(
             &mut printer,
@@ -227,14 +234,14 @@ mod tests {
             ..batch(0, 0)
         };
         check(
-            &mut Printer::new(Format::Text, None),
+            &mut printer(Format::Text, None),
             &throttled,
             expect![[r#"
                 # p_vfs_read_0: 17 hits throttled within 0.50 s; the probe is disabled, `hvprobe probe enable` turns it on again
             "#]],
         );
         check(
-            &mut Printer::new(Format::Json, None),
+            &mut printer(Format::Json, None),
             &throttled,
             expect![[r#"
                 {"type":"throttled","machine":"vm0","probe":3,"event":"p_vfs_read_0","count":17,"window_ns":500000000,"disabled":true}
@@ -244,7 +251,7 @@ mod tests {
 
     #[test]
     fn no_more_hits_are_printed_than_asked_for() {
-        let mut printer = Printer::new(Format::Json, Some(3));
+        let mut printer = printer(Format::Json, Some(3));
         let lines = |text: String| text.lines().count();
         assert_eq!(lines(printer.render(&batch(2, 0)).unwrap()), 2);
         assert_eq!(lines(printer.render(&batch(2, 0)).unwrap()), 1);
@@ -258,9 +265,9 @@ mod tests {
             ended: Some(Ending::default()),
             ..batch(0, 0)
         };
-        check(&mut Printer::new(Format::Text, None), &ended, expect![[""]]);
+        check(&mut printer(Format::Text, None), &ended, expect![[""]]);
         check(
-            &mut Printer::new(Format::Json, None),
+            &mut printer(Format::Json, None),
             &ended,
             expect![[r#"
             {"type":"ended","machine":"vm0","reason":"unknown","guest_status":null,"report":null}

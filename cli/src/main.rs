@@ -11,6 +11,7 @@ mod console;
 mod decide;
 mod definition;
 mod doctor;
+mod event_args;
 mod failure;
 mod follow;
 mod guest;

@@ -19,8 +19,9 @@ use crate::args::Run;
 use crate::client::Client;
 use crate::clock::now;
 use crate::console::{Console, Step, Tail};
+use crate::event_args::WantedArgs;
 use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
-use crate::follow::{self, Batch, Format, Printer};
+use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
@@ -37,22 +38,24 @@ const TAIL_LINES: usize = 20;
 const PANIC: &str = "Kernel panic - not syncing: ";
 
 pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode> {
-    let interrupt = Interrupt::install()?;
     args.histograms.check()?;
+    let format = match (args.json, args.console) {
+        (true, _) => Format::Json,
+        (false, true) => Format::Aside,
+        (false, false) => Format::Text,
+    };
+    // Opening a pipe waits for its reader, which Ctrl-C still ends.
+    let printer = Printer::new(format, args.hits, &args.output)?;
+    let interrupt = Interrupt::install()?;
     let options = Options {
-        format: match (args.json, args.console) {
-            (true, _) => Format::Json,
-            (false, true) => Format::Aside,
-            (false, false) => Format::Text,
-        },
-        hits: args.hits,
+        format,
         with_command: !args.guest.command.is_empty(),
         histograms: args.histograms,
     };
     let request = guest::request(None, Vec::new(), args.guest, &HoldArgs::default())?;
     let mut timings = Timings::new(started);
     let (server, client) = InProcess::start().await?;
-    let outcome = boot_and_follow(client, request, options, interrupt, &mut timings).await;
+    let outcome = boot_and_follow(client, request, options, printer, interrupt, &mut timings).await;
     let stopped = server.stop().await;
     if args.timings {
         timings.tell();
@@ -65,7 +68,6 @@ pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode>
 #[derive(Clone, Debug)]
 struct Options {
     format: Format,
-    hits: Option<u64>,
     /// Whether the guest was given something to run, and owes us its status.
     with_command: bool,
     /// What is counted instead of printed.
@@ -87,6 +89,7 @@ async fn boot_and_follow(
     mut client: Client,
     request: BootRequest,
     options: Options,
+    mut printer: Printer,
     mut interrupt: Interrupt,
     timings: &mut Timings,
 ) -> anyhow::Result<ExitCode> {
@@ -111,7 +114,6 @@ async fn boot_and_follow(
     }
     let machine = booted.name;
 
-    let mut printer = Printer::new(options.format, options.hits);
     let mut session = Session::open(client, &machine, &options, progress).await?;
     let over = session.follow(&mut printer, &mut interrupt, timings).await;
     session.progress = None;
@@ -135,7 +137,7 @@ async fn boot_and_follow(
     };
     let over = over?;
     counted?;
-    trace::close(&printer, &probes, options.format)?;
+    trace::close(&mut printer, &probes, options.format)?;
     match over {
         Over::Enough => Ok(DONE),
         Over::Interrupted => Ok(ExitCode::from(INTERRUPTED)),
@@ -174,7 +176,11 @@ impl Session {
         let (args, format) = (&options.histograms, options.format);
         let histograms = Histograms::begin(&mut client, machine, &ids, args, format).await?;
         let events = match histograms {
-            None => Some(follow::subscribe(&mut client, machine, Vec::new()).await?),
+            None => {
+                let request = WantedArgs::default().request(machine, Vec::new());
+                let events = client.events.subscribe(request).await;
+                Some(events.map_err(Refused::from)?.into_inner())
+            }
             Some(_) => None,
         };
         let request = WatchRequest {

@@ -7,16 +7,24 @@ use hvprobe_proto::v1::WaitRequest;
 use crate::args::Trace;
 use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused};
-use crate::follow::{self, Batch, Format, Printer};
+use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{HistogramArgs, Histograms};
 use crate::output::{self, json, summary, table};
 use crate::plant;
 use crate::signals::Interrupt;
 
 pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
-    let mut interrupt = Interrupt::install()?;
     args.histograms.check()?;
     let to_plant = args.plant.clone().read()?;
+    args.wanted.check()?;
+    let format = if args.json {
+        Format::Json
+    } else {
+        Format::Text
+    };
+    // Opening a pipe waits for its reader, which Ctrl-C still ends.
+    let printer = Printer::new(format, args.hits, &args.output)?;
+    let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
     let mut planted = match to_plant {
         Some(probes) => Some(probes.plant(&mut client, &machine).await?),
@@ -24,7 +32,7 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     };
     let own = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
     let outcome = tokio::select! {
-        outcome = trace_probes(args, client, &machine, own, &mut interrupt) => outcome,
+        outcome = trace_probes(args, client, &machine, own, printer, &mut interrupt) => outcome,
         why = plant::lost(&mut planted) => Err(why),
     };
     if let Some(planted) = planted {
@@ -41,6 +49,7 @@ async fn trace_probes(
     mut client: Client,
     machine: &str,
     own: Vec<u32>,
+    mut printer: Printer,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
     let mut chosen = if args.probes.is_empty() {
@@ -49,16 +58,18 @@ async fn trace_probes(
         client::choose(&client.list_probes(machine).await?, &args.probes)?
     };
     chosen.extend(&own);
-    let format = if args.json {
-        Format::Json
-    } else {
-        Format::Text
+    let format = match args.json {
+        true => Format::Json,
+        false => Format::Text,
     };
     if args.histograms.is_given() {
         return count(client, machine, chosen, &args.histograms, format, interrupt).await;
     }
-    let mut stream = follow::subscribe(&mut client, machine, chosen.clone()).await?;
-    let mut printer = Printer::new(format, args.hits);
+    let request = args.wanted.request(machine, chosen.clone());
+    let subscribed = client.events.subscribe(request).await;
+    let mut stream = subscribed
+        .map_err(|status| args.wanted.refused(status))?
+        .into_inner();
 
     let status = loop {
         let batch = tokio::select! {
@@ -83,7 +94,7 @@ async fn trace_probes(
     plant::turn_off(&mut client, machine, own).await;
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
     probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
-    close(&printer, &probes, format)?;
+    close(&mut printer, &probes, format)?;
     Ok(status)
 }
 
@@ -128,14 +139,15 @@ async fn count(
 
 /// Prints what a trace amounted to.
 pub(crate) fn close(
-    printer: &Printer,
+    printer: &mut Printer,
     probes: &[hvprobe_proto::v1::Probe],
     format: Format,
 ) -> anyhow::Result<()> {
     let rows = printer.tally.rows(probes);
     if format == Format::Json {
         for row in &rows {
-            json::print(&json::Line::Summary(row.into()))?;
+            let line = serde_json::to_string(&json::Line::Summary(row.into()))?;
+            printer.write(&format!("{line}\n"))?;
         }
     } else if !rows.is_empty() {
         output::note(format_args!(

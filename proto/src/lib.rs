@@ -1,7 +1,11 @@
 //! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
 //!
-//! Nothing else lives here. The `.proto` files are the reference; their comments are the
-//! documentation of what is below.
+//! The `.proto` files are the reference; their comments are the documentation of what is below. Beside it
+//! there is only what a client in Rust should ask of a connection ([`roomy`]).
+
+mod endpoint;
+
+pub use endpoint::roomy;
 
 /// Version 1 of the interface.
 #[allow(

@@ -100,7 +100,7 @@ impl Captures {
 
     /// What `event`, which is of this probe, captured.
     pub(crate) fn split<'a>(&'a self, event: &'a v1::Event) -> Captured<'a> {
-        let mut rest = event.captured.as_slice();
+        let mut rest = &event.captured[..];
         let mut items = Vec::new();
         for (index, capture) in self.0.iter().enumerate() {
             let Some((data, others)) = capture.length.split(rest) else {
@@ -199,7 +199,7 @@ pub(crate) mod tests {
         unreadable: u32,
     ) -> Vec<(String, Option<Vec<u8>>)> {
         let event = v1::Event {
-            captured: captured.to_vec(),
+            captured: captured.to_vec().into(),
             unreadable,
             ..Default::default()
         };
@@ -260,7 +260,7 @@ pub(crate) mod tests {
     fn texts_have_as_many_bytes_as_they_say() {
         let captures = Captures::of(&with_text());
         let event = |captured: &[u8]| v1::Event {
-            captured: captured.to_vec(),
+            captured: captured.to_vec().into(),
             ..Default::default()
         };
         let whole = event(b"\x03\x80abc\x11\x22");

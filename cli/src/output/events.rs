@@ -14,11 +14,6 @@ use super::value_text;
 use super::values::Value;
 use super::{harmless, quoted, registers};
 
-/// Names the columns of [`line`].
-pub(crate) const HEADER: &str = "\
-#           TASK-PID     CPU#     TIMESTAMP  EVENT
-#              | |         |          |      |";
-
 /// The probes of a stream: what their events are called and where they come from.
 #[derive(Debug, Default)]
 pub(crate) struct Labels(HashMap<u32, Label>);
@@ -74,15 +69,11 @@ fn chosen(probe: &v1::Probe) -> Option<Vec<i32>> {
     Some(chosen.registers.clone())
 }
 
-/// One hit as one line, with the names of its symbols.
-pub(crate) fn line(event: &v1::Event, label: &Label, names: &Names) -> String {
+/// One hit as one line, with `time` as its own, and the names of its symbols.
+pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) -> String {
     let (comm, pid) = match &event.task {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
         None => ("<...>".to_owned(), "?".to_owned()),
-    };
-    let time = match event.host_ns {
-        0 => format!("{:>12}", '?'),
-        ns => format!("{:>5}.{:06}", ns / 1_000_000_000, ns % 1_000_000_000 / 1000),
     };
     let mut line = format!(
         "{comm:>16}-{pid:<7} [{:03}] {time}: {}: ",
@@ -289,6 +280,13 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::output::captured;
+    use crate::output::times::Times;
+
+    /// A line with its time.
+    pub(crate) fn shown(event: &v1::Event, labels: &Labels) -> String {
+        let time = Times::default().text(event.host_ns);
+        line(event, &time, &labels.of(event.probe), &Names::default())
+    }
 
     /// A hit of `vfs_read` by `dd`.
     pub(crate) fn hit() -> v1::Event {
@@ -302,13 +300,13 @@ pub(crate) mod tests {
             task: Some(v1::Task {
                 pid: 123,
                 tgid: 123,
-                comm: b"dd".to_vec(),
+                comm: b"dd".to_vec().into(),
             }),
             cost_ns: 2100,
             kind: EventKind::Hit.into(),
             fault: None,
             call: None,
-            captured: Vec::new(),
+            captured: Default::default(),
             unreadable: 0,
         }
     }
@@ -369,8 +367,9 @@ pub(crate) mod tests {
         let mut labels = Labels::default();
         labels.learn(&[probe()]);
         expected.assert_eq(&format!(
-            "{HEADER}\n{}\n",
-            line(event, &labels.of(event.probe), &Names::default())
+            "{}\n{}\n",
+            Times::default().header(),
+            shown(event, &labels)
         ));
     }
 
@@ -394,7 +393,7 @@ pub(crate) mod tests {
         event.task = Some(v1::Task {
             pid: 1_234_567,
             tgid: 7,
-            comm: b"kworker/u8:3-evd".to_vec(),
+            comm: b"kworker/u8:3-evd".to_vec().into(),
         });
         check(
             &event,
@@ -488,18 +487,18 @@ pub(crate) mod tests {
             r15: Some(6),
             ..Default::default()
         });
-        event.captured = captured::tests::BYTES.to_vec();
+        event.captured = captured::tests::BYTES.to_vec().into();
         let mut labels = Labels::default();
         labels.learn(&[v1::Probe {
             actions: captured::tests::probe().actions,
             ..probe()
         }]);
         event.unreadable = 0b01;
-        let known = line(&event, &labels.of(event.probe), &Names::default());
+        let known = shown(&event, &labels);
         event.unreadable = 0b10;
-        let half_known = line(&event, &labels.of(event.probe), &Names::default());
+        let half_known = shown(&event, &labels);
         event.probe = 2;
-        let unknown = line(&event, &labels.of(event.probe), &Names::default());
+        let unknown = shown(&event, &labels);
         expect![[r#"
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 -4(%di)=(fault) $stack2=0x201
                           dd-123     [000]  1234.567890: p_vfs_read_0: (vfs_read+0x0) rbp=0x5 r15=0x6 -4(%di)=0011aa $stack2=(fault)
@@ -517,7 +516,7 @@ pub(crate) mod tests {
     fn command_name_cannot_steer_the_terminal() {
         let mut event = hit();
         if let Some(task) = &mut event.task {
-            task.comm = b"\x1b]0;x\x07\n".to_vec();
+            task.comm = b"\x1b]0;x\x07\n".to_vec().into();
         }
         check(
             &event,

@@ -16,6 +16,7 @@ use super::events::Label;
 use super::harmless;
 use super::names::Names;
 use super::summary::Row;
+use super::times::realtime;
 use super::value_json::Json;
 use super::{asked, captured};
 
@@ -111,13 +112,6 @@ struct Call {
 /// A time, which is zero where it cannot be told.
 fn told(ns: u64) -> Option<u64> {
     (ns > 0).then_some(ns)
-}
-
-/// A time on the wall clock, since 1970, if it is known which one that is.
-fn realtime(ns: u64, anchor: Option<&v1::Anchor>) -> Option<u64> {
-    let anchor = anchor?;
-    ns.checked_add(anchor.realtime_ns)?
-        .checked_sub(anchor.monotonic_ns)
 }
 
 impl From<v1::Call> for Call {

@@ -20,6 +20,7 @@ pub(crate) mod remedy;
 pub(crate) mod skipped;
 pub(crate) mod summary;
 pub(crate) mod table;
+pub(crate) mod times;
 mod value_json;
 mod value_text;
 mod valued;

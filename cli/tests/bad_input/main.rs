@@ -7,6 +7,7 @@
 )]
 
 mod definitions;
+mod events;
 mod loopback;
 mod place;
 

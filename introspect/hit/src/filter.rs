@@ -23,6 +23,21 @@ pub(crate) struct Seen<'a> {
     pub(crate) vcpu: u32,
 }
 
+/// Whether `filter`, which asks for nothing but the task and the virtual CPU, lets what `task` did on `vcpu`
+/// pass. Of anything else it asks for, nothing holds.
+#[must_use]
+pub fn passes_by_task(filter: &Predicate, task: Option<&Task>, vcpu: u32) -> bool {
+    let seen = Seen {
+        actions: &Actions::default(),
+        regs: &Regs::default(),
+        entry: None,
+        captured: &Captured::nothing(),
+        task,
+        vcpu,
+    };
+    seen.passes(filter)
+}
+
 impl Seen<'_> {
     /// Whether `filter` lets it pass.
     pub(crate) fn passes(&self, filter: &Predicate) -> bool {

@@ -35,6 +35,7 @@ mod view;
 
 pub use clock::{Clock, Reading};
 pub use counters::{Counters, Counts};
+pub use filter::passes_by_task;
 pub use followed::Followed;
 pub use handler::HitHandler;
 pub use meter::Meter;

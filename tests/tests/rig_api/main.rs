@@ -42,7 +42,7 @@ async fn pending_probe_counts_a_workload_and_the_stream_ends_with_the_machine() 
 
     let subscription = SubscribeRequest {
         machine: machine.name.clone(),
-        probes: Vec::new(),
+        ..Default::default()
     };
     let mut stream = client
         .events
@@ -70,7 +70,7 @@ async fn pending_probe_counts_a_workload_and_the_stream_ends_with_the_machine() 
     for event in &events {
         assert_eq!(event.probe, probes[0].id);
         assert_eq!(Some(event.registers.unwrap().rip), probes[0].address);
-        assert_eq!(event.task.as_ref().unwrap().comm, b"workload");
+        assert_eq!(event.task.as_ref().unwrap().comm, b"workload"[..]);
     }
 
     let list = client.list(&machine.name).await;
@@ -212,7 +212,7 @@ async fn machine_and_probes_outlive_the_client_but_not_the_server() {
         gone.register(&machine, &["p:r vfs_read"]).await.unwrap();
         let subscription = SubscribeRequest {
             machine: machine.clone(),
-            probes: Vec::new(),
+            ..Default::default()
         };
         let _unread = gone.events.subscribe(subscription).await.unwrap();
         machine

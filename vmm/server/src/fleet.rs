@@ -22,6 +22,7 @@ use hvprobe_spec::ProbeId;
 use tokio::sync::{Notify, watch};
 use tonic::{Code, Status};
 
+use super::arrivals::{Arrivals, Arriving};
 use super::events::broadcast::Broadcast;
 use super::identity::{Asked, Identity};
 use super::limits;
@@ -47,6 +48,8 @@ struct Shared {
     owners: Owners,
     /// Told when a reservation is over.
     settled: Notify,
+    /// Told of machines that have been booted.
+    arrivals: Arrivals<Handle>,
 }
 
 #[derive(Debug, Default)]
@@ -131,6 +134,11 @@ impl Fleet {
         let mut handles = self.all();
         handles.retain(Handle::is_live);
         handles
+    }
+
+    /// Tells of the machines that are booted from now on.
+    pub(crate) fn arrivals(&self) -> Arriving<Handle> {
+        self.shared.arrivals.follow()
     }
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
@@ -284,6 +292,9 @@ impl Fleet {
         }
         slots.forget_oldest();
         drop(slots);
+        if let Some(machine) = machine {
+            self.shared.arrivals.announce(machine);
+        }
         self.shared.settled.notify_one();
     }
 
@@ -293,6 +304,7 @@ impl Fleet {
             let (live, booting) = {
                 let mut slots = self.slots();
                 slots.closed = true;
+                self.shared.arrivals.close();
                 let reserved = |slot: &Slot| matches!(slot, Slot::Reserved { .. });
                 let booting = slots.named.values().any(reserved);
                 drop(slots);
@@ -374,6 +386,11 @@ impl Slots {
 impl Handle {
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What tells it from others of the name.
+    pub(crate) fn uid(&self) -> &str {
+        self.identity.uid()
     }
 
     /// Its events; there are none once it has ended.

@@ -3,6 +3,7 @@
 //! Only this crate and the clients name the wire format. [`Kernel`] is passed on for `hvprobe unpack`,
 //! which reads an image as a server does that boots it, and needs nothing else from below.
 
+mod arrivals;
 mod events;
 mod fleet;
 mod identity;

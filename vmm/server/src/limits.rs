@@ -19,6 +19,8 @@ pub(crate) const TYPES: usize = 16;
 pub(crate) const READ: usize = 1 << 20;
 /// Bytes typed on a console at once.
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
+/// Bytes of a task's name (`TASK_COMM_LEN`).
+pub(crate) const COMM: usize = 16;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
 /// Bytes of the name of a machine, and of a session's owner.

@@ -53,6 +53,7 @@ async fn subscribe(socket: &Path, probes: Vec<u32>) -> Streaming<SubscribeRespon
     let request = SubscribeRequest {
         machine: "synthetic".to_owned(),
         probes,
+        ..Default::default()
     };
     let mut stream = EventsClient::new(channel)
         .subscribe(request)

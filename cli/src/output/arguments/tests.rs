@@ -130,7 +130,7 @@ fn values_are_found_in_what_was_captured() {
         ..Default::default()
     });
     let mut event = v1::Event {
-        captured: b"\x03!\0\0\0\0\0\0\x02\x80ab".to_vec(),
+        captured: b"\x03!\0\0\0\0\0\0\x02\x80ab".to_vec().into(),
         ..Default::default()
     };
     assert_eq!(
@@ -185,7 +185,7 @@ fn values_are_found_in_what_every_event_has() {
             ..Default::default()
         }),
         task: Some(v1::Task {
-            comm: b"a\x1bb".to_vec(),
+            comm: b"a\x1bb".to_vec().into(),
             ..Default::default()
         }),
         call: Some(Box::new(v1::Call {

@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use hvprobe_proto::v1::{EventField, Register, TypeKind, argument::Source, item};
 
-use super::tests::{hit, returned};
+use super::tests::{hit, returned, shown};
 use super::*;
 use crate::output::arguments::tests::{argument, in_registers, int};
 use crate::output::values::tests::plain;
@@ -41,7 +41,7 @@ fn opens(call: bool, name: &str) -> v1::Probe {
 fn check(event: &v1::Event, probe: v1::Probe, expected: Expect) {
     let mut labels = Labels::default();
     labels.learn(&[probe]);
-    let line = line(event, &labels.of(1), &Names::default());
+    let line = shown(event, &labels);
     let (_, shown) = line.split_once("567890: ").unwrap();
     expected.assert_eq(shown);
 }
@@ -189,7 +189,9 @@ fn captures_that_are_values_are_not_shown_twice() {
         .arguments
         .push(argument("name", Source::Item(1), text));
     let mut event = hit();
-    event.captured = [&5_u64.to_le_bytes()[..], b"\x04\0/etc", b"\x02\x80ab"].concat();
+    event.captured = [&5_u64.to_le_bytes()[..], b"\x04\0/etc", b"\x02\x80ab"]
+        .concat()
+        .into();
     check(
         &event,
         probe.clone(),

@@ -46,7 +46,7 @@ fn return_has_its_call_and_captures_are_told_one_by_one() {
     let mut event = returned(9_u64.wrapping_neg());
     event.registers = only_rdi;
     event.call.as_mut().unwrap().entry = only_rdi;
-    event.captured = captured::tests::BYTES.to_vec();
+    event.captured = captured::tests::BYTES.to_vec().into();
     event.unreadable = 0b10;
     check(
         &Line::event("vm0", event, label, None, &Names::default()),
@@ -87,7 +87,7 @@ fn values_have_their_types() {
         ..Label::default()
     };
     let event = v1::Event {
-        captured: b"\x04\0/etc".to_vec(),
+        captured: b"\x04\0/etc".to_vec().into(),
         ..returned(2_u64.wrapping_neg())
     };
     let line = Line::event("vm0", event, label, None, &Names::default());

@@ -13,7 +13,8 @@
 //! that a slow reader has few long gaps and not many short ones.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::mem;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_spec::ProbeId;
@@ -22,9 +23,29 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::notice::ThrottleNotice;
 
+/// What is told of losses.
+pub trait Loss: Default {
+    /// Whether nothing was lost.
+    fn is_nothing(&self) -> bool;
+
+    /// Adds what was lost after it.
+    fn add(&mut self, later: Self);
+}
+
+/// How many were lost.
+impl Loss for u64 {
+    fn is_nothing(&self) -> bool {
+        *self == 0
+    }
+
+    fn add(&mut self, later: Self) {
+        *self = self.saturating_add(later);
+    }
+}
+
 /// A queue in which items of at most `limit` together wait.
 #[must_use]
-pub fn queue<T>(limit: usize) -> (Entrance<T>, Exit<T>) {
+pub fn queue<T, L: Loss>(limit: usize) -> (Entrance<T, L>, Exit<T, L>) {
     let (to, from) = unbounded_channel();
     let shared = Arc::new(Shared::default());
     let entrance = Entrance {
@@ -37,44 +58,48 @@ pub fn queue<T>(limit: usize) -> (Entrance<T>, Exit<T>) {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Shared<L> {
     /// What the waiting items weigh.
     waiting: AtomicUsize,
     /// Lost after what waits.
-    lost: AtomicU64,
+    lost: Mutex<L>,
     /// Notices that wait.
     notices: Mutex<BTreeMap<ProbeId, ThrottleNotice>>,
 }
 
-impl Shared {
+impl<L: Loss> Shared<L> {
+    fn lost(&self) -> MutexGuard<'_, L> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn notices(&self) -> MutexGuard<'_, BTreeMap<ProbeId, ThrottleNotice>> {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The notices that wait, which do so no longer.
     fn take_notices(&self) -> Vec<ThrottleNotice> {
-        std::mem::take(&mut *self.notices()).into_values().collect()
+        mem::take(&mut *self.notices()).into_values().collect()
     }
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct Entry<T, L> {
     item: Option<T>,
     weight: usize,
     /// Lost before it.
-    lost: u64,
+    lost: L,
 }
 
 /// Where a queue is filled.
 #[derive(Debug)]
-pub struct Entrance<T> {
-    to: UnboundedSender<Entry<T>>,
-    shared: Arc<Shared>,
+pub struct Entrance<T, L = u64> {
+    to: UnboundedSender<Entry<T, L>>,
+    shared: Arc<Shared<L>>,
     limit: usize,
     losing: bool,
 }
 
-impl<T> Entrance<T> {
+impl<T, L: Loss> Entrance<T, L> {
     /// Whether nobody takes anything from the queue any more.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
@@ -104,14 +129,9 @@ impl<T> Entrance<T> {
         Ok(())
     }
 
-    /// Counts `count` as lost. Whoever waits for an item is not told before there is one.
-    pub fn lose(&mut self, count: u64) {
-        // What a guest counts itself can be any number.
-        let add = |lost: u64| Some(lost.saturating_add(count));
-        let _ = self
-            .shared
-            .lost
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    /// Adds `lost` to what is lost. Whoever waits for an item is not told before there is one.
+    pub fn lose(&mut self, lost: L) {
+        self.shared.lost().add(lost);
     }
 
     /// Keeps `notices` for whoever is told next.
@@ -133,8 +153,7 @@ impl<T> Entrance<T> {
     pub fn tell(&mut self) {
         // Whoever has something to take finds the loss after it.
         let waiting = self.shared.waiting.load(Ordering::Relaxed) > 0;
-        let news =
-            self.shared.lost.load(Ordering::Relaxed) > 0 || !self.shared.notices().is_empty();
+        let news = !self.shared.lost().is_nothing() || !self.shared.notices().is_empty();
         if !waiting && news {
             // With a weight, so that there is one such entry at most.
             self.append(None, 1);
@@ -143,7 +162,7 @@ impl<T> Entrance<T> {
 
     fn append(&mut self, item: Option<T>, weight: usize) {
         self.shared.waiting.fetch_add(weight, Ordering::Relaxed);
-        let lost = self.shared.lost.swap(0, Ordering::Relaxed);
+        let lost = mem::take(&mut *self.shared.lost());
         // Nobody misses what an abandoned queue is told.
         let _ = self.to.send(Entry { item, weight, lost });
     }
@@ -157,30 +176,30 @@ impl<T> Entrance<T> {
 
 /// Where a queue is emptied.
 #[derive(Debug)]
-pub struct Exit<T> {
-    from: UnboundedReceiver<Entry<T>>,
-    shared: Arc<Shared>,
+pub struct Exit<T, L = u64> {
+    from: UnboundedReceiver<Entry<T, L>>,
+    shared: Arc<Shared<L>>,
 }
 
 /// What is taken from a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken<T> {
+pub struct Taken<T, L = u64> {
     /// Lost before it.
-    pub lost: u64,
+    pub lost: L,
     /// Nothing, if only a loss or notices are told.
     pub item: Option<T>,
     /// Hits that were throttled.
     pub notices: Vec<ThrottleNotice>,
 }
 
-impl<T> Exit<T> {
+impl<T, L: Loss> Exit<T, L> {
     /// What is there without waiting.
-    pub fn try_next(&mut self) -> Option<Taken<T>> {
+    pub fn try_next(&mut self) -> Option<Taken<T, L>> {
         self.now().ok()
     }
 
     /// The next item or loss; `None` when nothing follows any more.
-    pub async fn next(&mut self) -> Option<Taken<T>> {
+    pub async fn next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
                 Ok(taken) => return Some(taken),
@@ -197,7 +216,7 @@ impl<T> Exit<T> {
     }
 
     /// As [`Exit::next`], blocking the calling thread.
-    pub fn blocking_next(&mut self) -> Option<Taken<T>> {
+    pub fn blocking_next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
                 Ok(taken) => return Some(taken),
@@ -212,7 +231,7 @@ impl<T> Exit<T> {
         }
     }
 
-    fn now(&mut self) -> Result<Taken<T>, TryRecvError> {
+    fn now(&mut self) -> Result<Taken<T, L>, TryRecvError> {
         loop {
             match self.from.try_recv() {
                 Ok(entry) => {
@@ -221,7 +240,7 @@ impl<T> Exit<T> {
                     }
                 }
                 Err(nothing) => {
-                    let lost = self.shared.lost.swap(0, Ordering::Relaxed);
+                    let lost = mem::take(&mut *self.shared.lost());
                     return self.taken(lost, None).ok_or(nothing);
                 }
             }
@@ -229,7 +248,7 @@ impl<T> Exit<T> {
     }
 
     /// Nothing, if the loss that was to be told was found before.
-    fn take(&self, entry: Entry<T>) -> Option<Taken<T>> {
+    fn take(&self, entry: Entry<T, L>) -> Option<Taken<T, L>> {
         self.shared
             .waiting
             .fetch_sub(entry.weight, Ordering::Relaxed);
@@ -237,9 +256,9 @@ impl<T> Exit<T> {
         self.taken(lost, item)
     }
 
-    fn taken(&self, lost: u64, item: Option<T>) -> Option<Taken<T>> {
+    fn taken(&self, lost: L, item: Option<T>) -> Option<Taken<T, L>> {
         let notices = self.shared.take_notices();
-        (item.is_some() || lost > 0 || !notices.is_empty()).then_some(Taken {
+        (item.is_some() || !lost.is_nothing() || !notices.is_empty()).then_some(Taken {
             lost,
             item,
             notices,
@@ -284,7 +303,7 @@ mod tests {
 
     #[test]
     fn loss_at_the_end_is_told_without_an_item() {
-        let (mut into, mut from) = queue::<u8>(1);
+        let (mut into, mut from) = queue::<u8, u64>(1);
         into.lose(3);
         drop(into);
         let loss = Taken {
@@ -298,7 +317,7 @@ mod tests {
 
     #[test]
     fn losses_beyond_what_can_be_counted_are_as_many_as_can_be() {
-        let (mut into, mut from) = queue::<u8>(1);
+        let (mut into, mut from) = queue::<u8, u64>(1);
         into.lose(u64::MAX);
         into.lose(3);
         drop(into);
@@ -307,7 +326,7 @@ mod tests {
 
     #[test]
     fn waiting_reader_is_told_a_loss_at_once() {
-        let (mut into, mut from) = queue::<u8>(1);
+        let (mut into, mut from) = queue::<u8, u64>(1);
         let reader = std::thread::spawn(move || from.blocking_next());
         into.lose(2);
         into.tell();

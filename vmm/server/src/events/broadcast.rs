@@ -1,35 +1,31 @@
 //! One machine's events on their way to its clients.
 //!
-//! Invariants: the collector waits for no client; a batch is encoded once for all clients that want
-//! all of it, and not at all if no client takes it; what waits for one client never takes more than
-//! [`WAITING`] bytes, and what it loses is counted for it alone.
+//! Invariants: the collector waits for no client; a batch is encoded once for all clients, and not at all
+//! if there has been none for [`LINGER`]; what waits for one client never takes more than [`WAITING`] bytes,
+//! and what it loses is counted for it alone; a client that comes back finds what is held, and no event
+//! twice.
 
-use std::collections::HashSet;
-use std::mem::size_of;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use hvprobe_hit::event::Event;
-use hvprobe_machine::queue::{Entrance, Exit, queue};
+use hvprobe_machine::queue::{Entrance, queue};
 use hvprobe_machine::{Listen, ThrottleNotice};
-use prost::bytes::Bytes;
 
-use crate::wire::event::{self, EVENT_MAX};
+use super::encoded::{Encoded, Encoder, OVERHEAD};
+use super::held::{HELD_OF_ENDED, Held};
+use super::position::{Lost, Position};
+use super::subscription::Subscription;
+use super::wanted::{Facts, Wanted};
 
 /// Bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
 /// registers.
 const WAITING: usize = 8 << 20;
-/// What an encoded batch takes besides its bytes: itself, its places in queues, and the counts that
-/// it is shared with.
-const OVERHEAD: usize = 256;
-
-/// A batch of events, encoded. Copies share it.
-#[derive(Clone, Debug)]
-pub(crate) struct Encoded {
-    /// Ready to be part of a `SubscribeResponse`.
-    pub(crate) events: Bytes,
-    /// The probes they are of, each once.
-    pub(crate) probes: Arc<[u32]>,
-}
+/// How long batches are held for clients that come back when there is none.
+const LINGER: Duration = Duration::from_secs(60);
+/// How often a client is told where its stream is if all events pass it by.
+const PASSING: Duration = Duration::from_secs(1);
 
 /// The clients of one machine. Copies are the same.
 #[derive(Clone, Debug, Default)]
@@ -41,30 +37,71 @@ pub(crate) struct Broadcast {
 struct State {
     closed: bool,
     clients: Vec<Client>,
-    /// Where batches are encoded.
-    scratch: Vec<u8>,
+    encoder: Encoder,
+    /// Behind the newest event.
+    end: Position,
+    held: Held,
+    /// When there was a client last, if there ever was one.
+    attended: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Client {
-    /// Empty for all probes.
-    filter: HashSet<u32>,
-    queue: Entrance<Encoded>,
+    wanted: Arc<Wanted>,
+    queue: Entrance<Encoded, Lost>,
+    /// When it was told last where its stream is.
+    told: Instant,
+    /// Which events of a batch it wants.
+    picked: Vec<usize>,
 }
 
+/// A position that the machine has not come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beyond;
+
 impl Broadcast {
-    /// The events of `filter`'s probes, or of all when it is empty, from now on.
-    pub(crate) fn subscribe(&self, filter: &[u32]) -> Exit<Encoded> {
+    /// The events that are `wanted`, from now on or from the position `after` on, as far as they are held.
+    pub(crate) fn subscribe(
+        &self,
+        wanted: Wanted,
+        after: Option<Position>,
+    ) -> Result<Subscription, Beyond> {
         let (into, from) = queue(WAITING);
+        let wanted = Arc::new(wanted);
+        let now = Instant::now();
         let mut state = self.state();
+        let end = state.end;
+        if !after.is_none_or(|after| after.is_within(end)) {
+            return Err(Beyond);
+        }
+        let (held, missed) = match after {
+            Some(after) => state.held.since(after.seq, end),
+            None => (VecDeque::new(), 0),
+        };
+        let before = after.unwrap_or(end);
         // Without its other end a queue ends.
         if !state.closed {
+            // Those that have left are not noticed while there are no events.
+            state.clients.retain(|client| !client.queue.is_abandoned());
             state.clients.push(Client {
-                filter: filter.iter().copied().collect(),
+                wanted: Arc::clone(&wanted),
                 queue: into,
+                told: now,
+                picked: Vec::new(),
             });
+            state.attended = Some(now);
         }
-        from
+        Ok(Subscription {
+            wanted,
+            start: Position {
+                seq: before.seq + missed,
+                dropped: end.dropped,
+            },
+            missed,
+            dropped: end.dropped - before.dropped,
+            held,
+            queue: from,
+        })
     }
 
     /// What takes events up for the clients. When it goes, their streams end.
@@ -79,74 +116,89 @@ impl Broadcast {
 
 impl State {
     fn hear(&mut self, events: &[Event], dropped: u64) {
-        let mut whole = None;
-        let scratch = &mut self.scratch;
-        self.clients.retain_mut(|client| {
-            if client.queue.is_abandoned() {
-                return false;
-            }
-            client.queue.lose(dropped);
-            let count = client.count(events);
-            if count == 0 {
+        let start = Position {
+            seq: events.first().map_or(self.end.seq, |first| first.seq),
+            dropped: self.end.dropped.saturating_add(dropped),
+        };
+        self.end = Position {
+            seq: start.seq.saturating_add(events.len() as u64),
+            ..start
+        };
+        self.clients.retain(|client| !client.queue.is_abandoned());
+        let now = Instant::now();
+        if !self.clients.is_empty() {
+            self.attended = Some(now);
+        }
+        let is_attended = self
+            .attended
+            .is_some_and(|last| now.duration_since(last) < LINGER);
+        if !is_attended {
+            self.held.clear();
+            return;
+        }
+        for client in &mut self.clients {
+            client.lose(dropped, start);
+        }
+        if events.is_empty() {
+            for client in &mut self.clients {
                 client.queue.tell();
-                return true;
             }
-            if !client.queue.is_taking() {
-                client.queue.lose(count);
-                return true;
-            }
-            let encoded = if client.filter.is_empty() {
-                let whole = whole.get_or_insert_with(|| encode(events.iter(), scratch));
-                whole.clone()
-            } else {
-                encode(events.iter().filter(|event| client.wants(event)), scratch)
-            };
-            let weight = encoded.weight();
-            if client.queue.put(encoded, weight).is_err() {
-                client.queue.lose(count);
-            }
-            true
-        });
+            return;
+        }
+        let all = self.encoder.all(events, self.end);
+        for client in &mut self.clients {
+            client.hear(events, &all, &mut self.encoder, now);
+        }
+        self.held.push(start.seq, all);
     }
 }
 
 impl Client {
-    fn wants(&self, event: &Event) -> bool {
-        self.filter.is_empty() || self.filter.contains(&event.probe.0)
+    fn lose(&mut self, count: u64, until: Position) {
+        self.queue.lose(Lost { count, until });
     }
 
-    /// How many of `events` it wants.
-    fn count(&self, events: &[Event]) -> u64 {
-        if self.filter.is_empty() {
-            return events.len() as u64;
+    /// Takes up what it wants of `events`, which `encoder` has just made `all` of.
+    fn hear(&mut self, events: &[Event], all: &Encoded, encoder: &mut Encoder, now: Instant) {
+        let encoded = if self.wanted.is_all() {
+            all.clone()
+        } else {
+            self.picked.clear();
+            let wanted = events.iter().enumerate();
+            let wanted = wanted.filter(|(_, event)| self.wanted.has(&Facts::from(*event)));
+            self.picked.extend(wanted.map(|(index, _)| index));
+            if self.picked.is_empty() {
+                return self.pass_by(all.end, now);
+            }
+            if !self.queue.is_taking() {
+                return self.lose(self.picked.len() as u64, all.end);
+            }
+            encoder.some(events, &self.picked, all.end)
+        };
+        let count = match self.wanted.is_all() {
+            true => events.len(),
+            false => self.picked.len(),
+        };
+        let weight = encoded.weight();
+        match self.queue.put(encoded, weight) {
+            Ok(()) => self.told = now,
+            Err(_) => self.lose(count as u64, all.end),
         }
-        events.iter().filter(|event| self.wants(event)).count() as u64
     }
-}
 
-impl Encoded {
-    /// The memory it takes where nobody shares it.
-    fn weight(&self) -> usize {
-        self.events.len() + self.probes.len() * size_of::<u32>() + OVERHEAD
-    }
-}
-
-fn encode<'a>(events: impl Iterator<Item = &'a Event>, scratch: &mut Vec<u8>) -> Encoded {
-    scratch.clear();
-    let mut probes = Vec::new();
-    for event in events {
-        scratch.reserve(EVENT_MAX);
-        event::event(event, scratch);
-        // Those of one probe often follow each other.
-        if probes.last() != Some(&event.probe.0) {
-            probes.push(event.probe.0);
+    /// No event until `end` was one of its own.
+    fn pass_by(&mut self, end: Position, now: Instant) {
+        if now.duration_since(self.told) >= PASSING && self.queue.is_taking() {
+            self.told = now;
+            let nothing = Encoded {
+                end,
+                ..Encoded::default()
+            };
+            // If there is no room, the next one that it gets says it.
+            let _ = self.queue.put(nothing, OVERHEAD);
+        } else {
+            self.queue.tell();
         }
-    }
-    probes.sort_unstable();
-    probes.dedup();
-    Encoded {
-        events: Bytes::copy_from_slice(scratch),
-        probes: probes.into(),
     }
 }
 
@@ -162,9 +214,8 @@ impl Listen for Listener {
 
     fn note(&mut self, notices: &[ThrottleNotice]) {
         for client in &mut self.0.state().clients {
-            let wants = |notice: &&ThrottleNotice| {
-                client.filter.is_empty() || client.filter.contains(&notice.throttled.probe.0)
-            };
+            let wants =
+                |notice: &&ThrottleNotice| client.wanted.has_probe(notice.throttled.probe.0);
             client.queue.note(notices.iter().filter(wants));
             client.queue.tell();
         }
@@ -176,105 +227,9 @@ impl Drop for Listener {
         let mut state = self.0.state();
         state.closed = true;
         state.clients.clear();
+        state.held.shrink(HELD_OF_ENDED);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use hvprobe_arch::Regs;
-    use hvprobe_hit::event::{Captured, EventKind};
-    use hvprobe_proto::v1::SubscribeResponse;
-    use hvprobe_spec::{ProbeId, RegisterSet};
-    use prost::Message as _;
-
-    use super::*;
-
-    fn event(probe: u32) -> Event {
-        Event {
-            kind: EventKind::Hit,
-            shown: RegisterSet::default(),
-            captured: Captured::nothing(),
-            seq: 0,
-            probe: ProbeId(probe),
-            vcpu: 0,
-            host_ns: 0,
-            guest_tsc: 0,
-            regs: Regs::default(),
-            task: None,
-            cost_ns: 0,
-        }
-    }
-
-    /// The probes whose events come next, and what was lost before them.
-    fn next(from: &mut Exit<Encoded>) -> Option<(Vec<u32>, u64)> {
-        let taken = from.blocking_next()?;
-        let events = taken.item.map(|encoded| encoded.events).unwrap_or_default();
-        let message = SubscribeResponse::decode(events).expect("a message");
-        let probes = message.events.iter().map(|event| event.probe).collect();
-        Some((probes, taken.lost))
-    }
-
-    #[test]
-    fn batch_is_shared_by_all_who_want_all_of_it() {
-        let broadcast = Broadcast::default();
-        let mut listener = broadcast.listener();
-        let mut clients = [broadcast.subscribe(&[]), broadcast.subscribe(&[])];
-        listener.hear(&[event(3), event(1), event(3)], 0);
-        let taken = clients.each_mut().map(|from| from.try_next());
-        let [one, other] = taken.map(|taken| taken.and_then(|taken| taken.item).expect("a batch"));
-        assert_eq!(one.events.as_ptr(), other.events.as_ptr());
-        assert_eq!(*one.probes, [1, 3]);
-    }
-
-    #[test]
-    fn filter_lets_only_its_probes_through_and_losses_of_the_machine_reach_all() {
-        let broadcast = Broadcast::default();
-        let mut listener = broadcast.listener();
-        let mut filtered = broadcast.subscribe(&[2]);
-        let mut all = broadcast.subscribe(&[]);
-        listener.hear(&[event(1), event(2), event(3)], 0);
-        listener.hear(&[event(1)], 7);
-        drop(listener);
-        assert_eq!(next(&mut filtered), Some((vec![2], 0)));
-        assert_eq!(next(&mut filtered), Some((vec![], 7)));
-        assert_eq!(next(&mut filtered), None);
-        assert_eq!(next(&mut all), Some((vec![1, 2, 3], 0)));
-        assert_eq!(next(&mut all), Some((vec![1], 7)));
-        assert_eq!(next(&mut all), None);
-        // Who comes too late finds the end.
-        assert_eq!(next(&mut broadcast.subscribe(&[])), None);
-    }
-
-    #[test]
-    fn client_that_never_reads_costs_a_bounded_number_of_bytes_and_knows_what_it_lost() {
-        const BATCHES: u64 = 10_000;
-        let broadcast = Broadcast::default();
-        let mut listener = broadcast.listener();
-        let mut stuck = broadcast.subscribe(&[]);
-        let batch: Vec<_> = (0..1000).map(event).collect();
-        for _ in 0..BATCHES {
-            listener.hear(&batch, 0);
-            assert!(broadcast.state().clients[0].queue.waiting() <= WAITING);
-        }
-        drop(listener);
-        let (mut bytes, mut events, mut lost) = (0, 0, 0);
-        while let Some(taken) = stuck.try_next() {
-            lost += taken.lost;
-            if let Some(encoded) = taken.item {
-                bytes += encoded.weight();
-                events += batch.len() as u64;
-            }
-        }
-        assert!(bytes > WAITING / 2 && bytes <= WAITING, "{bytes}");
-        assert_eq!(events + lost, BATCHES * batch.len() as u64);
-    }
-
-    #[test]
-    fn client_that_left_is_forgotten() {
-        let broadcast = Broadcast::default();
-        let mut listener = broadcast.listener();
-        drop(broadcast.subscribe(&[]));
-        listener.hear(&[event(1)], 0);
-        assert!(broadcast.state().clients.is_empty());
-    }
-}
+mod tests;

@@ -2,4 +2,12 @@
 
 pub(crate) mod broadcast;
 pub(crate) mod codec;
+mod encoded;
+mod held;
+mod position;
 pub(crate) mod published;
+pub(crate) mod subscription;
+pub(crate) mod wanted;
+
+pub(crate) use encoded::Encoded;
+pub(crate) use position::{Lost, Position};

@@ -7,30 +7,40 @@
 //! What each of them keeps true is said in its module. The service is as the generator would write it,
 //! but for one thing: a response is a [`Message`], whose events were encoded once for all clients.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use hvprobe_proto::v1::{ErrorKind, SubscribeRequest, events_server};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, http};
 use tonic::server::{Grpc, NamedService, ServerStreamingService};
 use tonic::{Code, Request, Response, Status};
 
+use super::deadline::Until;
 use super::feed::{Feed, Origin};
+use crate::arrivals::Behind;
+use crate::events::Position;
+use crate::events::broadcast::Beyond;
 use crate::events::codec::{Message, Wire};
 use crate::events::published::Published;
-use crate::fleet::Fleet;
+use crate::events::wanted::Wanted;
+use crate::fleet::{Fleet, Handle};
 use crate::limits;
 use crate::panics;
 use crate::status::Failure;
+use crate::wire::wanted::wanted;
 
 /// Messages between the machines and one client's connection.
 const MESSAGES: usize = 2;
+/// Machines whose events go into one stream at a time: as many as can run, and as many that have ended and
+/// whose last messages wait. Those that come later are waited with.
+const MACHINES: usize = 128;
 
-type Responses = ReceiverStream<Result<Message, Status>>;
+type Responses = Until<ReceiverStream<Result<Message, Status>>>;
 
 /// The service.
 #[derive(Debug)]
@@ -44,35 +54,123 @@ impl Service {
         Self { fleet, published }
     }
 
-    fn subscribe(&self, request: SubscribeRequest) -> Result<Responses, Status> {
-        let SubscribeRequest { machine, probes } = request;
-        limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+    fn subscribe(
+        &self,
+        mut request: SubscribeRequest,
+    ) -> Result<ReceiverStream<Result<Message, Status>>, Status> {
+        let wanted = wanted(&mut request)?;
+        let SubscribeRequest { machine, after, .. } = request;
         let (to_client, messages) = mpsc::channel(MESSAGES);
-        if let Some((name, broadcast)) = self.published.get(&machine) {
-            let feed = Feed::new(Origin::Published(Arc::clone(name)), to_client.clone());
-            panics::spawn(to_client, feed.run(Some(broadcast.subscribe(&probes))));
+        let (origin, events, is_live) = if let Some((name, events)) = self.published.get(&machine) {
+            (Origin::Published(Arc::clone(name)), events.clone(), true)
+        } else if machine.is_empty() {
+            let nameless = |kind, what| {
+                let message = format!("{what} belong to a machine: name it");
+                Err(Failure::new(Code::InvalidArgument, kind, message).into())
+            };
+            if !wanted.probes.is_empty() {
+                return nameless(ErrorKind::NoSuchProbe, "probe ids");
+            }
+            if after.is_some() {
+                return nameless(ErrorKind::BadPosition, "positions");
+            }
+            panics::spawn(
+                to_client.clone(),
+                All::new(self.fleet.clone(), wanted, to_client).run(),
+            );
             return Ok(ReceiverStream::new(messages));
-        }
-        let handles = match machine.as_str() {
-            "" if probes.is_empty() => self.fleet.live(),
-            "" => {
+        } else {
+            let handle = self.fleet.get(&machine)?;
+            let (events, is_live) = (handle.events().clone(), handle.machine().is_ok());
+            (Origin::Machine(handle), events, is_live)
+        };
+        let after = match &after {
+            Some(after) if after.machine_uid != origin.uid() => {
                 return Err(Failure::new(
-                    Code::InvalidArgument,
-                    ErrorKind::NoSuchProbe,
-                    "probe ids belong to a machine: name it",
+                    Code::FailedPrecondition,
+                    ErrorKind::OtherMachine,
+                    format!("the position is of another machine, which was called `{machine}`"),
                 )
                 .into());
             }
-            name => vec![self.fleet.get(name)?],
+            Some(after) => Some(Position::from(after)),
+            None => None,
         };
-        for handle in handles {
-            // Of one that has ended only the last message is left.
-            let live = handle.machine().is_ok();
-            let events = live.then(|| handle.events().subscribe(&probes));
-            let feed = Feed::new(Origin::Machine(handle), to_client.clone());
-            panics::spawn(to_client.clone(), feed.run(events));
-        }
+        // Of one that has ended there is its last message, and what is held if that is asked for.
+        let events = match is_live || after.is_some() {
+            true => Some(events.subscribe(wanted, after).map_err(beyond)?),
+            false => None,
+        };
+        panics::spawn(to_client.clone(), Feed::new(origin, to_client).run(events));
         Ok(ReceiverStream::new(messages))
+    }
+}
+
+fn beyond(_: Beyond) -> Status {
+    let message = "the machine has not come to that position";
+    Failure::new(Code::InvalidArgument, ErrorKind::BadPosition, message).into()
+}
+
+/// Feeds a client the events of all machines, and of those that come later.
+#[derive(Debug)]
+struct All {
+    fleet: Fleet,
+    wanted: Wanted,
+    to_client: mpsc::Sender<Result<Message, Status>>,
+    places: Arc<Semaphore>,
+}
+
+impl All {
+    fn new(fleet: Fleet, wanted: Wanted, to_client: mpsc::Sender<Result<Message, Status>>) -> Self {
+        Self {
+            fleet,
+            wanted,
+            to_client,
+            places: Arc::new(Semaphore::new(MACHINES)),
+        }
+    }
+
+    /// Runs until the client is gone, or the server ends.
+    async fn run(self) {
+        let mut arrivals = self.fleet.arrivals();
+        let live = self.fleet.live();
+        // One that comes just now is told twice.
+        let known: HashSet<_> = live.iter().map(|handle| handle.uid().to_owned()).collect();
+        for handle in live {
+            self.feed(handle).await;
+        }
+        loop {
+            let next = tokio::select! {
+                next = arrivals.next() => next,
+                () = self.to_client.closed() => return,
+            };
+            match next {
+                Ok(Some(handle)) if known.contains(handle.uid()) => {}
+                Ok(Some(handle)) => self.feed(handle).await,
+                Ok(None) => return,
+                Err(Behind) => {
+                    let why = "machines come and go faster than this stream is read";
+                    let end = Failure::new(Code::ResourceExhausted, ErrorKind::TooSlow, why);
+                    // If the client is gone, nobody misses it.
+                    let _ = self.to_client.send(Err(end.into())).await;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Has the events of a machine go into the stream, as soon as there is a place.
+    async fn feed(&self, handle: Handle) {
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
+            return;
+        };
+        let live = handle.machine().is_ok();
+        let events = live.then(|| handle.events().subscribe(self.wanted.clone(), None));
+        let feed = Feed::new(Origin::Machine(handle), self.to_client.clone());
+        tokio::spawn(async move {
+            feed.run(events.and_then(Result::ok)).await;
+            drop(place);
+        });
     }
 }
 
@@ -122,6 +220,10 @@ impl ServerStreamingService<SubscribeRequest> for Subscribe {
 
     fn call(&mut self, request: Request<SubscribeRequest>) -> Self::Future {
         let service = Arc::clone(&self.0);
-        Box::pin(async move { service.subscribe(request.into_inner()).map(Response::new) })
+        Box::pin(async move {
+            let (metadata, _, request) = request.into_parts();
+            let messages = service.subscribe(request)?;
+            Ok(Response::new(Until::deadline(&metadata, messages)))
+        })
     }
 }

@@ -1,18 +1,20 @@
 //! One machine's events on their way to one client.
 //!
 //! Invariant: a probe is described in the message its first event is in, or before; what was lost
-//! is told with the message that follows the loss; which wall-clock times events have is told first.
+//! is told with the message that follows the loss; which wall-clock times events have is told first; all
+//! that is before the position in a message has been sent or told as lost by then.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use hvprobe_machine::queue::{Exit, Taken};
+use hvprobe_machine::queue::Taken;
 use hvprobe_proto::v1;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::events::broadcast::Encoded;
 use crate::events::codec::Message;
+use crate::events::subscription::Subscription;
+use crate::events::{Encoded, Lost, Position};
 use crate::fleet::Handle;
 use crate::wire::{anchor, budget};
 
@@ -35,6 +37,14 @@ impl Origin {
         match self {
             Self::Machine(handle) => handle.name(),
             Self::Published(name) => name,
+        }
+    }
+
+    /// What tells it from others of the name, if it is a machine.
+    pub(crate) fn uid(&self) -> &str {
+        match self {
+            Self::Machine(handle) => handle.uid(),
+            Self::Published(_) => "",
         }
     }
 
@@ -64,6 +74,8 @@ pub(crate) struct Feed {
     /// Probes the client has been told about.
     described: HashSet<u32>,
     anchor: anchor::Told,
+    /// Where the stream is.
+    position: Position,
     to_client: mpsc::Sender<Result<Message, Status>>,
 }
 
@@ -76,20 +88,27 @@ impl Feed {
             origin,
             described: HashSet::new(),
             anchor: anchor::Told::default(),
+            position: Position::default(),
             to_client,
         }
     }
 
     /// Runs until the machine has ended or the client is gone. Of a machine without `events` only
     /// its end is told.
-    pub(crate) async fn run(mut self, events: Option<Exit<Encoded>>) {
+    pub(crate) async fn run(mut self, events: Option<Subscription>) {
         // That the client is gone is no error, and there is nobody to tell it to.
         let _gone = self.feed(events).await;
     }
 
-    async fn feed(&mut self, events: Option<Exit<Encoded>>) -> Result<(), Gone> {
+    async fn feed(&mut self, events: Option<Subscription>) -> Result<(), Gone> {
+        let subscribed = events.is_some();
         if let Some(mut events) = events {
-            self.send(Message::default()).await?;
+            self.position = events.start;
+            let mut first = Message::default();
+            first.head.position = self.told();
+            first.head.missed = events.missed;
+            first.head.dropped = events.dropped;
+            self.send(first).await?;
             loop {
                 let taken = tokio::select! {
                     taken = events.next() => taken,
@@ -107,14 +126,17 @@ impl Feed {
         };
         let mut message = Message::default();
         message.head.ended = ended;
+        if subscribed {
+            message.head.position = self.told();
+        }
         self.send(message).await
     }
 
     /// Sends `first` and what else waits in `rest`, as much as fits in a message.
     async fn pass_on(
         &mut self,
-        first: Taken<Encoded>,
-        rest: &mut Exit<Encoded>,
+        first: Taken<Encoded, Lost>,
+        rest: &mut Subscription,
     ) -> Result<(), Gone> {
         let mut message = Message::default();
         let mut unknown = HashSet::new();
@@ -129,8 +151,15 @@ impl Feed {
             let throttled = notices.iter().map(budget::notice);
             message.head.throttled.extend(throttled);
             let dropped = &mut message.head.dropped;
-            *dropped = dropped.saturating_add(lost);
-            if let Some(Encoded { events, probes }) = item {
+            *dropped = dropped.saturating_add(lost.count);
+            self.position = self.position.join(lost.until);
+            if let Some(Encoded {
+                events,
+                probes,
+                end,
+            }) = item
+            {
+                self.position = self.position.join(end);
                 let news = probes.iter().filter(|id| !self.described.contains(id));
                 unknown.extend(news);
                 bytes += events.len();
@@ -141,6 +170,7 @@ impl Feed {
         if !unknown.is_empty() {
             message.head.probes = self.describe(unknown).await?;
         }
+        message.head.position = self.told();
         self.send(message).await
     }
 
@@ -160,9 +190,16 @@ impl Feed {
         Ok(probes)
     }
 
+    fn told(&self) -> Option<v1::Position> {
+        Some(self.position.told(self.origin.uid()))
+    }
+
     async fn send(&mut self, mut message: Message) -> Result<(), Gone> {
         message.head.anchor = self.anchor.news(anchor::now());
         self.origin.name().clone_into(&mut message.head.machine);
         self.to_client.send(Ok(message)).await.map_err(|_| Gone)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -176,7 +176,7 @@ pub(crate) fn event(event: &Event) -> v1::Event {
         kind: kind.into(),
         fault,
         call,
-        captured: event.captured.bytes().to_vec(),
+        captured: event.captured.bytes().to_vec().into(),
         unreadable: event.captured.unreadable(),
     }
 }
@@ -218,7 +218,7 @@ fn task(task: &Task) -> v1::Task {
     v1::Task {
         pid: task.pid,
         tgid: task.tgid,
-        comm: comm(task).to_vec(),
+        comm: comm(task).to_vec().into(),
     }
 }
 

@@ -14,3 +14,4 @@ pub(crate) mod page;
 pub mod registers;
 pub(crate) mod registration;
 pub(crate) mod types;
+pub(crate) mod wanted;

@@ -53,6 +53,14 @@ fn conjuncts(filter: &Filter) -> Vec<&Filter> {
     }
 }
 
+/// What `filter` says on any event: of what every one has.
+///
+/// # Errors
+/// When it names anything else, or compares a number with a text, with the column and the reason.
+pub fn on_any_event(filter: &Filter) -> Result<Predicate, ParseError> {
+    predicate(filter, &[])
+}
+
 /// What `filter` says on events with `arguments`.
 pub(super) fn predicate(filter: &Filter, arguments: &[Argument]) -> Result<Predicate, ParseError> {
     let sub = |filter: &Filter| predicate(filter, arguments);

@@ -16,4 +16,5 @@ mod syscall;
 mod types;
 mod value;
 
+pub use filter::on_any_event;
 pub(crate) use resolve::{Resolved, resolve};

@@ -1,0 +1,174 @@
+//! Options that say which events are wanted, and how and where they are printed.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueHint};
+use hvprobe_proto::v1::SubscribeRequest;
+use hvprobe_spec::ParseError;
+use hvprobe_spec::fetch::read_filter;
+
+use crate::failure::{Refused, WrongUsage, detail};
+use crate::output::times::TimeFormat;
+use crate::typed::{self, bad_option};
+
+/// Which events.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Events")]
+pub(crate) struct WantedArgs {
+    /// Only events of this thread; repeatable, as are the two that follow: each that is given has to be the
+    /// event's
+    #[arg(long = "pid", value_name = "N", conflicts_with = "hist")]
+    pids: Vec<i32>,
+
+    /// Only events of this process
+    #[arg(long = "tgid", value_name = "N", conflicts_with = "hist")]
+    tgids: Vec<i32>,
+
+    /// Only events of tasks of this name
+    #[arg(long = "comm", value_name = "NAME", conflicts_with = "hist")]
+    comms: Vec<String>,
+
+    /// Only events for which this holds, as after `if` in a definition: an expression over `pid`, `tgid`,
+    /// `comm` and `cpu`
+    #[arg(long, value_name = "EXPR", conflicts_with = "hist")]
+    filter: Option<String>,
+}
+
+impl WantedArgs {
+    /// Refuses what is no filter, where it is wrong.
+    pub(crate) fn check(&self) -> Result<(), WrongUsage> {
+        typed::one("filter", self.filter.as_deref(), read_filter).map(|_| ())
+    }
+
+    /// A request for these events of `probes` on `machine`.
+    pub(crate) fn request(&self, machine: &str, probes: Vec<u32>) -> SubscribeRequest {
+        let comms = self.comms.iter();
+        SubscribeRequest {
+            machine: machine.to_owned(),
+            probes,
+            pids: self.pids.clone(),
+            tgids: self.tgids.clone(),
+            comms: comms.map(|comm| comm.clone().into_bytes()).collect(),
+            filter: self.filter.clone().unwrap_or_default(),
+            ..Default::default()
+        }
+    }
+
+    /// Why a server does not take it, and where the filter is wrong if it says so.
+    pub(crate) fn refused(&self, status: tonic::Status) -> anyhow::Error {
+        let column = detail(&status).and_then(|detail| detail.column);
+        let column = column.and_then(|column| usize::try_from(column).ok());
+        match (&self.filter, column) {
+            (Some(text), Some(column)) => {
+                // What it puts in front stands here, too.
+                let message = status.message();
+                let message = message.strip_prefix("bad filter: ").unwrap_or(message);
+                let message = message.to_owned();
+                bad_option("filter", text, &ParseError { column, message }).into()
+            }
+            _ => Refused::from(status).into(),
+        }
+    }
+}
+
+/// How and where events are printed.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct OutputArgs {
+    /// Print times so; JSON has both of the first two
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        conflicts_with_all = ["json", "hist"]
+    )]
+    pub(crate) time: TimeFormat,
+
+    /// Write the lines of the trace into this file, which is replaced, instead of printing them
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "hist")]
+    output: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// What is written to instead of standard output, if a file was asked for.
+    pub(crate) fn open(&self) -> Result<Option<OutputFile>, Unwritten> {
+        let Some(path) = &self.output else {
+            return Ok(None);
+        };
+        let file = File::create(path).map_err(|error| Unwritten::new(path, error))?;
+        Ok(Some(OutputFile {
+            path: path.clone(),
+            file,
+        }))
+    }
+}
+
+/// A file of events.
+#[derive(Debug)]
+pub(crate) struct OutputFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl OutputFile {
+    /// Appends `text`, now.
+    pub(crate) fn write(&mut self, text: &str) -> Result<(), Unwritten> {
+        let written = self.file.write_all(text.as_bytes());
+        written.map_err(|error| Unwritten::new(&self.path, error))
+    }
+}
+
+/// Events could not be written where they were asked for. Not even a reader that has gone away is taken for
+/// one that has seen enough, as it is on standard output.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}: {why}", path.display())]
+pub(crate) struct Unwritten {
+    path: PathBuf,
+    why: io::Error,
+}
+
+impl Unwritten {
+    fn new(path: &Path, why: io::Error) -> Self {
+        Self {
+            path: path.to_owned(),
+            why,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::closed_output;
+
+    #[test]
+    fn full_disk_and_a_reader_that_has_gone_are_told() {
+        let to = |path: &Path| OutputArgs {
+            output: Some(path.to_owned()),
+            ..OutputArgs::default()
+        };
+        let full = Path::new("/dev/full");
+        let mut file = to(full).open().unwrap().expect("a file");
+        let error = file.write("x").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cannot write /dev/full: No space left on device (os error 28)"
+        );
+
+        let (reader, writer) = io::pipe().unwrap();
+        let mut pipe = OutputFile {
+            path: "events".into(),
+            file: File::from(std::os::fd::OwnedFd::from(writer)),
+        };
+        drop(reader);
+        let error = anyhow::Error::from(pipe.write("x").unwrap_err());
+        assert!(!closed_output(&error), "{error}");
+        assert!(error.to_string().starts_with("cannot write events: "));
+
+        let nowhere = to(Path::new("/nowhere/events")).open().unwrap_err();
+        assert!(nowhere.to_string().contains("No such file"), "{nowhere}");
+    }
+}

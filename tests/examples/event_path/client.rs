@@ -1,0 +1,183 @@
+//! The clients: those that take events, and those that do not.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use hdrhistogram::Histogram;
+use hvprobe_proto::roomy;
+use hvprobe_proto::v1::events_client::EventsClient;
+use hvprobe_proto::v1::{SubscribeRequest, SubscribeResponse};
+use prost::Message as _;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+
+use super::meter::{cpu_microseconds, end_with_parent, now_ns, peak_kibibytes};
+
+/// Under which name the events are offered.
+pub(crate) const NAME: &str = "synthetic";
+
+/// What the clients of one process tell, together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Got {
+    pub(crate) events: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dropped: u64,
+    /// From the first event to the last.
+    pub(crate) nanoseconds: u64,
+    pub(crate) cpu_microseconds: u64,
+    pub(crate) kibibytes: u64,
+    /// From hits to the client: the middle, the 99th percentile and the longest, in microseconds.
+    pub(crate) p50: u64,
+    pub(crate) p99: u64,
+    pub(crate) max: u64,
+}
+
+impl Got {
+    /// What such a process has printed.
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let numbers: Vec<u64> = line
+            .split(' ')
+            .map(|word| word.parse().ok())
+            .collect::<Option<_>>()?;
+        let [
+            events,
+            bytes,
+            dropped,
+            nanoseconds,
+            cpu_microseconds,
+            kibibytes,
+            p50,
+            p99,
+            max,
+        ] = numbers[..]
+        else {
+            return None;
+        };
+        Some(Self {
+            events,
+            bytes,
+            dropped,
+            nanoseconds,
+            cpu_microseconds,
+            kibibytes,
+            p50,
+            p99,
+            max,
+        })
+    }
+}
+
+async fn subscribe(socket: &str, filter: &str) -> Result<Streaming<SubscribeResponse>> {
+    let endpoint = Endpoint::from_shared(format!("unix:{socket}"))?;
+    let channel = roomy(endpoint).connect().await?;
+    let request = SubscribeRequest {
+        machine: NAME.to_owned(),
+        filter: filter.to_owned(),
+        ..Default::default()
+    };
+    let mut stream = EventsClient::new(channel)
+        .subscribe(request)
+        .await?
+        .into_inner();
+    stream.message().await?.context("the stream has ended")?;
+    Ok(stream)
+}
+
+/// What one client counts.
+struct Counted {
+    events: u64,
+    bytes: u64,
+    dropped: u64,
+    first: Option<Instant>,
+    last: Instant,
+    microseconds: Histogram<u64>,
+}
+
+/// Takes all events that pass `filter`, with so many clients, and tells what they got.
+pub(crate) fn client(socket: &str, filter: &str, count: u64) -> Result<()> {
+    end_with_parent()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut streams = Vec::new();
+        for _ in 0..count {
+            streams.push(subscribe(socket, filter).await?);
+        }
+        println!("subscribed");
+        let clients: Vec<_> = streams
+            .into_iter()
+            .map(|stream| tokio::spawn(take(stream)))
+            .collect();
+        let (mut events, mut bytes, mut dropped, mut nanoseconds) = (0, 0, 0, 0);
+        let mut microseconds = Histogram::<u64>::new(3)?;
+        for client in clients {
+            let counted = client.await??;
+            events += counted.events;
+            bytes += counted.bytes;
+            dropped += counted.dropped;
+            let first = counted.first.context("nothing came")?;
+            nanoseconds = nanoseconds.max(counted.last.duration_since(first).as_nanos());
+            microseconds.add(&counted.microseconds)?;
+        }
+        println!(
+            "{events} {bytes} {dropped} {nanoseconds} {} {} {} {} {}",
+            cpu_microseconds()?,
+            peak_kibibytes()?,
+            microseconds.value_at_quantile(0.5),
+            microseconds.value_at_quantile(0.99),
+            microseconds.max(),
+        );
+        Ok(())
+    })
+}
+
+async fn take(mut stream: Streaming<SubscribeResponse>) -> Result<Counted> {
+    let mut counted = Counted {
+        events: 0,
+        bytes: 0,
+        dropped: 0,
+        first: None,
+        last: Instant::now(),
+        microseconds: Histogram::new(3)?,
+    };
+    let mut next = 0;
+    while let Some(message) = stream.message().await? {
+        counted.dropped += message.dropped;
+        counted.events += message.events.len() as u64;
+        let now = now_ns()?;
+        // What is dropped before this client has positions, but never arrives.
+        for event in &message.events {
+            ensure!(event.seq >= next, "events changed their order");
+            next = event.seq + 1;
+        }
+        // Of many those that stand apart from each other are enough.
+        for event in message.events.iter().step_by(1 + message.events.len() / 64) {
+            let micros = now.saturating_sub(event.host_ns) / 1000;
+            counted.microseconds.record(micros)?;
+        }
+        if let Some(event) = message.events.last() {
+            // All are of about the same size.
+            counted.bytes += (event.encoded_len() * message.events.len()) as u64;
+            counted.last = Instant::now();
+            counted.first.get_or_insert(counted.last);
+        }
+    }
+    Ok(counted)
+}
+
+/// Subscribes so often and reads no more, until it is ended.
+pub(crate) fn stuck(socket: &str, count: u64) -> Result<()> {
+    end_with_parent()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut unread = Vec::new();
+        for _ in 0..count {
+            unread.push(subscribe(socket, "").await?);
+        }
+        println!("subscribed");
+        std::future::pending().await
+    })
+}

@@ -1,0 +1,100 @@
+//! Telling of machines that come.
+//!
+//! Invariant: who announces waits for nobody. Who is more than [`KEPT`] behind learns that, and no more.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::broadcast::{Receiver, Sender, channel, error::RecvError};
+
+/// What is kept for one who is behind.
+const KEPT: usize = 64;
+
+/// Whom to tell.
+#[derive(Debug)]
+pub(crate) struct Arrivals<T>(Mutex<Option<Sender<T>>>);
+
+impl<T: Clone> Default for Arrivals<T> {
+    fn default() -> Self {
+        let (to, _) = channel(KEPT);
+        Self(Mutex::new(Some(to)))
+    }
+}
+
+impl<T: Clone> Arrivals<T> {
+    /// Tells that `it` has come.
+    pub(crate) fn announce(&self, it: &T) {
+        if let Some(to) = &*self.to() {
+            // It is no error that nobody wants to hear it.
+            let _ = to.send(it.clone());
+        }
+    }
+
+    /// Who is told from now on.
+    pub(crate) fn follow(&self) -> Arriving<T> {
+        let to = self.to();
+        // Without the other end it ends.
+        let from = match &*to {
+            Some(to) => to.subscribe(),
+            None => channel(1).1,
+        };
+        Arriving(from)
+    }
+
+    /// Nothing comes any more.
+    pub(crate) fn close(&self) {
+        *self.to() = None;
+    }
+
+    fn to(&self) -> MutexGuard<'_, Option<Sender<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One who is told.
+#[derive(Debug)]
+pub(crate) struct Arriving<T>(Receiver<T>);
+
+/// Some that came were not told, because the one who was to be told is too far behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Behind;
+
+impl<T: Clone> Arriving<T> {
+    /// The next that comes; `None` when nothing comes any more.
+    pub(crate) async fn next(&mut self) -> Result<Option<T>, Behind> {
+        match self.0.recv().await {
+            Ok(it) => Ok(Some(it)),
+            Err(RecvError::Closed) => Ok(None),
+            Err(RecvError::Lagged(_)) => Err(Behind),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_are_told_in_order_until_the_end() {
+        let arrivals = Arrivals::default();
+        arrivals.announce(&1);
+        let mut arriving = arrivals.follow();
+        arrivals.announce(&2);
+        arrivals.announce(&3);
+        arrivals.close();
+        arrivals.announce(&4);
+        assert_eq!(arriving.next().await, Ok(Some(2)));
+        assert_eq!(arriving.next().await, Ok(Some(3)));
+        assert_eq!(arriving.next().await, Ok(None));
+        assert_eq!(arrivals.follow().next().await, Ok(None));
+    }
+
+    #[tokio::test]
+    async fn one_who_is_too_far_behind_learns_it() {
+        let arrivals = Arrivals::default();
+        let mut arriving = arrivals.follow();
+        for number in 0..=KEPT {
+            arrivals.announce(&number);
+        }
+        assert_eq!(arriving.next().await, Err(Behind));
+    }
+}

@@ -1,0 +1,238 @@
+//! A client that comes back again and again gets each event once, or is told that it is missing.
+
+use hvprobe_arch::Regs;
+use hvprobe_hit::event::{Captured, Event, EventKind};
+use hvprobe_linux::task::Task;
+use hvprobe_machine::Listen as _;
+use hvprobe_spec::{ProbeId, RegisterSet};
+use proptest::prelude::*;
+use prost::Message as _;
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::events::broadcast::{Broadcast, Listener};
+use crate::events::wanted::Wanted;
+
+/// What happens to a machine's events, and to their client.
+#[derive(Clone, Debug)]
+enum Step {
+    /// So many events, before which as many were dropped in the machine.
+    Hear(u64, u64),
+    /// More than waits for a client that does not read.
+    Flood,
+    /// The client reads so many messages, if there are any.
+    Read(usize),
+    /// Its connection breaks. Of the message that it reads last it deals with so many events.
+    Break(u64),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..5_u64, prop_oneof![3 => Just(0), 1 => 1..4_u64]).prop_map(|(n, lost)| Step::Hear(n, lost)),
+        1 => Just(Step::Flood),
+        6 => (1..4_usize).prop_map(Step::Read),
+        3 => (0..4_u64).prop_map(Step::Break),
+    ]
+}
+
+/// Every third event is of the task 1.
+fn event(seq: u64) -> Event {
+    let pid = i32::from(seq.is_multiple_of(3));
+    Event {
+        kind: EventKind::Hit,
+        shown: RegisterSet::default(),
+        captured: Captured::nothing(),
+        seq,
+        probe: ProbeId(1),
+        vcpu: 0,
+        host_ns: 0,
+        guest_tsc: 0,
+        regs: Regs::default(),
+        task: Some(Task {
+            pid,
+            tgid: pid,
+            comm: [0; 16],
+        }),
+        cost_ns: 0,
+    }
+}
+
+/// A message as a client reads it.
+fn read(message: Message) -> v1::SubscribeResponse {
+    let mut bytes = message.head.encode_to_vec();
+    for events in message.events {
+        bytes.extend_from_slice(&events);
+    }
+    v1::SubscribeResponse::decode(&bytes[..]).expect("a message")
+}
+
+struct Machine {
+    listener: Listener,
+    events: u64,
+    dropped: u64,
+}
+
+impl Machine {
+    fn hear(&mut self, count: u64, dropped: u64) {
+        let events: Vec<_> = (self.events..self.events + count).map(event).collect();
+        self.listener.hear(&events, dropped);
+        self.events += count;
+        self.dropped += dropped;
+    }
+}
+
+/// A client that remembers where it is.
+struct Client {
+    broadcast: Broadcast,
+    wanted: Wanted,
+    runtime: Runtime,
+    from: Option<mpsc::Receiver<Result<Message, Status>>>,
+    position: Option<v1::Position>,
+    seen: Vec<u64>,
+    dropped: u64,
+    missed: u64,
+}
+
+impl Client {
+    fn connect(&mut self) {
+        let after = self.position.as_ref().map(Position::from);
+        let events = self.broadcast.subscribe(self.wanted.clone(), after);
+        let events = events.expect("a position that was told");
+        let (to_client, from) = mpsc::channel(2);
+        let feed = Feed::new(Origin::Published("m".into()), to_client);
+        self.runtime.spawn(feed.run(Some(events)));
+        self.from = Some(from);
+    }
+
+    /// The next message, if there is one without the machine doing anything.
+    fn next(&mut self) -> Option<v1::SubscribeResponse> {
+        if self.from.is_none() {
+            self.connect();
+        }
+        let from = self.from.as_mut()?;
+        let message = self.runtime.block_on(async {
+            // The feed runs on this thread, and has put there what there is when it waits.
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+            from.try_recv()
+        });
+        Some(read(message.ok()?.expect("no error")))
+    }
+
+    /// Deals with `message` and remembers where it ends.
+    fn take(&mut self, message: &v1::SubscribeResponse) {
+        self.dropped += message.dropped;
+        self.missed += message.missed;
+        self.seen
+            .extend(message.events.iter().map(|event| event.seq));
+        self.position = message.position.clone().or(self.position.take());
+    }
+
+    /// Deals with some events of `message`, and remembers what is behind them.
+    fn take_part(&mut self, mut message: v1::SubscribeResponse, count: u64) {
+        let count = usize::try_from(count).expect("a few");
+        if count < message.events.len() {
+            let position = message.position.as_mut().expect("a position");
+            match count {
+                0 => position.seq = message.events[0].seq,
+                _ => position.seq = message.events[count - 1].seq + 1,
+            }
+            message.events.truncate(count);
+        }
+        self.take(&message);
+    }
+}
+
+/// What a client got of a machine after `steps`, and what there was. Both have ended.
+fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
+    let broadcast = Broadcast::default();
+    let mut machine = Machine {
+        listener: broadcast.listener(),
+        events: 0,
+        dropped: 0,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let mut client = Client {
+        broadcast,
+        wanted,
+        runtime: { runtime }.build().expect("a runtime"),
+        from: None,
+        position: None,
+        seen: Vec::new(),
+        dropped: 0,
+        missed: 0,
+    };
+    let first = client.next().expect("the first message");
+    client.take(&first);
+    for step in steps {
+        match step {
+            Step::Hear(count, dropped) => machine.hear(*count, *dropped),
+            Step::Flood => {
+                for _ in 0..80 {
+                    machine.hear(1000, 1);
+                }
+            }
+            Step::Read(count) => {
+                for _ in 0..*count {
+                    if let Some(message) = client.next() {
+                        client.take(&message);
+                    }
+                }
+            }
+            Step::Break(part) => {
+                if let Some(message) = client.next() {
+                    client.take_part(message, *part);
+                }
+                client.from = None;
+            }
+        }
+    }
+    while let Some(message) = client.next() {
+        client.take(&message);
+    }
+    (client, machine)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_event_comes_once_or_is_told_to_be_missing(steps in proptest::collection::vec(any_step(), 0..60)) {
+        let (client, machine) = run(&steps, Wanted::default());
+        prop_assert!(client.seen.is_sorted_by(|one, other| one < other), "{:?}", client.seen);
+        prop_assert_eq!(
+            client.seen.len() as u64 + client.dropped + client.missed,
+            machine.events + machine.dropped
+        );
+        let end = Position { seq: machine.events, dropped: machine.dropped };
+        prop_assert_eq!(client.position.as_ref().map(Position::from), Some(end));
+    }
+
+    #[test]
+    fn a_filter_changes_nothing_about_that(steps in proptest::collection::vec(any_step(), 0..60)) {
+        let wanted = Wanted { pids: [1].into(), ..Wanted::default() };
+        let (client, machine) = run(&steps, wanted);
+        prop_assert!(client.seen.is_sorted_by(|one, other| one < other), "{:?}", client.seen);
+        prop_assert!(client.seen.iter().all(|seq| seq.is_multiple_of(3)));
+        let of_its_own = machine.events.div_ceil(3);
+        let told = client.seen.len() as u64 + client.dropped;
+        prop_assert!(told <= of_its_own + machine.dropped);
+        // Of what it missed it had wanted some at most.
+        prop_assert!(told + client.missed >= of_its_own + machine.dropped);
+    }
+}
+
+#[test]
+fn a_break_without_a_gap_loses_and_repeats_nothing() {
+    let steps = [
+        Step::Hear(3, 0),
+        Step::Read(1),
+        Step::Hear(4, 2),
+        Step::Break(2),
+        Step::Hear(4, 1),
+    ];
+    let (client, _) = run(&steps, Wanted::default());
+    assert_eq!(client.seen, (0..11).collect::<Vec<_>>());
+    assert_eq!((client.dropped, client.missed), (3, 0));
+}
