@@ -62,7 +62,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Probe(Probe),
     /// Print the hits of probes of a server's machines as they come
-    Trace(Trace),
+    Trace(Box<Trace>),
     /// Say what is to be done at hits of probes that ask (`--ask`) while the guest waits
     Decide(Decide),
     /// List symbols of a machine's kernel

@@ -74,7 +74,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Serve(args) => serve::serve(args).await,
         Command::Vm(command) => vm::vm(command).await,
         Command::Probe(command) => probe::probe(command).await,
-        Command::Trace(args) => trace::trace(args).await,
+        Command::Trace(args) => trace::trace(*args).await,
         Command::Decide(args) => decide::decide(args).await,
         Command::Syms(args) => syms::syms(args).await,
         Command::Types(args) => types::types(args).await,

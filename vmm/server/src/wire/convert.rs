@@ -280,9 +280,9 @@ mod tests {
             tgid: 4,
             comm: *b"dd\0rubbish\0\0\0\0\0\0",
         };
-        assert_eq!(task(&of_guest).comm, b"dd");
+        assert_eq!(task(&of_guest).comm, b"dd"[..]);
         of_guest.comm = [b'x'; 16];
-        assert_eq!(task(&of_guest).comm, [b'x'; 16]);
+        assert_eq!(task(&of_guest).comm, [b'x'; 16][..]);
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
             task: None,
             cost_ns: 0,
         });
-        assert_eq!(sent.captured, [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(sent.captured, [1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0][..]);
         assert_eq!(sent.unreadable, 0b10);
     }
 

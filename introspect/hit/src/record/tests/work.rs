@@ -62,6 +62,9 @@ fn serves(mut rig: Rig) {
     assert_eq!(rig.counters.sum().hits, hits + 1);
 }
 
+/// What a guest writes itself: its name, and writing it.
+type Forge<'a> = (&'a str, &'a dyn Fn(&Memory, u64));
+
 #[test]
 fn nonsense_with_doorbells_costs_no_more_the_more_often_it_rings() {
     let head_anywhere = |mem: &Memory, round: u64| {
@@ -91,7 +94,7 @@ fn nonsense_with_doorbells_costs_no_more_the_more_often_it_rings() {
         let to = limit.min(head + u64::from(MANY) / 2);
         mem.write_u64(HEAD, to).expect("in memory");
     };
-    let forges: [(&str, &dyn Fn(&Memory, u64)); 4] = [
+    let forges: [Forge<'_>; 4] = [
         ("head anywhere", &head_anywhere),
         ("all unfinished", &all_unfinished),
         ("all malformed", &all_malformed),

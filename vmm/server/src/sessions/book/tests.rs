@@ -237,7 +237,7 @@ fn what_lands_after_it_was_taken_over_is_the_heirs() {
     let mut world = World::default();
     let id = world.open(false, &[]).unwrap();
     let (ticket, owner) = world.book.begin(&id, 1).unwrap();
-    let heir = world.open(false, &[id.clone()]).unwrap();
+    let heir = world.open(false, std::slice::from_ref(&id)).unwrap();
     assert_eq!(world.book.end(&id), None, "it is gone");
     world.things.insert((1, owner));
     world.book.finish(ticket);
