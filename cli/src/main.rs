@@ -7,6 +7,7 @@ mod args;
 mod budget;
 mod client;
 mod clock;
+mod config;
 mod console;
 mod decide;
 mod definition;
@@ -34,6 +35,7 @@ mod typed;
 mod types;
 mod unpack;
 mod vm;
+mod watch;
 
 use std::io;
 use std::process::ExitCode;

@@ -85,6 +85,11 @@ impl Identity {
         })
     }
 
+    /// Which machine it is.
+    pub(crate) fn uid(&self) -> &str {
+        &self.uid
+    }
+
     /// It ends now, unless it has ended before.
     pub(crate) fn end(&self) {
         self.ended_ns.get_or_init(|| anchor::now().monotonic_ns);

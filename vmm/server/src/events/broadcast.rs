@@ -2,14 +2,15 @@
 //!
 //! Invariants: the collector waits for no client; a batch is encoded once for all clients that want
 //! all of it, and not at all if no client takes it; what waits for one client never takes more than
-//! [`WAITING`] bytes, and what it loses is counted for it alone.
+//! [`WAITING`] bytes, what waits for all clients of a server no more than their pool has, and what a client
+//! loses is counted for it alone.
 
 use std::collections::HashSet;
 use std::mem::size_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_hit::event::Event;
-use hvprobe_machine::queue::{Entrance, Exit, queue};
+use hvprobe_machine::queue::{Entrance, Exit, Pool, queue_in};
 use hvprobe_machine::{Listen, ThrottleNotice};
 use prost::bytes::Bytes;
 
@@ -32,9 +33,17 @@ pub(crate) struct Encoded {
 }
 
 /// The clients of one machine. Copies are the same.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Broadcast {
     state: Arc<Mutex<State>>,
+    /// Where what waits for them has its room.
+    pool: Pool,
+}
+
+impl Default for Broadcast {
+    fn default() -> Self {
+        Self::within(Pool::new(usize::MAX))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -53,9 +62,17 @@ struct Client {
 }
 
 impl Broadcast {
+    /// For clients that have no more waiting for them, together with others of `pool`, than that has.
+    pub(crate) fn within(pool: Pool) -> Self {
+        Self {
+            state: Arc::default(),
+            pool,
+        }
+    }
+
     /// The events of `filter`'s probes, or of all when it is empty, from now on.
     pub(crate) fn subscribe(&self, filter: &[u32]) -> Exit<Encoded> {
-        let (into, from) = queue(WAITING);
+        let (into, from) = queue_in(&self.pool, WAITING);
         let mut state = self.state();
         // Without its other end a queue ends.
         if !state.closed {

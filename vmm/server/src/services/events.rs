@@ -46,10 +46,13 @@ impl Service {
     fn subscribe(&self, request: SubscribeRequest) -> Result<Responses, Status> {
         let SubscribeRequest { machine, probes } = request;
         limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+        // One for all machines' streams of this client.
+        let place = Arc::new(self.fleet.totals().subscribers.take()?);
         let (to_client, messages) = mpsc::channel(MESSAGES);
         if let Some((name, broadcast)) = self.published.get(&machine) {
             let feed = Feed::new(Origin::Published(Arc::clone(name)), to_client);
-            tokio::spawn(feed.run(Some(broadcast.subscribe(&probes))));
+            let feed = feed.run(Some(broadcast.subscribe(&probes)));
+            tokio::spawn(holding(place, feed));
             return Ok(ReceiverStream::new(messages));
         }
         let handles = match machine.as_str() {
@@ -69,10 +72,16 @@ impl Service {
             let live = handle.machine().is_ok();
             let events = live.then(|| handle.events().subscribe(&probes));
             let feed = Feed::new(Origin::Machine(handle), to_client.clone());
-            tokio::spawn(feed.run(events));
+            tokio::spawn(holding(Arc::clone(&place), feed.run(events)));
         }
         Ok(ReceiverStream::new(messages))
     }
+}
+
+/// Runs `feed`, and keeps `place` as long.
+async fn holding<P>(place: Arc<P>, feed: impl Future<Output = ()>) {
+    feed.await;
+    drop(place);
 }
 
 /// The service as a connection calls it.

@@ -8,3 +8,4 @@ pub(crate) mod host;
 pub(crate) mod machines;
 pub(crate) mod probes;
 pub(crate) mod symbols;
+mod watcher;

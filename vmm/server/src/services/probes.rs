@@ -153,7 +153,7 @@ impl probes_server::Probes for Service {
             page::of_probes(handle.probes().await?, page_size, &page_token)?;
         Ok(Response::new(ListProbesResponse {
             probes,
-            disarmed: handle.describe().await?.disarmed,
+            disarmed: handle.describe().disarmed,
             next_page_token,
         }))
     }
