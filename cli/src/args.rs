@@ -9,6 +9,7 @@ use hvprobe_proto::v1::MachineState;
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
+use crate::log::LogFormat;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 
@@ -32,6 +33,16 @@ pub(crate) struct Cli {
     /// Tell more about what is done on standard error; twice for still more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+
+    /// What messages on standard error look like; `RUST_LOG` says which there are, unless -v does
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t
+    )]
+    pub(crate) log_format: LogFormat,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -272,6 +283,14 @@ Example:
     Stop(NamedMachine),
     /// Connect this terminal to a machine's console; Ctrl-] disconnects
     Console(NamedMachine),
+    /// Print what a machine's console has printed, as far as it is kept
+    Logs {
+        #[command(flatten)]
+        on: NamedMachine,
+        /// Go on with what it prints, until the machine ends
+        #[arg(short, long)]
+        follow: bool,
+    },
 }
 
 /// What a machine is doing.

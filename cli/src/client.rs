@@ -20,18 +20,19 @@ use tokio::net::{TcpStream, UnixStream};
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Endpoint, Uri};
 use tonic::{Request, Status};
 
 use crate::failure::{Refused, WrongUsage};
 use crate::server_args::{OnMachine, ServerAt, SocketAt, Url};
+use crate::versions::Explained;
 
 /// Bytes of the longest list of probes we take: of all a machine can reasonably have, with all they
 /// are to do.
 const LISTS: usize = 256 << 20;
 
 /// What calls go through.
-pub(crate) type Calls = InterceptedService<Channel, Shown>;
+pub(crate) type Calls = InterceptedService<Explained, Shown>;
 
 /// The token that calls show, if they need one.
 #[derive(Clone, Debug)]
@@ -146,7 +147,7 @@ impl Client {
             .connect_with_connector(connector)
             .await
             .context("the server does not speak gRPC")?;
-        let calls = InterceptedService::new(channel, Shown::new(token)?);
+        let calls = InterceptedService::new(Explained(channel), Shown::new(token)?);
         Ok(Self {
             machines: MachinesClient::new(calls.clone()).max_decoding_message_size(LISTS),
             probes: ProbesClient::new(calls.clone()).max_decoding_message_size(LISTS),

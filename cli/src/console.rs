@@ -123,7 +123,10 @@ async fn output(
     let machine = machine.to_owned();
     let answer = client
         .machines
-        .console(ConsoleRequest { machine })
+        .console(ConsoleRequest {
+            machine,
+            kept_only: false,
+        })
         .await
         .map_err(Refused::from)?;
     Ok(answer.into_inner())

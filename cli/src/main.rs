@@ -19,6 +19,8 @@ mod histogram;
 mod hit_args;
 mod in_process;
 mod label;
+mod log;
+mod logs;
 mod output;
 mod probe;
 mod progress;
@@ -34,22 +36,22 @@ mod trace;
 mod typed;
 mod types;
 mod unpack;
+mod versions;
 mod vm;
 mod watch;
 
-use std::io;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{CommandFactory as _, Parser as _};
-use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 
 use args::{Cli, Command};
+use log::Log;
 
 fn main() -> ExitCode {
     let started = Instant::now();
     let cli = Cli::parse();
-    log(cli.verbose);
+    let log = Log::start(cli.verbose, cli.log_format);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -60,7 +62,9 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(dispatch(cli.command, started));
     // Whatever has to end in order has ended; a thread that reads the terminal never would.
     runtime.shutdown_background();
-    outcome.unwrap_or_else(|error| failure::report(&error))
+    let status = outcome.unwrap_or_else(|error| failure::report(&error));
+    log.finish();
+    status
 }
 
 async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode> {
@@ -82,21 +86,4 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
             Ok(failure::DONE)
         }
     }
-}
-
-/// Log messages go to standard error: warnings, or more of our own when asked for.
-fn log(verbose: u8) {
-    let level = match verbose {
-        0 => LevelFilter::WARN,
-        1 => LevelFilter::INFO,
-        2 => LevelFilter::DEBUG,
-        _ => LevelFilter::TRACE,
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(format!("warn,hvprobe={level}")))
-        .with_writer(io::stderr)
-        .log_internal_errors(false)
-        .with_target(false)
-        .with_timer(tracing_subscriber::fmt::time::uptime())
-        .init();
 }

@@ -1,6 +1,7 @@
 //! `hvprobe serve`: machines for clients that connect to a unix socket, or to a TCP port.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use hvprobe_server::{Limits, Listener, Loopback, Server, Token};
 
@@ -9,6 +10,9 @@ use crate::failure::DONE;
 use crate::server_args::{Serve, Url};
 use crate::signals::Interrupt;
 use crate::{config, output};
+
+/// How long a message may take to be read that is printed by somebody who has other things to do.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     let limits = match &args.config {
@@ -39,7 +43,9 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     }
     let stop = async move {
         interrupt.asked().await;
-        output::tell(format_args!("stopping"));
+        // Nor is that kept from happening by whoever does not read it.
+        let told = tokio::task::spawn_blocking(|| output::tell(format_args!("stopping")));
+        let _in_time = tokio::time::timeout(PATIENCE, told).await;
     };
     server.serve(listener, stop).await?;
     Ok(DONE)

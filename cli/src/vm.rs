@@ -14,7 +14,7 @@ use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
-use crate::{doctor, guest, watch};
+use crate::{doctor, guest, logs, watch};
 
 pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
     match command {
@@ -125,6 +125,10 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let (mut client, machine) = find(&on).await?;
             let answer = client.machines.stop(StopRequest { machine }).await;
             told(&answer.map_err(Refused::from)?.into_inner())
+        }
+        Vm::Logs { on, follow } => {
+            let (client, machine) = find(&on).await?;
+            logs::logs(client, machine, follow).await
         }
         Vm::Console(on) => {
             let mut interrupt = Interrupt::install()?;

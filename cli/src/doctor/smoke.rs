@@ -195,6 +195,7 @@ impl<'a> Guest<'a> {
         let machine = booted.into_inner().name;
         let request = ConsoleRequest {
             machine: machine.clone(),
+            kept_only: false,
         };
         let console = client.machines.console(request).await;
         Ok(Self {

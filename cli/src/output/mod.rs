@@ -27,10 +27,50 @@ mod values;
 
 use std::fmt;
 use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+
+/// Whether messages are JSON, as those of the log are then.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Has messages be JSON, or not.
+pub(crate) fn speak_json(json: bool) {
+    JSON.store(json, Ordering::Relaxed);
+}
+
+/// A message as it is printed on standard error, with its line feed.
+pub(crate) fn told(level: &str, message: fmt::Arguments<'_>) -> String {
+    if !JSON.load(Ordering::Relaxed) {
+        return format!("hvprobe: {message}\n");
+    }
+    let mut now = String::new();
+    // Writing into a text does not fail, and without a time there is still a message.
+    let _timed = SystemTime.format_time(&mut Writer::new(&mut now));
+    let message = json!({
+        "timestamp": now,
+        "level": level,
+        "fields": { "message": message.to_string() },
+        "target": "hvprobe",
+    });
+    format!("{message}\n")
+}
 
 /// Prints one message on standard error.
 pub(crate) fn tell(message: fmt::Arguments<'_>) {
-    note(format_args!("hvprobe: {message}"));
+    tell_at("INFO", message);
+}
+
+/// Prints what went wrong on standard error.
+pub(crate) fn tell_failure(message: fmt::Arguments<'_>) {
+    tell_at("ERROR", message);
+}
+
+fn tell_at(level: &str, message: fmt::Arguments<'_>) {
+    // There is nobody left to tell that standard error is closed.
+    let _closed = io::stderr().write_all(told(level, message).as_bytes());
 }
 
 /// Prints text on standard error as it is.

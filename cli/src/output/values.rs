@@ -213,7 +213,8 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
     let Some(value) = value else {
         return plain;
     };
-    let own = ty.enumerators.iter().find(|each| each.value == value);
+    let own = |each: &&v1::Enumerator| each.value == value && each.mask.is_none();
+    let own = ty.enumerators.iter().find(own);
     if let Some(own) = own {
         return Value::Named {
             names: vec![&own.name],
@@ -225,7 +226,17 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
         rest &= (1 << width) - 1;
     }
     let mut names = Vec::new();
-    if are_flags(&ty.enumerators) {
+    if ty.enumerators.iter().any(|each| each.mask.is_some()) {
+        let (whole, mut told) = (rest, 0);
+        for each in &ty.enumerators {
+            let mask = each.mask.unwrap_or(u64::MAX);
+            if whole & mask == each.value.cast_unsigned() && mask & told == 0 {
+                names.push(each.name.as_str());
+                told |= mask;
+                rest &= !mask;
+            }
+        }
+    } else if are_flags(&ty.enumerators) {
         for each in &ty.enumerators {
             let bit = each.value.cast_unsigned();
             if bit.is_power_of_two() && rest & bit != 0 {

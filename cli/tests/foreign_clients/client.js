@@ -1,8 +1,8 @@
 // Calls a server as Node's grpc-js does, with what it is told of the interface by the .proto files or
 // by the server itself.
 //
-// Usage: client.js TARGET PROTOS|reflection [TOKEN_FILE]. Prints what it found, a line each; ends with
-// status 0 if all was as expected.
+// Usage: client.js TARGET PROTOS|reflection [TOKEN_FILE [hits]]. Prints what it found, a line each; ends
+// with status 0 if all was as expected. With `hits`, it takes the guest that runs, and stops it.
 "use strict";
 
 const assert = require("node:assert");
@@ -12,9 +12,9 @@ const grpc = require("@grpc/grpc-js");
 const loader = require("@grpc/proto-loader");
 const { FileDescriptorProto: File, FileDescriptorSet: FileSet } = require("protobufjs/ext/descriptor");
 
-const SECONDS = 30;
+const SECONDS = 60;
 const REFLECTION = "grpc/reflection/v1/reflection.proto";
-const FILES = ["events", "histograms", "machines", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
+const FILES = ["decisions", "events", "histograms", "machines", "probes", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
 
 /** Shows the token with each call, as credentials go over TLS only. */
 function interceptors(token) {
@@ -121,13 +121,74 @@ async function refused(call) {
   }
 }
 
-async function main(target, from, file) {
+/** Has hits of the guest that runs told, and decided; then stops it. By names of the .proto files. */
+async function hits(make) {
+  const machines = make("hvprobe.v1.Machines");
+  const probes = make("hvprobe.v1.Probes");
+  const listed = await unary(machines, "ListMachines", {});
+  const machine = listed.machines[0].name;
+  console.log("found:", machine);
+  const plant = (probe) => unary(probes, "Register", { machine, probes: [probe] });
+  // Takes messages until `take` has had enough.
+  const until = (call, take) =>
+    new Promise((resolve, reject) => {
+      call.on("data", (message) => {
+        if (take(message)) {
+          call.removeAllListeners("error");
+          call.on("error", () => {});
+          call.cancel();
+          resolve();
+        }
+      });
+      call.on("error", reject);
+      call.on("end", () => reject(new Error("it has ended")));
+    });
+
+  const { ids } = await plant({ definition: "p:plain __x64_sys_getpgid" });
+  const events = make("hvprobe.v1.Events");
+  let count = 0;
+  const names = new Map();
+  await until(events.Subscribe({ machine, probes: ids }, new grpc.Metadata(), deadline()), (message) => {
+    for (const probe of message.probes ?? []) names.set(probe.id, probe.name);
+    for (const event of message.events ?? []) {
+      assert.equal(names.get(event.probe), "plain");
+      assert.equal(event.task.comm.toString(), "workload");
+      count += 1;
+    }
+    return count >= 3;
+  });
+  console.log("hits: 3");
+  await unary(probes, "Unregister", { machine, ids });
+
+  const ask = { deadlineMs: 60000 };
+  const asked = await plant({ definition: "p:asked __x64_sys_getpgid", actions: { ask } });
+  const decisions = make("hvprobe.v1.Decisions").Decide(new grpc.Metadata(), deadline());
+  let decided = 0;
+  decisions.write({ decideFor: { machine, probes: asked.ids } });
+  await until(decisions, ({ question }) => {
+    if (!question) return false;
+    if (decided === 2) return true;
+    decisions.write({ answer: { token: question.token, decision: { returnValue: 1 } } });
+    decided += 1;
+    return false;
+  });
+  console.log("decided:", decided);
+  const { ending } = await unary(machines, "Stop", { machine });
+  console.log("stopped:", ending.reason);
+}
+
+async function main(target, from, file, mode) {
   const token = file && fs.readFileSync(file, "utf8").trim();
   const definition =
     from === "reflection"
       ? await reflected(target, token)
       : loader.loadSync(FILES, { includeDirs: [from] });
   const { make, close } = clients(definition, target, token);
+  if (mode === "hits") {
+    await hits(make);
+    close();
+    return;
+  }
   const machines = make("hvprobe.v1.Machines");
   // On one connection, so that later calls refer to what the first one sent.
   for (let time = 0; time < 3; time++) {

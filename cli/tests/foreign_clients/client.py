@@ -1,15 +1,21 @@
 """Calls a server as Python's gRPC does, with nothing of hvprobe but what the server tells of itself.
 
-Usage: client.py TARGET [TOKEN_FILE]. Prints what it found, a line each; ends with status 0 if all was as expected.
+Usage: client.py TARGET [TOKEN_FILE [KERNEL INITRD]]. Prints what it found, a line each; ends with status 0 if all
+was as expected. With a kernel it boots a guest and leaves it running.
 """
 
+import queue
 import sys
 
 import grpc
 from google.protobuf import descriptor_pool, message_factory
 from grpc_reflection.v1alpha import proto_reflection_descriptor_database as reflection
 
-SECONDS = 30
+SECONDS = 60
+RUNNING = 2
+MACHINES = "hvprobe.v1.Machines"
+PROBES = "hvprobe.v1.Probes"
+CALLS = "while :; do workload calls getpgid 3; done"
 
 
 class Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
@@ -25,7 +31,52 @@ class Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
     intercept_unary_stream = intercept_stream_stream = intercept_unary_unary
 
 
-def main(target, token_file=None):
+def hits(method, kernel, initrd):
+    """Boots a guest, and has its hits told, and decided."""
+    name = "foreign"
+    command = ["sh", "-c", CALLS]
+    method(MACHINES, "Boot")(name=name, kernel=kernel, initrd=initrd, command=command)
+    seen = method(MACHINES, "Watch")(machine=name)
+    print("running:", any(machine.state == RUNNING for machine in seen))
+    seen.cancel()
+
+    plant = method(PROBES, "Register")
+    ids = plant(machine=name, probes=[{"definition": "p:plain __x64_sys_getpgid"}]).ids
+    stream = method("hvprobe.v1.Events", "Subscribe")(machine=name, probes=ids)
+    names, count = {}, 0
+    for message in stream:
+        names.update((probe.id, probe.name) for probe in message.probes)
+        assert all(names[event.probe] == "plain" for event in message.events)
+        assert all(event.task.comm == b"workload" for event in message.events)
+        count += len(message.events)
+        if count >= 3:
+            break
+    stream.cancel()
+    print("hits: 3")
+    method(PROBES, "Unregister")(machine=name, ids=ids)
+
+    asks = {"ask": {"deadline_ms": 60000}}
+    ids = plant(machine=name, probes=[{"definition": "p:asked __x64_sys_getpgid", "actions": asks}]).ids
+    decide = method("hvprobe.v1.Decisions", "Decide")
+    answers = queue.SimpleQueue()
+    answers.put(decide.request(decide_for={"machine": name, "probes": ids}))
+    asked = decide.call(iter(answers.get, None), timeout=SECONDS)
+    decided = 0
+    for message in asked:
+        if not message.HasField("question"):
+            continue
+        if decided == 2:
+            break
+        question = message.question
+        answers.put(decide.request(answer={"token": question.token, "decision": {"return_value": 1}}))
+        decided += 1
+    answers.put(None)
+    asked.cancel()
+    print("decided:", decided)
+    method(PROBES, "Unregister")(machine=name, ids=ids)
+
+
+def main(target, token_file=None, *guest):
     channel = grpc.insecure_channel(target)
     if token_file is not None:
         with open(token_file, encoding="ascii") as token:
@@ -56,7 +107,11 @@ def main(target, token_file=None):
             first = request(**fields)
             return call(iter([first]) if many else first, timeout=SECONDS)
 
+        ask.call, ask.request = call, request
         return ask
+
+    if guest:
+        return hits(method, *guest)
 
     def refused(call):
         try:
@@ -67,7 +122,7 @@ def main(target, token_file=None):
             return f"{error.code().name} {b'hvprobe.v1.ErrorDetail' in details}"
         return "it was taken"
 
-    machines = "hvprobe.v1.Machines"
+    machines = MACHINES
     # On one connection, so that later calls refer to what the first one sent.
     for _ in range(3):
         print("machines:", len(method(machines, "ListMachines")().machines))

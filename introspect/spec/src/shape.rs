@@ -65,6 +65,8 @@ pub struct Enumerator {
     pub name: String,
     /// The value; of an unsigned enumeration, its bits.
     pub value: i64,
+    /// The bits that tell, if not all of them do: of a number made of flags.
+    pub mask: Option<u64>,
 }
 
 /// A member of a structure.

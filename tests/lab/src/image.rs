@@ -172,6 +172,9 @@ fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     for (name, value) in [("LAB_NONCE", nonce), ("LAB_STDIO", stdio)] {
         shell::export_into(&mut script, name, value.as_bytes());
     }
+    if let Some(port) = job.forward {
+        shell::export_into(&mut script, "LAB_FORWARD", port.to_string().as_bytes());
+    }
     for (name, value) in &job.environment {
         shell::export_into(&mut script, name, value.as_bytes());
     }

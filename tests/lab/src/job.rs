@@ -75,6 +75,8 @@ pub(crate) struct Job {
     pub(crate) cpus: Option<u32>,
     /// Memory of the rig in MiB; its own default if none.
     pub(crate) memory: Option<u32>,
+    /// A TCP port of the rig's loopback address that this machine's leads to.
+    pub(crate) forward: Option<u16>,
     /// For the whole run, the boot of the rig included.
     pub(crate) timeout: Duration,
     /// The longest time without output, before which the rig counts as standing still.
@@ -102,6 +104,7 @@ impl Job {
             captured: false,
             cpus: None,
             memory: None,
+            forward: None,
             timeout,
             silence: None,
             test_limit: None,

@@ -78,6 +78,8 @@ struct Table {
 
 const KEPT: &str = "yes";
 const KEPT_LATER: &str = "flaky";
+/// The test says that it cannot be kept there, and why.
+const SKIPPED: &str = "skipped";
 const BROKEN: &str = "NO";
 
 impl Table {
@@ -97,6 +99,8 @@ impl Table {
                 BROKEN
             } else if told(&total.flaky, step) {
                 KEPT_LATER
+            } else if total.skipped.contains(step) {
+                SKIPPED
             } else {
                 KEPT
             }
@@ -146,12 +150,21 @@ mod tests {
     use super::*;
 
     fn came(failed: &[&str], flaky: &[&str]) -> Option<(Vec<(String, String)>, Total)> {
+        came_skipping(failed, flaky, &[])
+    }
+
+    fn came_skipping(
+        failed: &[&str],
+        flaky: &[&str],
+        skipped: &[&str],
+    ) -> Option<(Vec<(String, String)>, Total)> {
         let tests = ["counts", "returns", "returns_without_exits"];
         let tests = tests.map(|test| (format!("rig_kernels-1: {test}"), test.to_owned()));
         let own = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
         let mut total = Total::default();
         total.failed = own(failed);
         total.flaky = own(flaky);
+        total.skipped = own(skipped);
         Some((tests.into(), total))
     }
 
@@ -163,6 +176,9 @@ mod tests {
         let flaky = "rig_kernels-1: counts (passed at the second try; first: x)";
         table.add("6.12-rt".to_owned(), came(&[], &[flaky]));
         assert!(table.is_good());
+        let skipped = came_skipping(&[], &[], &["rig_kernels-1: returns"]);
+        table.add("stripped".to_owned(), skipped);
+        assert!(table.is_good());
         let failed = "rig_kernels-1: returns_without_exits (5 tries)";
         table.add("7.2-rt".to_owned(), came(&[failed], &[]));
         assert!(!table.is_good());
@@ -172,6 +188,7 @@ mod tests {
             kernel     counts  returns  returns without exits
             6.1-cloud  yes     yes      yes
             6.12-rt    flaky   yes      yes
+            stripped   yes     skipped  yes
             7.2-rt     yes     yes      NO
             gone       NO      NO       NO
         "#]]

@@ -58,6 +58,8 @@ pub(crate) struct Book {
     /// What passed, but not at once.
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
+    /// Programs all of whose tests said that they cannot run where they are.
+    pub(crate) skipped: Vec<String>,
 }
 
 impl Book {
@@ -78,6 +80,7 @@ impl Book {
             counts: Counts::default(),
             flaky: Vec::new(),
             failed: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 
@@ -95,6 +98,7 @@ impl Book {
         self.counts += lane.counts;
         self.flaky.extend(lane.flaky);
         self.failed.extend(lane.failed);
+        self.skipped.extend(lane.skipped);
     }
 
     /// Takes in what came of each due program, in their order, in a rig that ended like this.
@@ -184,6 +188,9 @@ impl Book {
         self.pass(due, &failures);
         self.counts.passed += counts.passed;
         self.counts.skipped += counts.skipped;
+        if counts.passed == 0 && failures.is_empty() && counts.skipped > 0 {
+            self.skipped.push(self.names[due.step].clone());
+        }
         let fell = due.fell.take();
         if due.tries <= self.retries && !failures.is_empty() {
             let first = std::mem::take(&mut due.again);

@@ -47,6 +47,9 @@ pub(crate) struct Options {
     /// program starts, or at RIG; repeatable
     #[arg(long = "file", value_name = "HOST[:RIG]", value_parser = Given::parse)]
     files: Vec<Given>,
+    /// Bring a TCP port of an emulated machine's 127.0.0.1 to that of this machine (with tcg)
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    forward: Option<u16>,
     /// Build hvprobe in release mode
     #[arg(long)]
     release: bool,
@@ -104,6 +107,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     )?;
     let mut job = job(&ready, options)?;
     job.files = files;
+    job.forward = options.forward;
     run_job(options.rig, &ready, &job)
 }
 

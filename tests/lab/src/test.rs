@@ -63,7 +63,7 @@ pub(crate) struct Options {
     /// one alone afterwards [default: tcg 2, if this machine has as many processors, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     rigs: Option<u32>,
-    /// Only tests with TEXT in their names; as often as wanted
+    /// Only tests with TEXT in their names, or in that of their file; as often as wanted
     #[arg(long, value_name = "TEXT")]
     filter: Vec<OsString>,
     /// Build and run only the tests of this package, on this machine; as often as wanted
@@ -176,7 +176,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
     let mut total = Total::default();
     if !options.only_rig() {
-        let job = job_here(&ready, &built, options, seeds);
+        let mut job = job_here(&ready, &built, options, seeds);
+        if let Some(rig) = options.rig.or((!here_only).then_some(rig)) {
+            job.environment.extend(own_rig(&ready, rig)?);
+        }
         total.run(job, &ready, &options.how(Kind::Direct, deadline))?;
         took.note("the tests here");
     }
@@ -186,7 +189,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         took.note("the tests in the rig");
     }
     progress::note(&took.parts.join(", "));
-    let status = total.close();
+    let mut status = total.close();
+    if total.ran_nothing() && !options.filter.is_empty() {
+        progress::note("no test has that in its name (--filter)");
+        status = ExitCode::FAILURE;
+    }
     if status != ExitCode::SUCCESS {
         progress::note(&seeds.to_string());
     }
@@ -260,6 +267,23 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     job
 }
 
+/// What tests on this machine are told that start a rig of their own, with this program.
+fn own_rig(ready: &Ready, rig: Kind) -> Result<Vec<(String, OsString)>> {
+    let (kernel, initrd) = match rig {
+        Kind::Direct => (ready.guest.kernel(), ready.guest.initrd()),
+        Kind::Tcg => ("/guest/kernel".into(), "/guest/initrd.cpio".into()),
+        // No port leads into it.
+        Kind::Bochs => return Ok(Vec::new()),
+    };
+    let told: [(&str, OsString); 4] = [
+        ("HVPROBE_TEST_LAB", std::env::current_exe()?.into()),
+        ("HVPROBE_TEST_RIG", rig.name().into()),
+        ("HVPROBE_TEST_KERNEL", kernel.into()),
+        ("HVPROBE_TEST_INITRD", initrd.into()),
+    ];
+    Ok(told.map(|(name, value)| (name.to_owned(), value)).into())
+}
+
 /// The end-to-end tests, without those that ran on this machine already if it is the rig.
 fn job_in_rig(
     ready: &Ready,
@@ -323,9 +347,19 @@ fn new_job(built: &[Executable], options: &Options) -> Job {
 
 /// What every test program is told.
 fn for_tests(options: &Options) -> impl Iterator<Item = OsString> {
-    std::iter::once(SHOW.into())
-        .chain(options.arguments.iter().cloned())
-        .chain(options.filter.iter().cloned())
+    let filter = options.filter.iter().cloned();
+    for_whole_program(options).chain(filter)
+}
+
+/// What a test program is told all of whose tests are meant.
+fn for_whole_program(options: &Options) -> impl Iterator<Item = OsString> {
+    std::iter::once(SHOW.into()).chain(options.arguments.iter().cloned())
+}
+
+/// Whether one of `filters` means all tests of the program called `name`.
+fn is_meant(filters: &[OsString], name: &str) -> bool {
+    let mut filters = filters.iter().filter_map(|filter| filter.to_str());
+    filters.any(|filter| name.contains(filter))
 }
 
 /// Whether `test` is one of `tests/tests/{rig,micro}_*.rs`.
@@ -341,9 +375,13 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
         .file_name()
         .map_or_else(|| test.name.clone(), |name| name.to_string_lossy().into());
     job.programs.push((name.clone(), test.path.clone()));
+    let arguments = match is_meant(&options.filter, &test.name) {
+        true => for_whole_program(options).collect(),
+        false => for_tests(options).collect(),
+    };
     job.steps.push(Step {
         program: name,
-        arguments: for_tests(options).collect(),
+        arguments,
         test: None,
         package: Some(test.package.clone()),
     });
@@ -377,6 +415,13 @@ impl Took {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_means_all_tests_of_a_file_that_has_it_in_its_name() {
+        let filters = ["rig_returns", "exact"].map(OsString::from);
+        assert!(is_meant(&filters, "rig_returns"));
+        assert!(!is_meant(&filters, "rig_return") && !is_meant(&[], "rig_returns"));
+    }
 
     /// The tests of this very program stand for those of a rig.
     #[test]

@@ -54,6 +54,8 @@ pub(crate) struct Total {
     counts: Counts,
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
+    /// Programs all of whose tests said that they cannot run where they are.
+    pub(crate) skipped: Vec<String>,
     /// Why no more jobs are run, if so.
     end: Option<&'static str>,
 }
@@ -93,7 +95,13 @@ impl Total {
         self.counts += book.counts;
         self.flaky.extend(book.flaky);
         self.failed.extend(book.failed);
+        self.skipped.extend(book.skipped);
         Ok(())
+    }
+
+    /// Whether there was no test, or none ended.
+    pub(crate) fn ran_nothing(&self) -> bool {
+        self.counts == Counts::default()
     }
 
     /// Prints the closing lines; success if all tests passed, at once or later.

@@ -105,6 +105,7 @@ impl Client {
     pub(crate) async fn wait_printed(&mut self, machine: &str, text: &str) {
         let request = ConsoleRequest {
             machine: machine.into(),
+            kept_only: false,
         };
         let mut output = self.machines.console(request).await.unwrap().into_inner();
         let mut printed = Vec::new();

@@ -7,6 +7,7 @@
 
 mod client;
 mod histograms;
+mod misuse;
 
 use hvprobe_proto::v1::{
     ConsoleWriteRequest, DeleteMachineRequest, DescribeTypesRequest, DisableRequest, EnableRequest,

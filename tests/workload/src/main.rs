@@ -17,6 +17,7 @@ mod fentry;
 mod fetch;
 mod files;
 mod flight;
+mod forward;
 mod hammer;
 mod hold_kvm;
 mod kexec;
@@ -99,6 +100,7 @@ Others:
                          and wait for another line
   nothing                end at once
   exit-status N          tell the host that the guest's command ended with status N
+  forward FROM TO        connect whoever comes to the TCP port FROM with TO (for rigs)
   hold-kvm               keep KVM's static keys steady, from the background (for rigs)
 Commands that call print `calls: N`, the exact number of calls made, at the end.";
 
@@ -184,6 +186,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
         ["held", ref command @ ..] => held(command),
         ["nothing"] => Ok(()),
         ["exit-status", status] => exit_status::report(number(status)?),
+        ["forward", from, to] => forward::run(from, to),
         ["hold-kvm"] => hold_kvm::hold(),
         ["help" | "--help" | "-h"] => {
             println!("{USAGE}");

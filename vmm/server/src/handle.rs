@@ -115,6 +115,8 @@ impl Handle {
     /// all that guests may have is given back with its memory.
     pub(crate) fn watch_over(&self, machine: Arc<Machine>, guest: Option<Guest>) {
         let mut status = machine.status();
+        // Whoever looked at it sooner than that has not seen what has changed since.
+        self.touch();
         while !matches!(status.state, State::Stopped(_)) {
             status = machine.wait_change(&status);
             // What it is now is asked by whoever is told.

@@ -11,6 +11,7 @@ mod identity;
 mod limits;
 mod listen;
 mod news;
+mod panics;
 mod requests;
 mod server;
 mod services;

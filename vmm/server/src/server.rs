@@ -8,6 +8,7 @@
 //! - What a client asks for is bounded before it is worked on: names, texts, batches, messages.
 //! - A client that vanishes takes its streams with it and nothing else. Machines and probes belong
 //!   to the server and stay.
+//! - A panic ends the request or the stream that it came of, which says so.
 //! - When the server has stopped, so have all its machines, with their guests' text restored.
 
 use std::future::Future;
@@ -40,6 +41,7 @@ use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
 use crate::listen::streams::StreamsLayer;
 use crate::listen::tcp::Loopback;
+use crate::panics;
 use crate::services::events::EventsServer;
 use crate::services::{decisions, events, histograms, host, machines, probes, symbols};
 
@@ -162,6 +164,7 @@ impl Server {
             // A call counts until the last message of its stream has been taken.
             .max_concurrent_streams(calls)
             .concurrency_limit_per_connection(usize::try_from(calls).unwrap_or(usize::MAX))
+            .layer(panics::layer())
             .layer(InterceptorLayer::new(connection::admit))
             .layer(StreamsLayer::new(totals))
             .add_service(health_server)

@@ -27,6 +27,7 @@ pub(crate) fn enumeration(size: u32, signed: bool, values: &[(&str, i64)]) -> v1
     let enumerators = values.iter().map(|(name, value)| v1::Enumerator {
         name: (*name).into(),
         value: *value,
+        mask: None,
     });
     v1::Type {
         signed,
@@ -303,5 +304,41 @@ proptest! {
         let names = crate::output::names::Names::default();
         let text = crate::output::value_text::result(&value, &names);
         prop_assert!(!text.chars().any(char::is_control), "{text}");
+    }
+}
+
+#[test]
+fn numbers_made_of_flags_have_the_names_of_all_their_bits() {
+    let mut flags = enumeration(4, false, &[]);
+    for (name, mask, value) in [
+        ("RDONLY", 3, 0),
+        ("RDWR", 3, 2),
+        ("SYNC", 0x30, 0x30),
+        ("DSYNC", 0x10, 0x10),
+        ("CLOEXEC", 0x80, 0x80),
+    ] {
+        flags.enumerators.push(v1::Enumerator {
+            name: name.into(),
+            value,
+            mask: Some(mask),
+        });
+    }
+    for (number, names, rest) in [
+        (0_u32, &["RDONLY"][..], 0),
+        (0x82, &["RDWR", "CLOEXEC"], 0),
+        (0x30, &["RDONLY", "SYNC"], 0),
+        (0x10, &["RDONLY", "DSYNC"], 0),
+        (0x103, &[], 0x103),
+        (0x183, &["CLOEXEC"], 0x103),
+    ] {
+        let expected = match names {
+            [] => Value::Unsigned(rest.into()),
+            names => named(names, rest),
+        };
+        assert_eq!(
+            Value::read(&flags, None, &number.to_le_bytes()),
+            expected,
+            "{number:#x}"
+        );
     }
 }

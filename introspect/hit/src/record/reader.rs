@@ -7,7 +7,10 @@
 //!
 //! Invariants: only the [`Reader`] clears marks, of records it has taken, and moves `limit`; every
 //! position below `next` was taken, is held, or was never given to anybody; the cells of a record that
-//! is not finished are nobody else's ([`Room`]). Of a pass the work is bounded by the cells there are.
+//! is not finished are nobody else's ([`Room`]). Of a pass the work is bounded by the cells there are; of
+//! all passes together, that for cells with nothing in them by the time: after such a pass the reader
+//! rests. So a guest that rings the doorbell again and again, with nonsense in the ring, has the host do
+//! no more of it than a few cells each time.
 
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
@@ -25,6 +28,10 @@ use crate::region::RingPlace;
 
 /// How long the reader waits for a record before it steps over it.
 const HOLD: Duration = Duration::from_millis(20);
+/// How many cells with nothing in them a pass may look at, or clear: detours at work leave fewer.
+const IDLE: u64 = 256;
+/// How long the reader rests for each, if they were more: many times as long as one takes.
+const REST: Duration = Duration::from_nanos(400);
 /// How often it tries to move the head, which detours move too.
 const TRIES: usize = 8;
 /// What a guest says beyond that is no CPU of its.
@@ -88,6 +95,10 @@ pub struct Reader {
     is_broken: bool,
     /// Records that were nonsense, or nobody's.
     malformed: u64,
+    /// Cells of this pass that nothing came of.
+    idle: u64,
+    /// When the ring is looked at again, after a pass with many of those.
+    rests: Option<Instant>,
     /// Guest and host time of the newest event of each CPU.
     newest: Vec<(u64, u64)>,
 }
@@ -107,6 +118,8 @@ impl Reader {
             told: place.initial(),
             is_broken: false,
             malformed: 0,
+            idle: 0,
+            rests: None,
             newest: Vec::new(),
         }
     }
@@ -142,8 +155,17 @@ impl Reader {
         look: Look,
         into: &mut Vec<Event>,
     ) -> Drained {
+        if let Some(now) = look.now
+            && self.rests.is_some_and(|until| now < until)
+        {
+            return Drained {
+                keeps_back: true,
+                ..Drained::default()
+            };
+        }
         let before = self.malformed;
         self.is_waiting = false;
+        self.idle = 0;
         let is_empty = || Some(self.next) == mem.read_u64(self.place.head).ok();
         if self.room.is_clear() && is_empty() {
             self.wait = None;
@@ -163,6 +185,11 @@ impl Reader {
         let mut left = look.most;
         // Where there is no such memory, there are no records.
         let _ = self.pass(&guest, look.now, into, &mut left);
+        self.rests = look.now.filter(|_| self.idle > IDLE).map(|now| {
+            // No ring has more cells than that.
+            let cells = u32::try_from(self.idle).unwrap_or(u32::MAX);
+            now + REST.saturating_mul(cells)
+        });
         Drained {
             lost: self.malformed.saturating_sub(before),
             more: left == 0,
@@ -299,7 +326,10 @@ impl Reader {
     ) -> Result<Option<Header>, OutOfRange> {
         let at = self.cell(position);
         match Header::of_mark(mem.read_u64(at)?) {
-            Err(Malformed::Unfinished) => Ok(None),
+            Err(Malformed::Unfinished) => {
+                self.idle += 1;
+                Ok(None)
+            }
             Ok(header) if header.is_at(position) && u64::from(header.cells) <= end - position => {
                 fence(Ordering::Acquire);
                 Ok(Some(header))
@@ -307,6 +337,7 @@ impl Reader {
             Ok(_) | Err(_) => {
                 mem.write_u64(at, 0)?;
                 self.malformed = self.malformed.saturating_add(1);
+                self.idle += 1;
                 self.is_broken = true;
                 Ok(None)
             }
@@ -326,7 +357,10 @@ impl Reader {
             Some(Ok(event)) if read.is_ok() && cleared.is_ok() => {
                 into.extend(event.map(|event| self.in_order(event)));
             }
-            _ => self.malformed = self.malformed.saturating_add(1),
+            _ => {
+                self.malformed = self.malformed.saturating_add(1);
+                self.idle += u64::from(header.cells);
+            }
         }
     }
 
@@ -409,6 +443,7 @@ impl Reader {
             // Where there is no such memory, there are no records.
             let _ = mem.write_u64(self.cell(cell), 0);
         }
+        self.idle += u64::from(self.place.capacity);
         self.room = Room::new(self.place.capacity);
         self.wait = None;
         self.is_behind = false;

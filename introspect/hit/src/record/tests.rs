@@ -19,6 +19,7 @@ use crate::event::{Drained, Event};
 use crate::region::{CounterPlace, RingPlace};
 
 mod model;
+mod work;
 
 const CAPACITY: u32 = 32;
 const HEAD: Gpa = Gpa(0x1000);

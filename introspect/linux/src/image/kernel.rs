@@ -12,6 +12,7 @@ use super::error::ImageError;
 use super::forbidden::{Forbidden, Lists, Unknown};
 use super::kallsyms::Kallsyms;
 use super::lists;
+use super::syscalls::{CallParameter, Syscalls};
 use super::tasks::{self, TaskClues, TaskLayout};
 use crate::symbols::Symbols;
 use crate::types::{BtfError, Member, Types};
@@ -41,6 +42,7 @@ pub struct KernelImage {
     task_layout: Result<TaskLayout, BtfError>,
     task_clues: Option<TaskClues>,
     cpu_number: Option<u64>,
+    syscalls: Syscalls,
     extent: Range<u64>,
     virt_to_phys_offset: u64,
     init_top_pgt: Option<Gpa>,
@@ -81,6 +83,10 @@ impl KernelImage {
             task_clues: tasks::clues(&elf, &symbols),
             cpu_number: tasks::cpu_number(&elf, &symbols, types.as_deref().ok()),
             extent: elf.extent(),
+            syscalls: types.as_deref().map_or_else(
+                |_| Syscalls::default(),
+                |types| Syscalls::read(&elf, &symbols, types),
+            ),
             symbols,
             types,
             text,
@@ -217,6 +223,13 @@ impl KernelImage {
     /// When the image has no readable type information.
     pub fn types(&self) -> Result<&Arc<Types>, BtfError> {
         self.types.as_ref().map_err(Clone::clone)
+    }
+
+    /// What the system call takes that `function`, such as `__x64_sys_openat`, is the kernel's entry of: it
+    /// gets all of it in one `pt_regs`. `None` if it is none, or the image does not tell.
+    #[must_use]
+    pub fn system_call(&self, function: &str) -> Option<&[CallParameter]> {
+        self.syscalls.of_wrapper(function)
     }
 
     /// Where members of structures lie, for any number of questions at the cost of one. A question

@@ -11,6 +11,7 @@ mod forbidden;
 mod kallsyms;
 mod kernel;
 mod lists;
+mod syscalls;
 mod tables;
 mod tasks;
 #[cfg(test)]
@@ -20,4 +21,5 @@ pub use error::{ImageError, KallsymsError};
 pub use forbidden::{Area, Forbidden, Unknown};
 pub(crate) use forbidden::{Lists, relative, words};
 pub use kernel::KernelImage;
+pub use syscalls::CallParameter;
 pub use tasks::{TaskClues, TaskLayout};

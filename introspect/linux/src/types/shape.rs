@@ -87,6 +87,7 @@ impl<'a> Builder<'a> {
         };
         self.left.values = left;
         let own = |it: Value<'_>| Enumerator {
+            mask: None,
             name: it.name.to_owned(),
             value: it.value,
         };

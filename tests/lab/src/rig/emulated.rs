@@ -34,6 +34,11 @@ pub(super) trait Emulator {
     /// KVM's modules with their parameters, in the order of their dependencies.
     fn modules(&self) -> &'static [&'static str];
 
+    /// The modules of its network card, if it has one.
+    fn network(&self) -> Option<&'static [&'static str]> {
+        None
+    }
+
     /// Starts the emulator.
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)>;
 }
@@ -45,6 +50,8 @@ pub(super) struct Plan<'a> {
     pub(super) cpus: u32,
     /// In MiB.
     pub(super) memory: u32,
+    /// The TCP port that is brought to this machine.
+    pub(super) forward: Option<u16>,
     /// For the emulator's own files.
     pub(super) folder: &'a Path,
     /// Whether the serial port has an input.
@@ -97,7 +104,11 @@ pub(super) fn run(
 
     let nonce = nonce();
     let initrd = folder.path().join("initrd.cpio");
-    let bytes = image::rig(ready, job, emulator.modules(), &nonce)?;
+    let mut modules = emulator.modules().to_vec();
+    if job.forward.is_some() {
+        modules.extend(emulator.network().context("this rig has no network")?);
+    }
+    let bytes = image::rig(ready, job, &modules, &nonce)?;
     fs::write(&initrd, bytes).with_context(|| format!("cannot write {}", initrd.display()))?;
 
     let plan = Plan {
@@ -105,6 +116,7 @@ pub(super) fn run(
         initrd: &initrd,
         cpus: job.cpus.unwrap_or(emulator.default_cpus()),
         memory: job.memory.unwrap_or(emulator.default_memory()),
+        forward: job.forward,
         folder: folder.path(),
         input: job.stdio == Stdio::Interactive,
     };

@@ -36,6 +36,19 @@ impl Emulator for Tcg {
         &["irqbypass.ko", "kvm.ko", "kvm-amd.ko npt=0"]
     }
 
+    fn network(&self) -> Option<&'static [&'static str]> {
+        Some(&[
+            "virtio.ko",
+            "virtio_ring.ko",
+            "virtio_pci_legacy_dev.ko",
+            "virtio_pci_modern_dev.ko",
+            "virtio_pci.ko",
+            "failover.ko",
+            "net_failover.ko",
+            "virtio_net.ko",
+        ])
+    }
+
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
         let mut command = Command::new("qemu-system-x86_64");
         command
@@ -63,6 +76,14 @@ impl Emulator for Tcg {
             })
             .stdout(Stdio::piped())
             .stderr(plan.complaints()?);
+        if let Some(port) = plan.forward {
+            // Nothing leads out of it, and no firmware boots from it.
+            let forward = format!("hostfwd=tcp:127.0.0.1:{port}-:{port}");
+            command
+                .arg("-netdev")
+                .arg(format!("user,id=net,restrict=on,{forward}"))
+                .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+        }
         let mut group = Group::start(&mut command, Apart::Group)?;
         let output = group.child().stdout.take().context("QEMU has no output")?;
         let streams = Streams {

@@ -171,7 +171,12 @@ impl<T> Entrance<T> {
 
     /// Counts `count` as lost. Whoever waits for an item is not told before there is one.
     pub fn lose(&mut self, count: u64) {
-        self.shared.lost.fetch_add(count, Ordering::Relaxed);
+        // What a guest counts itself can be any number.
+        let add = |lost: u64| Some(lost.saturating_add(count));
+        let _ = self
+            .shared
+            .lost
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
     /// Keeps `notices` for whoever is told next.
@@ -180,7 +185,8 @@ impl<T> Entrance<T> {
         for notice in notices {
             kept.entry(notice.throttled.probe)
                 .and_modify(|earlier| {
-                    earlier.throttled.count += notice.throttled.count;
+                    let count = &mut earlier.throttled.count;
+                    *count = count.saturating_add(notice.throttled.count);
                     earlier.throttled.disabled = notice.throttled.disabled;
                     earlier.window += notice.window;
                 })
@@ -378,6 +384,15 @@ mod tests {
         };
         assert_eq!(from.blocking_next(), Some(loss));
         assert_eq!(from.blocking_next(), None);
+    }
+
+    #[test]
+    fn losses_beyond_what_can_be_counted_are_as_many_as_can_be() {
+        let (mut into, mut from) = queue::<u8>(1);
+        into.lose(u64::MAX);
+        into.lose(3);
+        drop(into);
+        assert_eq!(from.blocking_next().map(|taken| taken.lost), Some(u64::MAX));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fleet::Fleet;
 use crate::limits;
+use crate::panics;
 use crate::status::{Failure, chain};
 use crate::wire::{actions, convert};
 
@@ -68,9 +69,9 @@ impl decisions_server::Decisions for Service {
         let desk = Desk {
             asker,
             answers,
-            to_client,
+            to_client: to_client.clone(),
         };
-        tokio::spawn(desk.run(chosen));
+        panics::spawn(to_client, desk.run(chosen));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 }

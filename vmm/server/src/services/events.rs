@@ -24,6 +24,7 @@ use crate::events::codec::{Message, Wire};
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;
+use crate::panics;
 use crate::status::Failure;
 
 /// Messages between the machines and one client's connection.
@@ -50,9 +51,9 @@ impl Service {
         let place = Arc::new(self.fleet.totals().subscribers.take()?);
         let (to_client, messages) = mpsc::channel(MESSAGES);
         if let Some((name, broadcast)) = self.published.get(&machine) {
-            let feed = Feed::new(Origin::Published(Arc::clone(name)), to_client);
+            let feed = Feed::new(Origin::Published(Arc::clone(name)), to_client.clone());
             let feed = feed.run(Some(broadcast.subscribe(&probes)));
-            tokio::spawn(holding(place, feed));
+            panics::spawn(to_client, holding(place, feed));
             return Ok(ReceiverStream::new(messages));
         }
         let handles = match machine.as_str() {
@@ -72,7 +73,8 @@ impl Service {
             let live = handle.machine().is_ok();
             let events = live.then(|| handle.events().subscribe(&probes));
             let feed = Feed::new(Origin::Machine(handle), to_client.clone());
-            tokio::spawn(holding(Arc::clone(&place), feed.run(events)));
+            let feed = holding(Arc::clone(&place), feed.run(events));
+            panics::spawn(to_client.clone(), feed);
         }
         Ok(ReceiverStream::new(messages))
     }

@@ -20,6 +20,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fleet::{Fleet, Handle};
 use crate::limits;
+use crate::panics;
 use crate::status::{Failure, chain};
 use crate::wire::histogram;
 
@@ -60,9 +61,9 @@ impl histograms_server::Histograms for Service {
             handle,
             aggregation,
             commands,
-            to_client,
+            to_client: to_client.clone(),
         };
-        tokio::spawn(counting.run());
+        panics::spawn(to_client, counting.run());
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::error::Error as _;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
@@ -18,9 +17,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use super::watcher::Watcher;
-use crate::fleet::{Fleet, Handle, Remains};
+use crate::fleet::{Fleet, Handle};
 use crate::identity::Asked;
 use crate::limits;
+use crate::panics;
 use crate::status::{Failure, chain, stop_error};
 use crate::wire::mask::Mask;
 use crate::wire::page::Page;
@@ -117,8 +117,9 @@ impl machines_server::Machines for Service {
         let WatchMachinesRequest { labels, read_mask } = request.into_inner();
         let mask = Mask::new(read_mask)?.with(["name", "uid"]);
         let (to_client, messages) = mpsc::channel(1);
-        let watcher = Watcher::new(&self.fleet, labels.into_iter().collect(), mask, to_client);
-        tokio::spawn(watcher.run());
+        let labels = labels.into_iter().collect();
+        let watcher = Watcher::new(&self.fleet, labels, mask, to_client.clone());
+        panics::spawn(to_client, watcher.run());
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
@@ -133,7 +134,7 @@ impl machines_server::Machines for Service {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Machines>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
         let (to_client, messages) = mpsc::channel(1);
-        tokio::spawn(watch(handle, to_client));
+        panics::spawn(to_client.clone(), watch(handle, to_client));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
@@ -187,12 +188,23 @@ impl machines_server::Machines for Service {
     }
 
     async fn console(&self, request: Request<ConsoleRequest>) -> Result<Response<Output>, Status> {
-        let handle = self.fleet.get(&request.into_inner().machine)?;
+        let ConsoleRequest { machine, kept_only } = request.into_inner();
+        let handle = self.fleet.get(&machine)?;
         let (to_client, messages) = mpsc::channel(1);
         match handle.remains() {
-            Some(remains) => tokio::spawn(show(remains, to_client)),
-            None => tokio::spawn(follow(handle.machine()?.console(), to_client)),
-        };
+            Some(remains) => {
+                let kept = remains.console.clone();
+                panics::spawn(to_client.clone(), show(kept, to_client));
+            }
+            None if kept_only => {
+                let kept = handle.machine()?.console_kept();
+                panics::spawn(to_client.clone(), show(kept, to_client));
+            }
+            None => {
+                let console = handle.machine()?.console();
+                panics::spawn(to_client.clone(), follow(console, to_client));
+            }
+        }
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
@@ -235,9 +247,9 @@ impl machines_server::Machines for Service {
     }
 }
 
-/// Sends what is left of a console's output.
-async fn show(remains: Arc<Remains>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
-    for piece in remains.console.chunks(CONSOLE_PIECE) {
+/// Sends what is kept of a console's output.
+async fn show(kept: Vec<u8>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
+    for piece in kept.chunks(CONSOLE_PIECE) {
         let data = piece.to_vec();
         let output = ConsoleOutput { data, dropped: 0 };
         if to_client.send(Ok(output)).await.is_err() {

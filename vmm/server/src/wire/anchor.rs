@@ -11,12 +11,17 @@ const APART: u64 = 1_000_000;
 /// How often the clocks are read for an anchor.
 const READINGS: usize = 3;
 
-/// Both clocks at one moment: of several readings the one that the least time came between.
+/// Both clocks at one moment.
 pub(crate) fn now() -> v1::Anchor {
+    of_clocks(clock_gettime)
+}
+
+/// Both clocks as `read` reads them: of several readings the one that the least time came between.
+fn of_clocks(mut read: impl FnMut(ClockId) -> Timespec) -> v1::Anchor {
     let readings = (0..READINGS).map(|_| {
-        let before = nanoseconds(clock_gettime(ClockId::Monotonic));
-        let realtime_ns = nanoseconds(clock_gettime(ClockId::Realtime));
-        let apart = nanoseconds(clock_gettime(ClockId::Monotonic)).saturating_sub(before);
+        let before = nanoseconds(read(ClockId::Monotonic));
+        let realtime_ns = nanoseconds(read(ClockId::Realtime));
+        let apart = nanoseconds(read(ClockId::Monotonic)).saturating_sub(before);
         let monotonic_ns = before.saturating_add(apart / 2);
         let anchor = v1::Anchor {
             monotonic_ns,
@@ -66,6 +71,35 @@ mod tests {
         let since = std::time::UNIX_EPOCH.elapsed().expect("it is after 1970");
         let now = u64::try_from(since.as_nanos()).expect("it is before 2554");
         assert!(now.abs_diff(anchor.realtime_ns) < 60 * SECOND);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_to_anything_is_told_once_each_time() {
+        let mut monotonic = 100;
+        let mut told = Told::default();
+        for (seconds, nanoseconds) in [
+            (1_700_000_000, 0),
+            (0, 0),
+            (-1, 999_999_999),
+            (i64::MIN, -1),
+            (1_700_000_000, 5),
+            (i64::MAX, 999_999_999),
+        ] {
+            let mut anchor = || {
+                of_clocks(|clock| {
+                    // Time goes on while both are read.
+                    monotonic += 1;
+                    let (tv_sec, tv_nsec) = match clock {
+                        ClockId::Realtime => (seconds, nanoseconds),
+                        _ => (0, monotonic),
+                    };
+                    Timespec { tv_sec, tv_nsec }
+                })
+            };
+            assert!(told.news(anchor()).is_some(), "{seconds}");
+            let now = anchor();
+            assert_eq!(told.news(now), None, "{seconds}: {now:?}");
+        }
     }
 
     #[test]

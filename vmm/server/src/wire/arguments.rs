@@ -85,6 +85,7 @@ fn enumerator(of: &Enumerator) -> v1::Enumerator {
     v1::Enumerator {
         name: of.name.clone(),
         value: of.value,
+        mask: of.mask,
     }
 }
 

@@ -10,6 +10,7 @@ use hvprobe_spec::{Base, Common, Memory, ParseError, Pointer};
 
 use super::function::Function;
 use super::refused::refused;
+use super::syscall::{Call, CallArgument};
 use super::types;
 use crate::plan::kernel::Probeable;
 
@@ -22,6 +23,8 @@ pub(super) struct Chain {
     pub(super) ty: Option<TypeId>,
     /// The bits of it that are meant: the first, and how many.
     pub(super) bits: Option<(u64, u8)>,
+    /// Whether it is known to point to characters, though no type tells.
+    pub(super) characters: bool,
 }
 
 /// The first value of a chain.
@@ -54,6 +57,7 @@ impl Chain {
             pointers: Vec::new(),
             ty,
             bits: None,
+            characters: false,
         }
     }
 
@@ -66,6 +70,7 @@ impl Chain {
         self.pointers.push(Pointer { offset, memory });
         self.ty = None;
         self.bits = None;
+        self.characters = false;
         self
     }
 }
@@ -125,6 +130,9 @@ impl Around<'_> {
             ExprKind::Immediate(value) => Chain::base(Base::Constant(*value)),
             ExprKind::Text(text) => Chain::of(Start::Text(text.clone()), None),
             ExprKind::Variable { name, path } => {
+                if let Some(argument) = self.call_argument(name).filter(|_| path.is_empty()) {
+                    return Ok(argument);
+                }
                 let parameter = self.function.by_name(column, name)?;
                 let chain = self.parameter(column, parameter.place, Some(parameter.ty))?;
                 self.path(column, chain, path)?
@@ -149,6 +157,29 @@ impl Around<'_> {
                 path,
             } => self.cast(column, of, member.as_deref(), inner, path)?,
         })
+    }
+
+    /// The argument `name` of the system call that the function is the entry of, unless a parameter of its own
+    /// has that name.
+    fn call_argument(&self, name: &str) -> Option<Chain> {
+        let own = self
+            .function
+            .whole()
+            .is_ok_and(|(own, _)| own.iter().any(|it| it.name == name));
+        let call = self.function.call.as_ref().filter(|_| !own)?;
+        Some(self.of_call(call, call.by_name(name)?))
+    }
+
+    /// An argument of a system call.
+    pub(super) fn of_call(&self, call: &Call, argument: &CallArgument) -> Chain {
+        let registers = match self.returns {
+            true => Base::Entry(call.registers),
+            false => Base::Register(call.registers),
+        };
+        let mut chain = Chain::base(registers).at(argument.offset, Memory::Kernel);
+        chain.ty = argument.ty;
+        chain.characters = argument.characters;
+        chain
     }
 
     /// A parameter at `place`.

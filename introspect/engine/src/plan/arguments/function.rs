@@ -6,6 +6,7 @@ use hvprobe_spec::ParseError;
 use hvprobe_spec::fetch::words;
 
 use super::refused::refused;
+use super::syscall::Call;
 use crate::plan::kernel::Probeable;
 use crate::plan::probepoint::Probepoint;
 
@@ -13,6 +14,8 @@ use crate::plan::probepoint::Probepoint;
 pub(super) struct Function<'a> {
     pub(super) types: Result<&'a Types, &'static str>,
     prototype: Result<Found, String>,
+    /// The system call that it is the kernel's entry of.
+    pub(super) call: Option<Call>,
 }
 
 struct Found {
@@ -50,7 +53,18 @@ impl<'a> Function<'a> {
             let symbol = point.map(|point| point.symbol.0.as_str());
             find(types, named.into_iter().chain(symbol))
         });
-        Self { types, prototype }
+        let call = match (types, &prototype, point) {
+            (Ok(types), Ok(found), Some(Probepoint { symbol, .. })) => {
+                let known = kernel.image.system_call(&symbol.0);
+                known.and_then(|known| Call::at(&symbol.0, known, &found.parameters, types))
+            }
+            _ => None,
+        };
+        Self {
+            types,
+            prototype,
+            call,
+        }
     }
 
     /// All parameters, and what the function returns; the reason when nothing tells.
@@ -72,7 +86,10 @@ impl<'a> Function<'a> {
         })?;
         let mut parameters = found.parameters.iter();
         parameters.find(|it| it.name == name).ok_or_else(|| {
-            let names: Vec<_> = found.parameters.iter().map(|it| &*it.name).collect();
+            let own = self.call.iter().flat_map(|call| &call.parameters);
+            let own = own.map(|it| &*it.name);
+            let names = found.parameters.iter().map(|it| &*it.name);
+            let names: Vec<_> = names.chain(own).collect();
             let there = match names.as_slice() {
                 [] => "the function takes nothing".to_owned(),
                 names => format!("the function takes {}", names.join(", ")),

@@ -7,10 +7,12 @@
 
 mod chain;
 mod filter;
+mod flags;
 mod function;
 pub(crate) mod histogram;
 mod refused;
 mod resolve;
+mod syscall;
 mod types;
 mod value;
 

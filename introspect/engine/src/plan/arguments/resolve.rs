@@ -12,8 +12,9 @@ use super::chain::{Around, Chain, Start};
 use super::filter;
 use super::function::{Function, Parameter};
 use super::refused::refused;
+use super::syscall::Call;
 use super::types::{self, Characters};
-use super::value::{From, Value, share, value};
+use super::value::{From, Value, shaped, share, value};
 use crate::info::Shown;
 use crate::plan::kernel::Probeable;
 use crate::plan::probepoint::Probepoint;
@@ -179,6 +180,9 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
 /// tell of all of them. What points to characters is shown as text if it is one of `texts`, or if it is one
 /// and costs no exit.
 fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
+    if let Some(call) = around.function.call.as_ref().filter(|_| !around.returns) {
+        return of_call(call, around, texts);
+    }
     let (parameters, returns) = around.function.whole().ok()?;
     if parameters.len() > ITEMS_MAX {
         return None;
@@ -197,6 +201,24 @@ fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
         found.push(returned(name, ty, around)?);
     }
     Some(found)
+}
+
+/// The arguments of a system call, which are in memory: a return probe would have to read them at the entry.
+fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
+    let found = call.parameters.iter().map(|it| {
+        let chain = around.of_call(call, it);
+        let text =
+            texts.contains(&it.name.as_str()) && it.characters || it.text && around.kernel.readable;
+        let value = match text {
+            true => value(0, chain, Some(&string()), around.function.types.ok(), false),
+            false => shaped(chain, it.shape.clone(), false),
+        };
+        Some(Found {
+            name: it.name.clone(),
+            value: value.ok()?,
+        })
+    });
+    found.collect()
 }
 
 fn parameter(
@@ -228,19 +250,23 @@ fn text(parameter: &Parameter, around: &Around<'_>) -> Option<Found> {
     if types::characters(types, parameter.ty) != Some(Characters::Behind) {
         return None;
     }
-    let ty = TypeName {
-        column: Column(0),
-        element: Element::String,
-        count: None,
-    };
     let chain = around
         .parameter(0, parameter.place, Some(parameter.ty))
         .ok()?;
-    let value = value(0, chain, Some(&ty), Some(types), around.returns).ok()?;
+    let value = value(0, chain, Some(&string()), Some(types), around.returns).ok()?;
     Some(Found {
         name: parameter.name.clone(),
         value,
     })
+}
+
+/// What is shown as text.
+fn string() -> TypeName {
+    TypeName {
+        column: Column(0),
+        element: Element::String,
+        count: None,
+    }
 }
 
 fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {

@@ -59,7 +59,8 @@ pub(super) fn value(
                 return Err(refused(at, why));
             }
             let known = types.and_then(|types| types::characters(types, chain.ty?));
-            if known == Some(Characters::Behind) || chain.pointers.is_empty() {
+            let behind = known == Some(Characters::Behind) || chain.characters;
+            if behind || chain.pointers.is_empty() {
                 chain = chain.at(0, Memory::Either);
             }
             return text(at, chain, ty.element == Element::UserString);
@@ -98,6 +99,11 @@ pub(super) fn value(
         };
     }
     plain(column, chain, shape, returns)
+}
+
+/// What `chain` is shown as, which is `shape`.
+pub(super) fn shaped(chain: Chain, shape: Shape, returns: bool) -> Result<Value, ParseError> {
+    plain(0, chain, shape, returns)
 }
 
 /// As its own type has it, or as a number.

@@ -1,6 +1,7 @@
 //! Fetch arguments, from the definition to the values of a hit.
 
 mod filters;
+mod syscalls;
 
 use hvprobe_arch::regs::{Gpr, RegisterSet};
 use hvprobe_fixtures::{DATA_VIRT, STACK};

@@ -369,6 +369,36 @@ fn a_source_is_emptied_when_its_patience_ends() {
     relay(Some(Duration::from_micros(100)), false);
 }
 
+/// Has lost more than there can be.
+struct Liar(bool);
+
+impl Source for Liar {
+    fn drain(&mut self, _: &mut Vec<Event>, _: usize) -> Drained {
+        Drained {
+            lost: if std::mem::take(&mut self.0) {
+                u64::MAX
+            } else {
+                0
+            },
+            ..Drained::default()
+        }
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[test]
+fn losses_that_cannot_be_added_up_are_as_many_as_can_be() {
+    let (collector, mut producers, seen) =
+        collector(vec![Box::new(Liar(true)), Box::new(Liar(true))], 1, 4);
+    producers[0].push(|| event(0, 1), |_| {});
+    collector.finish();
+    let seen = seen.lock().expect("no panic");
+    assert_eq!((seen.0.len(), seen.1), (1, u64::MAX));
+}
+
 #[test]
 fn a_source_is_emptied_when_somebody_wakes_the_collector() {
     relay(None, true);

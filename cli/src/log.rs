@@ -1,0 +1,210 @@
+//! The log, on standard error.
+//!
+//! What is kept true: nobody who logs waits for whoever reads it. What waits for a reader is bounded in
+//! lines; those beyond are lost, and how many is told as soon as somebody reads again. A panic is logged
+//! as everything else is.
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::env;
+use std::io::{self, Write};
+use std::panic;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use tracing::{Level, error};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+use tracing_subscriber::fmt::time::uptime;
+
+use crate::output;
+
+/// The variable that says what is logged.
+const VARIABLE: &str = "RUST_LOG";
+/// Lines that wait for a reader.
+const WAITING: usize = 8192;
+/// How long the last lines may take at the end.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What log messages look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// JSON, one object per line
+    Json,
+}
+
+/// The log, while it lives.
+#[derive(Debug)]
+pub(crate) struct Log {
+    worker: WorkerGuard,
+    losses: Arc<Losses>,
+}
+
+impl Log {
+    /// Begins to log: warnings, or what `RUST_LOG` says, or more of our own if `verbose`, which is the
+    /// user's last word.
+    pub(crate) fn start(verbose: u8, format: LogFormat) -> Self {
+        output::speak_json(format == LogFormat::Json);
+        let losses = Arc::<Losses>::default();
+        let stderr = Stderr(Arc::clone(&losses));
+        let (writer, worker) = NonBlockingBuilder::default()
+            .lossy(true)
+            .buffered_lines_limit(WAITING)
+            .thread_name("log")
+            .finish(stderr);
+        // There is one writer.
+        let _ = losses.counter.set(writer.error_counter());
+        let (filter, mistake) = filter(verbose, env::var(VARIABLE).ok().as_deref());
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(writer)
+            .log_internal_errors(false);
+        match format {
+            LogFormat::Text => log.with_target(false).with_timer(uptime()).init(),
+            LogFormat::Json => log.json().init(),
+        }
+        if let Some(mistake) = mistake {
+            output::tell(format_args!("{VARIABLE} is left aside: {mistake}"));
+        }
+        log_panics();
+        Self { worker, losses }
+    }
+
+    /// Writes what is left, unless nobody reads it.
+    pub(crate) fn finish(self) {
+        if self.losses.are_told_within(FAREWELL) {
+            drop(self.worker);
+        } else {
+            // It would complain on standard output, among results.
+            std::mem::forget(self.worker);
+        }
+    }
+}
+
+/// What to log; and what is wrong with what the variable says, if it has the say.
+fn filter(verbose: u8, variable: Option<&str>) -> (EnvFilter, Option<String>) {
+    let level = match verbose {
+        0 => LevelFilter::WARN,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    let ours = || EnvFilter::new(format!("warn,hvprobe={level}"));
+    match variable {
+        Some(wanted) if verbose == 0 && !wanted.is_empty() => match EnvFilter::try_new(wanted) {
+            Ok(filter) => (filter, None),
+            Err(error) => (ours(), Some(error.to_string())),
+        },
+        _ => (ours(), None),
+    }
+}
+
+/// Has panics logged, as printing one may wait for a reader, too.
+fn log_panics() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !tracing::enabled!(Level::ERROR) {
+            return print(info);
+        }
+        let thread = thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            error!("thread {name} {info}\n{backtrace}");
+        } else {
+            error!("thread {name} {info}");
+        }
+    }));
+}
+
+/// The lines that were lost.
+#[derive(Debug, Default)]
+struct Losses {
+    counter: OnceLock<ErrorCounter>,
+    told: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Losses {
+    fn count(&self) -> usize {
+        self.counter.get().map_or(0, ErrorCounter::dropped_lines)
+    }
+
+    /// Tells those that were not told, by `tell`.
+    fn tell(&self, tell: impl FnOnce(usize) -> io::Result<()>) -> io::Result<()> {
+        let lost = self.count();
+        let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if lost > told {
+            tell(lost - told)?;
+            *self.told.lock().unwrap_or_else(PoisonError::into_inner) = lost;
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn are_told_within(&self, patience: Duration) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .changed
+            .wait_timeout_while(told, patience, |told| *told < self.count());
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+/// Standard error, as the thread has it that writes the log.
+#[derive(Debug)]
+struct Stderr(Arc<Losses>);
+
+impl Stderr {
+    fn tell(&self) -> io::Result<()> {
+        self.0.tell(|lost| {
+            let text = output::told(
+                "WARN",
+                format_args!(
+                    "{lost} lines of the log were lost: standard error is read too slowly"
+                ),
+            );
+            io::stderr().write_all(text.as_bytes())
+        })
+    }
+}
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.tell()?;
+        io::stderr().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // Nothing waits any more.
+        self.tell()?;
+        io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(verbose: u8, variable: Option<&str>) -> (String, bool) {
+        let (filter, mistake) = filter(verbose, variable);
+        let mut words: Vec<_> = filter.to_string().split(',').map(str::to_owned).collect();
+        words.sort();
+        (words.join(","), mistake.is_some())
+    }
+
+    #[test]
+    fn what_was_typed_counts_more_than_the_environment() {
+        let ours = |level: &str| format!("hvprobe={level},warn");
+        assert_eq!(shown(0, None), (ours("warn"), false));
+        assert_eq!(shown(0, Some("")), (ours("warn"), false));
+        assert_eq!(shown(0, Some("h2=debug")), ("h2=debug".into(), false));
+        assert_eq!(shown(1, Some("h2=debug")), (ours("info"), false));
+        assert_eq!(shown(9, None), (ours("trace"), false));
+        assert_eq!(shown(0, Some("a=b=c")), (ours("warn"), true));
+    }
+}

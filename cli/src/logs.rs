@@ -1,0 +1,82 @@
+//! `hvprobe vm logs`: what is kept of a machine's console.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use hvprobe_proto::v1::ConsoleRequest;
+use tokio::time::timeout;
+
+use crate::client::Client;
+use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::output;
+use crate::signals::Interrupt;
+
+/// How long the server may take between two pieces of what it has.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Prints what is kept, and goes on with what comes if it is to `follow`.
+pub(crate) async fn logs(
+    mut client: Client,
+    machine: String,
+    follow: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut interrupt = Interrupt::install()?;
+    let request = ConsoleRequest {
+        machine,
+        kept_only: !follow,
+    };
+    let answer = client.machines.console(request).await;
+    let mut pieces = answer.map_err(Refused::from)?.into_inner();
+    let plain = io::stdout().is_terminal();
+    loop {
+        let next = async {
+            match follow {
+                true => Ok(pieces.message().await),
+                false => timeout(PATIENCE, pieces.message()).await,
+            }
+        };
+        let next = tokio::select! {
+            next = next => next,
+            () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+        };
+        let Ok(next) = next else {
+            bail!("the server does not stop at what it has kept: it is too old for `vm logs`");
+        };
+        let Some(piece) = next.map_err(Refused::from)? else {
+            return Ok(DONE);
+        };
+        if piece.dropped > 0 {
+            let lost = piece.dropped;
+            output::tell(format_args!("{lost} bytes of the console were lost"));
+        }
+        let mut out = io::stdout().lock();
+        if plain {
+            out.write_all(lines(&piece.data).as_bytes())?;
+        } else {
+            out.write_all(&piece.data)?;
+        }
+        out.flush()?;
+    }
+}
+
+/// Lines that cannot steer a terminal.
+fn lines(raw: &[u8]) -> String {
+    let lines = raw.split(|&byte| byte == b'\n');
+    let lines: Vec<_> = lines
+        .map(|line| output::harmless(line.strip_suffix(b"\r").unwrap_or(line)))
+        .collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_stay_lines_and_steer_nothing() {
+        assert_eq!(lines(b"a\r\n\x1b[2Jb\r\nc"), "a\n?[2Jb\nc");
+        assert_eq!(lines(b"a\n"), "a\n");
+    }
+}

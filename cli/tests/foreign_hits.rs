@@ -1,0 +1,187 @@
+//! Clients that nobody here wrote, and hits of a guest: one in Python boots it, plants, reads and decides;
+//! one in JavaScript finds it, does the same, and stops it. The server is in a machine that can run guests:
+//! an emulated one, whose port is brought here, if this one cannot.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead as _, BufReader};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Seconds that the machine has, and each client.
+const MACHINE: &str = "140";
+const CLIENT: &str = "60";
+/// How often it is tried, as an emulated machine dies now and then.
+const TRIES: u32 = 2;
+/// How long the machine may take until its server listens.
+const BOOT: Duration = Duration::from_secs(60);
+/// What starts the server, and tells the token that it made. Its folder is on whatever machine it is.
+const SERVE: &str = r#"
+cd "$(mktemp -d)" || exit
+exec hvprobe serve --socket "$PWD/socket" --listen "127.0.0.1:$0" --token-file token 2>&1 |
+while read -r line; do
+    echo "$line"
+    case $line in
+    *"who has the token"*) echo "token $(cat token)" ;;
+    esac
+done
+"#;
+
+/// What `lab` runs, which goes with the test.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // It ends what it has started.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+/// A port of this machine that is free.
+fn port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A server on `port`, and its token.
+fn serve(lab: &OsStr, rig: &OsStr, port: u16) -> Result<(Machine, String), String> {
+    let port = port.to_string();
+    let mut child = Command::new("timeout");
+    child
+        .args(["--foreground", "--kill-after=10", MACHINE])
+        .arg(lab)
+        .args([
+            "run",
+            "--no-build",
+            "--memory",
+            "1536M",
+            "--timeout",
+            MACHINE,
+        ])
+        .args(["--forward", &port, "--rig"])
+        .arg(rig)
+        .args(["--", "sh", "-c", SERVE, &port])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut machine = Machine(child.spawn().unwrap());
+    let output = BufReader::new(machine.0.stdout.take().unwrap());
+    let (told, tokens) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in output.lines().map_while(Result::ok) {
+            eprintln!("server: {line}");
+            if let Some(token) = line.trim().strip_prefix("token ") {
+                // The test may be over.
+                let _ = told.send(token.to_owned());
+            }
+        }
+    });
+    let token = tokens.recv_timeout(BOOT);
+    let token = token.map_err(|error| format!("no server listens: {error}"))?;
+    Ok((machine, token))
+}
+
+fn client(program: &OsStr) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", CLIENT]).arg(program);
+    command
+}
+
+fn script(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "foreign_clients", name]
+        .iter()
+        .collect()
+}
+
+fn check(client: &mut Command, expected: &str) -> Result<(), String> {
+    let output = client.output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() && stdout == expected {
+        return Ok(());
+    }
+    Err(format!("{client:?}: {}, {stdout}{stderr}", output.status))
+}
+
+/// What the tests are told of a guest, and of what the clients need.
+struct Told {
+    python: OsString,
+    modules: OsString,
+    lab: OsString,
+    rig: OsString,
+}
+
+/// Has both clients have their turns with a server in a machine of its own.
+fn attempt(told: &Told) -> Result<(), String> {
+    let [kernel, initrd] = ["KERNEL", "INITRD"]
+        .map(|name| env::var_os(format!("HVPROBE_TEST_{name}")).expect("the lab tells it"));
+    let port = port();
+    let (machine, token) = serve(&told.lab, &told.rig, port)?;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    let mut options = std::fs::OpenOptions::new();
+    let written = options.write(true).create_new(true).mode(0o600).open(&file);
+    std::io::Write::write_all(&mut written.unwrap(), token.as_bytes()).unwrap();
+    let target = format!("127.0.0.1:{port}");
+
+    let mut first = client(&told.python);
+    first.arg(script("client.py")).arg(&target).arg(&file);
+    check(
+        first.arg(kernel).arg(initrd),
+        "running: True\nhits: 3\ndecided: 2\n",
+    )?;
+    let mut second = client("node".as_ref());
+    let protos = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto");
+    second
+        .env("NODE_PATH", &told.modules)
+        .arg(script("client.js"));
+    check(
+        second.arg(&target).arg(protos).arg(&file).arg("hits"),
+        "found: foreign\nhits: 3\ndecided: 2\nstopped: 3\n",
+    )?;
+    drop(machine);
+    Ok(())
+}
+
+#[test]
+fn clients_of_other_languages_read_and_decide_hits_of_a_guest() {
+    let told = |name: &str| {
+        let told = env::var_os(name);
+        if told.is_none() {
+            eprintln!("skipped: needs {name} (cargo lab test)");
+        }
+        told
+    };
+    let (Some(python), Some(modules)) = (told("HVPROBE_TEST_PYTHON"), told("HVPROBE_TEST_NODE"))
+    else {
+        return;
+    };
+    let (Some(lab), Some(rig)) = (told("HVPROBE_TEST_LAB"), told("HVPROBE_TEST_RIG")) else {
+        return;
+    };
+    let told = Told {
+        python,
+        modules,
+        lab,
+        rig,
+    };
+    let tries = if told.rig == "direct" { 1 } else { TRIES };
+    for number in 1..=tries {
+        match attempt(&told) {
+            Ok(()) => return,
+            Err(error) if number < tries => eprintln!("try {number}: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

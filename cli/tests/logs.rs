@@ -1,0 +1,195 @@
+//! The log of a server: what is in it, and that nobody has to read it. Needs no KVM.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use hvprobe_proto::v1::ListMachinesRequest;
+use hvprobe_proto::v1::machines_client::MachinesClient;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tonic::transport::Endpoint;
+
+/// Calls that log far more than may wait.
+const CALLS: u32 = 3000;
+const LONG: Duration = Duration::from_secs(60);
+
+struct Server {
+    folder: TempDir,
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    first: String,
+}
+
+impl Server {
+    /// One that listens, below a `timeout` should it hang.
+    fn start(log: Option<&str>, options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("timeout");
+        command
+            .args(["--foreground", "--kill-after=5", "200"])
+            .arg(env!("CARGO_BIN_EXE_hvprobe"))
+            .args(options)
+            .args(["serve", "--socket"])
+            .arg(folder.path().join("socket"))
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
+        if let Some(log) = log {
+            command.env("RUST_LOG", log);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut first = String::new();
+        while !first.contains("listening on") {
+            first.clear();
+            assert!(stderr.read_line(&mut first).unwrap() > 0, "it has ended");
+        }
+        Self {
+            folder,
+            child,
+            stderr,
+            first,
+        }
+    }
+
+    fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    /// Ends it; all it has said that was not read.
+    fn end(mut self) -> (String, Option<i32>) {
+        self.terminate();
+        let mut rest = String::new();
+        self.stderr.read_to_string(&mut rest).unwrap();
+        (rest, self.child.wait().unwrap().code())
+    }
+}
+
+async fn call(socket: &Path, times: u32) {
+    let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()));
+    let channel = endpoint.unwrap().connect().await.unwrap();
+    let mut client = MachinesClient::new(channel);
+    for _ in 0..times {
+        let answer = client.list_machines(ListMachinesRequest::default());
+        let answer = timeout(LONG, answer).await.expect("an answer");
+        answer.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn server_whose_log_nobody_reads_answers_and_says_later_what_was_lost() {
+    let server = Server::start(Some("trace"), &[]);
+    let socket = server.folder.path().join("socket");
+    call(&socket, CALLS).await;
+    // Now somebody reads.
+    let Server {
+        folder,
+        mut child,
+        stderr,
+        ..
+    } = server;
+    let (found, told) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        let lost = |line: &String| line.contains("lines of the log were lost");
+        let mut lines = stderr.lines().map_while(Result::ok);
+        found.send(lines.find(lost)).unwrap();
+        lines.count()
+    });
+    let line = told.recv_timeout(LONG).expect("it is told");
+    let line = line.expect("it is told before the server ends");
+    let count = line.strip_prefix("hvprobe: ").unwrap();
+    let count: u64 = count.split(' ').next().unwrap().parse().unwrap();
+    assert!(count > u64::from(CALLS), "{line}");
+    call(&socket, 1).await;
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(reader.join().unwrap() > 0);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    drop(folder);
+}
+
+#[tokio::test]
+async fn server_whose_log_nobody_reads_can_be_ended() {
+    let mut server = Server::start(Some("trace"), &[]);
+    call(&server.folder.path().join("socket"), CALLS).await;
+    server.terminate();
+    // `timeout` would have its own status, and its own time.
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn log_in_json_is_json_to_the_last_line() {
+    let server = Server::start(Some("debug"), &["--log-format", "json"]);
+    let first = server.first.clone();
+    let (rest, status) = server.end();
+    assert_eq!(status, Some(0));
+    for line in std::iter::once(first.as_str()).chain(rest.lines()) {
+        let message: Value = serde_json::from_str(line).unwrap();
+        assert!(message["timestamp"].is_string(), "{line}");
+        assert!(message["level"].is_string(), "{line}");
+        assert!(message["fields"]["message"].is_string(), "{line}");
+    }
+    assert!(rest.contains("stopping"), "{rest}");
+}
+
+#[test]
+fn log_says_what_the_environment_asks_for_unless_more_was_typed() {
+    for (log, options, says) in [
+        (None, &[][..], false),
+        (Some("hvprobe=info"), &[], true),
+        (Some("off"), &["-v"], true),
+        (Some("hvprobe=warn"), &[], false),
+    ] {
+        // A socket that a killed server has left is replaced, which is told at level INFO.
+        let mut killed = Server::start(None, &[]);
+        let socket = killed.folder.path().join("socket");
+        kill_child(&killed.child);
+        killed.child.wait().unwrap();
+        let mut command = Command::new("timeout");
+        command
+            .args(["--foreground", "--kill-after=5", "60"])
+            .arg(env!("CARGO_BIN_EXE_hvprobe"))
+            .args(options)
+            .args(["serve", "--socket"])
+            .arg(&socket)
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
+        if let Some(log) = log {
+            command.env("RUST_LOG", log);
+        }
+        let mut child = command.spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut all = String::new();
+        while !all.contains("listening on") {
+            assert!(stderr.read_line(&mut all).unwrap() > 0, "{all}");
+        }
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        stderr.read_to_string(&mut all).unwrap();
+        child.wait().unwrap();
+        assert_eq!(
+            all.contains("replacing a stale socket"),
+            says,
+            "{log:?}: {all}"
+        );
+    }
+}
+
+/// Kills what `timeout` runs, which would leave it behind.
+fn kill_child(timeout: &Child) {
+    let children = format!("/proc/{0}/task/{0}/children", timeout.id());
+    let children = std::fs::read_to_string(children).unwrap();
+    for child in children.split_whitespace() {
+        let child = Pid::from_raw(child.parse().unwrap()).unwrap();
+        kill_process(child, Signal::KILL).unwrap();
+    }
+}

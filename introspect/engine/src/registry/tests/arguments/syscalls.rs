@@ -1,0 +1,106 @@
+//! System calls, whose arguments are in a `pt_regs`.
+
+use super::*;
+
+/// Makes the registers that `openat` is called with; the path is the user's or, here, the kernel's.
+fn openat(guest: &Guest, cpu: &mut Cpu) {
+    let registers = [
+        (112, 0xffff_ffff_ffff_ff9c),
+        (104, HERE.0 + 0x200),
+        (96, 0o2_000_002),
+        (56, 0o644),
+    ];
+    for (offset, value) in registers {
+        guest.write(HERE.wrapping_add(offset), &u64::to_le_bytes(value));
+    }
+    guest.write(HERE.wrapping_add(0x200), b"/etc/passwd\0");
+    cpu.regs.rdi = HERE.0;
+}
+
+#[test]
+fn a_system_call_shows_its_own_arguments() {
+    let mut rig = Rig::live();
+    let id = rig.register(&[defaults("p __x64_sys_openat")])[0];
+    let info = rig.info(id);
+    assert!(info.shown.call);
+    let mut cpu = Cpu::new(&rig);
+    openat(&rig.guest, &mut cpu);
+    assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+    let events = cpu.events();
+    let named =
+        |name: &str, ty: &str, value: &[u8]| (name.to_owned(), ty.to_owned(), Some(value.to_vec()));
+    assert_eq!(
+        values(&events[0], &info),
+        [
+            named("dfd", "int", &(-100_i32).to_le_bytes()),
+            named("filename", "string", b"/etc/passwd"),
+            named("flags", "int", &0o2_000_002_u32.to_le_bytes()),
+            named("mode", "umode_t", &0o644_u16.to_le_bytes()),
+        ]
+    );
+    let ShapeKind::Enum { values, .. } = &info.shown.arguments[2].shape.kind else {
+        panic!("{:?}", info.shown.arguments[2]);
+    };
+    let first = &values[0];
+    assert_eq!(
+        (&*first.name, first.value, first.mask),
+        ("O_RDONLY", 0, Some(3))
+    );
+}
+
+#[test]
+fn the_arguments_of_a_system_call_are_known_by_name() {
+    let path = Some(b"/etc/passwd".to_vec());
+    assert_eq!(only("p __x64_sys_openat filename:string", openat), path);
+    let flags = Some(0o2_000_002_u32.to_le_bytes().to_vec());
+    assert_eq!(only("p __x64_sys_openat flags", openat), flags);
+    assert_eq!(
+        only("p __x64_sys_openat filename", openat),
+        word(HERE.0 + 0x200)
+    );
+    assert_eq!(
+        only("p __x64_sys_openat +5(filename):string", openat),
+        Some(b"passwd".to_vec())
+    );
+    // The function's own is there, too.
+    assert_eq!(only("p __x64_sys_openat regs", openat), word(HERE.0));
+    assert_eq!(only("p __x64_sys_openat $arg1", openat), word(HERE.0));
+    let mut rig = Rig::live();
+    let (_, message) = refused(&mut rig, "p __x64_sys_openat pathname");
+    assert!(
+        message.ends_with("regs, dfd, filename, flags, mode"),
+        "{message}"
+    );
+    // What is none has nothing of it.
+    check_refused(&mut rig, "p vfs_read dfd", 11, "This variable is not found");
+}
+
+#[test]
+fn a_filter_takes_what_a_system_call_was_made_with() {
+    for (filter, expected) in [
+        ("filename ~ \"/etc/*\" && dfd == -100", 1),
+        ("filename == \"/etc\"", 0),
+        ("flags & 2", 1),
+        ("mode != 420", 0),
+    ] {
+        let mut rig = Rig::live();
+        let definition = format!("p __x64_sys_openat if {filter}");
+        let id = rig.register(&[defaults(&definition)])[0];
+        let mut cpu = Cpu::new(&rig);
+        openat(&rig.guest, &mut cpu);
+        assert_eq!(cpu.hit(rig.addr(id)), RESUME);
+        assert_eq!(rig.counts(id).hits, expected, "{filter}");
+    }
+}
+
+#[test]
+fn a_return_shows_the_registers_and_follows_them_when_asked() {
+    let mut rig = Rig::live();
+    let id = rig.register(&[defaults("r __x64_sys_openat")])[0];
+    let info = rig.info(id);
+    let names: Vec<_> = info.shown.arguments.iter().map(|it| &*it.name).collect();
+    assert_eq!(names, ["regs", "retval"]);
+    assert!(info.actions.capture.is_empty() && info.actions.capture_at_return.is_empty());
+    let id = rig.one("r __x64_sys_openat flags");
+    assert_eq!(rig.info(id).actions.capture_at_return.len(), 1);
+}

@@ -1,0 +1,97 @@
+//! What system calls take, as the kernel itself keeps it for its own trace events.
+//!
+//! `SYSCALL_METADATA` (include/linux/syscalls.h) leaves a `struct syscall_metadata` for each system call, with
+//! the names and the types of its arguments as they are written in the source. Its symbol is
+//! `__syscall_meta__NAME`; kernels without `CONFIG_FTRACE_SYSCALLS` have none. What is kept true: an entry is
+//! told only if its own name is that of its symbol, and everything about it is bounded.
+
+use std::collections::BTreeMap;
+
+use hvprobe_arch::Gva;
+
+use super::elf::Elf;
+use crate::bytes::u64_at;
+use crate::symbols::Symbols;
+use crate::types::Types;
+
+/// The most arguments of a system call: the registers that it has for them.
+const MOST: usize = 6;
+/// More system calls than a kernel has.
+const MOST_CALLS: usize = 4096;
+/// Bytes of the longest name or type.
+const LONGEST: usize = 128;
+
+/// A parameter of a system call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallParameter {
+    /// Its name.
+    pub name: String,
+    /// Its type as the source has it, such as `const char *`.
+    pub ty: String,
+}
+
+/// The system calls of a kernel, by name (`openat`).
+#[derive(Debug, Default)]
+pub(super) struct Syscalls(BTreeMap<Box<str>, Box<[CallParameter]>>);
+
+impl Syscalls {
+    /// Those that the image keeps something of, and whose layout its types tell.
+    pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, types: &Types) -> Self {
+        const OF: &str = "syscall_metadata";
+        let members = ["name", "nb_args", "types", "args"].map(|member| (OF, member));
+        let members = types.members(&members);
+        let [Some(name), Some(number), Some(types), Some(names)] = members.as_slice() else {
+            return Self::default();
+        };
+        let bytes = number.size.clamp(1, 8);
+        let meta = symbols.iter().filter_map(|symbol| {
+            let call = symbol.name.strip_prefix("__syscall_meta__")?;
+            let pointer = |offset| pointer(elf, symbol.addr.wrapping_add(offset));
+            let own = text(elf, pointer(name.offset)?)?;
+            if own.strip_prefix("sys_") != Some(call) {
+                return None;
+            }
+            let number = symbol.addr.wrapping_add(number.offset);
+            let number = elf.read(number, usize::try_from(bytes).ok()?)?;
+            let number = number
+                .iter()
+                .rfold(0_u64, |n, byte| n << 8 | u64::from(*byte));
+            let number = usize::try_from(number).ok().filter(|n| *n <= MOST)?;
+            let parameters = (0..number).map(|at| {
+                let at = 8 * at as u64;
+                let of = |list: u64| {
+                    let list = pointer(list)?;
+                    text(elf, self::pointer(elf, list.wrapping_add(at))?)
+                };
+                Some(CallParameter {
+                    name: of(names.offset)?.to_owned(),
+                    ty: of(types.offset)?.to_owned(),
+                })
+            });
+            Some((call.into(), parameters.collect::<Option<_>>()?))
+        });
+        Self(meta.take(MOST_CALLS).collect())
+    }
+
+    /// What the call that `function` is the kernel's own entry of (`__x64_sys_openat`) takes.
+    pub(super) fn of_wrapper(&self, function: &str) -> Option<&[CallParameter]> {
+        let call = function.strip_prefix("__x64_sys_")?;
+        self.0.get(call).map(|parameters| &**parameters)
+    }
+}
+
+fn pointer(elf: &Elf<'_>, at: Gva) -> Option<Gva> {
+    u64_at(elf.read(at, 8)?, 0).map(Gva)
+}
+
+/// The text at `at`, which is printable and not empty.
+fn text<'a>(elf: &Elf<'a>, at: Gva) -> Option<&'a str> {
+    let bytes = elf.read_up_to(at, LONGEST + 1);
+    let end = bytes.iter().position(|byte| *byte == 0)?;
+    let text = std::str::from_utf8(&bytes[..end]).ok()?;
+    let printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+    (!text.is_empty() && text.bytes().all(printable)).then_some(text)
+}
+
+#[cfg(test)]
+mod tests;

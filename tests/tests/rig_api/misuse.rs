@@ -1,0 +1,150 @@
+//! Clients that mean no good, about a machine whose guest runs: it goes on as if nobody had called.
+
+use std::env;
+use std::hash::{BuildHasher as _, RandomState};
+
+use hvprobe_fixtures::calls::{Call, Told};
+use hvprobe_fixtures::messages::Messages;
+use hvprobe_fixtures::panics::count_panics;
+use hvprobe_proto::FILE_DESCRIPTOR_SET;
+use hvprobe_proto::v1::{
+    ConsoleWriteRequest, ListProbesRequest, ListSymbolsRequest, ReadKernelRequest, ResumeRequest,
+    Symbol, UnregisterRequest, WaitRequest,
+};
+use hvprobe_tests::rig::rig;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use super::OBEDIENT;
+use super::client::{Client, Running};
+
+/// Calls, and how many are under way at a time.
+const CALLS: u64 = 500;
+const AT_ONCE: usize = 8;
+/// What would end the guest, or wait for its end, or be of another machine.
+const LEFT_OUT: [&str; 6] = [
+    "/hvprobe.v1.Host/Report",
+    "/hvprobe.v1.Machines/Boot",
+    "/hvprobe.v1.Machines/ConsoleWrite",
+    "/hvprobe.v1.Machines/InjectNmi",
+    "/hvprobe.v1.Machines/Stop",
+    "/hvprobe.v1.Machines/Wait",
+];
+/// Functions that the guest does not call, whatever is to be done at their hits.
+const FUNCTIONS: &str = "__x64_sys_getp[gp]id";
+const DEFINITIONS: [&str; 9] = [
+    "p __x64_sys_getpgid",
+    "r:b __x64_sys_getppid",
+    "p:b __x64_sys_getpgid+4",
+    "p __x64_sys_getpgid+1",
+    "r18446744073709551615 __x64_sys_getpgid",
+    "p __x64_sys_getp[gp]id",
+    "p __x64_sys_getpgid a=+0(+0($arg1)):ustring b=regs->di if a ~ \"*\"",
+    "p __x64_sys_getpgid a=$comm b=@0xffffffffffffffff:b64@63/64",
+    "p nowhere",
+];
+
+/// What the guest has of the functions in its memory.
+async fn text(client: &mut Client, machine: &str) -> Vec<(Symbol, Vec<u8>)> {
+    let request = ListSymbolsRequest {
+        machine: machine.to_owned(),
+        pattern: FUNCTIONS.to_owned(),
+        ..Default::default()
+    };
+    let pieces = client.symbols.list_symbols(request).await;
+    let mut pieces = pieces.unwrap().into_inner();
+    let mut text = Vec::new();
+    while let Some(piece) = pieces.message().await.unwrap() {
+        for symbol in piece.symbols {
+            let request = ReadKernelRequest {
+                machine: machine.to_owned(),
+                address: symbol.address,
+                length: symbol.size.try_into().unwrap(),
+            };
+            let read = client.machines.read_kernel(request).await.unwrap();
+            text.push((symbol, read.into_inner().data));
+        }
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
+    if rig("api: misuse").is_none() {
+        return;
+    }
+    let seed = env::var("HVPROBE_FUZZ_SEED").ok();
+    let seed = seed.and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one("a seed") >> 32);
+    eprintln!("again with: HVPROBE_FUZZ_SEED={seed}");
+    let panics = count_panics();
+    let server = Running::start();
+    let mut client = server.client().await;
+    let machine = client.boot(OBEDIENT, &[]).await.name;
+    client.wait_printed(&machine, "ready").await;
+    let before = text(&mut client, &machine).await;
+    assert_eq!(before.len(), 2, "{before:?}");
+
+    let mut messages = Messages::new(FILE_DESCRIPTOR_SET, seed);
+    messages.prefer("machine", &[&machine]);
+    messages.prefer("definition", &DEFINITIONS);
+    messages.prefer("pattern", &[FUNCTIONS, "*sys_ge*"]);
+    messages.prefer("names", &["vfs_read", "struct file", "nowhere"]);
+    let mut methods = messages.methods();
+    methods.retain(|method| !LEFT_OUT.contains(&method.path.as_str()));
+    let mut told = Told::default();
+    let mut open = JoinSet::new();
+    for _ in 0..CALLS {
+        let method = &methods[messages.index(methods.len())];
+        let call = Call::of(method, &mut messages);
+        let channel = client.channel.clone();
+        open.spawn(async move { (call.path.clone(), call.make(channel).await) });
+        if open.len() >= AT_ONCE {
+            let (path, answer) = open.join_next().await.unwrap().unwrap();
+            told.note(&path, answer);
+        }
+    }
+    while let Some(done) = open.join_next().await {
+        let (path, answer) = done.unwrap();
+        told.note(&path, answer);
+    }
+    assert_eq!(panics(), 0, "panics, which are printed above");
+    let unclear = told.unclear();
+    assert!(unclear.is_empty(), "{unclear:#?}");
+    for code in [Code::Ok, Code::NotFound, Code::InvalidArgument] {
+        assert!(told.with(code) > CALLS / 100, "{told:#?}");
+    }
+
+    let resume = ResumeRequest {
+        machine: machine.clone(),
+    };
+    client.machines.resume(resume).await.unwrap();
+    loop {
+        let request = ListProbesRequest {
+            machine: machine.clone(),
+            ..Default::default()
+        };
+        let page = client.probes.list_probes(request).await.unwrap();
+        let probes = page.into_inner().probes;
+        if probes.is_empty() {
+            break;
+        }
+        let request = UnregisterRequest {
+            machine: machine.clone(),
+            ids: probes.iter().map(|probe| probe.id).collect(),
+        };
+        client.probes.unregister(request).await.unwrap();
+    }
+    assert_eq!(text(&mut client, &machine).await, before);
+    let request = ConsoleWriteRequest {
+        machine: machine.clone(),
+        data: b"7\n".to_vec(),
+    };
+    client.machines.console_write(request).await.unwrap();
+    let request = WaitRequest {
+        machine: machine.clone(),
+    };
+    let ended = client.machines.wait(request).await.unwrap().into_inner();
+    assert_eq!(ended.ending.unwrap().guest_status, Some(7));
+    server.stop().await;
+}

@@ -1,0 +1,171 @@
+//! The arguments of system calls, held against the guest's own events of them.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use hvprobe_machine::{ProbeSpec, Refusals};
+use hvprobe_spec::shape::ShapeKind;
+use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig};
+
+/// What a guest prints whose kernel has no events of system calls.
+const NONE: &str = "no events of calls";
+
+/// Prints each call with its arguments' types and names, all in one line.
+const FORMATS: &str = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; \
+     cd /sys/kernel/tracing/events/syscalls || echo 'no events of calls'; \
+     awk '/^name: sys_enter_/ { sub(\"sys_enter_\", \"\", $2); call = $2 } \
+     /^\\tfield:/ && seen { sub(\"\\tfield:\", \"\"); sub(\";.*\", \"\"); line = line \";\" $0 } \
+     /__syscall_nr/ { seen = 1 } \
+     /^print fmt/ { print \"call \" call line; line = \"\"; seen = 0 }' sys_enter_*/format; \
+     echo formats end; read line";
+
+/// The arguments of each call by its name, as type and name.
+fn formats(printed: &str) -> BTreeMap<&str, Vec<(&str, &str)>> {
+    let lines = printed.lines().map(str::trim_end);
+    let calls = lines.filter_map(|line| line.strip_prefix("call "));
+    let calls = calls.map(|line| {
+        let mut parts = line.split(';');
+        let call = parts.next().expect("one part at least");
+        let arguments = parts.filter_map(|field| field.rsplit_once(' '));
+        // What newer kernels add to show texts is no argument.
+        let arguments = arguments.filter(|(ty, _)| !ty.contains("__data_loc"));
+        (call, arguments.collect())
+    });
+    calls.collect()
+}
+
+#[test]
+fn calls_take_what_the_guests_own_events_say() {
+    if rig("what system calls take").is_none() {
+        return;
+    }
+    let mut running = Running::boot(optimizing_guest(1, &["sh", "-c", FORMATS]));
+    let printed = running.wait_for("formats end");
+    let theirs = formats(&printed);
+    let machine = running.machine.clone();
+    if theirs.is_empty() {
+        assert!(printed.contains(NONE), "{printed}");
+        eprintln!("skipped: the guest's kernel has no events of system calls");
+    } else {
+        let all = ProbeSpec {
+            default_arguments: true,
+            ..probe("p __x64_sys_*")
+        };
+        machine
+            .register_batch(&[all], Refusals::Skip)
+            .expect("they can be probed");
+        let (mut compared, mut arguments) = (0, 0);
+        for info in machine.probes() {
+            let symbol = info.symbol.as_ref().expect("a function").0.as_str();
+            let call = symbol.trim_start_matches("__x64_sys_");
+            let Some(expected) = theirs.get(call) else {
+                continue;
+            };
+            let shown = info.shown.arguments.iter();
+            let names: Vec<_> = shown.clone().map(|it| it.name.as_str()).collect();
+            let their_names: Vec<_> = expected.iter().map(|(_, name)| *name).collect();
+            assert_eq!(names, their_names, "{call}");
+            for (ours, (ty, name)) in shown.zip(expected) {
+                if ours.shape.kind == ShapeKind::String {
+                    assert_eq!(*ty, "const char *", "{call} {name}");
+                } else {
+                    assert_eq!(ours.shape.name, *ty, "{call} {name}");
+                }
+                arguments += 1;
+            }
+            compared += 1;
+        }
+        eprintln!(
+            "{compared} calls of {}, {arguments} arguments",
+            theirs.len()
+        );
+        assert!(
+            compared * 10 > theirs.len() * 9,
+            "{compared} of {}",
+            theirs.len()
+        );
+        let ids: Vec<_> = machine.probes().iter().map(|info| info.id).collect();
+        machine.unregister(&ids).expect("registered");
+    }
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+}
+
+/// The numbers of one call, as the kernel's event or ours shows them.
+fn numbers(list: &str, between: char) -> Vec<u64> {
+    let values = list.split([',', ' ', ')']).filter_map(|word| {
+        let word = match between {
+            '=' => word.split_once('=')?.1,
+            _ => word,
+        };
+        u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()
+    });
+    values.collect()
+}
+
+#[test]
+fn values_are_those_of_the_guests_own_events() {
+    if rig("values of system calls").is_none() {
+        return;
+    }
+    let script = format!(
+        "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
+         for call in openat mmap; do \
+         echo 'common_pid != 1' > events/syscalls/sys_enter_$call/filter || echo {NONE}; \
+         echo 1 > events/syscalls/sys_enter_$call/enable; done; \
+         workload calls getpgid 1; cat /proc/version >/dev/null; \
+         echo 0 > tracing_on; cat trace; echo end of trace"
+    );
+    let output = Command::new("hvprobe")
+        .args(["run", "--console"])
+        .args([
+            "-p",
+            "p:o __x64_sys_openat dfd:x64 filename flags:x64 mode:x64",
+        ])
+        .args([
+            "-p",
+            "p:m __x64_sys_mmap addr:x64 len:x64 prot:x64 flags:x64 fd:x64 off:x64",
+        ])
+        .args(["-p", "p:shown __x64_sys_openat"])
+        .args(["-p", "p:mapped __x64_sys_mmap"])
+        .args(["--", "sh", "-c", &script])
+        .stdin(Stdio::null())
+        .output()
+        .expect("hvprobe is there");
+    let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && printed.contains("end of trace"),
+        "{told}\n{printed}"
+    );
+    if printed.contains(NONE) {
+        eprintln!("skipped: the guest's kernel has no events of system calls");
+        return;
+    }
+    for (event, call) in [("o: ", "sys_openat("), ("m: ", "sys_mmap(")] {
+        let task = |line: &str| line.split_whitespace().next().map(str::to_owned);
+        let theirs = printed.lines().filter_map(|line| {
+            let numbers = numbers(line.split_once(call)?.1, ':');
+            Some((task(line)?, numbers))
+        });
+        // What the shell did before and will do after is not traced.
+        let theirs: Vec<_> = theirs
+            .filter(|(task, _)| task.starts_with("cat-") || task.starts_with("workload-"))
+            .collect();
+        let ours = told.lines().filter_map(|line| {
+            let numbers = numbers(line.split_once(&format!(" {event}("))?.1, '=');
+            Some((task(line)?, numbers))
+        });
+        let traced = |task: &str| theirs.iter().any(|(other, _)| other == task);
+        let ours: Vec<_> = ours.filter(|(task, _)| traced(task)).collect();
+        assert_eq!(ours, theirs, "{call}\n{told}\n{printed}");
+        assert!(ours.len() > 3, "{call}\n{printed}");
+    }
+    for shown in [
+        "shown: __x64_sys_openat(dfd=-100, filename=\"/proc/version\", flags=O_RDONLY",
+        "prot=PROT_READ|PROT_WRITE, flags=MAP_PRIVATE|MAP_ANONYMOUS, fd=",
+    ] {
+        assert!(told.contains(shown), "{shown}\n{told}");
+    }
+}

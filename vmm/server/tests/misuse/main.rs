@@ -1,0 +1,186 @@
+//! Clients that mean no good, all at once and one after the other, and the server none the worse: it does
+//! not panic, keeps nothing of them, tells each what was wrong, and serves the next.
+//!
+//! Which requests there are is read from the interface's descriptors. `HVPROBE_FUZZ_RUNS` says how many
+//! are made, `HVPROBE_FUZZ_SEED` what they are made from.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+mod process;
+mod raw;
+
+use std::env;
+use std::hash::{BuildHasher as _, RandomState};
+use std::path::Path;
+use std::time::Duration;
+
+use hvprobe_fixtures::calls::{Call, Told};
+use hvprobe_fixtures::messages::Messages;
+use hvprobe_fixtures::panics::count_panics;
+use hvprobe_proto::FILE_DESCRIPTOR_SET;
+use hvprobe_proto::v1::ListMachinesRequest;
+use hvprobe_proto::v1::machines_client::MachinesClient;
+use hvprobe_server::{Listener, Loopback, Server, Token};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+/// Requests of a short run; of a long one `HVPROBE_FUZZ_RUNS` says.
+const REQUESTS: u64 = 4000;
+/// Connections, and calls under way on each.
+const CONNECTIONS: u64 = 4;
+const AT_ONCE: usize = 24;
+/// Of so many calls that look at the host one is made: each runs a guest.
+const SELDOM: u64 = 100;
+const DEAR: [&str; 1] = ["/hvprobe.v1.Host/Report"];
+/// What the process may have grown by, once it has seen some of everything.
+const THREADS: u64 = 2;
+const DESCRIPTORS: u64 = 2;
+const MEMORY: u64 = 32 << 20;
+const LONG: Duration = Duration::from_secs(60);
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok()?.parse().ok()
+}
+
+async fn connect(socket: &Path) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()));
+    endpoint.unwrap().connect().await.unwrap()
+}
+
+async fn serves(socket: &Path) {
+    let mut client = MachinesClient::new(connect(socket).await);
+    let list = client.list_machines(ListMachinesRequest::default());
+    let list = timeout(LONG, list).await.expect("it still serves").unwrap();
+    assert!(list.into_inner().machines.is_empty());
+}
+
+/// Makes so many calls, any of all there are.
+async fn calls(socket: &Path, messages: &mut Messages, count: u64, told: &mut Told) {
+    let methods = messages.methods();
+    let mut left = count;
+    while left > 0 {
+        let mut channels = Vec::new();
+        for _ in 0..CONNECTIONS {
+            channels.push(connect(socket).await);
+        }
+        let here = left.min(1000);
+        left -= here;
+        let mut open = JoinSet::new();
+        for _ in 0..here {
+            let mut method = &methods[messages.index(methods.len())];
+            while DEAR.contains(&method.path.as_str()) && !messages.one_in(SELDOM) {
+                method = &methods[messages.index(methods.len())];
+            }
+            let call = Call::of(method, messages);
+            let channel = channels[messages.index(channels.len())].clone();
+            open.spawn(async move { (call.path.clone(), call.make(channel).await) });
+            if open.len() >= AT_ONCE {
+                let (path, answer) = open.join_next().await.unwrap().unwrap();
+                told.note(&path, answer);
+            }
+        }
+        while let Some(done) = open.join_next().await {
+            let (path, answer) = done.unwrap();
+            told.note(&path, answer);
+        }
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_keep_alive(Duration::from_millis(100))
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn nothing_that_clients_send_harms_the_server() {
+    let count = number("HVPROBE_FUZZ_RUNS").unwrap_or(REQUESTS);
+    let seed = number("HVPROBE_FUZZ_SEED");
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one("a seed") >> 32);
+    eprintln!("again with: HVPROBE_FUZZ_SEED={seed} HVPROBE_FUZZ_RUNS={count}");
+    let panics = count_panics();
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, file) = (folder.path().join("socket"), folder.path().join("token"));
+    // What a kernel's path may lead to.
+    let (fifo, empty) = (folder.path().join("fifo"), folder.path().join("empty"));
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        0o600.into(),
+        0,
+    )
+    .unwrap();
+    std::fs::write(&empty, b"").unwrap();
+    let [fifo, empty, itself] =
+        [&fifo, &empty, &env::current_exe().unwrap()].map(|path| path.to_str().unwrap().to_owned());
+
+    // One after the other, sets of files are one.
+    let descriptors = [
+        FILE_DESCRIPTOR_SET,
+        tonic_health::pb::FILE_DESCRIPTOR_SET,
+        tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+    ];
+    let mut messages = Messages::new(&descriptors.concat(), seed);
+    messages.prefer("machine", &["synthetic", "nobody", ""]);
+    messages.prefer("name", &["a", "b", ""]);
+    let files = [&fifo, &empty, &itself, "/dev/zero", "/", "/nowhere"];
+    messages.prefer("kernel", &files);
+    messages.prefer("initrd", &files);
+
+    runtime().block_on(async {
+        let token = Token::read_or_create(&file).unwrap();
+        let loopback = Loopback::bind("127.0.0.1:0".parse().unwrap(), token);
+        let loopback = loopback.await.unwrap();
+        let address = loopback.address();
+        let mut server = Server::new();
+        let sink = server.publish("synthetic");
+        server.listen_too(loopback);
+        let listener = Listener::bind(&socket).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(server.serve(listener, async {
+            let _asked_or_dropped = stopped.await;
+        }));
+
+        let mut told = Told::default();
+        calls(&socket, &mut messages, REQUESTS / 4, &mut told).await;
+        raw::connections(&socket, address, &mut messages, 100).await;
+        let before = process::Size::settled(None).await;
+
+        calls(&socket, &mut messages, count, &mut told).await;
+        raw::connections(&socket, address, &mut messages, count / 10).await;
+        serves(&socket).await;
+
+        let bound = process::Size {
+            threads: before.threads + THREADS,
+            descriptors: before.descriptors + DESCRIPTORS,
+            memory: before.memory + MEMORY,
+        };
+        let after = process::Size::settled(Some(&bound)).await;
+        eprintln!("{before:?}, then {after:?}");
+        assert!(after.is_within(&bound), "{before:?}, then {after:?}");
+        assert_eq!(panics(), 0, "panics, which are printed above");
+        let unclear = told.unclear();
+        assert!(unclear.is_empty(), "{unclear:#?}");
+        // Or it tests nothing.
+        for code in [Code::Ok, Code::NotFound, Code::InvalidArgument] {
+            assert!(told.with(code) > count / 100, "{told:#?}");
+        }
+
+        drop(sink);
+        stop.send(()).unwrap();
+        let ended = timeout(LONG, serving).await;
+        ended.expect("the server ends").unwrap().unwrap();
+    });
+    assert_eq!(panics(), 0, "panics, which are printed above");
+}

@@ -1,0 +1,62 @@
+//! This process, looked at from outside: what it takes.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// How long what is over may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the process has to stay as it is, to be taken for settled.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// What the process takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub threads: u64,
+    pub descriptors: u64,
+    /// Resident, in bytes.
+    pub memory: u64,
+}
+
+impl Size {
+    fn now() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let field = |name: &str| -> u64 {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.unwrap().split_whitespace().next().unwrap();
+            number.parse().unwrap()
+        };
+        Self {
+            threads: field("Threads:"),
+            descriptors: fs::read_dir("/proc/self/fd").unwrap().count() as u64,
+            memory: field("VmRSS:") << 10,
+        }
+    }
+
+    pub(crate) fn is_within(&self, bound: &Self) -> bool {
+        self.threads <= bound.threads
+            && self.descriptors <= bound.descriptors
+            && self.memory <= bound.memory
+    }
+
+    /// What it takes once it is within `bound`; without one, once its threads and descriptors stay as
+    /// they are; or at the end of all patience.
+    pub(crate) async fn settled(bound: Option<&Self>) -> Self {
+        let begun = Instant::now();
+        let (mut last, mut since) = (Self::now(), Instant::now());
+        loop {
+            let now = Self::now();
+            let is_same = (now.threads, now.descriptors) == (last.threads, last.descriptors);
+            let is_settled = match bound {
+                Some(bound) => now.is_within(bound),
+                None => is_same && since.elapsed() >= QUIET,
+            };
+            if is_settled || begun.elapsed() >= PATIENCE {
+                return now;
+            }
+            if !is_same {
+                (last, since) = (now, Instant::now());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
