@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
+use hvprobe_proto::v1::MachineState;
 
 use crate::event_args::{OutputArgs, WantedArgs};
 use crate::histogram::HistogramArgs;
@@ -248,6 +249,12 @@ pub(crate) enum Vm {
         /// Only those that have this label; repeatable, all must be there
         #[arg(long = "label", value_name = "NAME=VALUE")]
         labels: Vec<Label>,
+        /// Only those in this state; repeatable
+        #[arg(long = "state", value_name = "STATE")]
+        states: Vec<StateArg>,
+        /// Go on: print a line whenever a machine comes, changes or goes, until interrupted
+        #[arg(long, conflicts_with = "states")]
+        watch: bool,
         /// Print JSON, one object per line
         #[arg(long)]
         json: bool,
@@ -289,6 +296,30 @@ Example:
         #[arg(short, long)]
         follow: bool,
     },
+}
+
+/// What a machine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StateArg {
+    /// Its kernel is starting
+    Booting,
+    /// Its probes are planted
+    Running,
+    /// Its virtual CPUs stand still
+    Paused,
+    /// Its guest has ended
+    Ended,
+}
+
+impl From<StateArg> for MachineState {
+    fn from(state: StateArg) -> Self {
+        match state {
+            StateArg::Booting => Self::Booting,
+            StateArg::Running => Self::Running,
+            StateArg::Paused => Self::Paused,
+            StateArg::Ended => Self::Stopped,
+        }
+    }
 }
 
 /// Probes to plant.

@@ -16,6 +16,7 @@ use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{self, ListMachinesRequest, ListProbesRequest, MachineState};
 use hvprobe_server::Token;
 use hyper_util::rt::TokioIo;
+use prost_types::FieldMask;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -174,18 +175,23 @@ impl Client {
         if let Some(name) = name {
             return Ok(name.to_owned());
         }
-        let answer = self
-            .machines
-            .list_machines(ListMachinesRequest::default())
-            .await
-            .map_err(Refused::from)?;
-        let mut running: Vec<String> = answer
-            .into_inner()
-            .machines
-            .into_iter()
-            .filter(|machine| machine.state() != MachineState::Stopped)
-            .map(|machine| machine.name)
-            .collect();
+        let live = [
+            MachineState::Booting,
+            MachineState::Running,
+            MachineState::Paused,
+        ];
+        let request = ListMachinesRequest {
+            states: live.map(i32::from).into(),
+            read_mask: Some(FieldMask {
+                paths: vec!["name".to_owned(), "state".to_owned()],
+            }),
+            ..ListMachinesRequest::default()
+        };
+        let machines = self.list_machines(request).await?;
+        let running = machines.into_iter();
+        // A server that is older than `states` tells all.
+        let running = running.filter(|machine| machine.state() != MachineState::Stopped);
+        let mut running: Vec<String> = running.map(|machine| machine.name).collect();
         match (running.pop(), running.is_empty()) {
             (Some(only), true) => Ok(only),
             (Some(last), false) => {
@@ -197,6 +203,23 @@ impl Client {
                 .into())
             }
             (None, _) => bail!("no machine runs; boot one with `hvprobe vm boot`"),
+        }
+    }
+
+    /// All machines that `request` asks for.
+    pub(crate) async fn list_machines(
+        &mut self,
+        mut request: ListMachinesRequest,
+    ) -> anyhow::Result<Vec<v1::Machine>> {
+        let mut all = Vec::new();
+        loop {
+            let answer = self.machines.list_machines(request.clone()).await;
+            let page = answer.map_err(Refused::from)?.into_inner();
+            all.extend(page.machines);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            request.page_token = page.next_page_token;
         }
     }
 

@@ -7,6 +7,7 @@ mod args;
 mod budget;
 mod client;
 mod clock;
+mod config;
 mod console;
 mod decide;
 mod definition;
@@ -40,6 +41,7 @@ mod types;
 mod unpack;
 mod versions;
 mod vm;
+mod watch;
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -3,20 +3,28 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hvprobe_server::{Listener, Loopback, Server, Token};
+use hvprobe_server::{Limits, Listener, Loopback, Server, Token};
 
 use crate::client::socket_path;
 use crate::failure::DONE;
-use crate::output;
 use crate::server_args::{Serve, Url};
 use crate::signals::Interrupt;
+use crate::{config, output};
 
 /// How long a message may take to be read that is printed by somebody who has other things to do.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
+    let limits = match &args.config {
+        Some(file) => config::read(file)?,
+        None => Limits::of_host(),
+    };
+    if args.print_config {
+        output::print(config::text(&limits).trim_end())?;
+        return Ok(DONE);
+    }
     let mut interrupt = Interrupt::install()?;
-    let mut server = Server::new();
+    let mut server = Server::new().with_limits(limits);
     let listener = Listener::bind(&socket_path(&args.at))?;
     let mut also = None;
     if let (Some(address), Some(file)) = (args.listen, &args.token_file) {

@@ -42,7 +42,11 @@ pub(crate) struct ServerAt {
 #[command(after_help = "\
 Whoever calls over TCP has to show the token, as every user of this machine reaches that port:
   hvprobe serve --listen 127.0.0.1:50051 --token-file token
-  hvprobe vm list --connect http://127.0.0.1:50051 --token-file token")]
+  hvprobe vm list --connect http://127.0.0.1:50051 --token-file token
+
+What all machines and clients may take together is in a file, of which --print-config prints one:
+  hvprobe serve --print-config > hvprobe.toml
+  hvprobe serve --config hvprobe.toml")]
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) at: SocketAt,
@@ -54,6 +58,14 @@ pub(crate) struct Serve {
     /// File with the token that is needed there; made, with mode 0600, if there is none
     #[arg(long, value_name = "FILE", requires = "listen", value_hint = ValueHint::FilePath)]
     pub(crate) token_file: Option<PathBuf>,
+
+    /// TOML file that says what all machines and clients may take together
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Print such a file, with what holds here, and serve nobody
+    #[arg(long)]
+    pub(crate) print_config: bool,
 }
 
 fn address(text: &str) -> Result<SocketAddr, &'static str> {

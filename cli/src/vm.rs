@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use hvprobe_proto::v1::{
     DeleteMachineRequest, GetMachineRequest, InjectNmiRequest, ListMachinesRequest, Machine,
-    PauseRequest, ResumeRequest, StopRequest, WaitRequest,
+    MachineState, PauseRequest, ResumeRequest, StopRequest, WaitRequest,
 };
 
 use crate::args::{Boot, Vm};
@@ -14,7 +14,7 @@ use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
-use crate::{doctor, guest, logs};
+use crate::{doctor, guest, logs, watch};
 
 pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
     match command {
@@ -47,15 +47,22 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
         Vm::List {
             server,
             labels,
+            states,
+            watch,
             json,
         } => {
             let mut client = Client::connect(&server).await?;
             let labels = labels.into_iter().map(|label| (label.name, label.value));
+            if watch {
+                return watch::watch(client, labels.collect(), json).await;
+            }
+            let states = states.into_iter().map(|it| MachineState::from(it).into());
             let request = ListMachinesRequest {
                 labels: labels.collect(),
+                states: states.collect(),
+                ..ListMachinesRequest::default()
             };
-            let answer = client.machines.list_machines(request).await;
-            let machines = answer.map_err(Refused::from)?.into_inner().machines;
+            let machines = client.list_machines(request).await?;
             if json {
                 for machine in &machines {
                     json::print(&json::Machine::from(machine))?;

@@ -333,6 +333,24 @@ struct StoppedAt {
     vcpu: u32,
 }
 
+/// A machine that is not in the list any more.
+#[derive(Debug, Serialize)]
+pub(crate) struct MachineGone {
+    name: String,
+    uid: String,
+    state: &'static str,
+}
+
+impl From<&v1::MachineGone> for MachineGone {
+    fn from(gone: &v1::MachineGone) -> Self {
+        Self {
+            name: harmless(gone.name.as_bytes()),
+            uid: gone.uid.clone(),
+            state: "gone",
+        }
+    }
+}
+
 impl From<&v1::Machine> for Machine {
     fn from(machine: &v1::Machine) -> Self {
         let anchor = machine.anchor.as_ref();

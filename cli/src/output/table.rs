@@ -56,20 +56,9 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
     table(
         &columns,
         machines.iter().map(|machine| {
-            let state = machine_state(machine.state());
             vec![
                 machine.name.clone(),
-                match (&machine.ending, &machine.stopped_at) {
-                    (Some(ending), _) => format!("{state}: {}", ending_text(ending)),
-                    (None, Some(at)) => {
-                        format!("{state} at a hit of probe {} on CPU {}", at.probe, at.vcpu)
-                    }
-                    (None, None) if machine.kernel_replaced => {
-                        format!("{state} another kernel")
-                    }
-                    (None, None) if machine.disarmed => format!("{state}, disarmed"),
-                    (None, None) => state.to_owned(),
-                },
+                standing(machine),
                 machine.cpus.to_string(),
                 size::text(machine.memory),
                 catch_mode(machine.catch_mode()).unwrap_or("-").to_owned(),
@@ -77,6 +66,28 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
             ]
         }),
     )
+}
+
+/// One machine, on a line of its own.
+pub(crate) fn machine(machine: &v1::Machine) -> String {
+    format!("{}  {}", machine.name, standing(machine))
+}
+
+/// One that is not in the list any more.
+pub(crate) fn gone(machine: &v1::MachineGone) -> String {
+    format!("{}  gone", harmless(machine.name.as_bytes()))
+}
+
+/// What a machine is doing, and since what.
+fn standing(machine: &v1::Machine) -> String {
+    let state = machine_state(machine.state());
+    match (&machine.ending, &machine.stopped_at) {
+        (Some(ending), _) => format!("{state}: {}", ending_text(ending)),
+        (None, Some(at)) => format!("{state} at a hit of probe {} on CPU {}", at.probe, at.vcpu),
+        (None, None) if machine.kernel_replaced => format!("{state} another kernel"),
+        (None, None) if machine.disarmed => format!("{state}, disarmed"),
+        (None, None) => state.to_owned(),
+    }
 }
 
 /// Probes, with the flags that /sys/kernel/debug/kprobes/list has.

@@ -391,9 +391,10 @@ async fn requests_that_are_repeated_are_done_once_and_machines_tell_which_they_a
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_string()));
         let labels = labels.collect();
-        let list = client
-            .machines
-            .list_machines(ListMachinesRequest { labels });
+        let list = client.machines.list_machines(ListMachinesRequest {
+            labels,
+            ..Default::default()
+        });
         let machines = list.await.unwrap().into_inner().machines;
         machines
             .into_iter()

@@ -6,7 +6,7 @@
 use std::io::Read as _;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread;
@@ -300,6 +300,7 @@ fn start(
         mode,
         image,
         shared,
+        armed: AtomicBool::new(registry.is_armed()),
         registry: Mutex::new(registry),
         skipped: registered.skipped,
         console,

@@ -11,7 +11,7 @@
 //! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
 //! ended.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -79,6 +79,8 @@ pub struct Machine {
     pub(crate) image: Arc<KernelImage>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) registry: Mutex<Registry>,
+    /// Whether the global switch of `registry` is on.
+    pub(crate) armed: AtomicBool,
     /// Probes of the configuration that were refused before the boot, and left out.
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) console: Arc<ConsoleOutput>,

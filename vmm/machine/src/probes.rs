@@ -4,6 +4,7 @@
 //! until then.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use hvprobe_engine::{ChangeError, ProbeInfo, Refusals, RegisterError, Registered, StopError};
 use hvprobe_spec::{ProbeId, ProbeSpec};
@@ -140,13 +141,16 @@ impl Machine {
     /// # Errors
     /// As [`Machine::enable`].
     pub fn set_armed(&self, armed: bool) -> Result<(), ChangeError> {
-        self.registry().set_armed(armed, &Guest(&self.shared))
+        let mut registry = self.registry();
+        let switched = registry.set_armed(armed, &Guest(&self.shared));
+        self.armed.store(registry.is_armed(), Ordering::Relaxed);
+        switched
     }
 
-    /// Whether the global switch is on.
+    /// Whether the global switch is on. Does not wait for a change that is under way.
     #[must_use]
     pub fn armed(&self) -> bool {
-        self.registry().is_armed()
+        self.armed.load(Ordering::Relaxed)
     }
 
     /// The global knob of optimization: jumps where they can be used, or int3s everywhere.

@@ -1,40 +1,37 @@
-//! The machines of a server, by name.
+//! The machines of a server.
 //!
-//! ```text
-//!              boot fails
-//!   reserved ─────────────► (free), or what had ended there
-//!      │ boot succeeds
-//!      ▼
-//!    live ───────► ended ─────► (free): the name is taken again, or too many have ended
-//!          guest ends
-//! ```
-//! What is kept true: a name belongs to one machine at a time, and from the moment its boot begins;
-//! an ended machine keeps no guest memory, only what can be asked about it; after
-//! [`Fleet::close`] nothing is live and nothing can be booted. The lock is never held while a
-//! machine is called.
+//! What is kept true: what a guest has is taken from what all may have before anything is allocated for it,
+//! and given back if its boot fails; an ended machine keeps no guest memory, only what can be asked about
+//! it; after [`Fleet::close`] nothing is live and nothing can be booted. The lock is never held while a
+//! machine is called. Each machine has one thread here, which boots it and then waits for its end.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use hvprobe_machine::{BootError, CpuError, Machine, MachineConfig, MemoryError, State};
-use hvprobe_proto::v1::{self, ErrorKind};
-use hvprobe_spec::ProbeId;
-use tokio::sync::{Notify, watch};
+use hvprobe_machine::{BootError, CpuError, Machine, MachineConfig, MemoryError};
+use hvprobe_proto::v1::ErrorKind;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
+use super::allowed::Limits;
 use super::arrivals::{Arrivals, Arriving};
 use super::events::broadcast::Broadcast;
+pub(crate) use super::handle::Handle;
+use super::handle::Place;
 use super::identity::{Asked, Identity};
-use super::limits;
-use super::requests::Requests;
+use super::news::News;
 use super::sessions::owners::Owners;
+use super::slots::Slots;
 use super::status::{self, Failure, broken, chain};
-use super::wire::convert;
+use super::threads;
+use super::totals::{Guest, Totals};
 
-/// Machines that may be live or booting.
-const LIVE: usize = 64;
-/// Ended machines that are remembered.
-const REMEMBERED: usize = 64;
+/// How long a server that stops waits for boots that are under way. One that takes longer hangs in the
+/// host, and ends with the process.
+const BOOTS: Duration = Duration::from_secs(10);
 
 /// All machines of a server. Copies are the same fleet.
 #[derive(Clone, Debug, Default)]
@@ -46,72 +43,53 @@ pub(crate) struct Fleet {
 struct Shared {
     slots: Mutex<Slots>,
     owners: Owners,
-    /// Told when a reservation is over.
-    settled: Notify,
     /// Told of machines that have been booted.
     arrivals: Arrivals<Handle>,
+    /// Told when a reservation is over.
+    settled: Notify,
+    totals: Arc<Totals>,
+    news: News,
 }
 
-#[derive(Debug, Default)]
-struct Slots {
-    closed: bool,
-    next_number: u64,
-    named: BTreeMap<String, Slot>,
-}
-
+/// What comes of asking for a machine.
 #[derive(Debug)]
-enum Slot {
-    /// A boot is under way. Until it has succeeded, what ended before under the name is kept.
-    Reserved {
-        before: Option<Handle>,
-        /// The id of the request for it; empty if it has none.
-        request_id: String,
-    },
-    Taken(Handle),
+enum Reservation {
+    /// The name is taken for it.
+    Boot(Reserved),
+    /// The same request has made this one.
+    Made(Handle),
 }
 
-/// One machine, live or ended.
-#[derive(Clone, Debug)]
-pub(crate) struct Handle {
-    name: Arc<str>,
-    /// Counts boots, to know which machine is the oldest.
-    pub(crate) number: u64,
-    identity: Arc<Identity>,
-    /// The requests for probes that can be told from others.
-    pub(crate) requests: Arc<Requests>,
-    /// Changes, or is touched, whenever the machine's state does.
-    life: Arc<watch::Sender<Life>>,
-    /// Who those are to whom its probes belong.
-    owners: Owners,
-    /// Its events, for the clients that want them.
-    events: Broadcast,
-    /// The probes before the machine was told to stop, with their last counters.
-    stopping: Arc<OnceLock<Vec<v1::Probe>>>,
-}
-
-#[derive(Clone, Debug)]
-enum Life {
-    Live(Arc<Machine>),
-    Ended(Arc<Remains>),
-}
-
-/// What is left of a machine that has ended.
+/// A name that is taken for a machine, until it is settled or goes.
 #[derive(Debug)]
-pub(crate) struct Remains {
-    pub(crate) machine: v1::Machine,
-    pub(crate) probes: Vec<v1::Probe>,
-    /// The end of its console's output.
-    pub(crate) console: Vec<u8>,
+struct Reserved {
+    fleet: Fleet,
+    name: String,
+    number: u64,
+    /// Nothing once it is settled.
+    guest: Option<Guest>,
 }
 
 impl Fleet {
+    /// One that may have so much.
+    pub(crate) fn new(limits: Limits) -> Self {
+        let shared = Shared {
+            totals: Arc::new(Totals::new(limits)),
+            ..Shared::default()
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// What it has given out.
+    pub(crate) fn totals(&self) -> &Arc<Totals> {
+        &self.shared.totals
+    }
+
     /// The machine called `name`.
     pub(crate) fn get(&self, name: &str) -> Result<Handle, Status> {
-        match self.slots().named.get(name) {
-            Some(Slot::Taken(handle)) => Ok(handle.clone()),
-            Some(Slot::Reserved { .. }) => Err(status::booting(name)),
-            None => Err(no_such_machine(name)),
-        }
+        self.slots().get(name)
     }
 
     /// Who those are to whom probes of the machines belong.
@@ -119,14 +97,14 @@ impl Fleet {
         &self.shared.owners
     }
 
+    /// Tells of the machines that are booted from now on.
+    pub(crate) fn arrivals(&self) -> Arriving<Handle> {
+        self.shared.arrivals.follow()
+    }
+
     /// All machines, by name.
     pub(crate) fn all(&self) -> Vec<Handle> {
-        let slots = self.slots();
-        let taken = slots.named.values().filter_map(|slot| match slot {
-            Slot::Taken(handle) => Some(handle.clone()),
-            Slot::Reserved { before, .. } => before.clone(),
-        });
-        taken.collect()
+        self.slots().all()
     }
 
     /// The machines that have not ended, by name.
@@ -136,9 +114,9 @@ impl Fleet {
         handles
     }
 
-    /// Tells of the machines that are booted from now on.
-    pub(crate) fn arrivals(&self) -> Arriving<Handle> {
-        self.shared.arrivals.follow()
+    /// Follows all machines: is told when one comes, changes or goes.
+    pub(crate) fn follow(&self) -> watch::Receiver<u64> {
+        self.shared.news.follow()
     }
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
@@ -148,177 +126,94 @@ impl Fleet {
         mut config: MachineConfig,
         asked: Asked,
     ) -> Result<Handle, Status> {
-        let number = match self.reserve(&mut config.name, &asked.request_id)? {
-            Reservation::Boot(number) => number,
+        let reserved = match self.reserve(&mut config, &asked.request_id)? {
+            Reservation::Boot(reserved) => reserved,
             Reservation::Made(made) => return Ok(made),
         };
         let identity = Identity::new(asked).map_err(|error| {
-            self.settle(&config.name, None);
             Status::internal(format!("the host gives no random number: {error}"))
         })?;
-        let fleet = self.clone();
-        let booting = tokio::spawn(async move {
-            let name = config.name.clone();
-            let booted = tokio::task::spawn_blocking(move || Machine::boot(config)).await;
-            let booted = match booted {
-                Ok(Ok(machine)) => Ok(fleet.take_up(&name, number, machine, identity)),
-                Ok(Err(error)) => Err(boot_error(&name, &error)),
-                Err(_) => Err(broken("the boot")),
+        let (to, booted) = oneshot::channel();
+        threads::start("a machine", move || {
+            let machine = match Machine::boot(config) {
+                Ok(machine) => machine,
+                Err(error) => {
+                    let error = boot_error(&reserved.name, &error);
+                    drop(reserved);
+                    // Whoever asked may be gone.
+                    let _gone = to.send(Err(error));
+                    return;
+                }
             };
-            fleet.settle(&name, booted.as_ref().ok());
-            booted
-        });
-        booting.await.map_err(|_| broken("the boot"))?
+            let fleet = reserved.fleet.clone();
+            let (handle, guest) = reserved.settle(&machine, identity);
+            let _gone = to.send(Ok(handle.clone()));
+            // Nothing is wanted any more that a server boots while it stops.
+            if fleet.slots().closed {
+                machine.stop();
+            }
+            handle.watch_over(machine, guest);
+            fleet.forget_oldest();
+        })?;
+        booted.await.map_err(|_| broken("the boot"))?
     }
 
     /// Forgets the machine called `name`, which has ended.
     pub(crate) fn forget(&self, name: &str) -> Result<(), Status> {
-        let mut slots = self.slots();
-        match slots.named.get(name) {
-            None => Err(no_such_machine(name)),
-            Some(slot) if slot.is_live() => Err(Failure::new(
-                Code::FailedPrecondition,
-                ErrorKind::MachineRunning,
-                format!("machine `{name}` has not ended: stop it first"),
-            )
-            .into()),
-            Some(_) => {
-                slots.named.remove(name);
-                Ok(())
-            }
-        }
+        self.slots().forget(name)?;
+        self.shared.news.tell(|_| ());
+        Ok(())
     }
 
-    /// Takes `name` for the boot that this request asks for, unless it was made before; chooses one if it is
-    /// empty.
-    fn reserve(&self, name: &mut String, request_id: &str) -> Result<Reservation, Status> {
+    /// Takes a name, memory and virtual CPUs for what this request asks for, unless it was made before;
+    /// chooses a name if there is none.
+    fn reserve(&self, config: &mut MachineConfig, request_id: &str) -> Result<Reservation, Status> {
         let mut slots = self.slots();
         if let Some(made) = slots.made_by(request_id)? {
             return Ok(Reservation::Made(made));
         }
-        if slots.closed {
-            return Err(Status::unavailable("the server is stopping"));
-        }
-        if slots.named.values().filter(|slot| slot.is_live()).count() >= LIVE {
-            return Err(Failure::new(
-                Code::ResourceExhausted,
-                ErrorKind::TooManyMachines,
-                format!("there are {LIVE} machines already: stop one first"),
-            )
-            .into());
-        }
-        if name.is_empty() {
-            let mut free = (0_u64..).map(|number| format!("vm{number}"));
-            // Among more names than there can be machines, one is free.
-            if let Some(free) = free.find(|name| !slots.named.contains_key(name)) {
-                *name = free;
-            }
-        }
-        limits::machine_name(name)?;
-        let before = match slots.named.get(name) {
-            Some(Slot::Taken(ended)) if !ended.is_live() => Some(ended.clone()),
-            None => None,
-            Some(Slot::Taken(_) | Slot::Reserved { .. }) => {
-                return Err(Failure::new(
-                    Code::AlreadyExists,
-                    ErrorKind::MachineExists,
-                    format!("there is a machine `{name}` already"),
-                )
-                .into());
-            }
-        };
-        let reserved = Slot::Reserved {
-            before,
-            request_id: request_id.to_owned(),
-        };
-        slots.named.insert(name.clone(), reserved);
-        slots.next_number += 1;
-        Ok(Reservation::Boot(slots.next_number))
+        let totals = &self.shared.totals;
+        slots.can_reserve(&mut config.name, totals.limits())?;
+        let guest = totals.guest(config.memory, config.cpus)?;
+        Ok(Reservation::Boot(Reserved {
+            fleet: self.clone(),
+            name: config.name.clone(),
+            number: slots.reserve(&config.name, request_id),
+            guest: Some(guest),
+        }))
     }
 
-    /// A handle for `machine`, which is watched until it ends.
-    fn take_up(
-        &self,
-        name: &str,
-        number: u64,
-        machine: Arc<Machine>,
-        identity: Identity,
-    ) -> Handle {
-        let handle = Handle {
-            name: name.into(),
-            number,
-            identity: Arc::new(identity),
-            requests: Arc::default(),
-            life: Arc::new(watch::Sender::new(Life::Live(Arc::clone(&machine)))),
-            owners: self.shared.owners.clone(),
-            events: Broadcast::default(),
-            stopping: Arc::default(),
-        };
-        machine.listen(Box::new(handle.events.listener()));
-        let watched = handle.clone();
-        tokio::task::spawn_blocking(move || {
-            let mut status = machine.status();
-            while !matches!(status.state, State::Stopped(_)) {
-                status = machine.wait_change(&status);
-                // What it is now is asked by whoever is told.
-                watched.touch();
-            }
-            let probes = watched
-                .stopping
-                .get()
-                .cloned()
-                .unwrap_or_else(|| watched.listed(&machine));
-            watched.identity.end();
-            let remains = Remains {
-                machine: watched.told(&machine),
-                probes,
-                console: machine.console_kept(),
-            };
-            watched.life.send_replace(Life::Ended(Arc::new(remains)));
-        });
-        handle
+    fn forget_oldest(&self) {
+        let forgotten = self.slots().forget_oldest(self.shared.totals.limits());
+        if forgotten > 0 {
+            self.shared.news.tell(|_| ());
+        }
     }
 
-    /// Ends the reservation of `name`, which becomes `machine`'s, or what it was before.
-    fn settle(&self, name: &str, machine: Option<&Handle>) {
-        let mut slots = self.slots();
-        let before = match slots.named.remove(name) {
-            Some(Slot::Reserved { before, .. }) => before,
-            Some(Slot::Taken(handle)) => Some(handle),
-            None => None,
-        };
-        if let Some(handle) = machine.cloned().or(before) {
-            slots.named.insert(name.to_owned(), Slot::Taken(handle));
-        }
-        slots.forget_oldest();
-        drop(slots);
-        if let Some(machine) = machine {
-            self.shared.arrivals.announce(machine);
-        }
-        self.shared.settled.notify_one();
-    }
-
-    /// Ends all machines, those being booted too, and lets none be booted any more.
+    /// Ends all machines at once, those being booted too, and lets none be booted any more.
     pub(crate) async fn close(&self) {
+        let no_longer = Instant::now() + BOOTS;
         loop {
-            let (live, booting) = {
+            let booting = {
                 let mut slots = self.slots();
                 slots.closed = true;
                 self.shared.arrivals.close();
-                let reserved = |slot: &Slot| matches!(slot, Slot::Reserved { .. });
-                let booting = slots.named.values().any(reserved);
-                drop(slots);
-                (self.live(), booting)
+                slots.is_booting()
             };
-            for handle in live {
+            at_once(self.live(), |handle| async move {
                 if let Err(error) = handle.stop().await {
                     tracing::error!(machine = handle.name(), %error, "cannot stop the machine");
                 }
-            }
+            })
+            .await;
             if !booting {
                 return;
             }
-            self.shared.settled.notified().await;
+            let settled = self.shared.settled.notified();
+            if timeout_at(no_longer, settled).await.is_err() {
+                tracing::error!("a boot hangs, and is left to end with the process");
+                return;
+            }
         }
     }
 
@@ -330,212 +225,59 @@ impl Fleet {
     }
 }
 
-impl Slot {
-    fn is_live(&self) -> bool {
-        match self {
-            Self::Reserved { .. } => true,
-            Self::Taken(handle) => handle.is_live(),
+/// Does `stop` to all of `machines` at the same time; returns when the last is done.
+async fn at_once<M, F>(machines: impl IntoIterator<Item = M>, stop: impl Fn(M) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut stopping: JoinSet<()> = machines.into_iter().map(stop).collect();
+    while let Some(stopped) = stopping.join_next().await {
+        if let Err(error) = stopped {
+            tracing::error!(%error, "cannot stop a machine");
         }
     }
 }
 
-/// What comes of asking for a machine.
-#[derive(Debug)]
-enum Reservation {
-    /// The name is taken for it; this is the number of its boot.
-    Boot(u64),
-    /// The same request has made this one.
-    Made(Handle),
-}
-
-impl Slots {
-    /// The machine that the request of this id has made, unless it is still being booted.
-    fn made_by(&self, wanted: &str) -> Result<Option<Handle>, Status> {
-        for (name, slot) in &self.named {
-            match slot {
-                Slot::Reserved { request_id, .. } if !wanted.is_empty() && request_id == wanted => {
-                    return Err(status::booting(name));
-                }
-                Slot::Taken(handle) if handle.identity.is_of(wanted) => {
-                    return Ok(Some(handle.clone()));
-                }
-                Slot::Reserved { .. } | Slot::Taken(_) => {}
-            }
-        }
-        Ok(None)
+impl Reserved {
+    /// The name is `machine`'s from now on, with what it has of all that guests may have.
+    fn settle(mut self, machine: &Arc<Machine>, identity: Identity) -> (Handle, Option<Guest>) {
+        let shared = &self.fleet.shared;
+        let place = Place {
+            name: self.name.clone(),
+            number: self.number,
+            identity,
+            news: shared.news.clone(),
+            owners: shared.owners.clone(),
+            events: Broadcast::within(shared.totals.events.clone()),
+        };
+        let handle = Handle::live(place, machine);
+        let guest = self.guest.take();
+        self.end(Some(&handle));
+        (handle, guest)
     }
 
-    /// Forgets the oldest ended machines beyond those that are remembered.
-    fn forget_oldest(&mut self) {
-        let mut ended: Vec<_> = self
-            .named
-            .iter()
-            .filter_map(|(name, slot)| match slot {
-                Slot::Taken(handle) if !handle.is_live() => Some((handle.number, name.clone())),
-                _ => None,
-            })
-            .collect();
-        ended.sort_unstable();
-        let excess = ended.len().saturating_sub(REMEMBERED);
-        for (_, name) in ended.into_iter().take(excess) {
-            self.named.remove(&name);
+    /// Ends it with this machine, or none.
+    fn end(&self, machine: Option<&Handle>) {
+        let shared = &self.fleet.shared;
+        self.fleet.slots().settle(&self.name, machine);
+        match machine {
+            Some(handle) => {
+                shared.arrivals.announce(handle);
+                handle.touch();
+            }
+            None => shared.news.tell(|_| ()),
         }
+        self.fleet.forget_oldest();
+        shared.settled.notify_one();
     }
 }
 
-impl Handle {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// What tells it from others of the name.
-    pub(crate) fn uid(&self) -> &str {
-        self.identity.uid()
-    }
-
-    /// Its events; there are none once it has ended.
-    pub(crate) fn events(&self) -> &Broadcast {
-        &self.events
-    }
-
-    fn is_live(&self) -> bool {
-        matches!(*self.life.borrow(), Life::Live(_))
-    }
-
-    /// Tells whoever follows the machine to look at its state again.
-    pub(crate) fn touch(&self) {
-        self.life.send_modify(|_| ());
-    }
-
-    /// Follows the machine's state: changes whenever there is something new to see.
-    pub(crate) fn follow(&self) -> watch::Receiver<impl Sized + use<>> {
-        self.life.subscribe()
-    }
-
-    fn life(&self) -> Life {
-        self.life.borrow().clone()
-    }
-
-    /// The machine, unless it has ended.
-    pub(crate) fn machine(&self) -> Result<Arc<Machine>, Status> {
-        match self.life() {
-            Life::Live(machine) => Ok(machine),
-            Life::Ended(_) => Err(status::ended(&self.name)),
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.guest.take().is_some() {
+            self.end(None);
         }
     }
-
-    /// What is left of the machine, if it has ended.
-    pub(crate) fn remains(&self) -> Option<Arc<Remains>> {
-        match self.life() {
-            Life::Live(_) => None,
-            Life::Ended(remains) => Some(remains),
-        }
-    }
-
-    /// Calls the machine on a thread that may block.
-    pub(crate) async fn blocking<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&Machine) -> T + Send + 'static,
-    ) -> Result<T, Status> {
-        let machine = self.machine()?;
-        tokio::task::spawn_blocking(move || call(&machine))
-            .await
-            .map_err(|_| broken("a call into a machine"))
-    }
-
-    /// What is told of `machine`, which is this one.
-    fn told(&self, machine: &Machine) -> v1::Machine {
-        let mut told = convert::machine(machine);
-        self.identity.tell(&mut told);
-        let owners = machine.paused_by();
-        let sessions = owners.iter().filter_map(|owner| self.owners.get(*owner));
-        told.paused_by = sessions.map(|named| named.session.to_string()).collect();
-        told
-    }
-
-    /// The probes of `machine`, which is this one, and to whom they belong.
-    fn listed(&self, machine: &Machine) -> Vec<v1::Probe> {
-        let mut probes = convert::probes(machine);
-        let owners = machine.owners();
-        for probe in &mut probes {
-            let owner = owners.get(&ProbeId(probe.id));
-            if let Some(named) = owner.and_then(|owner| self.owners.get(*owner)) {
-                probe.owner = named.owner.to_string();
-                probe.session = named.session.to_string();
-            }
-        }
-        probes
-    }
-
-    /// Whether it has all of these labels.
-    pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.identity.has(labels)
-    }
-
-    /// The machine as it is now, or as it ended.
-    pub(crate) async fn describe(&self) -> Result<v1::Machine, Status> {
-        match self.life() {
-            Life::Live(_) => {
-                let handle = self.clone();
-                self.blocking(move |machine| handle.told(machine)).await
-            }
-            Life::Ended(remains) => Ok(remains.machine.clone()),
-        }
-    }
-
-    /// Its probes as they are now, or as they were when it ended.
-    pub(crate) async fn probes(&self) -> Result<Vec<v1::Probe>, Status> {
-        match self.life() {
-            Life::Live(_) => {
-                let handle = self.clone();
-                self.blocking(move |machine| handle.listed(machine)).await
-            }
-            Life::Ended(remains) => Ok(remains.probes.clone()),
-        }
-    }
-
-    /// Takes its probes out and ends it. Nothing to do if it has ended.
-    pub(crate) async fn stop(&self) -> Result<Arc<Remains>, Status> {
-        if let Life::Live(machine) = self.life() {
-            let (handle, stopping) = (self.clone(), Arc::clone(&self.stopping));
-            tokio::task::spawn_blocking(move || {
-                // Once disabled, a probe counts no more: these are its last counters.
-                let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
-                if let Err(error) = machine.disable(&ids) {
-                    tracing::debug!(%error, "cannot disable the probes before stopping");
-                }
-                stopping.get_or_init(|| handle.listed(&machine));
-                machine.stop()
-            })
-            .await
-            .map_err(|_| broken("stopping a machine"))?;
-        }
-        Ok(self.ended().await)
-    }
-
-    /// Returns when the machine has ended.
-    pub(crate) async fn ended(&self) -> Arc<Remains> {
-        let mut life = self.life.subscribe();
-        loop {
-            if let Life::Ended(remains) = &*life.borrow_and_update() {
-                return Arc::clone(remains);
-            }
-            if life.changed().await.is_err() {
-                // This handle has the sender, so it is still there.
-                std::future::pending::<()>().await;
-            }
-        }
-    }
-}
-
-/// Nobody is called `name`.
-fn no_such_machine(name: &str) -> Status {
-    // A name that cannot be one is not worth repeating.
-    let message = match limits::machine_name(name) {
-        Ok(()) => format!("there is no machine `{name}`"),
-        Err(bad) => return bad,
-    };
-    Failure::new(Code::NotFound, ErrorKind::NoSuchMachine, message).into()
 }
 
 /// Why a boot failed, for clients.
@@ -560,4 +302,4 @@ fn boot_error(machine: &str, error: &BootError) -> Status {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -3,21 +3,28 @@
 //! Only this crate and the clients name the wire format. [`Kernel`] is passed on for `hvprobe unpack`,
 //! which reads an image as a server does that boots it, and needs nothing else from below.
 
+mod allowed;
 mod arrivals;
 mod events;
 mod fleet;
+mod handle;
 mod identity;
 mod limits;
 mod listen;
+mod news;
 mod panics;
 mod place;
 mod requests;
 mod server;
 mod services;
 mod sessions;
+mod slots;
 mod status;
+mod threads;
+mod totals;
 pub mod wire;
 
+pub use allowed::Limits;
 pub use hvprobe_machine::Kernel;
 pub use listen::socket::{ListenError, Listener};
 pub use listen::tcp::{Loopback, LoopbackError};

@@ -15,12 +15,16 @@ pub(crate) const BATCH: usize = 16_384;
 pub(crate) const DEFINITION: usize = 1024;
 /// Types described at once, the longest of which has 256 KiB.
 pub(crate) const TYPES: usize = 16;
+/// States of machines that are asked for at once: far more than there are.
+pub(crate) const STATES: usize = 64;
 /// Bytes of guest memory read at once.
 pub(crate) const READ: usize = 1 << 20;
 /// Bytes typed on a console at once.
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 /// Bytes of a task's name (`TASK_COMM_LEN`).
 pub(crate) const COMM: usize = 16;
+/// Characters of a text that is wrong which are shown of it.
+pub(crate) const SHOWN: usize = 64;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
 /// Bytes of the name of a machine, and of a session's owner.
@@ -40,16 +44,16 @@ pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Sta
 }
 
 /// That `name` can be a machine's.
-pub(crate) fn machine_name(name: &str) -> Result<(), Status> {
+pub(crate) fn machine_name(name: &str) -> Result<(), Failure> {
     plain_name("machine name", ErrorKind::BadName, name)
 }
 
 /// That `name` can be that of a session's owner.
-pub(crate) fn owner_name(name: &str) -> Result<(), Status> {
+pub(crate) fn owner_name(name: &str) -> Result<(), Failure> {
     plain_name("name of an owner", ErrorKind::BadOwner, name)
 }
 
-fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Status> {
+fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Failure> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if name.len() <= NAME
         && name.bytes().all(allowed)
@@ -64,12 +68,11 @@ fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Status> {
             "bad {what}: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
              digit first"
         ),
-    )
-    .into())
+    ))
 }
 
 /// `path`, which has to be absolute: a server's working directory is not its clients'.
-pub(crate) fn path(what: &str, path: String) -> Result<PathBuf, Status> {
+pub(crate) fn path(what: &str, field: &str, path: String) -> Result<PathBuf, Status> {
     at_most(what, path.len(), PATH)?;
     if Path::new(&path).is_absolute() && !path.contains('\0') {
         return Ok(path.into());
@@ -79,6 +82,7 @@ pub(crate) fn path(what: &str, path: String) -> Result<PathBuf, Status> {
         ErrorKind::BadMachine,
         format!("{what} has to be an absolute path"),
     )
+    .on(field)
     .into())
 }
 
@@ -98,9 +102,9 @@ mod tests {
 
     #[test]
     fn paths_are_absolute() {
-        assert!(path("kernel", "/boot/vmlinuz".into()).is_ok());
+        assert!(path("kernel", "kernel", "/boot/vmlinuz".into()).is_ok());
         for bad in ["", "vmlinuz", "/a\0b", &format!("/{}", "x".repeat(5000))] {
-            assert!(path("kernel", bad.into()).is_err(), "{bad:?}");
+            assert!(path("kernel", "kernel", bad.into()).is_err(), "{bad:?}");
         }
     }
 }

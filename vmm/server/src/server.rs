@@ -3,7 +3,8 @@
 //! Handlers validate, convert and hand over; there is no logic of machines or probes here. What is
 //! kept true:
 //!
-//! - No asynchronous thread waits for a machine: calls into one run on threads that may block.
+//! - No asynchronous thread waits for a machine: calls into one run on threads that may block, of which
+//!   each machine, and each class of calls, has its own ([`threads`](crate::threads)).
 //! - What a client asks for is bounded before it is worked on: names, texts, batches, messages.
 //! - A panic ends the request or the stream that it came of, which says so.
 //! - A client that vanishes takes its streams with it, and its sessions with what they have, and nothing
@@ -17,24 +18,29 @@ use std::time::Duration;
 
 use hvprobe_hit::event::Sink;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
-use hvprobe_proto::v1::decisions_server::DecisionsServer;
-use hvprobe_proto::v1::histograms_server::HistogramsServer;
-use hvprobe_proto::v1::host_server::HostServer;
-use hvprobe_proto::v1::machines_server::MachinesServer;
-use hvprobe_proto::v1::probes_server::ProbesServer;
-use hvprobe_proto::v1::sessions_server::SessionsServer;
-use hvprobe_proto::v1::symbols_server::SymbolsServer;
+use hvprobe_proto::v1::decisions_server::{self, DecisionsServer};
+use hvprobe_proto::v1::events_server;
+use hvprobe_proto::v1::histograms_server::{self, HistogramsServer};
+use hvprobe_proto::v1::host_server::{self, HostServer};
+use hvprobe_proto::v1::machines_server::{self, MachinesServer};
+use hvprobe_proto::v1::probes_server::{self, ProbesServer};
+use hvprobe_proto::v1::sessions_server::{self, SessionsServer};
+use hvprobe_proto::v1::symbols_server::{self, SymbolsServer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::service::InterceptorLayer;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
+use crate::allowed::Limits;
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;
 use crate::listen::connection::{self, Connection};
 use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
+use crate::listen::streams::StreamsLayer;
 use crate::listen::tcp::Loopback;
 use crate::panics;
 use crate::services::events::EventsServer;
@@ -49,8 +55,6 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// connection ends, and its streams with it.
 const SILENCE: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(30);
-/// Calls that one connection may have under way.
-const CALLS_PER_CONNECTION: u32 = 256;
 
 /// Why a server stopped when it was not asked to.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +82,13 @@ impl Server {
         Self::default()
     }
 
+    /// The same server, with no machines yet, which may take so much in all.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.fleet = Fleet::new(limits);
+        self
+    }
+
     /// Offers what comes into the sink to clients that subscribe to the events of a machine called
     /// `name`, though there is none: to measure or to test the way that events go. The streams end
     /// when the sink goes.
@@ -101,8 +112,8 @@ impl Server {
         socket: Listener,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
-        let loopback = self.loopback.take();
-        let doors = Arc::new(Doors { socket, loopback });
+        let totals = Arc::clone(self.fleet.totals());
+        let doors = Arc::new(Doors::new(socket, self.loopback.take(), totals));
         let connections = tokio_stream::iter(std::iter::repeat(doors))
             .then(|doors| async move { doors.accept().await });
         self.serve_all(connections, stop).await
@@ -129,29 +140,8 @@ impl Server {
     ) -> Result<(), ServeError> {
         let fleet = self.fleet;
         let held = Sessions::new(fleet.owners().clone());
-        let (health_reporter, health) = tonic_health::server::health_reporter();
-        health_reporter
-            .set_serving::<MachinesServer<machines::Service>>()
-            .await;
-        health_reporter
-            .set_serving::<ProbesServer<probes::Service>>()
-            .await;
-        health_reporter.set_serving::<EventsServer>().await;
-        health_reporter
-            .set_serving::<DecisionsServer<decisions::Service>>()
-            .await;
-        health_reporter
-            .set_serving::<HistogramsServer<histograms::Service>>()
-            .await;
-        health_reporter
-            .set_serving::<SessionsServer<sessions::Service>>()
-            .await;
-        health_reporter
-            .set_serving::<SymbolsServer<symbols::Service>>()
-            .await;
-        health_reporter
-            .set_serving::<HostServer<host::Service>>()
-            .await;
+        let (health, health_server) = tonic_health::server::health_reporter();
+        report(&health, ServingStatus::Serving).await;
         let reflection = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -163,21 +153,25 @@ impl Server {
             let (fleet, held) = (fleet.clone(), held.clone());
             async move {
                 stop.await;
+                report(&health, ServingStatus::NotServing).await;
                 fleet.close().await;
                 held.close();
                 // The receiver lives until the server has returned.
                 let _listening = ended.send(());
             }
         };
+        let totals = Arc::clone(fleet.totals());
+        let calls = totals.limits().calls_per_connection;
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(SILENCE))
             .http2_keepalive_timeout(Some(ANSWER))
             // A call counts until the last message of its stream has been taken.
-            .max_concurrent_streams(CALLS_PER_CONNECTION)
-            .concurrency_limit_per_connection(CALLS_PER_CONNECTION as usize)
+            .max_concurrent_streams(calls)
+            .concurrency_limit_per_connection(usize::try_from(calls).unwrap_or(usize::MAX))
             .layer(panics::layer())
             .layer(InterceptorLayer::new(connection::admit))
-            .add_service(health)
+            .layer(StreamsLayer::new(totals))
+            .add_service(health_server)
             .add_service(reflection().build_v1()?)
             // What Python's library asks for.
             .add_service(reflection().build_v1alpha()?)
@@ -209,7 +203,9 @@ impl Server {
                 SymbolsServer::new(symbols::Service::new(fleet.clone()))
                     .max_decoding_message_size(limits::MESSAGE),
             )
-            .add_service(HostServer::new(host::Service).max_decoding_message_size(limits::MESSAGE))
+            .add_service(
+                HostServer::new(host::Service::new()).max_decoding_message_size(limits::MESSAGE),
+            )
             .serve_with_incoming_shutdown(connections.map(Ok::<_, io::Error>), closing);
         let served = tokio::select! {
             served = server => served,
@@ -218,6 +214,26 @@ impl Server {
         // After a failure the machines are still there; after an orderly stop this finds none.
         fleet.close().await;
         Ok(served?)
+    }
+}
+
+/// The services whose health is told; the empty one is the server as a whole.
+const SERVICES: [&str; 9] = [
+    "",
+    machines_server::SERVICE_NAME,
+    probes_server::SERVICE_NAME,
+    events_server::SERVICE_NAME,
+    decisions_server::SERVICE_NAME,
+    histograms_server::SERVICE_NAME,
+    symbols_server::SERVICE_NAME,
+    host_server::SERVICE_NAME,
+    sessions_server::SERVICE_NAME,
+];
+
+/// Tells who asks for the health of any service that it is this.
+async fn report(health: &HealthReporter, status: ServingStatus) {
+    for service in SERVICES {
+        health.set_service_status(service, status).await;
     }
 }
 

@@ -1,16 +1,26 @@
-//! Errors on the wire: a gRPC status for people, with an [`ErrorDetail`] for programs.
+//! Errors on the wire: a gRPC status for people, with an [`ErrorDetail`] for programs, and what programs know
+//! that know nothing of this server: `google.rpc.ErrorInfo`, and `google.rpc.BadRequest` where a field of the
+//! request is to blame.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::fmt;
 
 use hvprobe_engine::{ChangeError, Refused, RegisterError, Remedy, StopError};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_proto::v1::{self, ErrorDetail, ErrorKind};
-use prost::Message as _;
+use prost::Message;
+use prost_types::Any;
 use tonic::{Code, Status};
+use tonic_types::pb::bad_request::FieldViolation;
+use tonic_types::pb::{BadRequest, ErrorInfo};
 
-/// The name under which a detail is packed (`google.protobuf.Any.type_url`).
-const DETAIL: &str = "type.googleapis.com/hvprobe.v1.ErrorDetail";
+/// What names of packed messages begin with (`google.protobuf.Any.type_url`).
+const TYPES: &str = "type.googleapis.com";
+/// Whose reasons ours are (`google.rpc.ErrorInfo.domain`).
+const DOMAIN: &str = "hvprobe";
+/// What a reason is called in our own interface.
+const KIND: &str = "ERROR_KIND_";
 
 /// An error on its way out.
 #[derive(Debug)]
@@ -18,6 +28,16 @@ pub(crate) struct Failure {
     code: Code,
     message: String,
     detail: ErrorDetail,
+    also: Box<Also>,
+}
+
+/// What programs are told that know nothing of [`ErrorDetail`].
+#[derive(Debug, Default)]
+struct Also {
+    /// The field of the request that is to blame.
+    field: Option<String>,
+    /// What belongs to the reason.
+    metadata: HashMap<String, String>,
 }
 
 impl Failure {
@@ -29,7 +49,31 @@ impl Failure {
                 kind: kind.into(),
                 ..Default::default()
             },
+            also: Box::default(),
         }
+    }
+
+    /// Tells which field of the request is to blame, by its path.
+    pub(crate) fn on(mut self, field: impl Into<String>) -> Self {
+        self.also.field = Some(field.into());
+        self
+    }
+
+    /// Tells which of the server's limits is in the way, how much it is and what is left of it.
+    pub(crate) fn bound(
+        mut self,
+        limit: &str,
+        most: impl fmt::Display,
+        left: impl fmt::Display,
+    ) -> Self {
+        let told = [
+            ("limit", limit.to_owned()),
+            ("most", most.to_string()),
+            ("left", left.to_string()),
+        ];
+        let told = told.map(|(name, value)| (name.to_owned(), value));
+        self.also.metadata.extend(told);
+        self
     }
 
     /// Tells which entry of the batch is to blame.
@@ -65,16 +109,53 @@ impl From<Failure> for Status {
             code,
             message,
             detail,
+            also,
         } = failure;
+        let Also {
+            field,
+            mut metadata,
+        } = *also;
+        let reason = detail.kind().as_str_name();
+        let numbers = [("index", detail.index), ("column", detail.column)];
+        let numbers = numbers
+            .into_iter()
+            .filter_map(|(name, number)| Some((name.to_owned(), number?.to_string())));
+        metadata.extend(numbers);
+        let info = ErrorInfo {
+            reason: reason.strip_prefix(KIND).unwrap_or(reason).to_owned(),
+            domain: DOMAIN.to_owned(),
+            metadata,
+        };
+        let mut details = vec![
+            packed("hvprobe.v1.ErrorDetail", &detail),
+            packed("google.rpc.ErrorInfo", &info),
+        ];
+        details.extend(field.map(|field| {
+            let violation = FieldViolation {
+                field,
+                description: message.clone(),
+                reason: info.reason.clone(),
+                ..FieldViolation::default()
+            };
+            let bad = BadRequest {
+                field_violations: vec![violation],
+            };
+            packed("google.rpc.BadRequest", &bad)
+        }));
         let packed = tonic_types::Status {
             code: code.into(),
             message: message.clone(),
-            details: vec![prost_types::Any {
-                type_url: DETAIL.into(),
-                value: detail.encode_to_vec(),
-            }],
+            details,
         };
         Self::with_details(code, message, packed.encode_to_vec().into())
+    }
+}
+
+/// A message of this type, as a detail.
+fn packed(name: &str, message: &impl Message) -> Any {
+    Any {
+        type_url: format!("{TYPES}/{name}"),
+        value: message.encode_to_vec(),
     }
 }
 
@@ -131,17 +212,19 @@ pub(crate) fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
 /// Why a batch was not registered, for clients.
 pub(crate) fn register_error(machine: &str, error: &RegisterError) -> Status {
     match error {
-        RegisterError::Refused { index, source, .. } => {
-            refused(chain(error), source).at_index(*index).into()
-        }
-        RegisterError::SomeRefused { index, first, .. } => {
-            let why = &first.why;
-            refused(chain(error), why).at_index(*index).into()
-        }
+        RegisterError::Refused { index, source, .. } => refused(chain(error), source)
+            .at_index(*index)
+            .on(format!("probes[{index}].definition"))
+            .into(),
+        RegisterError::SomeRefused { index, first, .. } => refused(chain(error), &first.why)
+            .at_index(*index)
+            .on(format!("probes[{index}].definition"))
+            .into(),
         RegisterError::Unplanted { source } => refused(chain(error), source).into(),
         RegisterError::Spec { index, .. } => {
             Failure::new(Code::InvalidArgument, ErrorKind::BadActions, chain(error))
                 .at_index(*index)
+                .on(format!("probes[{index}]"))
                 .into()
         }
         RegisterError::Stop(stop) => stop_error(machine, stop),
@@ -154,6 +237,7 @@ pub(crate) fn change_error(machine: &str, error: &ChangeError) -> Status {
         ChangeError::NoSuchProbe { index, .. } => {
             Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, chain(error))
                 .at_index(*index)
+                .on(format!("ids[{index}]"))
                 .into()
         }
         ChangeError::Refused { source, .. } => refused(chain(error), source).into(),
@@ -181,6 +265,12 @@ pub(crate) fn booting(name: &str) -> Status {
     .into()
 }
 
+/// Nothing new is begun any more.
+pub(crate) fn stopping() -> Status {
+    let kind = ErrorKind::ServerStopping;
+    Failure::new(Code::Unavailable, kind, "the server is stopping").into()
+}
+
 /// The machine `name` has ended.
 pub(crate) fn ended(name: &str) -> Status {
     Failure::new(
@@ -199,6 +289,7 @@ pub(crate) fn broken(part: impl fmt::Display) -> Status {
 #[cfg(test)]
 pub(crate) mod tests {
     use hvprobe_arch::Gva;
+    use tonic_types::StatusExt as _;
 
     use super::*;
 
@@ -208,6 +299,11 @@ pub(crate) mod tests {
         assert_eq!(packed.message, status.message());
         assert_eq!(packed.code, i32::from(status.code()));
         ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()
+    }
+
+    /// What every client knows of an error.
+    pub(crate) fn info(status: &Status) -> tonic_types::ErrorInfo {
+        status.get_details_error_info().unwrap()
     }
 
     /// What a client sees of `failure`.
@@ -258,6 +354,46 @@ pub(crate) mod tests {
         assert_eq!(when, "");
         let (_, remedy, _) = seen(&Refused::NotText { at });
         assert_eq!(remedy, v1::Remedy::WrongRequest);
+    }
+
+    #[test]
+    fn clients_that_know_nothing_of_this_server_are_told_the_reason_and_the_field() {
+        let error = ChangeError::NoSuchProbe {
+            index: 2,
+            id: hvprobe_spec::ProbeId(7),
+        };
+        let status = change_error("vm0", &error);
+        let info = info(&status);
+        assert_eq!(
+            (info.reason.as_str(), info.domain.as_str()),
+            ("NO_SUCH_PROBE", "hvprobe")
+        );
+        assert_eq!(info.metadata["index"], "2");
+        let bad = status.get_details_bad_request().unwrap();
+        let fields: Vec<_> = bad.field_violations.iter().map(|one| &one.field).collect();
+        assert_eq!(fields, ["ids[2]"]);
+        // Where no field is to blame none is named.
+        let status = ended("vm0");
+        assert_eq!(self::info(&status).reason, "MACHINE_ENDED");
+        assert!(status.get_details_bad_request().is_none());
+    }
+
+    #[test]
+    fn reasons_are_of_the_form_that_is_asked_for() {
+        for number in 0..128 {
+            let Ok(kind) = ErrorKind::try_from(number) else {
+                continue;
+            };
+            let reason = info(&Failure::new(Code::Internal, kind, "").into()).reason;
+            // As google/rpc/error_details.proto says.
+            let plain =
+                |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+            assert!(reason.len() < 64 && reason.bytes().all(plain), "{reason}");
+            assert!(
+                !reason.starts_with(KIND) && !reason.ends_with('_'),
+                "{reason}"
+            );
+        }
     }
 
     #[test]

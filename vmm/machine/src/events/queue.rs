@@ -6,7 +6,7 @@
 //!          ◄──────────────────────────────
 //!              half of the limit is free
 //! ```
-//! Invariants: what waits never weighs more than the limit; who fills it never waits; what is lost
+//! Invariants: what waits never weighs more than the limit, nor in all queues of a pool more than the pool's; who fills it never waits; what is lost
 //! is counted, and the count is told after what was put in before the loss and no later than with
 //! the first item after it; notices of throttled hits are never lost, those that have to wait are
 //! added up for each probe. A queue that was full takes nothing until half of it is free again, so
@@ -43,14 +43,72 @@ impl Loss for u64 {
     }
 }
 
+/// What may wait in many queues together. Copies are the same.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<Room>);
+
+#[derive(Debug)]
+struct Room {
+    limit: usize,
+    taken: AtomicUsize,
+}
+
+impl Pool {
+    /// One in which items of at most `limit` wait.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Room {
+            limit,
+            taken: AtomicUsize::new(0),
+        }))
+    }
+
+    /// What waits weighs that much.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// Room for so much, if there is some.
+    fn take(&self, weight: usize) -> Option<Share> {
+        let Room { limit, taken } = &*self.0;
+        let more = |taken: usize| taken.checked_add(weight).filter(|sum| sum <= limit);
+        let took = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        took.ok().map(|_| Share {
+            pool: self.clone(),
+            weight,
+        })
+    }
+}
+
+/// Room that is given back when it goes.
+#[derive(Debug)]
+struct Share {
+    pool: Pool,
+    weight: usize,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.pool.0.taken.fetch_sub(self.weight, Ordering::Relaxed);
+    }
+}
+
 /// A queue in which items of at most `limit` together wait.
 #[must_use]
 pub fn queue<T, L: Loss>(limit: usize) -> (Entrance<T, L>, Exit<T, L>) {
+    queue_in(&Pool::new(usize::MAX), limit)
+}
+
+/// The same, whose items have their room from `pool`.
+#[must_use]
+pub fn queue_in<T, L: Loss>(pool: &Pool, limit: usize) -> (Entrance<T, L>, Exit<T, L>) {
     let (to, from) = unbounded_channel();
     let shared = Arc::new(Shared::default());
     let entrance = Entrance {
         to,
         shared: Arc::clone(&shared),
+        pool: pool.clone(),
         limit,
         losing: false,
     };
@@ -88,6 +146,8 @@ struct Entry<T, L> {
     weight: usize,
     /// Lost before it.
     lost: L,
+    /// Until it is taken.
+    _share: Option<Share>,
 }
 
 /// Where a queue is filled.
@@ -95,6 +155,7 @@ struct Entry<T, L> {
 pub struct Entrance<T, L = u64> {
     to: UnboundedSender<Entry<T, L>>,
     shared: Arc<Shared<L>>,
+    pool: Pool,
     limit: usize,
     losing: bool,
 }
@@ -125,7 +186,11 @@ impl<T, L: Loss> Entrance<T, L> {
             self.losing = true;
             return Err(item);
         }
-        self.append(Some(item), weight);
+        let Some(share) = self.pool.take(weight) else {
+            self.losing = true;
+            return Err(item);
+        };
+        self.append(Some(item), weight, Some(share));
         Ok(())
     }
 
@@ -156,15 +221,20 @@ impl<T, L: Loss> Entrance<T, L> {
         let news = !self.shared.lost().is_nothing() || !self.shared.notices().is_empty();
         if !waiting && news {
             // With a weight, so that there is one such entry at most.
-            self.append(None, 1);
+            self.append(None, 1, None);
         }
     }
 
-    fn append(&mut self, item: Option<T>, weight: usize) {
+    fn append(&mut self, item: Option<T>, weight: usize, share: Option<Share>) {
         self.shared.waiting.fetch_add(weight, Ordering::Relaxed);
         let lost = mem::take(&mut *self.shared.lost());
         // Nobody misses what an abandoned queue is told.
-        let _ = self.to.send(Entry { item, weight, lost });
+        let _ = self.to.send(Entry {
+            item,
+            weight,
+            lost,
+            _share: share,
+        });
     }
 
     /// What the waiting items weigh.
@@ -279,6 +349,26 @@ mod tests {
             item,
             notices: Vec::new(),
         })
+    }
+
+    #[test]
+    fn queues_of_a_pool_have_no_more_than_it_together() {
+        let pool = Pool::new(100);
+        let (mut one, mut first) = queue_in::<_, u64>(&pool, 80);
+        let (mut other, second) = queue_in::<_, u64>(&pool, 80);
+        assert!(one.put(1, 60).is_ok());
+        assert_eq!(other.put(2, 60), Err(2));
+        other.lose(1);
+        assert!(other.put(3, 40).is_ok());
+        assert_eq!((pool.taken(), one.put(4, 1)), (100, Err(4)));
+        // What is taken, or goes with its queue, makes room.
+        assert_eq!(first.try_next().and_then(|taken| taken.item), Some(1));
+        assert_eq!(pool.taken(), 40);
+        drop(second);
+        assert_eq!(pool.taken(), 0);
+        assert!(one.put(5, 80).is_ok());
+        drop((one, first));
+        assert_eq!(pool.taken(), 0);
     }
 
     #[test]

@@ -2,15 +2,15 @@
 //!
 //! Invariants: the collector waits for no client; a batch is encoded once for all clients, and not at all
 //! if there has been none for [`LINGER`]; what waits for one client never takes more than [`WAITING`] bytes,
-//! and what it loses is counted for it alone; a client that comes back finds what is held, and no event
-//! twice.
+//! and what waits for all clients of a server no more than their pool has; what a client loses is counted for
+//! it alone; a client that comes back finds what is held, and no event twice.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hvprobe_hit::event::Event;
-use hvprobe_machine::queue::{Entrance, queue};
+use hvprobe_machine::queue::{Entrance, Pool, queue_in};
 use hvprobe_machine::{Listen, ThrottleNotice};
 
 use super::encoded::{Encoded, Encoder, OVERHEAD};
@@ -28,9 +28,17 @@ const LINGER: Duration = Duration::from_secs(60);
 const PASSING: Duration = Duration::from_secs(1);
 
 /// The clients of one machine. Copies are the same.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Broadcast {
     state: Arc<Mutex<State>>,
+    /// Where what waits for them has its room.
+    pool: Pool,
+}
+
+impl Default for Broadcast {
+    fn default() -> Self {
+        Self::within(Pool::new(usize::MAX))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -60,13 +68,21 @@ struct Client {
 pub(crate) struct Beyond;
 
 impl Broadcast {
+    /// For clients that have no more waiting for them, together with others of `pool`, than that has.
+    pub(crate) fn within(pool: Pool) -> Self {
+        Self {
+            state: Arc::default(),
+            pool,
+        }
+    }
+
     /// The events that are `wanted`, from now on or from the position `after` on, as far as they are held.
     pub(crate) fn subscribe(
         &self,
         wanted: Wanted,
         after: Option<Position>,
     ) -> Result<Subscription, Beyond> {
-        let (into, from) = queue(WAITING);
+        let (into, from) = queue_in(&self.pool, WAITING);
         let wanted = Arc::new(wanted);
         let now = Instant::now();
         let mut state = self.state();

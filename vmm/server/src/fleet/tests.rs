@@ -4,9 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use hvprobe_engine::Refusals;
+use hvprobe_proto::v1;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
+use crate::handle::Remains;
+use crate::status::tests::{detail, info};
 
 const NAME: &str = "web";
 
@@ -18,30 +21,50 @@ fn made_by(request_id: &str) -> Asked {
     }
 }
 
-/// A fleet in which a machine has ended.
-fn fleet() -> Fleet {
-    let fleet = Fleet::default();
+/// Adds a machine that has ended, with a console of that.
+pub(crate) fn add_ended(fleet: &Fleet, name: &str, request_id: &str, console: &[u8]) -> Handle {
     let remains = Remains {
         machine: v1::Machine {
-            name: NAME.into(),
+            name: name.into(),
+            state: v1::MachineState::Stopped.into(),
             ..Default::default()
         },
         probes: Vec::new(),
-        console: b"Kernel panic".to_vec(),
+        console: console.to_vec(),
     };
-    let handle = Handle {
-        name: NAME.into(),
-        number: 1,
-        identity: Arc::new(Identity::new(made_by("first")).unwrap()),
-        requests: Arc::default(),
-        life: Arc::new(watch::Sender::new(Life::Ended(Arc::new(remains)))),
-        owners: Owners::default(),
+    let shared = &fleet.shared;
+    let number = fleet.slots().reserve(name, "");
+    let place = Place {
+        name: name.into(),
+        number,
+        identity: Identity::new(made_by(request_id)).unwrap(),
+        news: shared.news.clone(),
+        owners: shared.owners.clone(),
         events: Broadcast::default(),
-        stopping: Arc::default(),
     };
-    let slot = Slot::Taken(handle);
-    fleet.slots().named.insert(NAME.into(), slot);
+    let handle = Handle::of_ended(place, remains);
+    fleet.slots().settle(name, Some(&handle));
+    handle.touch();
+    fleet.forget_oldest();
+    handle
+}
+
+/// A fleet in which a machine has ended.
+fn fleet() -> Fleet {
+    fleet_with(Limits::default())
+}
+
+fn fleet_with(limits: Limits) -> Fleet {
+    let fleet = Fleet::new(limits);
+    add_ended(&fleet, NAME, "first", b"Kernel panic");
     fleet
+}
+
+/// Takes `name` for a boot.
+fn reserve(fleet: &Fleet, name: &str, request_id: &str) -> Result<Reservation, Status> {
+    let mut config = config(Path::new("/nowhere"));
+    name.clone_into(&mut config.name);
+    fleet.reserve(&mut config, request_id)
 }
 
 fn config(kernel: &Path) -> MachineConfig {
@@ -90,20 +113,18 @@ async fn a_boot_that_fails_leaves_what_had_ended_under_its_name() {
 #[tokio::test]
 async fn a_name_whose_machine_boots_is_taken_but_not_there_yet() {
     let fleet = fleet();
-    fleet.reserve(&mut NAME.into(), "second").unwrap();
+    let reserved = reserve(&fleet, NAME, "second").unwrap();
     assert_eq!(fleet.get(NAME).unwrap_err().code(), Code::Unavailable);
-    let error = fleet.reserve(&mut NAME.into(), "").unwrap_err();
+    let error = reserve(&fleet, NAME, "").unwrap_err();
     assert_eq!(error.code(), Code::AlreadyExists);
     // What had ended is there for whoever lists all.
     assert_eq!(fleet.all().len(), 1);
     assert!(fleet.live().is_empty());
-    fleet.settle(NAME, None);
+    drop(reserved);
     assert_eq!(console(&fleet), b"Kernel panic");
 
-    let mut other = "db".to_owned();
-    fleet.reserve(&mut other, "").unwrap();
-    fleet.settle(&other, None);
-    assert_eq!(fleet.get(&other).unwrap_err().code(), Code::NotFound);
+    drop(reserve(&fleet, "db", "").unwrap());
+    assert_eq!(fleet.get("db").unwrap_err().code(), Code::NotFound);
 }
 
 #[tokio::test]
@@ -112,7 +133,7 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
     let kernel = Path::new("/nowhere");
     let made = fleet.boot(config(kernel), made_by("first")).await.unwrap();
     assert_eq!(made.name(), NAME);
-    fleet.reserve(&mut "db".to_owned(), "second").unwrap();
+    let _booting = reserve(&fleet, "db", "second").unwrap();
     let error = fleet.boot(config(kernel), made_by("second")).await;
     assert_eq!(error.unwrap_err().code(), Code::Unavailable);
     // Requests without a number are all their own.
@@ -123,10 +144,116 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
 #[test]
 fn only_what_has_ended_is_forgotten() {
     let fleet = fleet();
-    fleet.reserve(&mut "db".to_owned(), "").unwrap();
+    let _booting = reserve(&fleet, "db", "").unwrap();
     for (name, code) in [("db", Code::FailedPrecondition), ("nobody", Code::NotFound)] {
         assert_eq!(fleet.forget(name).unwrap_err().code(), code, "{name}");
     }
     fleet.forget(NAME).unwrap();
     assert!(fleet.all().is_empty());
+}
+
+#[tokio::test]
+async fn what_all_guests_may_have_is_taken_before_a_boot_and_given_back_if_it_fails() {
+    let memory = 64 << 20;
+    let fleet = fleet_with(Limits {
+        memory: 2 * memory,
+        cpus: 2,
+        machines: 3,
+        ..Limits::default()
+    });
+    let refused = |kind: ErrorKind| {
+        let error = reserve(&fleet, "c", "").unwrap_err();
+        assert_eq!(error.code(), Code::ResourceExhausted);
+        assert_eq!(detail(&error).kind(), kind);
+    };
+    // However often it fails, the next has as much.
+    for _ in 0..5 {
+        let error = fleet.boot(config(Path::new("/nowhere")), Asked::default());
+        assert_eq!(error.await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    let first = reserve(&fleet, "a", "").unwrap();
+    let second = reserve(&fleet, "b", "").unwrap();
+    refused(ErrorKind::TooMuchMemory);
+    drop(first);
+    let first = reserve(&fleet, "a", "").unwrap();
+    drop((first, second));
+
+    let fleet = fleet_with(Limits {
+        machines: 1,
+        ..Limits::default()
+    });
+    let _only = reserve(&fleet, "a", "").unwrap();
+    let error = reserve(&fleet, "c", "").unwrap_err();
+    assert_eq!(detail(&error).kind(), ErrorKind::TooManyMachines);
+    assert_eq!(info(&error).metadata["limit"], "machines");
+}
+
+#[test]
+fn ended_machines_are_forgotten_the_oldest_first_and_never_the_last() {
+    let fleet = Fleet::new(Limits {
+        ended_machines: 3,
+        ended_bytes: 1000,
+        ..Limits::default()
+    });
+    let names = || {
+        let all = fleet.all();
+        let names = all.iter().map(|handle| handle.name().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    for name in ["d", "c", "b", "a"] {
+        add_ended(&fleet, name, "", b"");
+    }
+    assert_eq!(names(), ["a", "b", "c"]);
+    add_ended(&fleet, "e", "", &[0; 990]);
+    assert_eq!(names(), ["a", "e"]);
+    add_ended(&fleet, "f", "", &[0; 5000]);
+    assert_eq!(names(), ["f"]);
+    add_ended(&fleet, "g", "", b"");
+    assert_eq!(names(), ["g"]);
+}
+
+#[tokio::test]
+async fn machines_are_stopped_all_at_once() {
+    const MACHINES: usize = 64;
+    // None is done before all have begun: one after another they would never be.
+    let together = Arc::new(tokio::sync::Barrier::new(MACHINES));
+    let stopping = at_once(0..MACHINES, |_| {
+        let together = Arc::clone(&together);
+        async move {
+            together.wait().await;
+        }
+    });
+    let stopped = tokio::time::timeout(Duration::from_mins(1), stopping).await;
+    stopped.expect("they wait for each other");
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_stopped_does_not_keep_the_others() {
+    let stopped = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    at_once(0..3, |number| {
+        let stopped = Arc::clone(&stopped);
+        async move {
+            assert_ne!(number, 1, "as the test wants");
+            stopped.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    })
+    .await;
+    assert_eq!(stopped.load(std::sync::atomic::Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_stops_boots_nothing_and_waits_for_a_boot_no_longer_than_it_says() {
+    let fleet = fleet();
+    let hangs = reserve(&fleet, "db", "").unwrap();
+    let began = Instant::now();
+    fleet.close().await;
+    assert!(began.elapsed() >= BOOTS && began.elapsed() < 2 * BOOTS);
+    let error = reserve(&fleet, "new", "").unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert_eq!(detail(&error).kind(), ErrorKind::ServerStopping);
+    // One that is over in time is waited for.
+    drop(hangs);
+    let began = Instant::now();
+    fleet.close().await;
+    assert!(began.elapsed() < BOOTS);
 }

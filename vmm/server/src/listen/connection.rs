@@ -26,6 +26,8 @@ pub(crate) enum Admission {
     Known,
     /// Those that show this.
     Token(Arc<Token>),
+    /// None, for this reason.
+    Refused(Arc<Status>),
 }
 
 /// Bytes both ways.
@@ -38,13 +40,14 @@ pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     admission: Admission,
     /// One of the places there are for its kind, held for as long as it lasts.
-    _place: Option<OwnedSemaphorePermit>,
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("admission", &self.admission)
+            .field("place", &self.place)
             .finish_non_exhaustive()
     }
 }
@@ -55,7 +58,7 @@ impl Connection {
         Self {
             stream: Box::new(stream),
             admission: Admission::Known,
-            _place: None,
+            place: None,
         }
     }
 
@@ -63,13 +66,28 @@ impl Connection {
     pub(crate) fn with_token(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         token: Arc<Token>,
-        place: OwnedSemaphorePermit,
     ) -> Self {
         Self {
-            stream: Box::new(stream),
             admission: Admission::Token(token),
-            _place: Some(place),
+            ..Self::known(stream)
         }
+    }
+
+    /// One of which no call is taken, and each is told `why`.
+    pub(crate) fn refused(
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        why: Status,
+    ) -> Self {
+        Self {
+            admission: Admission::Refused(Arc::new(why)),
+            ..Self::known(stream)
+        }
+    }
+
+    /// The same, which holds `place` for as long as it lasts.
+    pub(crate) fn with_place(mut self, place: OwnedSemaphorePermit) -> Self {
+        self.place = Some(place);
+        self
     }
 }
 
@@ -86,6 +104,7 @@ pub(crate) fn admit(call: Request<()>) -> Result<Request<()>, Status> {
     let refused = |why: &str| Failure::new(Code::Unauthenticated, ErrorKind::Unauthenticated, why);
     match call.extensions().get::<Admission>() {
         Some(Admission::Known) => Ok(call),
+        Some(Admission::Refused(why)) => Err(Status::clone(why)),
         Some(Admission::Token(token)) => match call.metadata().get("authorization") {
             Some(shown) if token.admits(shown.as_bytes()) => Ok(call),
             Some(_) => Err(refused("this is not the token of this server").into()),

@@ -4,5 +4,6 @@ pub(crate) mod authority;
 pub(crate) mod connection;
 pub(crate) mod doors;
 pub(crate) mod socket;
+pub(crate) mod streams;
 pub(crate) mod tcp;
 pub(crate) mod token;

@@ -13,9 +13,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::token::Token;
 
-/// Connections at a time; more wait in the kernel until one ends.
-const CONNECTIONS: usize = 256;
-
 /// Why a port cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopbackError {
@@ -60,8 +57,14 @@ impl Loopback {
             address: listener.local_addr().map_err(io)?,
             listener,
             token: Arc::new(token),
-            places: Arc::new(Semaphore::new(CONNECTIONS)),
+            places: Arc::new(Semaphore::new(0)),
         })
+    }
+
+    /// So many connections are accepted at a time; more wait in the kernel until one ends.
+    pub(crate) fn allow(&mut self, connections: usize) {
+        let places = connections.min(Semaphore::MAX_PERMITS);
+        self.places = Arc::new(Semaphore::new(places));
     }
 
     /// Where it listens.
@@ -128,7 +131,7 @@ mod tests {
     #[tokio::test]
     async fn connections_beyond_the_limit_wait_for_one_to_end() {
         let mut loopback = bind("127.0.0.1:0").await.unwrap();
-        loopback.places = Arc::new(Semaphore::new(1));
+        loopback.allow(1);
         let client = || TcpStream::connect(loopback.address());
         let (_one, _two) = (client().await.unwrap(), client().await.unwrap());
         let (_served, place) = loopback.accept().await.unwrap();

@@ -60,6 +60,8 @@ impl Service {
     ) -> Result<ReceiverStream<Result<Message, Status>>, Status> {
         let wanted = wanted(&mut request)?;
         let SubscribeRequest { machine, after, .. } = request;
+        // One for all machines' streams of this client.
+        let place = Arc::new(self.fleet.totals().subscribers.take()?);
         let (to_client, messages) = mpsc::channel(MESSAGES);
         let (origin, events, is_live) = if let Some((name, events)) = self.published.get(&machine) {
             (Origin::Published(Arc::clone(name)), events.clone(), true)
@@ -76,7 +78,7 @@ impl Service {
             }
             panics::spawn(
                 to_client.clone(),
-                All::new(self.fleet.clone(), wanted, to_client).run(),
+                holding(place, All::new(self.fleet.clone(), wanted, to_client).run()),
             );
             return Ok(ReceiverStream::new(messages));
         } else {
@@ -101,9 +103,16 @@ impl Service {
             true => Some(events.subscribe(wanted, after).map_err(beyond)?),
             false => None,
         };
-        panics::spawn(to_client.clone(), Feed::new(origin, to_client).run(events));
+        let feed = Feed::new(origin, to_client.clone()).run(events);
+        panics::spawn(to_client, holding(place, feed));
         Ok(ReceiverStream::new(messages))
     }
+}
+
+/// Runs `feed`, and keeps `place` as long.
+async fn holding<P>(place: Arc<P>, feed: impl Future<Output = ()>) {
+    feed.await;
+    drop(place);
 }
 
 fn beyond(_: Beyond) -> Status {

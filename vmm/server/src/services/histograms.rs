@@ -177,10 +177,10 @@ impl Counting {
         // One that has ended has handed everything on.
         let _ended = flushed.await;
         let aggregation = self.aggregation.clone();
-        let read = tokio::task::spawn_blocking(move || histogram::parts(aggregation.read()));
-        let Ok(parts) = read.await else {
-            return Err(Over::Because(crate::status::broken("a histogram")));
-        };
+        let read = self
+            .handle
+            .aside(move || histogram::parts(aggregation.read()));
+        let parts = read.await.map_err(Over::Because)?;
         for part in parts {
             self.send(aggregate_response::What::Part(part)).await?;
         }

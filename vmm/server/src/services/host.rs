@@ -4,12 +4,24 @@ use hvprobe_machine::host;
 use hvprobe_proto::v1::{self, ReportRequest, ReportResponse, host_server};
 use tonic::{Request, Response, Status};
 
-use crate::status::{broken, chain};
+use crate::status::chain;
+use crate::threads::Lane;
 use crate::wire::convert;
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Service;
+pub(crate) struct Service {
+    /// One look at the host at a time: each runs a guest.
+    looks: Lane,
+}
+
+impl Service {
+    pub(crate) fn new() -> Self {
+        Self {
+            looks: Lane::new("the self-check", 1),
+        }
+    }
+}
 
 #[tonic::async_trait]
 impl host_server::Host for Service {
@@ -18,9 +30,7 @@ impl host_server::Host for Service {
         _request: Request<ReportRequest>,
     ) -> Result<Response<ReportResponse>, Status> {
         let looked = || (host::check(), host::facts());
-        let (report, facts) = tokio::task::spawn_blocking(looked)
-            .await
-            .map_err(|_| broken("the self-check"))?;
+        let (report, facts) = self.looks.run(looked).await?;
         let facts = facts.into_iter().map(convert::fact).collect();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Response::new(match report {

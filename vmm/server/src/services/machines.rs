@@ -9,19 +9,22 @@ use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
     DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
     InjectNmiResponse, ListMachinesRequest, ListMachinesResponse, MachineState, PauseRequest,
-    ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest, WatchRequest,
-    machines_server,
+    ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest,
+    WatchMachinesRequest, WatchMachinesResponse, WatchRequest, machines_server,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
+use super::watcher::Watcher;
 use crate::fleet::{Fleet, Handle};
 use crate::identity::Asked;
 use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::Sessions;
 use crate::status::{Failure, chain, stop_error};
+use crate::wire::mask::Mask;
+use crate::wire::page::Page;
 use crate::wire::registration;
 
 /// Virtual CPUs of a machine for which none are asked.
@@ -52,11 +55,13 @@ impl Service {
 }
 
 type Machines = Pin<Box<ReceiverStream<Result<v1::Machine, Status>>>>;
+type Changes = Pin<Box<ReceiverStream<Result<WatchMachinesResponse, Status>>>>;
 type Output = Pin<Box<ReceiverStream<Result<ConsoleOutput, Status>>>>;
 
 #[tonic::async_trait]
 impl machines_server::Machines for Service {
     type WatchStream = Machines;
+    type WatchMachinesStream = Changes;
     type ConsoleStream = Output;
 
     async fn boot(&self, request: Request<BootRequest>) -> Result<Response<v1::Machine>, Status> {
@@ -65,7 +70,7 @@ impl machines_server::Machines for Service {
         let asked = Asked::new(request_id, std::mem::take(&mut request.labels))?;
         let config = config(request)?;
         let handle = self.fleet.boot(config, asked).await?;
-        let mut machine = handle.describe().await?;
+        let mut machine = handle.describe();
         // If it has ended already, its probes do not matter any more.
         if let Ok(booted) = handle.machine() {
             machine.skipped = registration::skipped(booted.skipped());
@@ -77,12 +82,47 @@ impl machines_server::Machines for Service {
         &self,
         request: Request<ListMachinesRequest>,
     ) -> Result<Response<ListMachinesResponse>, Status> {
-        let labels = request.into_inner().labels.into_iter().collect();
-        let mut machines = Vec::new();
+        let ListMachinesRequest {
+            labels,
+            states,
+            page_size,
+            page_token,
+            read_mask,
+        } = request.into_inner();
+        let mask = Mask::new(read_mask)?;
+        limits::at_most("the number of states", states.len(), limits::STATES)?;
+        let labels = labels.into_iter().collect();
+        let mut page = Page::behind(page_size, page_token)?;
         for handle in self.fleet.all().iter().filter(|handle| handle.has(&labels)) {
-            machines.push(handle.describe().await?);
+            if page.is_told(handle.name()) {
+                continue;
+            }
+            let machine = handle.describe();
+            if !states.is_empty() && !states.contains(&machine.state) {
+                continue;
+            }
+            if !page.add(handle.name(), mask.of(machine)) {
+                break;
+            }
         }
-        Ok(Response::new(ListMachinesResponse { machines }))
+        let (machines, next_page_token) = page.end();
+        Ok(Response::new(ListMachinesResponse {
+            machines,
+            next_page_token,
+        }))
+    }
+
+    async fn watch_machines(
+        &self,
+        request: Request<WatchMachinesRequest>,
+    ) -> Result<Response<Changes>, Status> {
+        let WatchMachinesRequest { labels, read_mask } = request.into_inner();
+        let mask = Mask::new(read_mask)?.with(["name", "uid"]);
+        let (to_client, messages) = mpsc::channel(1);
+        let labels = labels.into_iter().collect();
+        let watcher = Watcher::new(&self.fleet, labels, mask, to_client.clone());
+        panics::spawn(to_client, watcher.run());
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
     async fn get_machine(
@@ -90,7 +130,7 @@ impl machines_server::Machines for Service {
         request: Request<GetMachineRequest>,
     ) -> Result<Response<v1::Machine>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
-        Ok(Response::new(handle.describe().await?))
+        Ok(Response::new(handle.describe()))
     }
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Machines>, Status> {
@@ -112,7 +152,7 @@ impl machines_server::Machines for Service {
             .await?
             .map_err(|error| pause_error(handle.name(), &error))?;
         handle.touch();
-        Ok(Response::new(handle.describe().await?))
+        Ok(Response::new(handle.describe()))
     }
 
     async fn resume(
@@ -123,7 +163,7 @@ impl machines_server::Machines for Service {
         let resumed = handle.blocking(Machine::resume).await?;
         resumed.map_err(|error| pause_error(handle.name(), &error))?;
         handle.touch();
-        Ok(Response::new(handle.describe().await?))
+        Ok(Response::new(handle.describe()))
     }
 
     async fn inject_nmi(
@@ -253,16 +293,7 @@ async fn watch(handle: Handle, to_client: mpsc::Sender<Result<v1::Machine, Statu
     let mut last = None;
     loop {
         changes.mark_unchanged();
-        let machine = match handle.describe().await {
-            Ok(machine) => machine,
-            // It has ended in between; the next look will say how.
-            Err(_) if handle.remains().is_some() => continue,
-            Err(error) => {
-                // A client that is gone needs no answer.
-                let _gone = to_client.send(Err(error)).await;
-                return;
-            }
-        };
+        let machine = handle.describe();
         let ended = machine.state() == MachineState::Stopped;
         if last.as_ref() != Some(&machine) {
             if to_client.send(Ok(machine.clone())).await.is_err() {
@@ -310,7 +341,7 @@ fn read_error(error: &ReadError) -> Status {
 /// The machine asked for, as far as it can be told without the host.
 fn config(request: BootRequest) -> Result<MachineConfig, Status> {
     if !request.name.is_empty() {
-        limits::machine_name(&request.name)?;
+        limits::machine_name(&request.name).map_err(|bad| bad.on("name"))?;
     }
     limits::at_most("the kernel command line", request.cmdline.len(), CMDLINE)?;
     limits::at_most("the guest's command", request.command.len(), COMMAND_WORDS)?;
@@ -318,11 +349,11 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
     limits::at_most("the guest's command", bytes, COMMAND_BYTES)?;
     let initrd = match request.initrd {
         none if none.is_empty() => None,
-        path => Some(limits::path("the initrd", path)?),
+        path => Some(limits::path("the initrd", "initrd", path)?),
     };
     Ok(MachineConfig {
         name: request.name,
-        kernel: limits::path("the kernel", request.kernel)?,
+        kernel: limits::path("the kernel", "kernel", request.kernel)?,
         initrd,
         cmdline: request.cmdline,
         cpus: match request.cpus {

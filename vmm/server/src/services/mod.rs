@@ -10,3 +10,4 @@ pub(crate) mod machines;
 pub(crate) mod probes;
 pub(crate) mod sessions;
 pub(crate) mod symbols;
+mod watcher;

@@ -167,7 +167,7 @@ impl probes_server::Probes for Service {
         let (probes, next_page_token) = page::of_probes(probes, page_size, &page_token)?;
         Ok(Response::new(ListProbesResponse {
             probes,
-            disarmed: handle.describe().await?.disarmed,
+            disarmed: handle.describe().disarmed,
             next_page_token,
         }))
     }

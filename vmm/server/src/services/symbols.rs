@@ -16,7 +16,8 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::Fleet;
 use crate::limits;
-use crate::status::{Failure, broken, chain};
+use crate::status::{Failure, chain};
+use crate::threads::Lane;
 use crate::wire::{convert, types};
 
 /// Symbols in one message.
@@ -24,15 +25,22 @@ const SYMBOLS_PER_MESSAGE: usize = 1024;
 /// Messages between the look-up and the client's connection.
 const MESSAGES: usize = 1;
 
+/// Look-ups at a time, of all clients; more wait.
+const LOOKUPS: usize = 8;
+
 /// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
+    lookups: Arc<Lane>,
 }
 
 impl Service {
     pub(crate) fn new(fleet: Fleet) -> Self {
-        Self { fleet }
+        Self {
+            fleet,
+            lookups: Arc::new(Lane::new("a look-up", LOOKUPS)),
+        }
     }
 }
 
@@ -70,7 +78,7 @@ impl symbols_server::Symbols for Service {
             let symbols = symbols.map(|(position, found)| (position, symbol(&image, &found)));
             Ok(symbols.collect())
         };
-        Ok(Response::new(Box::pin(stream(limit, find))))
+        Ok(Response::new(Box::pin(stream(&self.lookups, limit, find))))
     }
 
     async fn describe_types(
@@ -90,11 +98,8 @@ impl symbols_server::Symbols for Service {
             })?;
             types::describe(types, |name| image.symbols().near(name), &names)
         };
-        match tokio::task::spawn_blocking(describe).await {
-            Ok(Ok(types)) => Ok(Response::new(DescribeTypesResponse { types })),
-            Ok(Err(failure)) => Err(failure.into()),
-            Err(_) => Err(broken("the look-up of types")),
-        }
+        let types = self.lookups.run(describe).await??;
+        Ok(Response::new(DescribeTypesResponse { types }))
     }
 }
 
@@ -135,12 +140,16 @@ fn one(symbol: Option<v1::Symbol>) -> ReceiverStream<Result<ListSymbolsResponse,
 
 /// What `find` finds from a position on, at most so many at a time and `limit` in all. A client that
 /// does not read takes no thread: the next ones are looked for when there is room for them.
-fn stream<F>(limit: usize, find: F) -> ReceiverStream<Result<ListSymbolsResponse, Status>>
+fn stream<F>(
+    lookups: &Arc<Lane>,
+    limit: usize,
+    find: F,
+) -> ReceiverStream<Result<ListSymbolsResponse, Status>>
 where
     F: Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync + 'static,
 {
     let (to_client, messages) = mpsc::channel(MESSAGES);
-    let find = Arc::new(find);
+    let (find, lookups) = (Arc::new(find), Arc::clone(lookups));
     tokio::spawn(async move {
         let (mut first, mut left) = (0, limit);
         while left > 0
@@ -149,13 +158,13 @@ where
         {
             let most = left.min(SYMBOLS_PER_MESSAGE);
             let find = Arc::clone(&find);
-            let found = match tokio::task::spawn_blocking(move || find(first, most)).await {
+            let found = match lookups.run(move || find(first, most)).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => {
                     let (code, kind) = (Code::InvalidArgument, ErrorKind::BadPattern);
                     return room.send(Err(Failure::new(code, kind, chain(&error)).into()));
                 }
-                Err(_) => return room.send(Err(broken("the look-up of symbols"))),
+                Err(error) => return room.send(Err(error)),
             };
             let Some((last, _)) = found.last() else {
                 return;
@@ -242,7 +251,8 @@ mod tests {
             (10_000, SYMBOLS_PER_MESSAGE + 1),
             (10_000, 0),
         ] {
-            let messages: Vec<_> = stream(limit, thirds(all)).collect().await;
+            let lookups = Arc::new(Lane::new("a look-up", 1));
+            let messages: Vec<_> = stream(&lookups, limit, thirds(all)).collect().await;
             let names: Vec<_> = messages
                 .into_iter()
                 .flat_map(|message| message.unwrap().symbols)
@@ -254,24 +264,18 @@ mod tests {
         }
     }
 
-    #[test]
-    fn streams_that_nobody_reads_hold_no_thread() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .max_blocking_threads(2)
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let _unread: Vec<_> = (0..50)
-                .map(|_| stream(usize::MAX, thirds(1_000_000)))
-                .collect();
-            let others = async {
-                for _ in 0..10 {
-                    tokio::task::spawn_blocking(|| ()).await.unwrap();
-                }
-            };
-            let others = tokio::time::timeout(Duration::from_mins(1), others);
-            others.await.expect("all threads are taken");
-        });
+    #[tokio::test]
+    async fn streams_that_nobody_reads_hold_no_place() {
+        let lookups = Arc::new(Lane::new("a look-up", 2));
+        let _unread: Vec<_> = (0..50)
+            .map(|_| stream(&lookups, usize::MAX, thirds(1_000_000)))
+            .collect();
+        let others = async {
+            for number in 0..10 {
+                assert_eq!(lookups.run(move || number).await.unwrap(), number);
+            }
+        };
+        let others = tokio::time::timeout(Duration::from_mins(1), others);
+        others.await.expect("all places are taken");
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod convert;
 pub(crate) mod event;
 mod fetched;
 pub(crate) mod histogram;
+pub(crate) mod mask;
 pub(crate) mod page;
 pub mod registers;
 pub(crate) mod registration;

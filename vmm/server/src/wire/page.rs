@@ -1,16 +1,56 @@
 //! Lists, a page at a time.
 //!
-//! A token names the last probe of the page before. Invariant: whoever follows the tokens is told each
-//! probe that is there all the time exactly once, and no message is larger than every client accepts.
+//! A token names the last item of the page before. Invariant: whoever follows the tokens is told each
+//! item that is there all the time exactly once, and no message is larger than every client accepts, if
+//! not one item alone is.
 
 use hvprobe_proto::v1::{self, ErrorKind};
-use prost::Message as _;
+use prost::Message;
 use tonic::Code;
 
+use crate::limits;
 use crate::status::Failure;
 
-/// Bytes of the probes in one message: half of what clients accept, so that there is room for the rest.
+/// Bytes of the items in one message: half of what clients accept, so that there is room for the rest.
 const PAGE: usize = 2 << 20;
+
+/// How many of a page's items, of so many bytes each, there is room for.
+#[derive(Debug)]
+struct Room {
+    items: usize,
+    most: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// For at most so many; 0 for as many as fit.
+    fn new(most: u32) -> Self {
+        let most = match most {
+            0 => usize::MAX,
+            most => usize::try_from(most).unwrap_or(usize::MAX),
+        };
+        Self {
+            items: 0,
+            most,
+            bytes: 0,
+        }
+    }
+
+    /// Takes room for `item`, if there is some. One that is larger than any page still has to be told.
+    fn take(&mut self, item: &impl Message) -> bool {
+        let bytes = self.bytes.saturating_add(item.encoded_len());
+        let fits = self.items < self.most && (bytes <= PAGE || self.items == 0);
+        if fits {
+            (self.items, self.bytes) = (self.items + 1, bytes);
+        }
+        fits
+    }
+}
+
+fn bad_token() -> Failure {
+    let why = "bad page token: take it from the answer before";
+    Failure::new(Code::InvalidArgument, ErrorKind::BadPage, why).on("page_token")
+}
 
 /// The page of `probes`, which are in the order of their ids, behind the one that ended with `token`; with
 /// the token for the next.
@@ -20,28 +60,70 @@ pub(crate) fn of_probes(
     token: &str,
 ) -> Result<(Vec<v1::Probe>, String), Failure> {
     if !token.is_empty() {
-        let last: u32 = token.parse().map_err(|_| {
-            let why = "bad page token: take it from the answer before";
-            Failure::new(Code::InvalidArgument, ErrorKind::BadPage, why)
-        })?;
+        let last: u32 = token.parse().map_err(|_| bad_token())?;
         probes.retain(|probe| probe.id > last);
     }
-    let most = match most {
-        0 => usize::MAX,
-        most => usize::try_from(most).unwrap_or(usize::MAX),
-    };
-    let mut bytes = 0;
-    let fits = probes.iter().take(most).take_while(|probe| {
-        bytes += probe.encoded_len();
-        bytes <= PAGE
-    });
-    // One that is larger than any page still has to be told.
-    let len = fits.count().max(1).min(probes.len());
+    let mut room = Room::new(most);
+    let len = probes.iter().take_while(|probe| room.take(*probe)).count();
     let more = len < probes.len();
     probes.truncate(len);
     let next = probes.last().filter(|_| more);
     let next = next.map_or_else(String::new, |probe| probe.id.to_string());
     Ok((probes, next))
+}
+
+/// A page of machines, which are added in the order of their names.
+#[derive(Debug)]
+pub(crate) struct Page {
+    room: Room,
+    machines: Vec<v1::Machine>,
+    /// The last of this page, or of the one before.
+    last: String,
+    is_full: bool,
+}
+
+impl Page {
+    /// The page behind the one that ended with `token`.
+    ///
+    /// # Errors
+    /// When that is no token.
+    pub(crate) fn behind(most: u32, token: String) -> Result<Self, Failure> {
+        if !token.is_empty() {
+            limits::machine_name(&token).map_err(|_| bad_token())?;
+        }
+        Ok(Self {
+            room: Room::new(most),
+            machines: Vec::new(),
+            last: token,
+            is_full: false,
+        })
+    }
+
+    /// Whether the machine called `name` was on a page before.
+    pub(crate) fn is_told(&self, name: &str) -> bool {
+        *name <= *self.last
+    }
+
+    /// Adds what is told of the machine called `name`; whether there was room.
+    pub(crate) fn add(&mut self, name: &str, machine: v1::Machine) -> bool {
+        let fits = self.room.take(&machine);
+        if fits {
+            name.clone_into(&mut self.last);
+            self.machines.push(machine);
+        }
+        self.is_full = !fits;
+        fits
+    }
+
+    /// What is on it, and the token for the next.
+    pub(crate) fn end(self) -> (Vec<v1::Machine>, String) {
+        let next = if self.is_full {
+            self.last
+        } else {
+            String::new()
+        };
+        (self.machines, next)
+    }
 }
 
 #[cfg(test)]
@@ -90,6 +172,38 @@ mod tests {
         for token in ["-1", "one", "4294967296", " 1"] {
             assert!(of_probes(vec![probe(1, 1)], 0, token).is_err(), "{token}");
         }
+        for token in ["a b", "-", "\n", "ä"] {
+            assert!(Page::behind(0, token.to_owned()).is_err(), "{token}");
+        }
+    }
+
+    /// All pages of machines with reports of these sizes.
+    fn machines(sizes: &[usize], most: u32) -> Vec<Vec<String>> {
+        let (mut pages, mut token) = (Vec::new(), String::new());
+        loop {
+            let mut page = Page::behind(most, token).unwrap();
+            for (number, size) in sizes.iter().enumerate() {
+                let name = format!("vm{number:03}");
+                let ending = v1::Ending {
+                    report: "x".repeat(*size),
+                    ..Default::default()
+                };
+                let machine = v1::Machine {
+                    name: name.clone(),
+                    ending: Some(ending),
+                    ..Default::default()
+                };
+                if !page.is_told(&name) && !page.add(&name, machine) {
+                    break;
+                }
+            }
+            let (told, next) = page.end();
+            pages.push(told.into_iter().map(|machine| machine.name).collect());
+            if next.is_empty() {
+                return pages;
+            }
+            token = next;
+        }
     }
 
     proptest! {
@@ -105,6 +219,21 @@ mod tests {
             prop_assert_eq!(told, probes.iter().map(|probe| probe.id).collect::<Vec<_>>());
             for page in pages {
                 let size = |id: &u32| sizes[usize::try_from(id / 3 - 1).unwrap()];
+                prop_assert!(page.iter().map(size).sum::<usize>() <= PAGE);
+                prop_assert!(most == 0 || page.len() <= usize::try_from(most).unwrap());
+            }
+        }
+
+        #[test]
+        fn machines_are_told_once_each_too(
+            sizes in prop::collection::vec(0..700_000_usize, 0..20),
+            most in 0..6_u32,
+        ) {
+            let pages = machines(&sizes, most);
+            let names: Vec<_> = (0..sizes.len()).map(|number| format!("vm{number:03}")).collect();
+            prop_assert_eq!(pages.concat(), names);
+            for page in pages {
+                let size = |name: &String| sizes[name[2..].parse::<usize>().unwrap()];
                 prop_assert!(page.iter().map(size).sum::<usize>() <= PAGE);
                 prop_assert!(most == 0 || page.len() <= usize::try_from(most).unwrap());
             }

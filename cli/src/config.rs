@@ -1,0 +1,237 @@
+//! `hvprobe serve --config FILE`: what a server may take in all, as TOML.
+
+use std::fs;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::Path;
+
+use anyhow::Context as _;
+use hvprobe_server::Limits;
+use serde::{Deserialize, Deserializer, de};
+
+use crate::failure::WrongUsage;
+use crate::size::Size;
+
+/// A configuration file. A key that is not known is refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    limits: Table,
+}
+
+/// What is said of the limits; the rest stays as it is.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Table {
+    machines: Option<usize>,
+    #[serde(deserialize_with = "size")]
+    memory: Option<u64>,
+    cpus: Option<u32>,
+    ended_machines: Option<NonZeroUsize>,
+    #[serde(deserialize_with = "length")]
+    ended_bytes: Option<usize>,
+    connections: Option<NonZeroUsize>,
+    tcp_connections: Option<NonZeroUsize>,
+    calls_per_connection: Option<NonZeroU32>,
+    streams: Option<usize>,
+    subscribers: Option<usize>,
+    #[serde(deserialize_with = "length")]
+    event_bytes: Option<usize>,
+}
+
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(from)?;
+    let size: Size = text.parse().map_err(de::Error::custom)?;
+    Ok(Some(size.0))
+}
+
+fn length<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let size = size(from)?;
+    let length = size.map(|size| usize::try_from(size).map_err(de::Error::custom));
+    length.transpose()
+}
+
+/// What the file at `path` says; what it does not say is as without it.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Limits> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let limits = limits(&text).map_err(|error| {
+        let why = error.to_string();
+        WrongUsage(format!("{}: {}", path.display(), why.trim_end()))
+    })?;
+    Ok(limits)
+}
+
+fn limits(text: &str) -> Result<Limits, toml::de::Error> {
+    let File { limits: said } = toml::from_str(text)?;
+    let host = Limits::of_host();
+    Ok(Limits {
+        machines: said.machines.unwrap_or(host.machines),
+        memory: said.memory.unwrap_or(host.memory),
+        cpus: said.cpus.unwrap_or(host.cpus),
+        ended_machines: said
+            .ended_machines
+            .map_or(host.ended_machines, NonZeroUsize::get),
+        ended_bytes: said.ended_bytes.unwrap_or(host.ended_bytes),
+        connections: said.connections.map_or(host.connections, NonZeroUsize::get),
+        tcp_connections: said
+            .tcp_connections
+            .map_or(host.tcp_connections, NonZeroUsize::get),
+        calls_per_connection: said
+            .calls_per_connection
+            .map_or(host.calls_per_connection, NonZeroU32::get),
+        streams: said.streams.unwrap_or(host.streams),
+        subscribers: said.subscribers.unwrap_or(host.subscribers),
+        event_bytes: said.event_bytes.unwrap_or(host.event_bytes),
+    })
+}
+
+/// The file that says `limits`, with what each means.
+pub(crate) fn text(limits: &Limits) -> String {
+    let mut text = "[limits]\n".to_owned();
+    for (key, value, meaning) in rows(limits) {
+        text.push_str(&format!("{key} = {value}  # {meaning}\n"));
+    }
+    text
+}
+
+/// Keys, values as they are written, and what they mean.
+fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 11] {
+    let bytes = |bytes: u64| {
+        let units = [("G", 30), ("M", 20), ("K", 10)];
+        let whole = units
+            .iter()
+            .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+        // What is no whole number of KiB is as good as one.
+        let (unit, shift) = whole.unwrap_or(&("K", 10));
+        format!("\"{}{unit}\"", bytes >> shift)
+    };
+    // On what this runs on, no length is larger than this can count.
+    let length = |length: usize| bytes(u64::try_from(length).unwrap_or(u64::MAX));
+    [
+        (
+            "machines",
+            limits.machines.to_string(),
+            "machines that boot or live",
+        ),
+        (
+            "memory",
+            bytes(limits.memory),
+            "guest memory of all machines together",
+        ),
+        (
+            "cpus",
+            limits.cpus.to_string(),
+            "virtual CPUs of all machines together",
+        ),
+        (
+            "ended_machines",
+            limits.ended_machines.to_string(),
+            "ended machines that are remembered",
+        ),
+        (
+            "ended_bytes",
+            length(limits.ended_bytes),
+            "what they keep: probes, consoles, reports",
+        ),
+        (
+            "connections",
+            limits.connections.to_string(),
+            "connections on the unix socket",
+        ),
+        (
+            "tcp_connections",
+            limits.tcp_connections.to_string(),
+            "connections on the TCP port",
+        ),
+        (
+            "calls_per_connection",
+            limits.calls_per_connection.to_string(),
+            "calls under way in one connection",
+        ),
+        (
+            "streams",
+            limits.streams.to_string(),
+            "calls under way that are answered with a stream",
+        ),
+        (
+            "subscribers",
+            limits.subscribers.to_string(),
+            "subscriptions to events",
+        ),
+        (
+            "event_bytes",
+            length(limits.event_bytes),
+            "events that wait for all subscribers together",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_lab::documented;
+
+    use super::*;
+
+    #[test]
+    fn what_is_printed_says_what_it_was_printed_of() {
+        let odd = Limits {
+            machines: 3,
+            memory: 5 << 30,
+            cpus: 7,
+            ended_bytes: 3 << 10,
+            ..Limits::of_host()
+        };
+        for said in [Limits::of_host(), odd] {
+            assert_eq!(limits(&text(&said)).unwrap(), said);
+        }
+        assert_eq!(limits("").unwrap(), Limits::of_host());
+        assert_eq!(limits("[limits]\n").unwrap(), Limits::of_host());
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_lines() {
+        for (text, line, why) in [
+            ("[limits]\nmachine = 3\n", 2, "unknown field `machine`"),
+            ("[limit]\n", 1, "unknown field `limit`"),
+            ("[limits]\n\nmemory = \"8Q\"\n", 3, "write a whole number"),
+            ("[limits]\nmemory = 8\n", 2, "invalid type"),
+            ("[limits]\nconnections = 0\n", 2, "nonzero"),
+            ("[limits]\ncpus = -1\n", 2, "invalid value"),
+            ("[limits]\nstreams = 1\nstreams = 2\n", 3, "duplicate key"),
+        ] {
+            let told = limits(text).unwrap_err().to_string();
+            assert!(told.contains(&format!("line {line}")), "{text}: {told}");
+            assert!(told.contains(why), "{text}: {told}");
+        }
+    }
+
+    /// Rows of a page's table: `key`, default, meaning.
+    #[test]
+    fn defaults_are_as_documented() {
+        let page = documented::page("docs/reference.md").unwrap();
+        let documented: Vec<Vec<_>> = page
+            .lines()
+            .skip_while(|line| !line.starts_with("| key in `[limits]` |"))
+            .skip(2)
+            .take_while(|line| line.starts_with('|'))
+            .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+            .collect();
+        let host = Limits::of_host();
+        let rows = rows(&host);
+        assert_eq!(documented.len(), rows.len(), "{documented:?}");
+        for (row, (key, value, _)) in documented.iter().zip(&rows) {
+            assert_eq!(row[0], format!("`{key}`"));
+            match *key {
+                // Of these it is said what they depend on.
+                "memory" => assert_eq!(row[1], "the host's (`MemTotal`)"),
+                "cpus" => {
+                    let each: u32 = row[1].split(' ').next().unwrap().parse().unwrap();
+                    let processors = std::thread::available_parallelism().unwrap().get();
+                    assert_eq!(usize::try_from(host.cpus / each).unwrap(), processors);
+                }
+                _ => assert_eq!(row[1], format!("`{value}`"), "{key}"),
+            }
+        }
+    }
+}

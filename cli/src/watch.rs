@@ -1,0 +1,44 @@
+//! `hvprobe vm list --watch`: machines as they come, change and go.
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+
+use hvprobe_proto::v1::WatchMachinesRequest;
+use hvprobe_proto::v1::watch_machines_response::What;
+
+use crate::client::Client;
+use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::output::{self, json, table};
+use crate::signals::Interrupt;
+
+/// Prints until the server ends or the user does.
+pub(crate) async fn watch(
+    mut client: Client,
+    labels: HashMap<String, String>,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut interrupt = Interrupt::install()?;
+    let request = WatchMachinesRequest {
+        labels,
+        read_mask: None,
+    };
+    let watched = client.machines.watch_machines(request).await;
+    let mut watched = watched.map_err(Refused::from)?.into_inner();
+    loop {
+        let told = tokio::select! {
+            told = watched.message() => told.map_err(Refused::from)?,
+            () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
+        };
+        let Some(told) = told else {
+            return Ok(DONE);
+        };
+        match told.what {
+            Some(What::Machine(machine)) if json => json::print(&json::Machine::from(&machine))?,
+            Some(What::Machine(machine)) => output::print(&table::machine(&machine))?,
+            Some(What::Gone(gone)) if json => json::print(&json::MachineGone::from(&gone))?,
+            Some(What::Gone(gone)) => output::print(&table::gone(&gone))?,
+            // Of what a later server tells, too, there is nothing to show.
+            Some(What::AllTold(_)) | None => {}
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Many machines of one server, with micro-kernels, on whatever KVM there is.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use hvprobe_machine::MachineConfig;
+use hvprobe_proto::v1::machines_client::MachinesClient;
+use hvprobe_proto::v1::probes_client::ProbesClient;
+use hvprobe_proto::v1::watch_machines_response::What;
+use hvprobe_proto::v1::{
+    BootRequest, DeleteMachineRequest, EndReason, ErrorDetail, ErrorKind, ListMachinesRequest,
+    ListProbesRequest, Machine, MachineState, PauseRequest, StopRequest, WatchMachinesRequest,
+    WatchRequest,
+};
+use hvprobe_server::{Limits, Listener, ServeError, Server};
+use hvprobe_tests::micro::host::{build, catch_mode};
+use prost::Message as _;
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// As many machines as a server may have if nobody says otherwise.
+const MACHINES: usize = 64;
+/// How long a server may take to stop with all of them.
+const STOPPED: Duration = Duration::from_secs(5);
+
+/// A server, and a kernel whose guest runs until it is stopped.
+struct Running {
+    folder: TempDir,
+    kernel: MachineConfig,
+    _kernel: TempDir,
+    stop: oneshot::Sender<()>,
+    served: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Running {
+    /// Nothing where there is no KVM for it.
+    fn start(test: &str, limits: Limits) -> Option<Self> {
+        catch_mode(test)?;
+        let (_kernel, kernel) = build(|kernel| {
+            let asm = kernel.asm();
+            let mut again = asm.create_label();
+            // Two labels cannot be at one instruction.
+            asm.nop()?;
+            asm.set_label(&mut again)?;
+            // Idle: so many that spin would leave the host no time to boot the last of them.
+            asm.hlt()?;
+            asm.jmp(again)
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(&folder.path().join("socket")).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let server = Server::new().with_limits(limits);
+        let served = tokio::spawn(server.serve(listener, async {
+            let _asked_or_dropped = stopped.await;
+        }));
+        Some(Self {
+            folder,
+            kernel,
+            _kernel,
+            stop,
+            served,
+        })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    async fn connect(&self) -> Channel {
+        let endpoint = Endpoint::try_from(format!("unix:{}", self.socket().display()));
+        endpoint.unwrap().connect().await.unwrap()
+    }
+
+    async fn machines(&self) -> MachinesClient<Channel> {
+        MachinesClient::new(self.connect().await)
+    }
+
+    fn request(&self, name: &str) -> BootRequest {
+        BootRequest {
+            name: name.to_owned(),
+            kernel: self.kernel.kernel.display().to_string(),
+            cmdline: self.kernel.cmdline.clone(),
+            cpus: self.kernel.cpus,
+            memory: self.kernel.memory,
+            ..Default::default()
+        }
+    }
+
+    /// Boots a machine, and returns when its guest runs.
+    async fn boot(&self, machines: &mut MachinesClient<Channel>, name: &str) -> Machine {
+        machines.boot(self.request(name)).await.unwrap();
+        let machine = name.to_owned();
+        let mut states = machines
+            .watch(WatchRequest { machine })
+            .await
+            .unwrap()
+            .into_inner();
+        let running = async {
+            while let Some(machine) = states.message().await.unwrap() {
+                if machine.state() != MachineState::Booting {
+                    return machine;
+                }
+            }
+            panic!("{name} ended without a word");
+        };
+        let machine = timeout(PATIENCE, running).await.expect("its guest runs");
+        assert_eq!(machine.state(), MachineState::Running, "{machine:?}");
+        machine
+    }
+
+    async fn stop(self) -> Duration {
+        let since = Instant::now();
+        self.stop.send(()).unwrap();
+        let served = timeout(PATIENCE, self.served).await;
+        served.expect("it ends").unwrap().unwrap();
+        since.elapsed()
+    }
+}
+
+fn kind(status: &Status) -> ErrorKind {
+    let packed = tonic_types::Status::decode(status.details()).unwrap();
+    let detail = ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap();
+    detail.kind()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_ends_all_the_machines_it_may_have_within_five_seconds() {
+    let Some(running) = Running::start("64 machines", Limits::of_host()) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    for number in 0..MACHINES {
+        running.boot(&mut machines, &format!("m{number}")).await;
+    }
+    let error = machines.boot(running.request("more")).await.unwrap_err();
+    assert_eq!(kind(&error), ErrorKind::TooManyMachines);
+    let took = running.stop().await;
+    eprintln!("{MACHINES} machines ended in {took:?}");
+    assert!(took < STOPPED, "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_machines_have_is_given_back_when_they_end() {
+    let limits = Limits {
+        memory: 128 << 20,
+        ..Limits::of_host()
+    };
+    let Some(running) = Running::start("memory in all", limits) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    for round in 0..3 {
+        running.boot(&mut machines, &format!("a{round}")).await;
+        running.boot(&mut machines, &format!("b{round}")).await;
+        let error = machines.boot(running.request("c")).await.unwrap_err();
+        assert_eq!(kind(&error), ErrorKind::TooMuchMemory);
+        for name in ["a", "b"] {
+            let machine = format!("{name}{round}");
+            let ended = machines.stop(StopRequest { machine }).await.unwrap();
+            let ending = ended.into_inner().ending.unwrap();
+            assert_eq!(ending.reason(), EndReason::Stopped);
+        }
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_are_seen_to_come_change_end_and_go() {
+    let Some(running) = Running::start("a watch of machines", Limits::of_host()) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    running.boot(&mut machines, "first").await;
+    let watched = machines
+        .watch_machines(WatchMachinesRequest::default())
+        .await;
+    let mut watched = watched.unwrap().into_inner();
+    let mut next = async || {
+        let told = timeout(PATIENCE, watched.message()).await;
+        told.expect("a message").unwrap().unwrap().what.unwrap()
+    };
+    match next().await {
+        What::Machine(machine) => assert_eq!(machine.name, "first"),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(next().await, What::AllTold(_)));
+
+    let second = running.boot(&mut machines, "second").await;
+    let mut states = Vec::new();
+    let mut until = async |wanted: MachineState| {
+        loop {
+            match next().await {
+                // It may be told again that it runs.
+                What::Machine(machine) if machine.name == "first" => {
+                    assert_eq!(machine.state(), MachineState::Running);
+                }
+                What::Machine(machine) => {
+                    assert_eq!((&machine.name, &machine.uid), (&second.name, &second.uid));
+                    states.push(machine.state());
+                    if machine.state() == wanted {
+                        return machine;
+                    }
+                }
+                other => panic!("{other:?} after {states:?}"),
+            }
+        }
+    };
+    let machine = || "second".to_owned();
+    until(MachineState::Running).await;
+    machines
+        .pause(PauseRequest {
+            machine: machine(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    until(MachineState::Paused).await;
+    machines
+        .stop(StopRequest { machine: machine() })
+        .await
+        .unwrap();
+    let ended = until(MachineState::Stopped).await;
+    assert!(ended.end_ns.is_some() && ended.ending.is_some());
+    let request = DeleteMachineRequest { machine: machine() };
+    machines.delete_machine(request).await.unwrap();
+    match next().await {
+        What::Gone(gone) => assert_eq!((gone.name, gone.uid), (second.name, second.uid)),
+        other => panic!("{other:?}"),
+    }
+
+    let mut names = async |states: &[MachineState], page_size| {
+        let (mut names, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let request = ListMachinesRequest {
+                states: states.iter().map(|state| (*state).into()).collect(),
+                page_size,
+                page_token,
+                ..Default::default()
+            };
+            let list = machines.list_machines(request).await.unwrap().into_inner();
+            assert!(page_size == 0 || list.machines.len() <= 1);
+            names.extend(list.machines.into_iter().map(|machine| machine.name));
+            page_token = list.next_page_token;
+            if page_token.is_empty() {
+                return names;
+            }
+        }
+    };
+    assert_eq!(names(&[], 0).await, ["first"]);
+    assert_eq!(names(&[MachineState::Running], 1).await, ["first"]);
+    assert!(names(&[MachineState::Stopped], 1).await.is_empty());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_crowd_one_machine_keep_nobody_from_another() {
+    /// Three connections' worth.
+    const CALLS: usize = 3 * 200;
+    /// What a call of another client may take meanwhile.
+    const SOON: Duration = Duration::from_secs(20);
+    let Some(running) = Running::start("a crowd", Limits::of_host()) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    for name in ["crowded", "other"] {
+        running.boot(&mut machines, name).await;
+    }
+    let mut crowd = JoinSet::new();
+    let mut channel = running.connect().await;
+    for number in 0..CALLS {
+        if number % 200 == 0 {
+            channel = running.connect().await;
+        }
+        let mut machines = MachinesClient::new(channel.clone());
+        let mut probes = ProbesClient::new(channel.clone());
+        crowd.spawn(async move {
+            let machine = || "crowded".to_owned();
+            machines
+                .pause(PauseRequest {
+                    machine: machine(),
+                    ..Default::default()
+                })
+                .await?;
+            let request = ListProbesRequest {
+                machine: machine(),
+                ..Default::default()
+            };
+            probes.list_probes(request).await.map(drop)
+        });
+        if number == CALLS / 2 {
+            let mut other = running.machines().await;
+            let listed = timeout(SOON, other.list_machines(ListMachinesRequest::default()));
+            let listed = listed.await.expect("a list").unwrap().into_inner();
+            assert_eq!(listed.machines.len(), 2);
+            let machine = "other".to_owned();
+            let stopped = timeout(SOON, other.stop(StopRequest { machine })).await;
+            stopped.expect("it is stopped").unwrap();
+        }
+    }
+    while let Some(called) = timeout(PATIENCE, crowd.join_next())
+        .await
+        .expect("an answer")
+    {
+        called.unwrap().unwrap();
+    }
+    running.stop().await;
+}

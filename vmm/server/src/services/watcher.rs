@@ -1,0 +1,225 @@
+//! A client that follows all machines.
+//!
+//! Invariant: what waits for it is one message, and what it is told next is looked up when there is room
+//! for that; so a slow client is told the latest of each machine, in the order of their last changes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use hvprobe_proto::v1::watch_machines_response::What;
+use hvprobe_proto::v1::{AllTold, MachineGone, WatchMachinesResponse};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::fleet::{Fleet, Handle};
+use crate::wire::mask::Mask;
+
+type ToClient = mpsc::Sender<Result<WatchMachinesResponse, Status>>;
+
+/// The client is gone.
+#[derive(Debug)]
+struct Gone;
+
+/// What the client knows of one machine.
+#[derive(Debug)]
+struct Known {
+    name: String,
+    /// The number of the last change it was told.
+    changed: u64,
+}
+
+/// Tells one client of all machines.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    fleet: Fleet,
+    labels: BTreeMap<String, String>,
+    mask: Mask,
+    to_client: ToClient,
+    /// By uid.
+    known: HashMap<String, Known>,
+}
+
+impl Watcher {
+    pub(crate) fn new(
+        fleet: &Fleet,
+        labels: BTreeMap<String, String>,
+        mask: Mask,
+        to_client: ToClient,
+    ) -> Self {
+        Self {
+            fleet: fleet.clone(),
+            labels,
+            mask,
+            to_client,
+            known: HashMap::new(),
+        }
+    }
+
+    /// Runs until the client is gone.
+    pub(crate) async fn run(mut self) {
+        // That the client is gone is no error, and there is nobody to tell it to.
+        let _gone = self.watch().await;
+    }
+
+    async fn watch(&mut self) -> Result<(), Gone> {
+        let mut news = self.fleet.follow();
+        news.mark_unchanged();
+        while self.tell_next().await? {}
+        self.send(What::AllTold(AllTold {})).await?;
+        loop {
+            tokio::select! {
+                // The fleet is here, so its news are.
+                _ = news.changed() => {}
+                () = self.to_client.closed() => return Err(Gone),
+            }
+            while self.tell_next().await? {}
+        }
+    }
+
+    /// Tells what comes next of what is new; whether there was something.
+    async fn tell_next(&mut self) -> Result<bool, Gone> {
+        let to_client = self.to_client.clone();
+        let room = to_client.reserve().await.map_err(|_| Gone)?;
+        let Some(what) = self.next() else {
+            return Ok(false);
+        };
+        room.send(Ok(WatchMachinesResponse { what: Some(what) }));
+        Ok(true)
+    }
+
+    /// What comes next: a machine that is gone, or else the one whose last change is the oldest.
+    fn next(&mut self) -> Option<What> {
+        let mut all = self.fleet.all();
+        all.retain(|handle| handle.has(&self.labels));
+        let is_there = |uid: &str| all.iter().any(|handle| handle.identity.uid() == uid);
+        let gone = self.known.keys().find(|uid| !is_there(uid)).cloned();
+        if let Some((uid, Known { name, .. })) = gone.and_then(|uid| self.known.remove_entry(&uid))
+        {
+            return Some(What::Gone(MachineGone { name, uid }));
+        }
+        let is_new = |handle: &&Handle| {
+            let known = self.known.get(handle.identity.uid());
+            known.is_none_or(|known| known.changed < handle.changed())
+        };
+        let handle = all
+            .iter()
+            .filter(is_new)
+            .min_by_key(|handle| handle.changed())?;
+        // Sooner than what it is: what changes in between is told again.
+        let changed = handle.changed();
+        let name = handle.name().to_owned();
+        let known = Known { name, changed };
+        self.known.insert(handle.identity.uid().to_owned(), known);
+        Some(What::Machine(self.mask.of(handle.describe())))
+    }
+
+    async fn send(&self, what: What) -> Result<(), Gone> {
+        let message = WatchMachinesResponse { what: Some(what) };
+        self.to_client.send(Ok(message)).await.map_err(|_| Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hvprobe_proto::v1::Machine;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::fleet::tests::add_ended;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    type Told = mpsc::Receiver<Result<WatchMachinesResponse, Status>>;
+
+    fn watch(fleet: &Fleet) -> Told {
+        let (to_client, told) = mpsc::channel(1);
+        let mask = Mask::new(None).unwrap();
+        let watcher = Watcher::new(fleet, BTreeMap::new(), mask, to_client);
+        tokio::spawn(watcher.run());
+        told
+    }
+
+    async fn next(told: &mut Told) -> What {
+        let next = timeout(PATIENCE, told.recv()).await;
+        let response = next.expect("something is told").expect("it goes on");
+        response.unwrap().what.unwrap()
+    }
+
+    /// What is told in a word: `+name` of a machine, `-name` of one that is gone.
+    async fn word(told: &mut Told) -> String {
+        match next(told).await {
+            What::Machine(Machine { name, uid, .. }) => {
+                assert!(uid.is_empty() || uid.len() == 36, "{uid}");
+                format!("+{name}")
+            }
+            What::Gone(gone) => format!("-{}", gone.name),
+            What::AllTold(AllTold {}) => "all".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn all_that_are_there_are_told_and_then_who_comes_changes_and_goes() {
+        let fleet = Fleet::default();
+        add_ended(&fleet, "b", "", b"");
+        let first = add_ended(&fleet, "a", "", b"");
+        let mut told = watch(&fleet);
+        for expected in ["+b", "+a", "all"] {
+            assert_eq!(word(&mut told).await, expected);
+        }
+        add_ended(&fleet, "c", "", b"");
+        assert_eq!(word(&mut told).await, "+c");
+        first.touch();
+        assert_eq!(word(&mut told).await, "+a");
+        fleet.forget("b").unwrap();
+        assert_eq!(word(&mut told).await, "-b");
+        // A name that is taken again is another machine's.
+        let uid = first.identity.uid().to_owned();
+        add_ended(&fleet, "a", "", b"");
+        match next(&mut told).await {
+            What::Gone(gone) => assert_eq!((gone.name.as_str(), gone.uid), ("a", uid)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(word(&mut told).await, "+a");
+    }
+
+    #[tokio::test]
+    async fn slow_client_is_told_the_latest_of_each_and_nothing_twice() {
+        let fleet = Fleet::default();
+        let machine = add_ended(&fleet, "a", "", b"");
+        let mut told = watch(&fleet);
+        assert_eq!(word(&mut told).await, "+a");
+        assert_eq!(word(&mut told).await, "all");
+        // Far more than may wait for it.
+        for _ in 0..10_000 {
+            machine.touch();
+        }
+        add_ended(&fleet, "b", "", b"");
+        add_ended(&fleet, "short", "", b"");
+        fleet.forget("short").unwrap();
+        tokio::task::yield_now().await;
+        machine.touch();
+        let mut seen = Vec::new();
+        while seen.last().map(String::as_str) != Some("+last") {
+            if seen.is_empty() {
+                add_ended(&fleet, "last", "", b"");
+            }
+            seen.push(word(&mut told).await);
+            assert!(seen.len() < 10, "{seen:?}");
+        }
+        assert!(seen.contains(&"+a".to_owned()) && seen.contains(&"+b".to_owned()));
+        assert!(!seen.contains(&"-short".to_owned()) || seen.contains(&"+short".to_owned()));
+        assert!(told.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn watcher_goes_with_its_client() {
+        let fleet = Fleet::default();
+        let (to_client, told) = mpsc::channel(1);
+        let mask = Mask::new(None).unwrap();
+        let watcher = Watcher::new(&fleet, BTreeMap::new(), mask, to_client);
+        let running = tokio::spawn(watcher.run());
+        drop(told);
+        timeout(PATIENCE, running).await.expect("it ends").unwrap();
+    }
+}

@@ -1,0 +1,214 @@
+//! Which fields of a machine a client wants to read (AIP-157).
+
+use std::collections::BTreeSet;
+
+use hvprobe_proto::v1::{Ending, ErrorKind, Machine};
+use prost_types::FieldMask;
+use tonic::Code;
+
+use crate::limits;
+use crate::status::Failure;
+
+/// The most paths in a mask: far more than there are fields.
+const PATHS: usize = 256;
+
+/// Takes a field over.
+type Take = fn(&mut Machine, &mut Machine);
+
+/// The fields of a message that are told under their names.
+macro_rules! fields {
+    ($($name:ident),+ $(,)?) => {
+        [$((stringify!($name), (|to, from| to.$name = std::mem::take(&mut from.$name)) as Take)),+]
+    };
+}
+
+/// Those of a machine's ending.
+macro_rules! of_ending {
+    ($($name:ident),+ $(,)?) => {
+        [$((concat!("ending.", stringify!($name)), (|to, from| {
+            if let Some(from) = &mut from.ending {
+                let ending = to.ending.get_or_insert_with(Ending::default);
+                ending.$name = std::mem::take(&mut from.$name);
+            }
+        }) as Take)),+]
+    };
+}
+
+const FIELDS: [(&str, Take); 18] = fields![
+    name,
+    state,
+    catch_mode,
+    kernel,
+    cpus,
+    memory,
+    ending,
+    first_entry_ns,
+    stopped_at,
+    disarmed,
+    skipped,
+    kernel_replaced,
+    anchor,
+    runs,
+    uid,
+    labels,
+    create_ns,
+    end_ns,
+];
+
+const OF_ENDING: [(&str, Take); 3] = of_ending![reason, guest_status, report];
+
+/// What a client wants to read of each machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Mask {
+    /// Nothing for all.
+    fields: Option<BTreeSet<String>>,
+}
+
+impl Mask {
+    /// The one that a request has.
+    ///
+    /// # Errors
+    /// When it names a field that there is not.
+    pub(crate) fn new(mask: Option<FieldMask>) -> Result<Self, Failure> {
+        let bad = |why: String| {
+            Failure::new(Code::InvalidArgument, ErrorKind::BadReadMask, why).on("read_mask")
+        };
+        let Some(FieldMask { paths }) = mask.filter(|mask| !mask.paths.is_empty()) else {
+            return Ok(Self { fields: None });
+        };
+        if paths.len() > PATHS {
+            return Err(bad(format!(
+                "the read mask is too large: {} paths, at most {PATHS}",
+                paths.len()
+            )));
+        }
+        if paths == ["*"] {
+            return Ok(Self { fields: None });
+        }
+        for path in &paths {
+            let mut known = FIELDS.iter().chain(&OF_ENDING);
+            if !known.any(|(name, _)| name == path) {
+                // A name that is as long as a message is not worth repeating.
+                let shown: String = path.chars().take(limits::SHOWN).collect();
+                return Err(bad(format!("a machine has no field {shown:?}")));
+            }
+        }
+        Ok(Self {
+            fields: Some(paths.into_iter().collect()),
+        })
+    }
+
+    /// The same, and these fields in any case.
+    pub(crate) fn with<const N: usize>(mut self, names: [&str; N]) -> Self {
+        if let Some(fields) = &mut self.fields {
+            fields.extend(names.map(str::to_owned));
+        }
+        self
+    }
+
+    /// What is wanted of `machine`.
+    pub(crate) fn of(&self, mut machine: Machine) -> Machine {
+        let Some(wanted) = &self.fields else {
+            return machine;
+        };
+        let mut told = Machine::default();
+        // What is wanted as a whole comes last, and in place of its parts.
+        for (_, take) in OF_ENDING.iter().filter(|(name, _)| wanted.contains(*name)) {
+            if !wanted.contains("ending") {
+                take(&mut told, &mut machine);
+            }
+        }
+        for (_, take) in FIELDS.iter().filter(|(name, _)| wanted.contains(*name)) {
+            take(&mut told, &mut machine);
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_proto::FILE_DESCRIPTOR_SET;
+    use hvprobe_proto::v1::{EndReason, MachineState};
+    use prost::Message as _;
+    use prost_types::FileDescriptorSet;
+    use tonic::Status;
+
+    use super::*;
+    use crate::status::tests::detail;
+
+    fn mask(paths: &[&str]) -> Result<Mask, Failure> {
+        let paths = paths.iter().map(|path| path.to_string()).collect();
+        Mask::new(Some(FieldMask { paths }))
+    }
+
+    fn machine() -> Machine {
+        Machine {
+            name: "web".into(),
+            state: MachineState::Stopped.into(),
+            uid: "u".into(),
+            ending: Some(Ending {
+                reason: EndReason::Crash.into(),
+                guest_status: Some(3),
+                report: "long".into(),
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn every_field_can_be_named() {
+        let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap();
+        let fields = |message: &str| {
+            let mut all = files.file.iter().flat_map(|file| &file.message_type);
+            let found = all.find(|found| found.name() == message).unwrap();
+            let names = found.field.iter().map(|field| field.name().to_owned());
+            names.collect::<BTreeSet<_>>()
+        };
+        let known = FIELDS.iter().map(|(name, _)| name.to_string());
+        assert_eq!(known.collect::<BTreeSet<_>>(), fields("Machine"));
+        let known = OF_ENDING.iter().map(|(name, _)| name.to_string());
+        let parts = fields("Ending")
+            .into_iter()
+            .map(|name| format!("ending.{name}"));
+        assert_eq!(known.collect::<BTreeSet<_>>(), parts.collect());
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_not_told() {
+        for all in [Mask::new(None), mask(&[]), mask(&["*"])] {
+            assert_eq!(all.unwrap().of(machine()), machine());
+        }
+        let told = mask(&["name", "ending.reason"]).unwrap().of(machine());
+        let ending = Ending {
+            reason: EndReason::Crash.into(),
+            ..Default::default()
+        };
+        let expected = Machine {
+            name: "web".into(),
+            ending: Some(ending),
+            ..Default::default()
+        };
+        assert_eq!(told, expected);
+        let told = mask(&["ending.report", "ending"]).unwrap().of(machine());
+        assert_eq!(told.ending, machine().ending);
+        let told = mask(&["state"])
+            .unwrap()
+            .with(["name", "uid"])
+            .of(machine());
+        assert_eq!((told.name.as_str(), told.uid.as_str()), ("web", "u"));
+        assert_eq!(told.ending, None);
+        // Of a machine that has not ended there is no ending to tell a part of.
+        let told = mask(&["ending.report"]).unwrap().of(Machine::default());
+        assert_eq!(told.ending, None);
+    }
+
+    #[test]
+    fn a_mask_that_makes_no_sense_is_refused() {
+        let many = vec!["name"; PATHS + 1];
+        for bad in [&["nmae"][..], &["ending.x"], &["name", "*"], &[""], &many] {
+            let status = Status::from(mask(bad).unwrap_err());
+            assert_eq!(status.code(), Code::InvalidArgument, "{bad:?}");
+            assert_eq!(detail(&status).kind(), ErrorKind::BadReadMask);
+        }
+    }
+}
