@@ -18,8 +18,8 @@ use tonic::{Code, Status};
 
 use super::allowed::Limits;
 use super::events::broadcast::Broadcast;
+pub(crate) use super::handle::Handle;
 use super::handle::Place;
-pub(crate) use super::handle::{Handle, Remains};
 use super::identity::{Asked, Identity};
 use super::news::News;
 use super::slots::Slots;

@@ -8,6 +8,7 @@ use hvprobe_proto::v1;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
+use crate::handle::Remains;
 use crate::status::tests::{detail, info};
 
 const NAME: &str = "web";
