@@ -124,7 +124,7 @@ fn impossible_sizes_are_refused() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        stderr.contains("of memory is too much: this host has"),
+        stderr.contains("MiB of memory, and all machines together may have"),
         "{stderr}"
     );
     place.check(&["run", "-k", &kernel, "--memory", "12Q"], expect![[r#"

@@ -77,13 +77,19 @@ impl Totals {
         let mut guests = self.guests();
         let left = self.limits.memory.saturating_sub(guests.memory);
         if memory > left {
-            let message = format!(
-                "the machine is to have {} MiB of memory, and {} MiB are left of the {} MiB that all \
-                 machines may have: stop one, or ask for less",
-                memory.div_ceil(1 << 20),
-                left >> 20,
-                self.limits.memory >> 20,
-            );
+            let (asked, most) = (memory.div_ceil(1 << 20), self.limits.memory >> 20);
+            let message = if memory > self.limits.memory {
+                format!(
+                    "the machine is to have {asked} MiB of memory, and all machines together may have \
+                     {most} MiB: ask for less"
+                )
+            } else {
+                format!(
+                    "the machine is to have {asked} MiB of memory, and {} MiB are left of the {most} MiB \
+                     that all machines may have: stop one, or ask for less",
+                    left >> 20
+                )
+            };
             let kind = ErrorKind::TooMuchMemory;
             return Err(Failure::new(Code::ResourceExhausted, kind, message)
                 .bound("memory", self.limits.memory, left)
