@@ -5,6 +5,7 @@ use hvprobe_linux::types::{Place, PrototypeError, TypeId, Types};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::fetch::words;
 
+use super::parameter::Parameter;
 use super::refused::refused;
 use super::syscall::Call;
 use crate::plan::kernel::Probeable;
@@ -21,14 +22,6 @@ pub(super) struct Function<'a> {
 struct Found {
     parameters: Vec<Parameter>,
     returns: Option<TypeId>,
-}
-
-/// A parameter, and where it is at the function's entry.
-#[derive(Clone, Debug)]
-pub(super) struct Parameter {
-    pub(super) name: String,
-    pub(super) ty: TypeId,
-    pub(super) place: Place,
 }
 
 /// The registers that arguments are in where no types tell, as the kernel has it

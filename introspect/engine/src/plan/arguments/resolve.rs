@@ -10,7 +10,8 @@ use hvprobe_spec::{
 
 use super::chain::{Around, Chain, Start};
 use super::filter;
-use super::function::{Function, Parameter};
+use super::function::Function;
+use super::parameter::Parameter;
 use super::refused::refused;
 use super::syscall::Call;
 use super::types::{self, Characters};

@@ -10,7 +10,7 @@ use hvprobe_linux::types::{Kind, Place, TypeId, Types};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 
 use super::flags;
-use super::function::Parameter;
+use super::parameter::Parameter;
 use super::types;
 
 /// Where the arguments of a system call are in a `pt_regs`, in their order: di, si, dx, r10, r8, r9
