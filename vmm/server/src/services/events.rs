@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::deadline::Until;
 use super::feed::{Feed, Origin};
+use super::wanted::wanted;
 use crate::arrivals::Behind;
 use crate::events::Position;
 use crate::events::broadcast::Beyond;
@@ -32,7 +33,6 @@ use crate::fleet::{Fleet, Handle};
 use crate::limits;
 use crate::panics;
 use crate::status::Failure;
-use crate::wire::wanted::wanted;
 
 /// Messages between the machines and one client's connection.
 const MESSAGES: usize = 2;

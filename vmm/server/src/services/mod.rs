@@ -10,4 +10,5 @@ pub(crate) mod machines;
 pub(crate) mod probes;
 pub(crate) mod sessions;
 pub(crate) mod symbols;
+mod wanted;
 mod watcher;

@@ -15,4 +15,3 @@ pub(crate) mod page;
 pub mod registers;
 pub(crate) mod registration;
 pub(crate) mod types;
-pub(crate) mod wanted;
