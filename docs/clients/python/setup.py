@@ -13,11 +13,15 @@ class WithStubs(build_py):
 
     def run(self):
         super().run()
+        import grpc_tools
         from grpc_tools import protoc
 
         files = sorted(PROTOS.glob("hvprobe/v1/*.proto"))
         outputs = [f"--{kind}_out={self.build_lib}" for kind in ("python", "pyi", "grpc_python")]
-        if protoc.main(["protoc", f"--proto_path={PROTOS}", *outputs, *map(str, files)]) != 0:
+        # Ours, and those of Google's that they need.
+        folders = [PROTOS, Path(grpc_tools.__file__).parent / "_proto"]
+        paths = [f"--proto_path={folder}" for folder in folders]
+        if protoc.main(["protoc", *paths, *outputs, *map(str, files)]) != 0:
             raise SystemExit(f"the .proto files in {PROTOS} cannot be compiled")
 
 

@@ -3,7 +3,7 @@
 //! A client plants probes that count, stop the machine or ask it, pauses the machine, decides, subscribes,
 //! and is killed: its connection is closed, or nothing goes over it any more although it is open, as of a
 //! host that is gone, or nothing for longer than its session lives, as of a process that is frozen.
-//! `HVPROBE_CLIENTS` says how many there are, 1000 when it counts; `HVPROBE_STRESS_SEED` makes the same
+//! `HVPROBE_CLIENTS` says how many there are; `HVPROBE_STRESS_SEED` makes the same
 //! ones again.
 
 use std::env;
@@ -33,10 +33,10 @@ use crate::client::{Client, Running, detail, request, specs};
 use crate::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
 
 /// Clients when nothing is said, and at a time.
-const CLIENTS: u64 = 60;
-const AT_A_TIME: usize = 32;
+const CLIENTS: u64 = 16;
+const AT_A_TIME: usize = 8;
 /// Clients before those whose traces are looked for.
-const FIRST: u64 = 20;
+const FIRST: u64 = 8;
 /// How long a session outlives its client.
 const TTL: Duration = Duration::from_secs(1);
 /// The longest that a client lives.

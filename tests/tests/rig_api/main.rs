@@ -100,8 +100,8 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let mut absurd = request(OBEDIENT, &[]);
     absurd.cpus = 100_000;
     let error = client.machines.boot(absurd).await.unwrap_err();
-    assert_eq!(error.code(), Code::InvalidArgument);
-    assert_eq!(detail(&error).kind(), ErrorKind::BadMachine);
+    assert_eq!(error.code(), Code::ResourceExhausted);
+    assert_eq!(detail(&error).kind(), ErrorKind::TooManyCpus);
     let unknown = request(OBEDIENT, &["p vfs_read", "p vfs_raed"]);
     let error = client.machines.boot(unknown).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);

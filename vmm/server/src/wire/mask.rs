@@ -34,7 +34,7 @@ macro_rules! of_ending {
     };
 }
 
-const FIELDS: [(&str, Take); 18] = fields![
+const FIELDS: [(&str, Take); 19] = fields![
     name,
     state,
     catch_mode,
@@ -53,6 +53,7 @@ const FIELDS: [(&str, Take); 18] = fields![
     labels,
     create_ns,
     end_ns,
+    paused_by,
 ];
 
 const OF_ENDING: [(&str, Take); 3] = of_ending![reason, guest_status, report];

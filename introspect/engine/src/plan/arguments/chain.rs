@@ -130,7 +130,10 @@ impl Around<'_> {
             ExprKind::Immediate(value) => Chain::base(Base::Constant(*value)),
             ExprKind::Text(text) => Chain::of(Start::Text(text.clone()), None),
             ExprKind::Variable { name, path } => {
-                if let Some(argument) = self.call_argument(name).filter(|_| path.is_empty()) {
+                if let Some(argument) = self
+                    .call_argument(column, name)?
+                    .filter(|_| path.is_empty())
+                {
                     return Ok(argument);
                 }
                 let parameter = self.function.by_name(column, name)?;
@@ -161,13 +164,18 @@ impl Around<'_> {
 
     /// The argument `name` of the system call that the function is the entry of, unless a parameter of its own
     /// has that name.
-    fn call_argument(&self, name: &str) -> Option<Chain> {
-        let own = self
-            .function
-            .whole()
-            .is_ok_and(|(own, _)| own.iter().any(|it| it.name == name));
-        let call = self.function.call.as_ref().filter(|_| !own)?;
-        Some(self.of_call(call, call.by_name(name)?))
+    fn call_argument(&self, column: usize, name: &str) -> Result<Option<Chain>, ParseError> {
+        let own = self.function.whole();
+        let own = own.is_ok_and(|(own, _)| own.iter().any(|it| it.name == name));
+        let call = self.function.call.as_ref().filter(|_| !own);
+        let Some((call, argument)) = call.and_then(|call| Some((call, call.by_name(name)?))) else {
+            return Ok(None);
+        };
+        if self.returns && call.replaces {
+            let why = "the call replaces the registers that it was made with";
+            return Err(refused(column, format!("{}; {why}", words::NO_BTFARG)));
+        }
+        Ok(Some(self.of_call(call, argument)))
     }
 
     /// An argument of a system call.

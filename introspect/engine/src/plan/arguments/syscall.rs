@@ -22,6 +22,8 @@ pub(super) struct Call {
     /// What points to the registers that it was made with.
     pub(super) registers: Gpr,
     pub(super) parameters: Vec<CallArgument>,
+    /// Whether the call leaves other registers than those that it was made with.
+    pub(super) replaces: bool,
 }
 
 /// An argument of a system call.
@@ -79,6 +81,8 @@ impl Call {
             }
         });
         Some(Self {
+            // The new program begins with registers of its own.
+            replaces: matches!(call, "execve" | "execveat"),
             registers: *registers,
             parameters: parameters.collect(),
         })
