@@ -178,7 +178,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if !options.only_rig() {
         let mut job = job_here(&ready, &built, options, seeds);
         if let Some(rig) = options.rig.or((!here_only).then_some(rig)) {
-            job.environment.extend(own_rig(&ready, rig)?);
+            job.environment.extend(own_rig(&ready, &built, rig)?);
         }
         total.run(job, &ready, &options.how(Kind::Direct, deadline))?;
         took.note("the tests here");
@@ -267,8 +267,8 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     job
 }
 
-/// What tests on this machine are told that start a rig of their own, with this program.
-fn own_rig(ready: &Ready, rig: Kind) -> Result<Vec<(String, OsString)>> {
+/// What tests on this machine are told that start a rig of their own.
+fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String, OsString)>> {
     let (kernel, initrd) = match rig {
         Kind::Direct => (ready.guest.kernel(), ready.guest.initrd()),
         Kind::Tcg => ("/guest/kernel".into(), "/guest/initrd.cpio".into()),
@@ -276,7 +276,11 @@ fn own_rig(ready: &Ready, rig: Kind) -> Result<Vec<(String, OsString)>> {
         Kind::Bochs => return Ok(Vec::new()),
     };
     let told: [(&str, OsString); 4] = [
-        ("HVPROBE_TEST_LAB", std::env::current_exe()?.into()),
+        // The one that was built with the tests: this very one may be replaced by that.
+        (
+            "HVPROBE_TEST_LAB",
+            cargo::program_named(built, "lab")?.into(),
+        ),
         ("HVPROBE_TEST_RIG", rig.name().into()),
         ("HVPROBE_TEST_KERNEL", kernel.into()),
         ("HVPROBE_TEST_INITRD", initrd.into()),
