@@ -197,8 +197,14 @@ async fn machines_are_seen_to_come_change_end_and_go() {
 
     let second = running.boot(&mut machines, "second").await;
     let mut states = Vec::new();
+    let limit = std::time::Instant::now() + PATIENCE;
     let mut until = async |wanted: MachineState| {
         loop {
+            // Messages that go on and on are no progress.
+            assert!(
+                std::time::Instant::now() < limit,
+                "{wanted:?} after {states:?}"
+            );
             match next().await {
                 // It may be told again that it runs.
                 What::Machine(machine) if machine.name == "first" => {
