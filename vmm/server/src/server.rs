@@ -27,6 +27,7 @@ use hvprobe_proto::v1::probes_server::{self, ProbesServer};
 use hvprobe_proto::v1::sessions_server::{self, SessionsServer};
 use hvprobe_proto::v1::symbols_server::{self, SymbolsServer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::service::InterceptorLayer;
@@ -139,7 +140,7 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
         let fleet = self.fleet;
-        let held = Sessions::new(fleet.owners().clone());
+        let held = Sessions::new(fleet.owners().clone(), Handle::current());
         let (health, health_server) = tonic_health::server::health_reporter();
         report(&health, ServingStatus::Serving).await;
         let reflection = || {

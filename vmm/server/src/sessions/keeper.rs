@@ -76,6 +76,8 @@ struct State<P> {
 pub(crate) struct Sessions<P> {
     state: Arc<Mutex<State<P>>>,
     owners: Owners,
+    /// Where things are let go of: a session may end on any thread, also one that knows no runtime.
+    runtime: Handle,
 }
 
 impl<P> Clone for Sessions<P> {
@@ -83,6 +85,7 @@ impl<P> Clone for Sessions<P> {
         Self {
             state: Arc::clone(&self.state),
             owners: self.owners.clone(),
+            runtime: self.runtime.clone(),
         }
     }
 }
@@ -106,8 +109,8 @@ pub(crate) struct Ticket<P: Place> {
 }
 
 impl<P: Place> Sessions<P> {
-    /// None yet. Whoever has something is named in `owners`.
-    pub(crate) fn new(owners: Owners) -> Self {
+    /// None yet. Whoever has something is named in `owners`; machines let go of it on `runtime`.
+    pub(crate) fn new(owners: Owners, runtime: Handle) -> Self {
         let state = State {
             book: Book::default(),
             places: BTreeMap::new(),
@@ -117,6 +120,7 @@ impl<P: Place> Sessions<P> {
         Self {
             state: Arc::new(Mutex::new(state)),
             owners,
+            runtime,
         }
     }
 
@@ -250,10 +254,8 @@ impl<P: Place> Sessions<P> {
         self.sweep(&mut state);
         let due = state.book.due();
         for (machine, owners) in due {
-            let place = state.places.get(&machine).cloned();
-            // Without a runtime, nothing runs any more.
-            if let (Some(place), Ok(runtime)) = (place, Handle::try_current()) {
-                runtime.spawn(self.clone().release(place, owners));
+            if let Some(place) = state.places.get(&machine).cloned() {
+                self.runtime.spawn(self.clone().release(place, owners));
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hvprobe_machine::{LetGo, Owner};
 use hvprobe_proto::v1::{self, RenewSession, SessionState};
 use proptest::prelude::*;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
@@ -149,7 +150,7 @@ impl Client {
 
 fn new() -> (Sessions<Fake>, Owners) {
     let owners = Owners::default();
-    (Sessions::new(owners.clone()), owners)
+    (Sessions::new(owners.clone(), Handle::current()), owners)
 }
 
 fn begin(sessions: &Sessions<Fake>, id: &str, on: &Fake) -> Ticket<Fake> {
@@ -252,6 +253,22 @@ async fn a_connection_that_is_lost_ends_the_session_without_waiting_for_its_time
     none_left(&sessions).await;
     assert!(machine.has_nothing());
     drop(to_server);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_done_on_another_thread_when_its_client_goes_is_let_go() {
+    let (sessions, _) = new();
+    let machine = Fake::new(1);
+    let client = Client::open(&sessions, wants("me", 0)).await.unwrap();
+    let ticket = begin(&sessions, &client.id, &machine);
+    machine.inside().probes.insert(ticket.owner, 1);
+    drop(client);
+    sleep(LONG).await;
+    assert!(!machine.has_nothing(), "it is not done yet");
+    // A call into a machine is made, and ends, where there is no runtime.
+    std::thread::spawn(move || drop(ticket)).join().unwrap();
+    none_left(&sessions).await;
+    assert!(machine.has_nothing());
 }
 
 #[tokio::test(start_paused = true)]
