@@ -150,7 +150,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 10] = [
+const PASSED_ON: [&str; 13] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
@@ -160,6 +160,9 @@ const PASSED_ON: [&str; 10] = [
     "HVPROBE_STRESS_SECONDS",
     "HVPROBE_STRESS_SEED",
     "HVPROBE_PAUSE_SECONDS",
+    "HVPROBE_CLIENTS",
+    "HVPROBE_CHURN_SECONDS",
+    "HVPROBE_CHURN_SEED",
     "HVPROBE_STORM",
 ];
 

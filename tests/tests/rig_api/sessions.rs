@@ -17,8 +17,8 @@ use crate::client::{Client, Running, detail, specs};
 
 /// Calls getpgid without end.
 pub(crate) const BUSY: &[&str] = &["workload", "stdin-hold", "1"];
-/// More than anything here takes.
-pub(crate) const LONG: Duration = Duration::from_secs(120);
+/// More than anything here takes, and less than a rig may be silent.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// A session, for as long as this is there.
 pub(crate) struct Session {

@@ -229,7 +229,11 @@ impl Pass<'_> {
             (true, ..) => Found::Part,
             (_, true, _) => Found::Held,
             (.., true) => Found::All { of_rings },
-            _ => Found::Nothing,
+            _ => {
+                // What was together at a bad moment may have been much.
+                pending.shrink_to(BATCH);
+                Found::Nothing
+            }
         }
     }
 

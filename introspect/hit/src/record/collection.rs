@@ -13,6 +13,7 @@ use crate::event::{Drained, Event};
 const DEADLINE: Duration = Duration::from_millis(5);
 /// How often counters are looked at that the guest only increments.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
+
 /// What a machine's collector and its control side share of the ring: the reader, and the events
 /// that the control side has read before the collector came to it.
 #[derive(Debug)]
@@ -78,6 +79,10 @@ impl Collection {
         let mut state = self.lock();
         let waiting = state.waiting.len().min(most);
         batch.extend(state.waiting.drain(..waiting));
+        if state.waiting.is_empty() {
+            // What was there at a bad moment may have been much.
+            state.waiting = VecDeque::new();
+        }
         let now = Instant::now();
         let look = Look::patient(most - waiting, now);
         let mut drained = state.reader.read(mem, host_ns, look, batch);
