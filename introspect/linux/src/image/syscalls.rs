@@ -38,12 +38,14 @@ impl Syscalls {
     /// Those that the image keeps something of, and whose layout its types tell.
     pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, types: &Types) -> Self {
         const OF: &str = "syscall_metadata";
-        let members = ["name", "nb_args", "types", "args"].map(|member| (OF, member));
+        let members = ["name", "types", "args"].map(|member| (OF, member));
         let members = types.members(&members);
-        let [Some(name), Some(number), Some(types), Some(names)] = members.as_slice() else {
+        // A word of its own up to 6.12; on 7.2 some of its bits.
+        let number = types.number(OF, "nb_args");
+        let ([Some(name), Some(types), Some(names)], Some(number)) = (members.as_slice(), number)
+        else {
             return Self::default();
         };
-        let bytes = number.size.clamp(1, 8);
         let meta = symbols.iter().filter_map(|symbol| {
             let call = symbol.name.strip_prefix("__syscall_meta__")?;
             let pointer = |offset| pointer(elf, symbol.addr.wrapping_add(offset));
@@ -51,11 +53,8 @@ impl Syscalls {
             if own.strip_prefix("sys_") != Some(call) {
                 return None;
             }
-            let number = symbol.addr.wrapping_add(number.offset);
-            let number = elf.read(number, usize::try_from(bytes).ok()?)?;
-            let number = number
-                .iter()
-                .rfold(0_u64, |n, byte| n << 8 | u64::from(*byte));
+            let at = symbol.addr.wrapping_add(number.offset);
+            let number = number.of(elf.read(at, number.bytes)?);
             let number = usize::try_from(number).ok().filter(|n| *n <= MOST)?;
             let parameters = (0..number).map(|at| {
                 let at = 8 * at as u64;

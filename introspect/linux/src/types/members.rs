@@ -34,6 +34,27 @@ pub struct MemberPlace {
     pub ty: TypeId,
 }
 
+/// A number that is a member of a structure, a bit field or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NumberPlace {
+    /// Its first byte, from the start of the structure.
+    pub(crate) offset: u64,
+    /// How many bytes have some of it, 8 at most.
+    pub(crate) bytes: usize,
+    /// Bits of the first byte that are not its.
+    shift: u64,
+    mask: u64,
+}
+
+impl NumberPlace {
+    /// Its value, of the bytes it lies in.
+    pub(crate) fn of(&self, bytes: &[u8]) -> u64 {
+        let whole = bytes.iter().take(self.bytes);
+        let whole = whole.rfold(0, |all, byte| all << 8 | u64::from(*byte));
+        whole >> self.shift & self.mask
+    }
+}
+
 impl Types {
     /// The member `name` of a structure or union. Those of anonymous members count as its own.
     #[must_use]
@@ -62,6 +83,27 @@ impl Types {
             }
         }
         answers
+    }
+
+    /// Where the unsigned number `name` of the structure `of` is.
+    pub(crate) fn number(&self, of: &str, name: &str) -> Option<NumberPlace> {
+        let place = self.ids().find_map(|id| {
+            let entry = self.entry(id)?;
+            let is_it = entry.kind == kind::STRUCT && entry.name != 0;
+            (is_it && self.is_named(entry.name, of)).then(|| self.member(id, name))?
+        })?;
+        let width = match place.width {
+            Some(width) => width.into(),
+            None => self.size(place.ty)?.checked_mul(8)?,
+        };
+        let shift = place.bit_offset % 8;
+        let bits = width.checked_add(shift).filter(|bits| *bits <= 64)?;
+        Some(NumberPlace {
+            offset: place.bit_offset / 8,
+            bytes: usize::try_from(bits.div_ceil(8)).ok()?,
+            shift,
+            mask: u64::MAX.checked_shr(u32::try_from(64 - width).ok()?)?,
+        })
     }
 
     /// The offset of a field of exactly `size` bytes; fields of anonymous members count as the

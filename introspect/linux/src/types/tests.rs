@@ -59,6 +59,17 @@ fn members_are_found_in_anonymous_ones() {
         .map(|it| it.map(|it| (it.offset, it.size)))
         .collect();
     assert_eq!(found, [Some((12, 4)), None, Some((96, 16))]);
+    let number = |name: &str| {
+        let place = types.number("file", name)?;
+        Some((place.offset, place.bytes, place.of(&[0xff; 9])))
+    };
+    assert_eq!(number("busy"), Some((4, 1, 7)));
+    assert_eq!(number("on"), Some((4, 1, 1)));
+    assert_eq!(number("high"), Some((12, 4, u32::MAX.into())));
+    assert_eq!(number("whole"), Some((8, 8, u64::MAX)));
+    for name in ["matrix", "deep"] {
+        assert_eq!(number(name), None, "{name}");
+    }
 }
 
 #[test]

@@ -43,6 +43,8 @@ fn changed(change: impl Fn(&mut [u64; 4])) -> Option<usize> {
 fn what_makes_no_sense_is_not_told() {
     assert_eq!(changed(|_| ()), Some(4));
     assert_eq!(changed(|words| words[1] = 2 << 32), Some(2));
+    // The bits behind its own tell something else.
+    assert_eq!(changed(|words| words[1] |= 0xffff_ff80 << 32), Some(4));
     // A call without arguments has no lists.
     assert_eq!(changed(|words| *words = [words[0], 0, 0, 0]), Some(0));
     assert_eq!(changed(|words| words[1] = 7 << 32), None);
