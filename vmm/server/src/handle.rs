@@ -130,7 +130,6 @@ impl Handle {
         }
         let stopping = self.stopping.get().cloned();
         let probes = stopping.unwrap_or_else(|| self.listed(&machine));
-        self.identity.end();
         let remains = Remains {
             machine: self.told(&machine),
             probes,
@@ -223,6 +222,10 @@ impl Handle {
     /// What is told of `machine`, which is this one.
     fn told(&self, machine: &Machine) -> v1::Machine {
         let mut told = convert::machine(machine);
+        if told.ending.is_some() {
+            // Whoever sees the end first sees when it was.
+            self.identity.end();
+        }
         self.identity.tell(&mut told);
         let owners = machine.paused_by();
         let sessions = owners.iter().filter_map(|owner| self.owners.get(*owner));
