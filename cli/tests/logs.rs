@@ -27,13 +27,18 @@ struct Server {
     folder: TempDir,
     child: Child,
     stderr: BufReader<ChildStderr>,
+    /// What it has said until it listened.
+    before: String,
     first: String,
 }
 
 impl Server {
     /// One that listens, below a `timeout` should it hang.
     fn start(log: Option<&str>, options: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), log, options)
+    }
+
+    fn start_in(folder: TempDir, log: Option<&str>, options: &[&str]) -> Self {
         let mut command = Command::new("timeout");
         command
             .args(["--foreground", "--kill-after=5", "200"])
@@ -49,15 +54,18 @@ impl Server {
         }
         let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut first = String::new();
+        let (mut before, mut first) = (String::new(), String::new());
         while !first.contains("listening on") {
+            before.push_str(&first);
             first.clear();
-            assert!(stderr.read_line(&mut first).unwrap() > 0, "it has ended");
+            let read = stderr.read_line(&mut first).unwrap();
+            assert!(read > 0, "it has ended: {before}");
         }
         Self {
             folder,
             child,
             stderr,
+            before,
             first,
         }
     }
@@ -151,31 +159,11 @@ fn log_says_what_the_environment_asks_for_unless_more_was_typed() {
     ] {
         // A socket that a killed server has left is replaced, which is told at level INFO.
         let mut killed = Server::start(None, &[]);
-        let socket = killed.folder.path().join("socket");
         kill_child(&killed.child);
         killed.child.wait().unwrap();
-        let mut command = Command::new("timeout");
-        command
-            .args(["--foreground", "--kill-after=5", "60"])
-            .arg(env!("CARGO_BIN_EXE_hvprobe"))
-            .args(options)
-            .args(["serve", "--socket"])
-            .arg(&socket)
-            .env_remove("RUST_LOG")
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped());
-        if let Some(log) = log {
-            command.env("RUST_LOG", log);
-        }
-        let mut child = command.spawn().unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut all = String::new();
-        while !all.contains("listening on") {
-            assert!(stderr.read_line(&mut all).unwrap() > 0, "{all}");
-        }
-        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-        stderr.read_to_string(&mut all).unwrap();
-        child.wait().unwrap();
+        let server = Server::start_in(killed.folder, log, options);
+        let before = server.before.clone();
+        let all = before + &server.end().0;
         assert_eq!(
             all.contains("replacing a stale socket"),
             says,
