@@ -8,6 +8,7 @@ use hvprobe_proto::roomy;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::{SubscribeRequest, SubscribeResponse};
 use prost::Message as _;
+use serde::{Deserialize, Serialize};
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
@@ -16,8 +17,8 @@ use super::meter::{cpu_microseconds, end_with_parent, now_ns, peak_kibibytes};
 /// Under which name the events are offered.
 pub(crate) const NAME: &str = "synthetic";
 
-/// What the clients of one process tell, together.
-#[derive(Clone, Copy, Debug)]
+/// What the clients of one process tell, together, as a line of JSON.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Got {
     pub(crate) events: u64,
     pub(crate) bytes: u64,
@@ -30,41 +31,6 @@ pub(crate) struct Got {
     pub(crate) p50: u64,
     pub(crate) p99: u64,
     pub(crate) max: u64,
-}
-
-impl Got {
-    /// What such a process has printed.
-    pub(crate) fn parse(line: &str) -> Option<Self> {
-        let numbers: Vec<u64> = line
-            .split(' ')
-            .map(|word| word.parse().ok())
-            .collect::<Option<_>>()?;
-        let [
-            events,
-            bytes,
-            dropped,
-            nanoseconds,
-            cpu_microseconds,
-            kibibytes,
-            p50,
-            p99,
-            max,
-        ] = numbers[..]
-        else {
-            return None;
-        };
-        Some(Self {
-            events,
-            bytes,
-            dropped,
-            nanoseconds,
-            cpu_microseconds,
-            kibibytes,
-            p50,
-            p99,
-            max,
-        })
-    }
 }
 
 async fn subscribe(socket: &str, filter: &str) -> Result<Streaming<SubscribeResponse>> {
@@ -109,25 +75,24 @@ pub(crate) fn client(socket: &str, filter: &str, count: u64) -> Result<()> {
             .into_iter()
             .map(|stream| tokio::spawn(take(stream)))
             .collect();
-        let (mut events, mut bytes, mut dropped, mut nanoseconds) = (0, 0, 0, 0);
+        let mut got = Got::default();
         let mut microseconds = Histogram::<u64>::new(3)?;
         for client in clients {
             let counted = client.await??;
-            events += counted.events;
-            bytes += counted.bytes;
-            dropped += counted.dropped;
+            got.events += counted.events;
+            got.bytes += counted.bytes;
+            got.dropped += counted.dropped;
             let first = counted.first.context("nothing came")?;
-            nanoseconds = nanoseconds.max(counted.last.duration_since(first).as_nanos());
+            let took = u64::try_from(counted.last.duration_since(first).as_nanos())?;
+            got.nanoseconds = got.nanoseconds.max(took);
             microseconds.add(&counted.microseconds)?;
         }
-        println!(
-            "{events} {bytes} {dropped} {nanoseconds} {} {} {} {} {}",
-            cpu_microseconds()?,
-            peak_kibibytes()?,
-            microseconds.value_at_quantile(0.5),
-            microseconds.value_at_quantile(0.99),
-            microseconds.max(),
-        );
+        got.cpu_microseconds = cpu_microseconds()?;
+        got.kibibytes = peak_kibibytes()?;
+        got.p50 = microseconds.value_at_quantile(0.5);
+        got.p99 = microseconds.value_at_quantile(0.99);
+        got.max = microseconds.max();
+        println!("{}", serde_json::to_string(&got)?);
         Ok(())
     })
 }

@@ -286,7 +286,7 @@ impl Peer {
     /// What it tells at the end.
     fn got(&mut self) -> Result<Got> {
         let line = self.line()?;
-        Got::parse(&line).with_context(|| format!("the client said: {line}"))
+        serde_json::from_str(&line).with_context(|| format!("the client said: {line}"))
     }
 
     fn line(&mut self) -> Result<String> {
