@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
 use anyhow::Context as _;
-use hvprobe_server::Limits;
+use hvprobe_server::{Bounds, Limits};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::failure::WrongUsage;
@@ -37,6 +37,21 @@ struct Table {
     subscribers: Option<usize>,
     #[serde(deserialize_with = "length")]
     event_bytes: Option<usize>,
+    #[serde(deserialize_with = "probes")]
+    probes_per_machine: Option<usize>,
+    #[serde(deserialize_with = "length")]
+    console_bytes_per_machine: Option<usize>,
+}
+
+fn probes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let probes = usize::deserialize(from)?;
+    // What a machine may have unless less is said is all that it can have.
+    let most = Bounds::default().probes;
+    if probes > most {
+        let why = format!("a machine has {most} probes at most");
+        return Err(de::Error::custom(why));
+    }
+    Ok(Some(probes))
 }
 
 fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
@@ -83,6 +98,10 @@ fn limits(text: &str) -> Result<Limits, toml::de::Error> {
         streams: said.streams.unwrap_or(host.streams),
         subscribers: said.subscribers.unwrap_or(host.subscribers),
         event_bytes: said.event_bytes.unwrap_or(host.event_bytes),
+        each: Bounds {
+            probes: said.probes_per_machine.unwrap_or(host.each.probes),
+            console: said.console_bytes_per_machine.unwrap_or(host.each.console),
+        },
     })
 }
 
@@ -96,7 +115,7 @@ pub(crate) fn text(limits: &Limits) -> String {
 }
 
 /// Keys, values as they are written, and what they mean.
-fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 11] {
+fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 13] {
     let bytes = |bytes: u64| {
         let units = [("G", 30), ("M", 20), ("K", 10)];
         let whole = units
@@ -164,6 +183,16 @@ fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 11] {
             length(limits.event_bytes),
             "events that wait for all subscribers together",
         ),
+        (
+            "probes_per_machine",
+            limits.each.probes.to_string(),
+            "probes registered in one machine",
+        ),
+        (
+            "console_bytes_per_machine",
+            length(limits.each.console),
+            "what one machine printed last, for whoever looks later",
+        ),
     ]
 }
 
@@ -198,6 +227,11 @@ mod tests {
             ("[limits]\nmemory = 8\n", 2, "invalid type"),
             ("[limits]\nconnections = 0\n", 2, "nonzero"),
             ("[limits]\ncpus = -1\n", 2, "invalid value"),
+            (
+                "[limits]\nprobes_per_machine = 65537\n",
+                2,
+                "65536 probes at most",
+            ),
             ("[limits]\nstreams = 1\nstreams = 2\n", 3, "duplicate key"),
         ] {
             let told = limits(text).unwrap_err().to_string();

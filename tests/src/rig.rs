@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_machine::{
-    Console, DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeInfo,
-    ProbeSpec, Refusals, State, Subscription,
+    Bounds, Console, DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId,
+    ProbeInfo, ProbeSpec, Refusals, State, Subscription,
 };
 use hvprobe_spec::definition;
 
@@ -53,6 +53,7 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
         refusals: Refusals::Fail,
         paused: false,
         optimize: false,
+        bounds: Bounds::default(),
     }
 }
 

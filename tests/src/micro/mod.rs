@@ -22,7 +22,7 @@ use std::io::Write;
 use std::path::Path;
 
 use elf::Symbol;
-use hvprobe_machine::{MachineConfig, Refusals};
+use hvprobe_machine::{Bounds, MachineConfig, Refusals};
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, ptr, qword_ptr, registers::*};
 
 /// Where the micro-kernel is linked.
@@ -281,6 +281,7 @@ impl MicroKernel {
             refusals: Refusals::Fail,
             paused: false,
             optimize: false,
+            bounds: Bounds::default(),
         })
     }
 }

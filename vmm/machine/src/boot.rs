@@ -232,7 +232,7 @@ fn start(
     } = loaded;
     let tripwire = Tripwire::set(&image, &ram)?;
 
-    let console = Arc::new(ConsoleOutput::default());
+    let console = Arc::new(ConsoleOutput::new(config.bounds.console));
     let sink = Arc::clone(&console);
     let vm = Arc::new(vm);
     let lines = Arc::downgrade(&vm);
@@ -247,8 +247,9 @@ fn start(
 
     let (hidden_at, hidden_size) = ram.hidden();
     let hidden = HiddenRegion::new(hidden_at, hidden_size, KERNEL_WINDOW);
-    let mut registry =
-        Registry::new(Arc::clone(&image), cpus.len(), hidden).with_optimization(config.optimize);
+    let mut registry = Registry::new(Arc::clone(&image), cpus.len(), hidden)
+        .with_optimization(config.optimize)
+        .with_room(config.bounds.probes);
     let ram = Arc::new(ram);
     let times = Arc::new(Times::new());
     let clock = Arc::downgrade(&vm);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use hvprobe_engine::Refusals;
+use hvprobe_engine::{PROBES_MAX, Refusals};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use hvprobe_vm::CatchMode;
 
@@ -37,6 +37,26 @@ pub struct MachineConfig {
     /// Use jumps instead of breakpoints where probes can do without exits;
     /// [`Machine::set_optimization`](crate::Machine::set_optimization) changes it.
     pub optimize: bool,
+    /// What it may have.
+    pub bounds: Bounds,
+}
+
+/// What one machine may have of the host, beside its guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Probes registered at a time; never more than [`PROBES_MAX`].
+    pub probes: usize,
+    /// Bytes of what it printed last on its console.
+    pub console: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            probes: PROBES_MAX,
+            console: 256 << 10,
+        }
+    }
 }
 
 /// What a machine is doing.

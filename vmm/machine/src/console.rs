@@ -1,6 +1,6 @@
 //! The console's way out: what the guest printed, for whoever wants it, whenever they come.
 //!
-//! Invariants: the guest never waits for a listener; the newest [`KEPT`] bytes are always there, for a
+//! Invariants: the guest never waits for a listener; as many of the newest bytes as it may keep are always there, for a
 //! new listener too, and one that falls further behind is told how many it lost. A byte that is
 //! printed allocates nothing, however many listen.
 
@@ -9,8 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// How much of the newest output is kept, in bytes.
-const KEPT: usize = 256 << 10;
 /// The most that a listener is given at once, in bytes.
 const PIECE: usize = 64 << 10;
 
@@ -32,18 +30,28 @@ impl State {
 }
 
 /// The output of one machine's console.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ConsoleOutput {
+    /// How much of the newest output is kept, in bytes.
+    room: usize,
     state: Mutex<State>,
 }
 
 impl ConsoleOutput {
+    /// One that nothing was printed on, and that keeps so many bytes.
+    pub(crate) fn new(room: usize) -> Self {
+        Self {
+            room,
+            state: Mutex::default(),
+        }
+    }
+
     /// The guest printed `bytes`.
     pub(crate) fn print(&self, bytes: &[u8]) {
         let mut state = self.state();
         state.kept.extend(bytes);
         state.printed += bytes.len() as u64;
-        let excess = state.kept.len().saturating_sub(KEPT);
+        let excess = state.kept.len().saturating_sub(self.room);
         state.kept.drain(..excess);
         // One that has not looked since it was told needs no more; one that is gone is forgotten.
         state
@@ -155,9 +163,11 @@ mod tests {
         Some(Printed { bytes, lost })
     }
 
+    const KEPT: usize = 100 << 10;
+
     #[test]
     fn a_late_listener_gets_what_is_kept_and_a_slow_one_is_told_what_it_lost() {
-        let output = Arc::new(ConsoleOutput::default());
+        let output = Arc::new(ConsoleOutput::new(KEPT));
         output.print(b"early");
         let mut slow = output.follow();
         assert_eq!(slow.take(), printed(b"early", 0));
@@ -185,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_listener_is_woken_for_each_byte_it_waits_for_and_by_the_end() {
-        let output = Arc::new(ConsoleOutput::default());
+        let output = Arc::new(ConsoleOutput::new(KEPT));
         let mut listener = output.follow();
         let (asks, asked) = std::sync::mpsc::channel();
         let guest = {
@@ -210,7 +220,7 @@ mod tests {
 
     #[test]
     fn listeners_that_are_gone_are_forgotten() {
-        let output = Arc::new(ConsoleOutput::default());
+        let output = Arc::new(ConsoleOutput::new(KEPT));
         let _stays = output.follow();
         for _ in 0..100 {
             drop(output.follow());

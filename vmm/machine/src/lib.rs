@@ -29,7 +29,7 @@ mod vcpu;
 pub use aggregate::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 pub use boot::BootError;
 pub use claims::{LetGo, Owner};
-pub use config::{DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
+pub use config::{Bounds, DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};
 pub use console::{Console, Printed};
 pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, MISSES, Question, Token};
 pub use events::notice::ThrottleNotice;

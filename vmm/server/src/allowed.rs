@@ -2,10 +2,12 @@
 
 use std::thread::available_parallelism;
 
+use hvprobe_machine::Bounds;
+
 /// Virtual CPUs for each processor of the host.
 const CPUS_PER_PROCESSOR: u32 = 64;
 
-/// What a server may take in all. What one request, one machine or one client may is fixed.
+/// What a server may take in all. What one request or one client may is fixed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Machines that boot or live.
@@ -31,6 +33,8 @@ pub struct Limits {
     pub subscribers: usize,
     /// Bytes of events that wait for all of them together.
     pub event_bytes: usize,
+    /// What each machine may have.
+    pub each: Bounds,
 }
 
 impl Limits {
@@ -55,6 +59,7 @@ impl Limits {
             streams: 4096,
             subscribers: 1024,
             event_bytes: 1 << 30,
+            each: Bounds::default(),
         }
     }
 }

@@ -174,6 +174,7 @@ impl Fleet {
         }
         let totals = &self.shared.totals;
         slots.can_reserve(&mut config.name, totals.limits())?;
+        config.bounds = totals.limits().each;
         let guest = totals.guest(config.memory, config.cpus)?;
         Ok(Reservation::Boot(Reserved {
             fleet: self.clone(),

@@ -25,7 +25,7 @@ mod totals;
 pub mod wire;
 
 pub use allowed::Limits;
-pub use hvprobe_machine::Kernel;
+pub use hvprobe_machine::{Bounds, Kernel};
 pub use listen::socket::{ListenError, Listener};
 pub use listen::tcp::{Loopback, LoopbackError};
 pub use listen::token::{Token, TokenError};

@@ -22,7 +22,7 @@ use crate::error::RegisterError;
 use crate::plan::arguments::{Resolved, resolve};
 use crate::plan::probepoint::Probepoint;
 use crate::refusal::{Obstacle, Refused};
-use crate::registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};
+use crate::registered::{BATCH_MAX, Refusals, Registered, Skipped};
 use crate::registry::state::Registry;
 use crate::world::World;
 
@@ -200,9 +200,8 @@ impl Registry {
     /// # Errors
     /// When the machine may not have so many probes more.
     fn has_room(&self, more: usize) -> Result<(), Refused> {
-        let there = self.probes.len();
-        if there + more > PROBES_MAX {
-            let max = PROBES_MAX;
+        let (there, max) = (self.probes.len(), self.room);
+        if there + more > max {
             return Err(Refused::TooManyProbes { there, max });
         }
         Ok(())

@@ -27,6 +27,7 @@ use crate::plan::arguments::Resolved;
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
+use crate::registered::PROBES_MAX;
 use crate::registry::hook_state::Hooks;
 use crate::registry::patience::Patience;
 use crate::registry::switches::Switches;
@@ -54,6 +55,8 @@ pub struct Registry {
     pub(crate) kprobes: GuestKprobes,
     pub(crate) vcpus: usize,
     pub(crate) probes: Probes,
+    /// How many there may be.
+    pub(crate) room: usize,
     pub(crate) sites: BTreeMap<Gva, SiteState>,
     pub(crate) code: OurCode,
     pub(crate) switches: Switches,
@@ -95,6 +98,7 @@ impl Registry {
             kernel: GuestKernel::new(image),
             vcpus,
             probes: Probes::default(),
+            room: PROBES_MAX,
             sites: BTreeMap::new(),
             code: OurCode::new(hidden),
             switches: Switches::default(),
@@ -110,6 +114,13 @@ impl Registry {
             },
             live: None,
         }
+    }
+
+    /// The same registry, which takes no more than so many probes, and never more than [`PROBES_MAX`].
+    #[must_use]
+    pub fn with_room(mut self, probes: usize) -> Self {
+        self.room = probes.min(PROBES_MAX);
+        self
     }
 
     /// The same registry, which uses jumps where they can be used, as it does by default, or not.

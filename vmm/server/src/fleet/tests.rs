@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use hvprobe_engine::Refusals;
+use hvprobe_machine::Bounds;
 use hvprobe_proto::v1;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -80,12 +81,28 @@ fn config(kernel: &Path) -> MachineConfig {
         refusals: Refusals::default(),
         paused: false,
         optimize: true,
+        bounds: Bounds::default(),
     }
 }
 
 fn console(fleet: &Fleet) -> Vec<u8> {
     let remains = fleet.get(NAME).unwrap().remains().unwrap();
     remains.console.clone()
+}
+
+#[test]
+fn each_machine_may_have_what_the_server_says() {
+    let each = Bounds {
+        probes: 3,
+        console: 5 << 10,
+    };
+    let fleet = Fleet::new(Limits {
+        each,
+        ..Limits::default()
+    });
+    let mut config = config(Path::new("/nowhere"));
+    let _reserved = fleet.reserve(&mut config, "").unwrap();
+    assert_eq!(config.bounds, each);
 }
 
 #[tokio::test]

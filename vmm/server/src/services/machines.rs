@@ -4,7 +4,9 @@ use std::error::Error as _;
 use std::pin::Pin;
 
 use hvprobe_arch::Gva;
-use hvprobe_machine::{Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError};
+use hvprobe_machine::{
+    Bounds, Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError,
+};
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
     DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
@@ -369,6 +371,7 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
         refusals: registration::refusals(request.skip_refused),
         paused: false,
         optimize: true,
+        bounds: Bounds::default(),
     })
 }
 

@@ -119,14 +119,13 @@ fn pending_probes_are_unregistered_without_a_stop() {
 
 #[test]
 fn a_machine_has_no_more_probes_than_it_may() {
-    let mut rig = Rig::booting();
-    let ids = rig.register(&vec![spec(EMULATED); PROBES_MAX]);
-    let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&[spec(BOOSTED)])));
-    let full = Refused::TooManyProbes {
-        there: PROBES_MAX,
-        max: PROBES_MAX,
-    };
-    assert_eq!(why, full);
-    rig.registry.unregister(&ids[..1], &*rig.guest).unwrap();
-    rig.register(&[spec(BOOSTED)]);
+    for (room, max) in [(3, 3), (usize::MAX, PROBES_MAX)] {
+        let mut rig = Rig::booting();
+        rig.registry = rig.registry.with_room(room);
+        let ids = rig.register(&vec![spec(EMULATED); max]);
+        let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&[spec(BOOSTED)])));
+        assert_eq!(why, Refused::TooManyProbes { there: max, max });
+        rig.registry.unregister(&ids[..1], &*rig.guest).unwrap();
+        rig.register(&[spec(BOOSTED)]);
+    }
 }
