@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     fs::write(out.join("hvprobe.v1.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
+        .codec_path("crate::codec::Whole")
         // Half of an event's size, and most events have none.
         .boxed("hvprobe.v1.Event.call")
         // Parts of the message they come in: a client allocates nothing for an event.

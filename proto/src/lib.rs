@@ -3,8 +3,10 @@
 //! The `.proto` files are the reference; their comments are the documentation of what is below. Beside it
 //! there is only what a client in Rust should ask of a connection ([`roomy`]).
 
+mod codec;
 mod endpoint;
 
+pub use codec::{Whole, WholeDecoder};
 pub use endpoint::roomy;
 
 /// Version 1 of the interface.

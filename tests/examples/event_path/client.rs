@@ -62,23 +62,26 @@ struct Counted {
 /// Takes all events that pass `filter`, with so many clients, and tells what they got.
 pub(crate) fn client(socket: &str, filter: &str, count: u64) -> Result<()> {
     end_with_parent()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    // Connections are read by other threads than the one that decodes what they bring.
+    let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let mut streams = Vec::new();
         for _ in 0..count {
             streams.push(subscribe(socket, filter).await?);
         }
         println!("subscribed");
+        let here = streams.pop().context("no client")?;
         let clients: Vec<_> = streams
             .into_iter()
             .map(|stream| tokio::spawn(take(stream)))
             .collect();
+        let mut all = vec![take(here).await?];
+        for client in clients {
+            all.push(client.await??);
+        }
         let mut got = Got::default();
         let mut microseconds = Histogram::<u64>::new(3)?;
-        for client in clients {
-            let counted = client.await??;
+        for counted in all {
             got.events += counted.events;
             got.bytes += counted.bytes;
             got.dropped += counted.dropped;
