@@ -39,7 +39,7 @@ struct Table {
     event_bytes: Option<usize>,
     #[serde(deserialize_with = "probes")]
     probes_per_machine: Option<usize>,
-    #[serde(deserialize_with = "length")]
+    #[serde(deserialize_with = "console")]
     console_bytes_per_machine: Option<usize>,
 }
 
@@ -64,6 +64,18 @@ fn length<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error>
     let size = size(from)?;
     let length = size.map(|size| usize::try_from(size).map_err(de::Error::custom));
     length.transpose()
+}
+
+/// The least that is kept of a console: who follows one reads from there, and would lose what is printed
+/// between two looks.
+const CONSOLE_LEAST: usize = 4 << 10;
+
+fn console<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let kept = length(from)?;
+    if kept.is_some_and(|kept| kept < CONSOLE_LEAST) {
+        return Err(de::Error::custom("a console keeps 4K at least"));
+    }
+    Ok(kept)
 }
 
 /// What the file at `path` says; what it does not say is as without it.
@@ -231,6 +243,11 @@ mod tests {
                 "[limits]\nprobes_per_machine = 65537\n",
                 2,
                 "65536 probes at most",
+            ),
+            (
+                "[limits]\nconsole_bytes_per_machine = \"3K\"\n",
+                2,
+                "a console keeps 4K at least",
             ),
             ("[limits]\nstreams = 1\nstreams = 2\n", 3, "duplicate key"),
         ] {

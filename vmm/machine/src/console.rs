@@ -1,8 +1,8 @@
 //! The console's way out: what the guest printed, for whoever wants it, whenever they come.
 //!
-//! Invariants: the guest never waits for a listener; as many of the newest bytes as it may keep are always there, for a
-//! new listener too, and one that falls further behind is told how many it lost. A byte that is
-//! printed allocates nothing, however many listen.
+//! Invariants: the guest never waits for a listener; as many of the newest bytes as it may keep are always
+//! there, for a new listener too, and one that falls further behind is told how many it lost. A byte that
+//! is printed allocates nothing, however many listen.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
