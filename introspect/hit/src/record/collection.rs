@@ -97,6 +97,11 @@ impl Collection {
         drained
     }
 
+    #[cfg(test)]
+    pub(super) fn room(&self) -> usize {
+        self.lock().waiting.capacity()
+    }
+
     /// How long the ring may be left alone; `None` while nothing records.
     #[must_use]
     pub fn patience(&self) -> Option<Duration> {

@@ -268,6 +268,23 @@ fn what_is_not_finished_when_the_guest_ends_is_told() {
 }
 
 #[test]
+fn what_was_read_ahead_takes_no_room_once_it_was_handed_on() {
+    let rig = Rig::new();
+    for n in 0..4 {
+        rig.record(n, PROBE.0, n, true);
+    }
+    let collection = Collection::new(rig.reader);
+    collection.catch_up(&rig.mem, |_, tsc| Some(tsc));
+    let mut batch = Vec::new();
+    let mut drain = |most| collection.drain(&rig.mem, |_, tsc| Some(tsc), &mut batch, most);
+    assert_eq!(drain(3), drained(0, true));
+    assert!(collection.room() > 0);
+    assert_eq!(drain(3), drained(0, false));
+    assert_eq!(collection.room(), 0);
+    assert_eq!(batch.len(), 4);
+}
+
+#[test]
 fn records_of_nobody_are_lost_and_counted() {
     let mut rig = Rig::new();
     rig.record(0, 99, 1, true);

@@ -97,6 +97,26 @@ fn what_is_held_is_handed_on_when_nothing_new_comes() {
 }
 
 #[test]
+fn what_was_held_at_a_bad_moment_takes_no_room_later() {
+    let mut rig = Rig::new(2, 1, 64);
+    rig.push(0, 1);
+    rig.pass(false);
+    // The other one is kept from telling what it sees.
+    rig.turns[1] += 1;
+    for round in 0..8 {
+        let times = (0..BATCH as u64).map(|n| 10 + round * BATCH as u64 + n);
+        rig.sources[0].extend(times.map(|time| event(2, time)));
+        rig.pass(false);
+    }
+    assert!(rig.order.pending.len() > 2 * BATCH);
+    rig.turns[1] += 1;
+    let passes = (0..100).take_while(|_| rig.pass(false) != Found::Nothing);
+    assert!(passes.count() < 100);
+    assert_eq!(rig.times().len(), 8 * BATCH + 1);
+    assert!(rig.order.pending.capacity() <= BATCH);
+}
+
+#[test]
 fn nothing_overtakes_a_hit_whose_thread_is_kept_from_telling() {
     let mut rig = Rig::new(2, 1, 64);
     rig.push(0, 10);
