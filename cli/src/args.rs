@@ -133,8 +133,8 @@ pub(crate) struct Guest {
     #[arg(short, long = "probe", value_name = "DEFINITION")]
     pub(crate) probes: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events: what follows a `#` is a comment;
-    /// repeatable
+    /// File of such definitions, one a line as in kprobe_events, and of filters and `hist` triggers of
+    /// their events, as scripts write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
 
@@ -351,8 +351,8 @@ pub(crate) struct Add {
     #[arg(required_unless_present = "events", value_name = "DEFINITION")]
     pub(crate) definitions: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events: what follows a `#` is a comment;
-    /// repeatable
+    /// File of such definitions, one a line as in kprobe_events, and of filters of their events, as scripts
+    /// write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
 

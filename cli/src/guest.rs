@@ -8,17 +8,20 @@ use hvprobe_proto::v1::BootRequest;
 
 use crate::args::Guest;
 use crate::definition;
+use crate::events_file::FileHistogram;
 use crate::hit_args::HoldArgs;
 use crate::label::Label;
 
-/// The request for `guest`. Paths are made absolute and definitions are checked.
+/// The request for `guest`, and what its files of definitions have counted. Paths are made absolute and
+/// definitions are checked.
 pub(crate) fn request(
     name: Option<String>,
     labels: Vec<Label>,
     guest: Guest,
     hold: &HoldArgs,
-) -> anyhow::Result<BootRequest> {
-    let probes = definition::specs(&guest.probes, &guest.events, false, &guest.hit, hold)?;
+) -> anyhow::Result<(BootRequest, Vec<FileHistogram>)> {
+    let (probes, histograms) =
+        definition::specs(&guest.probes, &guest.events, false, &guest.hit, hold)?;
     let kernel = match guest.kernel {
         Some(kernel) => kernel,
         None => cached("kernel").context(
@@ -26,7 +29,7 @@ pub(crate) fn request(
         )?,
     };
     let initrd = guest.initrd.or_else(|| cached("initrd.cpio"));
-    Ok(BootRequest {
+    let request = BootRequest {
         name: name.unwrap_or_default(),
         kernel: absolute(&kernel)?,
         initrd: initrd
@@ -45,7 +48,8 @@ pub(crate) fn request(
             .map(|label| (label.name, label.value))
             .collect(),
         request_id: String::new(),
-    })
+    };
+    Ok((request, histograms))
 }
 
 /// The file `name` of the guest that `cargo lab setup` made, if it is there.

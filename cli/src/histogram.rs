@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, HistogramCommand, HistogramEntry,
-    HistogramKey, HistogramSchema, HistogramTotals, aggregate_request, aggregate_response,
+    HistogramKey, HistogramSchema, HistogramTotals, Probe, aggregate_request, aggregate_response,
     histogram_key_value,
 };
 use hvprobe_spec::ParseError;
@@ -16,6 +16,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::client::Client;
+use crate::events_file::FileHistogram;
 use crate::failure::{Refused, WrongUsage, detail};
 use crate::follow::Format;
 use crate::output::histogram::{self, Look};
@@ -38,11 +39,11 @@ pub(crate) struct HistogramArgs {
     hist: Vec<String>,
 
     /// Draw bars
-    #[arg(long, requires = "hist", conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json")]
     bars: bool,
 
     /// Print them every so many seconds, too, and not only at the end
-    #[arg(long, value_name = "SECONDS", requires = "hist", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     interval: Option<u64>,
 }
 
@@ -59,6 +60,35 @@ impl HistogramArgs {
         }
         Ok(())
     }
+
+    /// Refuses to show histograms if there are none, here or `in_files`.
+    pub(crate) fn check_shown(&self, in_files: &[FileHistogram]) -> Result<(), WrongUsage> {
+        if !self.is_given() && in_files.is_empty() && (self.bars || self.interval.is_some()) {
+            let message = "--bars and --interval go with histograms: give --hist, or --events with a file \
+                           that has `hist` triggers";
+            return Err(WrongUsage(message.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// Of which of `probes` events are printed, an empty list being all; `None` if all of them are only counted,
+/// by `args` or by `in_files`.
+pub(crate) fn printed(
+    probes: &[Probe],
+    args: &HistogramArgs,
+    in_files: &[FileHistogram],
+) -> Option<Vec<u32>> {
+    if args.is_given() {
+        return None;
+    }
+    if in_files.is_empty() {
+        return Some(Vec::new());
+    }
+    let counted = |probe: &Probe| in_files.iter().any(|it| it.counts(&probe.name));
+    let left = probes.iter().filter(|probe| !counted(probe));
+    let left: Vec<_> = left.map(|probe| probe.id).collect();
+    Some(left).filter(|left| !left.is_empty())
 }
 
 /// The histograms of one command.
@@ -74,31 +104,49 @@ pub(crate) struct Histograms {
 /// A histogram that the server fills.
 #[derive(Debug)]
 struct Counting {
+    /// The one event that is counted, if it is one.
+    event: Option<String>,
     commands: mpsc::Sender<AggregateRequest>,
     answers: tonic::Streaming<AggregateResponse>,
     schema: HistogramSchema,
 }
 
 impl Histograms {
-    /// Has the events of `probes` counted on `machine`, as `args` say; `None` if they ask for nothing.
+    /// Has the events of `probes` counted on `machine`, as `args` say, and as `in_files` is said of some of
+    /// them; `None` if nothing asks for that.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
-        probes: &[u32],
+        probes: &[Probe],
         args: &HistogramArgs,
+        in_files: &[FileHistogram],
         format: Format,
     ) -> anyhow::Result<Option<Self>> {
-        if !args.is_given() {
-            return Ok(None);
-        }
         let mut all = Vec::new();
-        for histogram in &args.hist {
-            let wanted = AggregateFor {
-                machine: machine.to_owned(),
-                probes: probes.to_vec(),
-                histogram: histogram.clone(),
-            };
-            all.push(Counting::begin(client, wanted).await?);
+        for text in &args.hist {
+            let ids = probes.iter().map(|probe| probe.id).collect();
+            let counting = Counting::begin(client, machine, ids, text).await;
+            all.push(
+                counting.map_err(|wrong| wrong.told(|error| bad_option("hist", text, &error)))?,
+            );
+        }
+        for histogram in in_files {
+            let of_event = probes.iter().filter(|it| histogram.counts(&it.name));
+            let ids: Vec<_> = of_event.map(|probe| probe.id).collect();
+            if ids.is_empty() {
+                // It was told why it is not there.
+                continue;
+            }
+            let counting = Counting::begin(client, machine, ids, histogram.text()).await;
+            let counting =
+                counting.map_err(|wrong| wrong.told(|error| histogram.refused(error)))?;
+            all.push(Counting {
+                event: Some(histogram.event().to_owned()),
+                ..counting
+            });
+        }
+        if all.is_empty() {
+            return Ok(None);
         }
         let ticks = args.interval.map(|seconds| {
             let period = Duration::from_secs(seconds);
@@ -138,10 +186,30 @@ impl Histograms {
             let addresses = addresses.collect();
             symbolize::look_up(&mut self.names, client, &self.machine, addresses).await;
             let schema = &counting.schema;
-            let text = histogram::text(self.look, schema, &entries, &totals, &self.names)?;
+            let event = counting.event.as_deref();
+            let text = histogram::text(self.look, event, schema, &entries, &totals, &self.names)?;
             crate::follow::emit(&mut io::stdout().lock(), &text)?;
         }
         Ok(())
+    }
+}
+
+/// Returns when histograms are to be printed; never, if there are none.
+pub(crate) async fn tick(histograms: &mut Option<Histograms>) {
+    match histograms {
+        Some(histograms) => histograms.tick().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Prints what was counted until now, if anything is counted.
+pub(crate) async fn print(
+    histograms: &mut Option<Histograms>,
+    client: &mut Client,
+) -> anyhow::Result<()> {
+    match histograms {
+        Some(histograms) => histograms.print(client).await,
+        None => Ok(()),
     }
 }
 
@@ -159,8 +227,17 @@ fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
 }
 
 impl Counting {
-    async fn begin(client: &mut Client, wanted: AggregateFor) -> anyhow::Result<Self> {
-        let text = wanted.histogram.clone();
+    async fn begin(
+        client: &mut Client,
+        machine: &str,
+        probes: Vec<u32>,
+        text: &str,
+    ) -> Result<Self, Uncounted> {
+        let wanted = AggregateFor {
+            machine: machine.to_owned(),
+            probes,
+            histogram: text.to_owned(),
+        };
         let (commands, stream) = mpsc::channel(COMMANDS);
         // There is room, and the stream is there.
         let _sent = commands
@@ -169,13 +246,13 @@ impl Counting {
         let stream = ReceiverStream::new(stream);
         let answers = client.histograms.aggregate(stream).await;
         let mut counting = Self {
+            event: None,
             commands,
-            answers: answers
-                .map_err(|status| refused(&text, status))?
-                .into_inner(),
+            answers: answers.map_err(Uncounted::Refused)?.into_inner(),
             schema: HistogramSchema::default(),
         };
-        if let aggregate_response::What::Schema(schema) = counting.next().await? {
+        let schema = counting.next().await.map_err(Uncounted::Gone)?;
+        if let aggregate_response::What::Schema(schema) = schema {
             counting.schema = schema;
         }
         Ok(counting)
@@ -203,15 +280,30 @@ impl Counting {
     }
 }
 
-/// Why the server does not count what `text` asks for, and where that is wrong if it says so.
-fn refused(text: &str, status: tonic::Status) -> anyhow::Error {
-    let column = detail(&status).and_then(|detail| detail.column);
-    match column.and_then(|column| usize::try_from(column).ok()) {
-        Some(column) => {
-            let message = status.message().to_owned();
-            bad_option("hist", text, &ParseError { column, message }).into()
+/// Why the server does not count something.
+#[derive(Debug)]
+enum Uncounted {
+    /// It does not take it.
+    Refused(tonic::Status),
+    /// It does not answer.
+    Gone(anyhow::Error),
+}
+
+impl Uncounted {
+    /// What to tell, `wrong` being for what is wrong with the text.
+    fn told(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
+        let status = match self {
+            Self::Refused(status) => status,
+            Self::Gone(error) => return error,
+        };
+        let column = detail(&status).and_then(|detail| detail.column);
+        match column.and_then(|column| usize::try_from(column).ok()) {
+            Some(column) => {
+                let message = status.message().to_owned();
+                wrong(ParseError { column, message }).into()
+            }
+            None => Refused::from(status).into(),
         }
-        None => Refused::from(status).into(),
     }
 }
 

@@ -13,6 +13,7 @@ mod decide;
 mod definition;
 mod doctor;
 mod event_args;
+mod events_file;
 mod failure;
 mod follow;
 mod guest;

@@ -9,6 +9,7 @@ use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
 
 use crate::client::Client;
 use crate::definition;
+use crate::events_file::FileHistogram;
 use crate::failure::{Refused, WrongUsage};
 use crate::hit_args::{ActArgs, HoldArgs};
 use crate::output::{self, skipped};
@@ -23,8 +24,8 @@ pub(crate) struct PlantArgs {
     #[arg(short = 'p', long = "plant", value_name = "DEFINITION")]
     definitions: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events: what follows a `#` is a comment;
-    /// repeatable
+    /// File of such definitions, one a line as in kprobe_events, and of filters and `hist` triggers of
+    /// their events, as scripts write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     events: Vec<PathBuf>,
 
@@ -47,6 +48,8 @@ pub(crate) struct PlantArgs {
 #[derive(Debug)]
 pub(crate) struct ToPlant {
     probes: Vec<ProbeSpec>,
+    /// What is counted of them.
+    pub(crate) histograms: Vec<FileHistogram>,
     skip_refused: bool,
     owner: String,
 }
@@ -79,7 +82,7 @@ impl PlantArgs {
             return Err(WrongUsage(message.to_owned()));
         }
         let probes = definition::specs(&definitions, &events, false, &acts.into(), &hold);
-        let probes = probes.map_err(|WrongUsage(message)| {
+        let (probes, histograms) = probes.map_err(|WrongUsage(message)| {
             let named = definitions.iter().find(|it| !it.contains([' ', ':', '\t']));
             WrongUsage(match named {
                 Some(name) => {
@@ -90,6 +93,7 @@ impl PlantArgs {
         })?;
         Ok(Some(ToPlant {
             probes,
+            histograms,
             skip_refused,
             owner: owner.unwrap_or_else(|| format!("trace-{}", process::id())),
         }))

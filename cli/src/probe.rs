@@ -14,6 +14,7 @@ use tracing::info;
 use crate::args::{Add, ChosenProbes, Probe, Switch};
 use crate::client::{self, Client};
 use crate::definition;
+use crate::events_file;
 use crate::failure::{DONE, Refused};
 use crate::output::{self, json, skipped, table};
 
@@ -30,7 +31,9 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
                 events,
                 json,
             } = *add;
-            let probes = definition::specs(&definitions, &events, disabled, &hit, &hold)?;
+            let (probes, histograms) =
+                definition::specs(&definitions, &events, disabled, &hit, &hold)?;
+            events_file::refuse(&histograms, "`hvprobe probe add`")?;
             let (mut client, machine) = Client::on_machine(&on).await?;
             let request = RegisterRequest {
                 machine: machine.clone(),

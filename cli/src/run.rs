@@ -20,9 +20,10 @@ use crate::client::Client;
 use crate::clock::now;
 use crate::console::{Console, Step, Tail};
 use crate::event_args::WantedArgs;
+use crate::events_file::FileHistogram;
 use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::follow::{Batch, Format, Printer};
-use crate::histogram::{HistogramArgs, Histograms};
+use crate::histogram::{self, HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
 use crate::output::{skipped, table};
@@ -47,12 +48,16 @@ pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode>
     // Opening a pipe waits for its reader, which Ctrl-C still ends.
     let printer = Printer::new(format, args.hits, &args.output)?;
     let interrupt = Interrupt::install()?;
+    let with_command = !args.guest.command.is_empty();
+    let guest = guest::request(None, Vec::new(), args.guest, &HoldArgs::default());
+    let (request, in_files) = guest?;
+    args.histograms.check_shown(&in_files)?;
     let options = Options {
         format,
-        with_command: !args.guest.command.is_empty(),
+        with_command,
         histograms: args.histograms,
+        in_files,
     };
-    let request = guest::request(None, Vec::new(), args.guest, &HoldArgs::default())?;
     let mut timings = Timings::new(started);
     let (server, client) = InProcess::start().await?;
     let outcome = boot_and_follow(client, request, options, printer, interrupt, &mut timings).await;
@@ -72,6 +77,8 @@ struct Options {
     with_command: bool,
     /// What is counted instead of printed.
     histograms: HistogramArgs,
+    /// What files of definitions have counted.
+    in_files: Vec<FileHistogram>,
 }
 
 /// Why a run is over.
@@ -172,16 +179,17 @@ impl Session {
     ) -> anyhow::Result<Self> {
         let with_console = options.format == Format::Aside;
         let probes = client.list_probes(machine).await?;
-        let ids: Vec<_> = probes.iter().map(|probe| probe.id).collect();
-        let (args, format) = (&options.histograms, options.format);
-        let histograms = Histograms::begin(&mut client, machine, &ids, args, format).await?;
-        let events = match histograms {
-            None => {
-                let request = WantedArgs::default().request(machine, Vec::new());
+        let (args, in_files, format) = (&options.histograms, &options.in_files, options.format);
+        let printed = histogram::printed(&probes, args, in_files);
+        let histograms =
+            Histograms::begin(&mut client, machine, &probes, args, in_files, format).await?;
+        let events = match printed {
+            Some(ids) => {
+                let request = WantedArgs::default().request(machine, ids);
                 let events = client.events.subscribe(request).await;
                 Some(events.map_err(Refused::from)?.into_inner())
             }
-            Some(_) => None,
+            None => None,
         };
         let request = WatchRequest {
             machine: machine.to_owned(),
@@ -243,7 +251,7 @@ impl Session {
                         ));
                     }
                 }
-                () = tick(&mut self.histograms) => self.print_histograms().await?,
+                () = histogram::tick(&mut self.histograms) => self.print_histograms().await?,
                 step = step(&mut self.console) => match step? {
                     Step::More => {}
                     Step::Leave => return Ok(Over::Interrupted),
@@ -293,10 +301,7 @@ impl Session {
 
     /// Prints what was counted until now.
     async fn print_histograms(&mut self) -> anyhow::Result<()> {
-        match &mut self.histograms {
-            Some(histograms) => histograms.print(&mut self.client).await,
-            None => Ok(()),
-        }
+        histogram::print(&mut self.histograms, &mut self.client).await
     }
 
     /// When the guest executed its first instruction, if it has.
@@ -332,14 +337,6 @@ async fn next(
 ) -> Result<Option<SubscribeResponse>, tonic::Status> {
     match events {
         Some(events) => events.message().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Returns when histograms are to be printed; never, if there are none.
-async fn tick(histograms: &mut Option<Histograms>) {
-    match histograms {
-        Some(histograms) => histograms.tick().await,
         None => std::future::pending().await,
     }
 }

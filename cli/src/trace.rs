@@ -6,9 +6,10 @@ use hvprobe_proto::v1::WaitRequest;
 
 use crate::args::Trace;
 use crate::client::{self, Client};
+use crate::events_file::FileHistogram;
 use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::follow::{Batch, Format, Printer};
-use crate::histogram::{HistogramArgs, Histograms};
+use crate::histogram::{self, Histograms};
 use crate::output::{self, json, summary, table};
 use crate::plant;
 use crate::signals::Interrupt;
@@ -16,6 +17,10 @@ use crate::signals::Interrupt;
 pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     args.histograms.check()?;
     let to_plant = args.plant.clone().read()?;
+    let in_files = to_plant
+        .as_ref()
+        .map_or_else(Vec::new, |it| it.histograms.clone());
+    args.histograms.check_shown(&in_files)?;
     args.wanted.check()?;
     let format = if args.json {
         Format::Json
@@ -30,7 +35,10 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
         Some(probes) => Some(probes.plant(&mut client, &machine).await?),
         None => None,
     };
-    let own = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
+    let own = Own {
+        ids: planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone()),
+        in_files,
+    };
     let outcome = tokio::select! {
         outcome = trace_probes(args, client, &machine, own, printer, &mut interrupt) => outcome,
         why = plant::lost(&mut planted) => Err(why),
@@ -43,12 +51,20 @@ pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
     outcome
 }
 
+/// What the command has planted.
+#[derive(Debug)]
+struct Own {
+    ids: Vec<u32>,
+    /// What is counted of them.
+    in_files: Vec<FileHistogram>,
+}
+
 /// Traces the probes that `args` names, and `own`, which it planted.
 async fn trace_probes(
     args: Trace,
     mut client: Client,
     machine: &str,
-    own: Vec<u32>,
+    own: Own,
     mut printer: Printer,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
@@ -57,15 +73,31 @@ async fn trace_probes(
     } else {
         client::choose(&client.list_probes(machine).await?, &args.probes)?
     };
-    chosen.extend(&own);
+    chosen.extend(&own.ids);
     let format = match args.json {
         true => Format::Json,
         false => Format::Text,
     };
-    if args.histograms.is_given() {
-        return count(client, machine, chosen, &args.histograms, format, interrupt).await;
-    }
-    let request = args.wanted.request(machine, chosen.clone());
+    let (counted, in_files) = (&args.histograms, &own.in_files);
+    let mut probes = match counted.is_given() || !in_files.is_empty() {
+        true => client.list_probes(machine).await?,
+        false => Vec::new(),
+    };
+    probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
+    let printed = histogram::printed(&probes, counted, in_files);
+    let mut histograms =
+        Histograms::begin(&mut client, machine, &probes, counted, in_files, format).await?;
+    let Some(printed) = printed else {
+        return match histograms {
+            Some(histograms) => count(client, machine, histograms, interrupt).await,
+            None => Ok(DONE),
+        };
+    };
+    let printed = match printed.is_empty() {
+        true => chosen.clone(),
+        false => printed,
+    };
+    let request = args.wanted.request(machine, printed);
     let subscribed = client.events.subscribe(request).await;
     let mut stream = subscribed
         .map_err(|status| args.wanted.refused(status))?
@@ -75,6 +107,10 @@ async fn trace_probes(
         let batch = tokio::select! {
             batch = stream.message() => batch.map_err(Refused::from)?,
             () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
+            () = histogram::tick(&mut histograms) => {
+                histogram::print(&mut histograms, &mut client).await?;
+                continue;
+            }
         };
         let Some(batch) = batch else {
             break DONE;
@@ -91,30 +127,21 @@ async fn trace_probes(
     };
 
     // What is left of the machine, if the server is still there.
-    plant::turn_off(&mut client, machine, own).await;
+    plant::turn_off(&mut client, machine, own.ids).await;
+    histogram::print(&mut histograms, &mut client).await?;
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
     probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
     close(&mut printer, &probes, format)?;
     Ok(status)
 }
 
-/// Counts hits of the `chosen` probes, or of all there are, instead of printing them.
+/// Counts hits instead of printing them.
 async fn count(
     mut client: Client,
     machine: &str,
-    mut chosen: Vec<u32>,
-    args: &HistogramArgs,
-    format: Format,
+    mut histograms: Histograms,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
-    if chosen.is_empty() {
-        let probes = client.list_probes(machine).await?;
-        chosen = probes.iter().map(|probe| probe.id).collect();
-    }
-    let histograms = Histograms::begin(&mut client, machine, &chosen, args, format).await?;
-    let Some(mut histograms) = histograms else {
-        return Ok(DONE);
-    };
     let request = WaitRequest {
         machine: machine.to_owned(),
     };

@@ -14,7 +14,7 @@ use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
-use crate::{doctor, guest, logs, watch};
+use crate::{doctor, events_file, guest, logs, watch};
 
 pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
     match command {
@@ -27,7 +27,8 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 hold,
                 json,
             } = *boot;
-            let request = guest::request(name, labels, guest, &hold)?;
+            let (request, histograms) = guest::request(name, labels, guest, &hold)?;
+            events_file::refuse(&histograms, "`hvprobe vm boot`")?;
             let mut client = Client::connect(&server).await?;
             let answer = client.machines.boot(request).await.map_err(Refused::from)?;
             let machine = answer.into_inner();

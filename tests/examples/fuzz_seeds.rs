@@ -89,6 +89,10 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
             "p f a:b3@2/8 if !(a >= 0x10 && comm ~ \"*[!b]?\") || a & 6",
         ),
         (
+            "file",
+            "p:e f a=%di # a\nevents/kprobes/e/filter:a > 1\necho 'hist:keys=a' >> events/kprobes/e/trigger",
+        ),
+        (
             "types",
             "p f a:symstr +0(b):string[2] c:%pD d=$comm e:symbol",
         ),

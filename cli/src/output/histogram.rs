@@ -31,17 +31,21 @@ pub(crate) enum Look {
     Json,
 }
 
-/// What was counted, as it is shown.
+/// What was counted, as it is shown; of `event` alone, if that is one.
 pub(crate) fn text(
     look: Look,
+    event: Option<&str>,
     schema: &HistogramSchema,
     entries: &[HistogramEntry],
     totals: &HistogramTotals,
     names: &Names,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
+    if let (Some(event), Look::Entries | Look::Bars) = (event, look) {
+        writeln!(text, "# events/{}/hist", harmless(event.as_bytes()))?;
+    }
     match look {
-        Look::Json => return json(schema, entries, totals, names),
+        Look::Json => return json(event, schema, entries, totals, names),
         Look::Entries => {
             let trigger = harmless(schema.histogram.as_bytes());
             writeln!(text, "# event histogram\n#\n# trigger info: {trigger}\n#\n")?;
@@ -145,6 +149,7 @@ fn behind_address(shown: &str, width: usize) -> String {
 enum Line {
     /// Hits that agree in all keys.
     Entry {
+        event: Option<String>,
         histogram: String,
         keys: Json,
         comm: String,
@@ -153,6 +158,7 @@ enum Line {
     },
     /// What all entries are.
     Totals {
+        event: Option<String>,
         histogram: String,
         hits: u64,
         entries: u64,
@@ -162,12 +168,14 @@ enum Line {
 }
 
 fn json(
+    event: Option<&str>,
     schema: &HistogramSchema,
     entries: &[HistogramEntry],
     totals: &HistogramTotals,
     names: &Names,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
+    let event = event.map(|event| harmless(event.as_bytes()));
     let histogram = harmless(schema.histogram.as_bytes());
     for entry in entries {
         let keys = schema.keys.iter().zip(&entry.keys);
@@ -186,6 +194,7 @@ fn json(
             (name, number)
         });
         let line = Line::Entry {
+            event: event.clone(),
             histogram: histogram.clone(),
             keys: Json::Object(keys.collect()),
             comm: harmless(&entry.comm),
@@ -195,6 +204,7 @@ fn json(
         writeln!(text, "{}", serde_json::to_string(&line)?)?;
     }
     let line = Line::Totals {
+        event,
         histogram,
         hits: totals.hits,
         entries: totals.entries,

@@ -28,8 +28,14 @@ pub fn definition(data: &[u8]) -> bool {
         }
         Err(error) => assert_shown(&text, &error),
     }
-    if let Err(error) = parse_file(&text) {
-        assert_shown(&error.text, &error.source);
+    match parse_file(&text) {
+        Ok(events) => {
+            for trigger in &events.histograms {
+                assert!(read_histogram(&trigger.histogram).is_ok(), "{trigger:?}");
+                assert!(trigger.line[trigger.column..].starts_with(&trigger.histogram));
+            }
+        }
+        Err(error) => assert_shown(&error.text, &error.source),
     }
     match parse(&text) {
         Ok(definition) => {

@@ -75,7 +75,7 @@ fn check(
         dropped: 0,
         lost: 7,
     };
-    expected.assert_eq(&text(look, &schema, entries, &totals, &names()).unwrap());
+    expected.assert_eq(&text(look, None, &schema, entries, &totals, &names()).unwrap());
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn json_has_an_object_for_each_entry_and_one_for_all() {
             5,
         )],
         expect![[r#"
-            {"type":"entry","histogram":"hist:keys=...","keys":{"ip":"vfs_read+0x10","path":"/etc","len":null},"comm":"c?t","hits":3,"values":{"bytes.avg":4}}
-            {"type":"totals","histogram":"hist:keys=...","hits":5,"entries":1,"dropped":0,"lost":7}
+            {"type":"entry","event":null,"histogram":"hist:keys=...","keys":{"ip":"vfs_read+0x10","path":"/etc","len":null},"comm":"c?t","hits":3,"values":{"bytes.avg":4}}
+            {"type":"totals","event":null,"histogram":"hist:keys=...","hits":5,"entries":1,"dropped":0,"lost":7}
         "#]],
     );
 }

@@ -1,11 +1,30 @@
-//! Files of definitions: what people write into `kprobe_events`, or read from it.
+//! Files of definitions: what people write into `kprobe_events`, or read from it, and what they write into
+//! the filters and triggers of those events.
 //!
-//! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c): what
-//! follows a `#` is a comment, wherever it stands, and lines of nothing are skipped.
+//! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c), or one that
+//! writes into a file of an event that a line before it defines: what follows a `#` is a comment, wherever
+//! it stands but in what `echo` has in quotes, and lines of nothing are skipped.
 
 use super::line::Definition;
 use super::parse::parse;
-use crate::parse_error::ParseError;
+use super::written::{self, Event, To, Written};
+use crate::fetch::read_filter_at;
+use crate::histogram::read_histogram;
+use crate::parse_error::{ParseError, error};
+
+/// Why an event has not both: the kernel's filters keep hits from the trace, not from its histograms.
+const BOTH: &str = "an event is filtered or counted; write `if FILTER` behind the histogram";
+/// What the trigger of a histogram begins with.
+const HIST: &str = "hist:";
+
+/// What a file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Its definitions, each with the filter that is written for it.
+    pub definitions: Vec<Line>,
+    /// Its histograms.
+    pub histograms: Vec<Trigger>,
+}
 
 /// A definition, and where it stands in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +33,33 @@ pub struct Line {
     pub number: usize,
     /// What it says.
     pub definition: Definition,
+}
+
+/// A histogram of an event, and where it stands in its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trigger {
+    /// The number of its line, from 1.
+    pub number: usize,
+    /// Its line.
+    pub line: String,
+    /// Where in that line the histogram begins.
+    pub column: usize,
+    /// The event, with its group.
+    pub event: String,
+    /// What is counted, as it is written.
+    pub histogram: String,
+}
+
+impl Trigger {
+    /// What is wrong with this line, when `error` is what is wrong with the histogram.
+    #[must_use]
+    pub fn refused(&self, error: ParseError) -> FileError {
+        FileError {
+            number: self.number,
+            text: self.line.clone(),
+            source: behind(self.column, error),
+        }
+    }
 }
 
 /// Why a file of definitions is refused.
@@ -39,28 +85,134 @@ impl FileError {
 /// Reads a file of definitions.
 ///
 /// # Errors
-/// At the first line that is no definition. Removing an event (`-:EVENT`) is none: a file says what there
+/// At the first line that says nothing of that. Removing an event (`-:EVENT`) is none: a file says what there
 /// is to be.
-pub fn parse_file(text: &str) -> Result<Vec<Line>, FileError> {
-    let mut lines = Vec::new();
+pub fn parse_file(text: &str) -> Result<Events, FileError> {
+    let mut reading = Reading::default();
     for (number, text) in (1..).zip(text.lines()) {
-        let (line, _) = text.split_once('#').unwrap_or((text, ""));
-        if line.trim().is_empty() {
-            continue;
+        if let Err(source) = reading.read(number, text) {
+            let text = text.to_owned();
+            return Err(FileError {
+                number,
+                text,
+                source,
+            });
         }
-        match parse(line) {
-            Ok(definition) => lines.push(Line { number, definition }),
-            Err(source) => {
-                let text = text.to_owned();
-                return Err(FileError {
+    }
+    Ok(reading.events)
+}
+
+/// A file, as far as it was read.
+#[derive(Default)]
+struct Reading {
+    events: Events,
+    /// The events that lines have written filters for.
+    filtered: Vec<String>,
+}
+
+impl Reading {
+    fn read(&mut self, number: usize, line: &str) -> Result<(), ParseError> {
+        if !written::is_written(line) {
+            let (text, _) = line.split_once('#').unwrap_or((line, ""));
+            return match text.trim() {
+                "" => Ok(()),
+                _ => self.define(number, text),
+            };
+        }
+        let Written { to, column, text } = written::read(line)?;
+        match to {
+            To::Definitions => {
+                let read = self.define(number, text);
+                read.map_err(|error| behind(column, error))
+            }
+            To::Filter(event) => self.filter(event, column, text),
+            To::Trigger(event) => {
+                let event = self.checked_trigger(event, column, text)?;
+                self.events.histograms.push(Trigger {
                     number,
-                    text,
-                    source,
+                    line: line.to_owned(),
+                    column,
+                    event,
+                    histogram: text.to_owned(),
                 });
+                Ok(())
             }
         }
     }
-    Ok(lines)
+
+    fn define(&mut self, number: usize, text: &str) -> Result<(), ParseError> {
+        let definition = parse(text)?;
+        self.events.definitions.push(Line { number, definition });
+        Ok(())
+    }
+
+    fn filter(&mut self, event: Event<'_>, column: usize, text: &str) -> Result<(), ParseError> {
+        let definitions = self.of(event)?;
+        let filter = read_filter_at(column, text)?;
+        if definitions.iter().any(|it| it.filter.is_some()) {
+            let message = format!("`{}` has a filter already", event.path);
+            return error(event.column, message);
+        }
+        for definition in definitions {
+            definition.filter = Some(filter.clone());
+        }
+        if self
+            .events
+            .histograms
+            .iter()
+            .any(|it| it.event == event.path)
+        {
+            return error(event.column, BOTH);
+        }
+        self.filtered.push(event.path.to_owned());
+        Ok(())
+    }
+
+    /// The event whose trigger `text` is, if it is one.
+    fn checked_trigger(
+        &mut self,
+        event: Event<'_>,
+        column: usize,
+        text: &str,
+    ) -> Result<String, ParseError> {
+        self.of(event)?;
+        if self.filtered.iter().any(|it| it == event.path) {
+            return error(event.column, BOTH);
+        }
+        if text.starts_with('!') {
+            return error(
+                column,
+                "not supported: removing a trigger; leave out both lines",
+            );
+        }
+        if !text.starts_with(HIST) {
+            return error(column, "of triggers there is `hist:keys=...` only");
+        }
+        read_histogram(text).map_err(|error| behind(column, error))?;
+        Ok(event.path.to_owned())
+    }
+
+    /// The definitions of `event`.
+    fn of(&mut self, event: Event<'_>) -> Result<Vec<&mut Definition>, ParseError> {
+        let lines = self.events.definitions.iter_mut();
+        let all = lines.map(|line| &mut line.definition);
+        let found: Vec<_> = all
+            .filter(|definition| definition.event_path() == event.path)
+            .collect();
+        match found.is_empty() {
+            true => error(
+                event.column,
+                "No such file or directory; no line before this defines such an event",
+            ),
+            false => Ok(found),
+        }
+    }
+}
+
+/// `error` in a text that begins at `column`.
+fn behind(column: usize, mut error: ParseError) -> ParseError {
+    error.column += column;
+    error
 }
 
 #[cfg(test)]
@@ -71,10 +223,20 @@ mod tests {
 
     fn check(text: &str, expect: Expect) {
         let found = match parse_file(text) {
-            Ok(lines) => lines
-                .iter()
-                .map(|line| format!("{}: {}\n", line.number, line.definition))
-                .collect(),
+            Ok(events) => {
+                let lines = events.definitions.iter();
+                let lines = lines.map(|it| format!("{}: {}\n", it.number, it.definition));
+                let counted = events.histograms.iter().map(|it| {
+                    let Trigger {
+                        number,
+                        event,
+                        histogram,
+                        ..
+                    } = it;
+                    format!("{number}: {event} counted by {histogram}\n")
+                });
+                lines.chain(counted).collect()
+            }
             Err(error) => format!("{error}\n{}\n", error.render()),
         };
         expect.assert_eq(&found);
@@ -126,6 +288,224 @@ mod tests {
                 p f?
                    ^
             "#]],
+        );
+    }
+
+    #[test]
+    fn filters_and_histograms_belong_to_events_of_lines_before_them() {
+        check(
+            "p:e vfs_read len=%dx\nr vfs_read\np:g/e vfs_open\n\
+             events/kprobes/e/filter:len > 100 && comm ~ \"d*\" # why\n\
+             /sys/kernel/tracing/events/g/e/trigger: hist:keys=comm\n\
+             echo 'hist:keys=len:vals=len if comm == \"a#b\"' >> events/g/e/trigger # and why\n\
+             \techo 'hist:keys=retval' > /sys/kernel/debug/tracing/events/kprobes/r_vfs_read_0/trigger\n\
+             echo hist:keys=common_pid>events/g/e/trigger\n\
+             echo 'p:late vfs_write n=$arg3' >> kprobe_events\n\
+             echo \"n > 1\" > events/kprobes/late/filter",
+            expect![[r#"
+                1: p:e vfs_read len=%dx if len > 100 && comm ~ "d*"
+                2: r vfs_read
+                3: p:g/e vfs_open
+                9: p:late vfs_write n=$arg3 if n > 1
+                5: g/e counted by hist:keys=comm
+                6: g/e counted by hist:keys=len:vals=len if comm == "a#b"
+                7: kprobes/r_vfs_read_0 counted by hist:keys=retval
+                8: g/e counted by hist:keys=common_pid
+            "#]],
+        );
+    }
+
+    #[test]
+    fn what_is_written_where_it_cannot_be_is_pointed_at() {
+        let wrong = |line: &str, expected: Expect| {
+            check(
+                &format!("p:e vfs_read len=%dx if len > 1\np:f vfs_read\n{line}"),
+                expected,
+            );
+        };
+        wrong(
+            "events/kprobes/g/filter:pid == 1",
+            expect![[r#"
+            line 3: No such file or directory; no line before this defines such an event
+            events/kprobes/g/filter:pid == 1
+                   ^
+        "#]],
+        );
+        wrong(
+            "events/e/e/trigger:hist:keys=pid",
+            expect![[r#"
+            line 3: No such file or directory; no line before this defines such an event
+            events/e/e/trigger:hist:keys=pid
+                   ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/e/filter:len > 1",
+            expect![[r#"
+            line 3: `kprobes/e` has a filter already
+            events/kprobes/e/filter:len > 1
+                   ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/f/filter:len >",
+            expect![[r#"
+            line 3: Invalid value (did you forget quotes)?
+            events/kprobes/f/filter:len >
+                                         ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/f/filter",
+            expect![[r#"
+            line 3: `:` and what is written there belong here
+            events/kprobes/f/filter
+                                   ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/f/format:x",
+            expect![[r#"
+            line 3: No such file or directory; there are kprobe_events, events/GROUP/EVENT/filter and events/GROUP/EVENT/trigger
+            events/kprobes/f/format:x
+                             ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/f:x",
+            expect![[r#"
+            line 3: No such file or directory; there are kprobe_events, events/GROUP/EVENT/filter and events/GROUP/EVENT/trigger
+            events/kprobes/f:x
+            ^
+        "#]],
+        );
+        wrong(
+            "/dev/null:x",
+            expect![[r#"
+            line 3: No such file or directory; there are kprobe_events, events/GROUP/EVENT/filter and events/GROUP/EVENT/trigger
+            /dev/null:x
+            ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/f/trigger:traceoff:1",
+            expect![[r#"
+            line 3: of triggers there is `hist:keys=...` only
+            events/kprobes/f/trigger:traceoff:1
+                                     ^
+        "#]],
+        );
+        wrong(
+            "echo '!hist:keys=pid' > events/kprobes/f/trigger",
+            expect![[r#"
+            line 3: not supported: removing a trigger; leave out both lines
+            echo '!hist:keys=pid' > events/kprobes/f/trigger
+                  ^
+        "#]],
+        );
+        wrong(
+            "echo 'hist:keys=pid.hax' > events/kprobes/f/trigger",
+            expect![[r#"
+            line 3: write hex, sym, sym-offset, execname, log2, buckets=N or usecs
+            echo 'hist:keys=pid.hax' > events/kprobes/f/trigger
+                                ^
+        "#]],
+        );
+        wrong(
+            "echo 'hist:keys=pid if pid ==' > events/kprobes/f/trigger",
+            expect![[r#"
+            line 3: Invalid value (did you forget quotes)?
+            echo 'hist:keys=pid if pid ==' > events/kprobes/f/trigger
+                                         ^
+        "#]],
+        );
+        wrong(
+            "echo 'hist:keys=pid > events/kprobes/f/trigger",
+            expect![[r#"
+            line 3: String is not closed with `'`
+            echo 'hist:keys=pid > events/kprobes/f/trigger
+                                                          ^
+        "#]],
+        );
+        wrong(
+            "echo 'hist:keys=pid' | tee events/kprobes/f/trigger",
+            expect![[r#"
+            line 3: `> FILE` or `>> FILE` belongs here
+            echo 'hist:keys=pid' | tee events/kprobes/f/trigger
+                                 ^
+        "#]],
+        );
+        wrong(
+            "echo \"p:g vfs_read $arg1\" >> kprobe_events",
+            expect![[r#"
+            line 3: a shell makes something else of this; write ' instead of "
+            echo "p:g vfs_read $arg1" >> kprobe_events
+                               ^
+        "#]],
+        );
+        wrong(
+            "echo 'p:g vfs_read %bar' >> kprobe_events",
+            expect![[r#"
+            line 3: Invalid register name
+            echo 'p:g vfs_read %bar' >> kprobe_events
+                               ^
+        "#]],
+        );
+        wrong(
+            "echo pid==1&&cpu==0 > events/kprobes/f/filter",
+            expect![[r#"
+            line 3: a shell makes something else of this; put it all in '...'
+            echo pid==1&&cpu==0 > events/kprobes/f/filter
+                       ^
+        "#]],
+        );
+        wrong(
+            "echo 1 > events/kprobes/f/enable",
+            expect![[r#"
+            line 3: probes are enabled; leave this line out
+            echo 1 > events/kprobes/f/enable
+                                      ^
+        "#]],
+        );
+        wrong(
+            "echo",
+            expect![[r#"
+            line 3: a definition starts with `p` or `r`: write `p echo`
+            echo
+            ^
+        "#]],
+        );
+        wrong(
+            "echo '\u{e9}' > kprobe_events",
+            expect![[r#"
+            line 3: 'é': what is written is one line of ASCII
+            echo 'é' > kprobe_events
+                  ^
+        "#]],
+        );
+        wrong(
+            "events/kprobes/f/filter:pid == 1\nevents/kprobes/f/trigger:hist:keys=pid",
+            expect![[r#"
+                line 4: an event is filtered or counted; write `if FILTER` behind the histogram
+                events/kprobes/f/trigger:hist:keys=pid
+                       ^
+            "#]],
+        );
+        wrong(
+            "events/kprobes/f/trigger:hist:keys=pid\nevents/kprobes/f/filter:pid == 1",
+            expect![[r#"
+                line 4: an event is filtered or counted; write `if FILTER` behind the histogram
+                events/kprobes/f/filter:pid == 1
+                       ^
+            "#]],
+        );
+        wrong(
+            "events/kprobes/e/trigger:hist:keys=len",
+            expect![[r#"
+            1: p:e vfs_read len=%dx if len > 1
+            2: p:f vfs_read
+            3: kprobes/e counted by hist:keys=len
+        "#]],
         );
     }
 }

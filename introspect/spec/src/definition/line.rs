@@ -57,6 +57,12 @@ pub enum Target {
 }
 
 impl Definition {
+    /// Its event and the group of that, as files of tracefs are called: `GROUP/EVENT`.
+    #[must_use]
+    pub fn event_path(&self) -> String {
+        event_path(&self.event_name())
+    }
+
     /// The event's name: as given, or as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with
     /// `_` for what an event name cannot hold (`__trace_kprobe_create` in
     /// kernel/trace/trace_kprobe.c).
@@ -76,6 +82,15 @@ impl Definition {
             Target::Functions { pattern, .. } => format!("{kind}_{pattern}"),
             Target::Address(at) => format!("{kind}_{at:#x}"),
         }
+    }
+}
+
+/// The event that `name` is of, with its group: `kprobes` where it says none.
+#[must_use]
+pub fn event_path(name: &str) -> String {
+    match name.contains('/') {
+        true => name.to_owned(),
+        false => format!("kprobes/{name}"),
     }
 }
 

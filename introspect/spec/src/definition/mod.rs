@@ -25,8 +25,9 @@ mod parse;
 mod pattern;
 #[cfg(test)]
 mod tests;
+mod written;
 
-pub use file::{FileError, Line, parse_file};
-pub use line::{Definition, Kind, Target};
+pub use file::{Events, FileError, Line, Trigger, parse_file};
+pub use line::{Definition, Kind, Target, event_path};
 pub use names::{is_event_name, is_symbol_name};
 pub use parse::parse;

@@ -1,0 +1,172 @@
+//! Lines that write into a file of an event: which file, and what.
+//!
+//! ```text
+//! written = FILE ":" TEXT                                   (as `grep` prints it)
+//!         | "echo" blanks quoted [blanks] (">" | ">>") [blanks] FILE    (as a shell does it)
+//! quoted  = "'" TEXT "'" | '"' TEXT '"' | TEXT
+//! FILE    = [FOLDER] ("kprobe_events" | "events/" GROUP "/" EVENT ("/filter" | "/trigger"))
+//! FOLDER  = "/sys/kernel/tracing/" | "/sys/kernel/debug/tracing/"
+//! ```
+//!
+//! What is kept true: TEXT is what a shell would write. Where a shell would make something else of it than
+//! what stands here, the line is refused.
+
+use crate::parse_error::{ParseError, error};
+
+/// Where tracefs can be.
+const FOLDERS: [&str; 2] = ["/sys/kernel/tracing/", "/sys/kernel/debug/tracing/"];
+/// Where the files of events are.
+const EVENTS: &str = "events/";
+
+/// What is written, and where.
+#[derive(Debug)]
+pub(super) struct Written<'a> {
+    /// The file.
+    pub(super) to: To<'a>,
+    /// Where [`text`](Self::text) begins.
+    pub(super) column: usize,
+    /// What is written.
+    pub(super) text: &'a str,
+}
+
+/// A file of tracefs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To<'a> {
+    /// `kprobe_events`.
+    Definitions,
+    /// The filter of an event.
+    Filter(Event<'a>),
+    /// The triggers of an event.
+    Trigger(Event<'a>),
+}
+
+/// `GROUP/EVENT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event<'a> {
+    /// Where it begins.
+    pub(super) column: usize,
+    /// Both names.
+    pub(super) path: &'a str,
+}
+
+/// Whether `line` is one that writes, and no definition.
+pub(super) fn is_written(line: &str) -> bool {
+    let line = line.trim_start();
+    let echo = line.strip_prefix("echo");
+    line.starts_with(EVENTS)
+        || line.starts_with('/')
+        || echo.is_some_and(|rest| rest.starts_with([' ', '\t']))
+}
+
+/// Reads a line of which [`is_written`] holds.
+pub(super) fn read(line: &str) -> Result<Written<'_>, ParseError> {
+    let printable = |c: char| matches!(c, ' '..='~') || c == '\t';
+    if let Some((column, c)) = line.chars().enumerate().find(|(_, c)| !printable(*c)) {
+        return error(
+            column,
+            format!("{c:?}: what is written is one line of ASCII"),
+        );
+    }
+    let at = line.len() - line.trim_start().len();
+    match line[at..].strip_prefix("echo") {
+        Some(_) => read_echo(line, at + "echo".len()),
+        None => read_grep(line, at),
+    }
+}
+
+/// `FILE:TEXT` from `at` on.
+fn read_grep(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
+    let line = uncommented(line, at);
+    let Some(colon) = line[at..].find(':') else {
+        return error(line.len(), "`:` and what is written there belong here");
+    };
+    let to = read_file(at, &line[at..at + colon])?;
+    let (column, text) = trimmed(line, at + colon + 1, line.len());
+    Ok(Written { to, column, text })
+}
+
+/// What stands behind `echo`, which ends at `at`.
+fn read_echo(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
+    let at = line.len() - line[at..].trim_start().len();
+    let quote = line[at..].chars().next();
+    let (column, text, behind) = match quote.filter(|c| matches!(c, '\'' | '"')) {
+        Some(quote) => {
+            let from = at + 1;
+            let Some(length) = line[from..].find(quote) else {
+                return error(line.len(), format!("String is not closed with `{quote}`"));
+            };
+            let text = &line[from..from + length];
+            let expands = |c| matches!(c, '$' | '`' | '\\');
+            if let (Some(strange), '"') = (text.find(expands), quote) {
+                let message = "a shell makes something else of this; write ' instead of \"";
+                return error(from + strange, message);
+            }
+            (from, text, from + length + 1)
+        }
+        None => {
+            let line = uncommented(line, at);
+            let end = line[at..].find('>').map_or(line.len(), |end| at + end);
+            let (from, text) = trimmed(line, at, end);
+            let plain = |c: char| c.is_ascii_alphanumeric() || " \t_:=,.+-@%/!".contains(c);
+            if let Some(strange) = text.find(|c| !plain(c)) {
+                let message = "a shell makes something else of this; put it all in '...'";
+                return error(from + strange, message);
+            }
+            (from, text, end)
+        }
+    };
+    let line = uncommented(line, behind);
+    let (at, rest) = trimmed(line, behind, line.len());
+    let Some(file) = rest.strip_prefix(">>").or_else(|| rest.strip_prefix('>')) else {
+        return error(at, "`> FILE` or `>> FILE` belongs here");
+    };
+    let (at, file) = trimmed(line, line.len() - file.len(), line.len());
+    let to = read_file(at, file)?;
+    Ok(Written { to, column, text })
+}
+
+/// `line` without the comment that begins at `from` or behind it.
+fn uncommented(line: &str, from: usize) -> &str {
+    line[from..]
+        .find('#')
+        .map_or(line, |length| &line[..from + length])
+}
+
+/// What is in `line[from..to]` without the blanks around it, and where it begins.
+fn trimmed(line: &str, from: usize, to: usize) -> (usize, &str) {
+    let text = line[from..to].trim_end();
+    let inner = text.trim_start();
+    (from + text.len() - inner.len(), inner)
+}
+
+/// Which file `name` is, which begins at `column`.
+fn read_file(column: usize, name: &str) -> Result<To<'_>, ParseError> {
+    let folder = FOLDERS.iter().find(|folder| name.starts_with(**folder));
+    let at = folder.map_or(0, |folder| folder.len());
+    let inner = &name[at..];
+    if inner == "kprobe_events" {
+        return Ok(To::Definitions);
+    }
+    let parts: Vec<_> = inner.split('/').collect();
+    let [_, group, event, file] = parts[..] else {
+        return error(column, NO_FILE);
+    };
+    if !inner.starts_with(EVENTS) || group.is_empty() || event.is_empty() {
+        return error(column, NO_FILE);
+    }
+    let start = at + EVENTS.len();
+    let end = start + group.len() + 1 + event.len();
+    let event = Event {
+        column: column + start,
+        path: &name[start..end],
+    };
+    match file {
+        "filter" => Ok(To::Filter(event)),
+        "trigger" => Ok(To::Trigger(event)),
+        "enable" => error(column + end + 1, "probes are enabled; leave this line out"),
+        _ => error(column + end + 1, NO_FILE),
+    }
+}
+
+const NO_FILE: &str = "No such file or directory; there are kprobe_events, events/GROUP/EVENT/filter \
+                       and events/GROUP/EVENT/trigger";
