@@ -60,9 +60,11 @@ fn histograms_in_files_are_refused_where_they_are_wrong() {
     place.check(
         &["vm", "boot", "--kernel", "/dev/null", "--events", &right],
         expect![[r#"
-        hvprobe: there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel
-        status 1
-    "#]],
+            hvprobe: bad hist in $PLACE/right:2: `hvprobe vm boot` counts nothing: give the file to `hvprobe run` or `hvprobe trace`
+              events/kprobes/e/trigger:hist:keys=comm
+                                       ^
+            status 2
+        "#]],
     );
 }
 
