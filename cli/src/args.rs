@@ -7,6 +7,7 @@ use clap_complete::Shell;
 use hvprobe_proto::v1::MachineState;
 
 use crate::event_args::{OutputArgs, WantedArgs};
+use crate::explain_args::Explain;
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
@@ -70,6 +71,8 @@ pub(crate) enum Command {
     Syms(Syms),
     /// Print types and functions of a machine's kernel as C declares them
     Types(Types),
+    /// Say what probe definitions come to in a kernel, without running it
+    Explain(Box<Explain>),
     /// Tell whether this machine can run guests, and how probes will work on it
     Doctor(Doctor),
     /// Write the ELF kernel inside a bzImage to a file, which then boots without being unpacked

@@ -22,12 +22,7 @@ pub(crate) fn request(
 ) -> anyhow::Result<(BootRequest, Vec<FileHistogram>)> {
     let (probes, histograms) =
         definition::specs(&guest.probes, &guest.events, false, &guest.hit, hold)?;
-    let kernel = match guest.kernel {
-        Some(kernel) => kernel,
-        None => cached("kernel").context(
-            "there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel",
-        )?,
-    };
+    let kernel = kernel(guest.kernel)?;
     let initrd = guest.initrd.or_else(|| cached("initrd.cpio"));
     let request = BootRequest {
         name: name.unwrap_or_default(),
@@ -50,6 +45,13 @@ pub(crate) fn request(
         request_id: String::new(),
     };
     Ok((request, histograms))
+}
+
+/// The kernel that was `given`, or the one of the guest that `cargo lab setup` made.
+pub(crate) fn kernel(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    given.or_else(|| cached("kernel")).context(
+        "there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel",
+    )
 }
 
 /// The file `name` of the guest that `cargo lab setup` made, if it is there.

@@ -14,6 +14,8 @@ mod definition;
 mod doctor;
 mod event_args;
 mod events_file;
+mod explain;
+mod explain_args;
 mod failure;
 mod follow;
 mod guest;
@@ -81,6 +83,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Decide(args) => decide::decide(args).await,
         Command::Syms(args) => syms::syms(args).await,
         Command::Types(args) => types::types(args).await,
+        Command::Explain(args) => explain::run(*args),
         Command::Doctor(args) => doctor::doctor(args).await,
         Command::Unpack(args) => unpack::unpack(&args),
         Command::Completions { shell } => {

@@ -10,6 +10,7 @@ mod bars;
 mod bits;
 pub(crate) mod captured;
 pub(crate) mod events;
+pub(crate) mod explained;
 pub(crate) mod histogram;
 pub(crate) mod histogram_key;
 pub(crate) mod json;

@@ -9,6 +9,7 @@
 mod aggregate;
 pub(crate) mod code;
 mod error;
+mod explain;
 mod guest;
 mod info;
 mod plan;
@@ -24,6 +25,7 @@ mod world;
 
 pub use code::{HiddenError, HiddenRegion, outermost_slots};
 pub use error::{ChangeError, RegisterError};
+pub use explain::{Explained, explain};
 pub use info::{ProbeInfo, ProbeState, Shown, Throttled};
 pub use plan::arguments::on_any_event;
 pub use refusal::Refused;

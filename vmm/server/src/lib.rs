@@ -1,11 +1,12 @@
 //! The gRPC service: `hvprobe.v1` for the machines of this process.
 //!
-//! Only this crate and the clients name the wire format. [`Kernel`] is passed on for `hvprobe unpack`,
-//! which reads an image as a server does that boots it, and needs nothing else from below.
+//! Only this crate and the clients name the wire format. [`Kernel`] is passed on for `hvprobe unpack`
+//! and `hvprobe explain`, which read an image as a server does that boots it, and need no machine.
 
 mod allowed;
 mod arrivals;
 mod events;
+mod explain;
 mod fleet;
 mod handle;
 mod identity;
@@ -25,6 +26,8 @@ mod totals;
 pub mod wire;
 
 pub use allowed::Limits;
+pub use explain::{ExplainError, Explanation, explain};
+pub use hvprobe_engine::{Explained, Shown};
 pub use hvprobe_machine::{Bounds, Kernel};
 pub use listen::socket::{ListenError, Listener};
 pub use listen::tcp::{Loopback, LoopbackError};

@@ -16,75 +16,71 @@ use hvprobe_spec::definition::{Definition, Kind, Target, is_event_name, is_symbo
 use crate::plan::kernel::Probeable;
 use crate::refusal::Refused;
 use crate::registered::BATCH_MAX;
-use crate::registry::state::Registry;
 
-impl Registry {
-    /// What `spec` stands for one by one: itself, unless its target is a pattern. `room` is how many
-    /// probes the batch may still have.
-    pub(crate) fn singles<'s>(
-        &self,
-        spec: &'s ProbeSpec,
-        room: usize,
-    ) -> Result<Vec<Cow<'s, ProbeSpec>>, Refused> {
-        let Target::Functions { module, pattern } = &spec.definition.target else {
-            return Ok(vec![Cow::Borrowed(spec)]);
-        };
-        let kernel = self.kernel.probeable();
-        let mut targets = Vec::new();
-        match module {
-            Some(name) => {
-                let found = kernel.modules.and_then(|modules| modules.get(name));
-                let module = found.filter(|module| kernel.is_loaded(module));
-                let module = module.ok_or_else(|| Refused::ModuleNeeded {
-                    module: name.clone(),
-                    pattern: pattern.clone(),
-                })?;
+/// What `spec` stands for in `kernel` one by one: itself, unless its target is a pattern. `room` is how
+/// many probes the batch may still have.
+pub(crate) fn singles<'s>(
+    kernel: &Probeable<'_>,
+    spec: &'s ProbeSpec,
+    room: usize,
+) -> Result<Vec<Cow<'s, ProbeSpec>>, Refused> {
+    let Target::Functions { module, pattern } = &spec.definition.target else {
+        return Ok(vec![Cow::Borrowed(spec)]);
+    };
+    let mut targets = Vec::new();
+    match module {
+        Some(name) => {
+            let found = kernel.modules.and_then(|modules| modules.get(name));
+            let module = found.filter(|module| kernel.is_loaded(module));
+            let module = module.ok_or_else(|| Refused::ModuleNeeded {
+                module: name.clone(),
+                pattern: pattern.clone(),
+            })?;
+            let is_text = |at| module.text().contains(&at);
+            add(&mut targets, pattern, Some(name), module.symbols(), is_text);
+        }
+        None => {
+            let image = kernel.image;
+            let is_text = |at| image.is_text(at);
+            add(&mut targets, pattern, None, image.symbols(), is_text);
+            let modules = kernel.modules.into_iter().flatten();
+            for module in modules.filter(|module| kernel.is_loaded(module)) {
                 let is_text = |at| module.text().contains(&at);
-                add(&mut targets, pattern, Some(name), module.symbols(), is_text);
-            }
-            None => {
-                let image = kernel.image;
-                let is_text = |at| image.is_text(at);
-                add(&mut targets, pattern, None, image.symbols(), is_text);
-                let modules = kernel.modules.into_iter().flatten();
-                for module in modules.filter(|module| kernel.is_loaded(module)) {
-                    let is_text = |at| module.text().contains(&at);
-                    let name = Some(module.name());
-                    add(&mut targets, pattern, name, module.symbols(), is_text);
-                }
+                let name = Some(module.name());
+                add(&mut targets, pattern, name, module.symbols(), is_text);
             }
         }
-        if targets.is_empty() {
-            return Err(Refused::NoMatch {
-                pattern: pattern.clone(),
-                near: near(&kernel, pattern),
-            });
-        }
-        if targets.len() > room {
-            return Err(Refused::TooManyMatches {
-                pattern: pattern.clone(),
-                matches: BATCH_MAX - room + targets.len(),
-                max: BATCH_MAX,
-            });
-        }
-        let single = |(name, target)| {
-            let definition = Definition {
-                kind: spec.definition.kind,
-                name,
-                target,
-                arguments: spec.definition.arguments.clone(),
-                filter: spec.definition.filter.clone(),
-            };
-            Cow::Owned(ProbeSpec {
-                definition,
-                ..spec.clone()
-            })
-        };
-        Ok(targets
-            .into_iter()
-            .map(|found: Found<'_>| single(found.named(spec.definition.kind)))
-            .collect())
     }
+    if targets.is_empty() {
+        return Err(Refused::NoMatch {
+            pattern: pattern.clone(),
+            near: near(kernel, pattern),
+        });
+    }
+    if targets.len() > room {
+        return Err(Refused::TooManyMatches {
+            pattern: pattern.clone(),
+            matches: BATCH_MAX - room + targets.len(),
+            max: BATCH_MAX,
+        });
+    }
+    let single = |(name, target)| {
+        let definition = Definition {
+            kind: spec.definition.kind,
+            name,
+            target,
+            arguments: spec.definition.arguments.clone(),
+            filter: spec.definition.filter.clone(),
+        };
+        Cow::Owned(ProbeSpec {
+            definition,
+            ..spec.clone()
+        })
+    };
+    Ok(targets
+        .into_iter()
+        .map(|found: Found<'_>| single(found.named(spec.definition.kind)))
+        .collect())
 }
 
 /// A function that matches.

@@ -161,6 +161,12 @@ const HOOKS: [Hook; 8] = [
     },
 ];
 
+/// Whether the engine may watch the entry of `function`.
+pub(crate) fn may_watch(function: &str) -> bool {
+    let mut names = HOOKS.iter().flat_map(|hook| hook.functions);
+    names.any(|name| *name == function)
+}
+
 impl Registry {
     /// Makes sites for what the engine has to watch, and lets the others go with the next change.
     pub(crate) fn provide_hooks(&mut self, mem: &dyn PhysMemory) {

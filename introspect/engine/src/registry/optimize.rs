@@ -17,7 +17,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Member, Recorder, Span, TaskFields};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_linux::image::TaskLayout;
-use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, Then};
+use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, ProbeSpec, Then};
 use tracing::debug;
 
 use crate::code::jump::{DetourContext, Jump};
@@ -27,14 +27,32 @@ use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
 use crate::unoptimized::Unoptimized;
 
+/// Whether hits of the probe `spec` with these actions can be told without an exit, if detours can read memory
+/// or not; if they cannot, what needs one.
+pub(crate) fn needs_exit(
+    spec: &ProbeSpec,
+    actions: &Actions,
+    can_read: bool,
+) -> Option<&'static str> {
+    if spec.mechanism.is_some_and(|it| it > Mechanism::Optimized) {
+        Some("asks for an exit")
+    } else if spec.budget.is_some() {
+        Some("has a budget")
+    } else if spec.is_return() {
+        unfollowable(spec, actions)
+    } else {
+        synchronous(actions, can_read)
+    }
+}
+
 /// Whether the calls of a return probe can be followed without exits; if not, what needs one.
-pub(crate) fn unfollowable(probe: &Probe) -> Option<&'static str> {
-    if probe.spec.maxactive_auto {
+pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'static str> {
+    if spec.maxactive_auto {
         Some("adds instances as calls need them")
-    } else if !probe.actions.capture_at_return.is_empty() {
+    } else if !actions.capture_at_return.is_empty() {
         Some("reads memory when the function returns")
     } else {
-        synchronous(&probe.actions, false)
+        synchronous(actions, false)
     }
 }
 
@@ -83,19 +101,7 @@ impl Registry {
         }
         let can_read = self.can_read_in_detours();
         for (id, probe) in self.enabled_members(site) {
-            let what = if probe
-                .spec
-                .mechanism
-                .is_some_and(|m| m > Mechanism::Optimized)
-            {
-                Some("asks for an exit")
-            } else if probe.spec.budget.is_some() {
-                Some("has a budget")
-            } else if probe.pool.is_some() {
-                unfollowable(probe)
-            } else {
-                synchronous(&probe.actions, can_read)
-            };
+            let what = needs_exit(&probe.spec, &probe.actions, can_read);
             if let Some(what) = what {
                 return Err(Unoptimized::Synchronous { probe: id, what });
             }

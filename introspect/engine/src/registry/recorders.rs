@@ -144,7 +144,7 @@ impl Registry {
             let actions = &probe.actions;
             probe.spec.budget.is_none()
                 && actions.capture.is_empty()
-                && unfollowable(probe).is_none()
+                && unfollowable(&probe.spec, &probe.actions).is_none()
         };
         let possible = self.switches.optimize && returning().all(|(_, probe)| can_be(probe));
         returning().filter(move |_| possible).map(|(id, _)| id)

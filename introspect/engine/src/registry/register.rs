@@ -17,6 +17,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_spec::definition::Target;
 use hvprobe_spec::{ProbeId, ProbeSpec};
 
+use super::expand::singles;
 use super::plant::{PlantError, Planted};
 use crate::error::RegisterError;
 use crate::plan::arguments::{Resolved, resolve};
@@ -228,7 +229,7 @@ impl Registry {
                 continue;
             }
             let room = BATCH_MAX.saturating_sub(batch.probes.len() + batch.skipped.len());
-            let singles = self.singles(spec, room).and_then(|singles| {
+            let singles = singles(&self.kernel.probeable(), spec, room).and_then(|singles| {
                 self.has_room(batch.probes.len() + singles.len())?;
                 Ok(singles)
             });

@@ -65,15 +65,7 @@ impl Registry {
                 least = least.max(probe.spec.mechanism.unwrap_or(least));
             }
         }
-        let is_emulated =
-            matches!(site.displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated;
-        if is_emulated {
-            None
-        } else if ends || site.fixup || least == Mechanism::Stepped {
-            Some(SlotKind::Trapped)
-        } else {
-            Some(SlotKind::Boosted)
-        }
+        slot_kind(&site.displaced, site.fixup, ends, least)
     }
 
     /// Takes and fills the slots that wanted sites need and have not; those that are `jumping` need
@@ -286,6 +278,25 @@ impl Registry {
             Some(code) => put_back(self.code.region.release(mem, code.at())),
             None => {}
         }
+    }
+}
+
+/// The kind of slot that an instruction needs to take effect so at least: one with a `fixup` in the exception
+/// table, or whose `ends` are to be told, must not fault outside the exception window.
+pub(crate) fn slot_kind(
+    displaced: &Displaced,
+    fixup: bool,
+    ends: bool,
+    least: Mechanism,
+) -> Option<SlotKind> {
+    let is_emulated =
+        matches!(displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated;
+    if is_emulated {
+        None
+    } else if ends || fixup || least == Mechanism::Stepped {
+        Some(SlotKind::Trapped)
+    } else {
+        Some(SlotKind::Boosted)
     }
 }
 

@@ -6,6 +6,7 @@ mod arguments;
 mod batch;
 mod cpu;
 mod enable;
+mod explained;
 mod faults;
 mod foreign;
 mod ftrace;

@@ -1,0 +1,188 @@
+//! What a definition comes to in a kernel that does not run.
+//!
+//! Invariant: it is planned as a registration plans it, by the same code; what only a running guest can tell
+//! is listed, and never guessed.
+
+use std::collections::BTreeSet;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Span;
+use hvprobe_arch::insn::{self, SlotKind};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_spec::{Actions, Item, Mechanism, ProbeSpec};
+
+use crate::guest::readers::KernelReaders;
+use crate::info::Shown;
+use crate::plan::arguments::{Resolved, resolve};
+use crate::plan::kernel::Probeable;
+use crate::plan::probepoint::{Probepoint, plan};
+use crate::plan::text::{ImageText, PristineText};
+use crate::refusal::Refused;
+use crate::registered::{BATCH_MAX, Skipped};
+use crate::registry::expand::singles;
+use crate::registry::hooks::may_watch;
+use crate::registry::optimize::needs_exit;
+use crate::registry::slots::slot_kind;
+use crate::unoptimized::Unoptimized;
+
+/// What one probe comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explained {
+    /// Its definition, which names one place.
+    pub definition: String,
+    /// The name of its events.
+    pub event: String,
+    /// The probepoint.
+    pub at: Gva,
+    /// The symbol that it lies in, and how far behind its beginning.
+    pub symbol: (String, u64),
+    /// The instruction there, as it is when the guest runs.
+    pub code: Vec<u8>,
+    /// The same in Intel syntax.
+    pub instruction: String,
+    /// Why hits take an exit; `None` if they need not.
+    pub exit: Option<String>,
+    /// What a guest that runs has to be like for hits to take none.
+    pub provided: Vec<&'static str>,
+    /// How the instruction takes effect if hits take exits.
+    pub with_exits: Mechanism,
+    /// Whether the guest's ftrace may put a call there, during which the probe does not fire.
+    pub ftrace: bool,
+    /// What is shown of hits.
+    pub shown: Shown,
+    /// What happens at hits, with all that is read for what is shown.
+    pub actions: Actions,
+}
+
+/// What `spec` comes to in `image`: one probe, or those of all functions that match, each explained or refused.
+#[must_use]
+pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, Skipped>> {
+    let kernel = Probeable {
+        image,
+        modules: None,
+        formed: &BTreeSet::new(),
+        readable: KernelReaders::may_be_in(image),
+    };
+    let refused = |spec: &ProbeSpec, why| Err(Skipped::new(0, spec, why));
+    match singles(&kernel, spec, BATCH_MAX) {
+        Ok(all) => all
+            .iter()
+            .map(|one| explained(one, &kernel).or_else(|why| refused(one, why)))
+            .collect(),
+        Err(why) => vec![refused(spec, why)],
+    }
+}
+
+fn explained(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Explained, Refused> {
+    let point = plan(spec, kernel, &Booted(kernel.image))?;
+    let Resolved { shown, actions } = resolve(spec, Some(&point), kernel)?;
+    let what = needs_exit(spec, &actions, kernel.readable);
+    let fit = match (what, &point.span) {
+        (Some(what), _) => Err(format!("it {what}")),
+        (None, Err(why)) => Err(why.to_string()),
+        (None, Ok(span)) => Ok(span),
+    };
+    let at = point.displaced.at();
+    if let (Some(Mechanism::Optimized), Err(why)) = (spec.mechanism, &fit) {
+        let source = point.span.clone().err();
+        let source = source.unwrap_or_else(|| Unoptimized::Build(why.clone()));
+        return Err(Refused::Unoptimized { at, source });
+    }
+    Ok(Explained {
+        definition: spec.definition.to_string(),
+        event: spec.definition.event_path(),
+        at,
+        code: point.displaced.bytes().to_vec(),
+        instruction: insn::text(point.displaced.bytes(), at),
+        provided: fit.as_ref().map_or_else(
+            |_| Vec::new(),
+            |span| provided(spec, &point, span, &actions, kernel),
+        ),
+        exit: fit.err(),
+        with_exits: with_exits(spec, &point),
+        ftrace: point.ftrace,
+        symbol: point.symbol,
+        shown,
+        actions,
+    })
+}
+
+/// How the instruction takes effect where there is an int3.
+fn with_exits(spec: &ProbeSpec, point: &Probepoint) -> Mechanism {
+    let ends = spec.actions.post || spec.actions.faults;
+    let least = spec.mechanism.unwrap_or(Mechanism::Emulated);
+    let least = least.max(Mechanism::Emulated);
+    match slot_kind(&point.displaced, point.fixup, ends, least) {
+        None => Mechanism::Emulated,
+        Some(SlotKind::Boosted) => Mechanism::Boosted,
+        Some(SlotKind::Trapped) => Mechanism::Stepped,
+    }
+}
+
+/// What has to be so in a guest for the jump that displaces `span`.
+fn provided(
+    spec: &ProbeSpec,
+    point: &Probepoint,
+    span: &Span,
+    actions: &Actions,
+    kernel: &Probeable<'_>,
+) -> Vec<&'static str> {
+    let reads = actions.capture.iter().any(Item::reaches_memory);
+    let alone = span.interior().next().is_none();
+    let all = [
+        (true, "optimization is on, and there is room for a detour"),
+        (
+            may_watch(&point.symbol.0),
+            "this function is not watched for the sake of other probes",
+        ),
+        (
+            !alone,
+            "no other probe, and no kprobe of the guest's own, is under the jump",
+        ),
+        (
+            span.needs_quiescence(),
+            "no task stands between the instructions under the jump when it is planted",
+        ),
+        (
+            reads,
+            "the kernel's own loads, by which memory is read, are not probed and are as they should be",
+        ),
+        (
+            spec.is_return() && kernel.image.task_layout().is_err(),
+            "it can be told which task runs",
+        ),
+    ];
+    let found = all.into_iter().filter(|(needed, _)| *needed);
+    found.map(|(_, what)| what).collect()
+}
+
+/// The image's own text, with what a boot makes of it where probes can be.
+struct Booted<'a>(&'a KernelImage);
+
+impl PristineText for Booted<'_> {
+    fn read(&self, at: Gva, into: &mut [u8]) -> usize {
+        let len = ImageText(self.0).read(at, into);
+        let Some(read) = into.get_mut(..len) else {
+            return len;
+        };
+        // Calls of ftrace become nops before there can be probes.
+        for offset in 0..read.len() {
+            let here = at.wrapping_add(offset as u64);
+            if read[offset] == CALL && self.0.is_ftrace_site(here) {
+                for (byte, nop) in read[offset..].iter_mut().zip(NOP5) {
+                    *byte = nop;
+                }
+            }
+        }
+        len
+    }
+
+    fn is_final(&self) -> bool {
+        false
+    }
+}
+
+/// The opcode of a near call.
+const CALL: u8 = 0xe8;
+/// What becomes of a call of ftrace (`x86_nops` in arch/x86/kernel/alternative.c).
+const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
