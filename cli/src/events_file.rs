@@ -52,10 +52,11 @@ pub(crate) fn refuse(histograms: &[FileHistogram], command: &str) -> Result<(), 
     Err(first.refused(ParseError { column: 0, message }))
 }
 
-/// The definitions in `file`, without the comments around them, and its histograms.
-pub(crate) fn read(
-    file: &Path,
-) -> Result<(Vec<(String, Definition)>, Vec<FileHistogram>), WrongUsage> {
+/// What a file says: its definitions, without the comments around them, and its histograms.
+type Contents = (Vec<(String, Definition)>, Vec<FileHistogram>);
+
+/// What `file` says.
+pub(crate) fn read(file: &Path) -> Result<Contents, WrongUsage> {
     let name = file.display();
     let text = text(file).map_err(|error| WrongUsage(format!("cannot read {name}: {error}")))?;
     let events =

@@ -24,7 +24,7 @@ fn definitions() -> Vec<String> {
         "p:read do_sys_openat2 name=+0(%si):ustring".to_owned(),
         "p:filtered __x64_sys_getpgid if comm == \"sh\" && cpu < 9".to_owned(),
         "r:back ksys_write".to_owned(),
-        "r:text do_filp_open name=+0(+0(%si)):string".to_owned(),
+        "r:memory vfs_open path=+0(%di):x64".to_owned(),
     ]
 }
 

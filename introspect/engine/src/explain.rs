@@ -63,14 +63,15 @@ pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, S
         formed: &BTreeSet::new(),
         readable: KernelReaders::may_be_in(image),
     };
-    let refused = |spec: &ProbeSpec, why| Err(Skipped::new(0, spec, why));
-    match singles(&kernel, spec, BATCH_MAX) {
-        Ok(all) => all
-            .iter()
-            .map(|one| explained(one, &kernel).or_else(|why| refused(one, why)))
-            .collect(),
-        Err(why) => vec![refused(spec, why)],
+    let all = match singles(&kernel, spec, BATCH_MAX) {
+        Ok(all) => all,
+        Err(why) => return vec![Err(Skipped::new(0, spec, why))],
+    };
+    let mut told = Vec::with_capacity(all.len());
+    for one in &all {
+        told.push(explained(one, &kernel).map_err(|why| Skipped::new(0, one, why)));
     }
+    told
 }
 
 fn explained(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Explained, Refused> {
