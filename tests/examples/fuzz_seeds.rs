@@ -43,6 +43,16 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("btf", name, [&types.to_le_bytes()[..], &btf[24..]].concat());
     }
     add("tables", "all", lists());
+    for (format, (name, call, registers, end)) in [
+        ("old", 0x005_u16, 0x105_u16, 0x400_u16),
+        ("new", 0x205, 0xb05, 0x100),
+        ("v72", 0x203, 0xb03, 0x100),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        add("unwind", name, stack(format, [call, registers, end]));
+    }
 
     let kernel = small_kernel();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
@@ -260,6 +270,30 @@ fn lists() -> Vec<u8> {
         }
         bytes.resize(end, 0);
     }
+    bytes
+}
+
+/// Unwind tables of a function with 24 bytes of its own, one that was interrupted, and the outermost; and a
+/// stack with these.
+fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
+    /// The word of the stack that they begin at.
+    const REGISTERS: usize = 5;
+    let mut bytes = vec![u8::try_from(format).expect("small"), 3];
+    for (offset, word) in [32_u16, 0, 0].into_iter().zip(words) {
+        bytes.extend(offset.to_le_bytes());
+        bytes.extend([0, 0]);
+        bytes.extend(word.to_le_bytes());
+    }
+    // At the first one's beginning, with RSP at the stack's.
+    bytes.extend([0x10, 0, 0, 0]);
+    bytes.extend(0_u64.to_le_bytes());
+    let mut stack = [0; REGISTERS + 24];
+    stack[0] = TEXT + 0x28;
+    stack[4] = TEXT + 0x38;
+    stack[REGISTERS + 16] = TEXT + 0x48;
+    stack[REGISTERS + 17] = 0x10;
+    stack[REGISTERS + 19] = 0xffff_c900_0000_0000 + 8 * 20;
+    bytes.extend(stack.iter().flat_map(|word: &u64| word.to_le_bytes()));
     bytes
 }
 

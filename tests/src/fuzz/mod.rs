@@ -17,6 +17,7 @@ mod memory;
 mod paging;
 mod symbols;
 mod types;
+mod unwind;
 
 pub use definition::definition;
 pub use detour::{detour, fetched, record};
@@ -26,6 +27,7 @@ pub use language::language;
 pub use loader::{bzimage, bzimage_around, payload};
 pub use paging::{hidden, walk};
 pub use symbols::pattern;
+pub use unwind::unwind;
 
 /// A decoder under test.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +40,7 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
@@ -55,6 +57,7 @@ pub const TARGETS: [Target; 17] = [
     target("payload", payload),
     target("record", record),
     target("tables", tables),
+    target("unwind", unwind),
     target("walk", walk),
 ];
 

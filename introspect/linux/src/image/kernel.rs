@@ -14,8 +14,10 @@ use super::kallsyms::Kallsyms;
 use super::lists;
 use super::syscalls::{CallParameter, Syscalls};
 use super::tasks::{self, TaskClues, TaskLayout};
+use super::unwind;
 use crate::symbols::Symbols;
 use crate::types::{BtfError, Member, Types};
+use crate::unwind::{Orc, OrcError};
 
 /// Text as linked.
 pub(super) struct Text {
@@ -46,6 +48,7 @@ pub struct KernelImage {
     extent: Range<u64>,
     virt_to_phys_offset: u64,
     init_top_pgt: Option<Gpa>,
+    orc: Result<Arc<Orc>, OrcError>,
 }
 
 impl KernelImage {
@@ -87,6 +90,7 @@ impl KernelImage {
                 |_| Syscalls::default(),
                 |types| Syscalls::read(&elf, &symbols, types),
             ),
+            orc: unwind::read(&elf, &symbols, text.at.clone()).map(Arc::new),
             symbols,
             types,
             text,
@@ -223,6 +227,14 @@ impl KernelImage {
     /// When the image has no readable type information.
     pub fn types(&self) -> Result<&Arc<Types>, BtfError> {
         self.types.as_ref().map_err(Clone::clone)
+    }
+
+    /// The tables by which the kernel's stacks are followed.
+    ///
+    /// # Errors
+    /// When the image has none that can be read.
+    pub fn orc(&self) -> Result<&Arc<Orc>, OrcError> {
+        self.orc.as_ref().map_err(Clone::clone)
     }
 
     /// What the system call takes that `function`, such as `__x64_sys_openat`, is the kernel's entry of: it

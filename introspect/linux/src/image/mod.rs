@@ -16,6 +16,7 @@ mod tables;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod unwind;
 
 pub use error::{ImageError, KallsymsError};
 pub use forbidden::{Area, Forbidden, Unknown};

@@ -1,0 +1,320 @@
+use std::collections::HashMap;
+
+use hvprobe_arch::{Gva, Regs};
+use proptest::prelude::*;
+
+use super::orc::Tables;
+use super::{Orc, OrcError, Start, Surroundings, walk};
+
+const TEXT: u64 = 0xffff_ffff_8100_0000;
+const TABLES: Gva = Gva(0xffff_ffff_8200_0000);
+const STACK: u64 = 0xffff_c900_0000_4000 - 0x400;
+const OTHER: u64 = 0xffff_c900_0010_0000;
+/// What the guest puts in the place of return addresses.
+const TRAMPOLINE: u64 = TEXT + 0x900;
+/// What return probes put there.
+const OURS: u64 = 0xffff_ffff_8000_1000;
+
+/// A kernel's way to write entries.
+#[derive(Clone, Copy, Debug)]
+struct Dialect {
+    call: u16,
+    registers: u16,
+    iret: u16,
+    end: u16,
+    sp: u16,
+    prev_sp: u16,
+    bp_indirect: u16,
+}
+
+const OLD: Dialect = Dialect {
+    call: 0,
+    registers: 1 << 8,
+    iret: 2 << 8,
+    end: 1 << 10,
+    sp: 5,
+    prev_sp: 1 << 4,
+    bp_indirect: 8,
+};
+const V63: Dialect = Dialect {
+    registers: 1 << 8 | 1 << 10,
+    iret: 2 << 8 | 1 << 10,
+    end: 1 << 11,
+    ..OLD
+};
+const V64: Dialect = Dialect {
+    call: 2 << 8,
+    registers: 3 << 8 | 1 << 11,
+    iret: 4 << 8 | 1 << 11,
+    end: 1 << 8,
+    ..OLD
+};
+const V72: Dialect = Dialect {
+    sp: 3,
+    prev_sp: 8 << 4,
+    bp_indirect: 10,
+    ..V64
+};
+const ALL: [Dialect; 4] = [OLD, V63, V64, V72];
+
+fn entry(sp: i16, bp: i16, word: u16) -> [u8; 6] {
+    let ([a, b], [c, d], [e, f]) = (sp.to_le_bytes(), bp.to_le_bytes(), word.to_le_bytes());
+    [a, b, c, d, e, f]
+}
+
+/// Functions at every 0x100 bytes: how each is left 16 bytes behind its beginning.
+fn entries(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
+    let Dialect {
+        call,
+        registers,
+        iret,
+        end,
+        sp,
+        prev_sp,
+        bp_indirect,
+    } = dialect;
+    let inside = [
+        // 0x000: `push %rbp; sub $8, %rsp`.
+        entry(24, -16, call | sp | prev_sp),
+        // 0x100: three words on the stack.
+        entry(32, 0, call | sp),
+        // 0x200: a frame pointer, with RBP above the return address's place.
+        entry(16, -16, call | 4 | prev_sp),
+        // 0x300: the stack pointer is where RBP - 8 says.
+        entry(-8, 0, call | bp_indirect | 4 << 4),
+        // 0x400: an exception.
+        entry(0, 0, registers | sp),
+        // 0x500: an exception that saved nothing.
+        entry(8, 0, iret | sp),
+        // 0x600: the outermost function.
+        entry(0, 0, end),
+        // 0x700: on another stack, whose top leads back.
+        entry(16, 0, call | 9),
+        // 0x800: nobody knows.
+        entry(0, 0, 15 << 8),
+    ];
+    let functions = (TEXT..).step_by(0x100).zip(inside);
+    functions
+        .flat_map(|(at, inside)| [(at, entry(8, 0, call | sp)), (at + 0x10, inside)])
+        .collect()
+}
+
+fn read(entries: &[(u64, [u8; 6])]) -> Result<Orc, OrcError> {
+    let places = (TABLES.0..).step_by(4);
+    let addresses = places.zip(entries).flat_map(|(place, (at, _))| {
+        let offset = at.wrapping_sub(place).cast_signed();
+        i32::try_from(offset).expect("near").to_le_bytes()
+    });
+    let addresses: Vec<u8> = addresses.collect();
+    let rules: Vec<u8> = entries.iter().flat_map(|(_, entry)| *entry).collect();
+    let tables = Tables {
+        at: TABLES,
+        addresses: &addresses,
+        entries: &rules,
+    };
+    let functions = (TEXT..TEXT + 0x900).step_by(0x100).map(Gva);
+    let trampolines = Box::new([Gva(TRAMPOLINE)]);
+    Orc::read(tables, (TEXT..TEXT + 0x1000, 0..0), functions, trampolines)
+}
+
+/// A guest's stacks.
+#[derive(Default)]
+struct Guest(HashMap<u64, u64>);
+
+impl Surroundings for Guest {
+    fn word(&self, at: Gva) -> Option<u64> {
+        self.0.get(&at.0).copied()
+    }
+
+    fn returns_to(&self, found: Gva, _: Gva) -> Option<Gva> {
+        match found.0 {
+            OURS => Some(Gva(TEXT + 0x620)),
+            _ => Some(found),
+        }
+    }
+
+    fn in_place(&self, at: Gva) -> Gva {
+        match at.0 {
+            OURS => Gva(TEXT + 0x600),
+            _ => at,
+        }
+    }
+}
+
+/// The stack of a guest with these words from `STACK` on, at `rip` in the text.
+fn stack(dialect: Dialect, regs: Regs, returned: bool, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
+    let orc = read(&entries(dialect)).expect("tables");
+    let guest = Guest(words.iter().copied().collect());
+    let start = Start {
+        regs: &regs,
+        returned,
+    };
+    let mut frames = [Gva(0); 31];
+    let (count, goes_on) = walk(&orc, &guest, start, &mut frames);
+    let frames = frames[..count].iter();
+    (frames.map(|at| at.0.wrapping_sub(TEXT)).collect(), goes_on)
+}
+
+fn at(rip: u64) -> Regs {
+    Regs {
+        rip: TEXT + rip,
+        rsp: STACK,
+        ..Regs::default()
+    }
+}
+
+#[test]
+fn callers_are_found_by_the_rules_of_every_format() {
+    for dialect in ALL {
+        let words = [
+            // The caller of the function that has just been entered.
+            (STACK, TEXT + 0x20),
+            // Its RBP and its caller, which has a frame pointer.
+            (STACK + 16, STACK + 0x40),
+            (STACK + 24, TEXT + 0x220),
+            (STACK + 0x40, STACK + 0x60),
+            (STACK + 0x48, TEXT + 0x320),
+            // The stack pointer of its caller.
+            (STACK + 0x58, STACK + 0x80),
+            (STACK + 0x60, 0),
+            (STACK + 0x78, TEXT + 0x620),
+        ];
+        let found = stack(dialect, at(0x100), false, &words);
+        let expected = vec![0x100, 0x20, 0x220, 0x320, 0x620];
+        assert_eq!(found, (expected, false), "{dialect:?}");
+    }
+}
+
+#[test]
+fn interrupted_functions_are_told_by_their_next_instruction() {
+    for dialect in ALL {
+        let registers = |frame: u64, rip, sp, code| {
+            let at = frame + 128;
+            [(at, rip), (at + 8, code), (at + 24, sp)]
+        };
+        // The first instruction of a function was about to be carried out: the one before is another's.
+        let mut words = registers(STACK, TEXT + 0x100, OTHER, 0x10).to_vec();
+        words.push((STACK + 32, 0x1234));
+        words.push((OTHER, TEXT + 0x620));
+        let found = stack(dialect, at(0x420), false, &words);
+        assert_eq!(found, (vec![0x420, 0x100, 0x620], false), "{dialect:?}");
+
+        // A process was interrupted: that is where a stack ends.
+        let words = registers(STACK, 0x40_0000, 0x7fff_0000, 0x33);
+        let found = stack(dialect, at(0x420), false, &words);
+        assert_eq!(found, (vec![0x420], false), "{dialect:?}");
+
+        // Of an exception that saved nothing only these are there; and it came upon a copy of an
+        // instruction.
+        let frame = STACK + 8;
+        let words = [(frame, OURS), (frame + 8, 0x10), (frame + 24, OTHER)];
+        let found = stack(dialect, at(0x520), false, &words);
+        assert_eq!(found.0, [0x520, 0x600], "{dialect:?}");
+    }
+}
+
+#[test]
+fn stacks_lead_to_others_but_not_to_many() {
+    let words = [
+        (STACK, OTHER),
+        (OTHER + 8, TEXT + 0x620),
+        (OTHER, TEXT + 0x720),
+    ];
+    let found = stack(V64, at(0x720), false, &words);
+    assert_eq!(found, (vec![0x720, 0x620], false));
+
+    // One stack leads to the next, without an end.
+    let tops = (0..40_u64).map(|n| OTHER + n * 0x10_0000);
+    let mut words = vec![(STACK, OTHER)];
+    for top in tops {
+        words.push((top + 8, TEXT + 0x720));
+        words.push((top + 16, top + 0x10_0000));
+    }
+    let (frames, goes_on) = stack(V64, at(0x720), false, &words);
+    assert!(goes_on && frames.len() < 12, "{frames:x?}");
+}
+
+#[test]
+fn what_return_probes_put_there_is_told_as_what_was_there() {
+    let found = stack(V64, at(0x100), false, &[(STACK, OURS)]);
+    assert_eq!(found, (vec![0x100, 0x620], false));
+    // The guest's own is named, and ends it.
+    let found = stack(V64, at(0x100), false, &[(STACK, TRAMPOLINE)]);
+    assert_eq!(found, (vec![0x100, 0x900], true));
+}
+
+#[test]
+fn returns_are_told_by_the_call_before_them() {
+    let words = [(STACK + 0x18, TEXT + 0x620)];
+    // Behind the last instruction of 0x100 the next function begins.
+    let found = stack(V64, at(0x200), true, &words);
+    assert_eq!(found, (vec![0x200, 0x620], false));
+}
+
+#[test]
+fn stack_that_cannot_be_followed_says_that_it_goes_on() {
+    for words in [
+        &[][..],
+        // A return to a process.
+        &[(STACK, 0x40_0000)],
+        // A module, whose tables are not here.
+        &[(STACK, 0xffff_ffff_c000_0000)],
+        &[(STACK, TEXT + 0x820)],
+    ] {
+        let (frames, goes_on) = stack(V64, at(0x100), false, words);
+        assert!(goes_on, "{frames:x?}");
+        assert!(
+            frames
+                .iter()
+                .skip(1)
+                .all(|at| at.wrapping_add(TEXT) >= OURS)
+        );
+    }
+}
+
+#[test]
+fn tables_that_make_no_sense_are_refused() {
+    let all = entries(V64);
+    assert_eq!(read(&[]).unwrap_err(), OrcError::Missing);
+    let mut turned = all.clone();
+    turned.reverse();
+    assert_eq!(read(&turned).unwrap_err(), OrcError::Unsorted);
+    let strange: Vec<_> = all.iter().map(|(at, _)| (*at, [0xff; 6])).collect();
+    assert_eq!(read(&strange).unwrap_err(), OrcError::Format);
+}
+
+proptest! {
+    /// Whatever entries and stacks hold, what is told is text of the kernel's, and the first what it began
+    /// with.
+    #[test]
+    fn hostile_tables_and_stacks_end(
+        dialect in 0..4_usize,
+        rules in proptest::collection::vec(any::<[u8; 6]>(), 9),
+        words in proptest::collection::vec((0..64_u64, 0..3_u8, any::<u64>()), 0..64),
+        regs in (0..0x900_u64, 0..64_u64, any::<u64>()),
+        returned: bool,
+    ) {
+        let mut all = entries(ALL[dialect]);
+        for ((_, entry), rule) in all.iter_mut().skip(1).step_by(2).zip(rules) {
+            *entry = rule;
+        }
+        let Ok(orc) = read(&all) else { return Ok(()); };
+        let guest = Guest(words.into_iter().map(|(at, kind, word)| {
+            let word = match kind {
+                0 => word,
+                1 => TEXT + word % 0x900,
+                _ => STACK + word % 64 * 8,
+            };
+            (STACK + at * 8, word)
+        }).collect());
+        let (rip, rsp, rbp) = regs;
+        let regs = Regs { rip: TEXT + rip, rsp: STACK + rsp * 8, rbp, ..Regs::default() };
+        let mut frames = [Gva(0); 31];
+        let (count, _) = walk(&orc, &guest, Start { regs: &regs, returned }, &mut frames);
+        prop_assert!(count >= 1 && count <= frames.len());
+        prop_assert_eq!(frames[0].0, regs.rip);
+        for frame in &frames[..count] {
+            prop_assert!(frame.0 >= 0xffff_ffff_8000_0000);
+        }
+    }
+}

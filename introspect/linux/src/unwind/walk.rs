@@ -1,0 +1,239 @@
+//! Following a stack.
+//!
+//! What is kept true: a word is read only from the stack that the function runs on, above its stack
+//! pointer, or from another one that the tables lead to; there are few of these. What is told first is
+//! where it begins, then callers in turn, and never a thing that is not the kernel's.
+
+use hvprobe_arch::{Gva, Regs};
+
+use super::orc::Orc;
+use super::rule::{Base, Caller, Frame, Rbp, Register, Rule};
+
+/// More than there are stacks one above another: of a task, of interrupts, of each kind of exception
+/// that has its own (arch/x86/include/asm/cpu_entry_area.h).
+const MOST_STACKS: usize = 8;
+/// `THREAD_SIZE` and `IRQ_STACK_SIZE` (arch/x86/include/asm/page_64_types.h); others are smaller.
+const STACK: u64 = 16 << 10;
+/// From where on there is text of the kernel and its modules (`__START_KERNEL_map`).
+const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
+/// Where the kernel's half of the addresses begins.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// The guest whose stack it is.
+pub trait Surroundings {
+    /// The word at `at`.
+    fn word(&self, at: Gva) -> Option<u64>;
+
+    /// Where the call that has `found` in the place of its return address, at `slot`, returns to;
+    /// `None` if that cannot be told.
+    fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva>;
+
+    /// Where the instruction is whose copy is at `at`, in code that is not the kernel's own; `at` itself if
+    /// it is none.
+    fn in_place(&self, at: Gva) -> Gva;
+}
+
+/// Where to begin.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// The registers.
+    pub regs: &'a Regs,
+    /// Whether RIP is where a call has returned to, rather than an instruction that is to be carried out.
+    pub returned: bool,
+}
+
+/// Registers as far as they are known.
+struct State<'a> {
+    ip: Gva,
+    sp: Gva,
+    bp: u64,
+    /// Whether `ip` is the next instruction, rather than one that follows a call.
+    interrupted: bool,
+    others: Others<'a>,
+    stacks: usize,
+}
+
+/// The other registers of a function.
+#[derive(Clone, Copy)]
+enum Others<'a> {
+    Here(&'a Regs),
+    /// In a `struct pt_regs` there.
+    At(Gva),
+    Unknown,
+}
+
+/// Writes the addresses on the stack to `into`, where it begins and then return addresses, the innermost
+/// first, all of them in the highest 2 GiB but the first: how many there are, and whether the stack goes on behind them, as there is no more room or
+/// nobody knows how. Allocates nothing; reads at most five words for each.
+pub fn walk(
+    orc: &Orc,
+    guest: &(impl Surroundings + ?Sized),
+    start: Start<'_>,
+    into: &mut [Gva],
+) -> (usize, bool) {
+    let mut state = State {
+        ip: Gva(start.regs.rip),
+        sp: Gva(start.regs.rsp),
+        bp: start.regs.rbp,
+        interrupted: !start.returned,
+        others: Others::Here(start.regs),
+        stacks: 0,
+    };
+    let mut count = 0;
+    for frame in into {
+        *frame = state.ip;
+        count += 1;
+        match state.step(orc, guest) {
+            Step::Caller => {}
+            Step::End => return (count, false),
+            Step::Lost => return (count, true),
+        }
+    }
+    (count, true)
+}
+
+/// What became of going to the caller.
+enum Step {
+    Caller,
+    /// There is none.
+    End,
+    /// It cannot be found.
+    Lost,
+}
+
+impl State<'_> {
+    fn step(&mut self, orc: &Orc, guest: &(impl Surroundings + ?Sized)) -> Step {
+        if !self.interrupted && orc.is_trampoline(self.ip) {
+            return Step::Lost;
+        }
+        // A call may be the last instruction of its function.
+        let at = if self.interrupted {
+            self.ip
+        } else {
+            self.ip.wrapping_sub(1)
+        };
+        match orc.find(at) {
+            Some(Rule::End) => Step::End,
+            Some(Rule::Caller(caller)) => self.caller(*caller, guest).unwrap_or(Step::Lost),
+            Some(Rule::Unknown) | None => Step::Lost,
+        }
+    }
+
+    /// Goes to the caller; `None` if it cannot be found.
+    fn caller(&mut self, caller: Caller, guest: &(impl Surroundings + ?Sized)) -> Option<Step> {
+        let offset = i64::from(caller.offset);
+        let frame = match caller.base {
+            Base::Register(register) => self.register(register, guest)?.wrapping_add_signed(offset),
+            Base::AtRbp => self.word(Gva(self.bp.wrapping_add_signed(offset)), guest)?,
+            Base::AtRsp => self.word(self.sp, guest)?.wrapping_add_signed(offset),
+        };
+        let frame = Gva(frame);
+        let rbp = match caller.rbp {
+            Rbp::Kept => None,
+            Rbp::Above(offset) => {
+                let at = Gva(frame.0.wrapping_add_signed(offset.into()));
+                let is_near = frame.0.abs_diff(at.0) < STACK && at.0 >= KERNEL_HALF;
+                Some(is_near.then(|| guest.word(at)).flatten()?)
+            }
+            Rbp::Beside(offset) => {
+                let at = self.bp.wrapping_add_signed(offset.into());
+                Some(self.word(Gva(at), guest)?)
+            }
+        };
+        let (ip, rbp) = match caller.frame {
+            Frame::Call => {
+                let slot = frame.wrapping_sub(8);
+                self.enter(slot)?;
+                let found = Gva(guest.word(slot)?);
+                self.enter(frame)?;
+                self.others = Others::Unknown;
+                (guest.returns_to(found, slot)?, rbp)
+            }
+            Frame::Registers | Frame::Iret => {
+                /// Where RIP is in `struct pt_regs`; CS, RFLAGS and RSP follow.
+                const RIP: u64 = 128;
+                let (rip, others) = match caller.frame {
+                    Frame::Registers => (frame.wrapping_add(RIP), Others::At(frame)),
+                    Frame::Iret | Frame::Call => (frame, Others::Unknown),
+                };
+                self.enter(rip)?;
+                let word = |n: u64| guest.word(rip.wrapping_add(n * 8));
+                let (ip, code, sp) = (word(0)?, word(1)?, word(3)?);
+                if code & 3 != 0 {
+                    // A process.
+                    return Some(Step::End);
+                }
+                let rbp = rbp.or_else(|| read(others, Register::Rbp, guest));
+                self.enter(Gva(sp))?;
+                self.others = others;
+                (guest.in_place(Gva(ip)), rbp)
+            }
+        };
+        if ip.0 < KERNEL_TEXT {
+            return None;
+        }
+        self.ip = ip;
+        self.bp = rbp.unwrap_or(self.bp);
+        self.interrupted = caller.interrupted;
+        Some(Step::Caller)
+    }
+
+    /// The word at `at`, on the stack of the function.
+    fn word(&self, at: Gva, guest: &(impl Surroundings + ?Sized)) -> Option<u64> {
+        guest.word(self.inside(at)?)
+    }
+
+    /// `at`, if it is on the stack of the function, above its stack pointer.
+    fn inside(&self, at: Gva) -> Option<Gva> {
+        let above = at.0.checked_sub(self.sp.0)?;
+        (above < STACK && at.0 >= KERNEL_HALF).then_some(at)
+    }
+
+    /// Goes up to `at` on the stack, or to there on another one, if there may be so many.
+    fn enter(&mut self, at: Gva) -> Option<()> {
+        if at.0 < KERNEL_HALF {
+            return None;
+        }
+        if self.inside(at).is_none() {
+            self.stacks += 1;
+        }
+        self.sp = at;
+        (self.stacks <= MOST_STACKS).then_some(())
+    }
+
+    fn register(&self, register: Register, guest: &(impl Surroundings + ?Sized)) -> Option<u64> {
+        match register {
+            Register::Rsp => Some(self.sp.0),
+            Register::Rbp => Some(self.bp),
+            other => read(self.others, other, guest),
+        }
+    }
+}
+
+/// A register of a function whose registers are there.
+fn read(
+    others: Others<'_>,
+    register: Register,
+    guest: &(impl Surroundings + ?Sized),
+) -> Option<u64> {
+    match others {
+        Others::Here(regs) => Some(match register {
+            Register::Rsp => regs.rsp,
+            Register::Rbp => regs.rbp,
+            Register::Rdx => regs.rdx,
+            Register::Rdi => regs.rdi,
+            Register::R10 => regs.r10,
+            Register::R13 => regs.r13,
+        }),
+        // `struct pt_regs` (arch/x86/include/asm/ptrace.h).
+        Others::At(frame) => guest.word(frame.wrapping_add(match register {
+            Register::R13 => 16,
+            Register::Rbp => 32,
+            Register::R10 => 56,
+            Register::Rdx => 96,
+            Register::Rdi => 112,
+            Register::Rsp => 152,
+        })),
+        Others::Unknown => None,
+    }
+}

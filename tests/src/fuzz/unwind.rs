@@ -1,0 +1,112 @@
+//! The kernel's unwind tables, and stacks that are followed by them.
+
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_fixtures::kernel::{self, Section, TEXT};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::unwind::{Start, Surroundings, walk};
+
+use super::input::Input;
+
+/// Bytes of text in the images made here.
+const TEXT_LEN: usize = 0x1000;
+/// Where the tables are linked to.
+const ADDRESSES: u64 = 0xffff_ffff_8200_0000;
+const ENTRIES: u64 = ADDRESSES + 0x1_0000;
+/// From where on there is a stack.
+const STACK: u64 = 0xffff_c900_0000_0000;
+/// From where on there is text of the kernel's.
+const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
+/// The last words of the entry of a function's first instruction.
+const FIRST: [u16; 3] = [0x005, 0x205, 0x203];
+
+/// A stack that is made of an input.
+struct Stack<'a>(&'a [u8]);
+
+impl Surroundings for Stack<'_> {
+    fn word(&self, at: Gva) -> Option<u64> {
+        let at = usize::try_from(at.0.checked_sub(STACK)?).ok()?;
+        let bytes = self.0.get(at..at.checked_add(8)?)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    }
+
+    fn returns_to(&self, found: Gva, _: Gva) -> Option<Gva> {
+        Some(found)
+    }
+
+    fn in_place(&self, at: Gva) -> Gva {
+        at
+    }
+}
+
+/// The first byte says of which format the entries are, or that the tables are whatever follows; the next
+/// how many there are. Then come the entries, where the stack is followed from, and the stack.
+pub fn unwind(data: &[u8]) -> bool {
+    let mut input = Input::new(data);
+    let (format, count) = (usize::from(input.u8()), usize::from(input.u8()));
+    let (addresses, entries) = match FIRST.get(format) {
+        Some(first) => tables(*first, input.take(count * 6)),
+        None => (input.take(count).to_vec(), input.take(count * 2).to_vec()),
+    };
+    let symbols = [
+        ("_stext", TEXT, 0, true),
+        ("one", TEXT, 0x10, true),
+        ("two", TEXT + 0x10, 0x10, true),
+        ("_etext", TEXT + TEXT_LEN as u64, 0, true),
+    ];
+    let section = |name, at, exec, data| Section {
+        name,
+        at,
+        exec,
+        data,
+    };
+    let sections = [
+        section(".text", TEXT, true, vec![0x90; TEXT_LEN]),
+        section(".orc_unwind_ip", ADDRESSES, false, addresses),
+        section(".orc_unwind", ENTRIES, false, entries),
+    ];
+    let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
+        .expect("unwind tables are not needed to read an image");
+    let orc = match image.orc() {
+        Ok(orc) => orc,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+    };
+    let (rip, rsp, returned) = (input.u16(), input.u8(), input.u8() & 1 == 1);
+    let regs = Regs {
+        rip: TEXT + u64::from(rip),
+        rsp: STACK + u64::from(rsp) * 8,
+        rbp: input.u64(),
+        ..Regs::default()
+    };
+    let start = Start {
+        regs: &regs,
+        returned,
+    };
+    let mut frames = [Gva(0); 31];
+    let (count, goes_on) = walk(orc, &Stack(input.rest()), start, &mut frames);
+    assert!((1..=frames.len()).contains(&count));
+    assert_eq!(frames[0].0, regs.rip);
+    assert!(frames[..count].iter().all(|at| at.0 >= KERNEL_TEXT));
+    assert!(frames[count..].iter().all(|at| at.0 == 0));
+    count > 1 || !goes_on
+}
+
+/// Tables in which two functions begin as they should, each of whose 16 bytes has another of the entries.
+fn tables(first: u16, entries: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let (mut addresses, mut rules) = (Vec::new(), Vec::new());
+    let mut add = |at: u64, rule: &[u8]| {
+        let place = ADDRESSES + addresses.len() as u64;
+        let offset = at.wrapping_sub(place).to_le_bytes();
+        addresses.extend(&offset[..4]);
+        rules.extend(rule);
+    };
+    let begin = [&[8, 0, 0, 0], &first.to_le_bytes()[..]].concat();
+    add(TEXT, &begin);
+    add(TEXT + 0x10, &begin);
+    for (at, rule) in (TEXT + 0x20..).step_by(0x10).zip(entries.chunks_exact(6)) {
+        add(at, rule);
+    }
+    (addresses, rules)
+}
