@@ -32,6 +32,10 @@ pub(crate) fn specs(
     let specs: Result<_, _> = wanted
         .into_iter()
         .map(|(text, definition)| {
+            let mut hit = hit.clone();
+            if histograms.iter().any(|it| it.needs_stacks(&definition)) {
+                hit.record_stacks();
+            }
             Ok(ProbeSpec {
                 disabled,
                 ..hit.spec(hold, &text, definition)?
@@ -72,6 +76,21 @@ mod tests {
         let specs = read(&["p:r  vfs_read"]).unwrap();
         assert_eq!(specs[0].definition, "p:r  vfs_read");
         assert!(specs[0].disabled);
+    }
+
+    #[test]
+    fn events_that_a_file_counts_by_their_stacks_record_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("events");
+        let text = "p:a vfs_open\np:b vfs_read\nevents/kprobes/b/trigger:hist:keys=stacktrace\n";
+        std::fs::write(&file, text).unwrap();
+        let (hit, hold) = (HitArgs::default(), HoldArgs::default());
+        let (specs, _) = specs(&[], &[file], false, &hit, &hold).unwrap();
+        let items = specs.iter().map(|spec| {
+            let actions = spec.actions.as_ref();
+            actions.map_or(0, |actions| actions.capture.len())
+        });
+        assert_eq!(items.collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

@@ -19,20 +19,20 @@ use crate::typed::{self, bad_option};
 pub(crate) struct WantedArgs {
     /// Only events of this thread; repeatable, as are the two that follow: each that is given has to be the
     /// event's
-    #[arg(long = "pid", value_name = "N", conflicts_with = "hist")]
+    #[arg(long = "pid", value_name = "N", conflicts_with_all = ["hist", "folded"])]
     pids: Vec<i32>,
 
     /// Only events of this process
-    #[arg(long = "tgid", value_name = "N", conflicts_with = "hist")]
+    #[arg(long = "tgid", value_name = "N", conflicts_with_all = ["hist", "folded"])]
     tgids: Vec<i32>,
 
     /// Only events of tasks of this name
-    #[arg(long = "comm", value_name = "NAME", conflicts_with = "hist")]
+    #[arg(long = "comm", value_name = "NAME", conflicts_with_all = ["hist", "folded"])]
     comms: Vec<String>,
 
     /// Only events for which this holds, as after `if` in a definition: an expression over `pid`, `tgid`,
     /// `comm` and `cpu`
-    #[arg(long, value_name = "EXPR", conflicts_with = "hist")]
+    #[arg(long, value_name = "EXPR", conflicts_with_all = ["hist", "folded"])]
     filter: Option<String>,
 }
 
@@ -83,12 +83,12 @@ pub(crate) struct OutputArgs {
         value_enum,
         value_name = "FORMAT",
         default_value_t,
-        conflicts_with_all = ["json", "hist"]
+        conflicts_with_all = ["json", "hist", "folded"]
     )]
     pub(crate) time: TimeFormat,
 
     /// Write the lines of the trace into this file, which is replaced, instead of printing them
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "hist")]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["hist", "folded"])]
     output: Option<PathBuf>,
 }
 

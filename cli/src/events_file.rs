@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::{self, Definition, FileError, Trigger};
+use hvprobe_spec::histogram::read_histogram;
 
 use crate::failure::WrongUsage;
 use crate::typed::bad;
@@ -34,6 +35,13 @@ impl FileHistogram {
     /// Whether it counts the events that are called `name`.
     pub(crate) fn counts(&self, name: &str) -> bool {
         definition::event_path(name) == self.trigger.event
+    }
+
+    /// Whether the events of `definition` have to record the kernel's stack for it.
+    pub(crate) fn needs_stacks(&self, definition: &Definition) -> bool {
+        let read = read_histogram(self.text());
+        definition.event_path() == self.trigger.event
+            && read.is_ok_and(|histogram| histogram.needs_stacks())
     }
 
     /// What is wrong with it.

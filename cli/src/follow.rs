@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::io;
 
-use hvprobe_proto::v1::{Ending, SubscribeResponse};
+use hvprobe_proto::v1::{Ending, Probe, SubscribeResponse};
 
 use crate::budget;
 use crate::client::Client;
 use crate::event_args::{OutputArgs, OutputFile, Unwritten};
+use crate::output::captured::records_stacks;
 use crate::output::events::{self, Labels};
 use crate::output::json;
 use crate::output::names::Names;
@@ -72,6 +73,13 @@ impl Printer {
         })
     }
 
+    /// Makes known what stacks are printed with, if any of `probes` records them.
+    pub(crate) async fn prepare(&mut self, client: &mut Client, machine: &str, probes: &[Probe]) {
+        if probes.iter().any(records_stacks) {
+            symbolize::know_functions(&mut self.names, client, machine).await;
+        }
+    }
+
     /// Prints `batch` with the names that `client`'s server has for addresses. On an error nothing can be
     /// printed any more.
     pub(crate) async fn show(
@@ -109,6 +117,8 @@ impl Printer {
             if let Some(label) = self.labels.get(event.probe) {
                 let found = &mut |address| addresses.push(address);
                 label.arguments.symbols(event, &label.captures, found);
+                let stack = label.captures.split(event).stack_trace();
+                addresses.extend(stack.into_iter().flat_map(|stack| stack.addresses));
             }
         }
         symbolize::look_up(&mut self.names, client, &batch.machine, addresses).await;

@@ -1,13 +1,14 @@
 //! `--hist`: events counted by the server, and shown as what they amount to.
 
 use std::io;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::Args;
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, HistogramCommand, HistogramEntry,
-    HistogramKey, HistogramSchema, HistogramTotals, Probe, aggregate_request, aggregate_response,
-    histogram_key_value,
+    HistogramForm, HistogramKey, HistogramSchema, HistogramTotals, Probe, aggregate_request,
+    aggregate_response, histogram_key_value::What,
 };
 use hvprobe_spec::ParseError;
 use hvprobe_spec::histogram::read_histogram;
@@ -27,6 +28,8 @@ use crate::typed::bad_option;
 
 /// Commands that wait for the server.
 const COMMANDS: usize = 1;
+/// What `--folded` counts.
+const FOLDED_BY: &str = "keys=comm,stacktrace";
 
 /// Counting instead of printing.
 #[derive(Clone, Debug, Default, Args)]
@@ -42,6 +45,11 @@ pub(crate) struct HistogramArgs {
     #[arg(long, conflicts_with = "json")]
     bars: bool,
 
+    /// Count hits by task and kernel stack, and print a line for each that differs, as flamegraph.pl and
+    /// inferno read it: `COMM;OUTERMOST;...;INNERMOST HITS`
+    #[arg(long, conflicts_with_all = ["hist", "bars", "json", "hits"])]
+    folded: bool,
+
     /// Print them every so many seconds, too, and not only at the end
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     interval: Option<u64>,
@@ -50,7 +58,22 @@ pub(crate) struct HistogramArgs {
 impl HistogramArgs {
     /// Whether anything is to be counted.
     pub(crate) fn is_given(&self) -> bool {
-        !self.hist.is_empty()
+        self.folded || !self.hist.is_empty()
+    }
+
+    /// What is to be counted by what.
+    fn histograms(&self) -> &[String] {
+        static FOLDED: LazyLock<[String; 1]> = LazyLock::new(|| [FOLDED_BY.to_owned()]);
+        match self.folded {
+            true => &*FOLDED,
+            false => &self.hist,
+        }
+    }
+
+    /// Whether hits are told apart by their stacks, which probes have to record then.
+    pub(crate) fn need_stacks(&self) -> bool {
+        let mut read = self.histograms().iter().map(|text| read_histogram(text));
+        read.any(|read| read.is_ok_and(|histogram| histogram.needs_stacks()))
     }
 
     /// Refuses what is no histogram, where it is wrong.
@@ -123,7 +146,7 @@ impl Histograms {
         format: Format,
     ) -> anyhow::Result<Option<Self>> {
         let mut all = Vec::new();
-        for text in &args.hist {
+        for text in args.histograms() {
             let ids = probes.iter().map(|probe| probe.id).collect();
             let counting = Counting::begin(client, machine, ids, text).await;
             all.push(
@@ -148,6 +171,13 @@ impl Histograms {
         if all.is_empty() {
             return Ok(None);
         }
+        let mut names = Names::default();
+        let mut keys = all
+            .iter()
+            .flat_map(|counting: &Counting| &counting.schema.keys);
+        if keys.any(|key| key.form() == HistogramForm::Stacktrace) {
+            symbolize::know_functions(&mut names, client, machine).await;
+        }
         let ticks = args.interval.map(|seconds| {
             let period = Duration::from_secs(seconds);
             let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + period, period);
@@ -157,13 +187,14 @@ impl Histograms {
         Ok(Some(Self {
             all,
             look: match (format, args.bars) {
+                _ if args.folded => Look::Folded,
                 (Format::Json, _) => Look::Json,
                 (_, true) => Look::Bars,
                 (_, false) => Look::Entries,
             },
             machine: machine.to_owned(),
             ticks,
-            names: Names::default(),
+            names,
         }))
     }
 
@@ -216,14 +247,12 @@ pub(crate) async fn print(
 /// The addresses in `entry` that may have names.
 fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
     let keys = keys.iter().zip(&entry.keys);
-    let named = keys.filter(|(key, _)| is_symbol(key));
-    let number = |what| match what {
-        histogram_key_value::What::Number(number) => Some(number),
-        histogram_key_value::What::Text(_) => None,
-    };
-    named
-        .filter_map(|(_, value)| value.what.clone().and_then(number))
-        .collect()
+    keys.flat_map(|(key, value)| match &value.what {
+        Some(What::Number(number)) if is_symbol(key) => vec![*number],
+        Some(What::StackTrace(stack)) => stack.addresses.clone(),
+        Some(What::Number(_) | What::Text(_)) | None => Vec::new(),
+    })
+    .collect()
 }
 
 impl Counting {

@@ -6,7 +6,7 @@ use hvprobe_server::wire;
 use hvprobe_spec::definition::{self, Definition, Kind};
 use hvprobe_spec::fetch::{Filter, read_filter};
 use hvprobe_spec::language::{self, Capture};
-use hvprobe_spec::{Actions, Hold, ParseError, RegisterSet, Then};
+use hvprobe_spec::{Actions, FRAMES_MAX, Hold, Item, ParseError, RegisterSet, Then};
 
 use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;
@@ -37,6 +37,10 @@ pub(crate) struct ActArgs {
     /// Show memory or a stack word at the return of a return probe; repeatable
     #[arg(long, value_name = "WHAT", allow_hyphen_values = true)]
     capture_return: Vec<String>,
+
+    /// Show the kernel's stack there, for return probes at the return
+    #[arg(long)]
+    stack: bool,
 
     /// Show registers, not the function's arguments by name and type
     #[arg(long)]
@@ -107,6 +111,10 @@ enum How {
     Stepped,
 }
 
+/// The most addresses of a stack.
+#[expect(clippy::cast_possible_truncation, reason = "it is small")]
+const FRAMES: u8 = FRAMES_MAX as u8;
+
 impl From<ActArgs> for HitArgs {
     fn from(acts: ActArgs) -> Self {
         Self { acts, filter: None }
@@ -114,6 +122,11 @@ impl From<ActArgs> for HitArgs {
 }
 
 impl HitArgs {
+    /// Has the kernel's stack recorded.
+    pub(crate) fn record_stacks(&mut self) {
+        self.acts.record_stacks();
+    }
+
     /// Adds what is asked for to the probe `text` defines.
     pub(crate) fn spec(
         &self,
@@ -144,6 +157,11 @@ impl HitArgs {
 }
 
 impl ActArgs {
+    /// Has the kernel's stack recorded.
+    pub(crate) fn record_stacks(&mut self) {
+        self.stack = true;
+    }
+
     fn spec(
         &self,
         hold: &HoldArgs,
@@ -158,6 +176,13 @@ impl ActArgs {
             Some(How::Stepped) => Mechanism::Stepped,
         };
         let mut actions = self.actions(hold)?;
+        if self.stack {
+            let captures = match definition.kind {
+                Kind::Probe => &mut actions.capture,
+                Kind::Return { .. } => &mut actions.capture_at_return,
+            };
+            captures.push(Item::StackTrace(FRAMES));
+        }
         let has_arguments = !definition.arguments.is_empty();
         let by_name = !self.raw && actions.registers == RegisterSet::default();
         if by_name && has_arguments {

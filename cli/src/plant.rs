@@ -62,6 +62,13 @@ pub(crate) struct Planted {
 }
 
 impl PlantArgs {
+    /// Has the probes record the kernel's stack, if there are any.
+    pub(crate) fn record_stacks(&mut self) {
+        if !self.definitions.is_empty() || !self.events.is_empty() {
+            self.acts.record_stacks();
+        }
+    }
+
     /// The probes to plant, if any.
     pub(crate) fn read(self) -> Result<Option<ToPlant>, WrongUsage> {
         let Self {

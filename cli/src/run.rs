@@ -38,8 +38,11 @@ const TAIL_LINES: usize = 20;
 /// What comes before the reason for a panic (Linux, kernel/panic.c).
 const PANIC: &str = "Kernel panic - not syncing: ";
 
-pub(crate) async fn run(args: Run, started: Instant) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitCode> {
     args.histograms.check()?;
+    if args.histograms.need_stacks() {
+        args.guest.hit.record_stacks();
+    }
     let format = match (args.json, args.console) {
         (true, _) => Format::Json,
         (false, true) => Format::Aside,
@@ -121,7 +124,7 @@ async fn boot_and_follow(
     }
     let machine = booted.name;
 
-    let mut session = Session::open(client, &machine, &options, progress).await?;
+    let mut session = Session::open(client, &machine, &options, &mut printer, progress).await?;
     let over = session.follow(&mut printer, &mut interrupt, timings).await;
     session.progress = None;
     if let Ok(Over::Ended(_)) = over {
@@ -175,6 +178,7 @@ impl Session {
         mut client: Client,
         machine: &str,
         options: &Options,
+        printer: &mut Printer,
         progress: Progress,
     ) -> anyhow::Result<Self> {
         let with_console = options.format == Format::Aside;
@@ -194,6 +198,9 @@ impl Session {
         let request = WatchRequest {
             machine: machine.to_owned(),
         };
+        if events.is_some() {
+            printer.prepare(&mut client, machine, &probes).await;
+        }
         let states = client.machines.watch(request).await;
         let states = states.map_err(Refused::from)?.into_inner();
         let (console, tail) = if with_console {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hvprobe_proto::v1::{ListSymbolsRequest, Symbol};
+use hvprobe_proto::v1::{ListSymbolsRequest, Symbol, SymbolKind};
 
 use crate::client::Client;
 use crate::output::names::Names;
@@ -28,6 +28,37 @@ pub(crate) async fn look_up(
     };
     // Without an answer they stay numbers.
     let _in_time = tokio::time::timeout(PATIENCE, asked).await;
+}
+
+/// Makes all functions of the kernel known to `names`, if they are not, as far as the server tells them.
+pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machine: &str) {
+    if names.has_functions() {
+        return;
+    }
+    // What is not known is asked for address by address.
+    if let Ok(functions) = functions(client, machine).await {
+        names.know(functions);
+    }
+}
+
+/// Where each function begins, its size and its name.
+async fn functions(
+    client: &mut Client,
+    machine: &str,
+) -> Result<Vec<(u64, u64, String)>, tonic::Status> {
+    let request = ListSymbolsRequest {
+        machine: machine.to_owned(),
+        pattern: "*".to_owned(),
+        ..Default::default()
+    };
+    let mut pieces = client.symbols.list_symbols(request).await?.into_inner();
+    let mut functions = Vec::new();
+    while let Some(piece) = pieces.message().await? {
+        let text = |symbol: &Symbol| symbol.kind() == SymbolKind::Text;
+        let found = piece.symbols.into_iter().filter(text);
+        functions.extend(found.map(|it| (it.address, it.size, it.name)));
+    }
+    Ok(functions)
 }
 
 /// The symbol that `address` lies in.

@@ -14,8 +14,11 @@ use crate::output::{self, json, summary, table};
 use crate::plant;
 use crate::signals::Interrupt;
 
-pub(crate) async fn trace(args: Trace) -> anyhow::Result<ExitCode> {
+pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     args.histograms.check()?;
+    if args.histograms.need_stacks() {
+        args.plant.record_stacks();
+    }
     let to_plant = args.plant.clone().read()?;
     let in_files = to_plant
         .as_ref()
@@ -102,6 +105,10 @@ async fn trace_probes(
     let mut stream = subscribed
         .map_err(|status| args.wanted.refused(status))?
         .into_inner();
+
+    let mut probes = client.list_probes(machine).await.unwrap_or_default();
+    probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
+    printer.prepare(&mut client, machine, &probes).await;
 
     let status = loop {
         let batch = tokio::select! {

@@ -171,7 +171,7 @@ fn value<'a>(argument: &'a v1::Argument, event: &v1::Event, items: &[Item<'_>]) 
         argument::Source::Item(at) => {
             let item = usize::try_from(*at).ok().and_then(|at| items.get(at));
             match item.map(|item| item.data) {
-                None => Value::Unknown,
+                None | Some(Some(Data::StackTrace { .. })) => Value::Unknown,
                 Some(None) => Value::Fault,
                 Some(Some(Data::Bytes(bytes))) => read(bytes),
                 Some(Some(Data::Text { bytes, truncated })) => values::text(bytes, truncated),

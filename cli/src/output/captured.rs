@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hvprobe_proto::v1::{self, fetched_item, item};
 use hvprobe_spec::TextHeader;
 
+use super::stack_trace::StackTrace;
 use super::{asked, valued};
 
 /// Bytes of a word of the stack.
@@ -30,6 +31,8 @@ enum Length {
     Bytes(usize),
     /// As many as its header says.
     Text,
+    /// Likewise.
+    StackTrace,
     /// A newer server knows.
     Unknown,
 }
@@ -65,15 +68,32 @@ pub(crate) enum Data<'a> {
         /// Whether it goes on behind them.
         truncated: bool,
     },
+    /// The kernel's stack.
+    StackTrace {
+        /// The lower halves of its addresses.
+        halves: &'a [u8],
+        /// Whether it goes on behind them.
+        goes_on: bool,
+    },
 }
 
 impl<'a> Data<'a> {
     /// The bytes.
     pub(crate) fn bytes(self) -> &'a [u8] {
         match self {
-            Self::Bytes(bytes) | Self::Text { bytes, .. } => bytes,
+            Self::Bytes(bytes)
+            | Self::Text { bytes, .. }
+            | Self::StackTrace { halves: bytes, .. } => bytes,
         }
     }
+}
+
+/// Whether `probe` records the kernel's stack.
+pub(crate) fn records_stacks(probe: &v1::Probe) -> bool {
+    let is_stack = |item: &v1::Item| matches!(item.what, Some(item::What::StackTrace(_)));
+    let actions = probe.actions.iter();
+    let mut items = actions.flat_map(|it| it.capture.iter().chain(&it.capture_at_return));
+    items.any(is_stack)
 }
 
 impl Captures {
@@ -122,7 +142,15 @@ impl Captures {
 }
 
 impl<'a> Captured<'a> {
-    /// What is none of the values of a hit.
+    /// The kernel's stack, if it was recorded; of several, the first.
+    pub(crate) fn stack_trace(&self) -> Option<StackTrace> {
+        self.items.iter().find_map(|item| match item.data {
+            Some(Data::StackTrace { halves, goes_on }) => Some(StackTrace::of(halves, goes_on)),
+            _ => None,
+        })
+    }
+
+    /// What is none of the values of a hit, nor its stack.
     pub(crate) fn others(&self) -> impl Iterator<Item = Item<'a>> {
         // Of a probe that was removed before its events were sent nothing is known.
         let rest = (!self.rest.is_empty()).then_some(Item {
@@ -131,7 +159,10 @@ impl<'a> Captured<'a> {
             is_argument: false,
         });
         let items = self.items.iter().copied();
-        items.filter(|item| !item.is_argument).chain(rest)
+        let is_stack = |item: &Item<'_>| matches!(item.data, Some(Data::StackTrace { .. }));
+        items
+            .filter(move |item| !item.is_argument && !is_stack(item))
+            .chain(rest)
     }
 }
 
@@ -143,11 +174,18 @@ impl Length {
                 let (bytes, rest) = bytes.split_at_checked(len)?;
                 Some((Data::Bytes(bytes), rest))
             }
-            Self::Text => {
+            Self::Text | Self::StackTrace => {
                 let (header, rest) = bytes.split_first_chunk()?;
                 let TextHeader { len, truncated } = TextHeader::from_bytes(*header);
                 let (bytes, rest) = rest.split_at_checked(len.into())?;
-                Some((Data::Text { bytes, truncated }, rest))
+                let data = match self {
+                    Self::StackTrace => Data::StackTrace {
+                        halves: bytes,
+                        goes_on: truncated,
+                    },
+                    _ => Data::Text { bytes, truncated },
+                };
+                Some((data, rest))
             }
             Self::Unknown => None,
         }
@@ -159,6 +197,7 @@ fn length(item: &v1::Item) -> Length {
     match &item.what {
         Some(item::What::Memory(memory)) => bytes(memory.length),
         Some(item::What::Stack(_)) => Length::Bytes(WORD),
+        Some(item::What::StackTrace(_)) => Length::StackTrace,
         Some(item::What::Fetched(fetched)) => match fetched.read {
             Some(fetched_item::Read::Bytes(length)) => bytes(length),
             Some(fetched_item::Read::Text(_)) => Length::Text,

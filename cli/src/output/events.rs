@@ -69,7 +69,8 @@ fn chosen(probe: &v1::Probe) -> Option<Vec<i32>> {
     Some(chosen.registers.clone())
 }
 
-/// One hit as one line, with `time` as its own, and the names of its symbols.
+/// One hit as one line, with `time` as its own, and the names of its symbols. Where its stack was recorded
+/// that follows, an address a line.
 pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) -> String {
     let (comm, pid) = match &event.task {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
@@ -80,6 +81,9 @@ pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) 
         event.vcpu, label.name,
     );
     what(&mut line, event, label, names).expect("writing to a string cannot fail");
+    if let Some(stack) = label.captures.split(event).stack_trace() {
+        line.push_str(&stack.text(names));
+    }
     line
 }
 
@@ -217,6 +221,7 @@ fn others(line: &mut String, captured: &Captured<'_>) -> fmt::Result {
                 let on = if truncated { "..." } else { "" };
                 write!(line, "{}{on}", quoted::string(bytes))?;
             }
+            Some(Data::StackTrace { .. }) => {}
             Some(Data::Bytes(data)) => match <[u8; 8]>::try_from(data) {
                 Ok(word) if name.starts_with("$stack") => {
                     write!(line, "{:#x}", u64::from_le_bytes(word))?;

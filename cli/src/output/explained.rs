@@ -105,6 +105,7 @@ fn item_text(item: &Item) -> String {
         Item::Fetched(fetched) if matches!(fetched.read, Read::Text(_)) => {
             format!("{name}, up to {} bytes", item.text().unwrap_or_default())
         }
+        Item::StackTrace(most) => format!("{name}, up to {most} addresses"),
         _ => format!("{name}, {} bytes", item.len()),
     }
 }

@@ -16,7 +16,9 @@ use serde::Serialize;
 use super::bars;
 use super::harmless;
 use super::histogram_key::{shown, typed};
+use super::maps;
 use super::names::Names;
+use super::stack_trace::StackTrace;
 use super::value_json::Json;
 use super::values::text as text_value;
 
@@ -29,6 +31,8 @@ pub(crate) enum Look {
     Bars,
     /// An entry a line, as JSON.
     Json,
+    /// A stack a line, as `flamegraph.pl` reads it.
+    Folded,
 }
 
 /// What was counted, as it is shown; of `event` alone, if that is one.
@@ -46,6 +50,7 @@ pub(crate) fn text(
     }
     match look {
         Look::Json => return json(event, schema, entries, totals, names),
+        Look::Folded => return Ok(folded(schema, entries, names)),
         Look::Entries => {
             let trigger = harmless(schema.histogram.as_bytes());
             writeln!(text, "# event histogram\n#\n# trigger info: {trigger}\n#\n")?;
@@ -55,7 +60,10 @@ pub(crate) fn text(
         }
         Look::Bars => {
             writeln!(text, "# {}\n", harmless(schema.histogram.as_bytes()))?;
-            text.push_str(&bars::text(schema, entries, names));
+            text.push_str(&match maps::has_stacks(entries) {
+                true => maps::text(schema, entries, names),
+                false => bars::text(schema, entries, names),
+            });
         }
     }
     let HistogramTotals {
@@ -72,6 +80,23 @@ pub(crate) fn text(
         writeln!(text, "    Lost by the machine, of any probe: {lost}")?;
     }
     Ok(text)
+}
+
+/// Each entry with its keys, of which a stack has its functions, and its hits.
+fn folded(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
+    let mut text = String::new();
+    for entry in entries {
+        let keys = schema.keys.iter().zip(&entry.keys);
+        let keys = keys.map(|(key, value)| match &value.what {
+            Some(histogram_key_value::What::StackTrace(stack)) => {
+                StackTrace::from(stack).folded(names)
+            }
+            _ => shown(key, value, &entry.comm, names).replace([';', ' '], "_"),
+        });
+        let keys: Vec<_> = keys.collect();
+        text.push_str(&format!("{} {}\n", keys.join(";"), entry.hits));
+    }
+    text
 }
 
 fn line(schema: &HistogramSchema, entry: &HistogramEntry, names: &Names) -> String {
@@ -127,6 +152,13 @@ fn signed(field: &HistogramField, number: u64) -> String {
 fn padded(key: &HistogramKey, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
     let shown = shown(key, value, comm, names);
     match (&value.what, key.form()) {
+        (Some(histogram_key_value::What::StackTrace(stack)), _) => {
+            // As the kernel: the stack begins on a line of its own.
+            format!(
+                "{}\n",
+                StackTrace::from(stack).indented("\n         ", names)
+            )
+        }
         (Some(histogram_key_value::What::Text(_)), _) => format!("{shown:<50}"),
         (None, _) => format!("{shown:>10}"),
         (_, HistogramForm::Symbol) => behind_address(&shown, 45),
@@ -218,6 +250,9 @@ fn json(
 fn json_key(key: &HistogramKey, value: &HistogramKeyValue, names: &Names) -> Json {
     match (&value.what, key.form()) {
         (None, _) => Json::Null,
+        (Some(histogram_key_value::What::StackTrace(stack)), _) => {
+            StackTrace::from(stack).json(names)
+        }
         (Some(histogram_key_value::What::Text(text)), _) => {
             Json::of(&text_value(text, false), names)
         }

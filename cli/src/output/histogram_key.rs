@@ -4,6 +4,7 @@ use hvprobe_proto::v1::{HistogramForm, HistogramKey, HistogramKeyValue, histogra
 
 use super::harmless;
 use super::names::Names;
+use super::stack_trace::StackTrace;
 use super::value_text;
 use super::values::Value;
 
@@ -25,6 +26,9 @@ pub(super) fn shown(
     let number = match &value.what {
         None => return "(fault)".to_owned(),
         Some(histogram_key_value::What::Text(text)) => return harmless(text),
+        Some(histogram_key_value::What::StackTrace(stack)) => {
+            return StackTrace::from(stack).innermost(names);
+        }
         Some(histogram_key_value::What::Number(number)) => *number,
     };
     match key.form() {

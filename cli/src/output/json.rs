@@ -85,6 +85,10 @@ pub(crate) struct Event {
     fault: Option<Fault>,
     call: Option<Call>,
     captured: Vec<Captured>,
+    /// The kernel's stack, the innermost address first, for probes that record it.
+    stack: Option<Json>,
+    /// Whether its last address is the outermost.
+    stack_complete: Option<bool>,
     /// The values of a hit or return, for probes that have some.
     args: Option<Json>,
 }
@@ -216,6 +220,7 @@ impl Line {
         let captured = label.captures.split(&event);
         let args = label.arguments.told(&event, &captured.items);
         let args = args.map(|args| Json::object(&args.values(), names));
+        let stack = captured.stack_trace();
         let captured = captured.others().map(Captured::from).collect();
         let (symbol, offset) = label.symbol.unzip();
         let task = event.task.as_ref();
@@ -243,6 +248,8 @@ impl Line {
             }),
             call: event.call.map(|call| Call::from(*call)),
             captured,
+            stack_complete: stack.as_ref().map(|stack| !stack.goes_on),
+            stack: stack.map(|stack| stack.json(names)),
             args,
         }))
     }

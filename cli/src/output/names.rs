@@ -1,6 +1,8 @@
 //! Names of addresses of the kernel, as far as they were asked for.
 //!
-//! Invariant: no more than [`MOST`] addresses are kept, whatever a guest's values are.
+//! Invariant: no more than [`MOST`] addresses are kept, whatever a guest's values are. What all functions are
+//! called is kept beside them where it is needed: stacks have many addresses, and are told when a machine has
+//! ended, too, which cannot be asked any more.
 
 use std::collections::HashMap;
 
@@ -11,13 +13,68 @@ const MOST: usize = 4096;
 
 /// The names of addresses, and the addresses that have none.
 #[derive(Debug, Default)]
-pub(crate) struct Names(HashMap<u64, Option<String>>);
+pub(crate) struct Names {
+    asked: HashMap<u64, Option<Named>>,
+    /// By where they begin.
+    functions: Vec<Function>,
+}
+
+/// A function of the kernel.
+#[derive(Debug)]
+struct Function {
+    start: u64,
+    size: u64,
+    name: String,
+}
+
+/// Where in which symbol an address is.
+#[derive(Clone, Debug)]
+struct Named {
+    symbol: String,
+    offset: u64,
+}
 
 impl Names {
     /// `SYMBOL+OFFSET`, or the address where no symbol is known.
     pub(crate) fn of(&self, address: u64) -> String {
-        let known = self.0.get(&address).and_then(Option::as_ref);
-        known.map_or_else(|| format!("{address:#x}"), String::clone)
+        match self.symbol(address) {
+            Some((symbol, offset)) => format!("{symbol}+{offset:#x}"),
+            None => format!("{address:#x}"),
+        }
+    }
+
+    /// The symbol that `address` is in, and how far.
+    pub(crate) fn symbol(&self, address: u64) -> Option<(&str, u64)> {
+        if let Some(function) = self.function(address) {
+            return Some((&function.name, address - function.start));
+        }
+        let named = self.asked.get(&address)?.as_ref()?;
+        Some((&named.symbol, named.offset))
+    }
+
+    /// The function that `address` is in, if all are known.
+    fn function(&self, address: u64) -> Option<&Function> {
+        let behind = self.functions.partition_point(|it| it.start <= address);
+        let function = self.functions.get(behind.checked_sub(1)?)?;
+        (address - function.start < function.size).then_some(function)
+    }
+
+    /// Whether all functions are known.
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
+    /// All functions, in any order: where each begins, its size and its name. Of those at one place the first
+    /// counts.
+    pub(crate) fn know(&mut self, functions: impl IntoIterator<Item = (u64, u64, String)>) {
+        let known = functions.into_iter().map(|(start, size, name)| Function {
+            start,
+            size,
+            name: harmless(name.as_bytes()),
+        });
+        self.functions = known.collect();
+        self.functions.sort_by_key(|function| function.start);
+        self.functions.dedup_by_key(|function| function.start);
     }
 
     /// Those of `addresses` that have to be asked for, each once and so many as can be kept. Where there
@@ -26,12 +83,13 @@ impl Names {
         let mut wanted: Vec<u64> = addresses.into_iter().collect();
         wanted.sort_unstable();
         wanted.dedup();
+        wanted.retain(|address| self.function(*address).is_none());
         wanted.truncate(MOST);
-        let is_missing = |address: &&u64| !self.0.contains_key(address);
-        if self.0.len() + wanted.iter().filter(is_missing).count() > MOST {
-            self.0.clear();
+        let is_missing = |address: &&u64| !self.asked.contains_key(address);
+        if self.asked.len() + wanted.iter().filter(is_missing).count() > MOST {
+            self.asked.clear();
         }
-        wanted.retain(|address| !self.0.contains_key(address));
+        wanted.retain(|address| !self.asked.contains_key(address));
         wanted
     }
 
@@ -39,10 +97,11 @@ impl Names {
     pub(crate) fn insert(&mut self, address: u64, symbol: Option<(&str, u64)>) {
         let name = symbol.and_then(|(name, start)| {
             let offset = address.checked_sub(start)?;
-            Some(format!("{}+{offset:#x}", harmless(name.as_bytes())))
+            let symbol = harmless(name.as_bytes());
+            Some(Named { symbol, offset })
         });
-        if self.0.len() < MOST {
-            self.0.insert(address, name);
+        if self.asked.len() < MOST {
+            self.asked.insert(address, name);
         }
     }
 }
@@ -64,6 +123,16 @@ mod tests {
     }
 
     #[test]
+    fn addresses_in_known_functions_are_not_asked_for() {
+        let mut names = Names::default();
+        let functions = [(0x20, 8, "b\x1b"), (0x10, 0x10, "a"), (0x20, 8, "alias")];
+        names.know(functions.map(|(start, size, name)| (start, size, name.to_owned())));
+        assert_eq!(names.missing([0xf, 0x10, 0x1f, 0x27, 0x28]), [0xf, 0x28]);
+        let told = [0xf, 0x1f, 0x27, 0x28].map(|address| names.of(address));
+        assert_eq!(told, ["0xf", "a+0xf", "b?+0x7", "0x28"]);
+    }
+
+    #[test]
     fn no_more_are_kept_than_there_is_room_for() {
         let mut names = Names::default();
         for round in 0..3 {
@@ -74,7 +143,7 @@ mod tests {
                 names.insert(address, None);
             }
             names.insert(u64::MAX, None);
-            assert_eq!(names.0.len(), MOST);
+            assert_eq!(names.asked.len(), MOST);
         }
         // What is forgotten is asked for again.
         assert_eq!(names.missing([20_000, u64::MAX]), [20_000, u64::MAX]);

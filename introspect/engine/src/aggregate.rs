@@ -14,10 +14,13 @@ impl ProbeInfo {
     /// # Errors
     /// At the column of a field that there is not, or that is not what is made of it.
     pub fn aggregate(&self, histogram: &Histogram) -> Result<Aggregate, ParseError> {
+        let (entry, then) = (&self.actions.capture, &self.actions.capture_at_return);
+        let mut items = entry.iter().chain(then);
         let of = Events {
             probe: self.id,
             returns: matches!(self.kind, Kind::Return { .. }),
             arguments: &self.shown.arguments,
+            stack_trace: items.position(|item| item.is_stack_trace()),
         };
         resolve(histogram, of)
     }

@@ -7,6 +7,7 @@ use hvprobe_linux::image::Forbidden;
 use hvprobe_linux::modules::{ModuleError, ModuleLookupError};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_linux::task::TaskUnknown;
+use hvprobe_linux::unwind::OrcError;
 use hvprobe_spec::{Mechanism, ParseError, SpecError};
 
 use crate::code::error::HiddenError;
@@ -202,6 +203,9 @@ pub enum Refused {
     /// The task that runs cannot be told, so that calls could not be told apart.
     #[error("return probes need the layout of the guest's tasks: {0}")]
     NoTasks(TaskUnknown),
+    /// The kernel's stacks cannot be followed.
+    #[error("the kernel's stack cannot be recorded: {0}")]
+    NoStacks(OrcError),
     /// The module is not loaded.
     #[error("module {module} is not loaded")]
     ModuleNotLoaded {

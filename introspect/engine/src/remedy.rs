@@ -42,6 +42,7 @@ impl Refused {
             | Self::NoWindow { .. }
             | Self::NeverReturns { .. }
             | Self::NoTasks(_)
+            | Self::NoStacks(_)
             | Self::ModulesHidden { .. }
             | Self::Relocate { .. } => Remedy::Never,
             Self::Forbidden { why, .. } => forbidden(why),

@@ -78,7 +78,11 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let guest = Guest::boot(&probed::vmlinux());
+        Self::of(&probed::vmlinux())
+    }
+
+    fn of(elf: &[u8]) -> Self {
+        let guest = Guest::boot(elf);
         let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
         registry
             .go_live(guest.view(), None, &guest)
@@ -331,6 +335,41 @@ fn entries_and_returns_of_functions_allocate_nothing() {
     });
     assert_eq!(calls, 0);
     assert_eq!(events + dropped, HITS * 4);
+}
+
+#[test]
+fn stacks_allocate_nothing_also_with_calls_in_flight() {
+    let mut rig = Rig::of(&probed::unwindable());
+    let stack = || vec![Item::StackTrace(31)];
+    let actions = Actions {
+        capture: stack(),
+        ..Actions::default()
+    };
+    let at = rig.register("p filler_000", &actions);
+    let caller = rig.register("r filler_001", &Actions::default());
+    let returning = Actions {
+        capture_at_return: stack(),
+        ..Actions::default()
+    };
+    rig.register("r filler_001", &returning);
+    let (calls, (events, dropped)) = calls_with(&rig, 64, |cpu| {
+        for _ in 0..HITS {
+            let returns = [caller.0 + 8, at.0 + 8, caller.0 + 8, 0];
+            let slots = (STACK.0..).step_by(8).map(Gva);
+            for (slot, to) in slots.zip(returns) {
+                cpu.guest.write(slot, &to.to_le_bytes());
+            }
+            // The caller's return address is the trampoline's now.
+            assert_eq!(cpu.hit_with(caller, STACK.0 + 8), RESUME);
+            assert_eq!(cpu.hit_with(at, STACK.0), RESUME);
+            let found = Gva(u64::from_le_bytes(cpu.guest.read(Gva(STACK.0 + 8))));
+            assert_ne!(found.0, returns[1]);
+            assert_eq!(cpu.hit_with(found, STACK.0 + 16), RESUME);
+            assert_eq!(cpu.regs.rip, returns[1]);
+        }
+    });
+    assert_eq!(calls, 0);
+    assert_eq!(events + dropped, HITS * 3);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
 use hvprobe_spec::fetch::Operator;
 use hvprobe_spec::predicate::{Check, Field, Predicate, With};
-use hvprobe_spec::{Actions, Bits, Common, Item, Read, Source, TextHeader};
+use hvprobe_spec::{Actions, Bits, Common, Source, TextHeader};
 
 use crate::event::Captured;
 
@@ -109,14 +109,15 @@ impl Seen<'_> {
         }
     }
 
-    /// The captured item at `wanted`; of a text what it says.
-    fn item(&self, wanted: usize) -> Option<&[u8]> {
+    /// The captured item at `wanted`; of a text or a stack what it says.
+    pub(crate) fn item(&self, wanted: usize) -> Option<&[u8]> {
         let mut rest = self.captured.bytes();
         let (first, then) = (&self.actions.capture, &self.actions.capture_at_return);
         for (index, item) in first.iter().chain(then).enumerate() {
-            let head = match item {
-                Item::Fetched(fetched) if matches!(fetched.read, Read::Text(_)) => TextHeader::SIZE,
-                _ => 0,
+            let head = if item.has_header() {
+                TextHeader::SIZE
+            } else {
+                0
             };
             let len = match rest.first_chunk() {
                 Some(header) if head > 0 => usize::from(TextHeader::from_bytes(*header).len),

@@ -27,6 +27,7 @@ pub mod record;
 pub mod region;
 mod returns;
 mod sample;
+mod stack_trace;
 mod state;
 mod step;
 pub mod table;

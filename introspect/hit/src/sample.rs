@@ -7,6 +7,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_linux::task::Task;
+use hvprobe_linux::unwind::Start;
 use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Change, Item, ProbeId};
 
@@ -16,6 +17,7 @@ use crate::clock::{Clock, Reading};
 use crate::event::{Captured, Event, EventKind, EventProducer};
 use crate::fetch::fetch;
 use crate::filter;
+use crate::stack_trace::stack_trace;
 
 /// When and for whom a hit was taken up.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +190,14 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
             Item::Stack(word) => regs.rsp.wrapping_add(u64::from(*word) * 8),
             Item::Fetched(fetched) => {
                 fetch(scene, into, fetched, regs, entry);
+                continue;
+            }
+            Item::StackTrace(most) => {
+                let start = Start {
+                    regs,
+                    returned: entry.is_some(),
+                };
+                stack_trace(scene, into, *most, start);
                 continue;
             }
         };

@@ -10,6 +10,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Detour, JUMP};
 use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_linux::unwind::Orc;
 use hvprobe_spec::{Actions, ProbeId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -165,6 +166,7 @@ pub struct ProbeTable {
     vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     followed: Vec<Arc<RecordSource>>,
+    orc: Option<Arc<Orc>>,
     /// Whether an instruction is stepped.
     steps: bool,
     /// Whether handlers reach for memory.
@@ -190,6 +192,8 @@ pub struct Parts {
     pub followed: Vec<Arc<RecordSource>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub ghosts: Vec<(Gva, Gva)>,
+    /// The tables by which stacks are followed, if the kernel has any.
+    pub orc: Option<Arc<Orc>>,
 }
 
 impl ProbeTable {
@@ -248,6 +252,7 @@ impl ProbeTable {
             returns: Some(parts.returns),
             vacated: parts.vacated,
             followed: parts.followed,
+            orc: parts.orc,
             steps,
             reaches_memory,
         }
@@ -339,27 +344,37 @@ impl ProbeTable {
         &self.followed
     }
 
+    /// The tables by which stacks are followed.
+    pub(crate) fn orc(&self) -> Option<&Orc> {
+        self.orc.as_deref()
+    }
+
+    /// Where a call with `at` in the place of its return address goes on to, without what return probes put
+    /// there: the trampoline, if the way leads there; `None` if it is code of ours that nobody knows any more.
+    pub(crate) fn leads_to(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Option<Gva> {
+        let mut leads_to = at;
+        for _ in 0..NESTED_MAX {
+            let is_ours = KERNEL_WINDOW.start <= leads_to && leads_to < KERNEL_WINDOW.end;
+            if !is_ours || self.is_trampoline(leads_to) {
+                return Some(leads_to);
+            }
+            let mut calls = self.followed.iter().filter_map(|source| source.followed());
+            leads_to = calls.find_map(|calls| calls.return_address(leads_to, mem))?;
+        }
+        None
+    }
+
     /// What a function has found at its entry in the place of its return address.
     pub(crate) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Found {
         if self.is_trampoline(at) {
             return Found::Trampoline;
         }
-        let mut leads_to = at;
-        for _ in 0..NESTED_MAX {
-            if self.is_trampoline(leads_to) {
-                return Found::OnTheWay;
-            }
-            if leads_to < KERNEL_WINDOW.start || leads_to >= KERNEL_WINDOW.end {
-                return Found::Caller(at);
-            }
-            let mut calls = self.followed.iter().filter_map(|source| source.followed());
-            match calls.find_map(|calls| calls.return_address(leads_to, mem)) {
-                Some(next) => leads_to = next,
-                None => break,
-            }
+        match self.leads_to(mem, at) {
+            Some(leads_to) if !self.is_trampoline(leads_to) => Found::Caller(at),
+            // Without an end: of a probe that has left, which calls in flight may still lead to the
+            // trampoline.
+            Some(_) | None => Found::OnTheWay,
         }
-        // Of a probe that has left, which calls in flight may still lead to the trampoline.
-        Found::OnTheWay
     }
 
     /// Where a frame really returns to that got its return address back.

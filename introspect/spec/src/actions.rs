@@ -13,7 +13,7 @@ use hvprobe_arch::{Gva, Regs};
 
 use crate::error::SpecError;
 use crate::item::Item;
-use crate::limits::{CAPTURE_MAX, CHANGES_MAX, ITEMS_MAX, POINTERS_MAX};
+use crate::limits::{CAPTURE_MAX, CHANGES_MAX, FRAMES_MAX, ITEMS_MAX, POINTERS_MAX};
 use crate::predicate::Predicate;
 
 /// What happens at a hit, apart from counting it and reporting it.
@@ -67,6 +67,13 @@ impl Actions {
         items.any(Item::reaches_memory)
             || changes.any(|change| matches!(change, Change::Memory { .. }))
             || matches!(self.hold, Some(Hold::Ask { .. }))
+    }
+
+    /// Whether the kernel's stack is recorded.
+    #[must_use]
+    pub fn record_stacks(&self) -> bool {
+        let mut items = self.capture.iter().chain(&self.capture_at_return);
+        items.any(Item::is_stack_trace)
     }
 
     /// Checks what is captured.
@@ -164,8 +171,14 @@ fn check_capture(captures: &[&[Item]]) -> Result<(), SpecError> {
     let items = || captures.iter().copied().flatten();
     at_most("items to capture", items().count(), ITEMS_MAX)?;
     for item in items() {
-        if let Item::Fetched(fetched) = item {
-            at_most("pointers to follow", fetched.pointers.len(), POINTERS_MAX)?;
+        match item {
+            Item::Fetched(fetched) => {
+                at_most("pointers to follow", fetched.pointers.len(), POINTERS_MAX)?;
+            }
+            Item::StackTrace(frames) => {
+                at_most("addresses of a stack", (*frames).into(), FRAMES_MAX)?;
+            }
+            Item::Memory { .. } | Item::Stack(_) => {}
         }
     }
     if let Some(index) = items().position(Item::is_empty) {

@@ -38,6 +38,8 @@ pub enum Measured {
     Time,
     /// How long the call took: nanoseconds. Of events of return probes.
     Duration,
+    /// The kernel's stack: the captured item at this position, from 0. A key only.
+    StackTrace(usize),
 }
 
 impl Measured {
@@ -47,7 +49,10 @@ impl Measured {
         match self {
             Self::Field(Field::Number { signed, .. }) => *signed,
             Self::Field(Field::Pid | Field::Tgid) => true,
-            Self::Field(Field::Text(_) | Field::Cpu) | Self::Time | Self::Duration => false,
+            Self::Field(Field::Text(_) | Field::Cpu)
+            | Self::Time
+            | Self::Duration
+            | Self::StackTrace(_) => false,
         }
     }
 }

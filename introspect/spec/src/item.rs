@@ -22,7 +22,14 @@ pub enum Item {
     Stack(u16),
     /// What a fetch argument reads. Boxed, as most items are one of the others.
     Fetched(Box<Fetched>),
+    /// The kernel's stack: at most so many addresses, the innermost first. They follow a [`TextHeader`]
+    /// with the number of their bytes, and whether the stack goes on behind them. All are in the highest
+    /// 2 GiB of the addresses; of each there are the lower four bytes.
+    StackTrace(u8),
 }
+
+/// Bytes of an address in a stack.
+pub const FRAME: usize = 4;
 
 impl Item {
     /// How many bytes it makes at most.
@@ -34,6 +41,10 @@ impl Item {
             Self::Fetched(fetched) => match fetched.read {
                 Read::Bytes(len) => usize::from(len),
                 Read::Text(most) => TextHeader::SIZE + usize::from(most),
+            },
+            Self::StackTrace(frames) => match frames {
+                0 => 0,
+                frames => TextHeader::SIZE + FRAME * usize::from(*frames),
             },
         }
     }
@@ -52,15 +63,27 @@ impl Item {
                 Read::Text(most) => Some(most),
                 Read::Bytes(_) => None,
             },
-            Self::Memory { .. } | Self::Stack(_) => None,
+            Self::Memory { .. } | Self::Stack(_) | Self::StackTrace(_) => None,
         }
     }
 
-    /// What is fetched for it, if it is not just a word of the stack.
+    /// Whether a [`TextHeader`] says how long it is.
+    #[must_use]
+    pub fn has_header(&self) -> bool {
+        self.text().is_some() || self.is_stack_trace()
+    }
+
+    /// Whether it is the kernel's stack.
+    #[must_use]
+    pub fn is_stack_trace(&self) -> bool {
+        matches!(self, Self::StackTrace(_))
+    }
+
+    /// What is fetched for it, if that can be said so: not of what is on the stack.
     #[must_use]
     pub fn fetched(&self) -> Option<Fetched> {
         match self {
-            Self::Stack(_) => None,
+            Self::Stack(_) | Self::StackTrace(_) => None,
             Self::Memory { base, offset, len } => Some(Fetched {
                 base: Base::Register(*base),
                 pointers: vec![Pointer {
@@ -76,6 +99,6 @@ impl Item {
     /// Whether memory is read for it, other than the stack.
     #[must_use]
     pub fn reaches_memory(&self) -> bool {
-        !matches!(self, Self::Stack(_))
+        !matches!(self, Self::Stack(_) | Self::StackTrace(_))
     }
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub const CAPTURE_MAX: usize = 248;
 /// The most items one capture has.
 pub const ITEMS_MAX: usize = 32;
+/// The most addresses of one stack.
+pub const FRAMES_MAX: usize = 31;
 /// The most pointers that are followed for one item, as in the kernel (`FETCH_INSN_MAX` in
 /// kernel/trace/trace_probe.h).
 pub const POINTERS_MAX: usize = 16;

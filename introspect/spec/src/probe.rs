@@ -6,6 +6,7 @@ use crate::actions::{Actions, Hold, Then, at_most, check_changes};
 use crate::budget::Budget;
 use crate::definition::{Definition, Kind};
 use crate::error::SpecError;
+use crate::item::Item;
 use crate::limits::{CHANGES_MAX, DEADLINE_MAX};
 use crate::mechanism::Mechanism;
 
@@ -82,6 +83,10 @@ impl ProbeSpec {
         needs_return(
             !actions.capture_at_return.is_empty(),
             "a capture at the return",
+        )?;
+        only(
+            actions.capture.iter().any(Item::is_stack_trace),
+            "stack of its entry, but one of its return",
         )?;
         needs_return(self.maxactive_auto, "maxactive")?;
         at_most("conditions", actions.when.len(), CHANGES_MAX)?;

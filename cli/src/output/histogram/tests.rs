@@ -199,3 +199,81 @@ fn json_has_an_object_for_each_entry_and_one_for_all() {
         "#]],
     );
 }
+
+/// A histogram by task and stack.
+fn by_stack(look: Look, expected: Expect) {
+    let stack = HistogramKeyValue {
+        what: Some(histogram_key_value::What::StackTrace(
+            hvprobe_proto::v1::StackTrace {
+                addresses: vec![0x1010, 0x2000],
+            },
+        )),
+    };
+    check(
+        look,
+        vec![
+            key("comm", HistogramForm::Unspecified, TypeKind::String, 16),
+            HistogramKey {
+                name: "stacktrace".to_owned(),
+                form: HistogramForm::Stacktrace.into(),
+                ..Default::default()
+            },
+        ],
+        field(HistogramForm::Unspecified, true),
+        &[entry(vec![word(b"a b"), stack], 3, 5)],
+        expected,
+    );
+}
+
+#[test]
+fn stacks_are_keys_with_an_address_a_line() {
+    by_stack(
+        Look::Entries,
+        expect![[r#"
+        # event histogram
+        #
+        # trigger info: hist:keys=...
+        #
+
+        { comm: a b                                               , stacktrace: 
+                 vfs_read+0x10
+                 0x2000
+         } hitcount:          3  bytes:          5 (unread: 1)
+
+        Totals:
+            Hits: 5
+            Entries: 1
+            Dropped: 0
+            Lost by the machine, of any probe: 7
+    "#]],
+    );
+    by_stack(
+        Look::Bars,
+        expect![[r#"
+        # hist:keys=...
+
+        @[a b, 
+            vfs_read+0x10
+            0x2000
+        ]: 3
+
+        Totals:
+            Hits: 5
+            Entries: 1
+            Dropped: 0
+            Lost by the machine, of any probe: 7
+    "#]],
+    );
+    by_stack(
+        Look::Json,
+        expect![[r#"
+        {"type":"entry","event":null,"histogram":"hist:keys=...","keys":{"comm":"a b","stacktrace":[{"addr":"0x1010","symbol":"vfs_read","offset":16},{"addr":"0x2000","symbol":null,"offset":null}]},"comm":"c?t","hits":3,"values":{"bytes":5}}
+        {"type":"totals","event":null,"histogram":"hist:keys=...","hits":5,"entries":1,"dropped":0,"lost":7}
+    "#]],
+    );
+}
+
+#[test]
+fn folded_stacks_are_a_line_each_and_nothing_else() {
+    by_stack(Look::Folded, expect!["a_b;0x2000;vfs_read 3\n"]);
+}

@@ -26,7 +26,7 @@ fn hit_has_all_registers_in_hexadecimal() {
     check(
         &Line::event("vm0", hit(), label, Some(&anchor), &Names::default()),
         expect![[
-            r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"realtime_ns":1700000234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"hit","registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"},"fault":null,"call":null,"captured":[],"args":null}"#
+            r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"reads","symbol":"vfs_read","offset":4,"vcpu":0,"host_ns":1234567890123,"realtime_ns":1700000234567890123,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"hit","registers":{"rax":"0x0","rbx":"0x0","rcx":"0x0","rdx":"0x1","rsi":"0x7fff12345000","rdi":"0xffff888003123400","rsp":"0x0","rbp":"0x0","r8":"0x0","r9":"0x0","r10":"0x0","r11":"0x0","r12":"0x0","r13":"0x0","r14":"0x0","r15":"0x0","rip":"0xffffffff81234560","rflags":"0x246"},"fault":null,"call":null,"captured":[],"stack":null,"stack_complete":null,"args":null}"#
         ]],
     );
 }
@@ -51,7 +51,7 @@ fn return_has_its_call_and_captures_are_told_one_by_one() {
     check(
         &Line::event("vm0", event, label, None, &Names::default()),
         expect![[
-            r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"realtime_ns":null,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"-4(%di)","data":"0011aa"},{"what":"$stack2","data":null}],"args":null}"#
+            r#"{"type":"event","machine":"vm0","seq":41,"probe":1,"event":"r_vfs_read_0","symbol":"vfs_read","offset":0,"vcpu":0,"host_ns":1234567890123,"realtime_ns":null,"guest_tsc":"0x123456789","pid":123,"tgid":123,"comm":"dd","cost_ns":2100,"kind":"return","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":{"id":7,"entry_ns":1234567877778,"entry_tsc":"0x123450000","duration_ns":12345,"value":"0xfffffffffffffff7","error":"EBADF","entry":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":"0x1","rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"}},"captured":[{"what":"-4(%di)","data":"0011aa"},{"what":"$stack2","data":null}],"stack":null,"stack_complete":null,"args":null}"#
         ]],
     );
 }
@@ -93,7 +93,7 @@ fn values_have_their_types() {
     let line = Line::event("vm0", event, label, None, &Names::default());
     let line = serde_json::to_string(&line).unwrap();
     let (_, told) = line.split_once("\"captured\"").unwrap();
-    expect![[r#":[],"args":{"z":"0xffff888003123400","name":"/etc","gone":null,"$retval":-2}}"#]]
+    expect![[r#":[],"stack":null,"stack_complete":null,"args":{"z":"0xffff888003123400","name":"/etc","gone":null,"$retval":-2}}"#]]
         .assert_eq(told);
 }
 
@@ -114,7 +114,7 @@ fn fault_has_its_exception() {
     check(
         &Line::event("vm0", event, label, None, &Names::default()),
         expect![[
-            r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[],"args":null}"##
+            r##"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"a","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"fault","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":{"exception":"#PF","vector":14,"error_code":2},"call":null,"captured":[],"stack":null,"stack_complete":null,"args":null}"##
         ]],
     );
 }
@@ -129,7 +129,7 @@ fn unknown_things_are_null() {
     check(
         &Line::event("vm0", event, label, None, &Names::default()),
         expect![[
-            r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[],"args":null}"#
+            r#"{"type":"event","machine":"vm0","seq":0,"probe":0,"event":"probe_1","symbol":null,"offset":null,"vcpu":0,"host_ns":null,"realtime_ns":null,"guest_tsc":"0x0","pid":null,"tgid":null,"comm":null,"cost_ns":0,"kind":"unknown","registers":{"rax":null,"rbx":null,"rcx":null,"rdx":null,"rsi":null,"rdi":null,"rsp":null,"rbp":null,"r8":null,"r9":null,"r10":null,"r11":null,"r12":null,"r13":null,"r14":null,"r15":null,"rip":"0x0","rflags":"0x0"},"fault":null,"call":null,"captured":[],"stack":null,"stack_complete":null,"args":null}"#
         ]],
     );
 }

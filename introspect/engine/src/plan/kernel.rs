@@ -6,6 +6,9 @@ use hvprobe_arch::Gva;
 use hvprobe_linux::image::{Forbidden, KernelImage};
 use hvprobe_linux::modules::{Module, ModuleList, ModuleState};
 use hvprobe_linux::symbols::Symbols;
+use hvprobe_spec::ProbeSpec;
+
+use crate::refusal::Refused;
 
 /// Everything of the kernel that can be probed.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +23,14 @@ pub(crate) struct Probeable<'a> {
 }
 
 impl<'a> Probeable<'a> {
+    /// Refuses stacks where nothing tells how to follow them.
+    pub(crate) fn check_stacks(&self, spec: &ProbeSpec) -> Result<(), Refused> {
+        match self.image.orc() {
+            Err(why) if spec.actions.record_stacks() => Err(Refused::NoStacks(why)),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the text of `module` is there, final, and stays until we are told.
     pub(crate) fn is_loaded(&self, module: &Module) -> bool {
         match module.state() {

@@ -27,6 +27,9 @@ use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
 use crate::unoptimized::Unoptimized;
 
+/// What needs an exit: the host follows the stack, by tables that detours do not have.
+const STACKS: &str = "records the kernel's stack";
+
 /// Whether hits of the probe `spec` with these actions can be told without an exit, if detours can read memory
 /// or not; if they cannot, what needs one.
 pub(crate) fn needs_exit(
@@ -49,6 +52,8 @@ pub(crate) fn needs_exit(
 pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'static str> {
     if spec.maxactive_auto {
         Some("adds instances as calls need them")
+    } else if actions.record_stacks() {
+        Some(STACKS)
     } else if !actions.capture_at_return.is_empty() {
         Some("reads memory when the function returns")
     } else {
@@ -69,6 +74,8 @@ fn synchronous(actions: &Actions, can_read: bool) -> Option<&'static str> {
         Some("changes registers or memory")
     } else if actions.faults {
         Some("reports faults")
+    } else if actions.record_stacks() {
+        Some(STACKS)
     } else if !can_read && actions.capture.iter().any(Item::reaches_memory) {
         Some("reads memory that may not be there")
     } else {

@@ -30,7 +30,7 @@ use crate::unoptimized::Unoptimized;
 fn stack_words(actions: &Actions) -> Vec<u16> {
     let words = actions.capture.iter().filter_map(|item| match item {
         Item::Stack(word) => Some(*word),
-        Item::Memory { .. } | Item::Fetched(_) => None,
+        Item::Memory { .. } | Item::Fetched(_) | Item::StackTrace(_) => None,
     });
     words.collect()
 }

@@ -259,6 +259,7 @@ impl Registry {
         mem: &dyn PhysMemory,
     ) -> Result<Batch<'s, Planned>, RegisterError> {
         let (mut batch, mut refused) = batch.each(|spec, ()| {
+            self.kernel.probeable().check_stacks(spec)?;
             let point = match self.plan(spec, mem) {
                 Ok(point) => Some(point),
                 Err(Refused::ModuleNotLoaded { .. }) => None,

@@ -3,6 +3,8 @@
 //! A key is kept as bytes, each part with its length known from its first byte, so that looking an entry up
 //! needs no allocation, and different values are different bytes.
 
+use hvprobe_arch::Gva;
+use hvprobe_spec::FRAME;
 use hvprobe_spec::aggregate::Part;
 use hvprobe_spec::histogram::KeyForm;
 
@@ -15,11 +17,14 @@ pub enum KeyValue {
     Number(u64),
     /// A text, without its NUL.
     Text(Box<[u8]>),
+    /// A stack, the innermost address first.
+    StackTrace(Box<[Gva]>),
 }
 
 const UNREADABLE: u8 = 0;
 const NUMBER: u8 = 1;
 const TEXT: u8 = 2;
+const STACK_TRACE: u8 = 3;
 
 /// Appends a number that `part` is made of.
 pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: Option<u64>) {
@@ -52,12 +57,23 @@ pub(super) fn push_text(key: &mut Vec<u8>, text: Option<&[u8]>) {
         return;
     };
     let end = text.iter().position(|byte| *byte == 0);
-    let text = &text[..end.unwrap_or(text.len())];
-    // No captured text is longer.
-    let len = u16::try_from(text.len()).unwrap_or(u16::MAX);
-    key.push(TEXT);
+    push_bytes(key, TEXT, &text[..end.unwrap_or(text.len())]);
+}
+
+/// Appends a stack, as it was captured.
+pub(super) fn push_stack_trace(key: &mut Vec<u8>, captured: Option<&[u8]>) {
+    match captured {
+        Some(captured) => push_bytes(key, STACK_TRACE, captured),
+        None => key.push(UNREADABLE),
+    }
+}
+
+fn push_bytes(key: &mut Vec<u8>, kind: u8, bytes: &[u8]) {
+    // Nothing that is captured is longer.
+    let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
+    key.push(kind);
     key.extend_from_slice(&len.to_le_bytes());
-    key.extend_from_slice(&text[..usize::from(len)]);
+    key.extend_from_slice(&bytes[..usize::from(len)]);
 }
 
 /// The parts of a key that was made of such.
@@ -80,8 +96,22 @@ fn first(key: &[u8]) -> Option<(KeyValue, &[u8])> {
         }
         _ => {
             let (len, rest) = rest.split_first_chunk()?;
-            let (text, rest) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
-            Some((KeyValue::Text(text.into()), rest))
+            let (bytes, rest) = rest.split_at_checked(u16::from_le_bytes(*len).into())?;
+            let value = match *kind {
+                STACK_TRACE => KeyValue::StackTrace(addresses(bytes)),
+                _ => KeyValue::Text(bytes.into()),
+            };
+            Some((value, rest))
         }
     }
 }
+
+/// The addresses of a stack, of which the lower halves were captured.
+fn addresses(bytes: &[u8]) -> Box<[Gva]> {
+    let (halves, _) = bytes.as_chunks::<FRAME>();
+    let address = |half: &[u8; FRAME]| Gva(u64::from(u32::from_le_bytes(*half)) | HIGH);
+    halves.iter().map(address).collect()
+}
+
+/// The higher half of every address of the kernel's text.
+const HIGH: u64 = 0xffff_ffff_0000_0000;

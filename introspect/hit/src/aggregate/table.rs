@@ -8,7 +8,7 @@ use hvprobe_spec::histogram::{Histogram, KeyForm, Order, ValueForm};
 use hvprobe_spec::predicate::Field;
 use hvprobe_spec::{Actions, ProbeId};
 
-use super::key::{parts, push_number, push_text};
+use super::key::{parts, push_number, push_stack_trace, push_text};
 use super::snapshot::{Row, Signs, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
 use crate::filter::Seen;
@@ -131,6 +131,7 @@ impl Table {
                 let entry = told(call?.entry_ns)?;
                 Some((told(event.host_ns)?.saturating_sub(entry), false))
             }
+            Measured::StackTrace(_) => None,
         };
         self.key.clear();
         for part in &what.keys {
@@ -141,6 +142,9 @@ impl Table {
                     if read.is_none() {
                         push_text(&mut self.key, None);
                     }
+                }
+                Measured::StackTrace(item) => {
+                    push_stack_trace(&mut self.key, seen.item(*item));
                 }
                 of => push_number(&mut self.key, part, number(of).map(|(value, _)| value)),
             }

@@ -94,6 +94,29 @@ impl Calls {
         })
     }
 
+    /// Where the newest call of `task` returns to that has its return address at `slot`. To be asked on the
+    /// virtual CPU that runs the task, also while its calls are open there: those that have ended are not
+    /// known any more.
+    ///
+    /// Hot path of stacks: reads at most `MOST_NESTED` calls.
+    #[must_use]
+    pub fn return_address(&self, task: Gva, slot: Gva) -> Option<Gva> {
+        /// More than a stack of the kernel has room for.
+        const MOST_NESTED: usize = 1024;
+        let key = task.0 & !(BUSY | IDLE);
+        let of_task = |cell: &&Cell| cell.state.load(Ordering::Relaxed) & !BUSY == key;
+        let cell = self.window(key).find(of_task)?;
+        let mut link = Link(cell.newest.load(Ordering::Relaxed));
+        for _ in 0..MOST_NESTED {
+            let (_, record) = self.pools.record(link)?;
+            if record.slot() == slot {
+                return Some(record.ret());
+            }
+            link = Link(record.next());
+        }
+        None
+    }
+
     /// Makes `cell` busy for `key` if it is in `state`, and not busy.
     fn hold<'a>(&'a self, cell: &'a Cell, state: u64, key: u64) -> Option<TaskCalls<'a>> {
         if state & BUSY != 0 {

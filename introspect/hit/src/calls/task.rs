@@ -275,7 +275,11 @@ impl<'a> TaskCalls<'a> {
     ) {
         match newer {
             Some(newer) => newer.set_next(record.next()),
-            None => self.newest = Link(record.next()),
+            None => {
+                self.newest = Link(record.next());
+                // So that `Calls::return_address` goes by it while this is open.
+                self.cell.newest.store(self.newest.0, Ordering::Relaxed);
+            }
         }
         if let Some(index) = link.record() {
             pool.give(index, record);

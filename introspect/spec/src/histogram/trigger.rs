@@ -18,6 +18,15 @@ pub struct Histogram {
     pub filter: Option<Filter>,
 }
 
+impl Histogram {
+    /// Whether hits are told apart by the kernel's stack, which probes do not record unasked.
+    #[must_use]
+    pub fn needs_stacks(&self) -> bool {
+        let by = |key: &Key| ["stacktrace", "common_stacktrace"].contains(&key.field.as_str());
+        self.keys.iter().any(by)
+    }
+}
+
 /// A field by which hits are told apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {

@@ -69,7 +69,7 @@ pub fn item(item: &Item) -> String {
     let name = item_name(item);
     match item {
         Item::Memory { len, .. } => format!("{name}:{len}"),
-        Item::Stack(_) => name,
+        Item::Stack(_) | Item::StackTrace(_) => name,
         Item::Fetched(fetched) => match fetched.read {
             Read::Bytes(len) => format!("{name}:{len}"),
             Read::Text(_) => format!("{name}:string"),
@@ -83,6 +83,7 @@ pub fn item_name(item: &Item) -> String {
     match item {
         Item::Memory { base, offset, .. } => format!("{offset:+}({})", register(*base)),
         Item::Stack(word) => format!("$stack{word}"),
+        Item::StackTrace(_) => "stacktrace".to_owned(),
         Item::Fetched(fetched) => fetched_name(fetched),
     }
 }

@@ -128,6 +128,14 @@ pub fn item(wire: v1::Item) -> Result<Item, Meaningless> {
         Some(v1::item::What::Fetched(fetched)) => {
             Ok(Item::Fetched(Box::new(fetched::from_wire(fetched)?)))
         }
+        Some(v1::item::What::StackTrace(frames)) => {
+            let what = "the number of a stack's addresses";
+            let frames = u8::try_from(frames).map_err(|_| Meaningless::TooLarge {
+                what,
+                number: frames,
+            })?;
+            Ok(Item::StackTrace(frames))
+        }
     }
 }
 
@@ -210,6 +218,7 @@ fn wire_item(item: &Item) -> v1::Item {
             }),
             Item::Stack(word) => v1::item::What::Stack((*word).into()),
             Item::Fetched(fetched) => v1::item::What::Fetched(fetched::to_wire(fetched)),
+            Item::StackTrace(frames) => v1::item::What::StackTrace((*frames).into()),
         }),
     }
 }
@@ -279,6 +288,7 @@ mod tests {
                 len
             }),
             any::<u16>().prop_map(Item::Stack),
+            any::<u8>().prop_map(Item::StackTrace),
             fetched::tests::any_fetched().prop_map(|it| Item::Fetched(Box::new(it))),
         ]
     }

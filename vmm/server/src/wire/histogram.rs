@@ -2,7 +2,7 @@
 
 use hvprobe_hit::aggregate::{KeyValue, Row, Snapshot, Sum};
 use hvprobe_proto::v1::{self, HistogramForm, histogram_key_value};
-use hvprobe_spec::aggregate::{Aggregate, Part};
+use hvprobe_spec::aggregate::{Aggregate, Measured, Part};
 use hvprobe_spec::histogram::{Histogram, Key, KeyForm, ValueForm};
 
 use super::arguments::shape;
@@ -32,7 +32,9 @@ pub(crate) fn schema(histogram: &Histogram, what: Option<&Aggregate>) -> v1::His
 }
 
 fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
+    let is_stack = matches!(part.of, Measured::StackTrace(_));
     let (form, width) = match key.form {
+        KeyForm::Plain if is_stack => (HistogramForm::Stacktrace, 0),
         KeyForm::Plain => (HistogramForm::Unspecified, 0),
         KeyForm::Hex => (HistogramForm::Hex, 0),
         KeyForm::Symbol => (HistogramForm::Symbol, 0),
@@ -46,7 +48,7 @@ fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
         name: key.field.clone(),
         form: form.into(),
         width,
-        r#type: Some(shape(&part.shape)),
+        r#type: (!is_stack).then(|| shape(&part.shape)),
     }
 }
 
@@ -105,6 +107,11 @@ fn key_value(value: KeyValue) -> v1::HistogramKeyValue {
             KeyValue::Unreadable => None,
             KeyValue::Number(number) => Some(histogram_key_value::What::Number(number)),
             KeyValue::Text(text) => Some(histogram_key_value::What::Text(text.into())),
+            KeyValue::StackTrace(addresses) => {
+                let addresses = addresses.iter().map(|at| at.0).collect();
+                let trace = v1::StackTrace { addresses };
+                Some(histogram_key_value::What::StackTrace(trace))
+            }
         },
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Events<'a> {
     /// Whether they are of calls that return.
     pub(crate) returns: bool,
     pub(crate) arguments: &'a [Argument],
+    /// Which of the captured items is the kernel's stack.
+    pub(crate) stack_trace: Option<usize>,
 }
 
 /// What `histogram` asks for, of the events of one probe.
@@ -41,8 +43,10 @@ fn part(key: &Key, of: Events<'_>) -> Result<Part, ParseError> {
     let is_task = matches!(measured, Measured::Field(Field::Pid | Field::Tgid));
     let is_time = matches!(measured, Measured::Time | Measured::Duration);
     let is_text = matches!(measured, Measured::Field(Field::Text(_)));
+    let is_stack = matches!(measured, Measured::StackTrace(_));
     let why = match key.form {
         KeyForm::Plain => None,
+        _ if is_stack => Some("a stack is a key as it is"),
         KeyForm::ExecName => (!is_task).then_some("execname belongs to common_pid and common_tgid"),
         KeyForm::Usecs => (!is_time).then_some("usecs belongs to common_timestamp and duration"),
         KeyForm::Hex
@@ -67,6 +71,10 @@ fn summed(value: &Value, of: Events<'_>) -> Result<Measured, ParseError> {
         Measured::Field(Field::Text(_)) => Err(refused(
             column,
             format!("`{}` is a text: only numbers are added up", value.field),
+        )),
+        Measured::StackTrace(_) => Err(refused(
+            column,
+            format!("`{}` is a stack: only numbers are added up", value.field),
         )),
         measured => Ok(measured),
     }
@@ -105,7 +113,10 @@ fn measured(column: usize, name: &str, of: Events<'_>) -> Result<(Measured, Shap
         "duration" if of.returns => return Ok((Measured::Duration, nanoseconds())),
         "duration" => return Err(refused(column, "only calls that return have a duration")),
         "stacktrace" | "common_stacktrace" => {
-            return Err(refused(column, "not supported: stacks are not recorded"));
+            let Some(item) = of.stack_trace else {
+                return Err(refused(column, "the probe does not record stacks"));
+            };
+            return Ok((Measured::StackTrace(item), addresses()));
         }
         _ => {
             let arguments = of.arguments.iter().map(|it| it.name.as_str());
@@ -133,6 +144,15 @@ const EVERY: [&str; 7] = [
     "ip",
     "probe",
 ];
+
+/// The type of a stack.
+fn addresses() -> Shape {
+    Shape {
+        name: "unsigned long[]".to_owned(),
+        size: 0,
+        kind: ShapeKind::Bytes,
+    }
+}
 
 fn nanoseconds() -> Shape {
     Shape {
@@ -176,6 +196,7 @@ mod tests {
             probe: ProbeId(7),
             returns,
             arguments: &arguments,
+            stack_trace: returns.then_some(3),
         };
         let found = match resolve(&read_histogram(text).unwrap(), of) {
             Ok(Aggregate {
@@ -259,7 +280,7 @@ mod tests {
                 expect![[r#"
                     keys=stacktrace
                          ^
-                    not supported: stacks are not recorded"#]],
+                    the probe does not record stacks"#]],
             ),
             (
                 "keys=cpu if size == 1",

@@ -1,6 +1,7 @@
 //! What a live guest's probes are refused for, and what they are not.
 
 use expect_test::{Expect, expect};
+use hvprobe_spec::Item;
 
 use super::*;
 
@@ -197,4 +198,16 @@ fn text_that_is_not_mapped_is_refused() {
     hvprobe_arch::mem::PhysMemory::write(&rig.guest.mem, entry, &[0; 8]).unwrap();
     let result = rig.changes_nothing(|rig| rig.try_register(&[spec("p filler_400")]));
     assert_eq!(refusal(result), (0, Refused::Unmapped { at }));
+}
+
+#[test]
+fn stacks_are_refused_where_the_kernel_has_no_tables_for_them() {
+    let mut rig = Rig::live();
+    let mut wanted = spec("p vfs_read");
+    wanted.actions.capture = vec![Item::StackTrace(31)];
+    let error = rig.try_register(&[wanted]).unwrap_err();
+    expect![
+        "probe 0 (p vfs_read): the kernel's stack cannot be recorded: the kernel has no unwind tables (CONFIG_UNWINDER_ORC)"
+    ]
+    .assert_eq(&chain(&error));
 }

@@ -232,3 +232,27 @@ fn one_of_several_probes_of_a_frame_may_leave() {
         assert_eq!(seen.is_empty(), leaver == 0);
     }
 }
+
+#[test]
+fn return_addresses_are_told_of_calls_that_have_not_ended_also_while_they_are_open() {
+    let calls = Calls::new(1, 0);
+    let pool = calls.pool(ProbeId(7), MaxActive::Default, 0).unwrap();
+    let ret = |slot| calls.return_address(TASK, Gva(slot));
+    let (inner, outer) = (entry_at(0x1000).ret, entry_at(0x2000).ret);
+    assert_eq!(ret(0x1000), None);
+    push_all(&calls, TASK, &pool, &[0x2000, 0x1000]);
+    assert_eq!(
+        (ret(0x1000), ret(0x2000), ret(0x3000)),
+        (Some(inner), Some(outer), None)
+    );
+    let mut open = calls.open(TASK).unwrap();
+    let to = open.returned(Gva(0x1000), |_, _| {
+        // It is about to end.
+        assert_eq!((ret(0x1000), ret(0x2000)), (Some(inner), Some(outer)));
+    });
+    assert_eq!(to, Some(inner));
+    assert_eq!((ret(0x1000), ret(0x2000)), (None, Some(outer)));
+    drop(open);
+    let other = Gva(TASK.0 + 0x4000);
+    assert_eq!(calls.return_address(other, Gva(0x2000)), None);
+}

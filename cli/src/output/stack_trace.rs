@@ -1,0 +1,161 @@
+//! Stacks of the kernel as text.
+
+use hvprobe_proto::v1;
+use hvprobe_spec::FRAME;
+
+use super::names::Names;
+use super::value_json::Json;
+
+/// A stack of the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StackTrace {
+    /// Its addresses, the innermost first.
+    pub(crate) addresses: Vec<u64>,
+    /// Whether it goes on behind them.
+    pub(crate) goes_on: bool,
+}
+
+impl From<&v1::StackTrace> for StackTrace {
+    fn from(stack: &v1::StackTrace) -> Self {
+        Self {
+            addresses: stack.addresses.clone(),
+            goes_on: false,
+        }
+    }
+}
+
+impl StackTrace {
+    /// The one of whose addresses these are the lower halves.
+    pub(super) fn of(halves: &[u8], goes_on: bool) -> Self {
+        /// The higher half of each.
+        const HIGH: u64 = 0xffff_ffff_0000_0000;
+        let (halves, _) = halves.as_chunks::<FRAME>();
+        let address = |half: &[u8; FRAME]| u64::from(u32::from_le_bytes(*half)) | HIGH;
+        Self {
+            addresses: halves.iter().map(address).collect(),
+            goes_on,
+        }
+    }
+
+    /// As ftrace shows it with `sym-offset`: an address a line, each after a line break.
+    pub(super) fn text(&self, names: &Names) -> String {
+        let mut text = self.indented("\n => ", names);
+        if self.goes_on {
+            text.push_str("\n => ...");
+        }
+        text
+    }
+
+    /// An address a line, each after `before`.
+    pub(super) fn indented(&self, before: &str, names: &Names) -> String {
+        let frames = self.addresses.iter();
+        frames
+            .map(|address| format!("{before}{}", place(*address, names)))
+            .collect()
+    }
+
+    /// Its addresses with their symbols, as JSON.
+    pub(super) fn json(&self, names: &Names) -> Json {
+        let frame = |address: &u64| {
+            let symbol = names.symbol(*address);
+            let name = symbol.map_or(Json::Null, |(name, _)| Json::Text(name.to_owned()));
+            let offset = symbol.map_or(Json::Null, |(_, offset)| Json::Unsigned(offset));
+            Json::Object(vec![
+                ("addr".to_owned(), Json::Text(format!("{address:#x}"))),
+                ("symbol".to_owned(), name),
+                ("offset".to_owned(), offset),
+            ])
+        };
+        Json::List(self.addresses.iter().map(frame).collect())
+    }
+
+    /// The function where it begins.
+    pub(super) fn innermost(&self, names: &Names) -> String {
+        let first = self.addresses.first();
+        first.map_or_else(String::new, |address| place(*address, names))
+    }
+
+    /// As `flamegraph.pl` reads it: functions from the outermost to the innermost, with semicolons.
+    pub(super) fn folded(&self, names: &Names) -> String {
+        let function = |address: &u64| match names.symbol(*address) {
+            Some((symbol, _)) => in_module(symbol, ""),
+            None => format!("{address:#x}"),
+        };
+        // A semicolon parts, and what is behind the last blank is the count.
+        let functions = self.addresses.iter().rev();
+        let functions: Vec<_> = functions
+            .map(|address| function(address).replace([';', ' '], "_"))
+            .collect();
+        functions.join(";")
+    }
+}
+
+/// `SYMBOL+OFFSET [MODULE]`.
+fn place(address: u64, names: &Names) -> String {
+    match names.symbol(address) {
+        Some((symbol, offset)) => in_module(symbol, &format!("+{offset:#x}")),
+        None => format!("{address:#x}"),
+    }
+}
+
+/// `symbol`, which may be `MODULE:SYMBOL`, with what comes behind it, as the kernel writes it.
+fn in_module(symbol: &str, behind: &str) -> String {
+    match symbol.split_once(':') {
+        Some((module, symbol)) => format!("{symbol}{behind} [{module}]"),
+        None => format!("{symbol}{behind}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: u64 = 0xffff_ffff_8100_0010;
+    const EXT4: u64 = 0xffff_ffff_c000_0020;
+    const NOWHERE: u64 = 0xffff_ffff_c123_4567;
+
+    fn names() -> Names {
+        let mut names = Names::default();
+        names.insert(READ, Some(("vfs_read", READ - 0x10)));
+        names.insert(EXT4, Some(("ext4:a b;c", EXT4 - 0x20)));
+        names
+    }
+
+    fn stack(goes_on: bool) -> StackTrace {
+        let addresses = [READ, EXT4, NOWHERE];
+        let halves: Vec<u8> = addresses
+            .iter()
+            .flat_map(|at| at.to_le_bytes().into_iter().take(FRAME))
+            .collect();
+        let stack = StackTrace::of(&halves, goes_on);
+        assert_eq!(stack.addresses, addresses);
+        stack
+    }
+
+    #[test]
+    fn addresses_stand_below_one_another_with_their_symbols() {
+        assert_eq!(
+            stack(false).text(&names()),
+            "\n => vfs_read+0x10\n => a b;c+0x20 [ext4]\n => 0xffffffffc1234567"
+        );
+        assert!(stack(true).text(&names()).ends_with("4567\n => ..."));
+        assert_eq!(stack(false).innermost(&names()), "vfs_read+0x10");
+    }
+
+    #[test]
+    fn folded_stacks_begin_with_the_outermost_function_and_part_by_semicolons_only() {
+        assert_eq!(
+            stack(false).folded(&names()),
+            "0xffffffffc1234567;a_b_c_[ext4];vfs_read"
+        );
+    }
+
+    #[test]
+    fn json_has_each_address_with_its_symbol() {
+        let json = serde_json::to_string(&stack(false).json(&names())).unwrap();
+        assert_eq!(
+            json,
+            r#"[{"addr":"0xffffffff81000010","symbol":"vfs_read","offset":16},{"addr":"0xffffffffc0000020","symbol":"ext4:a b;c","offset":32},{"addr":"0xffffffffc1234567","symbol":null,"offset":null}]"#
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! The kernel's stack at a hit.
+//!
+//! Invariant: return addresses that return probes have replaced are told as if these were not there. Hit
+//! path: nothing is allocated, and what is read is bounded by the number of addresses.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_linux::unwind::{Start, Surroundings, walk};
+use hvprobe_spec::{FRAME, FRAMES_MAX, TextHeader};
+
+use super::context::Scene;
+use crate::event::Captured;
+
+/// Appends the stack from `start` on, of at most `most` addresses.
+pub(super) fn stack_trace<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    into: &mut Captured,
+    most: u8,
+    start: Start<'_>,
+) {
+    let most = usize::from(most);
+    into.text(most * FRAME, |bytes| {
+        let mut frames = [Gva(0); FRAMES_MAX];
+        let room = frames.get_mut(..most)?;
+        let (count, goes_on) = walk(scene.table.orc()?, scene, start, room);
+        for (into, frame) in bytes.chunks_exact_mut(FRAME).zip(&room[..count]) {
+            let [low @ .., _, _, _, _] = frame.0.to_le_bytes();
+            into.copy_from_slice(&low);
+        }
+        Some(TextHeader {
+            len: u16::try_from(count * FRAME).ok()?,
+            truncated: goes_on,
+        })
+    });
+}
+
+impl<M: PhysMemory + ?Sized, C> Surroundings for Scene<'_, M, C> {
+    fn word(&self, at: Gva) -> Option<u64> {
+        self.read_u64(at)
+    }
+
+    fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva> {
+        let to = self.table.leads_to(self.around.mem, found)?;
+        if !self.table.is_trampoline(to) {
+            return Some(to);
+        }
+        let task = self.task()?;
+        let calls = &self.table.returns()?.calls;
+        let known = calls.return_address(task, slot);
+        known.or_else(|| self.table.vacated(task, slot))
+    }
+
+    fn in_place(&self, at: Gva) -> Gva {
+        self.table.in_place(at).map_or(at, |(place, _)| place)
+    }
+}
