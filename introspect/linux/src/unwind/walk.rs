@@ -62,9 +62,10 @@ enum Others<'a> {
     Unknown,
 }
 
-/// Writes the addresses on the stack to `into`, where it begins and then return addresses, the innermost
-/// first, all of them in the highest 2 GiB but the first: how many there are, and whether the stack goes on behind them, as there is no more room or
-/// nobody knows how. Allocates nothing; reads at most five words for each.
+/// Writes the addresses on the stack to `into`: where it begins, then return addresses, the innermost
+/// first. All but the first are in the highest 2 GiB. Returns how many there are, and whether the stack goes
+/// on behind them, as there is no more room or nobody knows how. Allocates nothing; reads at most five words
+/// for each.
 pub fn walk(
     orc: &Orc,
     guest: &(impl Surroundings + ?Sized),
