@@ -9,6 +9,9 @@ use super::status::Failure;
 
 /// Bytes of one message.
 pub(crate) const MESSAGE: usize = 8 << 20;
+/// Bytes of a question for the interface's description: what it does not know is named in the answer's
+/// headers.
+pub(crate) const REFLECTED: usize = 1024;
 /// Entries of one batch.
 pub(crate) const BATCH: usize = 16_384;
 /// Bytes of one definition, and of a pattern.

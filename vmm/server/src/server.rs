@@ -173,9 +173,17 @@ impl Server {
             .layer(InterceptorLayer::new(connection::admit))
             .layer(StreamsLayer::new(totals))
             .add_service(health_server)
-            .add_service(reflection().build_v1()?)
+            .add_service(
+                reflection()
+                    .build_v1()?
+                    .max_decoding_message_size(limits::REFLECTED),
+            )
             // What Python's library asks for.
-            .add_service(reflection().build_v1alpha()?)
+            .add_service(
+                reflection()
+                    .build_v1alpha()?
+                    .max_decoding_message_size(limits::REFLECTED),
+            )
             .add_service(
                 MachinesServer::new(machines::Service::new(fleet.clone(), held.clone()))
                     .max_decoding_message_size(limits::MESSAGE),

@@ -22,6 +22,12 @@ const DOMAIN: &str = "hvprobe";
 /// What a reason is called in our own interface.
 const KIND: &str = "ERROR_KIND_";
 
+/// Bytes of an error's text, and of what is offered. The text is in the headers three times, once with up to
+/// three bytes for each; many clients take 8 KiB of headers and no more (gRPC's `max_metadata_size`), and
+/// have no reason at all to show when there are more.
+const TEXT: usize = 1000;
+const OFFERED: usize = 700;
+
 /// An error on its way out.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -98,7 +104,13 @@ impl Failure {
 
     /// Offers what could have been meant.
     pub(crate) fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
-        self.detail.candidates = candidates.into_iter().collect();
+        let mut left = OFFERED;
+        let fits = |candidate: &String| {
+            let next = left.checked_sub(candidate.len());
+            left = next.unwrap_or(0);
+            next.is_some()
+        };
+        self.detail.candidates = candidates.into_iter().take_while(fits).collect();
         self
     }
 }
@@ -111,6 +123,7 @@ impl From<Failure> for Status {
             detail,
             also,
         } = failure;
+        let message = shortened(message);
         let Also {
             field,
             mut metadata,
@@ -149,6 +162,18 @@ impl From<Failure> for Status {
         };
         Self::with_details(code, message, packed.encode_to_vec().into())
     }
+}
+
+/// `text`, without its middle if it is too long: what went wrong is said first, and why last.
+fn shortened(text: String) -> String {
+    if text.len() <= TEXT {
+        return text;
+    }
+    let mark = format!(" [… {} bytes …] ", text.len());
+    let half = (TEXT - mark.len()) / 2;
+    let head = text.floor_char_boundary(half);
+    let tail = text.ceil_char_boundary(text.len() - half);
+    [&text[..head], &mark, &text[tail..]].concat()
 }
 
 /// A message of this type, as a detail.
@@ -394,6 +419,38 @@ pub(crate) mod tests {
                 "{reason}"
             );
         }
+    }
+
+    #[test]
+    fn the_longest_error_fits_into_the_headers_that_every_client_takes() {
+        for unit in ["a", "\u{1}", "ä", "語", "😀"] {
+            let text = format!("began: {}: ended", unit.repeat(4000));
+            let failure = Failure::new(Code::InvalidArgument, ErrorKind::Definition, text)
+                .at_index(16_383)
+                .at_column(1023)
+                .on("probes[16383].definition")
+                .bound("subscribers_per_machine", u64::MAX, u64::MAX)
+                .offering((0..100).map(|_| unit.repeat(100)))
+                .with(Remedy::NotNow("the guest has unregistered its own kprobe"));
+            let status = Status::from(failure);
+            assert!(status.message().starts_with("began: "));
+            assert!(status.message().ends_with(": ended"));
+            let headers = status.into_http::<()>().into_parts().0.headers;
+            // As RFC 7541 section 4.1 counts them.
+            let each = headers
+                .iter()
+                .map(|(name, value)| name.as_str().len() + value.len() + 32);
+            let bytes = each.sum::<usize>();
+            assert!(bytes <= 8 << 10, "{unit}: {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn what_fits_is_told_as_it_is() {
+        assert_eq!(shortened("a".repeat(TEXT)), "a".repeat(TEXT));
+        let failure = Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, "");
+        let near = ["vfs_read".to_owned(), "vfs_readv".to_owned()];
+        assert_eq!(seen(failure.offering(near.clone())).1.candidates, near);
     }
 
     #[test]

@@ -26,6 +26,9 @@ use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_types::StatusExt as _;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -221,6 +224,38 @@ async fn guests_are_refused_before_their_files_are_looked_at() {
     // What fails for another reason leaves as much as there was.
     for _ in 0..3 {
         assert_eq!(boot(1 << 30, 4).await.code(), Code::InvalidArgument);
+    }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn errors_about_the_longest_names_reach_their_clients() {
+    let running = Running::with_limits(Limits::of_host());
+    let channel = running.connect().await;
+    let request = BootRequest {
+        kernel: "ä".repeat(2047),
+        memory: 1 << 30,
+        ..Default::default()
+    };
+    let mut machines = MachinesClient::new(channel.clone());
+    let error = machines.boot(request).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error:?}");
+    assert!(error.get_details_error_info().is_some(), "{error:?}");
+
+    // What reflection says is not made here: it names what it does not know, and says nothing at all to a
+    // question that is too long.
+    for (length, code) in [(900, Some(Code::NotFound)), (1 << 20, None)] {
+        let asked = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::FileContainingSymbol("ä".repeat(length / 2))),
+        };
+        let mut reflection = ServerReflectionClient::new(channel.clone());
+        let answers = reflection.server_reflection_info(tokio_stream::iter([asked]));
+        let answer = answers.await.unwrap().into_inner().message().await;
+        match code {
+            Some(code) => assert_eq!(answer.unwrap_err().code(), code),
+            None => assert_eq!(answer.unwrap(), None),
+        }
     }
     running.stop().await;
 }

@@ -42,7 +42,7 @@ const DEAR: [&str; 1] = ["/hvprobe.v1.Host/Report"];
 /// What the process may have grown by, once it has seen some of everything.
 const THREADS: u64 = 2;
 const DESCRIPTORS: u64 = 2;
-const MEMORY: u64 = 32 << 20;
+const MEMORY: u64 = 4 << 20;
 const LONG: Duration = Duration::from_secs(60);
 
 fn number(name: &str) -> Option<u64> {
