@@ -28,7 +28,12 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
             writeln!(text, "{heading}").expect("writing to a string cannot fail");
         }
         if is_range(last) {
-            group.sort_by_key(|entry| entry.keys.last().and_then(number));
+            // Those below 0 have a number of their own, which is the greatest.
+            let place = |number: u64| match last.form() {
+                HistogramForm::Bits => number.wrapping_add(1),
+                _ => number,
+            };
+            group.sort_by_key(|entry| entry.keys.last().and_then(number).map(place));
         }
         let rows = group.iter().map(|entry| {
             let label = entry.keys.last().map(|key| label(last, key, entry, names));
@@ -72,7 +77,10 @@ fn groups<'e>(
 }
 
 fn is_range(key: &HistogramKey) -> bool {
-    matches!(key.form(), HistogramForm::Log2 | HistogramForm::Buckets)
+    matches!(
+        key.form(),
+        HistogramForm::Log2 | HistogramForm::Bits | HistogramForm::Buckets
+    )
 }
 
 fn number(value: &HistogramKeyValue) -> Option<u64> {
@@ -99,6 +107,11 @@ fn label(
             };
             let below = bound(power - 1);
             below.map(|below| (below + 1, bound(power).unwrap_or(u64::MAX)))
+        }
+        (HistogramForm::Bits, Some(0)) => Some((0, 0)),
+        (HistogramForm::Bits, Some(bits @ 1..=64)) => {
+            let first = 1_u64 << (bits - 1);
+            Some((first, first | (first - 1)))
         }
         (HistogramForm::Buckets, Some(first)) => {
             Some((first, first.saturating_add(key.width.saturating_sub(1))))

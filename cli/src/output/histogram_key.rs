@@ -17,7 +17,7 @@ pub(crate) fn is_symbol(key: &HistogramKey) -> bool {
 }
 
 /// A part of a key.
-pub(super) fn shown(
+pub(crate) fn shown(
     key: &HistogramKey,
     value: &HistogramKeyValue,
     comm: &[u8],
@@ -44,6 +44,11 @@ pub(super) fn shown(
             format!("{comm:<16}[{:>10}]", number.cast_signed())
         }
         HistogramForm::Log2 => format!("~ 2^{number}"),
+        HistogramForm::Bits => match number {
+            0 => "0".to_owned(),
+            1..=64 => format!("~ 2^{}", number - 1),
+            _ => "< 0".to_owned(),
+        },
         HistogramForm::Buckets => {
             let last = number.saturating_add(key.width.saturating_sub(1));
             format!("~ {number}-{last}")

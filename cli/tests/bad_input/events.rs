@@ -41,7 +41,7 @@ fn histograms_in_files_are_refused_where_they_are_wrong() {
     );
     for command in ["run", "trace"] {
         place.check(&[command, "--events", &wrong], expect![[r#"
-            hvprobe: bad definition in $PLACE/wrong:2: write hex, sym, sym-offset, execname, log2, buckets=N or usecs
+            hvprobe: bad definition in $PLACE/wrong:2: write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs
               echo 'hist:keys=x.low2' > events/kprobes/e/trigger
                                 ^
             status 2

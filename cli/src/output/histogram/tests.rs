@@ -179,6 +179,32 @@ fn bars_stand_together_by_the_keys_before_the_last_one() {
 }
 
 #[test]
+fn ranges_of_bits_begin_at_powers_of_two() {
+    let of = |bits, hits| entry(vec![number(bits)], hits, 0);
+    check(
+        Look::Bars,
+        vec![key("n", HistogramForm::Bits, TypeKind::Signed, 8)],
+        field(HistogramForm::Unspecified, false),
+        &[of(11, 4), of(u64::MAX, 1), of(0, 2), of(64, 1), of(1, 2)],
+        expect![[r#"
+            # hist:keys=...
+
+            < 0                                                  1 |@@@@@@@@@@@@@                                       |
+            [0, 0]                                               2 |@@@@@@@@@@@@@@@@@@@@@@@@@@                          |
+            [1, 1]                                               2 |@@@@@@@@@@@@@@@@@@@@@@@@@@                          |
+            [1024, 2047]                                         4 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
+            [9223372036854775808, 18446744073709551615]          1 |@@@@@@@@@@@@@                                       |
+
+            Totals:
+                Hits: 5
+                Entries: 5
+                Dropped: 0
+                Lost by the machine, of any probe: 7
+        "#]],
+    );
+}
+
+#[test]
 fn json_has_an_object_for_each_entry_and_one_for_all() {
     check(
         Look::Json,

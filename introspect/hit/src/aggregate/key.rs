@@ -43,6 +43,8 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: Option<u64>) {
             // The exponent of the least power of two that is not less, as the kernel has it.
             _ => u64::from(u64::BITS - (number - 1).leading_zeros()),
         },
+        KeyForm::Bits if part.of.is_signed() && number.cast_signed() < 0 => u64::MAX,
+        KeyForm::Bits => u64::from(u64::BITS - number.leading_zeros()),
         KeyForm::Buckets(width) => number - number.checked_rem(width).unwrap_or(0),
         KeyForm::Usecs => number / 1000,
     };

@@ -242,7 +242,11 @@ fn told(ns: u64) -> Option<u64> {
 
 /// Whether a key is a number with a sign.
 fn is_signed(part: &Part) -> bool {
-    part.of.is_signed() && matches!(part.form, KeyForm::Plain | KeyForm::ExecName)
+    part.of.is_signed()
+        && matches!(
+            part.form,
+            KeyForm::Plain | KeyForm::ExecName | KeyForm::Bits
+        )
 }
 
 #[cfg(test)]

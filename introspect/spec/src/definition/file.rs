@@ -62,7 +62,7 @@ impl Trigger {
     }
 }
 
-/// Why a file of definitions is refused.
+/// Why a file of definitions is refused, or a script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {number}: {source}")]
 pub struct FileError {
@@ -406,7 +406,7 @@ mod tests {
         wrong(
             "echo 'hist:keys=pid.hax' > events/kprobes/f/trigger",
             expect![[r#"
-            line 3: write hex, sym, sym-offset, execname, log2, buckets=N or usecs
+            line 3: write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs
             echo 'hist:keys=pid.hax' > events/kprobes/f/trigger
                                 ^
         "#]],

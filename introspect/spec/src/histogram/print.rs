@@ -5,12 +5,13 @@ use std::fmt;
 use super::trigger::{By, Histogram, Key, KeyForm, Value, ValueForm};
 
 /// The words of [`KeyForm`] without a number.
-pub(super) const KEY_FORMS: [(KeyForm, &str); 6] = [
+pub(super) const KEY_FORMS: [(KeyForm, &str); 7] = [
     (KeyForm::Hex, "hex"),
     (KeyForm::SymbolOffset, "sym-offset"),
     (KeyForm::Symbol, "sym"),
     (KeyForm::ExecName, "execname"),
     (KeyForm::Log2, "log2"),
+    (KeyForm::Bits, "bits"),
     (KeyForm::Usecs, "usecs"),
 ];
 /// What comes before the number of [`KeyForm::Buckets`].

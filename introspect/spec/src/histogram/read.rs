@@ -199,7 +199,8 @@ fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
                 }
             }
             None => {
-                let message = "write hex, sym, sym-offset, execname, log2, buckets=N or usecs";
+                let message =
+                    "write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs";
                 return error(at, message);
             }
         };

@@ -27,6 +27,10 @@ fn triggers_of_the_kernel_are_read_and_printed_as_it_does() {
         expect!["hist:keys=len.log2:vals=hitcount:sort=hitcount:size=2048"],
     );
     check(
+        "keys=len.bits",
+        expect!["hist:keys=len.bits:vals=hitcount:sort=hitcount:size=2048"],
+    );
+    check(
         " key=a.buckets=0x10,b.sym-offset,c.usecs,d.hex:val=e.avg,f.min,g.max:sort=f.ascending if (a > 1 || b == 2)\t",
         expect![
             "hist:keys=a.buckets=16,b.sym-offset,c.usecs,d.hex:vals=hitcount,e.avg,f.min,g.max:sort=f:size=2048 if a > 1 || b == 2"
@@ -70,14 +74,14 @@ fn mistakes_are_refused_where_they_stand() {
             expect![[r#"
             keys=a.log
                    ^
-            write hex, sym, sym-offset, execname, log2, buckets=N or usecs"#]],
+            write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs"#]],
         ),
         (
             "keys=a.symbol",
             expect![[r#"
             keys=a.symbol
                    ^
-            write hex, sym, sym-offset, execname, log2, buckets=N or usecs"#]],
+            write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs"#]],
         ),
         (
             "keys=a.buckets=0",

@@ -53,6 +53,9 @@ pub enum KeyForm {
     ExecName,
     /// `.log2`: the exponent of the least power of two that is not less.
     Log2,
+    /// `.bits`: how many bits it has: n of the numbers from 2^(n-1) on that are less than 2^n, 0 of 0. Those
+    /// below 0 are counted together, as -1.
+    Bits,
     /// `.buckets=N`: the greatest multiple of N that is not greater.
     Buckets(u64),
     /// `.usecs`: a time in microseconds.

@@ -41,6 +41,7 @@ fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
         KeyForm::SymbolOffset => (HistogramForm::SymbolOffset, 0),
         KeyForm::ExecName => (HistogramForm::Execname, 0),
         KeyForm::Log2 => (HistogramForm::Log2, 0),
+        KeyForm::Bits => (HistogramForm::Bits, 0),
         KeyForm::Buckets(width) => (HistogramForm::Buckets, width),
         KeyForm::Usecs => (HistogramForm::Usecs, 0),
     };

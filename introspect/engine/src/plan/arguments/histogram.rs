@@ -53,6 +53,7 @@ fn part(key: &Key, of: Events<'_>) -> Result<Part, ParseError> {
         | KeyForm::Symbol
         | KeyForm::SymbolOffset
         | KeyForm::Log2
+        | KeyForm::Bits
         | KeyForm::Buckets(_) => is_text.then_some("a text is a key as it is"),
     };
     match why {

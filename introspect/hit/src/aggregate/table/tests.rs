@@ -114,6 +114,20 @@ fn powers_of_two_are_those_of_the_kernel() {
 }
 
 #[test]
+fn ranges_of_bits_begin_at_powers_of_two() {
+    let of = |signed| {
+        let keys = vec![register(Gpr::Rdi, 8, signed)];
+        let mut table = table("keys=a.bits:sort=a", keys, vec![]);
+        let values = [0, 1, 2, 3, 4, 1 << 62, (1 << 63) - 1, 1 << 63, u64::MAX];
+        table.hear(&values.map(|value| event(value, 0, b"")), 0);
+        numbers(&table)
+    };
+    let common = [(0, 1), (1, 1), (2, 2), (3, 1), (63, 2)];
+    assert_eq!(of(false), [&common[..], &[(64, 2)]].concat());
+    assert_eq!(of(true), [&[(u64::MAX, 2)], &common[..]].concat());
+}
+
+#[test]
 fn buckets_begin_at_multiples_of_their_width() {
     let mut table = table(
         "keys=a.buckets=100:sort=a",
