@@ -22,6 +22,7 @@ mod number;
 mod parse_error;
 pub mod predicate;
 mod probe;
+pub mod script;
 pub mod shape;
 mod symbol;
 

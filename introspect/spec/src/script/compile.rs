@@ -1,0 +1,589 @@
+//! From a script to definitions and histograms.
+//!
+//! What is kept true: what comes of it is what the languages of definitions and histograms have, and reads
+//! there; what they cannot say is refused where it stands in the script.
+
+use std::collections::BTreeMap;
+
+use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Told, Written, mark};
+use super::read::in_line;
+use super::syntax::{
+    Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
+    Statement, StatementKind,
+};
+use crate::definition::{self, FileError};
+use crate::fetch::OPERAND_MAX;
+use crate::histogram::{SIZE_MAX, read_histogram};
+use crate::parse_error::{ParseError, error};
+
+/// The longest definition or histogram that a server takes.
+const WRITTEN_MAX: usize = 1024;
+/// The most histograms that a machine can have.
+const HISTOGRAMS_MAX: usize = 64;
+/// The longest readable part of an argument's name.
+const READABLE: usize = 20;
+
+/// What `script`, which was read from `text`, comes to.
+///
+/// # Errors
+/// When it asks for something that no definition and no histogram can say, with the line and the reason.
+pub fn compile(text: &str, script: &Script) -> Result<Program, FileError> {
+    let mut compiling = Compiling::default();
+    let compiled = compiling.script(script);
+    match compiled {
+        Ok(()) => Ok(compiling.program),
+        Err(error) => Err(in_line(text, error)),
+    }
+}
+
+/// A program, as far as it was compiled.
+#[derive(Default)]
+struct Compiling {
+    program: Program,
+    /// What is fetched by which name.
+    names: Vec<(OperandKind, String)>,
+    /// Where each map is counted first, in the order of the maps' names.
+    maps: BTreeMap<String, Gathered>,
+    histograms: usize,
+}
+
+/// A map before all clauses have been seen.
+struct Gathered {
+    told: Told,
+    keys: usize,
+    counted: Vec<Counted>,
+}
+
+impl Compiling {
+    fn script(&mut self, script: &Script) -> Result<(), ParseError> {
+        for clause in &script.clauses {
+            self.probes(clause)?;
+        }
+        let maps = std::mem::take(&mut self.maps);
+        self.program.maps = maps
+            .into_iter()
+            .map(|(name, gathered)| Map {
+                name,
+                told: gathered.told,
+                counted: gathered.counted,
+            })
+            .collect();
+        // What is done to maps is known by now.
+        for clause in &script.clauses {
+            for point in &clause.points {
+                if !matches!(point.kind, PointKind::Function { .. }) {
+                    let actions = self.aside(&clause.statements)?;
+                    self.program.others += 1;
+                    match point.kind {
+                        PointKind::Begin => self.program.begin.extend(actions),
+                        PointKind::Interval(length) => {
+                            self.program.intervals.push((length, actions));
+                        }
+                        _ => self.program.end.extend(actions),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The actions of a clause that waits for no hit.
+    fn aside(&self, statements: &[Statement]) -> Result<Vec<Action>, ParseError> {
+        let actions = statements.iter().map(|statement| {
+            let map = |name: &str| {
+                let found = self.program.maps.iter().position(|map| map.name == name);
+                let none = || format!("nothing is counted in @{name}");
+                found.map_or_else(|| error(statement.column.0, none()), Ok)
+            };
+            Ok(match &statement.kind {
+                StatementKind::Gather { .. } => {
+                    return error(
+                        statement.column.0,
+                        "hits are counted in clauses of kprobe and kretprobe",
+                    );
+                }
+                StatementKind::Printf { format, values } => Action::Printf {
+                    format: format.clone(),
+                    values: values.iter().map(said_aside).collect::<Result<_, _>>()?,
+                },
+                StatementKind::Print { map: name, top } => Action::Print {
+                    map: map(name)?,
+                    top: *top,
+                },
+                StatementKind::Clear { map: name } => Action::Clear { map: map(name)? },
+                StatementKind::Time(format) => Action::Time(format.clone()),
+                StatementKind::Exit => Action::Exit,
+            })
+        });
+        actions.collect()
+    }
+
+    /// The probes of `clause`, and what is counted of them.
+    fn probes(&mut self, clause: &Clause) -> Result<(), ParseError> {
+        let functions = clause.points.iter().filter_map(|point| match &point.kind {
+            PointKind::Function {
+                returns,
+                column,
+                target,
+            } => Some((point, *returns, column.0, target.as_str())),
+            _ => None,
+        });
+        let functions: Vec<_> = functions.collect();
+        let Some((first, ..)) = functions.first() else {
+            return Ok(());
+        };
+        if let Some(other) = clause.points.iter().find(|point| is_aside(point)) {
+            let message = "kprobe and kretprobe stand in clauses of their own";
+            return error(other.column.0.max(first.column.0), message);
+        }
+        let used = Used::of(clause, functions.iter().any(|(_, returns, ..)| !returns))?;
+        let mut actions = Vec::new();
+        for statement in &clause.statements {
+            actions.extend(self.at_hits(statement)?);
+        }
+        let from = self.program.probes.len();
+        for (point, returns, column, target) in functions {
+            let written = self.definition(clause, &used, returns, column, target)?;
+            if written.text.len() > WRITTEN_MAX {
+                let message = "too much is fetched, or too much compared, in one clause";
+                return error(point.column.0, message);
+            }
+            let definition = definition::parse(&written.text).map_err(|e| written.in_script(e))?;
+            self.program.probes.push(Planted {
+                written,
+                definition,
+                stacks: used.stacks,
+                actions: actions.clone(),
+            });
+        }
+        let probes = from..self.program.probes.len();
+        for statement in &clause.statements {
+            if let StatementKind::Gather { map, keys, what } = &statement.kind {
+                self.gather(statement.column.0, map, keys, what, probes.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The definition of a probe at `target`, which stands at `column`.
+    fn definition(
+        &mut self,
+        clause: &Clause,
+        used: &Used<'_>,
+        returns: bool,
+        column: usize,
+        target: &str,
+    ) -> Result<Written, ParseError> {
+        let mut written = Written::default();
+        written.push(column, if returns { "r " } else { "p " });
+        written.push_same(column, target);
+        for operand in &used.fetched {
+            let name = self.name(&operand.kind);
+            let expression = expression(&operand.kind);
+            written.push(operand.column.0, &format!(" {name}={expression}"));
+        }
+        written.push(column, &format!(" {}", mark(self.program.probes.len())));
+        if let Some(condition) = &clause.condition {
+            written.push(column, " if ");
+            self.filter(&mut written, condition)?;
+        }
+        Ok(written)
+    }
+
+    fn filter(&mut self, written: &mut Written, condition: &Condition) -> Result<(), ParseError> {
+        let (left, sign, right) = match condition {
+            Condition::Test {
+                operand,
+                operator,
+                value,
+            } => {
+                let column = operand.column.0;
+                let field = match &operand.kind {
+                    OperandKind::Builtin(Builtin::Pid) => "tgid".to_owned(),
+                    OperandKind::Builtin(Builtin::Tid) => "pid".to_owned(),
+                    OperandKind::Builtin(Builtin::Comm) => "comm".to_owned(),
+                    OperandKind::Builtin(Builtin::Cpu) => "cpu".to_owned(),
+                    OperandKind::Fetched(_) | OperandKind::Str(_) => self.name(&operand.kind),
+                    _ => {
+                        let message = "not supported in a condition; there are pid, tid, comm, cpu, \
+                                       arg0 to arg5, args.NAME, retval, curtask and str()";
+                        return error(column, message);
+                    }
+                };
+                written.push(column, &format!("{field} {} ", operator.sign()));
+                written.push(value.column.0, &compared(value)?);
+                return Ok(());
+            }
+            Condition::Not(inner) => {
+                written.push(first_column(inner), "!(");
+                self.filter(written, inner)?;
+                written.push(first_column(inner), ")");
+                return Ok(());
+            }
+            Condition::And(left, right) => (left, " && ", right),
+            Condition::Or(left, right) => (left, " || ", right),
+        };
+        let is_and = matches!(condition, Condition::And(..));
+        // Both group from the left.
+        let in_left = is_and && matches!(**left, Condition::Or(..));
+        let in_right = match is_and {
+            true => matches!(**right, Condition::Or(..) | Condition::And(..)),
+            false => matches!(**right, Condition::Or(..)),
+        };
+        for (part, braces, behind) in [(left, in_left, sign), (right, in_right, "")] {
+            let column = first_column(part);
+            written.push(column, if braces { "(" } else { "" });
+            self.filter(written, part)?;
+            written.push(column, if braces { ")" } else { "" });
+            written.push(column, behind);
+        }
+        Ok(())
+    }
+
+    /// By which name `kind` is fetched.
+    fn name(&mut self, kind: &OperandKind) -> String {
+        let kind = match kind {
+            // The symbol is looked up by the address.
+            OperandKind::Ksym(of) => OperandKind::Fetched(of.clone()),
+            other => other.clone(),
+        };
+        if let Some((_, name)) = self.names.iter().find(|(known, _)| *known == kind) {
+            return name.clone();
+        }
+        let of = match kind.fetched() {
+            Some(Fetched::Argument(number)) => format!("arg{number}"),
+            Some(Fetched::Named(path)) => {
+                let readable = path.chars().filter(|c| *c != '>');
+                let readable = readable.map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
+                format!("args_{}", readable.take(READABLE).collect::<String>())
+            }
+            Some(Fetched::CurrentTask) => "curtask".to_owned(),
+            Some(Fetched::Return) | None => "retval".to_owned(),
+        };
+        let mut name = match kind {
+            OperandKind::Str(_) => format!("s_{of}"),
+            _ => of,
+        };
+        if self.names.iter().any(|(_, taken)| *taken == name) {
+            name = format!("{name}_{}", self.names.len());
+        }
+        self.names.push((kind, name.clone()));
+        name
+    }
+
+    /// What `statement` does at hits, but for counting.
+    fn at_hits(&mut self, statement: &Statement) -> Result<Option<Action>, ParseError> {
+        let column = statement.column.0;
+        Ok(Some(match &statement.kind {
+            StatementKind::Gather { .. } => return Ok(None),
+            StatementKind::Printf { format, values } => Action::Printf {
+                format: format.clone(),
+                values: values.iter().map(|value| self.said(value)).collect(),
+            },
+            StatementKind::Time(format) => Action::Time(format.clone()),
+            StatementKind::Exit => Action::Exit,
+            StatementKind::Print { .. } | StatementKind::Clear { .. } => {
+                let message = "not supported at hits; write it in interval:s:N or END";
+                return error(column, message);
+            }
+        }))
+    }
+
+    fn said(&mut self, value: &Operand) -> Said {
+        match &value.kind {
+            OperandKind::Number(number) => Said::Number(*number),
+            OperandKind::Text(text) => Said::Text(text.clone()),
+            OperandKind::Builtin(builtin) => Said::Builtin(*builtin),
+            OperandKind::Ksym(_) => Said::Symbol(self.name(&value.kind)),
+            OperandKind::Fetched(_) | OperandKind::Str(_) => Said::Argument(self.name(&value.kind)),
+        }
+    }
+
+    /// Has `map` count what `probes` say.
+    fn gather(
+        &mut self,
+        column: usize,
+        map: &str,
+        keys: &[Operand],
+        what: &Gather,
+        probes: std::ops::Range<usize>,
+    ) -> Result<(), ParseError> {
+        let told = told(what);
+        let (histogram, parts) = self.histogram(column, keys, what)?;
+        let gathered = self.maps.entry(map.to_owned()).or_insert_with(|| Gathered {
+            told,
+            keys: keys.len(),
+            counted: Vec::new(),
+        });
+        if gathered.told != told {
+            return error(column, format!("@{map} is assigned something else before"));
+        }
+        if gathered.keys != keys.len() {
+            let message = format!("@{map} has {} keys before", gathered.keys);
+            return error(column, message);
+        }
+        for probe in probes {
+            let fits = |counted: &&mut Counted| {
+                counted.histogram.text == histogram.text
+                    && counted.keys == parts
+                    // Counted twice, it is counted by two histograms.
+                    && counted.probes.last() != Some(&probe)
+            };
+            if let Some(counted) = gathered.counted.iter_mut().find(fits) {
+                counted.probes.push(probe);
+                continue;
+            }
+            self.histograms += 1;
+            if self.histograms > HISTOGRAMS_MAX {
+                let message = format!("more than {HISTOGRAMS_MAX} maps, or ways to count in them");
+                return error(column, message);
+            }
+            gathered.counted.push(Counted {
+                histogram: histogram.clone(),
+                probes: vec![probe],
+                keys: parts.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The histogram for a map with `keys`, and how these are made of its own.
+    fn histogram(
+        &mut self,
+        column: usize,
+        keys: &[Operand],
+        what: &Gather,
+    ) -> Result<(Written, Vec<KeyPart>), ParseError> {
+        let mut fields = Vec::new();
+        let mut parts = Vec::new();
+        for operand in keys {
+            let at = operand.column.0;
+            let mut field = |text: String| {
+                fields.push((at, text));
+                fields.len() - 1
+            };
+            parts.push(match &operand.kind {
+                OperandKind::Number(number) => KeyPart::Number(*number),
+                OperandKind::Text(text) => KeyPart::Text(text.clone()),
+                OperandKind::Builtin(builtin) => {
+                    let at = field(of_histograms(at, *builtin)?.to_owned());
+                    match builtin {
+                        Builtin::Func => KeyPart::Function(at),
+                        Builtin::Probe => KeyPart::Probe(at),
+                        _ => KeyPart::Key(at),
+                    }
+                }
+                OperandKind::Ksym(_) => {
+                    KeyPart::Symbol(field(format!("{}.sym", self.name(&operand.kind))))
+                }
+                OperandKind::Fetched(_) | OperandKind::Str(_) => {
+                    KeyPart::Key(field(self.name(&operand.kind)))
+                }
+            });
+        }
+        let value = match what.operand() {
+            None => None,
+            Some(of) => {
+                let name = match &of.kind {
+                    OperandKind::Builtin(builtin) => {
+                        of_histograms(of.column.0, *builtin)?.to_owned()
+                    }
+                    kind => self.name(kind),
+                };
+                Some((of.column.0, name))
+            }
+        };
+        match (what, &value) {
+            (Gather::Powers(_), Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
+            (Gather::Steps { step, .. }, Some((at, name))) => {
+                fields.push((*at, format!("{name}.buckets={step}")));
+            }
+            // A histogram has a key; this one has few values.
+            _ if fields.is_empty() => fields.push((column, "probe".to_owned())),
+            _ => {}
+        }
+        let mut written = Written::default();
+        for (index, (at, field)) in fields.iter().enumerate() {
+            written.push(*at, if index == 0 { "keys=" } else { "," });
+            written.push(*at, field);
+        }
+        if let (
+            Gather::Sum(_) | Gather::Average(_) | Gather::Least(_) | Gather::Greatest(_),
+            Some((at, name)),
+        ) = (what, &value)
+        {
+            written.push(*at, &format!(":vals={name}"));
+        }
+        written.push(column, &format!(":size={SIZE_MAX}"));
+        if written.text.len() > WRITTEN_MAX {
+            return error(column, "too many keys, with too long names");
+        }
+        read_histogram(&written.text).map_err(|error| written.in_script(error))?;
+        Ok((written, parts))
+    }
+}
+
+/// What a clause needs of its hits.
+struct Used<'a> {
+    /// What is fetched, each once.
+    fetched: Vec<&'a Operand>,
+    stacks: bool,
+}
+
+impl<'a> Used<'a> {
+    /// What `clause` needs, some of whose probes may be at entries.
+    fn of(clause: &'a Clause, entries: bool) -> Result<Self, ParseError> {
+        let mut operands = Vec::new();
+        if let Some(condition) = &clause.condition {
+            of_condition(condition, &mut operands);
+        }
+        for statement in &clause.statements {
+            match &statement.kind {
+                StatementKind::Gather { keys, what, .. } => {
+                    operands.extend(keys);
+                    operands.extend(what.operand());
+                }
+                StatementKind::Printf { values, .. } => operands.extend(values),
+                _ => {}
+            }
+        }
+        let mut used = Self {
+            fetched: Vec::new(),
+            stacks: false,
+        };
+        for operand in operands {
+            let at_return = match &operand.kind {
+                OperandKind::Builtin(Builtin::Duration) => true,
+                kind => kind.fetched() == Some(&Fetched::Return),
+            };
+            if at_return && entries {
+                return error(
+                    operand.column.0,
+                    "only calls that return have it: write kretprobe",
+                );
+            }
+            used.stacks |= operand.kind == OperandKind::Builtin(Builtin::Kstack);
+            // A symbol is looked up by the address.
+            let of_text = matches!(operand.kind, OperandKind::Str(_));
+            let is_same = |it: &&&Operand| {
+                matches!(it.kind, OperandKind::Str(_)) == of_text
+                    && it.kind.fetched() == operand.kind.fetched()
+            };
+            if operand.kind.fetched().is_some() && used.fetched.iter().find(is_same).is_none() {
+                used.fetched.push(operand);
+            }
+        }
+        Ok(used)
+    }
+}
+
+/// All values that `condition` compares.
+fn of_condition<'a>(condition: &'a Condition, operands: &mut Vec<&'a Operand>) {
+    match condition {
+        Condition::Test { operand, .. } => operands.push(operand),
+        Condition::Not(inner) => of_condition(inner, operands),
+        Condition::And(left, right) | Condition::Or(left, right) => {
+            of_condition(left, operands);
+            of_condition(right, operands);
+        }
+    }
+}
+
+/// Where `condition` begins.
+fn first_column(condition: &Condition) -> usize {
+    match condition {
+        Condition::Test { operand, .. } => operand.column.0,
+        Condition::Not(inner) | Condition::And(inner, _) | Condition::Or(inner, _) => {
+            first_column(inner)
+        }
+    }
+}
+
+fn is_aside(point: &Point) -> bool {
+    !matches!(point.kind, PointKind::Function { .. })
+}
+
+/// What is fetched for a value, as definitions write it.
+fn expression(kind: &OperandKind) -> String {
+    let address = match kind.fetched() {
+        // They count from 1.
+        Some(Fetched::Argument(number)) => format!("$arg{}", number + 1),
+        Some(Fetched::Named(path)) => path.clone(),
+        Some(Fetched::CurrentTask) => "$current".to_owned(),
+        Some(Fetched::Return) | None => "$retval".to_owned(),
+    };
+    match (kind, kind.fetched()) {
+        (OperandKind::Str(_), _) => format!("+0({address}):string"),
+        (_, Some(Fetched::Named(_))) => address,
+        (_, Some(Fetched::CurrentTask)) => format!("{address}:u64"),
+        _ => format!("{address}:s64"),
+    }
+}
+
+/// What a value is compared with, as filters write it.
+fn compared(value: &Operand) -> Result<String, ParseError> {
+    match &value.kind {
+        OperandKind::Number(number) => Ok(number.to_string()),
+        OperandKind::Text(text) => {
+            let plain = |c: char| matches!(c, ' '..='~') && c != '"';
+            match text.len() <= OPERAND_MAX && text.chars().all(plain) {
+                true => Ok(format!("\"{text}\"")),
+                false => error(
+                    value.column.0,
+                    format!(
+                        "compared are at most {OPERAND_MAX} characters of ASCII without quotes"
+                    ),
+                ),
+            }
+        }
+        _ => error(value.column.0, "a number or a text belongs here"),
+    }
+}
+
+/// The field of histograms that `builtin`, which stands at `column`, is.
+fn of_histograms(column: usize, builtin: Builtin) -> Result<&'static str, ParseError> {
+    Ok(match builtin {
+        Builtin::Pid => "common_tgid",
+        Builtin::Tid => "common_pid",
+        Builtin::Comm => "comm",
+        Builtin::Cpu => "common_cpu",
+        Builtin::Nsecs => "common_timestamp",
+        Builtin::Func | Builtin::Probe => "probe",
+        Builtin::Kstack => "stacktrace",
+        Builtin::Duration => "duration",
+        Builtin::Elapsed => {
+            return error(column, "not supported in maps: `elapsed`; write nsecs");
+        }
+    })
+}
+
+fn told(what: &Gather) -> Told {
+    match what {
+        Gather::Count => Told::Hits,
+        Gather::Sum(_) => Told::Sum,
+        Gather::Average(_) => Told::Average,
+        Gather::Least(_) => Told::Least,
+        Gather::Greatest(_) => Told::Greatest,
+        Gather::Powers(_) => Told::Powers,
+        Gather::Steps { min, max, step, .. } => Told::Steps {
+            min: *min,
+            max: *max,
+            step: *step,
+        },
+    }
+}
+
+/// A value that is printed where there is no hit.
+fn said_aside(value: &Operand) -> Result<Said, ParseError> {
+    match &value.kind {
+        OperandKind::Number(number) => Ok(Said::Number(*number)),
+        OperandKind::Text(text) => Ok(Said::Text(text.clone())),
+        OperandKind::Builtin(builtin @ (Builtin::Nsecs | Builtin::Elapsed)) => {
+            Ok(Said::Builtin(*builtin))
+        }
+        _ => error(
+            value.column.0,
+            "there is no hit that has it: only numbers, texts, nsecs and elapsed are printed here",
+        ),
+    }
+}

@@ -1,0 +1,165 @@
+//! Walking through a script.
+//!
+//! What is kept true: a place is a character, never a byte, and nothing is read twice.
+
+use crate::number::number_in;
+use crate::parse_error::{ParseError, error};
+
+/// The longest text between quotes.
+const TEXT_MAX: usize = 1024;
+
+/// A place in a script.
+#[derive(Debug)]
+pub(super) struct Cursor {
+    text: Vec<char>,
+    at: usize,
+}
+
+/// A text between quotes, with the column that each of its characters stands at.
+#[derive(Debug)]
+pub(super) struct Quoted {
+    /// The characters, and where they stand.
+    pub(super) characters: Vec<(usize, char)>,
+    /// Where it ends.
+    pub(super) end: usize,
+}
+
+impl Quoted {
+    /// Its characters.
+    pub(super) fn text(&self) -> String {
+        self.characters.iter().map(|(_, c)| c).collect()
+    }
+}
+
+impl Cursor {
+    /// The beginning of `text`.
+    pub(super) fn new(text: &str) -> Self {
+        Self {
+            text: text.chars().collect(),
+            at: 0,
+        }
+    }
+
+    /// The column.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The character here.
+    pub(super) fn peek(&self) -> Option<char> {
+        self.text.get(self.at).copied()
+    }
+
+    /// Whether `what` is here.
+    pub(super) fn sees(&self, what: &str) -> bool {
+        let mut rest = self.text[self.at..].iter().copied();
+        what.chars().all(|c| rest.next() == Some(c))
+    }
+
+    /// Refuses the script here.
+    pub(super) fn error<T>(&self, message: impl Into<String>) -> Result<T, ParseError> {
+        error(self.at, message)
+    }
+
+    /// Goes behind `what`, if it is here.
+    pub(super) fn eat(&mut self, what: &str) -> bool {
+        let found = self.sees(what);
+        if found {
+            self.at += what.chars().count();
+        }
+        found
+    }
+
+    /// Goes behind `what`, which has to be here.
+    pub(super) fn expect(&mut self, what: &str, message: &str) -> Result<(), ParseError> {
+        match self.eat(what) {
+            true => Ok(()),
+            false => self.error(message),
+        }
+    }
+
+    /// The characters from here on that belong.
+    pub(super) fn take(&mut self, belongs: impl Fn(char) -> bool) -> String {
+        let rest = &self.text[self.at..];
+        let taken: String = rest.iter().copied().take_while(|c| belongs(*c)).collect();
+        self.at += taken.chars().count();
+        taken
+    }
+
+    /// Letters, digits and `_` from here on.
+    pub(super) fn word(&mut self) -> String {
+        self.take(|c| c == '_' || c.is_ascii_alphanumeric())
+    }
+
+    /// Goes behind blanks, line breaks and comments.
+    pub(super) fn blanks(&mut self) -> Result<(), ParseError> {
+        loop {
+            self.take(char::is_whitespace);
+            let start = self.at;
+            let begins = self.at == 0 || self.text.get(self.at - 1) == Some(&'\n');
+            // Files that are read together have such a line each.
+            if self.sees("//") || begins && self.sees("#!") {
+                self.take(|c| c != '\n');
+            } else if self.eat("/*") {
+                while !self.eat("*/") {
+                    if self.peek().is_none() {
+                        return error(start, "this comment has no end: missing `*/`");
+                    }
+                    self.at += 1;
+                }
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A decimal or 0x number, of `what`.
+    pub(super) fn number(&mut self, what: &str) -> Result<u64, ParseError> {
+        let start = self.at;
+        let word = self.word();
+        let missing = || format!("missing {what}: a number belongs here");
+        number_in(start, &word, what, missing)
+    }
+
+    /// A text between double quotes, the first of which is here.
+    pub(super) fn quoted(&mut self) -> Result<Quoted, ParseError> {
+        let start = self.at;
+        self.at += 1;
+        let mut characters = Vec::new();
+        loop {
+            let at = self.at;
+            let Some(c) = self.peek() else {
+                return error(start, "this text has no end: missing `\"`");
+            };
+            self.at += 1;
+            let read = match c {
+                '"' => {
+                    return Ok(Quoted {
+                        characters,
+                        end: at,
+                    });
+                }
+                '\\' => {
+                    let escaped = self.peek();
+                    self.at += 1;
+                    match escaped {
+                        Some('n') => '\n',
+                        Some('t') => '\t',
+                        Some('r') => '\r',
+                        Some(c @ ('"' | '\\')) => c,
+                        _ => return error(at, r#"behind `\` there can be n, t, r, " and \"#),
+                    }
+                }
+                '\n' => return error(at, r"a text ends in its line: write \n for a line break"),
+                c if c.is_control() && c != '\t' => {
+                    return error(at, "a control character cannot be part of a text");
+                }
+                c => c,
+            };
+            if characters.len() == TEXT_MAX {
+                return error(at, format!("a text has at most {TEXT_MAX} characters"));
+            }
+            characters.push((at, read));
+        }
+    }
+}

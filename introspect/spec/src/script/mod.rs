@@ -1,0 +1,42 @@
+//! Scripts: what is done at hits, in the language of bpftrace.
+//!
+//! ```text
+//! script    = clause {clause}
+//! clause    = probe {"," probe} ["/" condition "/"] "{" {statement ";"} "}"
+//! probe     = "BEGIN" | "END" | "interval:" ("s" | "ms") ":" N | ("kprobe" | "kretprobe") ":" TARGET
+//! condition = part {"||" part}, part = term {"&&" term}
+//! term      = "!" term | "(" condition ")" | value [("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") value]
+//! statement = "@" [NAME] ["[" value {"," value} "]"] "=" gathered
+//!           | "printf(" TEXT {"," value} ")" | "print(" MAP ["," N] ")" | ("clear" | "delete") "(" MAP ")"
+//!           | "time(" [TEXT] ")" | "exit()"
+//! gathered  = "count()" | ("sum" | "avg" | "min" | "max" | "hist") "(" value ")"
+//!           | "lhist(" value "," MIN "," MAX "," STEP ")"
+//! value     = N | TEXT | "arg" N | "args." PATH | "retval" | "curtask" | ("str" | "ksym") "(" value ")"
+//!           | "pid" | "tid" | "comm" | "cpu" | "nsecs" | "elapsed" | "func" | "probe" | "kstack"
+//!           | "duration"
+//! ```
+//!
+//! What is kept true: a script is read in one pass, and neither its length nor how deep it is nested is
+//! without a bound. Whatever of bpftrace is not here is refused by name, and what is here means what it
+//! means there. What hits are counted by, and which of them, becomes [definitions](crate::definition) and
+//! [histograms](crate::histogram); only printing is left to the client.
+
+mod compile;
+mod cursor;
+mod format;
+mod print;
+mod program;
+mod read;
+mod read_operand;
+mod syntax;
+#[cfg(test)]
+mod tests;
+
+pub use compile::compile;
+pub use format::{Conversion, Directive, Format, Piece, WIDTH_MAX};
+pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Told, Written, position};
+pub use read::{SCRIPT_MAX, in_line, read_script};
+pub use syntax::{
+    Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
+    Statement, StatementKind,
+};

@@ -1,0 +1,501 @@
+//! Reading a script.
+
+use super::cursor::Cursor;
+use super::format::{Conversion, Directive, read_format};
+use super::read_operand::{read_condition, read_value};
+use super::syntax::{
+    Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
+    StatementKind,
+};
+use crate::column::Column;
+use crate::definition::FileError;
+use crate::histogram::KEYS_MAX;
+use crate::parse_error::{ParseError, error};
+
+/// The longest script, in bytes.
+pub const SCRIPT_MAX: usize = 1 << 16;
+/// The most clauses of a script, the most probes and the most statements of a clause.
+const MANY: usize = 256;
+/// The most values of a `printf`.
+const VALUES_MAX: usize = 16;
+/// The longest name of a map.
+const NAME_MAX: usize = 63;
+/// The longest interval, in milliseconds.
+const INTERVAL_MAX: u64 = 86_400_000;
+/// The most steps of `lhist`, as in bpftrace.
+const STEPS_MAX: u64 = 1000;
+
+/// What can be assigned to a map.
+const GATHERED: &str = "a map is assigned count(), sum(x), avg(x), min(x), max(x), hist(x) or lhist(x, MIN, MAX, STEP)";
+/// What can be done.
+const STATEMENTS: &str =
+    "there are `@MAP[KEYS] = count()` and the like, printf, print, clear, delete, time and exit";
+
+/// Reads a script.
+///
+/// # Errors
+/// When the text is anything but a script that can be carried out, with the line and the reason.
+pub fn read_script(text: &str) -> Result<Script, FileError> {
+    read(text).map_err(|error| in_line(text, error))
+}
+
+/// `error`, whose column is in all of `text`, in its line.
+#[must_use]
+pub fn in_line(text: &str, error: ParseError) -> FileError {
+    let mut left = error.column;
+    let mut last = (1, "", 0);
+    for (number, line) in (1..).zip(text.split('\n')) {
+        let length = line.chars().count();
+        last = (number, line, length);
+        if left <= length {
+            break;
+        }
+        left -= length + 1;
+    }
+    let (number, line, length) = last;
+    FileError {
+        number,
+        text: line.to_owned(),
+        source: ParseError {
+            column: left.min(length),
+            message: error.message,
+        },
+    }
+}
+
+fn read(text: &str) -> Result<Script, ParseError> {
+    if text.len() > SCRIPT_MAX {
+        return error(0, format!("a script has at most {} KiB", SCRIPT_MAX >> 10));
+    }
+    let mut cursor = Cursor::new(text);
+    let mut script = Script::default();
+    cursor.blanks()?;
+    while cursor.peek().is_some() {
+        if script.clauses.len() == MANY {
+            return cursor.error(format!("a script has at most {MANY} clauses"));
+        }
+        script.clauses.push(read_clause(&mut cursor)?);
+        cursor.blanks()?;
+    }
+    match script.clauses.is_empty() {
+        true => cursor.error("an empty script: write `kprobe:vfs_read { @[comm] = count(); }`"),
+        false => Ok(script),
+    }
+}
+
+fn read_clause(cursor: &mut Cursor) -> Result<Clause, ParseError> {
+    let mut points = Vec::new();
+    loop {
+        if points.len() == MANY {
+            return cursor.error(format!("a clause has at most {MANY} probes"));
+        }
+        points.push(read_point(cursor)?);
+        cursor.blanks()?;
+        if !cursor.eat(",") {
+            break;
+        }
+        cursor.blanks()?;
+    }
+    let condition = match cursor.sees("/") {
+        true => {
+            let column = cursor.at();
+            let asked = points
+                .iter()
+                .find(|point| !matches!(point.kind, PointKind::Function { .. }));
+            if asked.is_some() {
+                return error(
+                    column,
+                    "a condition belongs to kprobe and kretprobe: leave it out",
+                );
+            }
+            Some(read_condition(cursor)?)
+        }
+        false => None,
+    };
+    cursor.blanks()?;
+    let opened = cursor.at();
+    cursor.expect("{", "`{` and what is to be done belong here")?;
+    let mut statements = Vec::new();
+    loop {
+        cursor.blanks()?;
+        if cursor.eat(";") {
+            continue;
+        }
+        if cursor.eat("}") {
+            break;
+        }
+        if cursor.peek().is_none() {
+            return error(opened, "this clause has no end: missing `}`");
+        }
+        if statements.len() == MANY {
+            return cursor.error(format!("a clause has at most {MANY} statements"));
+        }
+        statements.push(read_statement(cursor)?);
+        cursor.blanks()?;
+        if !cursor.sees("}") {
+            cursor.expect(";", "`;` or `}` belongs here")?;
+        }
+    }
+    Ok(Clause {
+        points,
+        condition,
+        statements,
+    })
+}
+
+fn read_point(cursor: &mut Cursor) -> Result<Point, ParseError> {
+    let start = cursor.at();
+    let column = Column(start);
+    let word = cursor.word();
+    let kind = match word.as_str() {
+        "BEGIN" | "begin" => PointKind::Begin,
+        "END" | "end" => PointKind::End,
+        "interval" | "i" => read_interval(cursor)?,
+        "kprobe" | "k" | "kretprobe" | "kr" => {
+            cursor.expect(":", "`:FUNCTION` belongs here")?;
+            let column = Column(cursor.at());
+            let target = cursor.take(|c| !(c.is_whitespace() || ",{}/;\"".contains(c)));
+            if target.is_empty() {
+                return error(
+                    column.0,
+                    "the name of a function, or a pattern, belongs here",
+                );
+            }
+            PointKind::Function {
+                returns: word.starts_with("kr"),
+                column,
+                target,
+            }
+        }
+        "" => {
+            return error(
+                start,
+                "a probe belongs here: BEGIN, END, interval:s:N, kprobe:FUNC or kretprobe:FUNC",
+            );
+        }
+        other => {
+            let instead = match other {
+                "fentry" | "kfunc" | "f" => "write kprobe:FUNC, where args.NAME can be had, too",
+                "fexit" | "kretfunc" | "fr" => {
+                    "write kretprobe:FUNC, where args.NAME can be had, too"
+                }
+                "tracepoint" | "t" | "rawtracepoint" | "rt" => {
+                    "write kprobe:FUNC; for system calls kprobe:__x64_sys_NAME and its args.NAME"
+                }
+                _ => "there are BEGIN, END, interval, kprobe and kretprobe",
+            };
+            return error(
+                start,
+                format!("not supported: probes of `{other}`; {instead}"),
+            );
+        }
+    };
+    Ok(Point { column, kind })
+}
+
+fn read_interval(cursor: &mut Cursor) -> Result<PointKind, ParseError> {
+    cursor.expect(":", "`:s:N` or `:ms:N` belongs here")?;
+    let start = cursor.at();
+    let unit = cursor.word();
+    let scale = match unit.as_str() {
+        "s" => 1000,
+        "ms" => 1,
+        _ => return error(start, "an interval is s:N or ms:N: seconds or milliseconds"),
+    };
+    cursor.expect(":", "`:N` belongs here")?;
+    let at = cursor.at();
+    let number = cursor.number("length of the interval")?;
+    let length = number.saturating_mul(scale);
+    match (1..=INTERVAL_MAX).contains(&length) {
+        true => Ok(PointKind::Interval(length)),
+        false => error(at, "an interval is between 1 ms and a day"),
+    }
+}
+
+fn read_statement(cursor: &mut Cursor) -> Result<Statement, ParseError> {
+    let start = cursor.at();
+    let column = Column(start);
+    let kind = match cursor.peek() {
+        Some('@') => read_gather(cursor)?,
+        Some('$') => {
+            return cursor
+                .error("not supported: variables; write what they stand for where it is used");
+        }
+        _ => {
+            let word = cursor.word();
+            cursor.blanks()?;
+            read_call(cursor, start, &word)?
+        }
+    };
+    Ok(Statement { column, kind })
+}
+
+/// `@NAME`, without its `@`, and the blanks behind it.
+fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
+    cursor.expect("@", "a map belongs here: @NAME")?;
+    let at = cursor.at();
+    let name = cursor.word();
+    if name.len() > NAME_MAX {
+        return error(
+            at,
+            format!("the name of a map has at most {NAME_MAX} characters"),
+        );
+    }
+    cursor.blanks()?;
+    Ok(name)
+}
+
+fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
+    let map = read_map(cursor)?;
+    let keys = match cursor.eat("[") {
+        true => {
+            cursor.blanks()?;
+            read_values(cursor, "]", KEYS_MAX - 1, "keys")?
+        }
+        false => Vec::new(),
+    };
+    cursor.blanks()?;
+    if cursor.sees("++") {
+        return cursor.error("not supported: `++`; write `= count()`");
+    }
+    if cursor.sees("==") || !cursor.eat("=") {
+        return cursor.error(format!("`=` belongs here; {GATHERED}"));
+    }
+    cursor.blanks()?;
+    let start = cursor.at();
+    let word = cursor.word();
+    cursor.blanks()?;
+    let is_known = ["count", "sum", "avg", "min", "max", "hist", "lhist"].contains(&word.as_str());
+    if !is_known || !cursor.eat("(") {
+        let message = match word.as_str() {
+            "nsecs" | "elapsed" => {
+                "not supported: keeping times in maps; how long a call took is `duration` in \
+                 kretprobe:FUNC { ... }"
+                    .to_owned()
+            }
+            "stats" => "not supported: stats(); write count() and avg() of two maps".to_owned(),
+            _ => GATHERED.to_owned(),
+        };
+        return error(start, message);
+    }
+    cursor.blanks()?;
+    let what = read_gathered(cursor, start, &word)?;
+    cursor.expect(")", &format!("`)` belongs here: {}", form(&word)))?;
+    cursor.blanks()?;
+    Ok(StatementKind::Gather { map, keys, what })
+}
+
+/// How `word` is written.
+fn form(word: &str) -> String {
+    match word {
+        "count" => "count()".to_owned(),
+        "lhist" => "lhist(x, MIN, MAX, STEP)".to_owned(),
+        word => format!("{word}(x)"),
+    }
+}
+
+/// What stands in the parentheses of `word`, which begins at `start`.
+fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather, ParseError> {
+    if word == "count" {
+        return Ok(Gather::Count);
+    }
+    let of = read_value(cursor)?;
+    if of.kind.is_literal() {
+        return error(of.column.0, "this is always the same: write count()");
+    }
+    if of.kind.is_text() {
+        return error(of.column.0, format!("{word}() is of a number"));
+    }
+    Ok(match word {
+        "sum" => Gather::Sum(of),
+        "avg" => Gather::Average(of),
+        "min" => Gather::Least(of),
+        "max" => Gather::Greatest(of),
+        "hist" => Gather::Powers(of),
+        _ => {
+            let mut number = |what| {
+                cursor.expect(",", "lhist is written lhist(x, MIN, MAX, STEP)")?;
+                cursor.blanks()?;
+                let at = cursor.at();
+                if cursor.sees("-") {
+                    return error(
+                        at,
+                        "not supported: steps below 0; what is less stands in the first row",
+                    );
+                }
+                let number = cursor.number(what)?;
+                cursor.blanks()?;
+                Ok((at, number))
+            };
+            let (_, min) = number("lower bound")?;
+            let (max_at, max) = number("upper bound")?;
+            let (step_at, step) = number("step")?;
+            // Rows are told as signed numbers.
+            if max <= min || max > u64::MAX >> 1 {
+                return error(
+                    max_at,
+                    "the upper bound is more than the lower one, and a signed number",
+                );
+            }
+            if step == 0 || (max - min) % step != 0 || min % step != 0 {
+                return error(step_at, "both bounds are multiples of the step");
+            }
+            if (max - min) / step > STEPS_MAX {
+                return error(start, format!("lhist has at most {STEPS_MAX} steps"));
+            }
+            Gather::Steps { of, min, max, step }
+        }
+    })
+}
+
+/// Values between commas, of `what` there are `most`, and the `close` behind them.
+fn read_values(
+    cursor: &mut Cursor,
+    close: &str,
+    most: usize,
+    what: &str,
+) -> Result<Vec<Operand>, ParseError> {
+    let mut values = Vec::new();
+    loop {
+        if values.len() == most {
+            return cursor.error(format!("at most {most} {what}"));
+        }
+        values.push(read_value(cursor)?);
+        if cursor.eat(close) {
+            return Ok(values);
+        }
+        cursor.expect(",", &format!("`,` or `{close}` belongs here"))?;
+        cursor.blanks()?;
+    }
+}
+
+/// The call of `word`, which begins at `start`.
+fn read_call(cursor: &mut Cursor, start: usize, word: &str) -> Result<StatementKind, ParseError> {
+    let refuse = |what: &str| error(start, format!("not supported: {what}; {STATEMENTS}"));
+    match word {
+        "" => return error(start, format!("a statement belongs here; {STATEMENTS}")),
+        "if" | "else" | "unless" => {
+            return refuse("`if`: write a clause with /CONDITION/ for each case");
+        }
+        "while" | "for" | "unroll" | "let" | "return" | "break" | "continue" => {
+            return refuse(&format!("`{word}`"));
+        }
+        "printf" | "print" | "clear" | "delete" | "time" | "exit" => {}
+        "zero" => return refuse("zero(): write clear()"),
+        word => return refuse(&format!("`{word}`")),
+    }
+    cursor.expect("(", "`(` belongs here")?;
+    cursor.blanks()?;
+    let kind = match word {
+        "printf" => return read_printf(cursor),
+        "print" => {
+            let map = read_of_all(cursor, "print")?;
+            let top = match cursor.eat(",") {
+                true => {
+                    cursor.blanks()?;
+                    let at = cursor.at();
+                    match cursor.number("number of entries")? {
+                        0 => return error(at, "how many entries: at least 1"),
+                        top => Some(top),
+                    }
+                }
+                false => None,
+            };
+            cursor.blanks()?;
+            if cursor.sees(",") {
+                return cursor.error("not supported: dividing what is printed; leave it out");
+            }
+            StatementKind::Print { map, top }
+        }
+        "clear" | "delete" => StatementKind::Clear {
+            map: read_of_all(cursor, word)?,
+        },
+        "time" => match cursor.sees(")") {
+            true => StatementKind::Time("%H:%M:%S\n".to_owned()),
+            false => StatementKind::Time(read_time(cursor)?),
+        },
+        _ => StatementKind::Exit,
+    };
+    cursor.expect(")", "`)` belongs here")?;
+    Ok(kind)
+}
+
+/// A map without keys, of which `word` takes all entries.
+fn read_of_all(cursor: &mut Cursor, word: &str) -> Result<String, ParseError> {
+    let map = read_map(cursor)?;
+    match cursor.sees("[") {
+        true => cursor.error(format!(
+            "not supported: {word}() of a single entry; leave out the key for all of them"
+        )),
+        false => Ok(map),
+    }
+}
+
+fn read_time(cursor: &mut Cursor) -> Result<String, ParseError> {
+    if !cursor.sees("\"") {
+        return cursor.error("a format belongs here: time(\"%H:%M:%S\\n\")");
+    }
+    let quoted = cursor.quoted()?;
+    let mut characters = quoted.characters.iter();
+    while let Some((at, c)) = characters.next() {
+        let is_known = |(_, c): &(usize, char)| "HMSFTYmdjs%".contains(*c);
+        if *c == '%' && !characters.next().is_some_and(is_known) {
+            return error(*at, "there are %H %M %S %T %Y %m %d %F %j %s and %%");
+        }
+    }
+    cursor.blanks()?;
+    Ok(quoted.text())
+}
+
+fn read_printf(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
+    if !cursor.sees("\"") {
+        return cursor.error("a format belongs here: printf(\"FORMAT\", VALUES)");
+    }
+    let start = cursor.at();
+    let quoted = cursor.quoted()?;
+    let format = read_format(&quoted.characters, quoted.end)?;
+    cursor.blanks()?;
+    let values = match cursor.eat(",") {
+        true => {
+            cursor.blanks()?;
+            read_values(cursor, ")", VALUES_MAX, "values")?
+        }
+        false => {
+            cursor.expect(")", "`,` or `)` belongs here")?;
+            Vec::new()
+        }
+    };
+    let wanted = format.directives().count();
+    if wanted != values.len() {
+        let at = values.get(wanted).map_or(start, |value| value.column.0);
+        let message = format!(
+            "the format has {wanted} directives for {} values",
+            values.len()
+        );
+        return error(at, message);
+    }
+    for (directive, value) in format.directives().zip(&values) {
+        check_printed(directive, value)?;
+    }
+    Ok(StatementKind::Printf { format, values })
+}
+
+/// Refuses a value that `directive` cannot print.
+fn check_printed(directive: &Directive, value: &Operand) -> Result<(), ParseError> {
+    let kind = &value.kind;
+    let letter = directive.conversion.letter();
+    // What an argument points to is a text where the guest's types say so.
+    let may_be_both = matches!(kind, OperandKind::Fetched(Fetched::Named(_)));
+    match (directive.conversion, kind.is_text()) {
+        (Conversion::Text, false) if !may_be_both => {
+            let message =
+                format!("%{letter} prints a text, and this is a number: write %d, or str()");
+            error(value.column.0, message)
+        }
+        (Conversion::Text, _) | (_, false) => Ok(()),
+        (_, true) => {
+            let message = format!("%{letter} prints a number, and this is a text: write %s");
+            error(value.column.0, message)
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Reading values, and conditions on them.
+
+use super::cursor::Cursor;
+use super::syntax::{BUILTINS, Condition, Fetched, Operand, OperandKind};
+use crate::column::Column;
+use crate::fetch::{Operator, TERMS_MAX};
+use crate::parse_error::{ParseError, error};
+
+/// How deep parentheses and `!` can be nested.
+const DEPTH: usize = 32;
+/// The most arguments of a function: those that the kernel passes in registers.
+const ARGUMENTS: u16 = 6;
+/// The longest path behind `args.`
+const PATH_MAX: usize = 200;
+
+/// What is done instead of calculating.
+const NO_ARITHMETIC: &str =
+    "not supported: calculating with values; print or count them as they are";
+/// What can be a value.
+const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
+     args.NAME, retval, duration, str() and ksym()";
+
+/// The operators, one that begins another one behind it.
+const OPERATORS: [(Operator, &str); 7] = [
+    (Operator::NotEqual, "!="),
+    (Operator::Equal, "=="),
+    (Operator::LessOrEqual, "<="),
+    (Operator::Less, "<"),
+    (Operator::GreaterOrEqual, ">="),
+    (Operator::Greater, ">"),
+    (Operator::AnyBit, "&"),
+];
+
+/// The value here, which nothing is calculated with, and the blanks behind it.
+pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
+    let operand = read_operand(cursor)?;
+    no_arithmetic(cursor)?;
+    let comparison = OPERATORS.iter().any(|(_, sign)| cursor.sees(sign));
+    if comparison || cursor.sees("||") || cursor.sees("?") {
+        return cursor.error(
+            "not supported: comparing here; write the condition before the clause: /CONDITION/ { ... }",
+        );
+    }
+    Ok(operand)
+}
+
+/// The value here, and the blanks behind it.
+fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
+    let column = Column(cursor.at());
+    let kind = match cursor.peek() {
+        Some('"') => OperandKind::Text(cursor.quoted()?.text()),
+        Some('0'..='9' | '-') => OperandKind::Number(read_signed(cursor)?),
+        Some('@') => {
+            return cursor.error(
+                "not supported: maps as values; of a call that returns, `duration` is the time it took",
+            );
+        }
+        Some('$') => {
+            return cursor
+                .error("not supported: variables and parameters; write what they stand for");
+        }
+        Some('(') => {
+            return cursor.error("not supported: casts and calculating; write the value alone");
+        }
+        Some('*') => {
+            return cursor.error(
+                "not supported: following a pointer so; write args.NAME->MEMBER, or str() of a text",
+            );
+        }
+        _ => read_named(cursor)?,
+    };
+    cursor.blanks()?;
+    Ok(Operand { column, kind })
+}
+
+fn read_signed(cursor: &mut Cursor) -> Result<i64, ParseError> {
+    let start = cursor.at();
+    let negative = cursor.eat("-");
+    let number = cursor.number("number")?;
+    let number = match negative {
+        true => 0_i64.checked_sub_unsigned(number),
+        // Addresses are written without a sign.
+        false => Some(number.cast_signed()),
+    };
+    number.map_or_else(|| error(start, "the number does not fit 64 bits"), Ok)
+}
+
+/// A value with a name, or a call.
+fn read_named(cursor: &mut Cursor) -> Result<OperandKind, ParseError> {
+    let start = cursor.at();
+    let word = cursor.word();
+    if word.is_empty() {
+        return error(start, format!("a value belongs here; {VALUES}"));
+    }
+    if let Some((builtin, _)) = BUILTINS.iter().find(|(_, name)| *name == word) {
+        if cursor.sees("(") {
+            return cursor.error(format!("not supported: `{word}` with something in ()"));
+        }
+        return Ok(OperandKind::Builtin(*builtin));
+    }
+    match word.as_str() {
+        "str" | "ksym" => {
+            let of = read_address(cursor, &word)?;
+            return Ok(match word.as_str() {
+                "str" => OperandKind::Str(of),
+                _ => OperandKind::Ksym(of),
+            });
+        }
+        _ => {}
+    }
+    match read_fetched(cursor, start, &word)? {
+        Some(fetched) => Ok(OperandKind::Fetched(fetched)),
+        None if cursor.sees("(") => {
+            let message = format!("not supported: the function {word}(); {VALUES}");
+            error(start, message)
+        }
+        None => error(start, format!("`{word}` is no value; {VALUES}")),
+    }
+}
+
+/// What stands in the parentheses of `function`, an address.
+fn read_address(cursor: &mut Cursor, function: &str) -> Result<Fetched, ParseError> {
+    cursor.blanks()?;
+    cursor.expect("(", "`(` belongs here")?;
+    cursor.blanks()?;
+    let start = cursor.at();
+    let word = cursor.word();
+    let Some(fetched) = read_fetched(cursor, start, &word)? else {
+        let message =
+            format!("{function}() is of an address: arg0 to arg5, args.NAME, retval or curtask");
+        return error(start, message);
+    };
+    cursor.blanks()?;
+    no_arithmetic(cursor)?;
+    if cursor.sees(",") {
+        return cursor.error(format!(
+            "not supported: {function}() with a second value; leave it out"
+        ));
+    }
+    cursor.expect(")", "`)` belongs here")?;
+    Ok(fetched)
+}
+
+/// What `word`, which begins at `start`, is, if it is something that is fetched.
+fn read_fetched(
+    cursor: &mut Cursor,
+    start: usize,
+    word: &str,
+) -> Result<Option<Fetched>, ParseError> {
+    match word {
+        "retval" => return Ok(Some(Fetched::Return)),
+        "curtask" => return Ok(Some(Fetched::CurrentTask)),
+        "args" => return read_path(cursor).map(Some),
+        _ => {}
+    }
+    let Some(digits) = word.strip_prefix("arg") else {
+        return Ok(None);
+    };
+    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Ok(None);
+    }
+    match digits.parse() {
+        Ok(number) if number < ARGUMENTS => Ok(Some(Fetched::Argument(number))),
+        _ => error(
+            start,
+            "there are arg0 to arg5: what a function is passed in registers",
+        ),
+    }
+}
+
+/// `.NAME`, with members behind it.
+fn read_path(cursor: &mut Cursor) -> Result<Fetched, ParseError> {
+    let mut path = String::new();
+    loop {
+        let sign = match () {
+            () if cursor.eat("->") => "->",
+            () if cursor.eat(".") => ".",
+            () if path.is_empty() => {
+                return cursor.error("not supported: all arguments together; write args.NAME");
+            }
+            () => return Ok(Fetched::Named(path)),
+        };
+        if !path.is_empty() {
+            path.push_str(sign);
+        }
+        let start = cursor.at();
+        let name = cursor.word();
+        if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
+            return error(start, "the name of an argument or of a member belongs here");
+        }
+        path.push_str(&name);
+        if path.len() > PATH_MAX {
+            return error(start, format!("at most {PATH_MAX} characters behind args"));
+        }
+    }
+}
+
+/// Refuses to calculate with what was read.
+fn no_arithmetic(cursor: &Cursor) -> Result<(), ParseError> {
+    let signs = ["+", "-", "*", "/", "%", "<<", ">>", "^"];
+    match signs.iter().any(|sign| cursor.sees(sign)) {
+        true => cursor.error(NO_ARITHMETIC),
+        false => Ok(()),
+    }
+}
+
+/// Reads the condition between two `/`, the first of which is here.
+pub(super) fn read_condition(cursor: &mut Cursor) -> Result<Condition, ParseError> {
+    let opened = cursor.at();
+    cursor.eat("/");
+    let mut reader = Reader {
+        cursor,
+        terms: 0,
+        depth: 0,
+    };
+    reader.cursor.blanks()?;
+    if reader.cursor.sees("/") {
+        return reader
+            .cursor
+            .error("a condition belongs here; leave out both `/` if there is none");
+    }
+    let condition = reader.alternatives()?;
+    if cursor.peek().is_none() {
+        return error(opened, "this condition has no end: missing `/`");
+    }
+    cursor.expect(
+        "/",
+        "`&&`, `||` or the `/` behind the condition belongs here",
+    )?;
+    Ok(condition)
+}
+
+/// A place in a condition.
+struct Reader<'c> {
+    cursor: &'c mut Cursor,
+    terms: usize,
+    depth: usize,
+}
+
+impl Reader<'_> {
+    fn alternatives(&mut self) -> Result<Condition, ParseError> {
+        let mut condition = self.conjunction()?;
+        while self.eat("||")? {
+            condition = Condition::Or(Box::new(condition), Box::new(self.conjunction()?));
+        }
+        Ok(condition)
+    }
+
+    fn conjunction(&mut self) -> Result<Condition, ParseError> {
+        let mut condition = self.part()?;
+        while self.eat("&&")? {
+            condition = Condition::And(Box::new(condition), Box::new(self.part()?));
+        }
+        Ok(condition)
+    }
+
+    fn eat(&mut self, what: &str) -> Result<bool, ParseError> {
+        let found = self.cursor.eat(what);
+        if found {
+            self.cursor.blanks()?;
+        }
+        Ok(found)
+    }
+
+    fn part(&mut self) -> Result<Condition, ParseError> {
+        let start = self.cursor.at();
+        let not = self.eat("!")?;
+        let opened = !not && self.eat("(")?;
+        if !not && !opened {
+            return self.test();
+        }
+        if self.depth == DEPTH {
+            return error(start, format!("at most {DEPTH} parentheses and `!`"));
+        }
+        self.depth += 1;
+        let condition = match not {
+            true => Condition::Not(Box::new(self.negated()?)),
+            false => self.alternatives()?,
+        };
+        self.depth -= 1;
+        if opened && !self.eat(")")? {
+            return self.cursor.error("`&&`, `||` or `)` belongs here");
+        }
+        Ok(condition)
+    }
+
+    /// What stands behind `!`, which goes before a comparison.
+    fn negated(&mut self) -> Result<Condition, ParseError> {
+        let start = self.cursor.at();
+        if self.cursor.sees("!") || self.cursor.sees("(") {
+            return self.part();
+        }
+        let condition = self.test()?;
+        match &condition {
+            Condition::Test { operand, value, .. } if operand.column.0 == value.column.0 => {
+                Ok(condition)
+            }
+            _ => error(
+                start,
+                "what is compared behind `!` stands in parentheses: !(...)",
+            ),
+        }
+    }
+
+    fn test(&mut self) -> Result<Condition, ParseError> {
+        let start = self.cursor.at();
+        self.terms += 1;
+        if self.terms > TERMS_MAX {
+            return error(start, format!("at most {TERMS_MAX} comparisons"));
+        }
+        let left = read_operand(self.cursor)?;
+        let at = self.cursor.at();
+        let Some(operator) = self.operator()? else {
+            self.no_other_operator()?;
+            return match left.kind.is_literal() || left.kind.is_text() {
+                true => error(start, "this is no condition: compare it with something"),
+                // As in C: whether it is not zero.
+                false => Ok(Condition::Test {
+                    value: Operand {
+                        column: left.column,
+                        kind: OperandKind::Number(0),
+                    },
+                    operator: Operator::NotEqual,
+                    operand: left,
+                }),
+            };
+        };
+        let right = read_operand(self.cursor)?;
+        let again = self.cursor.at();
+        if self.operator()?.is_some() {
+            let message = match operator {
+                Operator::AnyBit => {
+                    "`VALUE & BITS` is a condition by itself: whether one of the bits is set"
+                }
+                _ => "`&&` or `||` belongs between comparisons",
+            };
+            return error(again, message);
+        }
+        self.no_other_operator()?;
+        let (operand, operator, value) = match (left.kind.is_literal(), right.kind.is_literal()) {
+            (false, true) => (left, operator, right),
+            (true, false) => (right, turned(operator), left),
+            (true, true) => return error(start, "both sides are always the same"),
+            (false, false) => {
+                let message =
+                    "not supported: comparing two values; compare one with a number or a text";
+                return error(right.column.0, message);
+            }
+        };
+        if operand.kind.is_text() != value.kind.is_text() && !may_be_both(&operand.kind) {
+            let message = match operand.kind.is_text() {
+                true => "it is a text: compare it with one, in quotes",
+                false => "it is a number: compare it with one, or write str() for the text there",
+            };
+            return error(operand.column.0, message);
+        }
+        if value.kind.is_text() && !matches!(operator, Operator::Equal | Operator::NotEqual) {
+            return error(at, "texts are compared with == and !=");
+        }
+        Ok(Condition::Test {
+            operand,
+            operator,
+            value,
+        })
+    }
+
+    fn operator(&mut self) -> Result<Option<Operator>, ParseError> {
+        if self.cursor.sees("&&") {
+            return Ok(None);
+        }
+        let found = OPERATORS.iter().find(|(_, sign)| self.cursor.sees(sign));
+        if let Some((_, sign)) = found {
+            if self.cursor.sees("<<") || self.cursor.sees(">>") {
+                return self.cursor.error(NO_ARITHMETIC);
+            }
+            self.eat(sign)?;
+        }
+        Ok(found.map(|(operator, _)| *operator))
+    }
+
+    /// Refuses to calculate, but for the `/` that ends a condition.
+    fn no_other_operator(&self) -> Result<(), ParseError> {
+        match self.cursor.sees("/") {
+            true => Ok(()),
+            false => no_arithmetic(self.cursor),
+        }
+    }
+}
+
+/// Whether the guest's types say whether it is a number or a text.
+fn may_be_both(kind: &OperandKind) -> bool {
+    matches!(kind, OperandKind::Fetched(Fetched::Named(_)))
+}
+
+/// The operator when both sides change places.
+fn turned(operator: Operator) -> Operator {
+    match operator {
+        Operator::Less => Operator::Greater,
+        Operator::LessOrEqual => Operator::GreaterOrEqual,
+        Operator::Greater => Operator::Less,
+        Operator::GreaterOrEqual => Operator::LessOrEqual,
+        same => same,
+    }
+}

@@ -1,0 +1,144 @@
+//! What scripts come to.
+
+use super::*;
+
+#[test]
+fn conditions_keys_and_values_become_a_definition_and_a_histogram() {
+    check(
+        "kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }",
+        expect![[r#"
+            p vfs_read arg2=$arg3:s64 script_0=\0:u32 if arg2 > 100
+            @ Powers
+              keys=comm,arg2.bits:size=131072 of [0]: [Key(0)]
+        "#]],
+    );
+    check(
+        "kretprobe:vfs_read /retval >= 0 && (pid == 1 || !(comm == \"dd\"))/ {
+            @bytes[tid, str(args.file->f_path.dentry->d_name.name)] = sum(retval);
+            @slow = lhist(duration, 0, 10000, 1000);
+        }",
+        expect![[r#"
+            r vfs_read retval=$retval:s64 s_args_file_f_path_dentry_d=+0(file->f_path.dentry->d_name.name):string script_0=\0:u32 if retval >= 0 && (tgid == 1 || !(comm == "dd"))
+            @bytes Sum
+              keys=common_pid,s_args_file_f_path_dentry_d:vals=retval:size=131072 of [0]: [Key(0), Key(1)]
+            @slow Steps { min: 0, max: 10000, step: 1000 }
+              keys=duration.buckets=1000:size=131072 of [0]: []
+        "#]],
+    );
+}
+
+#[test]
+fn several_probes_count_in_one_map() {
+    check(
+        "kprobe:vfs_read, kprobe:vfs_write, kretprobe:ext4:ext4_* { @[func, probe] = count(); }
+         kprobe:vfs_open { @[func, probe] = count() }
+         kprobe:vfs_fsync { @[\"sync\", 7] = count(); @[ksym(arg0), kstack] = count() }",
+        expect![[r#"
+            p vfs_read script_0=\0:u32
+            p vfs_write script_1=\1:u32
+            r ext4:ext4_* script_2=\2:u32
+            p vfs_open script_3=\3:u32
+            p vfs_fsync arg0=$arg1:s64 script_4=\4:u32 (stacks)
+            @ Hits
+              keys=probe,probe:size=131072 of [0, 1, 2, 3]: [Function(0), Probe(1)]
+              keys=probe:size=131072 of [4]: [Text("sync"), Number(7)]
+              keys=arg0.sym,stacktrace:size=131072 of [4]: [Symbol(0), Key(1)]
+        "#]],
+    );
+    check(
+        "kprobe:a { @ = count(); @ = count(); @x = avg(arg0); @y = min(arg0); @z = max(args.b); }",
+        expect![[r#"
+            p a arg0=$arg1:s64 args_b=b script_0=\0:u32
+            @ Hits
+              keys=probe:size=131072 of [0]: []
+              keys=probe:size=131072 of [0]: []
+            @x Average
+              keys=probe:vals=arg0:size=131072 of [0]: []
+            @y Least
+              keys=probe:vals=arg0:size=131072 of [0]: []
+            @z Greatest
+              keys=probe:vals=args_b:size=131072 of [0]: []
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_printed_is_left_to_the_client() {
+    check(
+        r#"#!/usr/bin/env hvprobe
+        BEGIN { printf("begun\n"); }
+        kprobe:do_sys_openat2 { // who
+            printf("%-6d %s %s\n", pid, comm, str(arg1)); time("%H:%M\n"); @ = count()
+        }
+        /* and
+           then */
+        interval:s:5, interval:ms:100 { print(@, 3); clear(@); }
+        END { delete(@); printf("%d%%\n", elapsed); exit(); time(); }"#,
+        expect![[r#"
+            p do_sys_openat2 s_arg1=+0($arg2):string script_0=\0:u32
+              Printf { format: Format { pieces: [Directive(Directive { left: true, zeros: false, alternate: false, plus: false, width: 6, precision: None, conversion: Signed }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text }), Text("\n")] }, values: [Builtin(Pid), Builtin(Comm), Argument("s_arg1")] }
+              Time("%H:%M\n")
+            @ Hits
+              keys=probe:size=131072 of [0]: []
+            BEGIN: Printf { format: Format { pieces: [Text("begun\n")] }, values: [] }
+            END: Clear { map: 0 }
+            END: Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed }), Text("%\n")] }, values: [Builtin(Elapsed)] }
+            END: Exit
+            END: Time("%H:%M:%S\n")
+            every 5000 ms: [Print { map: 0, top: Some(3) }, Clear { map: 0 }]
+            every 100 ms: [Print { map: 0, top: Some(3) }, Clear { map: 0 }]
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_fetched_once_has_one_name() {
+    check(
+        "k:f /args.a->b && args.a_b != 3/ { @[args.a->b, arg0] = max(arg0); \
+         printf(\"%p %s\", arg0, ksym(arg0)); }",
+        expect![[r#"
+            p f args_a_b=a->b args_a_b_2=a_b arg0=$arg1:s64 script_0=\0:u32 if args_a_b != 0 && args_a_b_2 != 3
+              Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Pointer }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text })] }, values: [Argument("arg0"), Symbol("arg0")] }
+            @ Greatest
+              keys=args_a_b,arg0:vals=arg0:size=131072 of [0]: [Key(0), Key(1)]
+        "#]],
+    );
+}
+
+#[test]
+fn errors_of_what_was_made_are_those_of_the_script() {
+    let text = "kprobe:vfs_read /arg1 == 2/ { @[comm] = sum(args.nothing); }";
+    let program = compile(text, &read_script(text).unwrap()).unwrap();
+    let place = |written: &Written, part: &str| {
+        let column = written.text.find(part).expect("it is there");
+        let message = String::new();
+        let error = written.in_script(hvprobe_error(column, message));
+        text.split_at(error.column).1.to_owned()
+    };
+    let definition = &program.probes[0].written;
+    assert!(place(definition, "fs_read").starts_with("fs_read /"));
+    assert!(place(definition, "$arg2").starts_with("arg1 == 2"));
+    assert!(place(definition, "nothing").starts_with("args.nothing"));
+    assert!(place(definition, "== 2").starts_with("arg1 == 2"));
+    let histogram = &program.maps[0].counted[0].histogram;
+    assert!(place(histogram, "comm").starts_with("comm]"));
+    assert!(place(histogram, "args_nothing").starts_with("args.nothing"));
+    assert!(place(histogram, "size").starts_with("@[comm]"));
+}
+
+fn hvprobe_error(column: usize, message: String) -> crate::ParseError {
+    crate::ParseError { column, message }
+}
+
+#[test]
+fn probes_are_told_by_the_argument_that_marks_them() {
+    let text = "kprobe:a { } kretprobe:b { @[retval] = count(); }";
+    let program = compile(text, &read_script(text).unwrap()).unwrap();
+    let positions = program.probes.iter().map(|planted| {
+        let names = planted.definition.arguments.iter();
+        let mut names = names.filter_map(|argument| argument.name.as_deref());
+        names.find_map(position)
+    });
+    assert_eq!(positions.collect::<Vec<_>>(), [Some(0), Some(1)]);
+    assert_eq!(position("arg0"), None);
+}
