@@ -13,6 +13,7 @@ use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
 use crate::log::LogFormat;
 use crate::plant::PlantArgs;
+use crate::script::ScriptArgs;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 
@@ -171,6 +172,8 @@ Examples:
   How much is read at a time by whom, and how long it took:
     hvprobe run -p 'r vfs_read' --bars --hist keys=comm,duration.log2 --hist keys=comm,count.log2 \\
       -- cat /etc/passwd
+  The same as a one-liner of bpftrace:
+    hvprobe run -e 'kretprobe:vfs_read /retval > 0/ { @[comm] = hist(retval); }' -- cat /etc/passwd
   How a program fares when it gets no memory:
     hvprobe run -p 'p ksys_mmap_pgoff' --return -ENOMEM -- ls /
 
@@ -209,6 +212,9 @@ pub(crate) struct Run {
 
     #[command(flatten)]
     pub(crate) histograms: HistogramArgs,
+
+    #[command(flatten)]
+    pub(crate) script: ScriptArgs,
 }
 
 /// The machine to create.
@@ -468,6 +474,9 @@ pub(crate) struct Trace {
 
     #[command(flatten)]
     pub(crate) histograms: HistogramArgs,
+
+    #[command(flatten)]
+    pub(crate) script: ScriptArgs,
 
     #[command(flatten)]
     pub(crate) plant: PlantArgs,

@@ -19,20 +19,20 @@ use crate::typed::{self, bad_option};
 pub(crate) struct WantedArgs {
     /// Only events of this thread; repeatable, as are the two that follow: each that is given has to be the
     /// event's
-    #[arg(long = "pid", value_name = "N", conflicts_with_all = ["hist", "folded"])]
+    #[arg(long = "pid", value_name = "N", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
     pids: Vec<i32>,
 
     /// Only events of this process
-    #[arg(long = "tgid", value_name = "N", conflicts_with_all = ["hist", "folded"])]
+    #[arg(long = "tgid", value_name = "N", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
     tgids: Vec<i32>,
 
     /// Only events of tasks of this name
-    #[arg(long = "comm", value_name = "NAME", conflicts_with_all = ["hist", "folded"])]
+    #[arg(long = "comm", value_name = "NAME", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
     comms: Vec<String>,
 
     /// Only events for which this holds, as after `if` in a definition: an expression over `pid`, `tgid`,
     /// `comm` and `cpu`
-    #[arg(long, value_name = "EXPR", conflicts_with_all = ["hist", "folded"])]
+    #[arg(long, value_name = "EXPR", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
     filter: Option<String>,
 }
 

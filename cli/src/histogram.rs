@@ -126,12 +126,13 @@ pub(crate) struct Histograms {
 
 /// A histogram that the server fills.
 #[derive(Debug)]
-struct Counting {
+pub(crate) struct Counting {
     /// The one event that is counted, if it is one.
     event: Option<String>,
     commands: mpsc::Sender<AggregateRequest>,
     answers: tonic::Streaming<AggregateResponse>,
-    schema: HistogramSchema,
+    /// How it is read.
+    pub(crate) schema: HistogramSchema,
 }
 
 impl Histograms {
@@ -256,7 +257,8 @@ fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
 }
 
 impl Counting {
-    async fn begin(
+    /// Has the events of `probes` counted on `machine`, as `text` says.
+    pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
         probes: Vec<u32>,
@@ -287,7 +289,8 @@ impl Counting {
         Ok(counting)
     }
 
-    async fn read(&mut self) -> anyhow::Result<(Vec<HistogramEntry>, HistogramTotals)> {
+    /// What was counted until now.
+    pub(crate) async fn read(&mut self) -> anyhow::Result<(Vec<HistogramEntry>, HistogramTotals)> {
         let command = aggregate_request::What::Command(HistogramCommand::Read.into());
         // The answer tells when the server is gone.
         let _sent = self.commands.send(request(command)).await;
@@ -302,6 +305,14 @@ impl Counting {
         }
     }
 
+    /// Begins anew.
+    pub(crate) async fn clear(&mut self) -> anyhow::Result<()> {
+        let command = aggregate_request::What::Command(HistogramCommand::Clear.into());
+        // The answer tells when the server is gone.
+        let _sent = self.commands.send(request(command)).await;
+        self.next().await.map(|_changed| ())
+    }
+
     async fn next(&mut self) -> anyhow::Result<aggregate_response::What> {
         let answer = self.answers.message().await.map_err(Refused::from)?;
         let what = answer.and_then(|answer| answer.what);
@@ -311,7 +322,7 @@ impl Counting {
 
 /// Why the server does not count something.
 #[derive(Debug)]
-enum Uncounted {
+pub(crate) enum Uncounted {
     /// It does not take it.
     Refused(tonic::Status),
     /// It does not answer.
@@ -320,7 +331,7 @@ enum Uncounted {
 
 impl Uncounted {
     /// What to tell, `wrong` being for what is wrong with the text.
-    fn told(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
+    pub(crate) fn told(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
         let status = match self {
             Self::Refused(status) => status,
             Self::Gone(error) => return error,

@@ -30,6 +30,7 @@ mod plant;
 mod probe;
 mod progress;
 mod run;
+mod script;
 mod serve;
 mod server_args;
 mod session;

@@ -10,9 +10,10 @@ use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
 use crate::client::Client;
 use crate::definition;
 use crate::events_file::FileHistogram;
-use crate::failure::{Refused, WrongUsage};
+use crate::failure::WrongUsage;
 use crate::hit_args::{ActArgs, HoldArgs};
 use crate::output::{self, skipped};
+use crate::script::Script;
 use crate::session::Session;
 
 /// Which probes to plant, and what they are to do.
@@ -21,7 +22,12 @@ use crate::session::Session;
 pub(crate) struct PlantArgs {
     /// Probe to plant for as long as this runs, defined as for `hvprobe run -p`; repeatable. It goes with
     /// this program however that ends, and what it has paused goes on
-    #[arg(short = 'p', long = "plant", value_name = "DEFINITION")]
+    #[arg(
+        short = 'p',
+        long = "plant",
+        value_name = "DEFINITION",
+        conflicts_with = "ScriptArgs"
+    )]
     definitions: Vec<String>,
 
     /// File of such definitions, one a line as in kprobe_events, and of filters and `hist` triggers of
@@ -69,6 +75,16 @@ impl PlantArgs {
         }
     }
 
+    /// The probes of `script` to plant.
+    pub(crate) fn read_script(self, script: &Script) -> Result<ToPlant, WrongUsage> {
+        Ok(ToPlant {
+            probes: script.specs(&self.acts.into(), &self.hold)?,
+            histograms: Vec::new(),
+            skip_refused: self.skip_refused || script.has_patterns(),
+            owner: self.owner.unwrap_or_else(owner),
+        })
+    }
+
     /// The probes to plant, if any.
     pub(crate) fn read(self) -> Result<Option<ToPlant>, WrongUsage> {
         let Self {
@@ -102,14 +118,24 @@ impl PlantArgs {
             probes,
             histograms,
             skip_refused,
-            owner: owner.unwrap_or_else(|| format!("trace-{}", process::id())),
+            owner: owner.unwrap_or_else(self::owner),
         }))
     }
 }
 
+/// Whose the probes are, unless it is said.
+fn owner() -> String {
+    format!("trace-{}", process::id())
+}
+
 impl ToPlant {
-    /// Plants them on `machine`.
-    pub(crate) async fn plant(self, client: &mut Client, machine: &str) -> anyhow::Result<Planted> {
+    /// Plants them on `machine`; `refused` says why that cannot be.
+    pub(crate) async fn plant(
+        self,
+        client: &mut Client,
+        machine: &str,
+        refused: impl Fn(tonic::Status) -> anyhow::Error,
+    ) -> anyhow::Result<Planted> {
         let session = Session::open(client, self.owner).await?;
         let request = RegisterRequest {
             machine: machine.to_owned(),
@@ -119,7 +145,7 @@ impl ToPlant {
             ..Default::default()
         };
         let answer = client.probes.register(request).await;
-        let registered = answer.map_err(Refused::from)?.into_inner();
+        let registered = answer.map_err(refused)?.into_inner();
         if let Some(skipped) = skipped::text(&registered.skipped) {
             output::tell(format_args!("{skipped}"));
         }

@@ -28,6 +28,7 @@ use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
 use crate::output::{skipped, table};
 use crate::progress::Progress;
+use crate::script::{self, Running, Script};
 use crate::signals::Interrupt;
 use crate::{doctor, guest, output, size, trace};
 
@@ -39,6 +40,7 @@ const TAIL_LINES: usize = 20;
 const PANIC: &str = "Kernel panic - not syncing: ";
 
 pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitCode> {
+    let script = args.script.read()?;
     args.histograms.check()?;
     if args.histograms.need_stacks() {
         args.guest.hit.record_stacks();
@@ -52,14 +54,21 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
     let printer = Printer::new(format, args.hits, &args.output)?;
     let interrupt = Interrupt::install()?;
     let with_command = !args.guest.command.is_empty();
-    let guest = guest::request(None, Vec::new(), args.guest, &HoldArgs::default());
-    let (request, in_files) = guest?;
+    let hold = HoldArgs::default();
+    let of_script = script.as_ref().map(|it| it.specs(&args.guest.hit, &hold));
+    let guest = guest::request(None, Vec::new(), args.guest, &hold);
+    let (mut request, in_files) = guest?;
+    if let Some(specs) = of_script {
+        request.probes = specs?;
+        request.skip_refused |= script.as_ref().is_some_and(Script::has_patterns);
+    }
     args.histograms.check_shown(&in_files)?;
     let options = Options {
         format,
         with_command,
         histograms: args.histograms,
         in_files,
+        script,
     };
     let mut timings = Timings::new(started);
     let (server, client) = InProcess::start().await?;
@@ -82,6 +91,8 @@ struct Options {
     histograms: HistogramArgs,
     /// What files of definitions have counted.
     in_files: Vec<FileHistogram>,
+    /// What is done instead of printing hits.
+    script: Option<Script>,
 }
 
 /// Why a run is over.
@@ -106,7 +117,10 @@ async fn boot_and_follow(
     let plain = options.format == Format::Aside;
     let progress = Progress::begin(what_boots(&request), plain);
     let booted = tokio::select! {
-        booted = client.machines.boot(request) => booted.map_err(Refused::from)?.into_inner(),
+        booted = client.machines.boot(request) => booted.map_err(|status| match &options.script {
+            Some(script) => script.refused(status),
+            None => Refused::from(status).into(),
+        })?.into_inner(),
         () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
     };
     timings.mark("machine booted");
@@ -137,7 +151,7 @@ async fn boot_and_follow(
 
     let probes = session.finish(&over).await;
     let counted = match (&probes, &over) {
-        (Ok(_), Ok(_)) => session.print_histograms().await,
+        (Ok(_), Ok(_)) => session.print_counted().await,
         _ => Ok(()),
     };
     drop(session.console);
@@ -147,7 +161,9 @@ async fn boot_and_follow(
     };
     let over = over?;
     counted?;
-    trace::close(&mut printer, &probes, options.format)?;
+    if options.script.is_none() {
+        trace::close(&mut printer, &probes, options.format)?;
+    }
     match over {
         Over::Enough => Ok(DONE),
         Over::Interrupted => Ok(ExitCode::from(INTERRUPTED)),
@@ -163,6 +179,7 @@ struct Session {
     /// Unless they are counted.
     events: Option<tonic::Streaming<SubscribeResponse>>,
     histograms: Option<Histograms>,
+    script: Option<Running>,
     states: tonic::Streaming<Machine>,
     console: Option<Console>,
     /// Collects the console's end where nobody looks at it.
@@ -184,7 +201,14 @@ impl Session {
         let with_console = options.format == Format::Aside;
         let probes = client.list_probes(machine).await?;
         let (args, in_files, format) = (&options.histograms, &options.in_files, options.format);
-        let printed = histogram::printed(&probes, args, in_files);
+        let script = match options.script.clone() {
+            Some(script) => Some(Running::begin(&mut client, machine, &probes, script).await?),
+            None => None,
+        };
+        let printed = match &script {
+            Some(script) => Some(script.wanted()).filter(|wanted| !wanted.is_empty()),
+            None => histogram::printed(&probes, args, in_files),
+        };
         let histograms =
             Histograms::begin(&mut client, machine, &probes, args, in_files, format).await?;
         let events = match printed {
@@ -214,6 +238,7 @@ impl Session {
             machine: machine.to_owned(),
             events,
             histograms,
+            script,
             states,
             console,
             tail,
@@ -229,6 +254,9 @@ impl Session {
         timings: &mut Timings,
     ) -> anyhow::Result<Over> {
         loop {
+            if self.script.as_ref().is_some_and(Running::is_over) {
+                return Ok(Over::Enough);
+            }
             tokio::select! {
                 () = interrupt.asked() => return Ok(Over::Interrupted),
                 batch = next(&mut self.events) => {
@@ -238,7 +266,11 @@ impl Session {
                         self.is_up(timings).await?;
                         timings.mark("first hit");
                     }
-                    match printer.show(&mut self.client, batch).await? {
+                    let shown = match &mut self.script {
+                        Some(script) => script.show(&mut self.client, batch).await?,
+                        None => printer.show(&mut self.client, batch).await?,
+                    };
+                    match shown {
                         Batch::More => {}
                         Batch::Enough => return Ok(Over::Enough),
                         Batch::Ended(ending) => return Ok(Over::Ended(ending)),
@@ -259,6 +291,11 @@ impl Session {
                     }
                 }
                 () = histogram::tick(&mut self.histograms) => self.print_histograms().await?,
+                index = script::tick(&mut self.script) => {
+                    if let Some(script) = &mut self.script {
+                        script.ticked(&mut self.client, index).await?;
+                    }
+                }
                 step = step(&mut self.console) => match step? {
                     Step::More => {}
                     Step::Leave => return Ok(Over::Interrupted),
@@ -306,6 +343,14 @@ impl Session {
         let _in_time = tokio::time::timeout(LAST_WORDS, last).await;
     }
 
+    /// Prints what was counted, in the end.
+    async fn print_counted(&mut self) -> anyhow::Result<()> {
+        match &mut self.script {
+            Some(script) => script.end(&mut self.client).await,
+            None => self.print_histograms().await,
+        }
+    }
+
     /// Prints what was counted until now.
     async fn print_histograms(&mut self) -> anyhow::Result<()> {
         histogram::print(&mut self.histograms, &mut self.client).await
@@ -339,7 +384,7 @@ impl Session {
 }
 
 /// The next batch; never, if there are no events.
-async fn next(
+pub(crate) async fn next(
     events: &mut Option<tonic::Streaming<SubscribeResponse>>,
 ) -> Result<Option<SubscribeResponse>, tonic::Status> {
     match events {

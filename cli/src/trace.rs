@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use crate::event_args::WantedArgs;
 use hvprobe_proto::v1::WaitRequest;
 
 use crate::args::Trace;
@@ -11,10 +12,15 @@ use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, Histograms};
 use crate::output::{self, json, summary, table};
-use crate::plant;
+use crate::plant::{self, Planted};
+use crate::run::next;
+use crate::script::{Running, Script};
 use crate::signals::Interrupt;
 
 pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
+    if let Some(script) = args.script.read()? {
+        return run_script(args, script).await;
+    }
     args.histograms.check()?;
     if args.histograms.need_stacks() {
         args.plant.record_stacks();
@@ -35,7 +41,10 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
     let mut planted = match to_plant {
-        Some(probes) => Some(probes.plant(&mut client, &machine).await?),
+        Some(probes) => {
+            let refused = |status| Refused::from(status).into();
+            Some(probes.plant(&mut client, &machine, refused).await?)
+        }
         None => None,
     };
     let own = Own {
@@ -139,6 +148,88 @@ async fn trace_probes(
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
     probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
     close(&mut printer, &probes, format)?;
+    Ok(status)
+}
+
+/// Carries out `script` until the machine ends, or the script does.
+async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
+    let to_plant = args.plant.read_script(&script)?;
+    let mut interrupt = Interrupt::install()?;
+    let (mut client, machine) = Client::on_machine(&args.on).await?;
+    // A script may do without any.
+    let mut planted: Option<Planted> = match script.program.probes.is_empty() {
+        true => None,
+        false => {
+            let refused = |status| script.refused(status);
+            Some(to_plant.plant(&mut client, &machine, refused).await?)
+        }
+    };
+    let ids = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
+    let outcome = tokio::select! {
+        outcome = follow_script(client, &machine, ids, script, &mut interrupt) => outcome,
+        why = plant::lost(&mut planted) => Err(why),
+    };
+    if let Some(planted) = planted {
+        let closed = planted.session.close().await;
+        // What went wrong first says more.
+        return outcome.and_then(|status| closed.map(|()| status));
+    }
+    outcome
+}
+
+/// Carries out `script`, whose probes are `ids`.
+async fn follow_script(
+    mut client: Client,
+    machine: &str,
+    ids: Vec<u32>,
+    script: Script,
+    interrupt: &mut Interrupt,
+) -> anyhow::Result<ExitCode> {
+    let mut probes = client.list_probes(machine).await?;
+    probes.retain(|probe| ids.contains(&probe.id));
+    let mut running = Running::begin(&mut client, machine, &probes, script).await?;
+    let wanted = running.wanted();
+    let mut stream = match wanted.is_empty() {
+        true => None,
+        false => {
+            let request = WantedArgs::default().request(machine, wanted);
+            let subscribed = client.events.subscribe(request).await;
+            Some(subscribed.map_err(Refused::from)?.into_inner())
+        }
+    };
+    let mut waiting = client.machines.clone();
+    let ended = waiting.wait(WaitRequest {
+        machine: machine.to_owned(),
+    });
+    tokio::pin!(ended);
+    let status = loop {
+        if running.is_over() {
+            break DONE;
+        }
+        tokio::select! {
+            () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
+            index = running.tick() => running.ticked(&mut client, index).await?,
+            batch = next(&mut stream) => match batch.map_err(Refused::from)? {
+                Some(batch) => {
+                    if let Batch::Ended(ending) = running.show(&mut client, batch).await? {
+                        let how = table::ending_text(&ending);
+                        output::tell(format_args!("{machine} ended: {how}"));
+                        break DONE;
+                    }
+                }
+                None => break DONE,
+            },
+            // With events, they say how.
+            ended = &mut ended, if stream.is_none() => {
+                let ending = ended.map_err(Refused::from)?.into_inner().ending;
+                let how = table::ending_text(&ending.unwrap_or_default());
+                output::tell(format_args!("{machine} ended: {how}"));
+                break DONE;
+            }
+        }
+    };
+    plant::turn_off(&mut client, machine, ids).await;
+    running.end(&mut client).await?;
     Ok(status)
 }
 

@@ -47,7 +47,7 @@ impl StackTrace {
     }
 
     /// An address a line, each after `before`.
-    pub(super) fn indented(&self, before: &str, names: &Names) -> String {
+    pub(crate) fn indented(&self, before: &str, names: &Names) -> String {
         let frames = self.addresses.iter();
         frames
             .map(|address| format!("{before}{}", place(*address, names)))

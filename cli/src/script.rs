@@ -1,0 +1,166 @@
+//! `-e` and `--script`: what is done at hits, in the language of bpftrace.
+
+mod printing;
+mod running;
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use hvprobe_proto::v1::ProbeSpec;
+use hvprobe_spec::ParseError;
+use hvprobe_spec::definition::{FileError, Target};
+use hvprobe_spec::script::{Program, SCRIPT_MAX, Written, compile, in_line, read_script};
+
+use crate::failure::{Refused, WrongUsage, detail};
+use crate::hit_args::{HitArgs, HoldArgs};
+use crate::typed::bad;
+
+pub(crate) use running::{Running, tick};
+
+/// What a script has its own ways for.
+const OTHERS: [&str; 10] = [
+    "probes", "events", "hist", "bars", "folded", "interval", "json", "hits", "time", "output",
+];
+
+/// Scripts.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Scripts")]
+pub(crate) struct ScriptArgs {
+    /// Do at hits what this says in the language of bpftrace, such as
+    /// `kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }`; repeatable, all of them are one script
+    #[arg(short = 'e', long = "program", value_name = "PROGRAM",
+          conflicts_with_all = OTHERS)]
+    programs: Vec<String>,
+
+    /// File of such programs; repeatable
+    #[arg(long = "script", value_name = "FILE", value_hint = ValueHint::FilePath,
+          conflicts_with_all = OTHERS)]
+    scripts: Vec<PathBuf>,
+}
+
+/// A script.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    /// What it comes to.
+    pub(crate) program: Program,
+    /// All of it.
+    text: String,
+    /// Its parts, and the line that each begins in, from 1.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    line: usize,
+    file: Option<PathBuf>,
+}
+
+impl ScriptArgs {
+    /// The script that is asked for, if one is.
+    pub(crate) fn read(&self) -> Result<Option<Script>, WrongUsage> {
+        let mut script = Script {
+            program: Program::default(),
+            text: String::new(),
+            parts: Vec::new(),
+        };
+        let typed = self.programs.iter().map(|text| Ok((None, text.clone())));
+        let files = self.scripts.iter().map(|file| {
+            let text = text(file)
+                .map_err(|error| WrongUsage(format!("cannot read {}: {error}", file.display())))?;
+            Ok((Some(file.clone()), text))
+        });
+        for part in typed.chain(files) {
+            let (file, text) = part?;
+            let line = script.text.matches('\n').count() + 1;
+            script.parts.push(Part { line, file });
+            // Each is a script by itself.
+            read_script(&text).map_err(|mut error| {
+                error.number += line - 1;
+                script.wrong(&error)
+            })?;
+            script.text.push_str(&text);
+            script.text.push('\n');
+        }
+        if script.parts.is_empty() {
+            return Ok(None);
+        }
+        let read = read_script(&script.text);
+        let compiled = read.and_then(|read| compile(&script.text, &read));
+        script.program = compiled.map_err(|error| script.wrong(&error))?;
+        Ok(Some(script))
+    }
+}
+
+impl Script {
+    /// The specifications of its probes.
+    pub(crate) fn specs(
+        &self,
+        hit: &HitArgs,
+        hold: &HoldArgs,
+    ) -> Result<Vec<ProbeSpec>, WrongUsage> {
+        let specs = self.program.probes.iter().map(|planted| {
+            let mut hit = hit.clone();
+            if planted.stacks {
+                hit.record_stacks();
+            }
+            hit.spec(hold, &planted.written.text, planted.definition.clone())
+        });
+        specs.collect()
+    }
+
+    /// Whether it has patterns, of whose functions those that cannot be probed are left out, as bpftrace does.
+    pub(crate) fn has_patterns(&self) -> bool {
+        let mut probes = self.program.probes.iter();
+        probes.any(|it| matches!(it.definition.target, Target::Functions { .. }))
+    }
+
+    /// Why a server does not take its probes, shown where it says so.
+    pub(crate) fn refused(&self, status: tonic::Status) -> anyhow::Error {
+        let detail = detail(&status);
+        let number = |number: Option<u32>| number.and_then(|it| usize::try_from(it).ok());
+        let index = number(detail.as_ref().and_then(|it| it.index));
+        let probe = index.and_then(|index| self.program.probes.get(index));
+        match (probe, number(detail.and_then(|it| it.column))) {
+            (Some(probe), column) => {
+                // Without a column it is about the place.
+                let column = column.unwrap_or(2);
+                let message = Refused::from(status).to_string();
+                let error = ParseError { column, message };
+                self.wrong_in(&probe.written, error).into()
+            }
+            _ => Refused::from(status).into(),
+        }
+    }
+
+    /// What is wrong with something that was made of it.
+    fn wrong_in(&self, written: &Written, error: ParseError) -> WrongUsage {
+        self.wrong(&in_line(&self.text, written.in_script(error)))
+    }
+
+    /// What is wrong with it.
+    fn wrong(&self, error: &FileError) -> WrongUsage {
+        let mut parts = self.parts.iter().rev();
+        let part = parts.find(|part| part.line <= error.number);
+        let what = match part {
+            Some(Part {
+                line,
+                file: Some(file),
+            }) => format!("script in {}:{}", file.display(), error.number + 1 - line),
+            _ => "-e".to_owned(),
+        };
+        bad(&what, &error.text, &error.source)
+    }
+}
+
+/// The text in `file`, unless it is too long to be a script.
+fn text(file: &PathBuf) -> io::Result<String> {
+    let mut text = String::new();
+    let most = u64::try_from(SCRIPT_MAX).unwrap_or(u64::MAX);
+    File::open(file)?.take(most + 1).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

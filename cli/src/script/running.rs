@@ -1,0 +1,466 @@
+//! A script that runs: what is done with the events and histograms of its probes.
+//!
+//! Invariant: what is counted is counted by the server, from the first hit on; what is printed at hits is
+//! printed in their order, and hits that are missing are told.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io;
+use std::task::Poll;
+use std::time::Duration;
+
+use hvprobe_proto::v1::{
+    HistogramForm, HistogramKey, HistogramKeyValue, Probe, SubscribeResponse, TypeKind,
+    histogram_key_value::What,
+};
+use hvprobe_spec::definition;
+use hvprobe_spec::script::{Action, Counted, KeyPart, Told, position};
+use time::OffsetDateTime;
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::Script;
+use super::printing::{Hit, aside, function, in_numbers, probe, symbol, time};
+use crate::client::Client;
+use crate::clock::now;
+use crate::follow::{Batch, emit};
+use crate::histogram::Counting;
+use crate::output;
+use crate::output::events::Labels;
+use crate::output::histogram_key::shown;
+use crate::output::names::Names;
+use crate::output::script_map::{Entries, KeyText, Summed, row_of_bits, row_of_step};
+use crate::output::stack_trace::StackTrace;
+use crate::symbolize;
+
+/// A script that runs.
+#[derive(Debug)]
+pub(crate) struct Running {
+    script: Script,
+    machine: String,
+    /// Which of its probes they are.
+    positions: HashMap<u32, usize>,
+    labels: Labels,
+    names: Names,
+    /// Of each map its histograms, with where they come from.
+    counting: Vec<Vec<(usize, Counting)>>,
+    intervals: Vec<Interval>,
+    began_ns: u64,
+    /// `exit()` was called.
+    is_over: bool,
+}
+
+impl Running {
+    /// Runs `script`, which has planted `probes` on `machine`.
+    pub(crate) async fn begin(
+        client: &mut Client,
+        machine: &str,
+        probes: &[Probe],
+        script: Script,
+    ) -> anyhow::Result<Self> {
+        let found = probes.iter().filter_map(|probe| {
+            let definition = definition::parse(&probe.definition).ok()?;
+            let names = definition.arguments.iter();
+            let mut names = names.filter_map(|argument| argument.name.as_deref());
+            Some((probe.id, names.find_map(position)?))
+        });
+        let positions: HashMap<_, _> = found.collect();
+        let mut running = Self {
+            machine: machine.to_owned(),
+            labels: Labels::default(),
+            names: Names::default(),
+            counting: Vec::new(),
+            intervals: Vec::new(),
+            began_ns: now(),
+            is_over: false,
+            positions,
+            script,
+        };
+        running.learn(probes);
+        let program = running.script.program.clone();
+        for map in &program.maps {
+            let mut all = Vec::new();
+            for (at, counted) in map.counted.iter().enumerate() {
+                all.extend(running.count(client, at, counted).await?);
+            }
+            running.counting.push(all);
+        }
+        if running.needs_functions() {
+            symbolize::know_functions(&mut running.names, client, machine).await;
+        }
+        let attached = running.positions.len() + program.others;
+        let s = if attached == 1 { "" } else { "s" };
+        output::note(format_args!("Attaching {attached} probe{s}..."));
+        running.act(client, &program.begin).await?;
+        let start = tokio::time::Instant::now();
+        running.intervals = program
+            .intervals
+            .iter()
+            .map(|(milliseconds, _)| {
+                let period = Duration::from_millis(*milliseconds);
+                let mut interval = tokio::time::interval_at(start + period, period);
+                interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
+                interval
+            })
+            .collect();
+        Ok(running)
+    }
+
+    /// Has the server count what `counted`, which is the one at `at` of its map, says.
+    async fn count(
+        &self,
+        client: &mut Client,
+        at: usize,
+        counted: &Counted,
+    ) -> anyhow::Result<Option<(usize, Counting)>> {
+        let mut ids: Vec<_> = self
+            .positions
+            .iter()
+            .filter(|(_, position)| counted.probes.contains(position))
+            .map(|(id, _)| *id)
+            .collect();
+        if ids.is_empty() {
+            // It was told why they are not there.
+            return Ok(None);
+        }
+        ids.sort_unstable();
+        let text = &counted.histogram.text;
+        let counting = Counting::begin(client, &self.machine, ids, text).await;
+        let told = |error| self.script.wrong_in(&counted.histogram, error);
+        let counting = counting.map_err(|wrong| wrong.told(told))?;
+        Ok(Some((at, counting)))
+    }
+
+    /// Whether there are addresses to print when the machine may have ended.
+    fn needs_functions(&self) -> bool {
+        let mut counting = self.counting.iter().flatten();
+        let mut probes = self.script.program.probes.iter();
+        probes.any(|planted| planted.stacks)
+            || counting.any(|(_, counting)| {
+                let mut forms = counting.schema.keys.iter().map(HistogramKey::form);
+                forms.any(|form| form == HistogramForm::Symbol)
+            })
+    }
+
+    fn learn(&mut self, probes: &[Probe]) {
+        let probes: Vec<_> = probes.iter().cloned().map(in_numbers).collect();
+        self.labels.learn(&probes);
+    }
+
+    /// The probes whose events are needed, by their ids; none if all that hits do is count.
+    pub(crate) fn wanted(&self) -> Vec<u32> {
+        let program = &self.script.program;
+        let acts = |position: &usize| {
+            let planted = program.probes.get(*position);
+            planted.is_some_and(|planted| !planted.actions.is_empty())
+        };
+        let mut ids: Vec<_> = self
+            .positions
+            .iter()
+            .filter(|(_, position)| acts(position))
+            .map(|(id, _)| *id)
+            .collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Whether it has ended itself.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Returns when an interval is over, and which.
+    pub(crate) async fn tick(&mut self) -> usize {
+        poll_fn(|context| {
+            let mut all = self.intervals.iter_mut();
+            match all.position(|interval| interval.poll_tick(context).is_ready()) {
+                Some(index) => Poll::Ready(index),
+                None => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Does what is to be done when the interval at `index` is over.
+    pub(crate) async fn ticked(&mut self, client: &mut Client, index: usize) -> anyhow::Result<()> {
+        let interval = self.script.program.intervals.get(index).cloned();
+        match interval {
+            Some((_, actions)) => self.act(client, &actions).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Does what is to be done at the hits in `batch`.
+    pub(crate) async fn show(
+        &mut self,
+        client: &mut Client,
+        batch: SubscribeResponse,
+    ) -> anyhow::Result<Batch> {
+        self.learn(&batch.probes);
+        if batch.dropped > 0 {
+            output::note(format_args!("Lost {} events", batch.dropped));
+        }
+        let mut text = String::new();
+        for event in &batch.events {
+            if self.is_over {
+                break;
+            }
+            let position = self.positions.get(&event.probe).copied();
+            let planted = position.and_then(|at| self.script.program.probes.get(at));
+            let (Some(planted), label) = (planted, self.labels.of(event.probe)) else {
+                continue;
+            };
+            let hit = Hit {
+                event,
+                label: &label,
+                planted,
+                began_ns: self.began_ns,
+            };
+            if !hit.is_one() {
+                continue;
+            }
+            for action in &planted.actions {
+                match action {
+                    Action::Printf { format, values } => {
+                        let addresses = hit.addresses(values);
+                        let names = &mut self.names;
+                        if !addresses.is_empty() {
+                            symbolize::look_up(names, client, &self.machine, addresses).await;
+                        }
+                        text.push_str(&hit.printf(format, values, names));
+                    }
+                    Action::Time(format) => {
+                        text.push_str(&time(format, OffsetDateTime::now_utc()));
+                    }
+                    Action::Exit => {
+                        self.is_over = true;
+                        break;
+                    }
+                    // Hits do nothing else.
+                    Action::Print { .. } | Action::Clear { .. } => {}
+                }
+            }
+        }
+        if !text.is_empty() {
+            emit(&mut io::stdout().lock(), &text)?;
+        }
+        Ok(match (self.is_over, batch.ended) {
+            (true, _) => Batch::Enough,
+            (false, Some(ending)) => Batch::Ended(ending),
+            (false, None) => Batch::More,
+        })
+    }
+
+    /// Does what is to be done in the end, and prints what is left in the maps.
+    pub(crate) async fn end(&mut self, client: &mut Client) -> anyhow::Result<()> {
+        let actions = self.script.program.end.clone();
+        self.act(client, &actions).await?;
+        let mut text = String::new();
+        for map in 0..self.counting.len() {
+            text.push_str(&self.map(client, map, None, true).await?);
+        }
+        if !text.is_empty() {
+            emit(&mut io::stdout().lock(), &format!("\n{text}"))?;
+        }
+        Ok(())
+    }
+
+    async fn act(&mut self, client: &mut Client, actions: &[Action]) -> anyhow::Result<()> {
+        for action in actions {
+            let text = match action {
+                Action::Printf { format, values } => aside(format, values, now(), self.began_ns),
+                Action::Time(format) => time(format, OffsetDateTime::now_utc()),
+                Action::Print { map, top } => self.map(client, *map, *top, false).await?,
+                Action::Clear { map } => {
+                    for (_, counting) in self.counting.get_mut(*map).into_iter().flatten() {
+                        counting.clear().await?;
+                    }
+                    continue;
+                }
+                Action::Exit => {
+                    self.is_over = true;
+                    return Ok(());
+                }
+            };
+            emit(&mut io::stdout().lock(), &text)?;
+        }
+        Ok(())
+    }
+
+    /// The map at `map` as it is printed; nothing, if nothing is in it. `last` is whether it is told what was
+    /// not counted.
+    async fn map(
+        &mut self,
+        client: &mut Client,
+        map: usize,
+        top: Option<u64>,
+        last: bool,
+    ) -> anyhow::Result<String> {
+        let found = (
+            self.script.program.maps.get(map).cloned(),
+            self.counting.get_mut(map),
+        );
+        let (Some(map), Some(all)) = found else {
+            return Ok(String::new());
+        };
+        let mut entries = Entries::default();
+        let (mut lost, mut dropped, mut unread) = (0_u64, 0_u64, 0_u64);
+        let mut read = Vec::new();
+        for (at, counting) in all {
+            let (rows, totals) = counting.read().await?;
+            lost = lost.max(totals.lost);
+            dropped = dropped.saturating_add(totals.dropped);
+            if let Some(counted) = map.counted.get(*at) {
+                read.push((counted, counting.schema.clone(), rows));
+            }
+        }
+        // Where probes are may be known by now.
+        let probes = client.list_probes(&self.machine).await.unwrap_or_default();
+        self.learn(&probes);
+        for (counted, schema, rows) in read {
+            let keys = &schema.keys;
+            let addresses = rows.iter().flat_map(|row| {
+                let keys = keys.iter().zip(&row.keys);
+                keys.filter_map(|(key, value)| match (key.form(), &value.what) {
+                    (HistogramForm::Symbol, Some(What::Number(at))) => Some(*at),
+                    _ => None,
+                })
+            });
+            let addresses = addresses.collect();
+            symbolize::look_up(&mut self.names, client, &self.machine, addresses).await;
+            for row in rows {
+                let parts = counted.keys.iter();
+                let key = parts.map(|part| self.key(part, keys, &row.keys, &row.comm));
+                let key: Vec<_> = key.collect();
+                let last_key = keys.last().zip(row.keys.last());
+                let number = last_key.and_then(|(key, value)| number(key, value));
+                match (map.told, row.values.first()) {
+                    (Told::Hits, _) => entries.add_hits(key, row.hits),
+                    (Told::Powers, _) => match last_key.map(|(_, value)| &value.what) {
+                        Some(Some(What::Number(bits))) => {
+                            entries.add_row(key, row_of_bits(*bits), row.hits);
+                        }
+                        _ => unread += row.hits,
+                    },
+                    (Told::Steps { min, max, step }, _) => match number {
+                        Some(number) => {
+                            let index = row_of_step(number, (min, max, step));
+                            entries.add_row(key, index, row.hits);
+                        }
+                        None => unread += row.hits,
+                    },
+                    (_, Some(sum)) => {
+                        unread += row.hits.saturating_sub(sum.count);
+                        let signed = schema.values.first().is_some_and(|value| value.signed);
+                        let wide = |number: u64| match signed {
+                            true => i128::from(number.cast_signed()),
+                            false => i128::from(number),
+                        };
+                        if sum.count > 0 {
+                            entries.add_sum(
+                                key,
+                                Summed {
+                                    count: sum.count,
+                                    sum: wide(sum.sum),
+                                    least: wide(sum.least),
+                                    greatest: wide(sum.greatest),
+                                },
+                            );
+                        }
+                    }
+                    (_, None) => {}
+                }
+            }
+        }
+        if last {
+            let name = &map.name;
+            if lost > 0 {
+                output::note(format_args!("Lost {lost} events"));
+            }
+            if dropped > 0 {
+                output::tell(format_args!(
+                    "@{name} is full: {dropped} hits are not in it"
+                ));
+            }
+            if unread > 0 {
+                output::tell(format_args!(
+                    "of {unread} hits the value for @{name} could not be read"
+                ));
+            }
+        }
+        Ok(match entries.is_empty() {
+            true => String::new(),
+            false => entries.text(&map.name, map.told, top),
+        })
+    }
+
+    /// A key of a map, of an entry with these `values`.
+    fn key(
+        &self,
+        part: &KeyPart,
+        keys: &[HistogramKey],
+        values: &[HistogramKeyValue],
+        comm: &[u8],
+    ) -> KeyText {
+        let of = |at: &usize| keys.get(*at).zip(values.get(*at));
+        let unknown = || KeyText::Text("?".to_owned());
+        let what = |at: &usize| of(at).and_then(|(_, value)| value.what.as_ref());
+        match part {
+            KeyPart::Number(number) => KeyText::Number((*number).into()),
+            KeyPart::Text(text) => KeyText::Text(text.clone()),
+            KeyPart::Key(at) => match (of(at), what(at)) {
+                (_, Some(What::StackTrace(stack))) => {
+                    let frames = StackTrace::from(stack).indented("\n    ", &self.names);
+                    KeyText::Text(format!("{frames}\n"))
+                }
+                (Some((key, value)), _) => match number(key, value) {
+                    Some(number) => KeyText::Number(number),
+                    None => KeyText::Text(shown(key, value, comm, &self.names)),
+                },
+                (None, _) => unknown(),
+            },
+            KeyPart::Symbol(at) => match what(at) {
+                Some(What::Number(address)) => KeyText::Text(symbol(*address, &self.names)),
+                _ => KeyText::Text("(fault)".to_owned()),
+            },
+            KeyPart::Function(at) | KeyPart::Probe(at) => {
+                let id = what(at).and_then(|what| match what {
+                    What::Number(id) => u32::try_from(*id).ok(),
+                    _ => None,
+                });
+                let position = id.and_then(|id| self.positions.get(&id));
+                let planted = position.and_then(|at| self.script.program.probes.get(*at));
+                let (Some(planted), Some(id)) = (planted, id) else {
+                    return unknown();
+                };
+                let label = self.labels.of(id);
+                KeyText::Text(match part {
+                    KeyPart::Function(_) => function(label.symbol.as_ref(), planted),
+                    _ => probe(label.symbol.as_ref(), planted),
+                })
+            }
+        }
+    }
+}
+
+/// The number that a key is, by its type, unless that shows it otherwise.
+fn number(key: &HistogramKey, value: &HistogramKeyValue) -> Option<i128> {
+    let Some(What::Number(number)) = value.what else {
+        return None;
+    };
+    let ty = key.r#type.as_ref()?;
+    match ty.kind() {
+        TypeKind::Signed => Some(number.cast_signed().into()),
+        TypeKind::Unsigned | TypeKind::Hex | TypeKind::Pointer => Some(number.into()),
+        TypeKind::Enum if ty.signed => Some(number.cast_signed().into()),
+        TypeKind::Enum | TypeKind::Char | TypeKind::Bool => Some(number.into()),
+        _ => None,
+    }
+}
+
+/// Returns when an interval of a script is over, and which; never, if there is no script.
+pub(crate) async fn tick(script: &mut Option<Running>) -> usize {
+    match script {
+        Some(script) => script.tick().await,
+        None => std::future::pending().await,
+    }
+}
