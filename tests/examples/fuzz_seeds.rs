@@ -119,6 +119,29 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("language", name, text.into());
     }
     for (name, text) in [
+        (
+            "count",
+            "kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }",
+        ),
+        (
+            "aside",
+            "BEGIN { printf(\"begun %%\\n\"); time(); } interval:s:5, i:ms:10 { print(@x, 3); clear(@x); } \
+             END { delete(@x); exit() } k:f { @x = count() }",
+        ),
+        (
+            "returns",
+            "kretprobe:ext4:ext4_*, kr:vfs_read /retval >= 0 && !(pid == 1 || comm != \"dd\")/ { \
+             @ns[func, str(args.file->f_path)] = lhist(duration, 0, 1000, 100); \
+             @[\"x\", 3, ksym(arg0)] = sum(retval); }",
+        ),
+        (
+            "print",
+            "k:a+4 { /* c */ printf(\"%-8.3s|%#08lx %c %p\\t%u\", kstack, tid, 65, curtask, nsecs); // d\n}",
+        ),
+    ] {
+        add("script", name, text.into());
+    }
+    for (name, text) in [
         ("star", "vfs_*\0vfs_open"),
         ("class", "[!a-u]fs_rea?\0"),
         ("either", "{vfs,__x64_sys}_{read,write}"),

@@ -15,6 +15,7 @@ mod language;
 mod loader;
 mod memory;
 mod paging;
+mod script;
 mod symbols;
 mod types;
 mod unwind;
@@ -26,6 +27,7 @@ pub use insn::{boundary, gate, insn};
 pub use language::language;
 pub use loader::{bzimage, bzimage_around, payload};
 pub use paging::{hidden, walk};
+pub use script::script;
 pub use symbols::pattern;
 pub use unwind::unwind;
 
@@ -40,7 +42,7 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
@@ -56,6 +58,7 @@ pub const TARGETS: [Target; 18] = [
     target("pattern", pattern),
     target("payload", payload),
     target("record", record),
+    target("script", script),
     target("tables", tables),
     target("unwind", unwind),
     target("walk", walk),
