@@ -92,6 +92,23 @@ fn run_takes_probes_and_a_guest_command() {
 }
 
 #[test]
+fn scripts_are_typed_and_come_from_files() {
+    for command in ["run", "trace"] {
+        let words = [
+            command,
+            "-e",
+            "x",
+            "--script",
+            "a",
+            "-e",
+            "y",
+            "--skip-refused",
+        ];
+        assert!(parse(&words).is_ok(), "{command}");
+    }
+}
+
+#[test]
 fn probes_to_add_come_from_files_too() {
     let words = [
         "probe",
@@ -119,6 +136,13 @@ fn contradictions_and_impossible_numbers_are_refused() {
         &["run", "--memory", "12Q"],
         &["run", "--memory", "99999999T"],
         &["run", "--hits", "0"],
+        &["run", "-e", "x", "-p", "p a"],
+        &["run", "-e", "x", "--hist", "keys=comm"],
+        &["run", "--script", "x", "--json"],
+        &["trace", "-e", "x", "-p", "p a"],
+        &["trace", "-e", "x", "--probe", "3"],
+        &["trace", "--script", "x", "--comm", "dd"],
+        &["vm", "boot", "-e", "x"],
         &["probe", "remove"],
         &["probe", "remove", "--all", "3"],
         &["probe", "add"],

@@ -44,6 +44,10 @@ pub(crate) struct Running {
     /// Of each map its histograms, with where they come from.
     counting: Vec<Vec<(usize, Counting)>>,
     intervals: Vec<Interval>,
+    /// Which interval comes first if several are over, so that short ones leave room for others.
+    turn: usize,
+    /// Events that were lost before they could be counted.
+    lost: u64,
     began_ns: u64,
     /// `exit()` was called.
     is_over: bool,
@@ -70,6 +74,8 @@ impl Running {
             names: Names::default(),
             counting: Vec::new(),
             intervals: Vec::new(),
+            turn: 0,
+            lost: 0,
             began_ns: now(),
             is_over: false,
             positions,
@@ -171,9 +177,17 @@ impl Running {
     /// Returns when an interval is over, and which.
     pub(crate) async fn tick(&mut self) -> usize {
         poll_fn(|context| {
-            let mut all = self.intervals.iter_mut();
-            match all.position(|interval| interval.poll_tick(context).is_ready()) {
-                Some(index) => Poll::Ready(index),
+            let count = self.intervals.len();
+            let mut all = (0..count).map(|step| (self.turn + step) % count);
+            let over = all.find(|index| {
+                let interval = self.intervals.get_mut(*index);
+                interval.is_some_and(|interval| interval.poll_tick(context).is_ready())
+            });
+            match over {
+                Some(index) => {
+                    self.turn = index + 1;
+                    Poll::Ready(index)
+                }
                 None => Poll::Pending,
             }
         })
@@ -258,6 +272,9 @@ impl Running {
         for map in 0..self.counting.len() {
             text.push_str(&self.map(client, map, None, true).await?);
         }
+        if self.lost > 0 {
+            output::note(format_args!("Lost {} events", self.lost));
+        }
         if !text.is_empty() {
             emit(&mut io::stdout().lock(), &format!("\n{text}"))?;
         }
@@ -303,11 +320,11 @@ impl Running {
             return Ok(String::new());
         };
         let mut entries = Entries::default();
-        let (mut lost, mut dropped, mut unread) = (0_u64, 0_u64, 0_u64);
+        let (mut dropped, mut unread) = (0_u64, 0_u64);
         let mut read = Vec::new();
         for (at, counting) in all {
             let (rows, totals) = counting.read().await?;
-            lost = lost.max(totals.lost);
+            self.lost = self.lost.max(totals.lost);
             dropped = dropped.saturating_add(totals.dropped);
             if let Some(counted) = map.counted.get(*at) {
                 read.push((counted, counting.schema.clone(), rows));
@@ -373,9 +390,6 @@ impl Running {
         }
         if last {
             let name = &map.name;
-            if lost > 0 {
-                output::note(format_args!("Lost {lost} events"));
-            }
             if dropped > 0 {
                 output::tell(format_args!(
                     "@{name} is full: {dropped} hits are not in it"
