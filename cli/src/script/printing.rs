@@ -3,6 +3,7 @@
 //! Invariant: nothing that a guest says can steer a terminal; only what the script itself prints can.
 
 use hvprobe_proto::v1::{self, EventKind, Probe, TypeKind};
+use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::script::{Builtin, Format, Piece, Planted, Said};
 use time::{OffsetDateTime, UtcOffset};
 
@@ -153,17 +154,31 @@ pub(super) fn function(symbol: Option<&(String, u64)>, planted: &Planted) -> Str
     }
 }
 
-/// A probe as a script writes it, at `symbol` if that is known.
+/// A probe as a script writes it; of a pattern's that of its function, which is at `symbol` if that is known.
+/// The symbol does not tell the others: a probe at an entry is behind what marks that, such as `endbr64`.
 pub(super) fn probe(symbol: Option<&(String, u64)>, planted: &Planted) -> String {
-    use hvprobe_spec::definition::Kind;
     let kind = match planted.definition.kind {
         Kind::Probe => "kprobe",
         Kind::Return { .. } => "kretprobe",
     };
-    match symbol {
-        Some((name, offset @ 1..)) => format!("{kind}:{name}+{offset}"),
-        _ => format!("{kind}:{}", function(symbol, planted)),
-    }
+    let target = match planted.definition.target.clone() {
+        Target::Functions { .. } => function(symbol, planted),
+        Target::Symbol {
+            module,
+            name,
+            offset: offset @ 1..,
+        } => {
+            let offset = format!("+{offset}");
+            let symbol = Target::Symbol {
+                module,
+                name,
+                offset: 0,
+            };
+            format!("{symbol}{offset}")
+        }
+        target => target.to_string(),
+    };
+    format!("{kind}:{target}")
 }
 
 /// What `time` prints at `now`, in UTC.
@@ -293,7 +308,7 @@ mod tests {
     #[test]
     fn values_of_a_hit_are_printed_by_the_format() {
         expect![[r#"
-            dd[123/123] on 0: vfs_read kprobe:vfs_read+4
+            dd[123/123] on 0: vfs_read kprobe:vfs_read
             0xffff888003123400 table 1|    a|ff 123
         "#]]
         .assert_eq(&printed(
@@ -303,10 +318,24 @@ mod tests {
             }"#,
         ));
         expect![[r#"
-            kretprobe:vfs_read+4 took 250, ? ?
+            kretprobe:vfs_read took 250, ? ?
         "#]].assert_eq(&printed(
             r#"kretprobe:vfs_read { printf("%s took %d, %s %d\n", probe, duration, kstack, arg3); }"#,
         ));
+    }
+
+    #[test]
+    fn probes_are_told_as_they_are_written() {
+        for (point, told) in [
+            ("kprobe:vfs_read", "kprobe:vfs_read"),
+            ("k:m:vfs_read+0x10", "kprobe:m:vfs_read+16"),
+            ("kr:vfs_*", "kretprobe:vfs_read"),
+        ] {
+            assert_eq!(
+                printed(&format!("{point} {{ printf(\"%s\", probe); }}")),
+                told
+            );
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::iter::Peekable;
 use crate::parse_error::{ParseError, error};
 
 /// The greatest width or precision.
-pub const WIDTH_MAX: usize = 256;
+const WIDTH_MAX: usize = 256;
 
 /// What `printf` prints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

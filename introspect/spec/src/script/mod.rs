@@ -33,7 +33,7 @@ mod syntax;
 mod tests;
 
 pub use compile::compile;
-pub use format::{Conversion, Directive, Format, Piece, WIDTH_MAX};
+pub use format::{Conversion, Directive, Format, Piece};
 pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Told, Written, position};
 pub use read::{SCRIPT_MAX, in_line, read_script};
 pub use syntax::{
