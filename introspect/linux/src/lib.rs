@@ -5,6 +5,7 @@
 //! taken to be hostile: a read is checked, a claim is bounded, a layout is held against the guest.
 
 mod bytes;
+pub mod debug_info;
 pub mod image;
 pub mod modules;
 pub mod symbols;

@@ -1,0 +1,150 @@
+//! A file with debug information, of which only that is read.
+//!
+//! What is kept true: the sections are within the file and share no bytes, so they take no more memory than
+//! the file is long. A kernel's file is much longer than its debug information, half of it relocations that
+//! were applied long ago, so the rest is left where it is. Nothing is mapped: a file that changes later does
+//! no harm.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use gimli::{DwarfSections, SectionId};
+use object::read::elf::{ElfFile64, FileHeader, NoteIterator};
+use object::{CompressionFormat, LittleEndian, Object, ObjectSection, ReadCache, ReadRef, elf};
+
+use super::error::{BuildId, DebugError};
+
+/// More sections than a kernel has: look-ups go through all of them.
+const MOST_SECTIONS: usize = 4096;
+
+/// Sections of notes that are looked into, and bytes of each; kernels have one or two short ones.
+const MOST_NOTES: usize = 8;
+const LONGEST_NOTES: u64 = 1 << 16;
+
+/// Sections that nothing is asked of.
+const UNUSED: [SectionId; 5] = [
+    SectionId::DebugAranges,
+    SectionId::DebugMacinfo,
+    SectionId::DebugMacro,
+    SectionId::DebugNames,
+    SectionId::DebugTypes,
+];
+
+/// The debug information of a kernel, read from its file.
+pub struct DebugFile {
+    pub(super) sections: DwarfSections<Vec<u8>>,
+    /// How stack frames are laid out.
+    pub(super) frame: Vec<u8>,
+    pub(super) build_id: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for DebugFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DebugFile")
+            .field("build_id", &BuildId(self.build_id.clone()).to_string())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bytes of sections.
+type Fetch<'f> = &'f dyn Fn(u64, &mut [u8]) -> Result<(), DebugError>;
+
+impl DebugFile {
+    /// Reads the debug information in the file at `path`.
+    ///
+    /// # Errors
+    /// When there is none, or none that can be used.
+    pub fn open(path: &Path) -> Result<Self, DebugError> {
+        let file = File::open(path).map_err(DebugError::Read)?;
+        let len = file.metadata().map_err(DebugError::Read)?.len();
+        let again = file.try_clone().map_err(DebugError::Read)?;
+        let cache = ReadCache::new(again);
+        Self::read(&cache, len, &|at, bytes| {
+            file.read_exact_at(bytes, at).map_err(DebugError::Read)
+        })
+    }
+
+    /// Reads the debug information in a file of these bytes.
+    ///
+    /// # Errors
+    /// When there is none, or none that can be used.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DebugError> {
+        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        Self::read(bytes, len, &|at, wanted| {
+            let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
+            let found = rest.and_then(|rest| rest.get(..wanted.len()));
+            wanted.copy_from_slice(found.ok_or(DebugError::Overlap)?);
+            Ok(())
+        })
+    }
+
+    fn read<'d>(data: impl ReadRef<'d>, len: u64, fetch: Fetch<'_>) -> Result<Self, DebugError> {
+        let file = ElfFile64::<LittleEndian, _>::parse(data).map_err(DebugError::NotElf)?;
+        let header = file.elf_header();
+        let machine = header.e_machine(LittleEndian);
+        if machine != elf::EM_X86_64 {
+            return Err(DebugError::Machine(machine.0));
+        }
+        if ![elf::ET_EXEC, elf::ET_DYN].contains(&header.e_type(LittleEndian)) {
+            return Err(DebugError::Unlinked);
+        }
+        if file.elf_section_table().len() > MOST_SECTIONS
+            || file.elf_program_headers().len() > MOST_SECTIONS
+        {
+            return Err(DebugError::Overlap);
+        }
+        let mut left = len;
+        let mut load = |id: SectionId| -> Result<Vec<u8>, DebugError> {
+            let name = id.name();
+            let mut sections = file.sections();
+            let Some(section) = sections.find(|it| it.name_bytes() == Ok(name.as_bytes())) else {
+                return Ok(Vec::new());
+            };
+            let range = section.compressed_file_range();
+            let range = range.map_err(DebugError::NotElf)?;
+            if range.format != CompressionFormat::None {
+                return Err(DebugError::Compressed(name));
+            }
+            let at = range.offset;
+            let size = range.uncompressed_size;
+            if at.checked_add(size).is_none_or(|end| end > len) {
+                return Err(DebugError::Cut(name));
+            }
+            left = left.checked_sub(size).ok_or(DebugError::Overlap)?;
+            let mut bytes = vec![0; usize::try_from(size).map_err(|_| DebugError::Cut(name))?];
+            fetch(at, &mut bytes)?;
+            Ok(bytes)
+        };
+        let sections = DwarfSections::load(|id| match UNUSED.contains(&id) {
+            true => Ok(Vec::new()),
+            false => load(id),
+        })?;
+        let frame = load(SectionId::DebugFrame)?;
+        let notes = file.sections().filter(|section| {
+            let name = section.name_bytes().unwrap_or_default();
+            name.starts_with(b".note") && section.size() <= LONGEST_NOTES
+        });
+        let build_id = notes.take(MOST_NOTES).find_map(|section| {
+            let mut notes = NoteIterator::<elf::FileHeader64<LittleEndian>>::new(
+                LittleEndian,
+                4,
+                section.data().ok()?,
+            )
+            .ok()?;
+            while let Ok(Some(note)) = notes.next() {
+                if note.name() == elf::ELF_NOTE_GNU
+                    && note.n_type(LittleEndian) == elf::NT_GNU_BUILD_ID
+                {
+                    return Some(note.desc().to_vec());
+                }
+            }
+            None
+        });
+        Ok(Self {
+            sections,
+            frame,
+            build_id,
+        })
+    }
+}

@@ -1,0 +1,69 @@
+//! Which lines of a function take a probe.
+//!
+//! What is kept true: a line is told with all the places that a probe at it goes to, and none that has no
+//! place.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hvprobe_arch::Gva;
+
+use super::error::DebugError;
+use super::info::DebugInfo;
+use super::rows::path;
+
+/// The lines of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionLines {
+    /// Its name in the sources.
+    pub name: String,
+    /// The file it is in, from where the kernel was built.
+    pub file: String,
+    /// The line in that file at which it begins: line 0 of the function.
+    pub first: u64,
+    /// Those that take a probe, in their order.
+    pub lines: Vec<Line>,
+}
+
+/// A line of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Its number, from the function's first line, which is 0.
+    pub number: u64,
+    /// Where code of it begins, as linked.
+    pub places: Vec<Gva>,
+}
+
+impl DebugInfo<'_> {
+    /// The lines of the functions called `name`, in files that end with `file` if that is given: several, if
+    /// several files have a function of that name.
+    ///
+    /// # Errors
+    /// When there is no code of such a function, or the debug information is damaged.
+    pub fn lines(&self, name: &str, file: Option<&str>) -> Result<Vec<FunctionLines>, DebugError> {
+        self.budget.begin();
+        let mut functions = BTreeMap::<_, BTreeMap<u64, BTreeSet<u64>>>::new();
+        self.each_function(name, file, |found| {
+            let first = found.function.line;
+            let file = path(self, found.unit, found.function.file);
+            let lines = functions.entry((file, first)).or_default();
+            for (line, places) in found.lines(self)? {
+                let known = lines.entry(line - first).or_default();
+                known.extend(places.into_keys());
+            }
+            Ok(())
+        })?;
+        let functions = functions.into_iter().map(|((file, first), lines)| {
+            let lines = lines.into_iter().map(|(number, places)| Line {
+                number,
+                places: places.into_iter().map(Gva).collect(),
+            });
+            FunctionLines {
+                name: name.to_owned(),
+                file,
+                first,
+                lines: lines.collect(),
+            }
+        });
+        Ok(functions.collect())
+    }
+}

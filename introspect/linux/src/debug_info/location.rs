@@ -1,0 +1,282 @@
+//! Where a variable is, as a fetch argument can say it.
+//!
+//! What is kept true: an expression is followed operation by operation, without its jumps, and its values are
+//! sums of one register or of nothing and of constants, and what is in memory there. What is anything else is
+//! told as such, never as a place that it is not.
+
+use std::fmt;
+
+use gimli::{Encoding, Expression, Operation, Register};
+use hvprobe_arch::Gva;
+use hvprobe_arch::regs::Gpr;
+use hvprobe_spec::language::text;
+
+use super::info::Reader;
+
+/// Values on the stack of an expression.
+const MOST_VALUES: usize = 16;
+/// Pointers that are followed.
+const MOST_POINTERS: usize = 8;
+
+/// Registers by their numbers in DWARF (System V ABI for x86-64, figure 3.36).
+const REGISTERS: [Gpr; 16] = [
+    Gpr::Rax,
+    Gpr::Rdx,
+    Gpr::Rcx,
+    Gpr::Rbx,
+    Gpr::Rsi,
+    Gpr::Rdi,
+    Gpr::Rbp,
+    Gpr::Rsp,
+    Gpr::R8,
+    Gpr::R9,
+    Gpr::R10,
+    Gpr::R11,
+    Gpr::R12,
+    Gpr::R13,
+    Gpr::R14,
+    Gpr::R15,
+];
+
+/// Where a variable is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// Where a fetch argument reads it.
+    Fetch(Fetch),
+    /// In memory of its own, at an address as linked.
+    Static(Gva),
+    /// Nowhere, as it is always this.
+    Constant(i64),
+    /// Nowhere that can be read, and why.
+    Nowhere(&'static str),
+}
+
+/// A register, and what it leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// The register.
+    pub register: Gpr,
+    /// The pointers to follow from there, each with what is added to it before; none if the register has the
+    /// variable itself.
+    pub offsets: Vec<i64>,
+}
+
+impl fmt::Display for Fetch {
+    /// As it is written in a definition.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for offset in self.offsets.iter().rev() {
+            write!(f, "{offset:+}(")?;
+        }
+        f.write_str(&text::register(self.register))?;
+        (0..self.offsets.len()).try_for_each(|_| f.write_str(")"))
+    }
+}
+
+/// What an expression is relative to.
+pub(super) struct Frame<'e> {
+    /// The function's frame base, if it is known.
+    pub(super) base: &'e dyn Fn() -> Option<Sum>,
+    /// The caller's frame, if it is known.
+    pub(super) cfa: &'e dyn Fn() -> Option<Sum>,
+    /// Whether this is where the function begins.
+    pub(super) is_entry: bool,
+}
+
+/// A register or nothing, plus a constant; what is there, plus the next one; and so on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sum {
+    register: Option<Gpr>,
+    offsets: Vec<i64>,
+}
+
+impl Sum {
+    pub(super) fn new(register: Register, offset: i64) -> Option<Self> {
+        Some(Self {
+            register: Some(*REGISTERS.get(usize::from(register.0))?),
+            offsets: vec![offset],
+        })
+    }
+
+    fn constant(value: i64) -> Self {
+        Self {
+            register: None,
+            offsets: vec![value],
+        }
+    }
+
+    fn add(mut self, more: i64) -> Self {
+        if let Some(last) = self.offsets.last_mut() {
+            *last = last.wrapping_add(more);
+        }
+        self
+    }
+
+    /// Its value, if that is only a constant.
+    fn known(&self) -> Option<i64> {
+        match (self.register, self.offsets.as_slice()) {
+            (None, [value]) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// The variable whose address this is.
+    fn memory(self) -> Location {
+        match (self.register, self.offsets.as_slice()) {
+            (Some(register), _) => Location::Fetch(Fetch {
+                register,
+                offsets: self.offsets,
+            }),
+            (None, [at]) => Location::Static(Gva(at.cast_unsigned())),
+            (None, _) => Location::Nowhere("behind a pointer in memory of its own"),
+        }
+    }
+
+    /// The variable that this is.
+    fn value(mut self) -> Location {
+        match (self.register, self.offsets.pop(), self.offsets.as_slice()) {
+            (Some(register), Some(0), _) => Location::Fetch(Fetch {
+                register,
+                offsets: self.offsets,
+            }),
+            (None, Some(value), []) => Location::Constant(value),
+            _ => Location::Nowhere("computed, and kept nowhere"),
+        }
+    }
+}
+
+/// What a variable's expression says, and how many operations that took.
+pub(super) fn location(
+    expression: Expression<Reader<'_>>,
+    encoding: Encoding,
+    frame: &Frame<'_>,
+) -> (Location, usize) {
+    let mut steps = 0;
+    let found = followed(expression, encoding, frame, &mut steps);
+    (found.unwrap_or_else(Location::Nowhere), steps)
+}
+
+/// The value of an expression that is not a variable's, such as a frame base.
+pub(super) fn sum(
+    expression: Expression<Reader<'_>>,
+    encoding: Encoding,
+    frame: &Frame<'_>,
+) -> Option<Sum> {
+    match location(expression, encoding, frame).0 {
+        // What is in a register is the value; what is in memory is there by its address.
+        Location::Fetch(Fetch { register, offsets }) => Some(Sum {
+            register: Some(register),
+            offsets: if offsets.is_empty() { vec![0] } else { offsets },
+        }),
+        _ => None,
+    }
+}
+
+fn followed(
+    expression: Expression<Reader<'_>>,
+    encoding: Encoding,
+    frame: &Frame<'_>,
+    steps: &mut usize,
+) -> Result<Location, &'static str> {
+    const DAMAGED: &str = "its location makes no sense";
+    const OTHER: &str = "computed in a way that cannot be followed";
+
+    let mut stack: Vec<Sum> = Vec::new();
+    // What ends an expression unless there are pieces.
+    let mut ended = None;
+    let mut operations = expression.operations(encoding);
+    while let Some(operation) = operations.next().map_err(|_| DAMAGED)? {
+        *steps += 1;
+        if matches!(operation, Operation::Piece { .. }) {
+            return Err("in pieces");
+        }
+        if ended.is_some() {
+            return Err(DAMAGED);
+        }
+        let pushed = match operation {
+            Operation::Nop => continue,
+            Operation::Register { register } => {
+                let value = Sum::new(register, 0).ok_or("in a register that is not saved")?;
+                ended = Some(value.value());
+                continue;
+            }
+            Operation::StackValue => {
+                ended = Some(stack.pop().ok_or(DAMAGED)?.value());
+                continue;
+            }
+            Operation::ImplicitValue { data } => {
+                ended = Some(constant(data.slice()));
+                continue;
+            }
+            Operation::ImplicitPointer { .. } => {
+                return Err("a pointer to something that was optimised out");
+            }
+            Operation::RegisterOffset {
+                register, offset, ..
+            } => Sum::new(register, offset).ok_or("behind a register that is not saved")?,
+            Operation::FrameOffset { offset } => {
+                let base = (frame.base)().ok_or("in a frame that nobody describes")?;
+                base.add(offset)
+            }
+            Operation::CallFrameCFA => (frame.cfa)().ok_or("in a frame that nobody describes")?,
+            Operation::Address { address } => Sum::constant(address.cast_signed()),
+            Operation::UnsignedConstant { value } => Sum::constant(value.cast_signed()),
+            Operation::SignedConstant { value } => Sum::constant(value),
+            Operation::PlusConstant { value } => {
+                stack.pop().ok_or(DAMAGED)?.add(value.cast_signed())
+            }
+            Operation::Plus | Operation::Minus => {
+                let more = stack.pop().ok_or(DAMAGED)?;
+                let to = stack.pop().ok_or(DAMAGED)?;
+                match (more.known(), to.known(), operation) {
+                    (Some(more), _, Operation::Minus) => to.add(more.wrapping_neg()),
+                    (Some(value), _, _) => to.add(value),
+                    (_, Some(value), Operation::Plus) => more.add(value),
+                    _ => return Err(OTHER),
+                }
+            }
+            Operation::Deref {
+                size: 8,
+                space: false,
+                ..
+            } => {
+                let mut pointer = stack.pop().ok_or(DAMAGED)?;
+                if pointer.offsets.len() == MOST_POINTERS {
+                    return Err(OTHER);
+                }
+                pointer.offsets.push(0);
+                pointer
+            }
+            Operation::EntryValue { expression } => {
+                let mut inner = Expression(expression).operations(encoding);
+                match inner.next() {
+                    Ok(Some(Operation::Register { register })) if frame.is_entry => {
+                        Sum::new(register, 0).ok_or(OTHER)?
+                    }
+                    _ => return Err("only known where the function begins"),
+                }
+            }
+            _ => return Err(OTHER),
+        };
+        if stack.len() == MOST_VALUES {
+            return Err(OTHER);
+        }
+        stack.push(pushed);
+    }
+    match (ended, stack.pop()) {
+        (Some(ended), _) => Ok(ended),
+        (None, Some(address)) => Ok(address.memory()),
+        (None, None) => Err("optimised out"),
+    }
+}
+
+/// A constant of that many bytes.
+pub(super) fn constant(bytes: &[u8]) -> Location {
+    let mut word = [0; 8];
+    match word.get_mut(..bytes.len()) {
+        Some(low) if !bytes.is_empty() => {
+            low.copy_from_slice(bytes);
+            Location::Constant(i64::from_le_bytes(word))
+        }
+        _ => Location::Nowhere("a constant longer than 8 bytes"),
+    }
+}

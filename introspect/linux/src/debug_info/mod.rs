@@ -1,0 +1,30 @@
+//! What the debug information of a kernel (DWARF) tells: lines of its sources, the places in its text that
+//! they are at, and where variables are there.
+//!
+//! What is kept true: nothing of the file is trusted. Every read is checked, whatever the file says is
+//! followed for a bounded number of steps, and nothing recurses deeper than a constant; what makes no sense
+//! is an error that tells where it is, never a panic or unbounded work. A file answers for no kernel but the
+//! one it was made with: their build ids are compared before the first question.
+
+mod budget;
+mod error;
+mod file;
+mod info;
+mod lines;
+mod location;
+mod points;
+mod rows;
+mod scopes;
+#[cfg(test)]
+mod tests;
+mod typename;
+mod variables;
+
+pub use error::DebugError;
+pub use file::DebugFile;
+pub use info::DebugInfo;
+pub use lines::{FunctionLines, Line};
+pub use location::{Fetch, Location};
+pub use points::PointPlace;
+pub use typename::Shown;
+pub use variables::Variable;

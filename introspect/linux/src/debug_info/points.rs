@@ -1,0 +1,321 @@
+//! From a point in the sources to all places in the text that it stands for.
+//!
+//! What is kept true: a place is where code of the point's line begins, or code of its function; each is told
+//! once, in the order of addresses. Units are held one at a time, however many there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gimli::UnitOffset;
+use hvprobe_arch::Gva;
+use hvprobe_spec::point::{At, Point};
+
+use super::error::DebugError;
+use super::info::{DebugInfo, Unit};
+use super::rows::{ends_with, files_named, path, rows};
+use super::scopes::{Function, Scopes};
+
+/// Lines that are told beside one without code.
+const MOST_NEAR: usize = 3;
+
+/// A place in the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PointPlace {
+    /// Its address, as linked.
+    pub at: Gva,
+    /// The function whose code it is in; empty where nobody says, as in assembly.
+    pub function: String,
+    /// The function that was inlined there, if the point is in one.
+    pub inlined: Option<String>,
+    pub(super) unit: usize,
+    /// The innermost function that the point belongs to.
+    pub(super) scope: Option<UnitOffset>,
+}
+
+/// A function in a unit.
+pub(super) struct Found<'a, 'f> {
+    pub(super) index: usize,
+    pub(super) unit: &'a Unit<'f>,
+    pub(super) scopes: &'a Scopes<'f>,
+    pub(super) function: Function<'f>,
+    /// Its scopes that have code.
+    pub(super) members: Vec<usize>,
+}
+
+/// Of each line, where code of it begins, and of which scope that is.
+pub(super) type LinePlaces = BTreeMap<u64, BTreeMap<u64, usize>>;
+
+impl<'f> DebugInfo<'f> {
+    /// The places that `point` stands for; of `FUNC%return`, where the function begins.
+    ///
+    /// # Errors
+    /// When there are none, or the debug information is damaged.
+    pub fn places(&self, point: &Point) -> Result<Vec<PointPlace>, DebugError> {
+        self.budget.begin();
+        let mut places = match point {
+            Point::Line { file, line } => self.of_source(file, *line)?,
+            Point::Function { name, file, at } => self.of_function(name, file.as_deref(), at)?,
+        };
+        places.sort_by_key(|place| place.at);
+        places.dedup_by_key(|place| place.at);
+        Ok(places)
+    }
+
+    /// Calls `each` with the function `name` in every unit that has code of it.
+    pub(super) fn each_function(
+        &self,
+        name: &str,
+        file: Option<&str>,
+        mut each: impl FnMut(&Found<'_, 'f>) -> Result<(), DebugError>,
+    ) -> Result<(), DebugError> {
+        let mut elsewhere = BTreeSet::new();
+        let mut is_found = false;
+        for index in self.units_naming(name)? {
+            let unit = self.unit(index)?;
+            let scopes = Scopes::read(self, index, &unit)?;
+            // By where functions are described.
+            let mut members = BTreeMap::<usize, (Function<'f>, Vec<usize>)>::new();
+            for (number, scope) in scopes.list.iter().enumerate() {
+                let function = scopes.function(number);
+                let function = function.filter(|it| it.name == name.as_bytes());
+                if let Some(function) = function.filter(|_| scope.entry().is_some()) {
+                    let entry = members.entry(function.root.0);
+                    let (_, members) = entry.or_insert_with(|| (function, Vec::new()));
+                    members.push(number);
+                }
+            }
+            for (function, members) in members.into_values() {
+                let at = path(self, &unit, function.file);
+                if file.is_some_and(|wanted| !ends_with(&at, wanted)) {
+                    elsewhere.insert(at);
+                    continue;
+                }
+                is_found = true;
+                each(&Found {
+                    index,
+                    unit: &unit,
+                    scopes: &scopes,
+                    function,
+                    members,
+                })?;
+            }
+        }
+        if is_found {
+            return Ok(());
+        }
+        let near = elsewhere.into_iter().take(MOST_NEAR);
+        let near = near.map(|file| format!("{name}@{file}"));
+        Err(DebugError::NoFunction {
+            name: match file {
+                Some(file) => format!("{name}@{file}"),
+                None => name.to_owned(),
+            },
+            near: near.collect(),
+        })
+    }
+
+    fn of_function(
+        &self,
+        name: &str,
+        file: Option<&str>,
+        at: &At,
+    ) -> Result<Vec<PointPlace>, DebugError> {
+        let mut places = Vec::new();
+        let mut lines = BTreeSet::new();
+        let mut size = None;
+        self.each_function(name, file, |found| {
+            let scopes = found.members.iter().filter_map(|number| {
+                let scope = found.scopes.list.get(*number)?;
+                Some((*number, scope, scope.entry()?))
+            });
+            match at {
+                At::Entry => {
+                    places.extend(scopes.map(|(number, _, at)| found.place(at, number)));
+                }
+                At::Return | At::Offset(_) => {
+                    let offset = match at {
+                        At::Offset(offset) => *offset,
+                        _ => 0,
+                    };
+                    for (number, scope, at) in scopes.filter(|(_, scope, _)| !scope.is_inlined) {
+                        let bytes = scope.ranges.iter().map(|range| range.end - range.start);
+                        size = size.max(bytes.max());
+                        let at = at.checked_add(offset).filter(|at| scope.contains(*at));
+                        places.extend(at.map(|at| found.place(at, number)));
+                    }
+                }
+                At::Line(line) => {
+                    let first = found.function.line;
+                    let all = found.lines(self)?;
+                    lines.extend(all.keys().map(|line| line - first));
+                    let wanted = first.checked_add(*line).and_then(|line| all.get(&line));
+                    let wanted = wanted.into_iter().flatten();
+                    places.extend(wanted.map(|(at, number)| found.place(*at, *number)));
+                }
+                At::Text(_) => return Err(DebugError::Pattern),
+            }
+            Ok(())
+        })?;
+        if !places.is_empty() {
+            return Ok(places);
+        }
+        let name = name.to_owned();
+        Err(match (at, size) {
+            (At::Line(line), _) => DebugError::NoLine {
+                of: name,
+                line: *line,
+                near: nearest(&lines, *line),
+            },
+            (At::Offset(_), Some(size)) => DebugError::Offset { name, size },
+            (At::Return, _) => DebugError::OnlyInlined(name, "return to follow"),
+            _ => DebugError::OnlyInlined(name, "offsets"),
+        })
+    }
+
+    fn of_source(&self, file: &str, line: u64) -> Result<Vec<PointPlace>, DebugError> {
+        let mut places = Vec::new();
+        let mut lines = BTreeSet::new();
+        let mut is_known = false;
+        for index in 0..self.unit_count() {
+            let unit = self.unit(index)?;
+            let files = files_named(self, &unit, file)?;
+            if files.is_empty() {
+                continue;
+            }
+            is_known = true;
+            let all = rows(self, index, &unit, |row| files.contains(&row.file))?;
+            lines.extend(all.iter().map(|row| row.line));
+            let here = all.iter().filter(|row| row.line == line);
+            let is_own = unit
+                .name
+                .is_some_and(|name| ends_with(&String::from_utf8_lossy(name.slice()), file));
+            // Every unit has files of which it has no code of this line.
+            if here.clone().next().is_none() && !is_own {
+                continue;
+            }
+            let scopes = Scopes::read(self, index, &unit)?;
+            for row in here {
+                let scope = scopes.of_line(self, row.at, row.file, row.line)?;
+                places.push(place(&scopes, index, row.at, scope));
+            }
+            for (number, scope) in scopes.list.iter().enumerate() {
+                let Some(at) = scope.entry() else { continue };
+                let begins = scopes.function(number).map(|it| (it.file, it.line));
+                let is_here = |place: (u64, u64)| files.contains(&place.0) && place.1 == line;
+                if begins.is_some_and(is_here) {
+                    places.push(place(&scopes, index, at, Some(number)));
+                }
+                if scope.call.is_some_and(is_here) {
+                    places.push(place(&scopes, index, at, scope.parent));
+                }
+            }
+        }
+        match (is_known, places.is_empty()) {
+            (false, _) => Err(DebugError::NoFile(file.to_owned())),
+            (true, false) => Ok(places),
+            (true, true) => Err(DebugError::NoLine {
+                of: file.to_owned(),
+                line,
+                near: nearest(&lines, line),
+            }),
+        }
+    }
+}
+
+impl<'f> Found<'_, 'f> {
+    /// The lines of the function, and where code of them begins: what the table of lines says, the lines
+    /// that others were inlined at, and its first one.
+    pub(super) fn lines(&self, info: &DebugInfo<'f>) -> Result<LinePlaces, DebugError> {
+        let function = self.function;
+        let mut lines = LinePlaces::new();
+        let mut add = |line, at, scope| {
+            let places: &mut BTreeMap<_, _> = lines.entry(line).or_default();
+            places.entry(at).or_insert(scope);
+        };
+        let mut ranges = Vec::new();
+        for number in &self.members {
+            let Some(scope) = self.scopes.list.get(*number) else {
+                continue;
+            };
+            if let Some(at) = scope.entry() {
+                add(function.line, at, *number);
+            }
+            ranges.extend(scope.ranges.iter().map(|range| (range.start, range.end)));
+        }
+        let is_own = |scope: usize| {
+            let other = self.scopes.function(scope);
+            other.is_some_and(|other| other.root == function.root)
+        };
+        for scope in &self.scopes.list {
+            let Some((file, line)) = scope.call else {
+                continue;
+            };
+            let caller = scope.parent.filter(|parent| is_own(*parent));
+            if let (Some(caller), Some(at)) = (caller, scope.entry())
+                && file == function.file
+                && line >= function.line
+            {
+                add(line, at, caller);
+            }
+        }
+        let ranges = merged(ranges);
+        let mut found = rows(info, self.index, self.unit, |row| {
+            let next = ranges.partition_point(|(start, _)| *start <= row.at);
+            let range = next.checked_sub(1).and_then(|last| ranges.get(last));
+            row.file == function.file
+                && row.line >= function.line
+                && range.is_some_and(|(_, end)| row.at < *end)
+        })?;
+        found.dedup();
+        for row in found {
+            let scope = self.scopes.of_line(info, row.at, row.file, row.line)?;
+            if let Some(scope) = scope.filter(|scope| is_own(*scope)) {
+                add(row.line, row.at, scope);
+            }
+        }
+        Ok(lines)
+    }
+
+    fn place(&self, at: u64, scope: usize) -> PointPlace {
+        place(self.scopes, self.index, at, Some(scope))
+    }
+}
+
+/// Ranges in their order, without what they share.
+fn merged(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in ranges {
+        match merged.last_mut() {
+            Some((_, last)) if start <= *last => *last = end.max(*last),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
+fn place(scopes: &Scopes<'_>, unit: usize, at: u64, scope: Option<usize>) -> PointPlace {
+    let name = |scope: usize| {
+        let name = scopes.function(scope).map(|it| it.name);
+        String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
+    };
+    let number = scope;
+    let scope = number.and_then(|number| scopes.list.get(number));
+    let inlined = number.filter(|_| scope.is_some_and(|scope| scope.is_inlined));
+    PointPlace {
+        at: Gva(at),
+        function: number
+            .map(|it| name(scopes.outermost(it)))
+            .unwrap_or_default(),
+        inlined: inlined.map(name),
+        unit,
+        scope: scope.map(|scope| scope.at),
+    }
+}
+
+/// The lines nearest to one that is not among them, before and behind.
+fn nearest(lines: &BTreeSet<u64>, line: u64) -> Vec<String> {
+    let before = lines.range(..line).next_back();
+    let behind = lines.range(line..).next();
+    let near = before.into_iter().chain(behind);
+    near.map(|line| format!("line {line}")).collect()
+}

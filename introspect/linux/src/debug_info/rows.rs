@@ -1,0 +1,103 @@
+//! The table of a unit that says which line an instruction is of, and its files.
+//!
+//! What is kept true: a row is where the code of a line begins, as the compiler says: what it does not take
+//! for the beginning of a statement, nobody could stop at.
+
+use std::collections::BTreeSet;
+
+use super::error::DebugError;
+use super::info::{DebugInfo, Reader, Unit};
+
+/// Bytes of the longest path.
+const LONGEST_PATH: usize = 4096;
+
+/// Where code of a line begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) at: u64,
+    pub(super) file: u64,
+    pub(super) line: u64,
+}
+
+/// The rows of a unit that are `wanted`.
+pub(super) fn rows<'f>(
+    info: &DebugInfo<'f>,
+    index: usize,
+    unit: &Unit<'f>,
+    mut wanted: impl FnMut(&Row) -> bool,
+) -> Result<Vec<Row>, DebugError> {
+    let Some(program) = unit.line_program.clone() else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    let mut rows = program.rows();
+    loop {
+        let next = rows.next_row();
+        let next = next.map_err(|source| info.damaged(index, ".debug_line", source))?;
+        let Some((_, row)) = next else {
+            return Ok(found);
+        };
+        info.budget.spend(1)?;
+        let Some(line) = row.line() else { continue };
+        let row_here = Row {
+            at: row.address(),
+            file: row.file_index(),
+            line: line.get(),
+        };
+        if row.is_stmt() && !row.end_sequence() && wanted(&row_here) {
+            found.push(row_here);
+        }
+    }
+}
+
+/// The path of a unit's file, from where the kernel was built if it is below that; empty if it has none.
+pub(super) fn path<'f>(info: &DebugInfo<'f>, unit: &Unit<'f>, file: u64) -> String {
+    let header = unit.line_program.as_ref().map(|program| program.header());
+    let Some((header, entry)) = header.and_then(|header| Some((header, header.file(file)?))) else {
+        return String::new();
+    };
+    let text = |value| info.text(unit, value).map(shown).unwrap_or_default();
+    let name = text(entry.path_name());
+    let folder = entry.directory(header).map(text).unwrap_or_default();
+    let built = unit.comp_dir.map(|dir: Reader<'_>| shown(dir.slice()));
+    let path = match name.starts_with('/') || folder.is_empty() {
+        true => name,
+        false => format!("{folder}/{name}"),
+    };
+    let built = built.filter(|built| !built.is_empty());
+    let below = built.and_then(|built| {
+        path.strip_prefix(&built)?
+            .strip_prefix('/')
+            .map(str::to_owned)
+    });
+    let path = below.unwrap_or(path);
+    path.strip_prefix("./").map(str::to_owned).unwrap_or(path)
+}
+
+fn shown(text: &[u8]) -> String {
+    String::from_utf8_lossy(&text[..text.len().min(LONGEST_PATH)]).into_owned()
+}
+
+/// Whether `path` ends with `wanted`, in whole names.
+pub(super) fn ends_with(path: &str, wanted: &str) -> bool {
+    let wanted = wanted.strip_prefix("./").unwrap_or(wanted);
+    let rest = path.strip_suffix(wanted);
+    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/') || wanted.starts_with('/'))
+}
+
+/// The numbers of a unit's files whose paths end with `wanted`.
+pub(super) fn files_named<'f>(
+    info: &DebugInfo<'f>,
+    unit: &Unit<'f>,
+    wanted: &str,
+) -> Result<BTreeSet<u64>, DebugError> {
+    let count = unit
+        .line_program
+        .as_ref()
+        .map_or(0, |program| program.header().file_names().len());
+    info.budget.spend(count)?;
+    // The tables of older versions count from 1.
+    let numbers = 0..=u64::try_from(count).unwrap_or(u64::MAX);
+    let is_wanted = |file: &u64| ends_with(&path(info, unit, *file), wanted);
+    Ok(numbers.filter(is_wanted).collect())
+}

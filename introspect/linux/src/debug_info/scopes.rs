@@ -1,0 +1,263 @@
+//! The functions of a unit: their own code, and where they were inlined.
+//!
+//! What is kept true: a scope's parent stands before it, so that going outwards ends. Where code is was said
+//! of the scope itself; what it is called may have been said of another one, which is followed for a few steps
+//! and within the unit only. So what was inlined from another unit, as link-time optimisation does, is found
+//! by no name.
+
+use std::ops::Range;
+
+use gimli::{AttributeValue, DwTag, UnitOffset, constants as dw};
+use rustc_hash::FxHashMap;
+
+use super::error::DebugError;
+use super::info::{DebugInfo, Entry, Unit};
+
+/// Steps from a scope to where its name is said.
+const MOST_STEPS: usize = 8;
+
+/// A function, or a place that one was inlined at.
+#[derive(Debug)]
+pub(super) struct Scope<'f> {
+    pub(super) at: UnitOffset,
+    /// The scope around it.
+    pub(super) parent: Option<usize>,
+    /// Whether this is the code of a function inside another one.
+    pub(super) is_inlined: bool,
+    /// Where more is said of it.
+    origin: Option<usize>,
+    name: Option<&'f [u8]>,
+    file: Option<u64>,
+    line: Option<u64>,
+    /// File and line that it was inlined at.
+    pub(super) call: Option<(u64, u64)>,
+    /// Where its code is.
+    pub(super) ranges: Vec<Range<u64>>,
+    entry: Option<u64>,
+}
+
+impl Scope<'_> {
+    /// Where its code begins; or would, of what was inlined and left no instruction of its own.
+    pub(super) fn entry(&self) -> Option<u64> {
+        self.entry.or(self.ranges.first().map(|range| range.start))
+    }
+
+    pub(super) fn contains(&self, at: u64) -> bool {
+        self.ranges.iter().any(|range| range.contains(&at))
+    }
+}
+
+/// What a scope is the code of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Function<'f> {
+    /// The entry that describes it: of all scopes of a function the same.
+    pub(super) root: UnitOffset,
+    pub(super) name: &'f [u8],
+    /// File and line in which it begins.
+    pub(super) file: u64,
+    pub(super) line: u64,
+}
+
+/// All scopes of a unit.
+#[derive(Debug)]
+pub(super) struct Scopes<'f> {
+    pub(super) list: Vec<Scope<'f>>,
+    functions: Vec<Option<Function<'f>>>,
+}
+
+impl<'f> Scopes<'f> {
+    pub(super) fn read(
+        info: &DebugInfo<'f>,
+        index: usize,
+        unit: &Unit<'f>,
+    ) -> Result<Self, DebugError> {
+        let wrong = |source| info.damaged(index, ".debug_info", source);
+        let mut list = Vec::new();
+        let mut by_offset = FxHashMap::default();
+        // The scopes around what is being read, with their depths.
+        let mut around: Vec<(isize, usize)> = Vec::new();
+        let mut entries = unit.entries_raw(None).map_err(wrong)?;
+        let mut entry = Entry::null();
+        while !entries.is_empty() {
+            let (at, depth) = (entries.next_offset(), entries.next_depth());
+            let abbreviation = entries.read_abbreviation().map_err(wrong)?;
+            let Some(abbreviation) = abbreviation else {
+                info.budget.spend(1)?;
+                continue;
+            };
+            while around.pop_if(|(outer, _)| *outer >= depth).is_some() {}
+            let attributes = abbreviation.attributes();
+            info.budget.spend(attributes.len() + 1)?;
+            if !is_scope(abbreviation.tag()) {
+                entries.skip_attributes(attributes).map_err(wrong)?;
+                continue;
+            }
+            drop(entry);
+            entry = info.entry(index, unit, at)?;
+            entries.skip_attributes(attributes).map_err(wrong)?;
+            let mut scope = scope(info, index, unit, &entry)?;
+            scope.parent = around.last().map(|(_, outer)| *outer);
+            by_offset.insert(at.0, list.len());
+            around.push((depth, list.len()));
+            list.push(scope);
+        }
+        let functions = (0..list.len())
+            .map(|scope| function(&list, &by_offset, scope))
+            .collect();
+        Ok(Self { list, functions })
+    }
+
+    /// What the scope with that number is the code of, if that is said.
+    pub(super) fn function(&self, scope: usize) -> Option<Function<'f>> {
+        self.functions.get(scope).copied().flatten()
+    }
+
+    /// The scopes with code at `at`, each with its number.
+    fn at(&self, at: u64) -> impl Iterator<Item = (usize, &Scope<'f>)> {
+        let all = self.list.iter().enumerate();
+        all.filter(move |(_, scope)| scope.contains(at))
+    }
+
+    /// The scope that a line with code at `at` is in: of those there, the function that begins last before
+    /// the line, in the same file.
+    pub(super) fn of_line(
+        &self,
+        info: &DebugInfo<'f>,
+        at: u64,
+        file: u64,
+        line: u64,
+    ) -> Result<Option<usize>, DebugError> {
+        info.budget.spend(self.list.len() / 4 + 1)?;
+        let fits = |scope: usize| {
+            let function = self.function(scope)?;
+            let fits = function.file == file && function.line <= line;
+            // Of a function that was inlined into itself, the inner one.
+            fits.then_some((function.line, scope))
+        };
+        let best = self.at(at).filter_map(|(scope, _)| fits(scope)).max();
+        // Of what a macro of another file made, the innermost.
+        let inner = self.at(at).last().map(|(scope, _)| scope);
+        Ok(best.map(|(_, scope)| scope).or(inner))
+    }
+
+    /// The function with code of its own that a scope is in.
+    pub(super) fn outermost(&self, mut scope: usize) -> usize {
+        while let Some(parent) = self.list.get(scope).and_then(|scope| scope.parent) {
+            scope = parent;
+        }
+        scope
+    }
+}
+
+fn is_scope(tag: DwTag) -> bool {
+    tag == dw::DW_TAG_subprogram || tag == dw::DW_TAG_inlined_subroutine
+}
+
+fn scope<'f>(
+    info: &DebugInfo<'f>,
+    index: usize,
+    unit: &Unit<'f>,
+    entry: &Entry<'f>,
+) -> Result<Scope<'f>, DebugError> {
+    let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);
+    let origin = [dw::DW_AT_abstract_origin, dw::DW_AT_specification];
+    let origin = origin.into_iter().find_map(|name| entry.attr_value(name));
+    let file_number = |name| match entry.attr_value(name) {
+        Some(AttributeValue::FileIndex(file)) => Some(file),
+        _ => number(name),
+    };
+    let call = file_number(dw::DW_AT_call_file).zip(number(dw::DW_AT_call_line));
+    let ranges = ranges(info, index, unit, entry)?;
+    let first = ranges.first().map(|range| range.start);
+    let begins = match entry.attr_value(dw::DW_AT_entry_pc) {
+        Some(value @ (AttributeValue::Addr(_) | AttributeValue::DebugAddrIndex(_))) => {
+            info.dwarf.attr_address(unit, value).ok().flatten()
+        }
+        // Relative to where it begins.
+        Some(value) => value.udata_value().and_then(|at| first?.checked_add(at)),
+        None => None,
+    };
+    Ok(Scope {
+        at: entry.offset(),
+        parent: None,
+        is_inlined: entry.tag() == dw::DW_TAG_inlined_subroutine,
+        origin: match origin {
+            Some(AttributeValue::UnitRef(at)) => Some(at.0),
+            _ => None,
+        },
+        name: entry
+            .attr_value(dw::DW_AT_name)
+            .and_then(|value| info.text(unit, value)),
+        file: file_number(dw::DW_AT_decl_file),
+        line: number(dw::DW_AT_decl_line),
+        call,
+        entry: begins.filter(|at| *at != 0),
+        ranges,
+    })
+}
+
+/// Where the code of an entry is.
+pub(super) fn ranges<'f>(
+    info: &DebugInfo<'f>,
+    index: usize,
+    unit: &Unit<'f>,
+    entry: &Entry<'f>,
+) -> Result<Vec<Range<u64>>, DebugError> {
+    let wrong = |source| info.damaged(index, ".debug_rnglists", source);
+    let mut found = Vec::new();
+    let mut add = |start: u64, end: u64| {
+        // What was left out by the linker is at 0.
+        if start != 0 && start < end {
+            found.push(start..end);
+        }
+    };
+    if let Some(value) = entry.attr_value(dw::DW_AT_ranges) {
+        let list = info.dwarf.attr_ranges(unit, value).map_err(wrong)?;
+        if let Some(mut list) = list {
+            while let Some(range) = list.next().map_err(wrong)? {
+                info.budget.spend(1)?;
+                add(range.begin, range.end);
+            }
+        }
+        return Ok(found);
+    }
+    let address = |name| {
+        let value = entry.attr_value(name)?;
+        info.dwarf.attr_address(unit, value).ok().flatten()
+    };
+    if let Some(start) = address(dw::DW_AT_low_pc) {
+        let size = entry.attr_value(dw::DW_AT_high_pc);
+        let size = size.and_then(|value| value.udata_value());
+        let end = size.map(|size| start.saturating_add(size));
+        add(
+            start,
+            end.or_else(|| address(dw::DW_AT_high_pc)).unwrap_or(0),
+        );
+    }
+    Ok(found)
+}
+
+/// What a scope is the code of: what it does not say itself, its origin does.
+fn function<'f>(
+    list: &[Scope<'f>],
+    by_offset: &FxHashMap<usize, usize>,
+    scope: usize,
+) -> Option<Function<'f>> {
+    let mut scope = list.get(scope)?;
+    let (mut name, mut file, mut line) = (scope.name, scope.file, scope.line);
+    for _ in 0..MOST_STEPS {
+        let Some(next) = scope.origin.and_then(|at| by_offset.get(&at)) else {
+            break;
+        };
+        scope = list.get(*next)?;
+        name = name.or(scope.name);
+        file = file.or(scope.file);
+        line = line.or(scope.line);
+    }
+    Some(Function {
+        root: scope.at,
+        name: name?,
+        file: file?,
+        line: line?,
+    })
+}

@@ -1,0 +1,258 @@
+//! The parameters and locals that there are at a place, and where.
+//!
+//! What is kept true: a name stands for one variable, the innermost one. A place is told only for the one
+//! address that was asked for: the compiler moves variables from instruction to instruction.
+
+use std::cell::OnceCell;
+
+use gimli::{
+    AttributeValue, BaseAddresses, CfaRule, DebugFrame, UnitOffset, UnwindContext,
+    UnwindSection as _, constants as dw,
+};
+
+use super::error::DebugError;
+use super::info::{DebugInfo, Entry, Reader, Unit};
+use super::location::{Frame, Location, Sum, constant, location, sum};
+use super::points::PointPlace;
+use super::scopes::{Scopes, ranges};
+use super::typename::{Shown, reference};
+
+/// Steps from a variable to where its name is said.
+const MOST_STEPS: usize = 8;
+/// Variables of one place.
+const MOST_VARIABLES: usize = 4096;
+
+/// A parameter or a local.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: String,
+    /// Its declaration in C.
+    pub declaration: String,
+    /// Whether it is a parameter of its function.
+    pub is_parameter: bool,
+    /// Where it is.
+    pub location: Location,
+    /// What its value is.
+    pub shown: Shown,
+}
+
+/// A variable's entry, with what others said of it.
+struct Described<'f> {
+    name: &'f [u8],
+    ty: Option<UnitOffset>,
+}
+
+impl<'f> DebugInfo<'f> {
+    /// The variables at a place, in the order in which they are declared.
+    ///
+    /// # Errors
+    /// When the debug information is damaged.
+    pub fn variables(&self, place: &PointPlace) -> Result<Vec<Variable>, DebugError> {
+        self.budget.begin();
+        let index = place.unit;
+        let unit = self.unit(index)?;
+        let Some(start) = place.scope else {
+            return Ok(Vec::new());
+        };
+        let at = place.at.0;
+        let wrong = |source| self.damaged(index, ".debug_info", source);
+        let own = self.own_code(index, &unit, start)?;
+        let cfa = OnceCell::new();
+        let cfa = || cfa.get_or_init(|| self.cfa(at)).clone();
+        let no_base = || None;
+        let outer = Frame {
+            base: &no_base,
+            cfa: &cfa,
+            is_entry: false,
+        };
+        let base = || {
+            let base = own.as_ref()?.attr_value(dw::DW_AT_frame_base)?;
+            let expression = self.expression(index, &unit, base, at).ok()??;
+            sum(expression, unit.encoding(), &outer)
+        };
+        let begins = match &own {
+            Some(own) => ranges(self, index, &unit, own)?.first().map(|it| it.start),
+            None => None,
+        };
+        let frame = Frame {
+            base: &base,
+            cfa: &cfa,
+            is_entry: begins == Some(at),
+        };
+        let mut found: Vec<(isize, Variable)> = Vec::new();
+        let mut entries = unit.entries_raw(Some(start)).map_err(wrong)?;
+        let mut entry = Entry::null();
+        // How deep what is passed over lies.
+        let mut skipped = None;
+        loop {
+            let depth = entries.next_depth();
+            if entries.is_empty() || (entry.offset() != UnitOffset(0) && depth <= 0) {
+                break;
+            }
+            let is_entry = entries.read_entry(&mut entry).map_err(wrong)?;
+            self.budget.spend(entry.attrs().len() + 1)?;
+            if !is_entry || skipped.is_some_and(|outer| depth > outer) {
+                continue;
+            }
+            skipped = None;
+            if depth == 0 {
+                if !entry.has_children() {
+                    break;
+                }
+                continue;
+            }
+            match entry.tag() {
+                dw::DW_TAG_lexical_block => {
+                    let block = ranges(self, index, &unit, &entry)?;
+                    if !block.iter().any(|range| range.contains(&at)) {
+                        skipped = Some(depth);
+                    }
+                }
+                dw::DW_TAG_formal_parameter | dw::DW_TAG_variable => {
+                    skipped = Some(depth);
+                    if found.len() == MOST_VARIABLES {
+                        return Err(DebugError::TooMuch);
+                    }
+                    if let Some(one) = self.variable(index, &unit, &entry, at, &frame)? {
+                        let same = |(_, other): &(isize, Variable)| other.name == one.name;
+                        match found.iter().position(same) {
+                            Some(known) if found[known].0 < depth => found[known] = (depth, one),
+                            Some(_) => {}
+                            None => found.push((depth, one)),
+                        }
+                    }
+                }
+                _ => skipped = Some(depth),
+            }
+        }
+        Ok(found.into_iter().map(|(_, variable)| variable).collect())
+    }
+
+    /// The entry of the function whose code a scope is in.
+    fn own_code(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        start: UnitOffset,
+    ) -> Result<Option<Entry<'f>>, DebugError> {
+        let scopes = Scopes::read(self, index, unit)?;
+        let number = scopes.list.iter().position(|scope| scope.at == start);
+        let outer = number.and_then(|number| scopes.list.get(scopes.outermost(number)));
+        outer
+            .map(|outer| self.entry(index, unit, outer.at))
+            .transpose()
+    }
+
+    fn variable(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        entry: &Entry<'f>,
+        at: u64,
+        frame: &Frame<'_>,
+    ) -> Result<Option<Variable>, DebugError> {
+        if entry.has_attr(dw::DW_AT_declaration) {
+            return Ok(None);
+        }
+        let Some(described) = self.described(index, unit, entry)? else {
+            return Ok(None);
+        };
+        let name = String::from_utf8_lossy(described.name).into_owned();
+        let location = match entry.attr_value(dw::DW_AT_location) {
+            Some(value) => match self.expression(index, unit, value, at)? {
+                Some(expression) => {
+                    let (location, steps) = location(expression, unit.encoding(), frame);
+                    self.budget.spend(steps)?;
+                    location
+                }
+                None => Location::Nowhere("not kept here"),
+            },
+            None => match entry.attr_value(dw::DW_AT_const_value) {
+                Some(value) => constant_value(&value),
+                None => Location::Nowhere("optimised out"),
+            },
+        };
+        Ok(Some(Variable {
+            declaration: self.declaration(index, unit, described.ty, &name)?,
+            shown: self.shown(index, unit, described.ty)?,
+            name,
+            is_parameter: entry.tag() == dw::DW_TAG_formal_parameter,
+            location,
+        }))
+    }
+
+    /// Name and type of a variable, which may have been said where its function was described.
+    fn described(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        entry: &Entry<'f>,
+    ) -> Result<Option<Described<'f>>, DebugError> {
+        let (mut name, mut ty) = (None, None);
+        let mut next = None;
+        for _ in 0..MOST_STEPS {
+            let entry = next.as_ref().unwrap_or(entry);
+            name = name.or_else(|| self.text(unit, entry.attr_value(dw::DW_AT_name)?));
+            ty = ty.or_else(|| reference(entry.attr_value(dw::DW_AT_type)));
+            let origin = entry.attr_value(dw::DW_AT_abstract_origin);
+            let Some(origin) = reference(origin) else {
+                break;
+            };
+            next = Some(self.entry(index, unit, origin)?);
+        }
+        Ok(name.map(|name| Described { name, ty }))
+    }
+
+    /// The expression that holds at `at`, of one or of a list of them.
+    fn expression(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        value: AttributeValue<Reader<'f>>,
+        at: u64,
+    ) -> Result<Option<gimli::Expression<Reader<'f>>>, DebugError> {
+        if let AttributeValue::Exprloc(expression) = value {
+            return Ok(Some(expression));
+        }
+        let wrong = |source| self.damaged(index, ".debug_loclists", source);
+        let list = self.dwarf.attr_locations(unit, value).map_err(wrong)?;
+        let Some(mut list) = list else {
+            return Ok(None);
+        };
+        while let Some(entry) = list.next().map_err(wrong)? {
+            self.budget.spend(1)?;
+            if (entry.range.begin..entry.range.end).contains(&at) {
+                return Ok(Some(entry.data));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The caller's frame at `at`: where the stack was before the call.
+    fn cfa(&self, at: u64) -> Option<Sum> {
+        let bytes = gimli::Section::reader(&self.frame).len();
+        self.budget.spend(bytes).ok()?;
+        let bases = BaseAddresses::default();
+        let mut context = UnwindContext::new();
+        let row = self
+            .frame
+            .unwind_info_for_address(&bases, &mut context, at, DebugFrame::cie_from_offset)
+            .ok()?;
+        match row.cfa() {
+            CfaRule::RegisterAndOffset { register, offset } => Sum::new(*register, *offset),
+            CfaRule::Expression(_) => None,
+        }
+    }
+}
+
+fn constant_value(value: &AttributeValue<Reader<'_>>) -> Location {
+    match value {
+        AttributeValue::Block(bytes) => constant(bytes.slice()),
+        value => match (value.sdata_value(), value.udata_value()) {
+            (_, Some(value)) => Location::Constant(value.cast_signed()),
+            (Some(value), None) => Location::Constant(value),
+            (None, None) => Location::Nowhere("a constant that is no number"),
+        },
+    }
+}

@@ -1,0 +1,203 @@
+//! Points in a kernel's sources, as `perf probe` names them.
+//!
+//! ```text
+//! point = FUNC ["@" SRC] [":" LINE | "+" OFFSET | "%return" | ";" TEXT] | SRC ":" LINE
+//! ```
+//!
+//! LINE counts from the function's first line, which is 0, or from that of a source file, which is line 1. As
+//! for perf, a name with a period before a colon is that of a file. What is kept true: the printed form of a
+//! [`Point`] that was read is read as that same point.
+
+use std::fmt;
+
+use crate::number::number_in;
+use crate::parse_error::{ParseError, error};
+use crate::symbol::symbol_length;
+
+/// A point in the sources.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Point {
+    /// In a function, wherever there is code of it.
+    Function {
+        /// Its name in the sources.
+        name: String,
+        /// The end of the path of the file it is in, if that was said.
+        file: Option<String>,
+        /// Where in the function.
+        at: At,
+    },
+    /// At a line of a file.
+    Line {
+        /// The end of the file's path.
+        file: String,
+        /// The line, from 1.
+        line: u64,
+    },
+}
+
+/// Where in a function.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum At {
+    /// Where its code begins.
+    Entry,
+    /// So many lines behind its first one.
+    Line(u64),
+    /// So many bytes into its code.
+    Offset(u64),
+    /// Where it returns.
+    Return,
+    /// At the lines that a text is in.
+    Text(String),
+}
+
+impl Point {
+    /// Reads a point.
+    ///
+    /// # Errors
+    /// When the text is none, with the column and the reason.
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let odd = |c: &char| !('!'..='~').contains(c);
+        if let Some((column, c)) = text.chars().enumerate().find(|(_, c)| odd(c)) {
+            return error(column, format!("{c:?} cannot be part of a probe point"));
+        }
+        let end = text.find(['@', ':', '+', '%', ';']).unwrap_or(text.len());
+        let (name, rest) = text.split_at(end);
+        if rest.starts_with([':', ';']) && name.contains('.') {
+            let Some(digits) = rest.strip_prefix(':') else {
+                return error(end, "`;` belongs to a function: name a line of the file");
+            };
+            let line = line(end + 1, digits)?;
+            if line == 0 {
+                return error(end + 1, "the lines of a file count from 1");
+            }
+            let file = name.to_owned();
+            return Ok(Self::Line { file, line });
+        }
+        let length = symbol_length(name);
+        if length == 0 || name.starts_with(|c: char| c.is_ascii_digit()) {
+            return error(
+                0,
+                "a function or a source file (`fs/file.c:LINE`) belongs here",
+            );
+        }
+        if let Some(c) = name[length..].chars().next() {
+            return error(length, format!("`{c}` cannot be part of a function's name"));
+        }
+        let (file, rest, at) = match rest.strip_prefix('@') {
+            None => (None, rest, end),
+            Some(behind) => {
+                let len = behind.find([':', '+', '%', ';']).unwrap_or(behind.len());
+                if len == 0 {
+                    return error(end + 1, "missing source file behind `@`");
+                }
+                let (file, rest) = behind.split_at(len);
+                (Some(file.to_owned()), rest, end + 1 + len)
+            }
+        };
+        let at = match rest.split_at_checked(1) {
+            None => At::Entry,
+            Some((":", digits)) => At::Line(line(at + 1, digits)?),
+            Some(("+", digits)) => At::Offset(number_in(at + 1, digits, "offset", || {
+                "missing offset after `+`".to_owned()
+            })?),
+            Some(("%", "return")) => At::Return,
+            Some((";", text)) if !text.is_empty() => At::Text(text.to_owned()),
+            Some((";", _)) => return error(at + 1, "missing text behind `;`"),
+            Some(("%", _)) => return error(at, "only `%return` can follow a function after `%`"),
+            Some(_) => return error(at, "`:LINE`, `+OFFSET` or `%return` can follow a function"),
+        };
+        let name = name.to_owned();
+        Ok(Self::Function { name, file, at })
+    }
+}
+
+fn line(column: usize, digits: &str) -> Result<u64, ParseError> {
+    number_in(column, digits, "line", || {
+        "missing line after `:`".to_owned()
+    })
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line { file, line } => write!(f, "{file}:{line}"),
+            Self::Function { name, file, at } => {
+                f.write_str(name)?;
+                if let Some(file) = file {
+                    write!(f, "@{file}")?;
+                }
+                write!(f, "{at}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entry => Ok(()),
+            Self::Line(line) => write!(f, ":{line}"),
+            Self::Offset(offset) => write!(f, "+{offset:#x}"),
+            Self::Return => f.write_str("%return"),
+            Self::Text(text) => write!(f, ";{text}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_read_as_perf_reads_them() {
+        let function = |file: Option<&str>, at| Point::Function {
+            name: "vfs_read".to_owned(),
+            file: file.map(str::to_owned),
+            at,
+        };
+        let source = |line| Point::Line {
+            file: "fs/read_write.c".to_owned(),
+            line,
+        };
+        for (text, wanted) in [
+            ("vfs_read", function(None, At::Entry)),
+            ("vfs_read:3", function(None, At::Line(3))),
+            ("vfs_read:0", function(None, At::Line(0))),
+            ("vfs_read+0x10", function(None, At::Offset(16))),
+            ("vfs_read%return", function(None, At::Return)),
+            (
+                "vfs_read;ret=*",
+                function(None, At::Text("ret=*".to_owned())),
+            ),
+            (
+                "vfs_read@fs/read_write.c:3",
+                function(Some("fs/read_write.c"), At::Line(3)),
+            ),
+            ("fs/read_write.c:452", source(452)),
+        ] {
+            let point = Point::parse(text).unwrap();
+            assert_eq!(point, wanted, "{text}");
+            assert_eq!(Point::parse(&point.to_string()).unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_where_they_are() {
+        for (text, column) in [
+            ("", 0),
+            ("1f:2", 0),
+            ("vfs read", 3),
+            ("vfs_read:", 9),
+            ("vfs_read:x", 9),
+            ("vfs_read+", 9),
+            ("vfs_read%exit", 8),
+            ("vfs_read@:3", 9),
+            ("vfs-read", 3),
+            ("a.c:0", 4),
+            ("a.c;ret", 3),
+            ("vfs_read;", 9),
+        ] {
+            assert_eq!(Point::parse(text).unwrap_err().column, column, "{text}");
+        }
+    }
+}
