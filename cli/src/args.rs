@@ -16,6 +16,7 @@ use crate::plant::PlantArgs;
 use crate::script::ScriptArgs;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
+use crate::sources_args::{Lines, Vars};
 
 /// Kprobes from outside: boots Linux guests under KVM and watches any instruction of their kernels.
 #[derive(Debug, Parser)]
@@ -74,6 +75,10 @@ pub(crate) enum Command {
     Types(Types),
     /// Say what probe definitions come to in a kernel, without running it
     Explain(Box<Explain>),
+    /// Tell which lines of a kernel's function take a probe, from debug information
+    Lines(Lines),
+    /// Tell which variables can be read at a point of a kernel's sources, from debug information
+    Vars(Vars),
     /// Tell whether this machine can run guests, and how probes will work on it
     Doctor(Doctor),
     /// Write the ELF kernel inside a bzImage to a file, which then boots without being unpacked

@@ -36,6 +36,8 @@ mod server_args;
 mod session;
 mod signals;
 mod size;
+mod sources;
+mod sources_args;
 mod symbolize;
 mod syms;
 mod terminal;
@@ -85,6 +87,8 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Syms(args) => syms::syms(args).await,
         Command::Types(args) => types::types(args).await,
         Command::Explain(args) => explain::run(*args),
+        Command::Lines(args) => sources::lines(args),
+        Command::Vars(args) => sources::vars(args),
         Command::Doctor(args) => doctor::doctor(args).await,
         Command::Unpack(args) => unpack::unpack(&args),
         Command::Completions { shell } => {

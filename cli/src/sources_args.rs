@@ -1,0 +1,53 @@
+//! What `hvprobe lines` and `hvprobe vars` can be asked.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+
+/// The files to look into.
+#[derive(Debug, Args)]
+pub(crate) struct Files {
+    /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) kernel: Option<PathBuf>,
+
+    /// vmlinux with the debug information (DWARF) of that kernel
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) debug_info: PathBuf,
+
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Of which function.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Lines count from the function's first one, which is 0.
+
+Example:
+  hvprobe lines vfs_read --kernel vmlinuz --debug-info vmlinux")]
+pub(crate) struct Lines {
+    /// `FUNC` or `FUNC@SRC`
+    #[arg(value_name = "FUNC")]
+    pub(crate) function: String,
+
+    #[command(flatten)]
+    pub(crate) files: Files,
+}
+
+/// At which point.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Tells each variable as a fetch argument has it, or why it cannot be read there.
+
+Example:
+  hvprobe vars vfs_read:6 --kernel vmlinuz --debug-info vmlinux")]
+pub(crate) struct Vars {
+    /// `FUNC[@SRC][:LINE|+OFFSET|%return]` or `SRC:LINE`
+    #[arg(value_name = "PROBEPOINT")]
+    pub(crate) point: String,
+
+    #[command(flatten)]
+    pub(crate) files: Files,
+}
