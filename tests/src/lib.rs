@@ -10,5 +10,6 @@ pub mod differential;
 pub mod fuzz;
 pub mod micro;
 pub mod names;
+pub mod program;
 pub mod rig;
 pub mod wait;
