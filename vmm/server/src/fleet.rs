@@ -6,7 +6,7 @@
 //! machine is called. Each machine has one thread here, which boots it and then waits for its end.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hvprobe_machine::{BootError, CpuError, Machine, MachineConfig, MemoryError};
@@ -29,9 +29,9 @@ use super::status::{self, Failure, broken, chain};
 use super::threads;
 use super::totals::{Guest, Totals};
 
-/// How long a server that stops waits for boots that are under way. One that takes longer hangs in the
-/// host, and ends with the process.
-const BOOTS: Duration = Duration::from_secs(10);
+/// How long a server that stops waits for its machines to end, and for boots that are under way. What takes
+/// longer hangs in the host, and ends with the process.
+const ENDS: Duration = Duration::from_secs(10);
 
 /// All machines of a server. Copies are the same fleet.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +49,8 @@ struct Shared {
     settled: Notify,
     totals: Arc<Totals>,
     news: News,
+    /// When nothing is waited for any more, once the server stops.
+    no_longer: OnceLock<Instant>,
 }
 
 /// What comes of asking for a machine.
@@ -191,9 +193,11 @@ impl Fleet {
         }
     }
 
-    /// Ends all machines at once, those being booted too, and lets none be booted any more.
+    /// Ends all machines at once, those being booted too, and lets none be booted any more. However often
+    /// it is called, what hangs is waited for once.
     pub(crate) async fn close(&self) {
-        let no_longer = Instant::now() + BOOTS;
+        let no_longer = &self.shared.no_longer;
+        let no_longer = *no_longer.get_or_init(|| Instant::now() + ENDS);
         loop {
             let booting = {
                 let mut slots = self.slots();
@@ -201,12 +205,18 @@ impl Fleet {
                 self.shared.arrivals.close();
                 slots.is_booting()
             };
-            at_once(self.live(), |handle| async move {
+            let stopping = at_once(self.live(), |handle| async move {
                 if let Err(error) = handle.stop().await {
                     tracing::error!(machine = handle.name(), %error, "cannot stop the machine");
                 }
-            })
-            .await;
+            });
+            if timeout_at(no_longer, stopping).await.is_err() {
+                for stuck in self.live() {
+                    let machine = stuck.name();
+                    tracing::error!(machine, "does not end, and is left to end with the process");
+                }
+                return;
+            }
             if !booting {
                 return;
             }
