@@ -6,7 +6,8 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::env;
-use std::io::{self, Write};
+use std::ffi::OsStr;
+use std::io::{self, IsTerminal as _, Write};
 use std::panic;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -22,6 +23,8 @@ use crate::output;
 
 /// The variable that says what is logged.
 const VARIABLE: &str = "RUST_LOG";
+/// The variable that asks for no colours (<https://no-color.org>).
+const PLAIN: &str = "NO_COLOR";
 /// Lines that wait for a reader.
 const WAITING: usize = 8192;
 /// How long the last lines may take at the end.
@@ -35,6 +38,11 @@ pub(crate) enum LogFormat {
     Text,
     /// JSON, one object per line
     Json,
+}
+
+/// Whether lines for people are coloured: where they are seen at once, unless `plain` says anything.
+fn in_colours(terminal: bool, plain: Option<&OsStr>) -> bool {
+    terminal && plain.is_none_or(OsStr::is_empty)
 }
 
 /// The log, while it lives.
@@ -64,7 +72,11 @@ impl Log {
             .with_writer(writer)
             .log_internal_errors(false);
         match format {
-            LogFormat::Text => log.with_target(false).with_timer(uptime()).init(),
+            LogFormat::Text => {
+                let colours = in_colours(io::stderr().is_terminal(), env::var_os(PLAIN).as_deref());
+                let log = log.with_ansi(colours);
+                log.with_target(false).with_timer(uptime()).init();
+            }
             LogFormat::Json => log.json().init(),
         }
         if let Some(mistake) = mistake {
@@ -206,5 +218,13 @@ mod tests {
         assert_eq!(shown(1, Some("h2=debug")), (ours("info"), false));
         assert_eq!(shown(9, None), (ours("trace"), false));
         assert_eq!(shown(0, Some("a=b=c")), (ours("warn"), true));
+    }
+
+    #[test]
+    fn colours_are_for_terminals_and_for_those_who_want_them() {
+        assert!(in_colours(true, None));
+        assert!(in_colours(true, Some(OsStr::new(""))));
+        assert!(!in_colours(true, Some(OsStr::new("1"))));
+        assert!(!in_colours(false, None));
     }
 }
