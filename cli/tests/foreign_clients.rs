@@ -7,14 +7,18 @@
     reason = "a helper that cannot go on fails its test"
 )]
 
+mod below_timeout;
+
 use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
+
+use below_timeout::signal;
 
 /// A server that ends with its test, below a `timeout` should that hang.
 struct Server {
@@ -65,8 +69,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // `timeout` passes this on; killed, it would leave the server behind.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        signal(&self.child, Signal::TERM);
         let _ = self.child.wait();
     }
 }

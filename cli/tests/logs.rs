@@ -5,6 +5,8 @@
     reason = "a helper that cannot go on fails its test"
 )]
 
+mod below_timeout;
+
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -13,11 +15,13 @@ use std::time::Duration;
 
 use hvprobe_proto::v1::ListMachinesRequest;
 use hvprobe_proto::v1::machines_client::MachinesClient;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
+
+use below_timeout::signal;
 
 /// Calls that log far more than may wait.
 const CALLS: u32 = 3000;
@@ -71,7 +75,7 @@ impl Server {
     }
 
     fn terminate(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        signal(&self.child, Signal::TERM);
     }
 
     /// Ends it; all it has said that was not read.
@@ -119,7 +123,7 @@ async fn server_whose_log_nobody_reads_answers_and_says_later_what_was_lost() {
     let count: u64 = count.split(' ').next().unwrap().parse().unwrap();
     assert!(count > u64::from(CALLS), "{line}");
     call(&socket, 1).await;
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    signal(&child, Signal::TERM);
     assert!(reader.join().unwrap() > 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     drop(folder);
@@ -150,6 +154,17 @@ fn log_in_json_is_json_to_the_last_line() {
 }
 
 #[test]
+fn log_is_plain_where_no_terminal_shows_it() {
+    let server = Server::start(Some("trace"), &[]);
+    let (before, first) = (server.before.clone(), server.first.clone());
+    let (rest, status) = server.end();
+    assert_eq!(status, Some(0));
+    let told = [before, first, rest].concat();
+    assert!(told.contains("TRACE"), "{told}");
+    assert!(!told.contains('\u{1b}'), "{told}");
+}
+
+#[test]
 fn log_says_what_the_environment_asks_for_unless_more_was_typed() {
     for (log, options, says) in [
         (None, &[][..], false),
@@ -159,7 +174,7 @@ fn log_says_what_the_environment_asks_for_unless_more_was_typed() {
     ] {
         // A socket that a killed server has left is replaced, which is told at level INFO.
         let mut killed = Server::start(None, &[]);
-        kill_child(&killed.child);
+        signal(&killed.child, Signal::KILL);
         killed.child.wait().unwrap();
         let server = Server::start_in(killed.folder, log, options);
         let before = server.before.clone();
@@ -169,15 +184,5 @@ fn log_says_what_the_environment_asks_for_unless_more_was_typed() {
             says,
             "{log:?}: {all}"
         );
-    }
-}
-
-/// Kills what `timeout` runs, which would leave it behind.
-fn kill_child(timeout: &Child) {
-    let children = format!("/proc/{0}/task/{0}/children", timeout.id());
-    let children = std::fs::read_to_string(children).unwrap();
-    for child in children.split_whitespace() {
-        let child = Pid::from_raw(child.parse().unwrap()).unwrap();
-        kill_process(child, Signal::KILL).unwrap();
     }
 }
