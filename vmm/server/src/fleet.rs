@@ -51,6 +51,8 @@ struct Shared {
     news: News,
     /// When nothing is waited for any more, once the server stops.
     no_longer: OnceLock<Instant>,
+    /// Set once what hangs has been told.
+    left: OnceLock<()>,
 }
 
 /// What comes of asking for a machine.
@@ -211,10 +213,15 @@ impl Fleet {
                 }
             });
             if timeout_at(no_longer, stopping).await.is_err() {
-                for stuck in self.live() {
-                    let machine = stuck.name();
-                    tracing::error!(machine, "does not end, and is left to end with the process");
-                }
+                self.shared.left.get_or_init(|| {
+                    for stuck in self.live() {
+                        let machine = stuck.name();
+                        tracing::error!(
+                            machine,
+                            "does not end, and is left to end with the process"
+                        );
+                    }
+                });
                 return;
             }
             if !booting {
@@ -222,7 +229,9 @@ impl Fleet {
             }
             let settled = self.shared.settled.notified();
             if timeout_at(no_longer, settled).await.is_err() {
-                tracing::error!("a boot hangs, and is left to end with the process");
+                self.shared.left.get_or_init(|| {
+                    tracing::error!("a boot hangs, and is left to end with the process");
+                });
                 return;
             }
         }

@@ -1,0 +1,86 @@
+//! A machine that really hangs: the thread of its virtual CPU stands still in the host and never takes
+//! another step.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use hvprobe_tests::program::{Program, ok};
+use hvprobe_tests::rig::rig;
+use rustix::process::Signal;
+
+/// How long a server waits for machines that do not end, and what else stopping may take in a rig.
+const STOPPED: Duration = Duration::from_secs(10 + 20);
+
+/// The thread called `name` of the process `process`.
+fn thread(process: i32, name: &str) -> i32 {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let numbers = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
+    let is_it = |number: &String| {
+        let comm = fs::read_to_string(format!("/proc/{process}/task/{number}/comm"));
+        comm.is_ok_and(|comm| comm.trim_end() == name)
+    };
+    let number = numbers.into_iter().find(is_it);
+    number.expect("such a thread").parse().unwrap()
+}
+
+/// Stops a thread of another process for as long as this one lives.
+fn freeze(thread: i32) {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    for request in [libc::PTRACE_SEIZE, libc::PTRACE_INTERRUPT] {
+        // SAFETY: neither request reads or writes memory of this process.
+        let done = unsafe { libc::ptrace(request, thread, none, none) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+    assert!(libc::WIFSTOPPED(changed(thread)));
+}
+
+/// The status to which a thread comes that this one has stopped, or stops.
+///
+/// Waits until it stops or has ended, and reaps it then: before that, nobody can reap its process.
+fn changed(thread: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: `status` is where the kernel may write one.
+    let told = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+    assert_eq!(told, thread, "{}", io::Error::last_os_error());
+    status
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs() {
+    if rig("a machine that hangs").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let at = ["--socket", socket.to_str().unwrap()];
+    let server = Program::start(&[&["serve"], &at[..]].concat());
+    server.wait_err("listening");
+    let command = ["--", "workload", "stdin-hold", "1"];
+    let boot = |name| {
+        ok(&[&["vm", "boot", "--name", name], &at[..], &command].concat());
+    };
+    boot("stuck");
+    let stuck = thread(server.pid().as_raw_nonzero().get(), "vcpu0");
+    freeze(stuck);
+    boot("well");
+    let since = Instant::now();
+    server.signal(Signal::TERM);
+    let ended = changed(stuck);
+    let served = server.finish();
+    assert!(!libc::WIFSTOPPED(ended), "{ended:#x}");
+    assert!(since.elapsed() < STOPPED, "{:?}", since.elapsed());
+    assert_eq!(served.status, Some(0), "{served:#?}");
+    let left = |line: &&String| line.contains("left to end with the process");
+    let left: Vec<_> = served.err.iter().filter(left).collect();
+    assert!(
+        matches!(left[..], [one] if one.contains("machine=\"stuck\"")),
+        "{served:#?}"
+    );
+    assert!(!socket.exists());
+}
