@@ -87,8 +87,8 @@ impl HitHandler {
 
     /// Whether handlers read or write memory by addresses that may be the process's.
     #[must_use]
-    pub fn reaches_memory(&self) -> bool {
-        self.table.reaches_memory()
+    pub fn reaches_process(&self) -> bool {
+        self.table.reaches_process()
     }
 
     /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped

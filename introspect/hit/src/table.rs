@@ -169,8 +169,8 @@ pub struct ProbeTable {
     orc: Option<Arc<Orc>>,
     /// Whether an instruction is stepped.
     steps: bool,
-    /// Whether handlers reach for memory.
-    reaches_memory: bool,
+    /// Whether handlers reach for memory that may be the process's.
+    reaches_process: bool,
 }
 
 /// What a table is made of.
@@ -226,9 +226,9 @@ impl ProbeTable {
             Role::Internal(_) => None,
         });
         let at_return = parts.returning.values().map(|returning| &returning.actions);
-        let reaches_memory = actions
+        let reaches_process = actions
             .chain(at_return)
-            .any(|actions| actions.reach_memory());
+            .any(|actions| actions.reach_process());
         let by_escape = detours()
             .filter_map(|(detour, index)| Some((detour.escape()?.0, index)))
             .collect();
@@ -254,7 +254,7 @@ impl ProbeTable {
             followed: parts.followed,
             orc: parts.orc,
             steps,
-            reaches_memory,
+            reaches_process,
         }
     }
 
@@ -268,8 +268,8 @@ impl ProbeTable {
         self.steps
     }
 
-    pub(crate) fn reaches_memory(&self) -> bool {
-        self.reaches_memory
+    pub(crate) fn reaches_process(&self) -> bool {
+        self.reaches_process
     }
 
     /// The index of the armed site at `at`.

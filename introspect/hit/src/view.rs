@@ -30,7 +30,7 @@ pub struct Surroundings<'a, M: ?Sized, C> {
     /// GS base: the per-CPU base while the kernel runs.
     pub gs_base: u64,
     /// Tells CR3. It is asked when a handler reaches for memory of the process, once in a hit; to be
-    /// given where [`HitHandler::reaches_memory`](crate::HitHandler::reaches_memory) says so.
+    /// given where [`HitHandler::reaches_process`](crate::HitHandler::reaches_process) says so.
     pub cr3: Option<&'a dyn Fn() -> Option<u64>>,
 }
 

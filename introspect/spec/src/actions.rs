@@ -59,12 +59,12 @@ impl Actions {
         !self.changes.is_empty() || self.hold.is_some() || self.then != Then::Proceed
     }
 
-    /// Whether memory is read or written, other than the stack, or may be as a client decides.
+    /// Whether memory is read or written that may be the process's, or may be as a client decides.
     #[must_use]
-    pub fn reach_memory(&self) -> bool {
+    pub fn reach_process(&self) -> bool {
         let mut items = self.capture.iter().chain(&self.capture_at_return);
         let mut changes = self.changes.iter();
-        items.any(Item::reaches_memory)
+        items.any(Item::reaches_process)
             || changes.any(|change| matches!(change, Change::Memory { .. }))
             || matches!(self.hold, Some(Hold::Ask { .. }))
     }

@@ -101,4 +101,17 @@ impl Item {
     pub fn reaches_memory(&self) -> bool {
         !matches!(self, Self::Stack(_) | Self::StackTrace(_))
     }
+
+    /// Whether what is read for it may be the process's memory.
+    #[must_use]
+    pub fn reaches_process(&self) -> bool {
+        match self {
+            Self::Memory { .. } => true,
+            Self::Fetched(fetched) => {
+                let mut pointers = fetched.pointers.iter();
+                pointers.any(|pointer| pointer.memory != Memory::Kernel)
+            }
+            Self::Stack(_) | Self::StackTrace(_) => false,
+        }
+    }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Catcher {
     /// GS base in kernel mode, once a hit has shown it since the virtual CPU last parked.
     kernel_gs: Option<u64>,
     /// Whether hits may reach for memory of the process.
-    reaches_memory: bool,
+    reaches_process: bool,
 }
 
 /// What most hits come to.
@@ -59,7 +59,7 @@ impl Catcher {
             clock,
             own_idt: None,
             kernel_gs: None,
-            reaches_memory: false,
+            reaches_process: false,
         }
     }
 
@@ -72,7 +72,7 @@ impl Catcher {
     ) {
         self.handler.adopt(table, view);
         self.kernel_gs = None;
-        self.reaches_memory = self.handler.reaches_memory();
+        self.reaches_process = self.handler.reaches_process();
         cpu.share_sregs(self.handler.can_hit());
     }
 
@@ -115,7 +115,7 @@ impl Catcher {
     #[inline]
     fn hit(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva) -> Outcome {
         let gs_base = self.kernel_gs(cpu);
-        if self.reaches_memory {
+        if self.reaches_process {
             return self.hit_reaching(cpu, ram, at, gs_base);
         }
         let around = surroundings(gs_base, ram, &self.clock, None);

@@ -103,7 +103,7 @@ impl Cpu {
             mem: &self.guest.mem,
             clock: &*self.clock,
             gs_base: self.gs_base,
-            cr3: self.handler.reaches_memory().then_some(&tell as _),
+            cr3: self.handler.reaches_process().then_some(&tell as _),
         };
         act(&mut self.handler, &mut self.regs, &around)
     }

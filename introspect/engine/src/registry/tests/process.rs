@@ -112,12 +112,12 @@ fn tables_are_asked_for_only_where_the_process_is_reached() {
     let (mut rig, cr3) = rig();
     let id = rig.register(&[spec(EMULATED)])[0];
     let mut cpu = Cpu::new(&rig);
-    assert!(!cpu.handler.reaches_memory());
+    assert!(!cpu.handler.reaches_process());
     let other = rig.register(&[acting(BOOSTED, capturing(vec![word(Gpr::Rsi, 0)]))])[0];
     cpu.cr3 = Some(cr3);
     cpu.regs.rsi = STACK.0;
     assert_eq!(cpu.hit(rig.addr(id)), RESUME);
-    assert!(cpu.handler.reaches_memory());
+    assert!(cpu.handler.reaches_process());
     assert_eq!(cpu.hit(rig.addr(other)), RESUME);
     assert_eq!(cpu.cr3_asked.get(), 0);
     // Nobody tells: it is unreadable, whatever the kernel's own tables have there.
