@@ -104,8 +104,8 @@ impl HitState {
         if counters.admit(self.vcpu, now) {
             counters.hit(self.vcpu);
             let seen = Seen::new(self.vcpu, member.id, actions, regs, taken);
-            let kind = EventKind::Hit;
-            let cost_ns = seen.report_with(scene, &mut self.events, &kind, captured, &[]);
+            let kind = || EventKind::Hit;
+            let cost_ns = seen.report_with(scene, &mut self.events, kind, &captured, &[]);
             counters.charge(now, cost_ns);
         } else {
             taken.mute(index);

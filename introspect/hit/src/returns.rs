@@ -157,7 +157,7 @@ impl HitState {
                     } else {
                         let mut data = [0; DATA_MAX];
                         let captured = restore(&actions.capture, call.data(&mut data));
-                        seen.report_with(scene, events, &kind(), captured, items)
+                        seen.report_with(scene, events, kind, &captured, items)
                     };
                     counters.charge(now, cost_ns);
                 }
@@ -217,8 +217,8 @@ impl HitState {
         if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
             counters.hit(self.vcpu);
             let seen = Seen::new(self.vcpu, call.probe(), actions, regs, taken);
-            let kind = EventKind::Return(told(call));
-            let cost_ns = seen.report_with(scene, &mut self.events, &kind, captured, &[]);
+            let kind = || EventKind::Return(told(call));
+            let cost_ns = seen.report_with(scene, &mut self.events, kind, &captured, &[]);
             counters.charge(now, cost_ns);
         }
         true

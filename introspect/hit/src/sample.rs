@@ -85,8 +85,9 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Queues the event, with `items` and the task; returns its cost. An event is large: one without
-    /// items is made in its place in the queue, which is why its kind is made by a function.
+    /// Queues the event, with `items` and the task; returns its cost. An event is large: it is made in its
+    /// place in the queue, which is why its kind is made by a function, and what is read for it is read to
+    /// there.
     #[inline]
     pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -95,46 +96,70 @@ impl<'a> Seen<'a> {
         kind: impl FnOnce() -> EventKind,
         items: &[Item],
     ) -> u64 {
-        if items.is_empty() {
-            self.queue(scene, events, kind, Captured::nothing)
-        } else {
-            self.report_with(scene, events, &kind(), Captured::nothing(), items)
+        if !items.is_empty() {
+            return self.report_read(scene, events, kind, |event| {
+                self.capture(scene, event, items)
+            });
         }
+        let task = scene.current();
+        let cost_ns = scene.around.clock.since(&self.taken.at);
+        events.push(
+            || self.event(kind(), task, cost_ns),
+            |event| event.regs = *self.regs,
+        );
+        cost_ns
     }
 
     /// As [`Seen::report`], with what was `captured` before `items`.
-    #[inline(never)]
     pub(super) fn report_with<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
         events: &mut EventProducer,
-        kind: &EventKind,
-        mut captured: Captured,
+        kind: impl FnOnce() -> EventKind,
+        captured: &Captured,
         items: &[Item],
     ) -> u64 {
-        let entry = match kind {
-            EventKind::Return(call) => Some(&call.entry),
-            EventKind::Hit | EventKind::Post | EventKind::Fault { .. } => None,
-        };
-        capture(scene, &mut captured, items, self.regs, entry);
-        self.queue(scene, events, || *kind, || captured)
+        self.report_read(scene, events, kind, |event| {
+            event.captured = *captured;
+            self.capture(scene, event, items);
+        })
     }
 
-    #[inline]
-    fn queue<M: PhysMemory + ?Sized, C: Clock>(
+    /// As [`Seen::report`], with what `read` reads. Apart, so that hits for which nothing is read have few
+    /// instructions.
+    #[inline(never)]
+    fn report_read<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
         events: &mut EventProducer,
         kind: impl FnOnce() -> EventKind,
-        captured: impl FnOnce() -> Captured,
+        read: impl FnOnce(&mut Event),
     ) -> u64 {
         let task = scene.current();
-        let cost_ns = scene.around.clock.since(&self.taken.at);
+        let cost_ns = || scene.around.clock.since(&self.taken.at);
+        let mut told = None;
         events.push(
-            || self.event(kind(), captured(), task, cost_ns),
-            |event| event.regs = *self.regs,
+            || self.event(kind(), task, 0),
+            |event| {
+                event.regs = *self.regs;
+                read(event);
+                event.cost_ns = *told.insert(cost_ns());
+            },
         );
-        cost_ns
+        told.unwrap_or_else(cost_ns)
+    }
+
+    fn capture<M: PhysMemory + ?Sized, C>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        event: &mut Event,
+        items: &[Item],
+    ) {
+        let entry = match &event.kind {
+            EventKind::Return(call) => Some(&call.entry),
+            EventKind::Hit | EventKind::Post | EventKind::Fault { .. } => None,
+        };
+        capture(scene, &mut event.captured, items, self.regs, entry);
     }
 
     /// The event, with `items` and the task, but without a cost.
@@ -144,22 +169,15 @@ impl<'a> Seen<'a> {
         kind: EventKind,
         items: &[Item],
     ) -> Event {
-        let mut captured = Captured::nothing();
-        capture(scene, &mut captured, items, self.regs, None);
-        let mut event = self.event(kind, captured, scene.current(), 0);
+        let mut event = self.event(kind, scene.current(), 0);
         event.regs = *self.regs;
+        self.capture(scene, &mut event, items);
         event
     }
 
-    /// Without registers, which are added when it is in its place.
+    /// Without what is added when it is in its place: registers, and what is read.
     #[inline]
-    fn event(
-        &self,
-        kind: EventKind,
-        captured: Captured,
-        task: Option<Task>,
-        cost_ns: u64,
-    ) -> Event {
+    fn event(&self, kind: EventKind, task: Option<Task>, cost_ns: u64) -> Event {
         Event {
             seq: 0,
             kind,
@@ -169,7 +187,7 @@ impl<'a> Seen<'a> {
             guest_tsc: self.taken.at.guest_tsc,
             regs: Regs::default(),
             shown: self.actions.registers,
-            captured,
+            captured: Captured::nothing(),
             task,
             cost_ns,
         }
