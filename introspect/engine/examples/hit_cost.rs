@@ -21,13 +21,14 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_engine::{HiddenRegion, Refusals, Registry, Standing, StopError, WhileStopped, World};
 use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, probed};
 use hvprobe_hit::event::Collector;
 use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_spec::definition::parse;
-use hvprobe_spec::{Actions, ProbeSpec};
+use hvprobe_spec::{Actions, Base, Fetched, Item, Memory as Of, Pointer, ProbeSpec, Read};
 // The shared guest below names these as its own crate's.
 use ::hvprobe_engine;
 
@@ -44,6 +45,8 @@ enum Mechanism {
     Emulated,
     /// The same, with a post-handler.
     EmulatedPost,
+    /// The same, with four bytes that are read of the kernel's memory.
+    Read,
     /// `mov rax, [rdi+8]`, in a slot that jumps back.
     Boosted,
     /// The same, in a slot that ends in an int3, with a post-handler.
@@ -57,9 +60,10 @@ enum Mechanism {
 }
 
 impl Mechanism {
-    const ALL: [(&str, Self); 7] = [
+    const ALL: [(&str, Self); 8] = [
         ("emulated", Self::Emulated),
         ("emulated-post", Self::EmulatedPost),
+        ("emulated-read", Self::Read),
         ("boosted", Self::Boosted),
         ("stepped", Self::Stepped),
         ("returned", Self::Returned),
@@ -77,13 +81,16 @@ impl Mechanism {
             Self::EmulatedPost => "filler_004",
             Self::Returned => "filler_006",
             Self::Both => "filler_008",
+            Self::Read => "filler_010",
         }
     }
 
     /// The probes on it.
     fn probes(self) -> Vec<ProbeSpec> {
         let kinds: &[&str] = match self {
-            Self::Emulated | Self::EmulatedPost | Self::Boosted | Self::Stepped => &["p"],
+            Self::Emulated | Self::EmulatedPost | Self::Read | Self::Boosted | Self::Stepped => {
+                &["p"]
+            }
             Self::Returned => &["r"],
             Self::Both => &["p", "r"],
             Self::Foreign => &[],
@@ -92,6 +99,10 @@ impl Mechanism {
             let definition = format!("{kind} {}", self.function());
             let actions = Actions {
                 post: matches!(self, Self::EmulatedPost | Self::Stepped),
+                capture: match self {
+                    Self::Read => vec![read()],
+                    _ => Vec::new(),
+                },
                 ..Actions::default()
             };
             ProbeSpec {
@@ -106,6 +117,18 @@ impl Mechanism {
     fn returns(self) -> bool {
         matches!(self, Self::Returned | Self::Both)
     }
+}
+
+/// What is read of memory: of the stack, as by any other pointer.
+fn read() -> Item {
+    Item::Fetched(Box::new(Fetched {
+        base: Base::Register(Gpr::Rsp),
+        pointers: vec![Pointer {
+            offset: 8,
+            memory: Of::Kernel,
+        }],
+        read: Read::Bytes(4),
+    }))
 }
 
 /// Where the return address of a function is at its entry.
@@ -147,7 +170,7 @@ fn main() -> ExitCode {
         .collect();
     registry.register(&specs, &guest).expect("legal");
     let other = |n| ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"));
-    let others: Vec<_> = (10..10 + others).map(other).collect();
+    let others: Vec<_> = (11..11 + others).map(other).collect();
     // What takes a slot when there is none left is left out.
     let others = registry.register_batch(&others, Refusals::Skip, &guest);
     others.expect("the guest stops");

@@ -13,9 +13,10 @@ use crate::cargo::{self, Executable};
 use crate::{packages, process, progress};
 
 /// What the example can count.
-const KINDS: [&str; 7] = [
+const KINDS: [&str; 8] = [
     "emulated",
     "emulated-post",
+    "emulated-read",
     "boosted",
     "stepped",
     "returned",

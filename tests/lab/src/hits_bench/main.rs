@@ -23,7 +23,7 @@ mod table;
 mod targets;
 
 use guest::Ticks;
-use ours::{EMULATED, Fetch, Loop, MECHANISMS, Machine, OPTIMIZED, Work};
+use ours::{EMULATED, Fetch, Loop, MECHANISMS, Machine, Mechanism, OPTIMIZED, Work};
 use qemu::Accelerator;
 use slowdown::Slower;
 use table::{Row, Unit};
@@ -34,6 +34,17 @@ use targets::{Ratio, Runs, Target};
 const CALL: &str = "getpgid";
 const FUNCTION: &str = "__x64_sys_getpgid";
 const PAST_FTRACE: &str = "do_getpgid+5";
+/// What the function itself is given: where the registers are that the call was made with.
+const ITS_ARGUMENT: &str = "regs=%di";
+/// What is recorded of it if nothing else is said, the call's argument, is one of these: four bytes of memory.
+const USUAL: [(&str, Option<&str>, Mechanism); 2] = [
+    (
+        "kprobe, emulated, the call's argument",
+        Some("emulated-read"),
+        EMULATED,
+    ),
+    ("kprobe, optimized, the call's argument", None, OPTIMIZED),
+];
 /// The work that is slowed down, and the function that is probed meanwhile.
 const BUSY_CALL: &str = "copy";
 const BUSY_FUNCTION: &str = "vfs_read";
@@ -180,6 +191,7 @@ fn run(options: &Options) -> Result<()> {
         call: BUSY_CALL,
         calls: options.calls,
         function: BUSY_FUNCTION,
+        recorded: "",
     };
     let place = optimizable(&machine)?;
     rows.extend(jumps(options, &mut machine, &busy, place)?);
@@ -238,6 +250,11 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
         call: CALL,
         calls: options.calls,
         function: FUNCTION,
+        recorded: ITS_ARGUMENT,
+    };
+    let usual = Work {
+        recorded: "",
+        ..work
     };
     let reading = Work {
         call: READER,
@@ -252,6 +269,10 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
         for mechanism in &MECHANISMS {
             progress(mechanism.name);
             loops.push(machine.probed(&work, mechanism)?);
+        }
+        for (name, _, mechanism) in &USUAL {
+            progress(name);
+            loops.push(machine.probed(&usual, mechanism)?);
         }
         progress(READER);
         loops.push(machine.bare(&reading, None)?);
@@ -286,7 +307,8 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     ];
     let names = OWN.iter().map(|(name, ..)| (*name, None));
     let ours = MECHANISMS.iter().map(|it| (it.name, it.counted_as));
-    for ((name, kind), measured) in names.chain(ours).zip(loops.by_ref()) {
+    let usual = USUAL.iter().map(|(name, kind, _)| (*name, *kind));
+    for ((name, kind), measured) in names.chain(ours).chain(usual).zip(loops.by_ref()) {
         rows.push(Row {
             instructions: kind.and_then(|kind| counted_as(options, kind)),
             ..difference(name, &measured, &base)

@@ -36,10 +36,12 @@ pub(crate) struct Work {
     pub(crate) calls: u32,
     /// The function that is probed.
     pub(crate) function: &'static str,
+    /// What is recorded, as it stands behind the function; what is usual there if that is nothing.
+    pub(crate) recorded: &'static str,
 }
 
 /// A mechanism: its name in the table, what its instructions are counted as, if they are, and what
-/// `hvprobe probe add` is given for it. `{}` stands for the function.
+/// `hvprobe probe add` is given for it. `{}` stands for the function and what is recorded there.
 #[derive(Debug)]
 pub(crate) struct Mechanism {
     pub(crate) name: &'static str,
@@ -186,9 +188,10 @@ impl Machine {
 
     /// The loop with probes of ours on its function.
     pub(crate) fn probed(&mut self, work: &Work, mechanism: &Mechanism) -> Result<Loop> {
+        let definition = format!("{} {}", work.function, work.recorded);
         let words = mechanism.add.iter();
         let words: Vec<String> = words
-            .map(|word| word.replace("{}", work.function))
+            .map(|word| word.replace("{}", definition.trim_end()))
             .collect();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         self.with_probes(work, &words)
