@@ -12,6 +12,11 @@ pub const GATE_PORT: u8 = 0x90;
 /// The port that detours write to when the ring fills up. Nothing in a PC answers there either.
 pub const DOORBELL_PORT: u8 = 0x91;
 
+/// The port that detours write to when there is no room in the ring for a hit that is not to be lost.
+/// The host answers in AL: not zero where it is worth another look. Nothing in a PC answers there either,
+/// unlike at the port before it.
+pub const ROOM_PORT: u8 = 0x93;
+
 /// How many vectors an interrupt descriptor table has (SDM vol. 3, 6.10).
 pub const VECTORS: u64 = 256;
 

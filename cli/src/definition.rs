@@ -36,6 +36,9 @@ pub(crate) fn specs(
             if histograms.iter().any(|it| it.needs_stacks(&definition)) {
                 hit.record_stacks();
             }
+            if histograms.iter().any(|it| it.is_of(&definition)) {
+                hit.wait_for_room();
+            }
             Ok(ProbeSpec {
                 disabled,
                 ..hit.spec(hold, &text, definition)?

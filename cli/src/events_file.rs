@@ -40,8 +40,12 @@ impl FileHistogram {
     /// Whether the events of `definition` have to record the kernel's stack for it.
     pub(crate) fn needs_stacks(&self, definition: &Definition) -> bool {
         let read = read_histogram(self.text());
+        self.is_of(definition) && read.is_ok_and(|histogram| histogram.needs_stacks())
+    }
+
+    /// Whether it counts the events of `definition`.
+    pub(crate) fn is_of(&self, definition: &Definition) -> bool {
         definition.event_path() == self.trigger.event
-            && read.is_ok_and(|histogram| histogram.needs_stacks())
     }
 
     /// What is wrong with it.

@@ -59,6 +59,11 @@ pub(crate) struct ActArgs {
     #[arg(long, value_name = "ADDRESS", conflicts_with = "returned")]
     jump: Option<String>,
 
+    /// Have the virtual CPU of a hit for which there is no room wait for some, five seconds at most, rather
+    /// than lose the hit; those that are counted by --hist, or by maps of a script, do so anyway
+    #[arg(long)]
+    wait_for_room: bool,
+
     /// Report the state after the instruction, too
     #[arg(long)]
     post: bool,
@@ -127,6 +132,11 @@ impl HitArgs {
         self.acts.record_stacks();
     }
 
+    /// Has hits wait for room.
+    pub(crate) fn wait_for_room(&mut self) {
+        self.acts.wait_for_room();
+    }
+
     /// Adds what is asked for to the probe `text` defines.
     pub(crate) fn spec(
         &self,
@@ -160,6 +170,11 @@ impl ActArgs {
     /// Has the kernel's stack recorded.
     pub(crate) fn record_stacks(&mut self) {
         self.stack = true;
+    }
+
+    /// Has hits wait for room, as they are counted.
+    pub(crate) fn wait_for_room(&mut self) {
+        self.wait_for_room = true;
     }
 
     fn spec(
@@ -212,6 +227,7 @@ impl ActArgs {
             changes: all("set", &self.set, language::change)?,
             post: self.post,
             faults: self.faults,
+            wait_for_room: self.wait_for_room,
             ..Default::default()
         };
         let mut shown = Vec::new();

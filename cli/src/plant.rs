@@ -75,6 +75,13 @@ impl PlantArgs {
         }
     }
 
+    /// Has their hits wait for room, if there are any, as they are counted.
+    pub(crate) fn wait_for_room(&mut self) {
+        if !self.definitions.is_empty() || !self.events.is_empty() {
+            self.acts.wait_for_room();
+        }
+    }
+
     /// The probes of `script` to plant.
     pub(crate) fn read_script(self, script: &Script) -> Result<ToPlant, WrongUsage> {
         Ok(ToPlant {

@@ -45,6 +45,9 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
     if args.histograms.need_stacks() {
         args.guest.hit.record_stacks();
     }
+    if args.histograms.is_given() {
+        args.guest.hit.wait_for_room();
+    }
     let format = match (args.json, args.console) {
         (true, _) => Format::Json,
         (false, true) => Format::Aside,

@@ -105,6 +105,9 @@ impl Script {
             if planted.stacks {
                 hit.record_stacks();
             }
+            if !self.program.maps.is_empty() {
+                hit.wait_for_room();
+            }
             hit.spec(hold, &planted.written.text, planted.definition.clone())
         });
         specs.collect()

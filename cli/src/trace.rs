@@ -25,6 +25,9 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     if args.histograms.need_stacks() {
         args.plant.record_stacks();
     }
+    if args.histograms.is_given() {
+        args.plant.wait_for_room();
+    }
     let to_plant = args.plant.clone().read()?;
     let in_files = to_plant
         .as_ref()

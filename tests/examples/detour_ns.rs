@@ -95,6 +95,7 @@ impl<'a> Kind<'a> {
                     source: 1,
                     capture,
                     lost,
+                    waits: false,
                 };
                 let member = Member {
                     conditions,
@@ -119,6 +120,7 @@ impl<'a> Kind<'a> {
                     instances,
                     entry,
                     lost,
+                    waits: false,
                     first_stub: 0,
                 };
                 let stubs = room.returns(&self.ring, &exit)?;

@@ -120,62 +120,81 @@ fn entries_are_those_of_the_guests_own_histograms() {
     assert!(compared > 30, "{printed}");
 }
 
+/// Counts the calls of two system calls, one probed without exits and one with, that two programs make of each;
+/// with as many histograms that the guest outruns them. Returns how many hits one of them has, what is lost, and
+/// how many calls there were.
+fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
+    const CALLS: [u64; 2] = [60_000, 15_000];
+    const HISTOGRAMS: usize = 12;
+    let machine = running.machine.clone();
+    let spec = |definition, mechanism| {
+        let mut spec = probe(definition);
+        spec.actions.wait_for_room = wait_for_room;
+        ProbeSpec {
+            mechanism: Some(mechanism),
+            ..spec
+        }
+    };
+    let optimized = running.register(spec("p __x64_sys_getpgid", Mechanism::Optimized));
+    let emulated = running.register(spec("p __x64_sys_getsid", Mechanism::Emulated));
+    let histogram = "keys=probe,comm:vals=common_timestamp.max,common_pid.min";
+    let histogram = read_histogram(histogram).expect("a histogram");
+    let counted: Vec<_> = (0..HISTOGRAMS)
+        .map(|_| machine.aggregate(&[optimized, emulated], histogram.clone()))
+        .map(|counted| counted.expect("it can be counted"))
+        .collect();
+    let [many, few] = CALLS;
+    machine.console_input(format!("{many} {few}\n").as_bytes());
+    let printed = running.wait_for(&format!("finished {wait_for_room}"));
+    let made = values(&printed, "calls");
+    let expected = [many, many, few, few].map(u64::cast_signed);
+    assert!(made.ends_with(&expected), "{made:?}");
+    machine.flush_events();
+    let told = counted[0].read();
+    assert_eq!((told.dropped, told.rows.len()), (0, 2), "{told:?}");
+    for (id, calls) in [(optimized, many), (emulated, few)] {
+        let key = KeyValue::Number(id.0.into());
+        let row = told.rows.iter().find(|row| row.keys[0] == key);
+        let row = row.expect("an entry of each");
+        assert!(2 * calls - row.hits <= told.lost, "{told:?}");
+        assert_eq!(info(&machine, id).counts.hits, 2 * calls);
+        assert_eq!(row.keys[1], KeyValue::Text(b"workload".as_slice().into()));
+        assert_eq!(row.sums[0].count, row.hits);
+        assert!(row.sums[1].least > 1, "{row:?}");
+    }
+    for other in &counted[1..] {
+        let other = other.read();
+        assert_eq!((other.hits, other.lost), (told.hits, told.lost));
+    }
+    counted[0].clear();
+    assert_eq!(counted[0].read().hits, 0);
+    machine
+        .unregister(&[optimized, emulated])
+        .expect("registered");
+    (told.hits, told.lost, 2 * (many + few))
+}
+
 #[test]
 fn every_hit_is_counted_with_and_without_exits() {
     if rig("exact histograms").is_none() {
         return;
     }
-    const CALLS: u64 = 4000;
     let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("few");
-    let script = format!(
-        "echo ready; read line; for call in getpgid getsid; do \
-         workload calls $call {CALLS} & workload calls $call {CALLS}; wait; done; \
-         echo finished; read line"
-    );
-    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
+    let script = "echo ready; for round in false true; do read many few; \
+                  workload calls getpgid $many & workload calls getpgid $many; wait; \
+                  workload calls getsid $few & workload calls getsid $few; wait; \
+                  echo finished $round; done; read line";
+    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", script]));
     running.wait_for("ready");
-    let machine = running.machine.clone();
-    let optimized = running.register(probe("p __x64_sys_getpgid"));
-    let emulated = running.register(ProbeSpec {
-        mechanism: Some(Mechanism::Emulated),
-        ..probe("p __x64_sys_getsid")
-    });
-    assert_eq!(
-        info(&machine, optimized).mechanism,
-        Some(Mechanism::Optimized)
-    );
-    let histogram = "keys=probe,comm:vals=common_timestamp.max,common_pid.min";
-    let histogram = read_histogram(histogram).expect("a histogram");
-    let counted = machine
-        .aggregate(&[optimized, emulated], histogram)
-        .expect("it can be counted");
-    machine.console_input(b"\n");
-    let printed = running.wait_for("finished");
-    assert_eq!(values(&printed, "calls").len(), 4);
-    machine.flush_events();
-    let told = counted.read();
-    // What found a ring full is lost, and told.
-    assert_eq!(told.hits + told.lost, 4 * CALLS);
-    assert_eq!((told.dropped, told.rows.len()), (0, 2), "{told:?}");
-    for (row, id) in told.rows.iter().zip([optimized, emulated]) {
-        let found = told
-            .rows
-            .iter()
-            .find(|row| row.keys[0] == KeyValue::Number(id.0.into()));
-        let found = found.expect("an entry of each");
-        let lost = 2 * CALLS - found.hits;
-        assert!(lost <= told.lost, "{told:?}");
-        assert_eq!(info(&machine, id).counts.hits, 2 * CALLS);
-        assert_eq!(row.keys[1], KeyValue::Text(b"workload".as_slice().into()));
-        assert_eq!(found.sums[0].count, found.hits);
-        assert!(found.sums[1].least > 1, "{found:?}");
-    }
-    counted.clear();
-    assert_eq!(counted.read().hits, 0);
-    machine
-        .unregister(&[optimized, emulated])
-        .expect("registered");
-    machine.console_input(b"\n");
+    // What finds a ring full is lost, and told, or waits.
+    let (hits, lost, calls) = count_calls(&mut running, false);
+    eprintln!("{calls} calls, {hits} hits counted and {lost} lost, as none waits");
+    assert_eq!(hits + lost, calls);
+    assert!(lost > 0, "the guest is too slow to show anything");
+    let (hits, lost, calls) = count_calls(&mut running, true);
+    eprintln!("{calls} calls, {hits} hits counted and {lost} lost, as each waits");
+    assert_eq!((hits, lost), (calls, 0));
+    running.machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
 }

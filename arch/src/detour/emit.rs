@@ -9,7 +9,7 @@ use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;
-use crate::trap::INT3;
+use crate::trap::{INT3, ROOM_PORT};
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, dword_ptr, qword_ptr, registers::*,
 };
@@ -57,6 +57,24 @@ struct Count {
     next: CodeLabel,
 }
 
+/// What becomes of a hit for which there is no room in the ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Full {
+    /// Counts those that are lost.
+    pub(super) lost: Gva,
+    /// Where the code goes on then.
+    pub(super) next: CodeLabel,
+    /// Whether the host is asked for room before.
+    pub(super) waits: bool,
+}
+
+/// A cold piece of code: asks the host for room.
+struct Asking {
+    label: CodeLabel,
+    again: CodeLabel,
+    lost: CodeLabel,
+}
+
 /// The same for the doorbell.
 struct Ringing {
     label: CodeLabel,
@@ -91,6 +109,7 @@ pub(super) struct Emitter<'a> {
     frame: &'a Frame,
     ring: &'a Ring,
     counts: Vec<Count>,
+    asking: Vec<Asking>,
     ringing: Vec<Ringing>,
     pub(super) unread: Vec<Unread>,
     pub(super) slowly: Vec<Slowly>,
@@ -135,6 +154,7 @@ impl<'a> Emitter<'a> {
             frame,
             ring,
             counts: Vec::new(),
+            asking: Vec::new(),
             ringing: Vec::new(),
             unread: Vec::new(),
             slowly: Vec::new(),
@@ -241,11 +261,17 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Reserves `cells` cells and writes the time there, or goes to `full`.
-    pub(super) fn reserve(&mut self, cells: u16, full: CodeLabel) -> Result<(), BuildError> {
+    /// Reserves `cells` cells and writes the time there, or does what is to be done where the ring is
+    /// full.
+    pub(super) fn reserve(&mut self, cells: u16, full: Full) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let mut retry = self.a.create_label();
+        let lost = self.counting("the count of lost records", full.lost, full.next)?;
         self.time(cell)?;
+        let full = match full.waits {
+            false => lost,
+            true => self.asking(lost)?,
+        };
         let a = &mut self.a;
         load(
             a,
@@ -267,6 +293,15 @@ impl<'a> Emitter<'a> {
         a.mov(qword_ptr(rax + (cells + i64::from(TSC))), cell)?;
         a.lea(cell, qword_ptr(rax + cells))?;
         Ok(())
+    }
+
+    /// A place, in the cold part, that asks the host for room and comes back here, or goes to `lost`.
+    fn asking(&mut self, lost: CodeLabel) -> Result<CodeLabel, BuildError> {
+        let label = self.a.create_label();
+        let mut again = self.a.create_label();
+        self.place(&mut again)?;
+        self.asking.push(Asking { label, again, lost });
+        Ok(label)
     }
 
     /// Writes CPU and task.
@@ -405,6 +440,13 @@ impl<'a> Emitter<'a> {
             self.a.set_label(&mut count.label)?;
             self.a.lock().inc(qword_ptr(absolute(count.counter)))?;
             self.a.jmp(count.next)?;
+        }
+        for mut asking in std::mem::take(&mut self.asking) {
+            self.a.set_label(&mut asking.label)?;
+            self.a.out(i32::from(ROOM_PORT), al)?;
+            self.a.test(al, al)?;
+            self.a.jne(asking.again)?;
+            self.a.jmp(asking.lost)?;
         }
         for mut ringing in std::mem::take(&mut self.ringing) {
             self.a.set_label(&mut ringing.label)?;

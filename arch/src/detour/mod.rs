@@ -9,7 +9,8 @@
 //!                     would a stack word leave the page? ─▶ escape: restore; int3
 //!                     can memory be read here? ─ no ──────▶ escape
 //!                     each member: conditions ─ no ─▶ vetoed += 1
-//!                                  reserve cells ─ full ─▶ lost += 1
+//!                                  reserve cells ─ full ─▶ out room port ─ more ─▶ reserve again
+//!                                                       └────────────────┴ none ─▶ lost += 1
 //!                                  fill, read memory, publish ───────▶ record
 //!                                  watermark passed ─▶ out doorbell
 //!                     restore

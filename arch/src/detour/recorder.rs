@@ -4,7 +4,7 @@
 //! [`Recorder`] is assembled once, its size is known before there is a place for it, and
 //! [`Recorder::place`] fills in the rest.
 
-use super::emit::{Assembled, CALL, Emitter, Frame};
+use super::emit::{Assembled, CALL, Emitter, Frame, Full};
 use super::span::{JUMP, Span, here, jump};
 use super::{BuildError, Capture, EntryCapture, Fetching, Instances, Layout, Ring};
 use crate::Gva;
@@ -35,6 +35,8 @@ pub enum Part<'a> {
         capture: &'a Capture,
         /// Counts (u64) the hits for which there was no room in the ring.
         lost: Gva,
+        /// Whether the host is asked for room before ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
+        waits: bool,
     },
     /// Takes an instance and puts its stub's address in place of the return address, which RSP
     /// points at.
@@ -303,10 +305,10 @@ impl Emitter<'_> {
                 source,
                 capture,
                 lost,
+                waits,
             } => {
                 let layout = Layout::new(capture)?;
-                let full = self.counting("the count of lost records", lost, next)?;
-                self.reserve(layout.cells(), full)?;
+                self.reserve(layout.cells(), Full { lost, next, waits })?;
                 self.header(&layout, capture)?;
                 self.values(r11, layout.values(), &capture.stack)?;
                 if let (Some(rooms), Some(fetching)) = (layout.rooms(), &capture.fetching) {

@@ -25,7 +25,7 @@
 //! none of this.
 
 use super::emit::{
-    CALL, CALL_REL32, Emitter, Frame, ORIGIN, absolute, load, load_per_cpu, reachable,
+    CALL, CALL_REL32, Emitter, Frame, Full, ORIGIN, absolute, load, load_per_cpu, reachable,
 };
 use super::instance::{ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
@@ -56,6 +56,8 @@ pub struct Exit<'a> {
     pub entry: &'a EntryCapture,
     /// Counts (u64) the returns for which there was no room in the ring.
     pub lost: Gva,
+    /// Whether the host is asked for room before ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
+    pub waits: bool,
     /// The number of the first stub, among all probes' stubs: the calls' ids are made of it.
     pub first_stub: u32,
 }
@@ -201,7 +203,11 @@ impl Emitter<'_> {
         a.mov(pushed, rax)?;
         a.mov(qword_ptr(rsi + SLOT), 0)?;
 
-        let full = self.counting("the count of lost records", exit.lost, free)?;
+        let full = Full {
+            lost: exit.lost,
+            next: free,
+            waits: exit.waits,
+        };
         self.reserve(layout.cells(), full)?;
         self.header(&layout, capture)?;
         self.values(rdi, layout.values(), &[])?;

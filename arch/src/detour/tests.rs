@@ -45,6 +45,7 @@ fn record(capture: &Capture) -> Part<'_> {
         source: 9,
         capture,
         lost: LOST,
+        waits: false,
     }
 }
 
@@ -158,6 +159,91 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
 }
 
 #[test]
+fn a_hit_that_waits_asks_for_room_before_it_is_lost() {
+    let capture = Capture::default();
+    let waits = Part::Record {
+        source: 9,
+        capture: &capture,
+        lost: LOST,
+        waits: true,
+    };
+    let member = Member {
+        conditions: &[],
+        vetoed: VETOED,
+        part: waits,
+    };
+    let recorder = Recorder::new(&span("0f1f440000 c3"), &RING, &[member]).unwrap();
+    expect![[r#"
+        80040000 push rax
+        80040001 push rcx
+        80040002 push rdx
+        80040003 push r11
+        80040005 pushfq
+        80040006 rdtsc
+        80040008 shl rdx,20h
+        8004000c lea r11,[rax+rdx]
+        80040010 mov rax,[0FFFFFFFF80100000h]
+        80040018 lea rcx,[rax+3]
+        8004001c cmp rcx,[0FFFFFFFF80100040h]
+        80040024 ja 0FFFFFFFF800400F3h
+        8004002a lock cmpxchg [0FFFFFFFF80100000h],rcx
+        80040034 jne short 0FFFFFFFF80040018h
+        80040036 and eax,3FFh
+        8004003b shl eax,6
+        8004003e mov [rax-7FEFEFF8h],r11
+        80040045 lea r11,[rax-7FEFF000h]
+        8004004c mov eax,[rsp]
+        8004004f mov [r11+14h],eax
+        80040053 mov rax,[rsp+20h]
+        80040058 mov [r11+18h],rax
+        8004005c mov rax,[rsp+18h]
+        80040061 mov [r11+20h],rax
+        80040065 mov rax,[rsp+10h]
+        8004006a mov [r11+28h],rax
+        8004006e mov [r11+30h],rbx
+        80040072 lea rax,[rsp+28h]
+        80040077 mov [r11+38h],rax
+        8004007b mov [r11+48h],rbp
+        8004007f mov [r11+50h],rsi
+        80040083 mov [r11+58h],rdi
+        80040087 mov [r11+60h],r8
+        8004008b mov [r11+68h],r9
+        8004008f mov [r11+70h],r10
+        80040093 mov rax,[rsp+8]
+        80040098 mov [r11+78h],rax
+        8004009c mov [r11+88h],r12
+        800400a3 mov [r11+90h],r13
+        800400aa mov [r11+98h],r14
+        800400b1 mov [r11+0A0h],r15
+        800400b8 mov [r11],ecx
+        800400bb mov dword ptr [r11+4],3000009h
+        800400c3 sub rcx,[0FFFFFFFF80100048h]
+        800400cb cmp rcx,3
+        800400cf jb short 0FFFFFFFF800400FFh
+        800400d1 pop rax
+        800400d2 xchg al,ah
+        800400d4 and al,8
+        800400d6 add al,78h
+        800400d8 sahf
+        800400d9 pop r11
+        800400db pop rdx
+        800400dc pop rcx
+        800400dd pop rax
+        800400de nop [rax+rax]
+        800400e3 jmp 0FFFFFFFF81234565h
+        800400e8 lock inc qword ptr [0FFFFFFFF80100080h]
+        800400f1 jmp short 0FFFFFFFF800400D1h
+        800400f3 out 93h,al
+        800400f5 test al,al
+        800400f7 jne 0FFFFFFFF80040010h
+        800400fd jmp short 0FFFFFFFF800400E8h
+        800400ff out 5Eh,al
+        80040101 jmp short 0FFFFFFFF800400D1h
+    "#]]
+    .assert_eq(&text(recorder.place(DETOUR).unwrap().code(), DETOUR));
+}
+
+#[test]
 fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
     let capture = Capture {
         registers: RegisterSet::from_iter([Gpr::Rax]),
@@ -175,6 +261,7 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         instances: &INSTANCES,
         entry: &entry,
         lost: LOST,
+        waits: false,
         first_stub: 5,
     };
     let code = ReturnCode::new(&RING, &exit).unwrap();
@@ -398,6 +485,7 @@ fn impossible_numbers_of_instances_are_refused() {
             instances: &instances,
             entry: &entry,
             lost: LOST,
+            waits: false,
             first_stub,
         };
         let result = ReturnCode::new(&RING, &exit);

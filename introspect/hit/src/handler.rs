@@ -28,7 +28,7 @@ use hvprobe_spec::{Decision, Hold};
 
 use super::clock::Clock;
 use super::context::{KernelReader, Scene};
-use super::event::{EventKind, EventProducer};
+use super::event::{EventKind, EventProducer, Room};
 use super::outcome::{Inquiry, Outcome};
 use super::sample::Seen;
 use super::state::{HitState, Waiting};
@@ -89,6 +89,18 @@ impl HitHandler {
     #[must_use]
     pub fn reaches_process(&self) -> bool {
         self.table.reaches_process()
+    }
+
+    /// Whether a hit may want to wait for room rather than be lost.
+    #[must_use]
+    pub fn waits_for_room(&self) -> bool {
+        self.table.waits_for_room()
+    }
+
+    /// How much room there is for events of the next hits.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        self.state.events.room()
     }
 
     /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped

@@ -1,10 +1,13 @@
 //! The places in the hidden region that a hit knows: stubs, trampoline and interrupt descriptor table,
 //! the ring, and the counters of detours. The engine maps the region and fills it.
 
+use hvprobe_arch::detour::MAX_RECORD_CELLS;
 use hvprobe_arch::insn::{ENDBR64, GateHead};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::trap::{GATE_PORT, VECTORS};
 use hvprobe_arch::{Gpa, Gva};
+
+use crate::event::Room;
 
 const PAGE: u64 = 4096;
 /// What one page table maps, in bytes.
@@ -117,6 +120,20 @@ impl RingPlace {
     #[must_use]
     pub fn initial(&self) -> (u64, u64) {
         (self.capacity.into(), self.watermark.into())
+    }
+
+    /// How much room detours find in the ring now.
+    ///
+    /// # Errors
+    /// When there is no such memory.
+    pub fn room(&self, mem: &dyn PhysMemory) -> Result<Room, OutOfRange> {
+        let free = mem
+            .read_u64(self.limit)?
+            .wrapping_sub(mem.read_u64(self.head)?);
+        let all = self.capacity.into();
+        // No more than that, unless the guest has written the head: then nothing can be reserved.
+        let free = if free <= all { free } else { 0 };
+        Ok(Room::of(free, all, MAX_RECORD_CELLS.into()))
     }
 
     /// Tells detours up to where they may reserve cells, and where to ring.

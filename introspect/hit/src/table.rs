@@ -171,6 +171,8 @@ pub struct ProbeTable {
     steps: bool,
     /// Whether handlers reach for memory that may be the process's.
     reaches_process: bool,
+    /// Whether hits wait for room.
+    waits_for_room: bool,
 }
 
 /// What a table is made of.
@@ -226,9 +228,11 @@ impl ProbeTable {
             Role::Internal(_) => None,
         });
         let at_return = parts.returning.values().map(|returning| &returning.actions);
-        let reaches_process = actions
-            .chain(at_return)
-            .any(|actions| actions.reach_process());
+        let (mut reaches_process, mut waits_for_room) = (false, false);
+        for actions in actions.chain(at_return) {
+            reaches_process |= actions.reach_process();
+            waits_for_room |= actions.wait_for_room;
+        }
         let by_escape = detours()
             .filter_map(|(detour, index)| Some((detour.escape()?.0, index)))
             .collect();
@@ -255,6 +259,7 @@ impl ProbeTable {
             orc: parts.orc,
             steps,
             reaches_process,
+            waits_for_room,
         }
     }
 
@@ -270,6 +275,10 @@ impl ProbeTable {
 
     pub(crate) fn reaches_process(&self) -> bool {
         self.reaches_process
+    }
+
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.waits_for_room
     }
 
     /// The index of the armed site at `at`.

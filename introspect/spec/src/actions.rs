@@ -42,6 +42,8 @@ pub struct Actions {
     pub faults: bool,
     /// Whether the guest waits at the hit, and for whom.
     pub hold: Option<Hold>,
+    /// Whether a hit for which there is no room has its virtual CPU wait for some, rather than be lost.
+    pub wait_for_room: bool,
 }
 
 impl Actions {

@@ -66,6 +66,7 @@ pub fn detour(data: &[u8]) -> bool {
             source: 1,
             capture: &capture,
             lost: Gva(DETOURS + 136),
+            waits: false,
         },
     };
     let members = if capture.fetching.is_some() {

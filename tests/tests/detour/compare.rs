@@ -233,6 +233,7 @@ pub(crate) fn compare(
                 source,
                 capture,
                 lost,
+                waits: false,
             },
         })
         .collect();

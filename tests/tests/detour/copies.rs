@@ -249,6 +249,7 @@ fn whoever_was_interrupted_inside_the_jump_goes_on_in_the_copy() {
                 source: 1,
                 capture: &Capture::default(),
                 lost: arena.counter(0),
+                waits: false,
             },
         };
         let detour = Room::new(&arena).detour(&span, &ring, &[member]).unwrap();

@@ -80,6 +80,7 @@ fn the_escape_is_taken_before_anything_is_done() {
             source: 5,
             capture,
             lost,
+            waits: false,
         },
     };
     let plain = argument();
@@ -226,6 +227,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
             source: 5,
             capture: &capture,
             lost: arena.counter(0),
+            waits: false,
         },
     };
     let ring = quiet(&arena, 1024);

@@ -47,6 +47,7 @@ impl<'a> Probed<'a> {
                 source: 5,
                 capture: &capture,
                 lost: arena.counter(0),
+                waits: false,
             },
         };
         let ring = quiet(arena, 64);

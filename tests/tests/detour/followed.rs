@@ -61,6 +61,7 @@ impl<'a> Returns<'a> {
             instances: &instances,
             entry: &entry,
             lost: arena.counter(LOST),
+            waits: false,
             first_stub,
         };
         let stubs = room.returns(ring, &exit).unwrap();

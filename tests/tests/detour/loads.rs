@@ -292,6 +292,7 @@ fn compare(
                 source,
                 capture,
                 lost,
+                waits: false,
             },
         })
         .collect();

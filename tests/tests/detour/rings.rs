@@ -45,6 +45,7 @@ impl<'a> Probed<'a> {
                 source: 5,
                 capture,
                 lost,
+                waits: false,
             },
         };
         let detour = Room::new(arena).detour(&span, &ring, &[member]).unwrap();

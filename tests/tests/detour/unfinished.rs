@@ -71,6 +71,7 @@ fn records_are_found_behind_one_that_stops_at_any_instruction() {
             source: SOURCE,
             capture: &capture,
             lost,
+            waits: false,
         },
     };
     let detour = Room::new(&arena).detour(&span, &ring, &[member]).unwrap();

@@ -2,17 +2,19 @@
 //!
 //! The collector reads the ring at least every few milliseconds while anything records into it, and
 //! when a detour rings because much has come together. Whoever needs everything there is now has it
-//! read ahead ([`Detours::catch_up`]).
+//! read ahead ([`Detours::catch_up`]). Where a hit is to be lost no more than that, its virtual CPU waits here
+//! for the collector.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-use hvprobe_hit::event::{Drained, Event, Source};
+use hvprobe_hit::event::{Drained, Event, Room, Source};
 use hvprobe_hit::record::Collection;
 use hvprobe_vm::memory::GuestRam;
 
 use crate::clock::relation::Timeline;
+use crate::waiting::Waiting;
 
 /// The host's side of the ring.
 #[derive(Clone, Debug)]
@@ -23,6 +25,7 @@ struct Inner {
     ram: Arc<GuestRam>,
     timeline: Timeline,
     collector: OnceLock<Thread>,
+    waiting: Waiting,
     /// `None` where no detours can be made.
     collection: Option<Collection>,
 }
@@ -37,6 +40,7 @@ impl Detours {
             ram,
             timeline,
             collector: OnceLock::new(),
+            waiting: Waiting::default(),
             collection,
         }))
     }
@@ -52,6 +56,22 @@ impl Detours {
         if let Some(collector) = self.0.collector.get() {
             collector.unpark();
         }
+    }
+
+    /// Has the virtual CPU of the calling thread wait until there is room, or `is_called`, but not for long;
+    /// whether it is worth another try.
+    pub(crate) fn wait_for_room(
+        &self,
+        room: impl Fn() -> Room,
+        is_called: impl Fn() -> bool,
+    ) -> bool {
+        self.0.waiting.wait(room, is_called, || self.wake())
+    }
+
+    /// How much room detours find in the ring.
+    pub(crate) fn room(&self) -> Room {
+        let collection = self.0.collection.as_ref();
+        collection.map_or(Room::None, |collection| collection.room(&*self.0.ram))
     }
 
     /// Reads and accounts for everything that was recorded up to now.
@@ -73,10 +93,12 @@ impl Detours {
 impl Source for Detours {
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
         let Inner { ram, timeline, .. } = &*self.0;
-        match &self.0.collection {
+        let drained = match &self.0.collection {
             Some(collection) => collection.drain(&**ram, timeline.now(), batch, most),
             None => Drained::default(),
-        }
+        };
+        self.0.waiting.look_again();
+        drained
     }
 
     fn patience(&self) -> Option<Duration> {

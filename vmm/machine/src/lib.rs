@@ -25,6 +25,7 @@ mod supervisor;
 mod throttle;
 mod tripwire;
 mod vcpu;
+mod waiting;
 
 pub use aggregate::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 pub use boot::BootError;

@@ -103,6 +103,7 @@ impl Registry {
                     capture: &capture,
                     entry: &entry,
                     words,
+                    waits: probe.actions.wait_for_room,
                     first_stub: self.code.next_stub,
                 };
                 let followed = follow(detours, pool.limit(), &exit, around, mem)?;
@@ -201,6 +202,7 @@ struct Leaving<'a> {
     capture: &'a Capture,
     entry: &'a EntryCapture,
     words: CounterPlace,
+    waits: bool,
     first_stub: u32,
 }
 
@@ -225,6 +227,7 @@ fn follow(
         instances: &instances,
         entry: leaving.entry,
         lost: leaving.words.lost(),
+        waits: leaving.waits,
         first_stub: leaving.first_stub,
     };
     let made = ReturnCode::new(&around.ring, &exit)

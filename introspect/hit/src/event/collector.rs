@@ -27,8 +27,13 @@ use rtrb::{Producer, RingBuffer};
 
 use super::flush::{self, Flush, Owed};
 use super::order::{Found, Order};
+use super::room::Room;
 use super::source::{Sink, Source};
 use super::value::Event;
+
+/// How many events one hit is taken to make: more than there are probes at one place, or calls that end
+/// together.
+const HIT_MOST: u64 = 64;
 
 /// Lets the collector sleep while there is nothing to collect.
 #[derive(Debug)]
@@ -92,6 +97,13 @@ impl EventProducer {
             self.tells.dropped.fetch_add(1, Ordering::Relaxed);
         }
         self.waker.queued();
+    }
+
+    /// How much room there is for events.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let capacity = self.ring.buffer().capacity();
+        Room::of(self.ring.slots() as u64, capacity as u64, HIT_MOST)
     }
 
     /// Has the collector look at its sources now, however long they said that they can wait.

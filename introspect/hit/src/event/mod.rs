@@ -6,10 +6,12 @@
 mod collector;
 mod flush;
 mod order;
+mod room;
 mod source;
 mod value;
 
 pub use collector::{Collector, EventProducer};
 pub use flush::Flush;
+pub use room::Room;
 pub use source::{Drained, Sink, Source};
 pub use value::{Call, Captured, Event, EventKind};

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::PhysMemory;
 
 use super::reader::{Look, Reader};
-use crate::event::{Drained, Event};
+use crate::event::{Drained, Event, Room};
+use crate::region::RingPlace;
 
 /// The longest that a record waits to be read.
 const DEADLINE: Duration = Duration::from_millis(5);
@@ -18,6 +19,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(1);
 /// that the control side has read before the collector came to it.
 #[derive(Debug)]
 pub struct Collection {
+    place: RingPlace,
     state: Mutex<State>,
 }
 
@@ -33,6 +35,7 @@ impl Collection {
     /// A collection of what `reader` reads.
     #[must_use]
     pub fn new(reader: Reader) -> Self {
+        let place = reader.place();
         let state = State {
             reader,
             waiting: VecDeque::new(),
@@ -40,8 +43,15 @@ impl Collection {
             settled: None,
         };
         Self {
+            place,
             state: Mutex::new(state),
         }
+    }
+
+    /// How much room detours find in the ring now. Takes no lock.
+    #[must_use]
+    pub fn room(&self, mem: &dyn PhysMemory) -> Room {
+        self.place.room(mem).unwrap_or(Room::None)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -98,7 +108,7 @@ impl Collection {
     }
 
     #[cfg(test)]
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn kept(&self) -> usize {
         self.lock().waiting.capacity()
     }
 

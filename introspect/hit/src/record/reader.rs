@@ -124,6 +124,11 @@ impl Reader {
         }
     }
 
+    /// Where the ring is.
+    pub(super) fn place(&self) -> RingPlace {
+        self.place
+    }
+
     /// How many cells there are, and so the most records.
     pub(super) fn capacity(&self) -> usize {
         self.place.capacity as usize

@@ -123,6 +123,7 @@ impl RecordSource {
                 source: self.probe.0,
                 capture: &self.what.capture,
                 lost: self.words.lost(),
+                waits: self.actions.wait_for_room,
             },
             Some((entry, calls)) => Part::Return {
                 instances: &calls.instances,

@@ -15,7 +15,7 @@ use super::reader::Look;
 use super::source::PLAUSIBLE;
 use super::*;
 use crate::counters::Counters;
-use crate::event::{Drained, Event};
+use crate::event::{Drained, Event, Room};
 use crate::region::{CounterPlace, RingPlace};
 
 mod model;
@@ -278,9 +278,9 @@ fn what_was_read_ahead_takes_no_room_once_it_was_handed_on() {
     let mut batch = Vec::new();
     let mut drain = |most| collection.drain(&rig.mem, |_, tsc| Some(tsc), &mut batch, most);
     assert_eq!(drain(3), drained(0, true));
-    assert!(collection.room() > 0);
+    assert!(collection.kept() > 0);
     assert_eq!(drain(3), drained(0, false));
-    assert_eq!(collection.room(), 0);
+    assert_eq!(collection.kept(), 0);
     assert_eq!(batch.len(), 4);
 }
 
@@ -493,4 +493,27 @@ fn record_that_is_finished_after_its_probe_was_disabled_is_a_hit_without_an_even
     rig.record(2, PROBE.0, 2, true);
     assert_eq!(rig.read(99), (vec![2], 0));
     assert_eq!(rig.counters.sum().hits, 3);
+}
+
+#[test]
+fn there_is_as_much_room_as_detours_find() {
+    let rig = Rig::new();
+    let room = |head: u64, limit: u64| {
+        rig.mem.write_u64(HEAD, head).expect("in memory");
+        rig.mem.write_u64(LIMIT, limit).expect("in memory");
+        PLACE.room(&rig.mem).expect("in memory")
+    };
+    assert_eq!(room(0, 32), Room::Plenty);
+    assert_eq!(room(100, 116), Room::Plenty);
+    assert_eq!(room(116, 116), Room::None);
+    // Of half a ring of 32 no record can be too long.
+    assert_eq!(Room::of(17, 64, 16), Room::Scant);
+    assert_eq!(Room::of(15, 64, 16), Room::None);
+    // What no detour writes.
+    assert_eq!(room(7, 3), Room::None);
+    let nowhere = RingPlace {
+        limit: Gpa(u64::MAX - 7),
+        ..PLACE
+    };
+    assert!(nowhere.room(&rig.mem).is_err());
 }

@@ -198,6 +198,7 @@ pub fn actions(actions: &Actions) -> Vec<String> {
         (actions.post, "post"),
         (actions.faults, "faults"),
         (actions.hold == Some(Hold::Stop), "stop"),
+        (actions.wait_for_room, "wait-for-room"),
     ];
     options.extend(
         flags

@@ -43,6 +43,8 @@ pub(crate) struct Catcher {
     kernel_gs: Option<u64>,
     /// Whether hits may reach for memory of the process.
     reaches_process: bool,
+    /// Whether hits wait for room rather than be lost.
+    pub(crate) waits_for_room: bool,
 }
 
 /// What most hits come to.
@@ -60,6 +62,7 @@ impl Catcher {
             own_idt: None,
             kernel_gs: None,
             reaches_process: false,
+            waits_for_room: false,
         }
     }
 
@@ -73,6 +76,7 @@ impl Catcher {
         self.handler.adopt(table, view);
         self.kernel_gs = None;
         self.reaches_process = self.handler.reaches_process();
+        self.waits_for_room = self.handler.waits_for_room();
         cpu.share_sregs(self.handler.can_hit());
     }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_devices::DeviceEvent;
 use hvprobe_engine::Standing;
+use hvprobe_hit::event::Room;
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_hit::{Held, Inquiry};
 use hvprobe_spec::Decision;
@@ -165,6 +166,9 @@ impl Vcpu {
                     Ok(false) => return Why::Told,
                     Err(error) => return self.refused(&error),
                 }
+            }
+            if self.catcher.waits_for_room && self.catcher.handler.room() == Room::None {
+                self.make_room(&shared);
             }
             let mut next = self.once(&shared);
             while let Ok(Next::Wait(held)) = next {
@@ -365,6 +369,10 @@ impl Vcpu {
                 shared.detours.wake();
                 return Ok(Next::Run);
             }
+            Exit::Room => {
+                self.ask_for_room(shared);
+                return Ok(Next::Run);
+            }
             Exit::Debug { exception: 3 } => {
                 return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
             }
@@ -401,6 +409,34 @@ impl Vcpu {
             Exit::Unknown(what) => Why::Crash(self.report(&format!("unknown exit: {what}"))),
         };
         Ok(Next::End(end))
+    }
+
+    /// A detour has found the ring full: waits for room, and tells whether to look again.
+    #[cold]
+    fn ask_for_room(&mut self, shared: &Shared) {
+        let rip = Gva(self.cpu.regs().rip);
+        if !(KERNEL_WINDOW.start..KERNEL_WINDOW.end).contains(&rip) || !self.cpu.in_kernel() {
+            // A port where nobody is.
+            return;
+        }
+        let since = Instant::now();
+        let is_called = || shared.control.must_park(self.index);
+        let is_worth_it = shared
+            .detours
+            .wait_for_room(|| shared.detours.room(), is_called);
+        self.stood_since(since);
+        self.cpu.regs_mut().rax = is_worth_it.into();
+        self.cpu.give_regs();
+    }
+
+    /// Waits for room for the events of the next hit.
+    #[cold]
+    fn make_room(&mut self, shared: &Shared) {
+        let since = Instant::now();
+        let (control, handler) = (&shared.control, &self.catcher.handler);
+        let is_called = || control.must_park(self.index);
+        shared.detours.wait_for_room(|| handler.room(), is_called);
+        self.stood_since(since);
     }
 
     fn report(&mut self, what: &str) -> String {

@@ -72,6 +72,7 @@ pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
                 default: decision(ask.fallback.unwrap_or_default())?,
             }),
         },
+        wait_for_room: wire.wait_for_room,
     })
 }
 
@@ -179,6 +180,7 @@ pub fn to_wire(actions: &Actions) -> v1::Actions {
                 fallback: Some(decision_to_wire(default)),
             })),
         },
+        wait_for_room: actions.wait_for_room,
     }
 }
 
@@ -321,7 +323,7 @@ mod tests {
             items(),
             proptest::collection::vec(any_change(), 0..4),
             any_then(),
-            any::<(bool, bool)>(),
+            any::<[bool; 3]>(),
             proptest::option::of(any_hold()),
         )
             .prop_map(
@@ -334,9 +336,10 @@ mod tests {
                     capture_at_return: at_return,
                     changes,
                     then,
-                    post: flags.0,
-                    faults: flags.1,
+                    post: flags[0],
+                    faults: flags[1],
                     hold,
+                    wait_for_room: flags[2],
                 },
             )
     }

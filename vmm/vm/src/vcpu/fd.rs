@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::mem::offset_of;
 
 use hvprobe_arch::Regs;
-use hvprobe_arch::trap::{DOORBELL_PORT, GATE_PORT};
+use hvprobe_arch::trap::{DOORBELL_PORT, GATE_PORT, ROOM_PORT};
 use hvprobe_devices::{DeviceEvent, Ports};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
@@ -35,6 +35,7 @@ const SHADOW_INT_STI: u8 = KVM_X86_SHADOW_INT_STI.to_le_bytes()[0];
 const TSS_AVAILABLE: u8 = 9;
 const GATE: u16 = GATE_PORT as u16;
 const DOORBELL: u16 = DOORBELL_PORT as u16;
+const ROOM: u16 = ROOM_PORT as u16;
 
 /// How often the kernel was called for one virtual CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +66,8 @@ pub enum Exit {
     Gate,
     /// A byte was written to the port that detours write to when the ring fills up.
     Doorbell,
+    /// A byte was written to the port that detours ask for room at.
+    Room,
     /// `KVM_EXIT_DEBUG` with this exception number.
     Debug {
         /// Its number.
@@ -177,6 +180,7 @@ impl CpuFd {
         match self.fd.run() {
             Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
             Ok(VcpuExit::IoOut(DOORBELL, [_])) => Exit::Doorbell,
+            Ok(VcpuExit::IoOut(ROOM, [_])) => Exit::Room,
             Ok(VcpuExit::IoOut(port, data)) => match devices.write(port, data) {
                 Some(event) => Exit::Device(event),
                 None => Exit::Handled,

@@ -470,3 +470,25 @@ fn who_waits_beside_others_goes_on_while_events_come() {
     collector.finish();
     assert!(seen.lock().expect("no panic").1 < u64::MAX);
 }
+
+#[test]
+fn room_is_what_a_virtual_cpu_has_left_of_its_ring() {
+    const CAPACITY: u64 = 256;
+    let (mut drain, mut producer) = by_hand(Vec::new(), 256);
+    let mut rooms = Vec::new();
+    for n in 0..=CAPACITY {
+        rooms.push(producer.room());
+        producer.push(|| event(0, n), |_| ());
+    }
+    let (half, most) = (128, 256 - 64);
+    assert!(rooms[..=half].iter().all(|room| *room == Room::Plenty));
+    assert!(
+        rooms[half + 1..=most]
+            .iter()
+            .all(|room| *room == Room::Scant)
+    );
+    assert!(rooms[most + 1..].iter().all(|room| *room == Room::None));
+    let mut sink: Sink = Box::new(|_, _| ());
+    drain.once(false, true, &mut sink);
+    assert_eq!(producer.room(), Room::Plenty);
+}

@@ -1,0 +1,78 @@
+use super::*;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// How long nobody waits for longer than here.
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Waits with a collector that `wake` is, and says whether it was worth it and how often that was woken.
+fn wait(room: impl Fn() -> Room, is_called: impl Fn() -> bool) -> (bool, usize) {
+    let waiting = Waiting {
+        longest: SHORT,
+        ..Waiting::default()
+    };
+    let woken = Cell::new(0);
+    let is_worth_it = waiting.wait(room, is_called, || {
+        woken.set(woken.get() + 1);
+        waiting.look_again();
+    });
+    (is_worth_it, woken.get())
+}
+
+#[test]
+fn plenty_of_room_is_not_waited_for() {
+    assert_eq!(wait(|| Room::Plenty, || false), (true, 0));
+}
+
+#[test]
+fn whoever_is_called_goes_at_once() {
+    assert_eq!(wait(|| Room::None, || true), (true, 0));
+}
+
+#[test]
+fn some_room_will_do_after_a_while_and_none_never() {
+    let since = Instant::now();
+    let (is_worth_it, woken) = wait(|| Room::Scant, || false);
+    assert!(is_worth_it && woken > 0);
+    let after = since.elapsed();
+    assert!(after >= FOR_PLENTY, "{after:?}");
+    let since = Instant::now();
+    let (is_worth_it, _) = wait(|| Room::None, || false);
+    assert!(!is_worth_it && since.elapsed() >= SHORT);
+}
+
+#[test]
+fn room_that_is_made_meanwhile_is_seen() {
+    let (waiting, looks) = (Waiting::default(), AtomicUsize::new(0));
+    let (is_made, is_asked) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_asked.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            is_made.store(true, Ordering::Release);
+            waiting.look_again();
+        });
+        let room = || {
+            looks.fetch_add(1, Ordering::Relaxed);
+            match is_made.load(Ordering::Acquire) {
+                true => Room::Plenty,
+                false => Room::None,
+            }
+        };
+        let is_worth_it = waiting.wait(room, || false, || is_asked.store(true, Ordering::Release));
+        assert!(is_worth_it);
+    });
+    // It is not looked at over and over.
+    assert!(looks.into_inner() <= 3);
+}
+
+#[test]
+fn nobody_is_entered_twice() {
+    let waiting = Waiting::default();
+    for _ in 0..3 {
+        assert!(waiting.wait(|| Room::Plenty, || false, || ()));
+    }
+    assert_eq!(waiting.threads().len(), 1);
+}
