@@ -1,0 +1,161 @@
+//! `hvprobe lines` and `hvprobe vars`, on a kernel that is made up. Needs no KVM.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a helper that cannot go on fails its test"
+)]
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use expect_test::{Expect, expect};
+use hvprobe_fixtures::dwarf;
+use tempfile::TempDir;
+
+/// What the program says to `words` of the made-up kernel, and its status.
+fn said(words: &[&str]) -> (String, String, Option<i32>) {
+    let folder = TempDir::new().unwrap();
+    let (kernel, other) = (folder.path().join("vmlinux"), folder.path().join("other"));
+    fs::write(&kernel, dwarf::file()).unwrap();
+    let mut bytes = dwarf::file();
+    let at = bytes.windows(dwarf::BUILD_ID.len());
+    let at = at.into_iter().position(|it| it == dwarf::BUILD_ID).unwrap();
+    bytes[at] = b'A';
+    fs::write(&other, bytes).unwrap();
+    let file = match words.contains(&"--other") {
+        true => &other,
+        false => &kernel,
+    };
+    let output = Command::new(env!("CARGO_BIN_EXE_hvprobe"))
+        .args(words.iter().filter(|word| **word != "--other"))
+        .arg("--kernel")
+        .arg(&kernel)
+        .arg("--debug-info")
+        .arg(file)
+        // What is missing of a kernel that is made up is logged, too.
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let folder = folder.path().display().to_string();
+    let shown = |bytes| text(bytes).replace(&folder, "DIR");
+    (
+        shown(output.stdout),
+        shown(output.stderr),
+        output.status.code(),
+    )
+}
+
+fn printed(words: &[&str], expected: &Expect) {
+    let (out, err, status) = said(words);
+    assert_eq!((err.as_str(), status), ("", Some(0)), "{words:?}");
+    expected.assert_eq(&out);
+}
+
+fn refused(words: &[&str], expected: &Expect) {
+    let (out, err, status) = said(words);
+    assert_eq!(out, "", "{words:?}");
+    assert!(matches!(status, Some(1 | 2)), "{words:?}: {status:?}");
+    expected.assert_eq(&err);
+}
+
+#[test]
+fn lines_are_told_with_the_places_that_take_a_probe() {
+    printed(
+        &["lines", "vfs_test"],
+        &expect![[r#"
+        vfs_test fs/test.c:10
+              0  vfs_test
+              1  vfs_test+0x4 vfs_test+0x38
+              3  vfs_test+0x20
+              4  vfs_test+0x30
+              5  vfs_test+0x50
+    "#]],
+    );
+    printed(
+        &["lines", "vfs_test@fs/test.c", "--json"],
+        &expect![[r#"
+        {"function":"vfs_test","file":"fs/test.c","line":10,"relative":0,"places":["vfs_test"]}
+        {"function":"vfs_test","file":"fs/test.c","line":11,"relative":1,"places":["vfs_test+0x4","vfs_test+0x38"]}
+        {"function":"vfs_test","file":"fs/test.c","line":13,"relative":3,"places":["vfs_test+0x20"]}
+        {"function":"vfs_test","file":"fs/test.c","line":14,"relative":4,"places":["vfs_test+0x30"]}
+        {"function":"vfs_test","file":"fs/test.c","line":15,"relative":5,"places":["vfs_test+0x50"]}
+    "#]],
+    );
+    printed(
+        &["lines", "helper"],
+        &expect![[r#"
+        helper fs/test.c:3
+              0  vfs_test+0x20
+              1  vfs_test+0x20
+    "#]],
+    );
+}
+
+#[test]
+fn variables_are_told_as_definitions_fetch_them() {
+    printed(
+        &["vars", "vfs_test"],
+        &expect![[r#"
+        vfs_test
+          struct file *file  %di
+          int count  -16(%sp)
+          int flags  \-7
+          int gone  (optimised out)
+    "#]],
+    );
+    printed(
+        &["vars", "vfs_test:5"],
+        &expect![[r#"
+        vfs_test+0x50
+          struct file *file  (not kept here)
+          int count  +8(%sp)
+          int flags  \-7
+          int gone  (optimised out)
+          int ret  +16(+8(%bx))
+    "#]],
+    );
+    printed(
+        &["vars", "helper:1", "--json"],
+        &expect![[r#"
+        {"place":"vfs_test+0x20","inlined":"helper","name":"given","declaration":"int given","parameter":true,"fetch":"%si","unreadable":null}
+    "#]],
+    );
+}
+
+#[test]
+fn what_there_is_not_is_refused_with_what_there_is() {
+    refused(
+        &["lines", "nothing"],
+        &expect![[r#"
+            hvprobe: no function nothing in the debug information
+        "#]],
+    );
+    refused(
+        &["lines", "vfs_test:3"],
+        &expect![[r#"
+        hvprobe: lines are told of a whole function: FUNC or FUNC@SRC
+    "#]],
+    );
+    refused(
+        &["vars", "vfs_test:2"],
+        &expect![[r#"
+            hvprobe: no code of line 2 of vfs_test; there is line 1, line 3
+        "#]],
+    );
+    refused(
+        &["vars", "vfs_test:"],
+        &expect![[r#"
+        hvprobe: bad probe point: missing line after `:`
+          vfs_test:
+                   ^
+    "#]],
+    );
+    refused(
+        &["vars", "vfs_test", "--other"],
+        &expect![[r#"
+            hvprobe: cannot use DIR/other: the debug information is of another kernel: its build id is 416e206964206f662061206275696c64, the kernel's 616e206964206f662061206275696c64
+        "#]],
+    );
+}
