@@ -54,6 +54,8 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("unwind", name, stack(format, [call, registers, end]));
     }
 
+    add("debug_info", "file", hvprobe_fixtures::dwarf::file());
+
     let kernel = small_kernel();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     gzip.write_all(&kernel).expect("into memory");

@@ -6,6 +6,7 @@
 //! mutations of it. Where bytes that are merely random would be turned down at the door, the target
 //! builds a sound file around them.
 
+mod debug_info;
 mod definition;
 mod detour;
 mod image;
@@ -20,6 +21,7 @@ mod symbols;
 mod types;
 mod unwind;
 
+pub use debug_info::debug_info;
 pub use definition::definition;
 pub use detour::{detour, fetched, record};
 pub use image::{btf, image, kallsyms, tables};
@@ -42,10 +44,11 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
+    target("debug_info", debug_info),
     target("definition", definition),
     target("detour", detour),
     target("fetched", fetched),

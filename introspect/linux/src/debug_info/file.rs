@@ -79,6 +79,12 @@ impl DebugFile {
         })
     }
 
+    /// What tells which build of a kernel it is of, if it says so.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&[u8]> {
+        self.build_id.as_deref()
+    }
+
     fn read<'d>(data: impl ReadRef<'d>, len: u64, fetch: Fetch<'_>) -> Result<Self, DebugError> {
         let file = ElfFile64::<LittleEndian, _>::parse(data).map_err(DebugError::NotElf)?;
         let header = file.elf_header();

@@ -151,7 +151,7 @@ proptest! {
         let start = Instant::now();
         let file = DebugFile::parse(&bytes);
         if let Ok(file) = file
-            && let Ok(info) = DebugInfo::new(&file, file.build_id.as_deref())
+            && let Ok(info) = DebugInfo::new(&file, file.build_id())
         {
             for name in ["vfs_test", "helper"] {
                 let _ = info.lines(name, None);

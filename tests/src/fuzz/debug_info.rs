@@ -1,0 +1,60 @@
+//! The debug information of a kernel.
+
+use hvprobe_linux::debug_info::{DebugFile, DebugInfo, Location};
+use hvprobe_spec::point::Point;
+
+/// What is asked of each file: the points that the file of the corpus has, and some that it has not.
+const POINTS: [&str; 8] = [
+    "vfs_test",
+    "vfs_test:1",
+    "vfs_test:5",
+    "vfs_test+0x30",
+    "vfs_test%return",
+    "helper:1",
+    "fs/test.c:14",
+    "other.c:3",
+];
+/// How many places of a point are asked for variables.
+const PLACES: usize = 8;
+
+/// A file, whichever kernel it says it is of.
+pub fn debug_info(data: &[u8]) -> bool {
+    let Ok(file) = DebugFile::parse(data) else {
+        return false;
+    };
+    let info = match DebugInfo::new(&file, file.build_id()) {
+        Ok(info) => info,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+    };
+    assert!(DebugInfo::new(&file, Some(b"another")).is_err());
+    let mut found = false;
+    for name in ["vfs_test", "helper"] {
+        for function in info.lines(name, None).unwrap_or_default() {
+            let mut lines = function.lines.iter();
+            assert!(lines.all(|line| !line.places.is_empty()));
+            found = true;
+        }
+    }
+    for point in POINTS {
+        let point = Point::parse(point).expect("a point");
+        let places = match info.places(&point) {
+            Ok(places) => places,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                continue;
+            }
+        };
+        for place in places.iter().take(PLACES) {
+            for variable in info.variables(place).unwrap_or_default() {
+                assert!(!variable.declaration.is_empty());
+                if let Location::Fetch(fetch) = variable.location {
+                    assert!(!fetch.to_string().is_empty());
+                }
+            }
+        }
+    }
+    found
+}
