@@ -1,9 +1,6 @@
 //! Sessions and their clients, with machines made of sets, and time that passes when everybody waits.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
-
-use hvprobe_machine::{LetGo, Owner};
+use hvprobe_machine::Owner;
 use hvprobe_proto::v1::{self, RenewSession, SessionState};
 use proptest::prelude::*;
 use tokio::runtime::Handle;
@@ -14,84 +11,12 @@ use crate::sessions::keeper::Ticket;
 use crate::sessions::owners::Owners;
 use crate::status::tests::detail;
 
+mod fake;
+
+use fake::Fake;
+
 /// Longer than anything takes, by the clock of the test.
 const LONG: Duration = Duration::from_secs(600);
-
-/// What a machine is made of.
-#[derive(Debug, Default)]
-struct Inside {
-    probes: BTreeMap<Owner, usize>,
-    paused_by: BTreeSet<Owner>,
-    has_ended: bool,
-    /// So often it fails to let go.
-    fails: u32,
-    /// Whether it is letting go of something, and how often it has.
-    busy: bool,
-    stops: u32,
-}
-
-/// A machine that does at once what it is told, but takes a while to let go.
-#[derive(Clone, Debug, Default)]
-struct Fake(u64, Arc<Mutex<Inside>>);
-
-impl Fake {
-    fn new(number: u64) -> Self {
-        Self(number, Arc::default())
-    }
-
-    fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.1.lock().unwrap()
-    }
-
-    fn has_nothing(&self) -> bool {
-        let inside = self.inside();
-        inside.probes.is_empty() && inside.paused_by.is_empty()
-    }
-}
-
-impl Place for Fake {
-    fn number(&self) -> u64 {
-        self.0
-    }
-
-    fn name(&self) -> &str {
-        "fake"
-    }
-
-    fn is_there(&self) -> bool {
-        !self.inside().has_ended
-    }
-
-    fn has(&self, owner: Owner) -> bool {
-        let inside = self.inside();
-        inside.probes.contains_key(&owner) || inside.paused_by.contains(&owner)
-    }
-
-    async fn let_go(&self, owners: Vec<Owner>) -> Result<LetGo, Status> {
-        assert!(
-            !std::mem::replace(&mut self.inside().busy, true),
-            "one at a time"
-        );
-        sleep(Duration::from_millis(20)).await;
-        let mut inside = self.inside();
-        inside.busy = false;
-        inside.stops += 1;
-        if inside.fails > 0 {
-            inside.fails -= 1;
-            return Err(Status::internal("a virtual CPU does not stop"));
-        }
-        let was_paused = !inside.paused_by.is_empty();
-        let mut let_go = LetGo::default();
-        for owner in owners {
-            if let Some(count) = inside.probes.remove(&owner) {
-                let_go.probes.insert(owner, count);
-            }
-            inside.paused_by.remove(&owner);
-        }
-        let_go.resumed = was_paused && inside.paused_by.is_empty();
-        Ok(let_go)
-    }
-}
 
 /// A client that holds a session.
 struct Client {
