@@ -2,6 +2,7 @@ use super::*;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 /// How long nobody waits for longer than here.
 const SHORT: Duration = Duration::from_millis(50);
@@ -45,12 +46,11 @@ fn some_room_will_do_after_a_while_and_none_never() {
 #[test]
 fn room_that_is_made_meanwhile_is_seen() {
     let (waiting, looks) = (Waiting::default(), AtomicUsize::new(0));
-    let (is_made, is_asked) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (is_made, (ask, is_asked)) = (AtomicBool::new(false), mpsc::channel());
     thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_asked.load(Ordering::Acquire) {
-                thread::yield_now();
-            }
+        let (waiting, is_made) = (&waiting, &is_made);
+        scope.spawn(move || {
+            is_asked.recv_timeout(LONGEST).expect("room is asked for");
             is_made.store(true, Ordering::Release);
             waiting.look_again();
         });
@@ -61,7 +61,7 @@ fn room_that_is_made_meanwhile_is_seen() {
                 false => Room::None,
             }
         };
-        let is_worth_it = waiting.wait(room, || false, || is_asked.store(true, Ordering::Release));
+        let is_worth_it = waiting.wait(room, || false, || ask.send(()).expect("it is waited for"));
         assert!(is_worth_it);
     });
     // It is not looked at over and over.
