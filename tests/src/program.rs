@@ -64,9 +64,14 @@ impl Program {
             .spawn()
             .unwrap();
         let pid = Pid::from_child(&child);
+        // A server is there for all of its test, in which others wait one after the other.
+        let limit = match words.first() {
+            Some(&"serve") => 2 * patience(),
+            _ => patience(),
+        };
         let (stop, stopped) = mpsc::channel::<()>();
         let watchdog = thread::spawn(move || {
-            let expired = stopped.recv_timeout(patience()) == Err(RecvTimeoutError::Timeout);
+            let expired = stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
             if expired {
                 kill_process(pid, Signal::KILL).unwrap();
             }
