@@ -20,6 +20,7 @@ mod limits;
 mod mechanism;
 mod number;
 mod parse_error;
+pub mod perf_probe;
 pub mod point;
 pub mod predicate;
 mod probe;

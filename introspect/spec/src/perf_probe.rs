@@ -1,0 +1,405 @@
+//! Probes as `perf probe` defines them.
+//!
+//! ```text
+//! definition = [[GROUP ":"] EVENT "="] point {blanks argument} [blanks "if" blanks FILTER]
+//! argument   = [NAME "="] value [":" TYPE] ["@user"]
+//! value      = VARIABLE {member} | "$params" | "$vars" | fetched
+//! member     = "." NAME | "->" NAME | "[" NUMBER "]"
+//! ```
+//!
+//! A point is a [`Point`]; what is `fetched` begins with `$`, `%`, `@`, `+`, `-` or `\`, and is written as in
+//! kprobe_events. What a FILTER is, is said by [`definition`](crate::definition), not by perf. What is kept true:
+//! nothing that kprobe_events takes for a definition is one of these ([`is_perf_probe`]), so both can stand in the
+//! same place.
+
+use std::fmt;
+
+use crate::column::Column;
+use crate::definition::is_event_name;
+use crate::number::number_in;
+use crate::parse_error::{ParseError, error};
+use crate::point::Point;
+
+/// The most arguments, as of any other probe (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
+const MOST_ARGUMENTS: usize = 128;
+/// The most members in a row.
+const MOST_MEMBERS: usize = 64;
+
+/// A probe at a point of the sources.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerfProbe {
+    /// The group of its events, when given.
+    pub group: Option<String>,
+    /// The name of its events, when given.
+    pub event: Option<String>,
+    /// Where it goes.
+    pub point: Point,
+    /// Where that stands.
+    pub column: Column,
+    /// What is shown.
+    pub arguments: Vec<PerfArgument>,
+    /// Which hits count, as it was written.
+    pub filter: Option<String>,
+}
+
+/// One of the things that are shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PerfArgument {
+    /// Its name, when given.
+    pub name: Option<String>,
+    /// Where what it shows begins.
+    pub column: Column,
+    /// What it shows.
+    pub value: PerfValue,
+    /// The type to show it as, when given.
+    pub ty: Option<String>,
+    /// Whether what it is read from is memory of the user's.
+    pub user: bool,
+}
+
+/// What an argument shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PerfValue {
+    /// A parameter or local, or something in it.
+    Variable {
+        /// The variable's name.
+        name: String,
+        /// The way from it to what is shown.
+        path: Vec<Step>,
+    },
+    /// `$params`: all parameters that can be read.
+    Parameters,
+    /// `$vars`: all parameters and locals that can be read.
+    Variables,
+    /// What needs no debug information, as kprobe_events has it.
+    Fetched(String),
+}
+
+/// A step into a variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// `.NAME`: a member of it.
+    Member(String),
+    /// `->NAME`: a member of what it points to.
+    Pointed(String),
+    /// `[N]`: one of its elements.
+    Element(u64),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Member(name) => write!(f, ".{name}"),
+            Self::Pointed(name) => write!(f, "->{name}"),
+            Self::Element(number) => write!(f, "[{number}]"),
+        }
+    }
+}
+
+/// Whether `text` is to be read as [`PerfProbe::parse`] reads it: it does not begin as lines of kprobe_events
+/// do, with `p` or `r` and perhaps a number or a name behind it.
+#[must_use]
+pub fn is_perf_probe(text: &str) -> bool {
+    let Some(word) = text.split([' ', '\t']).find(|word| !word.is_empty()) else {
+        return false;
+    };
+    let kind = word.split(':').next().unwrap_or(word);
+    let digits = kind.strip_prefix(['p', 'r']);
+    let is_kind = digits.is_some_and(|digits| digits.chars().all(|c| c.is_ascii_digit()));
+    !is_kind && !word.starts_with('-')
+}
+
+impl PerfProbe {
+    /// Reads a definition.
+    ///
+    /// # Errors
+    /// When the text is none, with the column and the reason.
+    pub fn parse(text: &str) -> Result<Self, ParseError> {
+        let mut words = words(text);
+        let Some((column, first)) = words.next() else {
+            return error(0, "a function or a line of the sources belongs here");
+        };
+        let (group, event, at, point) = match first.split_once('=') {
+            // What a line is looked for by may have any character.
+            Some((event, point)) if !event.contains(';') => {
+                let (group, event) = event_name(column, event)?;
+                let at = column + first.chars().count() - point.chars().count();
+                (group, Some(event), at, point)
+            }
+            _ => (None, None, column, first),
+        };
+        let point = Point::parse(point).map_err(|wrong| ParseError {
+            column: at + wrong.column,
+            ..wrong
+        })?;
+        let mut arguments = Vec::new();
+        let mut filter = None;
+        for (column, word) in words {
+            if word == "if" {
+                let rest: String = text.chars().skip(column + word.len()).collect();
+                if rest.trim().is_empty() {
+                    return error(column + word.len(), "missing filter behind `if`");
+                }
+                filter = Some(rest.trim().to_owned());
+                break;
+            }
+            if arguments.len() == MOST_ARGUMENTS {
+                return error(column, format!("more than {MOST_ARGUMENTS} arguments"));
+            }
+            arguments.push(argument(column, word)?);
+        }
+        Ok(Self {
+            group,
+            event,
+            point,
+            column: Column(at),
+            arguments,
+            filter,
+        })
+    }
+}
+
+/// The words of `text`, each with the column it begins at.
+fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut column = 0;
+    text.split([' ', '\t']).filter_map(move |word| {
+        let at = column;
+        column += word.chars().count() + 1;
+        (!word.is_empty()).then_some((at, word))
+    })
+}
+
+/// `EVENT` or `GROUP:EVENT`.
+fn event_name(column: usize, text: &str) -> Result<(Option<String>, String), ParseError> {
+    let (group, event) = match text.split_once([':', '/']) {
+        Some((group, event)) => (Some(group), event),
+        None => (None, text),
+    };
+    for name in group.into_iter().chain([event]) {
+        if !is_event_name(name) {
+            return error(
+                column,
+                format!(
+                    "`{name}` cannot be the name of an event: letters, digits and `_` can, no digit first"
+                ),
+            );
+        }
+    }
+    Ok((group.map(str::to_owned), event.to_owned()))
+}
+
+fn argument(column: usize, word: &str) -> Result<PerfArgument, ParseError> {
+    let odd = |c: &char| !('!'..='~').contains(c);
+    if let Some((at, c)) = word.chars().enumerate().find(|(_, c)| odd(c)) {
+        return error(column + at, format!("{c:?} cannot be part of an argument"));
+    }
+    let (name, rest) = match word.split_once('=') {
+        Some((name, rest)) if is_event_name(name) => (Some(name.to_owned()), rest),
+        Some((name, _)) => {
+            return error(
+                column,
+                format!(
+                    "`{name}` cannot be the name of an argument: letters, digits and `_` can, no digit first"
+                ),
+            );
+        }
+        None => (None, word),
+    };
+    let at = column + word.len() - rest.len();
+    let (rest, user) = match rest.strip_suffix("@user") {
+        Some(rest) => (rest, true),
+        None => (rest, false),
+    };
+    let (value, ty) = match rest.rsplit_once(':') {
+        Some((_, "")) => return error(at + rest.len(), "missing type behind `:`"),
+        Some((value, ty)) => (value, Some(ty.to_owned())),
+        None => (rest, None),
+    };
+    let kind = match value {
+        "" => return error(at, "a variable belongs here"),
+        "$params" => PerfValue::Parameters,
+        "$vars" => PerfValue::Variables,
+        _ if value.starts_with(['$', '%', '@', '+', '-', '\\']) => {
+            PerfValue::Fetched(value.to_owned())
+        }
+        _ => variable(at, value)?,
+    };
+    let refused = match kind {
+        PerfValue::Parameters | PerfValue::Variables if name.is_some() || ty.is_some() || user => {
+            "stands for several variables: it has neither a name nor a type of its own"
+        }
+        PerfValue::Fetched(_) if user => {
+            "says itself which memory it is read from: `+u8(...)` is the user's"
+        }
+        _ => {
+            return Ok(PerfArgument {
+                name,
+                column: Column(at),
+                value: kind,
+                ty,
+                user,
+            });
+        }
+    };
+    error(at, format!("`{value}` {refused}"))
+}
+
+/// The characters of a name in C.
+fn name_length(text: &str) -> usize {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    match text.starts_with(|c: char| c.is_ascii_digit()) {
+        true => 0,
+        false => text.find(|c| !is_part(c)).unwrap_or(text.len()),
+    }
+}
+
+fn variable(column: usize, text: &str) -> Result<PerfValue, ParseError> {
+    let length = name_length(text);
+    if length == 0 {
+        return error(column, "a variable belongs here");
+    }
+    let (name, mut rest) = text.split_at(length);
+    let mut path = Vec::new();
+    while !rest.is_empty() {
+        let at = column + text.len() - rest.len();
+        if path.len() == MOST_MEMBERS {
+            return error(at, format!("more than {MOST_MEMBERS} members in a row"));
+        }
+        if let Some(behind) = rest.strip_prefix('[') {
+            let Some((digits, behind)) = behind.split_once(']') else {
+                return error(at, "missing `]`");
+            };
+            let number = number_in(at + 1, digits, "index", || {
+                "missing index behind `[`".to_owned()
+            })?;
+            path.push(Step::Element(number));
+            rest = behind;
+            continue;
+        }
+        let (behind, step): (_, fn(String) -> Step) = if let Some(behind) = rest.strip_prefix("->")
+        {
+            (behind, Step::Pointed)
+        } else if let Some(behind) = rest.strip_prefix('.') {
+            (behind, Step::Member)
+        } else {
+            return error(at, "only `.MEMBER`, `->MEMBER` or `[N]` can follow here");
+        };
+        let length = name_length(behind);
+        if length == 0 {
+            let at = at + rest.len() - behind.len();
+            return error(at, "the name of a member belongs here");
+        }
+        let (member, behind) = behind.split_at(length);
+        path.push(step(member.to_owned()));
+        rest = behind;
+    }
+    let name = name.to_owned();
+    Ok(PerfValue::Variable { name, path })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::At;
+
+    #[test]
+    fn lines_of_kprobe_events_are_none() {
+        for text in ["p vfs_read", " p:a vfs_read", "r4 vfs_read", "r", "-:a", ""] {
+            assert!(!is_perf_probe(text), "{text:?}");
+        }
+        for text in ["vfs_read", "pipe_read:3", "p=vfs_read", "r2d2", " fs/a.c:3"] {
+            assert!(is_perf_probe(text), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn definitions_are_read_as_perf_reads_them() {
+        let text = "my:ev=vfs_read@fs/a.c:12 count pos=file->f_pos:x64 a.b[2]->c buf:string@user %ax $vars if count > 3";
+        let probe = PerfProbe::parse(text).unwrap();
+        assert_eq!(
+            (probe.group.as_deref(), probe.event.as_deref()),
+            (Some("my"), Some("ev"))
+        );
+        let point = Point::Function {
+            name: "vfs_read".to_owned(),
+            file: Some("fs/a.c".to_owned()),
+            at: At::Line(12),
+        };
+        assert_eq!(probe.point, point);
+        assert_eq!(probe.filter.as_deref(), Some("count > 3"));
+        let variable = |name: &str, path: &[Step]| PerfValue::Variable {
+            name: name.to_owned(),
+            path: path.to_vec(),
+        };
+        let name = |text: &str| text.to_owned();
+        let wanted = [
+            (None, 25, variable("count", &[]), None, false),
+            (
+                Some("pos"),
+                35,
+                variable("file", &[Step::Pointed(name("f_pos"))]),
+                Some("x64"),
+                false,
+            ),
+            (
+                None,
+                51,
+                variable(
+                    "a",
+                    &[
+                        Step::Member(name("b")),
+                        Step::Element(2),
+                        Step::Pointed(name("c")),
+                    ],
+                ),
+                None,
+                false,
+            ),
+            (None, 61, variable("buf", &[]), Some("string"), true),
+            (None, 77, PerfValue::Fetched(name("%ax")), None, false),
+            (None, 81, PerfValue::Variables, None, false),
+        ];
+        assert_eq!(probe.arguments.len(), wanted.len());
+        for (found, (name, column, value, ty, user)) in probe.arguments.iter().zip(wanted) {
+            assert_eq!(found.name.as_deref(), name);
+            assert_eq!((found.column.0, &found.value), (column, &value));
+            assert_eq!((found.ty.as_deref(), found.user), (ty, user));
+        }
+        let lazy = PerfProbe::parse("vfs_read;ret=*").unwrap();
+        assert_eq!(
+            (lazy.event, lazy.point.to_string()),
+            (None, name("vfs_read;ret=*"))
+        );
+    }
+
+    #[test]
+    fn mistakes_are_told_where_they_are() {
+        for (text, column) in [
+            (" ", 0),
+            ("1=vfs_read", 0),
+            ("a:b:c=vfs_read", 0),
+            ("ev=vfs-read", 6),
+            ("vfs_read 1x", 9),
+            ("vfs_read a=", 11),
+            ("vfs_read 1=a", 9),
+            ("vfs_read a:", 11),
+            ("vfs_read a->", 12),
+            ("vfs_read a.1", 11),
+            ("vfs_read a[", 10),
+            ("vfs_read a[x]", 11),
+            ("vfs_read a!", 10),
+            ("vfs_read é", 9),
+            ("vfs_read x=$vars", 11),
+            ("vfs_read $params:u8", 9),
+            ("vfs_read %ax@user", 9),
+            ("vfs_read a if", 13),
+        ] {
+            let wrong = PerfProbe::parse(text).unwrap_err();
+            assert_eq!(wrong.column, column, "{text}: {wrong}");
+        }
+        let many = format!("vfs_read{}", " a".repeat(MOST_ARGUMENTS + 1));
+        assert!(PerfProbe::parse(&many).is_err());
+        let long = format!("vfs_read a{}", "[0]".repeat(MOST_MEMBERS + 1));
+        assert!(PerfProbe::parse(&long).is_err());
+    }
+}
