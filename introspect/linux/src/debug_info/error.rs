@@ -92,6 +92,16 @@ pub enum DebugError {
         /// Its size.
         size: u64,
     },
+    /// A way into a variable that there is not.
+    #[error("`{at}` {why}{}", Suggested(.near))]
+    Member {
+        /// The variable, as far as the way leads.
+        at: String,
+        /// Why it leads no further.
+        why: String,
+        /// What there is instead.
+        near: Vec<String>,
+    },
     /// A pattern for lines.
     #[error("`;` looks for a text in the sources, which are not read: name the line instead")]
     Pattern,

@@ -51,6 +51,22 @@ pub enum Location {
     Nowhere(&'static str),
 }
 
+impl Location {
+    /// So many bytes behind it, if it is in memory.
+    pub(super) fn plus(mut self, more: i64) -> Self {
+        match &mut self {
+            Self::Fetch(fetch) => {
+                if let Some(last) = fetch.offsets.last_mut() {
+                    *last = last.wrapping_add(more);
+                }
+            }
+            Self::Static(at) => at.0 = at.0.wrapping_add(more.cast_unsigned()),
+            Self::Constant(_) | Self::Nowhere(_) => {}
+        }
+        self
+    }
+}
+
 /// A register, and what it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
@@ -177,7 +193,7 @@ fn followed(
     frame: &Frame<'_>,
     steps: &mut usize,
 ) -> Result<Location, &'static str> {
-    const DAMAGED: &str = "its location makes no sense";
+    const DAMAGED: &str = "at a location that makes no sense";
     const OTHER: &str = "computed in a way that cannot be followed";
 
     let mut stack: Vec<Sum> = Vec::new();

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use hvprobe_fixtures::dwarf::{BUILD_ID, FUNCTION, file};
+use expect_test::expect;
+use hvprobe_fixtures::dwarf::{BUILD_ID, FUNCTION, TABLE, file};
+use hvprobe_spec::perf_probe::Step;
 use hvprobe_spec::point::Point;
 use proptest::prelude::*;
 
@@ -113,8 +115,75 @@ fn variables_are_where_they_are_at_that_address() {
     wanted[1] = "int count = +8(%sp)";
     assert_eq!(variables(&info, "vfs_test:4"), wanted);
     wanted.push("int ret = +16(+8(%bx))");
+    let table = format!("struct file table = Static(Gva({:#x}))", TABLE);
+    wanted.push(&table);
     assert_eq!(variables(&info, "vfs_test:5"), wanted);
     assert_eq!(variables(&info, "helper:1"), ["int given = %si"]);
+}
+
+/// What a way from a variable at a point leads to, or why it leads nowhere.
+fn selected(info: &DebugInfo<'_>, point: &str, name: &str, path: &[Step]) -> String {
+    let places = info.places(&Point::parse(point).unwrap()).unwrap();
+    let all = info.variables(&places[0]).unwrap();
+    let variable = all.iter().find(|it| it.name == name).unwrap();
+    match info.select(variable, path) {
+        Ok(selected) => format!("{:?} {:?}", selected.location, selected.shown),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn members_are_where_they_are_in_their_structures() {
+    let file = DebugFile::parse(&file()).unwrap();
+    let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
+    let to = |name: &str| Step::Pointed(name.to_owned());
+    let of = |name: &str| Step::Member(name.to_owned());
+    let found = [
+        ("vfs_test", "file", vec![]),
+        ("vfs_test", "count", vec![]),
+        ("vfs_test", "file", vec![to("mode")]),
+        ("vfs_test", "file", vec![to("name")]),
+        ("vfs_test", "file", vec![to("name"), Step::Element(3)]),
+        ("vfs_test", "file", vec![to("next"), to("kind")]),
+        ("vfs_test", "file", vec![to("alias")]),
+        ("vfs_test", "file", vec![Step::Element(1), of("mode")]),
+        ("vfs_test:5", "table", vec![of("alias")]),
+        ("vfs_test", "file", vec![of("mode")]),
+        ("vfs_test", "file", vec![to("mood")]),
+        ("vfs_test", "file", vec![to("kind"), of("x")]),
+        ("vfs_test", "count", vec![of("x")]),
+        ("vfs_test", "count", vec![Step::Element(1)]),
+        ("vfs_test", "file", vec![Step::Element(u64::MAX)]),
+        ("vfs_test", "file", vec![Step::Element(1 << 30)]),
+        ("vfs_test:5", "table", vec![of("next"), to("mode")]),
+        ("vfs_test", "flags", vec![]),
+        ("vfs_test:5", "file", vec![to("mode")]),
+    ]
+    .map(|(point, name, path)| {
+        let way: String = path.iter().map(Step::to_string).collect();
+        format!("{name}{way}: {}\n", selected(&info, point, name, &path))
+    });
+    expect![[r#"
+        file: Fetch(Fetch { register: Rdi, offsets: [] }) Number(Integer { shown: Hex, bits: 64 })
+        count: Fetch(Fetch { register: Rsp, offsets: [-16] }) Number(Integer { shown: Signed, bits: 32 })
+        file->mode: Fetch(Fetch { register: Rdi, offsets: [0] }) Number(Integer { shown: Signed, bits: 32 })
+        file->name: Fetch(Fetch { register: Rdi, offsets: [8] }) Array { element: Some(Integer { shown: Signed, bits: 8 }), count: 16, is_text: true }
+        file->name[3]: Fetch(Fetch { register: Rdi, offsets: [11] }) Number(Integer { shown: Signed, bits: 8 })
+        file->next->kind: Fetch(Fetch { register: Rdi, offsets: [24, 41] }) Number(Bitfield { width: 3, offset: 4, container: 8 })
+        file->alias: Fetch(Fetch { register: Rdi, offsets: [32] }) Text
+        file[1].mode: Fetch(Fetch { register: Rdi, offsets: [64] }) Number(Integer { shown: Signed, bits: 32 })
+        table.alias: Static(Gva(0xffffffff81000820)) Text
+        file.mode: `file` is a pointer: its members are behind `->`
+        file->mood: `file->mood` does not exist; there is mode, kind, name
+        file->kind.x: `file->kind` is some bits of a number
+        count.x: `count` has no members
+        count[1]: `count` is neither an array nor a pointer
+        file[18446744073709551615]: `file` has elements of unknown size
+        file[1073741824]: `file` is too long
+        table.next->mode: `table.next` is a pointer in memory of its own, which is not followed
+        flags: Constant(-7) Number(Integer { shown: Signed, bits: 32 })
+        file->mode: `file` is not kept here
+    "#]].assert_eq(&found.concat());
 }
 
 #[test]
@@ -156,10 +225,15 @@ proptest! {
             for name in ["vfs_test", "helper"] {
                 let _ = info.lines(name, None);
             }
+            let step = |name: &str| Step::Pointed(name.to_owned());
             for point in ["vfs_test", "vfs_test:5", "helper:1", "fs/test.c:13"] {
                 let places = info.places(&Point::parse(point).unwrap());
                 for place in places.iter().flatten().take(8) {
-                    let _ = info.variables(place);
+                    for variable in info.variables(place).into_iter().flatten() {
+                        let _ = info.select(&variable, &[]);
+                        let _ = info.select(&variable, &[step("next"), step("kind")]);
+                        let _ = info.select(&variable, &[step("name"), Step::Element(1)]);
+                    }
                 }
             }
         }

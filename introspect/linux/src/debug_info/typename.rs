@@ -1,16 +1,15 @@
-//! Types as C writes them, and what numbers of them are shown as.
+//! Types as C writes them.
 //!
 //! What is kept true: a text is bounded in length and in the depth of what is in it, whatever the types say;
 //! where something is left out, there is `...`.
 
 use gimli::{AttributeValue, UnitOffset, constants as dw};
-use hvprobe_spec::fetch::{Element, Shown as Digits};
 
 use super::error::DebugError;
 use super::info::{DebugInfo, Entry, Reader, Unit};
 
 /// Pointers, arrays and modifiers in a row, before it is a loop.
-const MOST_STEPS: usize = 32;
+pub(super) const MOST_STEPS: usize = 32;
 /// Parameters of parameters, before it is a loop.
 const DEEPEST: usize = 3;
 /// Parameters, or dimensions of an array.
@@ -19,15 +18,6 @@ const MOST_CHILDREN: usize = 32;
 const LONGEST: usize = 1 << 10;
 /// What is left out.
 const LEFT_OUT: &str = "...";
-
-/// How a variable's value is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
-    /// As a number of this type.
-    Number(Element),
-    /// As no number: it has several values, or none that is known.
-    Whole,
-}
 
 /// An entry of the same unit that an attribute names.
 pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<UnitOffset> {
@@ -137,12 +127,13 @@ impl<'f> DebugInfo<'f> {
         Ok([dw::DW_TAG_array_type, dw::DW_TAG_subroutine_type].contains(&tag))
     }
 
-    /// The entries right below the one at `at`, each with what `each` makes of it.
-    fn children<T>(
+    /// The first `most` entries right below the one at `at` that `each` makes something of.
+    pub(super) fn children<T>(
         &self,
         index: usize,
         unit: &Unit<'f>,
         at: UnitOffset,
+        most: usize,
         mut each: impl FnMut(&Entry<'f>) -> Option<T>,
     ) -> Result<Vec<T>, DebugError> {
         let wrong = |source| self.damaged(index, ".debug_info", source);
@@ -156,19 +147,20 @@ impl<'f> DebugInfo<'f> {
             if depth == 1 && is_entry {
                 found.extend(each(&entry));
             }
-            if entries.next_depth() <= 0 || entries.is_empty() || found.len() == MOST_CHILDREN {
+            if entries.next_depth() <= 0 || entries.is_empty() || found.len() == most {
                 return Ok(found);
             }
         }
     }
 
-    fn dimensions(
+    /// The dimensions of an array, as far as they are known.
+    pub(super) fn dimensions(
         &self,
         index: usize,
         unit: &Unit<'f>,
         at: UnitOffset,
     ) -> Result<Vec<Option<u64>>, DebugError> {
-        self.children(index, unit, at, |entry| {
+        self.children(index, unit, at, MOST_CHILDREN, |entry| {
             let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);
             let last = number(dw::DW_AT_upper_bound);
             let count = number(dw::DW_AT_count).or(last.and_then(|last| last.checked_add(1)));
@@ -186,7 +178,7 @@ impl<'f> DebugInfo<'f> {
         let Some(depth) = depth.checked_sub(1) else {
             return Ok(LEFT_OUT.to_owned());
         };
-        let types = self.children(index, unit, at, |entry| match entry.tag() {
+        let types = self.children(index, unit, at, MOST_CHILDREN, |entry| match entry.tag() {
             dw::DW_TAG_formal_parameter => Some(Some(reference(entry.attr_value(dw::DW_AT_type)))),
             dw::DW_TAG_unspecified_parameters => Some(None),
             _ => None,
@@ -206,59 +198,6 @@ impl<'f> DebugInfo<'f> {
             false => parameters.join(", "),
         })
     }
-
-    /// What a value of that type is shown as.
-    pub(super) fn shown(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        mut ty: Option<UnitOffset>,
-    ) -> Result<Shown, DebugError> {
-        for _ in 0..MOST_STEPS {
-            let Some(at) = ty else { break };
-            let entry = self.entry(index, unit, at)?;
-            let size = entry.attr(dw::DW_AT_byte_size);
-            let size = size.and_then(gimli::Attribute::udata_value);
-            let encoding = match entry.attr_value(dw::DW_AT_encoding) {
-                Some(AttributeValue::Encoding(encoding)) => Some(encoding),
-                _ => None,
-            };
-            let digits = match (entry.tag(), encoding) {
-                (dw::DW_TAG_pointer_type, _) => {
-                    return Ok(number(Digits::Hex, 8));
-                }
-                (
-                    dw::DW_TAG_const_type
-                    | dw::DW_TAG_volatile_type
-                    | dw::DW_TAG_restrict_type
-                    | dw::DW_TAG_atomic_type
-                    | dw::DW_TAG_typedef,
-                    _,
-                ) => {
-                    ty = reference(entry.attr_value(dw::DW_AT_type));
-                    continue;
-                }
-                (_, Some(dw::DW_ATE_signed | dw::DW_ATE_signed_char)) => Digits::Signed,
-                (_, Some(dw::DW_ATE_unsigned | dw::DW_ATE_unsigned_char | dw::DW_ATE_boolean))
-                | (dw::DW_TAG_enumeration_type, None) => Digits::Unsigned,
-                _ => break,
-            };
-            return Ok(size.map_or(Shown::Whole, |size| number(digits, size)));
-        }
-        Ok(Shown::Whole)
-    }
-}
-
-/// A number of so many bytes.
-fn number(shown: Digits, bytes: u64) -> Shown {
-    let bits = match bytes {
-        1 => 8,
-        2 => 16,
-        4 => 32,
-        8 => 64,
-        _ => return Shown::Whole,
-    };
-    Shown::Number(Element::Integer { shown, bits })
 }
 
 /// Words with a blank between them.

@@ -15,7 +15,7 @@ use super::info::{DebugInfo, Entry, Reader, Unit};
 use super::location::{Frame, Location, Sum, constant, location, sum};
 use super::points::PointPlace;
 use super::scopes::{Scopes, ranges};
-use super::typename::{Shown, reference};
+use super::typename::reference;
 
 /// Steps from a variable to where its name is said.
 const MOST_STEPS: usize = 8;
@@ -33,8 +33,8 @@ pub struct Variable {
     pub is_parameter: bool,
     /// Where it is.
     pub location: Location,
-    /// What its value is.
-    pub shown: Shown,
+    pub(super) unit: usize,
+    pub(super) ty: Option<UnitOffset>,
 }
 
 /// A variable's entry, with what others said of it.
@@ -175,7 +175,8 @@ impl<'f> DebugInfo<'f> {
         };
         Ok(Some(Variable {
             declaration: self.declaration(index, unit, described.ty, &name)?,
-            shown: self.shown(index, unit, described.ty)?,
+            unit: index,
+            ty: described.ty,
             name,
             is_parameter: entry.tag() == dw::DW_TAG_formal_parameter,
             location,

@@ -1,0 +1,235 @@
+//! From a variable to what is in it, or behind it.
+//!
+//! What is kept true: a place is told for a member that there is, in a structure that was described; a step that
+//! does not fit its type is an error that says so, never a guess.
+
+use gimli::{UnitOffset, constants as dw};
+use hvprobe_spec::fetch::Element;
+use hvprobe_spec::perf_probe::Step;
+
+use super::error::DebugError;
+use super::info::{DebugInfo, Entry, Unit};
+use super::location::Location;
+use super::shown::Shown;
+use super::typename::reference;
+use super::variables::Variable;
+
+/// Members of one structure.
+const MOST_MEMBERS: usize = 1 << 12;
+/// Structures without a name inside each other.
+const DEEPEST: usize = 8;
+/// Members that are told beside one that there is not.
+const MOST_NEAR: usize = 3;
+
+/// What a way from a variable leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selected {
+    /// Where it is.
+    pub location: Location,
+    /// What its value is shown as.
+    pub shown: Shown,
+}
+
+/// A member of a structure.
+#[derive(Clone, Debug)]
+struct Member {
+    name: Option<Vec<u8>>,
+    ty: Option<UnitOffset>,
+    /// Bytes from where the structure begins.
+    offset: u64,
+    /// The first of its bits there, and how many; of one that is less than a number.
+    bits: Option<(u64, u64)>,
+}
+
+impl<'f> DebugInfo<'f> {
+    /// What `path` leads to from `variable`.
+    ///
+    /// # Errors
+    /// When it leads nowhere, or the debug information is damaged.
+    pub fn select(&self, variable: &Variable, path: &[Step]) -> Result<Selected, DebugError> {
+        self.budget.begin();
+        let index = variable.unit;
+        let unit = self.unit(index)?;
+        let mut ty = variable.ty;
+        let mut location = variable.location.clone();
+        let mut bits = None;
+        let mut way = variable.name.clone();
+        for step in path {
+            let refused = |why: &str| DebugError::Member {
+                at: way.clone(),
+                why: why.to_owned(),
+                near: Vec::new(),
+            };
+            if bits.is_some() {
+                return Err(refused("is some bits of a number"));
+            }
+            let entry = self.bare(index, &unit, ty)?;
+            let entry = entry.ok_or_else(|| refused("has a type that is not described"))?;
+            let to = reference(entry.attr_value(dw::DW_AT_type));
+            let is_pointer = entry.tag() == dw::DW_TAG_pointer_type;
+            match step {
+                Step::Element(number) => {
+                    if !is_pointer && entry.tag() != dw::DW_TAG_array_type {
+                        return Err(refused("is neither an array nor a pointer"));
+                    }
+                    if !is_pointer && self.dimensions(index, &unit, entry.offset())?.len() > 1 {
+                        return Err(refused("is an array of arrays"));
+                    }
+                    let size = self.size(index, &unit, to)?;
+                    let offset = size.and_then(|size| size.checked_mul(*number));
+                    let offset = offset.ok_or_else(|| refused("has elements of unknown size"))?;
+                    location = moved(location, is_pointer, offset).map_err(|why| refused(&why))?;
+                    ty = to;
+                }
+                Step::Member(name) | Step::Pointed(name) => {
+                    let follows = matches!(step, Step::Pointed(_));
+                    let structure = match (is_pointer, follows) {
+                        (true, true) => self.bare(index, &unit, to)?,
+                        (false, false) => Some(entry),
+                        (true, false) => {
+                            return Err(refused("is a pointer: its members are behind `->`"));
+                        }
+                        (false, true) => {
+                            return Err(refused("is no pointer: its members are behind `.`"));
+                        }
+                    };
+                    let structure = structure.filter(is_structure);
+                    let structure = structure.ok_or_else(|| refused("has no members"))?;
+                    let member =
+                        self.member(index, &unit, &structure, name, || format!("{way}{step}"))?;
+                    location =
+                        moved(location, is_pointer, member.offset).map_err(|why| refused(&why))?;
+                    (ty, bits) = (member.ty, member.bits);
+                }
+            }
+            way.push_str(&step.to_string());
+        }
+        let shown = match bits {
+            None => self.shown(index, &unit, ty)?,
+            Some((first, width)) => {
+                let bits = bitfield(first, width);
+                Shown::Number(bits.ok_or(DebugError::Member {
+                    at: way,
+                    why: "has bits in more than 8 bytes".to_owned(),
+                    near: Vec::new(),
+                })?)
+            }
+        };
+        Ok(Selected { location, shown })
+    }
+
+    /// The member `name` of a structure, or of one without a name inside it.
+    fn member(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        structure: &Entry<'f>,
+        name: &str,
+        way: impl FnOnce() -> String,
+    ) -> Result<Member, DebugError> {
+        let mut names = Vec::new();
+        let mut level = vec![(structure.offset(), 0_u64)];
+        for _ in 0..DEEPEST {
+            let mut next = Vec::new();
+            for (at, outer) in level {
+                for member in self.members(index, unit, at)? {
+                    let offset = outer.saturating_add(member.offset);
+                    match &member.name {
+                        Some(own) if own == name.as_bytes() => {
+                            return Ok(Member { offset, ..member });
+                        }
+                        Some(own) => names.push(String::from_utf8_lossy(own).into_owned()),
+                        None => {
+                            let inner = self.bare(index, unit, member.ty)?;
+                            next.extend(inner.filter(is_structure).map(|it| (it.offset(), offset)));
+                        }
+                    }
+                }
+            }
+            level = next;
+        }
+        let is_declared = structure.attr(dw::DW_AT_declaration).is_some();
+        names.sort_by_key(|near| strsim::damerau_levenshtein(near, name));
+        names.truncate(MOST_NEAR);
+        Err(DebugError::Member {
+            at: way(),
+            why: match is_declared {
+                true => "is not known: the structure is not described where this was compiled",
+                false => "does not exist",
+            }
+            .to_owned(),
+            near: names,
+        })
+    }
+
+    fn members(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        at: UnitOffset,
+    ) -> Result<Vec<Member>, DebugError> {
+        self.children(index, unit, at, MOST_MEMBERS, |entry| {
+            if entry.tag() != dw::DW_TAG_member {
+                return None;
+            }
+            let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);
+            let name = entry.attr_value(dw::DW_AT_name);
+            let offset = number(dw::DW_AT_data_member_location).unwrap_or(0);
+            let width = number(dw::DW_AT_bit_size);
+            let first = number(dw::DW_AT_data_bit_offset).or_else(|| {
+                // As DWARF 3 has it: from the highest bit of a number of so many bytes.
+                let bytes = number(dw::DW_AT_byte_size)?;
+                let from_top = number(dw::DW_AT_bit_offset)?.checked_add(width?)?;
+                let low = bytes.checked_mul(8)?.checked_sub(from_top)?;
+                offset.checked_mul(8)?.checked_add(low)
+            });
+            let bits = width.map(|width| (first.unwrap_or(0), width));
+            Some(Member {
+                name: name.and_then(|name| Some(self.text(unit, name)?.to_vec())),
+                ty: reference(entry.attr_value(dw::DW_AT_type)),
+                offset: match bits {
+                    Some((first, _)) => first / 8,
+                    None => offset,
+                },
+                bits: bits.map(|(first, width)| (first % 8, width)),
+            })
+        })
+    }
+}
+
+fn is_structure(entry: &Entry<'_>) -> bool {
+    [dw::DW_TAG_structure_type, dw::DW_TAG_union_type].contains(&entry.tag())
+}
+
+/// Where something is that is so many bytes into what `location` has, or into what is behind the pointer there.
+fn moved(location: Location, is_pointer: bool, offset: u64) -> Result<Location, String> {
+    let offset = i32::try_from(offset).map_err(|_| "is too long")?;
+    let offset = i64::from(offset);
+    let why = match (location, is_pointer) {
+        (Location::Fetch(mut fetch), true) => {
+            fetch.offsets.push(offset);
+            return Ok(Location::Fetch(fetch));
+        }
+        (Location::Fetch(fetch), false) if fetch.offsets.is_empty() => {
+            "is in a register as a whole, whose parts are not read"
+        }
+        (location @ (Location::Fetch(_) | Location::Static(_)), false) => {
+            return Ok(location.plus(offset));
+        }
+        (Location::Static(_), true) => "is a pointer in memory of its own, which is not followed",
+        (Location::Constant(_), _) => "is a constant",
+        (Location::Nowhere(why), _) => return Err(format!("is {why}")),
+    };
+    Err(why.to_owned())
+}
+
+/// So many bits from the `first` of a byte on, as a fetch argument has them.
+fn bitfield(first: u64, width: u64) -> Option<Element> {
+    let end = first.checked_add(width)?;
+    let container = [8_u8, 16, 32, 64].into_iter();
+    Some(Element::Bitfield {
+        width: u8::try_from(width).ok().filter(|width| *width > 0)?,
+        offset: u8::try_from(first).ok()?,
+        container: container.into_iter().find(|bits| end <= u64::from(*bits))?,
+    })
+}

@@ -1,0 +1,178 @@
+//! What a value is shown as.
+//!
+//! What is kept true: types are followed for a bounded number of steps, whatever they refer to.
+
+use gimli::{AttributeValue, UnitOffset, constants as dw};
+use hvprobe_spec::fetch::{Element, Shown as Digits};
+
+use super::error::DebugError;
+use super::info::{DebugInfo, Entry, Unit};
+use super::typename::{MOST_STEPS, reference};
+
+/// Arrays of arrays, before it is a loop.
+const DEEPEST: usize = 8;
+
+/// What a value is shown as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// As a number of this type.
+    Number(Element),
+    /// As the address that it is, or as the text there.
+    Text,
+    /// As its elements.
+    Array {
+        /// What each is shown as; nothing if they have several values.
+        element: Option<Element>,
+        /// How many there are; 0 if that is not known.
+        count: u64,
+        /// Whether they are characters.
+        is_text: bool,
+    },
+    /// As nothing: it has several values, or none that is known.
+    Whole,
+}
+
+impl<'f> DebugInfo<'f> {
+    /// A type without its other names and what is said of its values; `None` for `void`, or if it goes on and
+    /// on.
+    pub(super) fn bare(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        mut ty: Option<UnitOffset>,
+    ) -> Result<Option<Entry<'f>>, DebugError> {
+        for _ in 0..MOST_STEPS {
+            let Some(at) = ty else { break };
+            let entry = self.entry(index, unit, at)?;
+            let is_other_name = matches!(
+                entry.tag(),
+                dw::DW_TAG_const_type
+                    | dw::DW_TAG_volatile_type
+                    | dw::DW_TAG_restrict_type
+                    | dw::DW_TAG_atomic_type
+                    | dw::DW_TAG_typedef
+            );
+            if !is_other_name {
+                return Ok(Some(entry));
+            }
+            ty = reference(entry.attr_value(dw::DW_AT_type));
+        }
+        Ok(None)
+    }
+
+    /// What a value of that type is shown as.
+    pub(super) fn shown(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        ty: Option<UnitOffset>,
+    ) -> Result<Shown, DebugError> {
+        let Some(entry) = self.bare(index, unit, ty)? else {
+            return Ok(Shown::Whole);
+        };
+        let to = reference(entry.attr_value(dw::DW_AT_type));
+        match entry.tag() {
+            dw::DW_TAG_pointer_type => {
+                let to = self.bare(index, unit, to)?;
+                Ok(match to.is_some_and(|to| is_character(&to)) {
+                    true => Shown::Text,
+                    false => number(Digits::Hex, 8).map_or(Shown::Whole, Shown::Number),
+                })
+            }
+            dw::DW_TAG_array_type => {
+                let of = self.bare(index, unit, to)?;
+                let element = of.as_ref().and_then(|of| match of.tag() {
+                    dw::DW_TAG_pointer_type => number(Digits::Hex, 8),
+                    _ => simple(of),
+                });
+                Ok(Shown::Array {
+                    element,
+                    count: self.elements(index, unit, entry.offset())?,
+                    is_text: of.is_some_and(|of| is_character(&of)),
+                })
+            }
+            _ => Ok(simple(&entry).map_or(Shown::Whole, Shown::Number)),
+        }
+    }
+
+    /// How many elements an array has in all; 0 if that is not known.
+    fn elements(&self, index: usize, unit: &Unit<'f>, at: UnitOffset) -> Result<u64, DebugError> {
+        let dimensions = self.dimensions(index, unit, at)?;
+        let product = |all: u64, one: Option<u64>| all.checked_mul(one?);
+        Ok(dimensions.into_iter().try_fold(1, product).unwrap_or(0))
+    }
+
+    /// The bytes of a value of that type, if they are known.
+    pub(super) fn size(
+        &self,
+        index: usize,
+        unit: &Unit<'f>,
+        mut ty: Option<UnitOffset>,
+    ) -> Result<Option<u64>, DebugError> {
+        let mut times = 1_u64;
+        for _ in 0..DEEPEST {
+            let Some(entry) = self.bare(index, unit, ty)? else {
+                return Ok(None);
+            };
+            if let Some(size) = byte_size(&entry) {
+                return Ok(times.checked_mul(size));
+            }
+            match entry.tag() {
+                dw::DW_TAG_pointer_type => return Ok(times.checked_mul(8)),
+                dw::DW_TAG_array_type => {
+                    let count = self.elements(index, unit, entry.offset())?;
+                    let Some(all) = times.checked_mul(count) else {
+                        return Ok(None);
+                    };
+                    times = all;
+                    ty = reference(entry.attr_value(dw::DW_AT_type));
+                }
+                _ => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn byte_size(entry: &Entry<'_>) -> Option<u64> {
+    let size = entry.attr(dw::DW_AT_byte_size);
+    size.and_then(gimli::Attribute::udata_value)
+}
+
+fn encoding(entry: &Entry<'_>) -> Option<gimli::DwAte> {
+    match entry.attr_value(dw::DW_AT_encoding) {
+        Some(AttributeValue::Encoding(encoding)) => Some(encoding),
+        _ => None,
+    }
+}
+
+fn is_character(entry: &Entry<'_>) -> bool {
+    let is_one = matches!(
+        encoding(entry),
+        Some(dw::DW_ATE_signed_char | dw::DW_ATE_unsigned_char)
+    );
+    is_one && byte_size(entry) == Some(1)
+}
+
+/// What a value is shown as that is one number.
+fn simple(entry: &Entry<'_>) -> Option<Element> {
+    let digits = match (entry.tag(), encoding(entry)) {
+        (_, Some(dw::DW_ATE_signed | dw::DW_ATE_signed_char)) => Digits::Signed,
+        (_, Some(dw::DW_ATE_unsigned | dw::DW_ATE_unsigned_char | dw::DW_ATE_boolean))
+        | (dw::DW_TAG_enumeration_type, None) => Digits::Unsigned,
+        _ => return None,
+    };
+    number(digits, byte_size(entry)?)
+}
+
+/// A number of so many bytes.
+pub(super) fn number(shown: Digits, bytes: u64) -> Option<Element> {
+    let bits = match bytes {
+        1 => 8,
+        2 => 16,
+        4 => 32,
+        8 => 64,
+        _ => return None,
+    };
+    Some(Element::Integer { shown, bits })
+}
