@@ -1,6 +1,7 @@
 //! The debug information of a kernel.
 
 use hvprobe_linux::debug_info::{DebugFile, DebugInfo, Location};
+use hvprobe_spec::perf_probe::Step;
 use hvprobe_spec::point::Point;
 
 /// What is asked of each file: the points that the file of the corpus has, and some that it has not.
@@ -16,6 +17,18 @@ const POINTS: [&str; 8] = [
 ];
 /// How many places of a point are asked for variables.
 const PLACES: usize = 8;
+
+/// The ways from each variable that are gone.
+fn paths() -> [Vec<Step>; 4] {
+    let to = |name: &str| Step::Pointed(name.to_owned());
+    let of = |name: &str| Step::Member(name.to_owned());
+    [
+        Vec::new(),
+        vec![to("next"), to("kind")],
+        vec![to("name"), Step::Element(3)],
+        vec![of("alias"), Step::Element(u64::MAX)],
+    ]
+}
 
 /// A file, whichever kernel it says it is of.
 pub fn debug_info(data: &[u8]) -> bool {
@@ -50,6 +63,9 @@ pub fn debug_info(data: &[u8]) -> bool {
         for place in places.iter().take(PLACES) {
             for variable in info.variables(place).unwrap_or_default() {
                 assert!(!variable.declaration.is_empty());
+                for path in paths() {
+                    let _ = info.select(&variable, &path);
+                }
                 if let Location::Fetch(fetch) = variable.location {
                     assert!(!fetch.to_string().is_empty());
                 }
