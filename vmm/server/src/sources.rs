@@ -1,5 +1,4 @@
-//! What a kernel's debug information says of its sources, for `hvprobe lines` and `hvprobe vars`, which need
-//! no machine.
+//! What a kernel's debug information says of its sources. No machine is needed.
 //!
 //! Invariant: a place is named by a symbol of the kernel that was given, so a definition can have it as it is.
 
@@ -9,6 +8,7 @@ use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::{DebugError, DebugFile, DebugInfo, FunctionLines, Variable};
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_machine::Kernel;
+use hvprobe_spec::ParseError;
 use hvprobe_spec::point::Point;
 
 /// A kernel with its debug information.
@@ -27,6 +27,9 @@ pub enum SourcesError {
     /// The debug information does not answer.
     #[error(transparent)]
     Debug(#[from] DebugError),
+    /// A definition asks for what is not there.
+    #[error(transparent)]
+    Definition(ParseError),
 }
 
 /// A place that a point stands for, and what there is.
@@ -53,7 +56,17 @@ impl Sources {
         Ok(sources)
     }
 
-    fn info(&self) -> Result<DebugInfo<'_>, DebugError> {
+    /// The build id that the kernel and its debug information share.
+    #[must_use]
+    pub fn build_id(&self) -> &[u8] {
+        self.image.build_id().unwrap_or_default()
+    }
+
+    pub(crate) fn image(&self) -> &KernelImage {
+        &self.image
+    }
+
+    pub(crate) fn info(&self) -> Result<DebugInfo<'_>, DebugError> {
         DebugInfo::new(&self.file, self.image.build_id())
     }
 

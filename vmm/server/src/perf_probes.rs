@@ -1,0 +1,275 @@
+//! From a probe as `perf probe` defines it to definitions for each place that it stands for.
+//!
+//! Invariant: a definition names a symbol of the kernel that was given, which no other symbol of it shares its
+//! name with, and fetches what the debug information says is there, at that one address. What is left out of what
+//! was asked for is told.
+
+use hvprobe_arch::Gva;
+use hvprobe_linux::debug_info::{DebugInfo, Location, PointPlace, Selected, Shown, Variable};
+use hvprobe_spec::Column;
+use hvprobe_spec::ParseError;
+use hvprobe_spec::definition::is_event_name;
+use hvprobe_spec::fetch::{ARRAY_MAX, TypeName};
+use hvprobe_spec::perf_probe::{PerfArgument, PerfProbe, PerfValue, Step};
+use hvprobe_spec::point::{At, Point};
+
+use crate::sources::{Sources, SourcesError};
+
+/// Where offsets from are known in every kernel.
+const BEGINNINGS: [&str; 2] = ["_stext", "_text"];
+
+/// What a probe of perf's comes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Definitions {
+    /// A definition for each place, in the order of their addresses.
+    pub lines: Vec<String>,
+    /// What was left out, and why: places, or variables of `$vars` and `$params`.
+    pub left_out: Vec<String>,
+}
+
+impl Sources {
+    /// Definitions of what `probe` stands for.
+    ///
+    /// # Errors
+    /// When there is no such place, or one of its arguments can be read at none of them; when the debug
+    /// information is damaged.
+    pub fn definitions(&self, probe: &PerfProbe) -> Result<Definitions, SourcesError> {
+        let info = self.info()?;
+        let places = info
+            .places(&probe.point)
+            .map_err(|error| wrong(probe.column.0, &error))?;
+        let mut made = Definitions::default();
+        let mut first_refused = None;
+        for place in &places {
+            match self.definition(&info, probe, place, &mut made) {
+                Ok(line) => made.lines.push(line),
+                Err(SourcesError::Definition(why)) => {
+                    made.left_out
+                        .push(format!("{}: {why}", self.named(place.at)));
+                    first_refused.get_or_insert(SourcesError::Definition(why));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match (made.lines.is_empty(), first_refused) {
+            (true, Some(refused)) => Err(refused),
+            _ => Ok(made),
+        }
+    }
+
+    fn definition(
+        &self,
+        info: &DebugInfo<'_>,
+        probe: &PerfProbe,
+        place: &PointPlace,
+        made: &mut Definitions,
+    ) -> Result<String, SourcesError> {
+        let is_return = matches!(&probe.point, Point::Function { at: At::Return, .. });
+        let probepoint = self.probepoint(place.at);
+        let probepoint = probepoint
+            .ok_or_else(|| refused(probe.column.0, format!("{} belongs to no symbol", place.at)))?;
+        let kind = if is_return { 'r' } else { 'p' };
+        let group = probe.group.as_deref().unwrap_or("probe");
+        let event = event(probe, place, made.lines.len());
+        let mut line = format!("{kind}:{group}/{event} {probepoint}");
+        let variables = match is_return || probe.arguments.is_empty() {
+            true => Vec::new(),
+            false => info.variables(place)?,
+        };
+        for argument in &probe.arguments {
+            for word in self.argument(info, argument, &variables, is_return, &mut made.left_out)? {
+                line.push(' ');
+                line.push_str(&word);
+            }
+        }
+        if let Some(filter) = &probe.filter {
+            line.push_str(&format!(" if {filter}"));
+        }
+        Ok(line)
+    }
+
+    /// An address by a symbol that is alone with its name.
+    fn probepoint(&self, at: Gva) -> Option<String> {
+        let symbols = self.image().symbols();
+        let (symbol, _) = symbols.containing(at)?;
+        let is_alone = symbols
+            .lookup(symbol.name)
+            .is_ok_and(|it| it.addr == symbol.addr);
+        if is_alone {
+            return Some(self.named(at));
+        }
+        BEGINNINGS.into_iter().find_map(|name| {
+            let offset = at.0.checked_sub(symbols.lookup(name).ok()?.addr.0)?;
+            Some(format!("{name}+{offset:#x}"))
+        })
+    }
+
+    /// The fetch arguments that an argument stands for.
+    fn argument(
+        &self,
+        info: &DebugInfo<'_>,
+        argument: &PerfArgument,
+        variables: &[Variable],
+        is_return: bool,
+        left_out: &mut Vec<String>,
+    ) -> Result<Vec<String>, SourcesError> {
+        let column = argument.column.0;
+        let ty = argument.ty.as_deref();
+        let (name, path) = match &argument.value {
+            PerfValue::Fetched(value) => {
+                let ty = ty.map(|ty| format!(":{ty}")).unwrap_or_default();
+                return Ok(vec![match &argument.name {
+                    Some(name) => format!("{name}={value}{ty}"),
+                    None => format!("{value}{ty}"),
+                }]);
+            }
+            _ if is_return => {
+                let why = "variables are those of the place where the function begins, not of its return: \
+                           `$retval` is there; `r FUNC NAME` has arguments by name";
+                return Err(refused(column, why));
+            }
+            PerfValue::Parameters | PerfValue::Variables => {
+                let all = argument.value == PerfValue::Variables;
+                let mut words = Vec::new();
+                for variable in variables.iter().filter(|it| all || it.is_parameter) {
+                    let selected = info.select(variable, &[])?;
+                    match self.fetched(&selected, None, false) {
+                        Ok(fetched) => words.push(format!("{}={fetched}", variable.name)),
+                        Err(why) => left_out.push(format!("{}: {why}", variable.declaration)),
+                    }
+                }
+                return Ok(words);
+            }
+            PerfValue::Variable { name, path } => (name, path),
+        };
+        let Some(variable) = variables.iter().find(|it| it.name == *name) else {
+            let names: Vec<_> = variables.iter().map(|it| it.name.as_str()).collect();
+            let there = match names.is_empty() {
+                true => String::new(),
+                false => format!("; there is {}", names.join(", ")),
+            };
+            return Err(refused(column, format!("no variable `{name}` here{there}")));
+        };
+        let selected = info
+            .select(variable, path)
+            .map_err(|error| wrong(column, &error))?;
+        let fetched = self.fetched(&selected, ty, argument.user);
+        let fetched =
+            fetched.map_err(|why| refused(column, format!("`{name}` cannot be shown: {why}")))?;
+        let own = path.iter().rev().find_map(|step| match step {
+            Step::Member(name) | Step::Pointed(name) => Some(name),
+            Step::Element(_) => None,
+        });
+        let shown = argument.name.as_ref().or(own).unwrap_or(name);
+        Ok(vec![format!("{shown}={fetched}")])
+    }
+
+    /// How a definition fetches it, with its type; or why it cannot.
+    fn fetched(&self, selected: &Selected, ty: Option<&str>, user: bool) -> Result<String, String> {
+        let is_text = matches!(ty, Some("string" | "ustring"));
+        let (place, is_memory) = match &selected.location {
+            Location::Fetch(fetch) => (fetch.to_string(), !fetch.offsets.is_empty()),
+            Location::Static(at) => {
+                let place = self.probepoint(*at);
+                let place = place.ok_or("in memory of its own, where there is no symbol")?;
+                (format!("@{place}"), true)
+            }
+            Location::Constant(value) => (format!("\\{value}"), false),
+            Location::Nowhere(why) => return Err((*why).to_owned()),
+        };
+        let number = |element| {
+            let ty = TypeName {
+                column: Column::default(),
+                element,
+                count: None,
+            };
+            ty.to_string()
+        };
+        let (place, ty) = match (selected.shown, ty) {
+            (Shown::Text, Some(ty)) if is_text => (format!("+0({place})"), ty.to_owned()),
+            (Shown::Array { is_text: true, .. }, Some(ty)) if is_text && is_memory => {
+                (place, ty.to_owned())
+            }
+            (_, Some(ty)) if is_text => {
+                return Err(format!(
+                    "no text is there for `{ty}`: it is no pointer to characters"
+                ));
+            }
+            (_, Some(ty)) => (place, ty.to_owned()),
+            (Shown::Array { is_text: true, .. }, None) if is_memory => (place, "string".to_owned()),
+            (
+                Shown::Array {
+                    element: Some(element),
+                    count,
+                    ..
+                },
+                None,
+            ) if is_memory => {
+                let shown = count.clamp(1, ARRAY_MAX.into());
+                (place, format!("{}[{shown}]", number(element)))
+            }
+            (Shown::Array { .. } | Shown::Whole, None) => {
+                return Err("it has several values: name a member or an element of it".to_owned());
+            }
+            (Shown::Text, None) => (place, "x64".to_owned()),
+            (Shown::Number(element), None) => (place, number(element)),
+        };
+        let place = match user {
+            false => place,
+            true => match place.strip_prefix('+') {
+                Some(rest) => format!("+u{rest}"),
+                None => match place.strip_prefix('-') {
+                    Some(rest) => format!("-u{rest}"),
+                    None => return Err("it is in no memory, so not in the user's".to_owned()),
+                },
+            },
+        };
+        Ok(format!("{place}:{ty}"))
+    }
+}
+
+/// The name of the event at the place with that number: perf's, which newer ones give.
+fn event(probe: &PerfProbe, place: &PointPlace, number: usize) -> String {
+    let line = match &probe.point {
+        Point::Line { line, .. } => Some(line),
+        Point::Function {
+            at: At::Line(line), ..
+        } => Some(line),
+        Point::Function { .. } => None,
+    };
+    let function = match &probe.point {
+        Point::Function { name, .. } => name,
+        Point::Line { .. } => place.inlined.as_ref().unwrap_or(&place.function),
+    };
+    let mut event = match (&probe.event, line) {
+        (Some(event), _) => event.clone(),
+        (None, Some(line)) => format!("{function}_L{line}"),
+        (None, None) => function.clone(),
+    };
+    let is_return = matches!(&probe.point, Point::Function { at: At::Return, .. });
+    if probe.event.is_none() && is_return {
+        event.push_str("__return");
+    }
+    if number > 0 {
+        event.push_str(&format!("_{number}"));
+    }
+    event = event.replace('.', "_");
+    match is_event_name(&event) {
+        true => event,
+        false => format!("probe_{number}"),
+    }
+}
+
+fn refused(column: usize, message: impl Into<String>) -> SourcesError {
+    SourcesError::Definition(ParseError {
+        column,
+        message: message.into(),
+    })
+}
+
+fn wrong(column: usize, error: &dyn std::error::Error) -> SourcesError {
+    refused(column, error.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! On a kernel that is made up.
+
+use std::fs;
+
+use expect_test::{Expect, expect};
+use hvprobe_fixtures::dwarf;
+use hvprobe_machine::Kernel;
+use hvprobe_spec::definition;
+
+use super::*;
+
+/// What a probe comes to, each definition and what was left out on a line; or where and why it is refused.
+fn told(sources: &Sources, text: &str) -> String {
+    let made = match PerfProbe::parse(text).map(|probe| sources.definitions(&probe)) {
+        Ok(Ok(made)) => made,
+        Err(error) | Ok(Err(SourcesError::Definition(error))) => {
+            return format!("{}\n  {error}\n", error.render(text));
+        }
+        Ok(Err(error)) => panic!("{text}: {error}"),
+    };
+    let mut lines = format!("{text}\n");
+    for line in &made.lines {
+        // Whoever gets it can read it.
+        definition::parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        lines.push_str(&format!("  {line}\n"));
+    }
+    for line in &made.left_out {
+        lines.push_str(&format!("  without {line}\n"));
+    }
+    lines
+}
+
+fn check(texts: &[&str], expected: &Expect) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vmlinux");
+    fs::write(&path, dwarf::file()).unwrap();
+    let sources = Sources::open(&Kernel::open(&path).unwrap(), &path).unwrap();
+    let all: String = texts.iter().map(|text| told(&sources, text)).collect();
+    expected.assert_eq(&all);
+}
+
+#[test]
+fn probes_become_definitions_of_all_their_places() {
+    check(
+        &[
+            "vfs_test",
+            "vfs_test:1",
+            "my:ev=vfs_test:1 count",
+            "vfs_test@test.c:5 ret if ret > 3",
+            "fs/test.c:14",
+            "fs/test.c:13 given",
+            "helper given",
+            "vfs_test+0x20",
+            "vfs_test%return $retval",
+            "vfs_test%return r=$retval:s32 %ax",
+        ],
+        &expect![[r#"
+            vfs_test
+              p:probe/vfs_test vfs_test
+            vfs_test:1
+              p:probe/vfs_test_L1 vfs_test+0x4
+              p:probe/vfs_test_L1_1 vfs_test+0x38
+            my:ev=vfs_test:1 count
+              p:my/ev vfs_test+0x4 count=+8(%sp):s32
+              p:my/ev_1 vfs_test+0x38 count=+8(%sp):s32
+            vfs_test@test.c:5 ret if ret > 3
+              p:probe/vfs_test_L5 vfs_test+0x50 ret=+16(+8(%bx)):s32 if ret > 3
+            fs/test.c:14
+              p:probe/vfs_test_L14 vfs_test+0x30
+            fs/test.c:13 given
+                         ^
+              no variable `given` here; there is file, count, flags, gone
+            helper given
+              p:probe/helper vfs_test+0x20 given=%si:s32
+            vfs_test+0x20
+              p:probe/vfs_test vfs_test+0x20
+            vfs_test%return $retval
+              r:probe/vfs_test__return vfs_test $retval
+            vfs_test%return r=$retval:s32 %ax
+              r:probe/vfs_test__return vfs_test r=$retval:s32 %ax
+        "#]],
+    );
+}
+
+#[test]
+fn arguments_are_fetched_as_their_types_say() {
+    check(
+        &[
+            "vfs_test file count flags",
+            "vfs_test $params",
+            "vfs_test $vars",
+            "vfs_test file->mode m=file->mode:x8 file->next->next->kind",
+            "vfs_test file->name c=file->name[3] n=file->name:x8[4]",
+            "vfs_test file->alias t=file->alias:string u=file->alias:ustring",
+            "vfs_test file->mode@user file->alias:string@user",
+            "vfs_test:5 table.mode n=table.name",
+            "vfs_test %di s=+8(%sp):u8 $comm",
+        ],
+        &expect![[r#"
+            vfs_test file count flags
+              p:probe/vfs_test vfs_test file=%di:x64 count=-16(%sp):s32 flags=\-7:s32
+            vfs_test $params
+              p:probe/vfs_test vfs_test file=%di:x64 count=-16(%sp):s32
+            vfs_test $vars
+              p:probe/vfs_test vfs_test file=%di:x64 count=-16(%sp):s32 flags=\-7:s32
+              without int gone: optimised out
+            vfs_test file->mode m=file->mode:x8 file->next->next->kind
+              p:probe/vfs_test vfs_test mode=+0(%di):s32 m=+0(%di):x8 kind=+41(+24(+24(%di))):b3@4/8
+            vfs_test file->name c=file->name[3] n=file->name:x8[4]
+              p:probe/vfs_test vfs_test name=+8(%di):string c=+11(%di):s8 n=+8(%di):x8[4]
+            vfs_test file->alias t=file->alias:string u=file->alias:ustring
+              p:probe/vfs_test vfs_test alias=+32(%di):x64 t=+0(+32(%di)):string u=+0(+32(%di)):ustring
+            vfs_test file->mode@user file->alias:string@user
+              p:probe/vfs_test vfs_test mode=+u0(%di):s32 alias=+u0(+32(%di)):string
+            vfs_test:5 table.mode n=table.name
+              p:probe/vfs_test_L5 vfs_test+0x50 mode=@table:s32 n=@table+0x8:string
+            vfs_test %di s=+8(%sp):u8 $comm
+              p:probe/vfs_test vfs_test %di s=+8(%sp):u8 $comm
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_not_there_is_refused_where_it_stands() {
+    check(
+        &[
+            "nothing",
+            "e=vfs_test:2",
+            "vfs_test cuont",
+            "vfs_test gone",
+            "vfs_test:5 count file->mode",
+            "vfs_test file.mode",
+            "vfs_test count:string",
+            "vfs_test count@user %di",
+            "vfs_test flags@user",
+            "vfs_test:5 table",
+            "vfs_test%return count",
+            "helper%return",
+            "vfs_test:1 ret",
+        ],
+        &expect![[r#"
+            nothing
+            ^
+              no function nothing in the debug information
+            e=vfs_test:2
+              ^
+              no code of line 2 of vfs_test; there is line 1, line 3
+            vfs_test cuont
+                     ^
+              no variable `cuont` here; there is file, count, flags, gone
+            vfs_test gone
+                     ^
+              `gone` cannot be shown: optimised out
+            vfs_test:5 count file->mode
+                             ^
+              `file` is not kept here
+            vfs_test file.mode
+                     ^
+              `file` is a pointer: its members are behind `->`
+            vfs_test count:string
+                     ^
+              `count` cannot be shown: no text is there for `string`: it is no pointer to characters
+            vfs_test count@user %di
+              p:probe/vfs_test vfs_test count=-u16(%sp):s32 %di
+            vfs_test flags@user
+                     ^
+              `flags` cannot be shown: it is in no memory, so not in the user's
+            vfs_test:5 table
+                       ^
+              `table` cannot be shown: it has several values: name a member or an element of it
+            vfs_test%return count
+                            ^
+              variables are those of the place where the function begins, not of its return: `$retval` is there; `r FUNC NAME` has arguments by name
+            helper%return
+            ^
+              helper is inlined wherever it is used: it has no return to follow
+            vfs_test:1 ret
+                       ^
+              no variable `ret` here; there is file, count, flags, gone
+        "#]],
+    );
+}
