@@ -12,6 +12,7 @@ use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
 use crate::log::LogFormat;
+use crate::perf_probe::DebugArgs;
 use crate::plant::PlantArgs;
 use crate::script::ScriptArgs;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
@@ -146,6 +147,9 @@ pub(crate) struct Guest {
     /// their events, as scripts write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) debug: DebugArgs,
 
     /// Leave out probes of places that cannot be probed, and say which, instead of failing
     #[arg(long)]
@@ -369,6 +373,9 @@ pub(crate) struct Add {
     /// write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) debug: DebugArgs,
 
     /// Print JSON, one object per line
     #[arg(long)]

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use hvprobe_proto::v1::ProbeSpec;
+use hvprobe_spec::ParseError;
 use hvprobe_spec::definition;
+use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
 
 use crate::events_file::{self, FileHistogram};
 use crate::failure::WrongUsage;
@@ -21,7 +23,7 @@ pub(crate) fn specs(
 ) -> Result<(Vec<ProbeSpec>, Vec<FileHistogram>), WrongUsage> {
     let (mut wanted, mut histograms) = (Vec::new(), Vec::new());
     for text in definitions {
-        let read = definition::parse(text).map_err(|error| bad("definition", text, &error))?;
+        let read = definition::parse(text).map_err(|error| bad_definition(text, &error))?;
         wanted.push((text.clone(), read));
     }
     for file in files {
@@ -46,6 +48,18 @@ pub(crate) fn specs(
         })
         .collect();
     Ok((specs?, histograms))
+}
+
+/// What is wrong with a definition; of one that perf would take, what is missing.
+fn bad_definition(text: &str, error: &ParseError) -> WrongUsage {
+    let wrong = bad("definition", text, error);
+    match is_perf_probe(text) && PerfProbe::parse(text).is_ok() {
+        true => WrongUsage(format!(
+            "{}\n`perf probe` takes that: give --debug-info, or begin with `p` or `r`",
+            wrong.0
+        )),
+        false => wrong,
+    }
 }
 
 #[cfg(test)]

@@ -14,15 +14,13 @@ use crate::typed::bad;
 use crate::{events_file, guest};
 
 pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
-    let (probes, histograms) = definition::specs(
-        &args.definitions,
-        &args.events,
-        false,
-        &args.hit,
-        &args.hold,
-    )?;
-    events_file::refuse(&histograms, "`hvprobe explain`")?;
     let path = guest::kernel(args.kernel)?;
+    let definitions = args
+        .debug
+        .of_kernel(args.definitions, || Ok(path.clone()))?;
+    let (probes, histograms) =
+        definition::specs(&definitions, &args.events, false, &args.hit, &args.hold)?;
+    events_file::refuse(&histograms, "`hvprobe explain`")?;
     let kernel = Kernel::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let all = match explain(&kernel, probes) {
         Ok(all) => all,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 
 use crate::hit_args::{HitArgs, HoldArgs};
+use crate::perf_probe::DebugArgs;
 
 /// What to explain.
 #[derive(Debug, Args)]
@@ -29,6 +30,9 @@ pub(crate) struct Explain {
     /// write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) debug: DebugArgs,
 
     /// Print JSON, one object per line
     #[arg(long)]

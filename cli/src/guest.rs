@@ -20,8 +20,10 @@ pub(crate) fn request(
     guest: Guest,
     hold: &HoldArgs,
 ) -> anyhow::Result<(BootRequest, Vec<FileHistogram>)> {
+    let given = guest.kernel.clone();
+    let definitions = guest.debug.of_kernel(guest.probes, || kernel(given))?;
     let (probes, histograms) =
-        definition::specs(&guest.probes, &guest.events, false, &guest.hit, hold)?;
+        definition::specs(&definitions, &guest.events, false, &guest.hit, hold)?;
     let kernel = kernel(guest.kernel)?;
     let initrd = guest.initrd.or_else(|| cached("initrd.cpio"));
     let request = BootRequest {

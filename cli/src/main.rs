@@ -26,6 +26,7 @@ mod label;
 mod log;
 mod logs;
 mod output;
+mod perf_probe;
 mod plant;
 mod probe;
 mod progress;

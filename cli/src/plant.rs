@@ -13,6 +13,7 @@ use crate::events_file::FileHistogram;
 use crate::failure::WrongUsage;
 use crate::hit_args::{ActArgs, HoldArgs};
 use crate::output::{self, skipped};
+use crate::perf_probe::{DebugArgs, Made, TheirKernel};
 use crate::script::Script;
 use crate::session::Session;
 
@@ -34,6 +35,9 @@ pub(crate) struct PlantArgs {
     /// their events, as scripts write them; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     events: Vec<PathBuf>,
+
+    #[command(flatten)]
+    debug: DebugArgs,
 
     /// Leave out probes of places that cannot be probed, and say which, instead of failing
     #[arg(long)]
@@ -58,6 +62,8 @@ pub(crate) struct ToPlant {
     pub(crate) histograms: Vec<FileHistogram>,
     skip_refused: bool,
     owner: String,
+    /// The kernel that they are for, if it is one.
+    kernel: Option<TheirKernel>,
 }
 
 /// Probes that are planted, until the session ends.
@@ -89,14 +95,16 @@ impl PlantArgs {
             histograms: Vec::new(),
             skip_refused: self.skip_refused || script.has_patterns(),
             owner: self.owner.unwrap_or_else(owner),
+            kernel: None,
         })
     }
 
     /// The probes to plant, if any.
-    pub(crate) fn read(self) -> Result<Option<ToPlant>, WrongUsage> {
+    pub(crate) fn read(self) -> anyhow::Result<Option<ToPlant>> {
         let Self {
             definitions,
             events,
+            debug,
             skip_refused,
             owner,
             acts,
@@ -109,8 +117,12 @@ impl PlantArgs {
             }
             let message = "what probes do at hits, and whose they are, goes with probes to plant: give -p, \
                            or --events";
-            return Err(WrongUsage(message.to_owned()));
+            return Err(WrongUsage(message.to_owned()).into());
         }
+        let Made {
+            definitions,
+            kernel,
+        } = debug.of_any(definitions)?;
         let probes = definition::specs(&definitions, &events, false, &acts.into(), &hold);
         let (probes, histograms) = probes.map_err(|WrongUsage(message)| {
             let named = definitions.iter().find(|it| !it.contains([' ', ':', '\t']));
@@ -126,6 +138,7 @@ impl PlantArgs {
             histograms,
             skip_refused,
             owner: owner.unwrap_or_else(self::owner),
+            kernel,
         }))
     }
 }
@@ -143,6 +156,9 @@ impl ToPlant {
         machine: &str,
         refused: impl Fn(tonic::Status) -> anyhow::Error,
     ) -> anyhow::Result<Planted> {
+        if let Some(kernel) = &self.kernel {
+            kernel.check(client, machine).await?;
+        }
         let session = Session::open(client, self.owner).await?;
         let request = RegisterRequest {
             machine: machine.to_owned(),

@@ -17,6 +17,7 @@ use crate::definition;
 use crate::events_file;
 use crate::failure::{DONE, Refused};
 use crate::output::{self, json, skipped, table};
+use crate::perf_probe::Made;
 
 pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
     match command {
@@ -29,12 +30,20 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
                 hold,
                 definitions,
                 events,
+                debug,
                 json,
             } = *add;
+            let Made {
+                definitions,
+                kernel,
+            } = debug.of_any(definitions)?;
             let (probes, histograms) =
                 definition::specs(&definitions, &events, disabled, &hit, &hold)?;
             events_file::refuse(&histograms, "`hvprobe probe add`")?;
             let (mut client, machine) = Client::on_machine(&on).await?;
+            if let Some(kernel) = kernel {
+                kernel.check(&mut client, &machine).await?;
+            }
             let request = RegisterRequest {
                 machine: machine.clone(),
                 probes,

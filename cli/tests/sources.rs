@@ -1,4 +1,4 @@
-//! `hvprobe lines` and `hvprobe vars`, on a kernel that is made up. Needs no KVM.
+//! `hvprobe lines`, `hvprobe vars`, and `hvprobe explain` of probes as perf has them, on a kernel that is made up. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -108,13 +108,14 @@ fn variables_are_told_as_definitions_fetch_them() {
     printed(
         &["vars", "vfs_test:5"],
         &expect![[r#"
-        vfs_test+0x50
-          struct file *file  (not kept here)
-          int count  +8(%sp)
-          int flags  \-7
-          int gone  (optimised out)
-          int ret  +16(+8(%bx))
-    "#]],
+            vfs_test+0x50
+              struct file *file  (not kept here)
+              int count  +8(%sp)
+              int flags  \-7
+              int gone  (optimised out)
+              int ret  +16(+8(%bx))
+              struct file table  @table
+        "#]],
     );
     printed(
         &["vars", "helper:1", "--json"],
@@ -157,5 +158,38 @@ fn what_there_is_not_is_refused_with_what_there_is() {
         &expect![[r#"
             hvprobe: cannot use DIR/other: the debug information is of another kernel: its build id is 416e206964206f662061206275696c64, the kernel's 616e206964206f662061206275696c64
         "#]],
+    );
+}
+
+#[test]
+fn probes_as_perf_has_them_are_read_where_definitions_are() {
+    // Of a kernel that is made up nothing can be probed, but the definitions are told.
+    let (out, err, status) = said(&["explain", "vfs_test:1 count"]);
+    assert_eq!((out.as_str(), status), ("", Some(1)), "{err}");
+    let told: Vec<_> = err
+        .lines()
+        .filter_map(|line| line.strip_prefix("hvprobe: ")?.split_once(": 0x"))
+        .map(|(definition, _)| definition)
+        .collect();
+    let places = ["vfs_test_L1 vfs_test+0x4", "vfs_test_L1_1 vfs_test+0x38"];
+    let wanted = places.map(|place| format!("p:probe/{place} count=+8(%sp):s32"));
+    assert_eq!(told, wanted, "{err}");
+    refused(&["explain", "vfs_test:5 count gone"], &expect![[r#"
+        hvprobe: bad definition: `gone` cannot be shown: optimised out
+          vfs_test:5 count gone
+                           ^
+    "#]]);
+    refused(&["explain", "vfs_test:5", "--other"], &expect![[r#"
+        hvprobe: cannot use DIR/other: the debug information is of another kernel: its build id is 416e206964206f662061206275696c64, the kernel's 616e206964206f662061206275696c64
+    "#]]);
+    let output = Command::new(env!("CARGO_BIN_EXE_hvprobe"))
+        .args(["explain", "vfs_test:5", "--kernel", "none"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        err.ends_with("give --debug-info, or begin with `p` or `r`\n"),
+        "{err}"
     );
 }
