@@ -174,14 +174,20 @@ fn probes_as_perf_has_them_are_read_where_definitions_are() {
     let places = ["vfs_test_L1 vfs_test+0x4", "vfs_test_L1_1 vfs_test+0x38"];
     let wanted = places.map(|place| format!("p:probe/{place} count=+8(%sp):s32"));
     assert_eq!(told, wanted, "{err}");
-    refused(&["explain", "vfs_test:5 count gone"], &expect![[r#"
+    refused(
+        &["explain", "vfs_test:5 count gone"],
+        &expect![[r#"
         hvprobe: bad definition: `gone` cannot be shown: optimised out
           vfs_test:5 count gone
                            ^
-    "#]]);
-    refused(&["explain", "vfs_test:5", "--other"], &expect![[r#"
+    "#]],
+    );
+    refused(
+        &["explain", "vfs_test:5", "--other"],
+        &expect![[r#"
         hvprobe: cannot use DIR/other: the debug information is of another kernel: its build id is 416e206964206f662061206275696c64, the kernel's 616e206964206f662061206275696c64
-    "#]]);
+    "#]],
+    );
     let output = Command::new(env!("CARGO_BIN_EXE_hvprobe"))
         .args(["explain", "vfs_test:5", "--kernel", "none"])
         .stdin(Stdio::null())

@@ -5,11 +5,13 @@
 //! was asked for is told.
 
 use hvprobe_arch::Gva;
-use hvprobe_linux::debug_info::{DebugInfo, Location, PointPlace, Selected, Shown, Variable};
+use hvprobe_linux::debug_info::{
+    DebugError, DebugInfo, Location, PointPlace, Selected, Shown, Variable,
+};
 use hvprobe_spec::Column;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::is_event_name;
-use hvprobe_spec::fetch::{ARRAY_MAX, TypeName};
+use hvprobe_spec::fetch::{ARRAY_MAX, Element, Shown as Digits, TypeName};
 use hvprobe_spec::perf_probe::{PerfArgument, PerfProbe, PerfValue, Step};
 use hvprobe_spec::point::{At, Point};
 
@@ -35,9 +37,15 @@ impl Sources {
     /// information is damaged.
     pub fn definitions(&self, probe: &PerfProbe) -> Result<Definitions, SourcesError> {
         let info = self.info()?;
-        let places = info
-            .places(&probe.point)
-            .map_err(|error| wrong(probe.column.0, &error))?;
+        let places = match info.places(&probe.point) {
+            Ok(places) => places,
+            Err(error) => {
+                let symbol = matches!(error, DebugError::NoFunction { .. })
+                    .then(|| self.by_symbol(&probe.point));
+                let place = symbol.flatten();
+                vec![place.ok_or_else(|| wrong(probe.column.0, &error))?]
+            }
+        };
         let mut made = Definitions::default();
         let mut first_refused = None;
         for place in &places {
@@ -55,6 +63,26 @@ impl Sources {
             (true, Some(refused)) => Err(refused),
             _ => Ok(made),
         }
+    }
+
+    /// The place of a symbol that the debug information has no function of, such as a function's second name.
+    fn by_symbol(&self, point: &Point) -> Option<PointPlace> {
+        let Point::Function {
+            name,
+            file: None,
+            at,
+        } = point
+        else {
+            return None;
+        };
+        let offset = match at {
+            At::Entry | At::Return => 0,
+            At::Offset(offset) => *offset,
+            At::Line(_) | At::Text(_) => return None,
+        };
+        let symbol = self.image().symbols().lookup(name).ok()?;
+        let at = symbol.addr.0.checked_add(offset)?;
+        (offset < symbol.size.max(1)).then(|| PointPlace::of_symbol(Gva(at), name))
     }
 
     fn definition(
@@ -177,7 +205,18 @@ impl Sources {
             Location::Constant(value) => (format!("\\{value}"), false),
             Location::Nowhere(why) => return Err((*why).to_owned()),
         };
+        // As perf has it, for numbers without a sign.
         let number = |element| {
+            let element = match element {
+                Element::Integer {
+                    shown: Digits::Unsigned,
+                    bits,
+                } => Element::Integer {
+                    shown: Digits::Hex,
+                    bits,
+                },
+                other => other,
+            };
             let ty = TypeName {
                 column: Column::default(),
                 element,

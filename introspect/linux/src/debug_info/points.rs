@@ -12,7 +12,7 @@ use hvprobe_spec::point::{At, Point};
 use super::error::DebugError;
 use super::info::{DebugInfo, Unit};
 use super::rows::{ends_with, files_named, path, rows};
-use super::scopes::{Function, Scopes};
+use super::scopes::{Function, Scope, Scopes};
 
 /// Lines that are told beside one without code.
 const MOST_NEAR: usize = 3;
@@ -29,6 +29,20 @@ pub struct PointPlace {
     pub(super) unit: usize,
     /// The innermost function that the point belongs to.
     pub(super) scope: Option<UnitOffset>,
+}
+
+impl PointPlace {
+    /// One of a symbol, of which no variables are known.
+    #[must_use]
+    pub fn of_symbol(at: Gva, name: &str) -> Self {
+        Self {
+            at,
+            function: name.to_owned(),
+            inlined: None,
+            unit: 0,
+            scope: None,
+        }
+    }
 }
 
 /// A function in a unit.
@@ -129,6 +143,7 @@ impl<'f> DebugInfo<'f> {
             });
             match at {
                 At::Entry => {
+                    let scopes = scopes.filter(|(_, scope, _)| !found.is_part(scope));
                     places.extend(scopes.map(|(number, _, at)| found.place(at, number)));
                 }
                 At::Return | At::Offset(_) => {
@@ -236,7 +251,7 @@ impl<'f> Found<'_, 'f> {
             let Some(scope) = self.scopes.list.get(*number) else {
                 continue;
             };
-            if let Some(at) = scope.entry() {
+            if let Some(at) = scope.entry().filter(|_| !self.is_part(scope)) {
                 add(function.line, at, *number);
             }
             ranges.extend(scope.ranges.iter().map(|range| (range.start, range.end)));
@@ -245,7 +260,7 @@ impl<'f> Found<'_, 'f> {
             let other = self.scopes.function(scope);
             other.is_some_and(|other| other.root == function.root)
         };
-        for scope in &self.scopes.list {
+        for scope in self.scopes.list.iter().filter(|scope| !self.is_part(scope)) {
             let Some((file, line)) = scope.call else {
                 continue;
             };
@@ -273,6 +288,12 @@ impl<'f> Found<'_, 'f> {
             }
         }
         Ok(lines)
+    }
+
+    /// Whether a scope is a part of the function that the compiler split off and put back: it was inlined at
+    /// the function's own first line, and is no call of it.
+    fn is_part(&self, scope: &Scope<'_>) -> bool {
+        scope.call == Some((self.function.file, self.function.line))
     }
 
     fn place(&self, at: u64, scope: usize) -> PointPlace {

@@ -51,6 +51,8 @@ fn probes_become_definitions_of_all_their_places() {
             "fs/test.c:13 given",
             "helper given",
             "vfs_test+0x20",
+            "_stext %di",
+            "_stext %di count",
             "vfs_test%return $retval",
             "vfs_test%return r=$retval:s32 %ax",
         ],
@@ -74,6 +76,11 @@ fn probes_become_definitions_of_all_their_places() {
               p:probe/helper vfs_test+0x20 given=%si:s32
             vfs_test+0x20
               p:probe/vfs_test vfs_test+0x20
+            _stext %di
+              p:probe/_stext _stext %di
+            _stext %di count
+                       ^
+              no variable `count` here
             vfs_test%return $retval
               r:probe/vfs_test__return vfs_test $retval
             vfs_test%return r=$retval:s32 %ax
