@@ -96,8 +96,8 @@ impl TheirKernel {
             Some(own) => bail!(
                 "cannot use {}: its build id is {}, that of {machine}'s kernel {}",
                 self.file.display(),
-                hex(&self.build_id),
-                hex(&own)
+                output::build_id(&self.build_id),
+                output::build_id(&own)
             ),
             None => bail!(
                 "cannot use {}: {machine} tells no build id of its kernel",
@@ -109,10 +109,6 @@ impl TheirKernel {
 
 fn open(kernel: &Kernel, file: &Path) -> anyhow::Result<Sources> {
     Sources::open(kernel, file).with_context(|| format!("cannot use {}", file.display()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// `definitions`, those as perf has them made into what they stand for.

@@ -11,6 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use hvprobe_fixtures::dwarf;
 use hvprobe_tests::program::{Finished, Program, hvprobe, ok, patience};
 use hvprobe_tests::rig::{guest, rig};
 use rustix::io::Errno;
@@ -262,6 +263,8 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     let hits = traced.iter().filter(|line| line["type"] == "event");
     assert_eq!(hits.count(), 5, "{traced:?}");
 
+    refuses_debug_information_of_other_kernels(&at, folder.path());
+
     let vanishing = Program::start(&[&["trace"], &at[..]].concat());
     vanishing.wait_out("calls: (__x64_sys_getpgid+0x0)");
     vanishing.signal(Signal::KILL);
@@ -308,6 +311,33 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     assert_eq!(served.err, ["hvprobe: stopping"]);
     assert!(!Path::new(&path).exists());
     assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
+}
+
+/// Probes at lines are planted in the kernel whose lines they are, and in no other.
+fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
+    let shown = json(&ok(&[&["vm", "show", "web"], at].concat()));
+    let own = shown[0]["kernel_build_id"].as_str().unwrap();
+    let bytes = (0..own.len()).step_by(2);
+    let bytes: Result<Vec<_>, _> = bytes
+        .map(|at| u8::from_str_radix(&own[at..at + 2], 16))
+        .collect();
+    let file = folder.join("vmlinux");
+    for (build_id, said) in [
+        (
+            dwarf::BUILD_ID.to_vec(),
+            format!("that of web's kernel {own}"),
+        ),
+        // It is taken for the guest's kernel, which has no such function.
+        (bytes.unwrap(), "unknown symbol `vfs_test`".to_owned()),
+    ] {
+        fs::write(&file, dwarf::file_of(&build_id)).unwrap();
+        for command in [&["trace", "-p"][..], &["probe", "add"]] {
+            let file = ["vfs_test:1", "--debug-info", file.to_str().unwrap()];
+            let refused = hvprobe(&[command, &file, at].concat());
+            assert_eq!(refused.status, Some(1), "{refused:#?}");
+            assert!(told(&refused, &said), "{said}: {refused:#?}");
+        }
+    }
 }
 
 #[test]

@@ -13,12 +13,12 @@ use hvprobe_spec::language::text::hex;
 use serde::{Serialize, Serializer};
 
 use super::events::Label;
-use super::harmless;
 use super::names::Names;
 use super::summary::Row;
 use super::times::realtime;
 use super::value_json::Json;
 use super::{asked, captured};
+use super::{build_id, harmless};
 
 /// A 64-bit value that is shown in hexadecimal.
 #[derive(Clone, Copy, Debug)]
@@ -331,6 +331,7 @@ pub(crate) struct Machine {
     stopped_at: Option<StoppedAt>,
     disarmed: bool,
     kernel_replaced: bool,
+    kernel_build_id: Option<String>,
 }
 
 /// The hit that a machine is paused at.
@@ -382,6 +383,7 @@ impl From<&v1::Machine> for Machine {
             }),
             disarmed: machine.disarmed,
             kernel_replaced: machine.kernel_replaced,
+            kernel_build_id: machine.kernel_build_id.as_deref().map(build_id),
         }
     }
 }
