@@ -17,6 +17,7 @@ use hvprobe_tests::rig::{guest, rig};
 use rustix::io::Errno;
 use rustix::process::{Signal, test_kill_process_group};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// Calls getpgid without end, and nothing else does.
 const BUSY: [&str; 4] = ["--", "workload", "stdin-hold", "1"];
@@ -340,72 +341,104 @@ fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
     }
 }
 
+/// A server with a machine that has the probe `stays`, and what `hvprobe trace -p` adds to it.
+struct Traced {
+    server: Program,
+    socket: String,
+    _folder: TempDir,
+}
+
+impl Traced {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket").to_str().unwrap().to_owned();
+        let at = ["--socket", &socket];
+        let server = Program::start(&[&["serve"], &at[..]].concat());
+        server.wait_err("listening");
+        ok(&[&["vm", "boot", "--name", "web"], &at[..], &BUSY].concat());
+        ok(&[&["probe", "add", "p:stays __x64_sys_getpgid"], &at[..]].concat());
+        Self {
+            server,
+            socket,
+            _folder: folder,
+        }
+    }
+
+    fn probes(&self) -> Vec<Value> {
+        json(&ok(&["probe", "list", "--json", "--socket", &self.socket]))
+    }
+
+    fn names(&self) -> Vec<String> {
+        let name = |probe: Value| probe["name"].to_string();
+        self.probes().into_iter().map(name).collect()
+    }
+
+    fn trace(&self) -> Program {
+        let words = ["trace", "-p", "p:mine do_getpgid", "--socket", &self.socket];
+        let trace = Program::start(&words);
+        trace.wait_out(" mine: ");
+        assert_eq!(self.names(), [r#""stays""#, r#""mine""#]);
+        trace
+    }
+
+    fn only_one_stays(&self, after: &str) {
+        let since = Instant::now();
+        while self.names() != [r#""stays""#] {
+            assert!(since.elapsed() < patience(), "{after}: {:?}", self.names());
+        }
+        eprintln!("{after}: gone after {:?}", since.elapsed());
+    }
+
+    /// Ends it, if the guest has noticed nothing.
+    fn end(self) {
+        let hits = || self.probes()[0]["hits"].as_u64();
+        let (before, since) = (hits(), Instant::now());
+        while hits() == before {
+            assert!(since.elapsed() < patience(), "no hit since {before:?}");
+        }
+        self.server.signal(Signal::TERM);
+        assert_eq!(self.server.finish().status, Some(0));
+    }
+}
+
 #[test]
-fn what_a_trace_plants_goes_with_it_however_it_ends() {
+fn what_a_trace_plants_goes_with_it_when_it_ends_or_dies() {
     if rig("cli: a trace that plants, and dies").is_none() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
-    let at = ["--socket", path.to_str().unwrap()];
-    let server = Program::start(&[&["serve"], &at[..]].concat());
-    server.wait_err("listening");
-    ok(&[&["vm", "boot", "--name", "web"], &at[..], &BUSY].concat());
-    ok(&[&["probe", "add", "p:stays __x64_sys_getpgid"], &at[..]].concat());
-
-    let list = [&["probe", "list", "--json"], &at[..]].concat();
-    let names = || -> Vec<String> {
-        let names = json(&ok(&list))
-            .into_iter()
-            .map(|probe| probe["name"].to_string());
-        names.collect()
-    };
-    let only_one_stays = |after: &str| {
-        let since = Instant::now();
-        while names() != [r#""stays""#] {
-            assert!(since.elapsed() < patience(), "{after}: {:?}", names());
-        }
-        eprintln!("{after}: gone after {:?}", since.elapsed());
-    };
-    let start = || {
-        let trace = Program::start(&[&["trace", "-p", "p:mine do_getpgid"], &at[..]].concat());
-        trace.wait_out(" mine: ");
-        assert_eq!(names(), [r#""stays""#, r#""mine""#]);
-        trace
-    };
-
-    let interrupted = start();
+    let traced = Traced::start();
+    let interrupted = traced.trace();
     interrupted.signal(Signal::INT);
     let interrupted = interrupted.finish();
     assert_eq!(interrupted.status, Some(130), "{interrupted:#?}");
     let (_, hits, _, events) = row(&interrupted.err, "mine");
     assert!(hits >= events && events > 0, "{interrupted:#?}");
     // It has waited for that.
-    assert_eq!(names(), [r#""stays""#]);
+    assert_eq!(traced.names(), [r#""stays""#]);
 
-    let killed = start();
+    let killed = traced.trace();
     killed.signal(Signal::KILL);
     assert_eq!(killed.finish().status, None);
-    only_one_stays("killed");
+    traced.only_one_stays("killed");
+    traced.end();
+}
 
+#[test]
+fn what_a_trace_plants_goes_when_it_does_not_run_for_long() {
+    if rig("cli: a trace that plants, and is frozen").is_none() {
+        return;
+    }
+    let traced = Traced::start();
     // Its connection stays open, but nothing comes over it.
-    let frozen = start();
+    let frozen = traced.trace();
     frozen.signal(Signal::STOP);
-    only_one_stays("frozen");
+    traced.only_one_stays("frozen");
     frozen.signal(Signal::CONT);
     let frozen = frozen.finish();
     assert_eq!(frozen.status, Some(1), "{frozen:#?}");
     let why = "this program did not run for too long";
     assert!(told(&frozen, why), "{frozen:#?}");
-
-    // The guest has noticed nothing of it.
-    let hits = || json(&ok(&list))[0]["hits"].as_u64();
-    let (before, since) = (hits(), Instant::now());
-    while hits() == before {
-        assert!(since.elapsed() < patience(), "no hit since {before:?}");
-    }
-    server.signal(Signal::TERM);
-    assert_eq!(server.finish().status, Some(0));
+    traced.end();
 }
 
 /// Gives an emulated machine a name, and tells it. Others have one, which may be a part of any word.
