@@ -11,6 +11,7 @@ use super::syntax::{
     Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
     Statement, StatementKind,
 };
+use super::times;
 use crate::definition::{self, FileError};
 use crate::fetch::OPERAND_MAX;
 use crate::histogram::{SIZE_MAX, read_histogram};
@@ -29,7 +30,7 @@ const READABLE: usize = 20;
 /// When it asks for something that no definition and no histogram can say, with the line and the reason.
 pub fn compile(text: &str, script: &Script) -> Result<Program, FileError> {
     let mut compiling = Compiling::default();
-    let compiled = compiling.script(script);
+    let compiled = times::resolve(script).and_then(|script| compiling.script(&script));
     match compiled {
         Ok(()) => Ok(compiling.program),
         Err(error) => Err(in_line(text, error)),
@@ -96,7 +97,9 @@ impl Compiling {
                 found.map_or_else(|| error(statement.column.0, none()), Ok)
             };
             Ok(match &statement.kind {
-                StatementKind::Gather { .. } => {
+                StatementKind::Gather { .. }
+                | StatementKind::Keep { .. }
+                | StatementKind::Forget { .. } => {
                     return error(
                         statement.column.0,
                         "hits are counted in clauses of kprobe and kretprobe",
@@ -214,10 +217,13 @@ impl Compiling {
                 written.push(value.column.0, &compared(value)?);
                 return Ok(());
             }
+            Condition::Kept { column, .. } => {
+                return error(column.0, "only calls that return have it: write kretprobe");
+            }
             Condition::Not(inner) => {
-                written.push(first_column(inner), "!(");
+                written.push(inner.column(), "!(");
                 self.filter(written, inner)?;
-                written.push(first_column(inner), ")");
+                written.push(inner.column(), ")");
                 return Ok(());
             }
             Condition::And(left, right) => (left, " && ", right),
@@ -231,7 +237,7 @@ impl Compiling {
             false => matches!(**right, Condition::Or(..)),
         };
         for (part, braces, behind) in [(left, in_left, sign), (right, in_right, "")] {
-            let column = first_column(part);
+            let column = part.column();
             written.push(column, if braces { "(" } else { "" });
             self.filter(written, part)?;
             written.push(column, if braces { ")" } else { "" });
@@ -275,7 +281,10 @@ impl Compiling {
     fn at_hits(&mut self, statement: &Statement) -> Result<Option<Action>, ParseError> {
         let column = statement.column.0;
         Ok(Some(match &statement.kind {
-            StatementKind::Gather { .. } => return Ok(None),
+            // Times of calls are no more.
+            StatementKind::Gather { .. }
+            | StatementKind::Keep { .. }
+            | StatementKind::Forget { .. } => return Ok(None),
             StatementKind::Printf { format, values } => Action::Printf {
                 format: format.clone(),
                 values: values.iter().map(|value| self.said(value)).collect(),
@@ -294,6 +303,7 @@ impl Compiling {
             OperandKind::Number(number) => Said::Number(*number),
             OperandKind::Text(text) => Said::Text(text.clone()),
             OperandKind::Builtin(builtin) => Said::Builtin(*builtin),
+            OperandKind::Since(_) => Said::Builtin(Builtin::Duration),
             OperandKind::Ksym(_) => Said::Symbol(self.name(&value.kind)),
             OperandKind::Fetched(_) | OperandKind::Str(_) => Said::Argument(self.name(&value.kind)),
         }
@@ -373,6 +383,7 @@ impl Compiling {
                         _ => KeyPart::Key(at),
                     }
                 }
+                OperandKind::Since(_) => KeyPart::Key(field("duration".to_owned())),
                 OperandKind::Ksym(_) => {
                     KeyPart::Symbol(field(format!("{}.sym", self.name(&operand.kind))))
                 }
@@ -435,7 +446,7 @@ impl<'a> Used<'a> {
     fn of(clause: &'a Clause, entries: bool) -> Result<Self, ParseError> {
         let mut operands = Vec::new();
         if let Some(condition) = &clause.condition {
-            of_condition(condition, &mut operands);
+            condition.operands(&mut operands);
         }
         for statement in &clause.statements {
             match &statement.kind {
@@ -474,28 +485,6 @@ impl<'a> Used<'a> {
             }
         }
         Ok(used)
-    }
-}
-
-/// All values that `condition` compares.
-fn of_condition<'a>(condition: &'a Condition, operands: &mut Vec<&'a Operand>) {
-    match condition {
-        Condition::Test { operand, .. } => operands.push(operand),
-        Condition::Not(inner) => of_condition(inner, operands),
-        Condition::And(left, right) | Condition::Or(left, right) => {
-            of_condition(left, operands);
-            of_condition(right, operands);
-        }
-    }
-}
-
-/// Where `condition` begins.
-fn first_column(condition: &Condition) -> usize {
-    match condition {
-        Condition::Test { operand, .. } => operand.column.0,
-        Condition::Not(inner) | Condition::And(inner, _) | Condition::Or(inner, _) => {
-            first_column(inner)
-        }
     }
 }
 

@@ -7,14 +7,17 @@
 //! condition = part {"||" part}, part = term {"&&" term}
 //! term      = "!" term | "(" condition ")" | value [("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") value]
 //! statement = "@" [NAME] ["[" value {"," value} "]"] "=" gathered
+//!           | TIME "=" "nsecs" | "delete(" (TIME | MAP "," "tid") ")"
 //!           | "printf(" TEXT {"," value} ")" | "print(" MAP ["," N] ")" | ("clear" | "delete") "(" MAP ")"
 //!           | "time(" [TEXT] ")" | "exit()"
 //! gathered  = "count()" | ("sum" | "avg" | "min" | "max" | "hist") "(" value ")"
 //!           | "lhist(" value "," MIN "," MAX "," STEP ")"
 //! value     = N | TEXT | "arg" N | "args." PATH | "retval" | "curtask" | ("str" | "ksym") "(" value ")"
 //!           | "pid" | "tid" | "comm" | "cpu" | "nsecs" | "elapsed" | "func" | "probe" | "kstack"
-//!           | "duration"
+//!           | "duration" | "nsecs" "-" TIME
 //! ```
+//!
+//! TIME is `@NAME[tid]`, which is also a term of conditions: see `times.rs`.
 //!
 //! What is kept true: a script is read in one pass, and neither its length nor how deep it is nested is
 //! without a bound. Whatever of bpftrace is not here is refused by name, and what is here means what it
@@ -31,6 +34,7 @@ mod read_operand;
 mod syntax;
 #[cfg(test)]
 mod tests;
+mod times;
 
 pub use compile::compile;
 pub use format::{Conversion, Directive, Format, Piece};

@@ -56,7 +56,9 @@ impl fmt::Display for Condition {
                 operator,
                 value,
             } => write!(f, "{operand} {} {value}", operator.sign()),
+            Self::Kept { map, .. } => write!(f, "@{map}[tid]"),
             Self::Not(inner) => match &**inner {
+                Self::Kept { .. } => write!(f, "!{inner}"),
                 Self::Test {
                     operand,
                     operator: Operator::NotEqual,
@@ -99,6 +101,8 @@ impl fmt::Display for Statement {
                 }
                 write!(f, " = {what}")
             }
+            StatementKind::Keep { map } => write!(f, "@{map}[tid] = nsecs"),
+            StatementKind::Forget { map } => write!(f, "delete(@{map}[tid])"),
             StatementKind::Printf { format, values } => {
                 f.write_str("printf(")?;
                 quoted(f, &format.to_string())?;
@@ -145,6 +149,7 @@ impl fmt::Display for Operand {
                 let name = BUILTINS.iter().find(|(known, _)| known == builtin);
                 f.write_str(name.map_or("", |(_, name)| name))
             }
+            OperandKind::Since(map) => write!(f, "nsecs - @{map}[tid]"),
             OperandKind::Fetched(of) => write!(f, "{of}"),
             OperandKind::Str(of) => write!(f, "str({of})"),
             OperandKind::Ksym(of) => write!(f, "ksym({of})"),

@@ -2,9 +2,9 @@
 
 use super::cursor::Cursor;
 use super::format::{Conversion, Directive, read_format};
-use super::read_operand::{read_condition, read_value};
+use super::read_operand::{read_condition, read_thread, read_value};
 use super::syntax::{
-    Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
+    Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
     StatementKind,
 };
 use crate::column::Column;
@@ -231,7 +231,7 @@ fn read_statement(cursor: &mut Cursor) -> Result<Statement, ParseError> {
 }
 
 /// `@NAME`, without its `@`, and the blanks behind it.
-fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
+pub(super) fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
     cursor.expect("@", "a map belongs here: @NAME")?;
     let at = cursor.at();
     let name = cursor.word();
@@ -265,12 +265,19 @@ fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
     let start = cursor.at();
     let word = cursor.word();
     cursor.blanks()?;
+    let is_thread = |keys: &[Operand]| {
+        let thread = OperandKind::Builtin(Builtin::Tid);
+        matches!(keys, [key] if key.kind == thread)
+    };
+    if word == "nsecs" && is_thread(&keys) {
+        return Ok(StatementKind::Keep { map });
+    }
     let is_known = ["count", "sum", "avg", "min", "max", "hist", "lhist"].contains(&word.as_str());
     if !is_known || !cursor.eat("(") {
         let message = match word.as_str() {
             "nsecs" | "elapsed" => {
-                "not supported: keeping times in maps; how long a call took is `duration` in \
-                 kretprobe:FUNC { ... }"
+                "not supported: keeping times but as @NAME[tid] = nsecs; how long a call took is \
+                 `duration` in kretprobe:FUNC { ... }"
                     .to_owned()
             }
             "stats" => "not supported: stats(); write count() and avg() of two maps".to_owned(),
@@ -407,7 +414,18 @@ fn read_call(cursor: &mut Cursor, start: usize, word: &str) -> Result<StatementK
             }
             StatementKind::Print { map, top }
         }
-        "clear" | "delete" => StatementKind::Clear {
+        "delete" => {
+            let map = read_map(cursor)?;
+            let opened = cursor.sees("[") || cursor.sees(",");
+            match opened {
+                true => {
+                    read_thread(cursor)?;
+                    StatementKind::Forget { map }
+                }
+                false => StatementKind::Clear { map },
+            }
+        }
+        "clear" => StatementKind::Clear {
             map: read_of_all(cursor, word)?,
         },
         "time" => match cursor.sees(")") {

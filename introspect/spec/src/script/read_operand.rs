@@ -1,7 +1,8 @@
 //! Reading values, and conditions on them.
 
 use super::cursor::Cursor;
-use super::syntax::{BUILTINS, Condition, Fetched, Operand, OperandKind};
+use super::read::read_map;
+use super::syntax::{BUILTINS, Builtin, Condition, Fetched, Operand, OperandKind};
 use crate::column::Column;
 use crate::fetch::{Operator, TERMS_MAX};
 use crate::parse_error::{ParseError, error};
@@ -70,7 +71,47 @@ fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
         _ => read_named(cursor)?,
     };
     cursor.blanks()?;
+    if kind == OperandKind::Builtin(Builtin::Nsecs) && cursor.sees("-") {
+        let at = cursor.at();
+        cursor.eat("-");
+        cursor.blanks()?;
+        if !cursor.sees("@") {
+            return error(at, NO_ARITHMETIC);
+        }
+        let map = read_kept(cursor)?;
+        let kind = OperandKind::Since(map);
+        return Ok(Operand { column, kind });
+    }
     Ok(Operand { column, kind })
+}
+
+/// `@NAME[tid]`, and the blanks behind it.
+fn read_kept(cursor: &mut Cursor) -> Result<String, ParseError> {
+    let map = read_map(cursor)?;
+    read_thread(cursor)?;
+    Ok(map)
+}
+
+/// `[tid]` or `, tid`, and the blanks behind it.
+pub(super) fn read_thread(cursor: &mut Cursor) -> Result<(), ParseError> {
+    const ONLY: &str =
+        "not supported: single entries of maps, but for `@NAME[tid]`, when a call began";
+
+    let is_listed = cursor.eat(",");
+    if !is_listed {
+        cursor.expect("[", ONLY)?;
+    }
+    cursor.blanks()?;
+    let at = cursor.at();
+    if cursor.word() != "tid" {
+        return error(at, ONLY);
+    }
+    cursor.blanks()?;
+    if !is_listed {
+        cursor.expect("]", ONLY)?;
+        cursor.blanks()?;
+    }
+    Ok(())
 }
 
 fn read_signed(cursor: &mut Cursor) -> Result<i64, ParseError> {
@@ -295,6 +336,7 @@ impl Reader<'_> {
             Condition::Test { operand, value, .. } if operand.column.0 == value.column.0 => {
                 Ok(condition)
             }
+            Condition::Kept { .. } => Ok(condition),
             _ => error(
                 start,
                 "what is compared behind `!` stands in parentheses: !(...)",
@@ -307,6 +349,17 @@ impl Reader<'_> {
         self.terms += 1;
         if self.terms > TERMS_MAX {
             return error(start, format!("at most {TERMS_MAX} comparisons"));
+        }
+        if self.cursor.sees("@") {
+            let map = read_kept(self.cursor)?;
+            if OPERATORS.iter().any(|(_, sign)| self.cursor.sees(sign)) && !self.cursor.sees("&&") {
+                return self
+                    .cursor
+                    .error("not supported: comparing what is in a map");
+            }
+            self.no_other_operator()?;
+            let column = Column(start);
+            return Ok(Condition::Kept { column, map });
         }
         let left = read_operand(self.cursor)?;
         let at = self.cursor.at();

@@ -63,6 +63,13 @@ pub enum Condition {
         /// With what: a number or a text.
         value: Operand,
     },
+    /// `@NAME[tid]`: calls of which the map has the time at which they began.
+    Kept {
+        /// Where it begins.
+        column: Column,
+        /// The name of the map, without its `@`.
+        map: String,
+    },
     /// `!`: at those where it does not hold.
     Not(Box<Self>),
     /// `&&`: where both hold.
@@ -91,6 +98,16 @@ pub enum StatementKind {
         keys: Vec<Operand>,
         /// What is told of each.
         what: Gather,
+    },
+    /// `@NAME[tid] = nsecs`: keeps when a call began.
+    Keep {
+        /// The name of the map, without its `@`.
+        map: String,
+    },
+    /// `delete(@NAME[tid])`, `delete(@NAME, tid)`: when it began is of no use any more.
+    Forget {
+        /// The name of the map.
+        map: String,
     },
     /// `printf("FORMAT", VALUES)`.
     Printf {
@@ -163,6 +180,8 @@ pub enum OperandKind {
     Text(String),
     /// What every hit has.
     Builtin(Builtin),
+    /// `nsecs - @NAME[tid]`: how long ago the call began of which the map has the time.
+    Since(String),
     /// What is fetched for it.
     Fetched(Fetched),
     /// `str(x)`: the text at an address.
@@ -228,7 +247,7 @@ impl OperandKind {
     pub(super) fn fetched(&self) -> Option<&Fetched> {
         match self {
             Self::Fetched(of) | Self::Str(of) | Self::Ksym(of) => Some(of),
-            Self::Number(_) | Self::Text(_) | Self::Builtin(_) => None,
+            Self::Number(_) | Self::Text(_) | Self::Builtin(_) | Self::Since(_) => None,
         }
     }
 
@@ -245,7 +264,31 @@ impl OperandKind {
                 builtin,
                 Builtin::Comm | Builtin::Func | Builtin::Probe | Builtin::Kstack
             ),
-            Self::Number(_) | Self::Fetched(_) => false,
+            Self::Number(_) | Self::Fetched(_) | Self::Since(_) => false,
+        }
+    }
+}
+
+impl Condition {
+    /// Adds all values that it compares.
+    pub(super) fn operands<'a>(&'a self, operands: &mut Vec<&'a Operand>) {
+        match self {
+            Self::Test { operand, .. } => operands.push(operand),
+            Self::Kept { .. } => {}
+            Self::Not(inner) => inner.operands(operands),
+            Self::And(left, right) | Self::Or(left, right) => {
+                left.operands(operands);
+                right.operands(operands);
+            }
+        }
+    }
+
+    /// Where it begins.
+    pub(super) fn column(&self) -> usize {
+        match self {
+            Self::Test { operand, .. } => operand.column.0,
+            Self::Kept { column, .. } => column.0,
+            Self::Not(inner) | Self::And(inner, _) | Self::Or(inner, _) => inner.column(),
         }
     }
 }

@@ -177,13 +177,13 @@ fn what_bpftrace_has_and_this_has_not_is_refused_by_name() {
             kprobe:a { if (pid == 1) { } }
                        ^
 
-            line 1: not supported: keeping times in maps; how long a call took is `duration` in kretprobe:FUNC { ... }
+            line 1: nothing uses the times in @start: write kretprobe:FUNC { @ = hist(nsecs - @start[tid]); }
             kprobe:a { @start[tid] = nsecs; }
-                                     ^
+                       ^
 
-            line 1: not supported: calculating with values; print or count them as they are
+            line 1: nothing keeps a time in @start: write kprobe:FUNC { @start[tid] = nsecs; }
             kprobe:a { @ns = hist(nsecs - @start[tid]); }
-                                        ^
+                                  ^
 
             line 1: not supported: `++`; write `= count()`
             kprobe:a { @x++; }
@@ -229,9 +229,9 @@ fn what_bpftrace_has_and_this_has_not_is_refused_by_name() {
             kprobe:a { @x[args] = count(); }
                               ^
 
-            line 1: not supported: delete() of a single entry; leave out the key for all of them
+            line 1: not supported: single entries of maps, but for `@NAME[tid]`, when a call began
             kprobe:a { delete(@x[pid]); }
-                                ^
+                                 ^
 
             line 1: not supported: zero(): write clear(); there are `@MAP[KEYS] = count()` and the like, printf, print, clear, delete, time and exit
             kprobe:a { zero(@x); }
@@ -265,7 +265,7 @@ fn what_bpftrace_has_and_this_has_not_is_refused_by_name() {
             kprobe:a /!arg0 == 4/ { }
                        ^
 
-            line 1: not supported: maps as values; of a call that returns, `duration` is the time it took
+            line 1: nothing keeps a time in @x: write kprobe:FUNC { @x[tid] = nsecs; }
             kprobe:a /@x[tid]/ { }
                       ^
 

@@ -142,3 +142,105 @@ fn probes_are_told_by_the_argument_that_marks_them() {
     assert_eq!(positions.collect::<Vec<_>>(), [Some(0), Some(1)]);
     assert_eq!(position("arg0"), None);
 }
+
+#[test]
+fn times_of_calls_are_those_that_return_probes_have() {
+    check(
+        "kprobe:vfs_read { @start[tid] = nsecs; }
+         kretprobe:vfs_read /@start[tid]/ { @ns[comm] = hist(nsecs - @start[tid]); delete(@start[tid]); }
+         END { clear(@start); }",
+        expect![[r#"
+            r vfs_read script_0=\0:u32
+            @ns Powers
+              keys=comm,duration.bits:size=131072 of [0]: [Key(0)]
+        "#]],
+    );
+    check(
+        "k:vfs_read, k:vfs_write /pid == 7 && arg2 > 5/ { @s[tid] = nsecs; @ = count(); }
+         kr:vfs_write /@s[tid] && retval > 0/ { printf(\"%d\\n\", nsecs - @s[tid]); delete(@s, tid); }",
+        expect![[r#"
+            p vfs_read arg2=$arg3:s64 script_0=\0:u32 if tgid == 7 && arg2 > 5
+            p vfs_write arg2=$arg3:s64 script_1=\1:u32 if tgid == 7 && arg2 > 5
+            r vfs_write arg2=$arg3:s64 retval=$retval:s64 script_2=\2:u32 if tgid == 7 && arg2 > 5 && retval > 0
+              Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed }), Text("\n")] }, values: [Builtin(Duration)] }
+            @ Hits
+              keys=probe:size=131072 of [0, 1]: []
+        "#]],
+    );
+    let refused = [
+        "k:a { @s[tid] = nsecs; }",
+        "kr:a { @ = hist(nsecs - @s[tid]); }",
+        "k:a { @s[tid] = nsecs; } kr:b { @ = hist(nsecs - @s[tid]); }",
+        "k:a { @s[tid] = nsecs; } k:b { @ = hist(nsecs - @s[tid]); }",
+        "k:a /pid == 1/ { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid]); }",
+        "k:a /pid == 1/ { @s[tid] = nsecs; } k:b { @s[tid] = nsecs; }",
+        "k:a { @s[tid] = nsecs; } kr:a /!@s[tid]/ { @ = count(); }",
+        "k:a { @s[tid] = nsecs; } kr:a /@s[tid] || pid == 1/ { @ = count(); }",
+        "k:a { @s[tid] = nsecs; } k:a /@s[tid]/ { @ = count(); }",
+        "k:a { @s[tid] = nsecs; @s[tid] = count(); }",
+        "kr:a { @s[tid] = nsecs; }",
+        "BEGIN { @s[tid] = nsecs; }",
+        "kr:a { delete(@s[tid]); }",
+        "k:a { @s[pid] = nsecs; }",
+        "kr:a /@s[tid] > 5/ { @ = count(); }",
+        "kr:a /@s[pid]/ { @ = count(); }",
+        "kr:a { @ = hist(nsecs - 5); }",
+        "k:a { @s[tid] = nsecs; } kr:a { @ = hist((nsecs - @s[tid]) / 1000); }",
+    ];
+    expect![[r#"
+        line 1: nothing uses the times in @s: write kretprobe:FUNC { @ = hist(nsecs - @s[tid]); }
+        k:a { @s[tid] = nsecs; }
+              ^
+        line 1: nothing keeps a time in @s: write kprobe:FUNC { @s[tid] = nsecs; }
+        kr:a { @ = hist(nsecs - @s[tid]); }
+                        ^
+        line 1: @s is not kept at the entry of b, which returns here
+        k:a { @s[tid] = nsecs; } kr:b { @ = hist(nsecs - @s[tid]); }
+                                                 ^
+        line 1: only calls that return have it: write kretprobe
+        k:a { @s[tid] = nsecs; } k:b { @ = hist(nsecs - @s[tid]); }
+                                                ^
+        line 1: not all calls have a time in @s: ask for it, /@s[tid]/
+        k:a /pid == 1/ { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid]); }
+                                                            ^
+        line 1: @s is kept on another condition before
+        k:a /pid == 1/ { @s[tid] = nsecs; } k:b { @s[tid] = nsecs; }
+                                                  ^
+        line 1: not supported: `@s[tid]` but alone, or with `&&` beside it
+        k:a { @s[tid] = nsecs; } kr:a /!@s[tid]/ { @ = count(); }
+                                        ^
+        line 1: not supported: `@s[tid]` but alone, or with `&&` beside it
+        k:a { @s[tid] = nsecs; } kr:a /@s[tid] || pid == 1/ { @ = count(); }
+                                       ^
+        line 1: only calls that return have it: write kretprobe
+        k:a { @s[tid] = nsecs; } k:a /@s[tid]/ { @ = count(); }
+                                      ^
+        line 1: @s has times: count in another map
+        k:a { @s[tid] = nsecs; @s[tid] = count(); }
+                               ^
+        line 1: when a call began is kept at its entry: in kprobe
+        kr:a { @s[tid] = nsecs; }
+               ^
+        line 1: when a call began is kept at its entry: in kprobe
+        BEGIN { @s[tid] = nsecs; }
+                ^
+        line 1: nothing keeps a time in @s
+        kr:a { delete(@s[tid]); }
+               ^
+        line 1: not supported: keeping times but as @NAME[tid] = nsecs; how long a call took is `duration` in kretprobe:FUNC { ... }
+        k:a { @s[pid] = nsecs; }
+                        ^
+        line 1: not supported: comparing what is in a map
+        kr:a /@s[tid] > 5/ { @ = count(); }
+                      ^
+        line 1: not supported: single entries of maps, but for `@NAME[tid]`, when a call began
+        kr:a /@s[pid]/ { @ = count(); }
+                 ^
+        line 1: not supported: calculating with values; print or count them as they are
+        kr:a { @ = hist(nsecs - 5); }
+                              ^
+        line 1: not supported: casts and calculating; write the value alone
+        k:a { @s[tid] = nsecs; } kr:a { @ = hist((nsecs - @s[tid]) / 1000); }
+                                                 ^
+    "#]].assert_eq(&refused.map(told).concat());
+}

@@ -23,6 +23,7 @@ fn value() -> impl Strategy<Value = String> {
         fetched.clone().prop_map(|of| format!("str({of})")),
         fetched.prop_map(|of| format!("ksym( {of} )")),
         "(pid|tid|comm|cpu|nsecs|elapsed|func|probe|kstack|duration)",
+        "nsecs *- *@s?\\[tid\\]",
     ]
 }
 
@@ -31,6 +32,7 @@ fn condition() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         3 => test.prop_map(|(left, sign, right)| format!("{left} {sign} {right}")),
         1 => value(),
+        1 => Just("@s[tid]".to_owned()),
     ];
     leaf.prop_recursive(4, 8, 2, |inner| {
         prop_oneof![
@@ -60,6 +62,7 @@ fn statement() -> impl Strategy<Value = String> {
         2 => ("(%%|%-?0?#?[0-9]{0,2}l?[duxXpoi]|[ -!#-$&-\\[\\]-~]|\\\\n){0,3}", value())
             .prop_map(|(format, value)| format!("printf(\"{format}\", {value})")),
         1 => "(print\\(@[a-z]?(, [1-9])?\\)|clear\\(@a\\)|delete\\(@\\)|time\\(\\)|exit\\(\\))",
+        1 => "(@s\\[tid\\] = nsecs|delete\\(@s\\[tid\\]\\)|delete\\(@s, tid\\))",
     ]
 }
 

@@ -1,0 +1,262 @@
+//! When calls began, as scripts for bpftrace keep it: `@start[tid] = nsecs` at the entry, and `nsecs - @start[tid]`
+//! at the return.
+//!
+//! What is kept true: a return probe knows how long its call took, so no time is kept in a map. What is left of a
+//! script has `duration` where the difference was, the condition of the entry where the script asks whether there
+//! is a time, and nothing where it was kept and forgotten; and it is done only if all calls that return in a clause
+//! are such of which the script kept the time.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::syntax::{
+    Builtin, Clause, Condition, Gather, Operand, OperandKind, PointKind, Script, Statement,
+    StatementKind,
+};
+use crate::parse_error::{ParseError, error};
+
+/// Of which calls a map has the times.
+#[derive(Debug)]
+struct Kept<'s> {
+    /// Where they are kept first.
+    column: usize,
+    targets: BTreeSet<&'s str>,
+    /// Of which of these calls; of all when absent.
+    condition: Option<&'s Condition>,
+}
+
+type Times<'s> = BTreeMap<&'s str, Kept<'s>>;
+
+/// `script` without maps of times.
+pub(super) fn resolve(script: &Script) -> Result<Script, ParseError> {
+    let times = times(script)?;
+    let used = RefCell::default();
+    let mut clauses = Vec::new();
+    for clause in &script.clauses {
+        let resolving = Resolving {
+            times: &times,
+            used: &used,
+            clause,
+        };
+        clauses.extend(resolving.clause()?);
+    }
+    let used = used.into_inner();
+    match times.iter().find(|(map, _)| !used.contains(**map)) {
+        Some((map, kept)) => error(
+            kept.column,
+            format!(
+                "nothing uses the times in @{map}: write kretprobe:FUNC {{ @ = hist(nsecs - @{map}[tid]); }}"
+            ),
+        ),
+        None => Ok(Script { clauses }),
+    }
+}
+
+/// The targets of a clause whose probes are all at entries, or all at returns.
+fn targets(clause: &Clause, at_returns: bool) -> Option<BTreeSet<&str>> {
+    let points = clause.points.iter();
+    let target = points.map(|point| match &point.kind {
+        PointKind::Function {
+            returns, target, ..
+        } if *returns == at_returns => Some(target.as_str()),
+        _ => None,
+    });
+    target.collect()
+}
+
+fn times(script: &Script) -> Result<Times<'_>, ParseError> {
+    let mut times = Times::new();
+    for clause in &script.clauses {
+        for statement in &clause.statements {
+            let StatementKind::Keep { map } = &statement.kind else {
+                continue;
+            };
+            let column = statement.column.0;
+            let Some(targets) = targets(clause, false) else {
+                return error(column, "when a call began is kept at its entry: in kprobe");
+            };
+            let condition = clause.condition.as_ref();
+            let kept = times.entry(map.as_str()).or_insert_with(|| Kept {
+                column,
+                targets: BTreeSet::new(),
+                condition,
+            });
+            if kept.condition != condition {
+                let message = format!("@{map} is kept on another condition before");
+                return error(column, message);
+            }
+            kept.targets.extend(targets);
+        }
+    }
+    Ok(times)
+}
+
+struct Resolving<'s> {
+    times: &'s Times<'s>,
+    /// The maps whose times are asked for.
+    used: &'s RefCell<BTreeSet<String>>,
+    clause: &'s Clause,
+}
+
+impl Resolving<'_> {
+    /// What is left of the clause, if anything.
+    fn clause(&self) -> Result<Option<Clause>, ParseError> {
+        let clause = self.clause;
+        let condition = match &clause.condition {
+            Some(condition) => self.condition(condition)?,
+            None => None,
+        };
+        let mut statements = Vec::new();
+        for statement in &clause.statements {
+            statements.extend(self.statement(statement)?);
+        }
+        let is_done = statements.is_empty() && !clause.statements.is_empty();
+        Ok((!is_done).then(|| Clause {
+            points: clause.points.clone(),
+            condition,
+            statements,
+        }))
+    }
+
+    /// The times in `map`, of all calls that return in this clause.
+    fn kept(&self, column: usize, map: &str) -> Result<&Kept<'_>, ParseError> {
+        let Some(kept) = self.times.get(map) else {
+            let message = format!(
+                "nothing keeps a time in @{map}: write kprobe:FUNC {{ @{map}[tid] = nsecs; }}"
+            );
+            return error(column, message);
+        };
+        let Some(targets) = targets(self.clause, true) else {
+            return error(column, "only calls that return have it: write kretprobe");
+        };
+        match targets.difference(&kept.targets).next() {
+            None => {
+                self.used.borrow_mut().insert(map.to_owned());
+                Ok(kept)
+            }
+            Some(other) => error(
+                column,
+                format!("@{map} is not kept at the entry of {other}, which returns here"),
+            ),
+        }
+    }
+
+    /// The condition without asking for times; nothing if no more is asked.
+    fn condition(&self, condition: &Condition) -> Result<Option<Condition>, ParseError> {
+        match condition {
+            Condition::Kept { column, map } => Ok(self.kept(column.0, map)?.condition.cloned()),
+            Condition::And(left, right) => {
+                let sides = (self.condition(left)?, self.condition(right)?);
+                Ok(match sides {
+                    (Some(left), Some(right)) => {
+                        Some(Condition::And(Box::new(left), Box::new(right)))
+                    }
+                    (left, right) => left.or(right),
+                })
+            }
+            other => match first_kept(other) {
+                Some((column, map)) => error(
+                    column,
+                    format!("not supported: `@{map}[tid]` but alone, or with `&&` beside it"),
+                ),
+                None => Ok(Some(other.clone())),
+            },
+        }
+    }
+
+    fn statement(&self, statement: &Statement) -> Result<Option<Statement>, ParseError> {
+        let column = statement.column.0;
+        let kind = match &statement.kind {
+            StatementKind::Keep { .. } => return Ok(None),
+            StatementKind::Forget { map } => {
+                // Wherever it is: the call has returned, or is of no interest.
+                return match self.times.contains_key(map.as_str()) {
+                    true => Ok(None),
+                    false => error(column, format!("nothing keeps a time in @{map}")),
+                };
+            }
+            StatementKind::Clear { map } if self.times.contains_key(map.as_str()) => {
+                return Ok(None);
+            }
+            StatementKind::Gather { map, .. } if self.times.contains_key(map.as_str()) => {
+                return error(column, format!("@{map} has times: count in another map"));
+            }
+            StatementKind::Gather { map, keys, what } => StatementKind::Gather {
+                map: map.clone(),
+                keys: self.operands(keys)?,
+                what: self.gather(what)?,
+            },
+            StatementKind::Printf { format, values } => StatementKind::Printf {
+                format: format.clone(),
+                values: self.operands(values)?,
+            },
+            other => other.clone(),
+        };
+        Ok(Some(Statement {
+            column: statement.column,
+            kind,
+        }))
+    }
+
+    fn operands(&self, operands: &[Operand]) -> Result<Vec<Operand>, ParseError> {
+        operands
+            .iter()
+            .map(|operand| self.operand(operand))
+            .collect()
+    }
+
+    fn operand(&self, operand: &Operand) -> Result<Operand, ParseError> {
+        let OperandKind::Since(map) = &operand.kind else {
+            return Ok(operand.clone());
+        };
+        let column = operand.column.0;
+        let kept = self.kept(column, map)?;
+        let condition = self.clause.condition.as_ref();
+        if kept.condition.is_some() && !condition.is_some_and(|it| asks_for(it, map)) {
+            let message = format!("not all calls have a time in @{map}: ask for it, /@{map}[tid]/");
+            return error(column, message);
+        }
+        Ok(Operand {
+            column: operand.column,
+            kind: OperandKind::Builtin(Builtin::Duration),
+        })
+    }
+
+    fn gather(&self, what: &Gather) -> Result<Gather, ParseError> {
+        Ok(match what {
+            Gather::Count => Gather::Count,
+            Gather::Sum(of) => Gather::Sum(self.operand(of)?),
+            Gather::Average(of) => Gather::Average(self.operand(of)?),
+            Gather::Least(of) => Gather::Least(self.operand(of)?),
+            Gather::Greatest(of) => Gather::Greatest(self.operand(of)?),
+            Gather::Powers(of) => Gather::Powers(self.operand(of)?),
+            Gather::Steps { of, min, max, step } => Gather::Steps {
+                of: self.operand(of)?,
+                min: *min,
+                max: *max,
+                step: *step,
+            },
+        })
+    }
+}
+
+/// Whether there has to be a time in `map` where `condition` holds.
+fn asks_for(condition: &Condition, map: &str) -> bool {
+    match condition {
+        Condition::Kept { map: asked, .. } => asked == map,
+        Condition::And(left, right) => asks_for(left, map) || asks_for(right, map),
+        Condition::Test { .. } | Condition::Not(_) | Condition::Or(..) => false,
+    }
+}
+
+/// The first time that is asked for.
+fn first_kept(condition: &Condition) -> Option<(usize, &str)> {
+    match condition {
+        Condition::Kept { column, map } => Some((column.0, map)),
+        Condition::Test { .. } => None,
+        Condition::Not(inner) => first_kept(inner),
+        Condition::And(left, right) | Condition::Or(left, right) => {
+            first_kept(left).or_else(|| first_kept(right))
+        }
+    }
+}
