@@ -18,9 +18,13 @@ use crate::typed::bad;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DebugArgs {
     /// vmlinux with the debug information (DWARF) of the guest's kernel. Probes can then be defined as for
-    /// `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return] [ARGUMENT...]`, `[EVENT=]SRC:LINE ...`
+    /// `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC:LINE ...`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     debug_info: Option<PathBuf>,
+
+    /// Folder with the sources of that kernel, in which `FUNC;TEXT` looks for lines
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "debug_info")]
+    source: Option<PathBuf>,
 }
 
 impl DebugArgs {
@@ -36,7 +40,7 @@ impl DebugArgs {
         let path = kernel()?;
         let kernel = Kernel::open(&path);
         let kernel = kernel.with_context(|| format!("cannot read {}", path.display()))?;
-        expand(definitions, &open(&kernel, file)?)
+        self.expand(definitions, &open(&kernel, file)?)
     }
 
     /// `definitions` for whichever kernel the debug information is of, which a machine has to have then.
@@ -52,12 +56,39 @@ impl DebugArgs {
         let kernel = kernel.with_context(|| format!("cannot read {}", file.display()))?;
         let sources = open(&kernel, file)?;
         Ok(Made {
-            definitions: expand(definitions, &sources)?,
+            definitions: self.expand(definitions, &sources)?,
             kernel: Some(TheirKernel {
                 file: file.to_owned(),
                 build_id: sources.build_id().to_owned(),
             }),
         })
+    }
+
+    /// `definitions`, those as perf has them made into what they stand for.
+    fn expand(&self, definitions: Vec<String>, sources: &Sources) -> anyhow::Result<Vec<String>> {
+        let mut all = Vec::new();
+        for text in definitions {
+            if !is_perf_probe(&text) {
+                all.push(text);
+                continue;
+            }
+            let probe =
+                PerfProbe::parse(&text).map_err(|error| bad("definition", &text, &error))?;
+            let made = sources
+                .definitions(&probe, self.source.as_deref())
+                .map_err(|error| match error {
+                    SourcesError::Definition(error) => bad("definition", &text, &error).into(),
+                    error => anyhow::Error::from(error),
+                })?;
+            for left_out in &made.left_out {
+                output::tell(format_args!("{text}: left out: {left_out}"));
+            }
+            for line in &made.lines {
+                info!(definition = line, "made of a probe as perf has it");
+            }
+            all.extend(made.lines);
+        }
+        Ok(all)
     }
 
     /// The file, if one of `definitions` needs it.
@@ -109,28 +140,4 @@ impl TheirKernel {
 
 fn open(kernel: &Kernel, file: &Path) -> anyhow::Result<Sources> {
     Sources::open(kernel, file).with_context(|| format!("cannot use {}", file.display()))
-}
-
-/// `definitions`, those as perf has them made into what they stand for.
-fn expand(definitions: Vec<String>, sources: &Sources) -> anyhow::Result<Vec<String>> {
-    let mut all = Vec::new();
-    for text in definitions {
-        if !is_perf_probe(&text) {
-            all.push(text);
-            continue;
-        }
-        let probe = PerfProbe::parse(&text).map_err(|error| bad("definition", &text, &error))?;
-        let made = sources.definitions(&probe).map_err(|error| match error {
-            SourcesError::Definition(error) => bad("definition", &text, &error).into(),
-            error => anyhow::Error::from(error),
-        })?;
-        for left_out in &made.left_out {
-            output::tell(format_args!("{text}: left out: {left_out}"));
-        }
-        for line in &made.lines {
-            info!(definition = line, "made of a probe as perf has it");
-        }
-        all.extend(made.lines);
-    }
-    Ok(all)
 }

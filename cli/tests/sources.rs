@@ -183,6 +183,14 @@ fn probes_as_perf_has_them_are_read_where_definitions_are() {
     "#]],
     );
     refused(
+        &["explain", "vfs_test;ret=*"],
+        &expect![[r#"
+            hvprobe: bad definition: a text is looked for in the sources: give --source
+              vfs_test;ret=*
+              ^
+        "#]],
+    );
+    refused(
         &["explain", "vfs_test:5", "--other"],
         &expect![[r#"
         hvprobe: cannot use DIR/other: the debug information is of another kernel: its build id is 416e206964206f662061206275696c64, the kernel's 616e206964206f662061206275696c64

@@ -4,9 +4,16 @@
 //! name with, and fetches what the debug information says is there, at that one address. What is left out of what
 //! was asked for is told.
 
+mod source_text;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::{
-    DebugError, DebugInfo, Location, PointPlace, Selected, Shown, Variable,
+    DebugError, DebugInfo, Line, Location, PointPlace, Selected, Shown, Variable,
 };
 use hvprobe_spec::Column;
 use hvprobe_spec::ParseError;
@@ -15,6 +22,7 @@ use hvprobe_spec::fetch::{ARRAY_MAX, Element, Shown as Digits, TypeName};
 use hvprobe_spec::perf_probe::{PerfArgument, PerfProbe, PerfValue, Step};
 use hvprobe_spec::point::{At, Point};
 
+use self::source_text::{Pattern, Source};
 use crate::sources::{Sources, SourcesError};
 
 /// Where offsets from are known in every kernel.
@@ -30,25 +38,37 @@ pub struct Definitions {
 }
 
 impl Sources {
-    /// Definitions of what `probe` stands for.
+    /// Definitions of what `probe` stands for; `source` is the folder of the kernel's sources, if it is there.
     ///
     /// # Errors
     /// When there is no such place, or one of its arguments can be read at none of them; when the debug
     /// information is damaged.
-    pub fn definitions(&self, probe: &PerfProbe) -> Result<Definitions, SourcesError> {
+    pub fn definitions(
+        &self,
+        probe: &PerfProbe,
+        source: Option<&Path>,
+    ) -> Result<Definitions, SourcesError> {
         let info = self.info()?;
-        let places = match info.places(&probe.point) {
-            Ok(places) => places,
-            Err(error) => {
-                let symbol = matches!(error, DebugError::NoFunction { .. })
-                    .then(|| self.by_symbol(&probe.point));
-                let place = symbol.flatten();
-                vec![place.ok_or_else(|| wrong(probe.column.0, &error))?]
-            }
+        let found = match &probe.point {
+            Point::Function {
+                name,
+                file,
+                at: At::Text(text),
+            } => places_of_text(&info, name, file.as_deref(), text, source)
+                .map_err(|why| refused(probe.column.0, why))?,
+            point => match info.places(point) {
+                Ok(places) => places,
+                Err(error) => {
+                    let symbol = matches!(error, DebugError::NoFunction { .. })
+                        .then(|| self.by_symbol(point));
+                    let place = symbol.flatten();
+                    vec![place.ok_or_else(|| wrong(probe.column.0, &error))?]
+                }
+            },
         };
         let mut made = Definitions::default();
         let mut first_refused = None;
-        for place in &places {
+        for place in &found {
             match self.definition(&info, probe, place, &mut made) {
                 Ok(line) => made.lines.push(line),
                 Err(SourcesError::Definition(why)) => {
@@ -267,6 +287,42 @@ impl Sources {
     }
 }
 
+/// The places of the lines of a function that a text is in.
+fn places_of_text(
+    info: &DebugInfo<'_>,
+    name: &str,
+    file: Option<&str>,
+    text: &str,
+    source: Option<&Path>,
+) -> Result<Vec<PointPlace>, String> {
+    let folder = source.ok_or("a text is looked for in the sources: give --source")?;
+    let told = |error: &dyn std::error::Error| error.to_string();
+    let pattern = Pattern::new(text).map_err(|error| told(&error))?;
+    let mut places = Vec::new();
+    for function in info.lines(name, file).map_err(|error| told(&error))? {
+        let source = Source::read(folder, &function.file).map_err(|error| told(&error))?;
+        let matching: BTreeSet<u64> = source.lines(&pattern).collect();
+        let is_one = |line: &&Line| {
+            let number = function.first.checked_add(line.number);
+            number.is_some_and(|number| matching.contains(&number))
+        };
+        for line in function.lines.iter().filter(is_one) {
+            let point = Point::Function {
+                name: name.to_owned(),
+                file: Some(function.file.clone()),
+                at: At::Line(line.number),
+            };
+            places.extend(info.places(&point).map_err(|error| told(&error))?);
+        }
+    }
+    places.sort_by_key(|place| place.at);
+    places.dedup_by_key(|place| place.at);
+    match places.is_empty() {
+        true => Err(format!("no line of {name} that has code is `{text}`")),
+        false => Ok(places),
+    }
+}
+
 /// The name of the event at the place with that number: perf's, which newer ones give.
 fn event(probe: &PerfProbe, place: &PointPlace, number: usize) -> String {
     let line = match &probe.point {
@@ -309,6 +365,3 @@ fn refused(column: usize, message: impl Into<String>) -> SourcesError {
 fn wrong(column: usize, error: &dyn std::error::Error) -> SourcesError {
     refused(column, error.to_string())
 }
-
-#[cfg(test)]
-mod tests;

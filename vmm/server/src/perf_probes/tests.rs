@@ -1,6 +1,7 @@
 //! On a kernel that is made up.
 
 use std::fs;
+use std::path::Path;
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::dwarf;
@@ -9,9 +10,13 @@ use hvprobe_spec::definition;
 
 use super::*;
 
+/// The file that the functions are said to be in.
+const SOURCE: &str = "/* 1 */\n\nint helper()\n{ ret = 1;\n\n\n\n\n\nint vfs_test()\n\tret = a + b;\n12\n13\n\
+    \tif (ret)\n\tret = 2;\n";
+
 /// What a probe comes to, each definition and what was left out on a line; or where and why it is refused.
-fn told(sources: &Sources, text: &str) -> String {
-    let made = match PerfProbe::parse(text).map(|probe| sources.definitions(&probe)) {
+fn told(sources: &Sources, text: &str, source: &Path) -> String {
+    let made = match PerfProbe::parse(text).map(|probe| sources.definitions(&probe, Some(source))) {
         Ok(Ok(made)) => made,
         Err(error) | Ok(Err(SourcesError::Definition(error))) => {
             return format!("{}\n  {error}\n", error.render(text));
@@ -34,8 +39,13 @@ fn check(texts: &[&str], expected: &Expect) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vmlinux");
     fs::write(&path, dwarf::file()).unwrap();
+    fs::create_dir(folder.path().join("fs")).unwrap();
+    fs::write(folder.path().join("fs/test.c"), SOURCE).unwrap();
     let sources = Sources::open(&Kernel::open(&path).unwrap(), &path).unwrap();
-    let all: String = texts.iter().map(|text| told(&sources, text)).collect();
+    let all: String = texts
+        .iter()
+        .map(|text| told(&sources, text, folder.path()))
+        .collect();
     expected.assert_eq(&all);
 }
 
@@ -53,6 +63,8 @@ fn probes_become_definitions_of_all_their_places() {
             "vfs_test+0x20",
             "_stext %di",
             "_stext %di count",
+            "vfs_test;ret=*",
+            "ev=vfs_test;if(*) count",
             "vfs_test%return $retval",
             "vfs_test%return r=$retval:s32 %ax",
         ],
@@ -81,6 +93,12 @@ fn probes_become_definitions_of_all_their_places() {
             _stext %di count
                        ^
               no variable `count` here
+            vfs_test;ret=*
+              p:probe/vfs_test vfs_test+0x4
+              p:probe/vfs_test_1 vfs_test+0x38
+              p:probe/vfs_test_2 vfs_test+0x50
+            ev=vfs_test;if(*) count
+              p:probe/ev vfs_test+0x30 count=+8(%sp):s32
             vfs_test%return $retval
               r:probe/vfs_test__return vfs_test $retval
             vfs_test%return r=$retval:s32 %ax
@@ -144,6 +162,9 @@ fn what_is_not_there_is_refused_where_it_stands() {
             "vfs_test%return count",
             "helper%return",
             "vfs_test:1 ret",
+            "vfs_test;12",
+            "e=vfs_test;a[",
+            "nothing;ret=*",
         ],
         &expect![[r#"
             nothing
@@ -184,6 +205,15 @@ fn what_is_not_there_is_refused_where_it_stands() {
             vfs_test:1 ret
                        ^
               no variable `ret` here; there is file, count, flags, gone
+            vfs_test;12
+            ^
+              no line of vfs_test that has code is `12`
+            e=vfs_test;a[
+              ^
+              bad pattern: unclosed character class; missing ']'
+            nothing;ret=*
+            ^
+              no function nothing in the debug information
         "#]],
     );
 }
