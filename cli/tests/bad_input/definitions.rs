@@ -21,6 +21,7 @@ fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {
                 hvprobe: bad definition: a definition starts with `p` or `r`: write `p vfs_read`
                   vfs_read
                   ^
+                `perf probe` takes that: give --debug-info, or begin with `p` or `r`
                 status 2
             "#]],
         ),

@@ -34,7 +34,7 @@ macro_rules! of_ending {
     };
 }
 
-const FIELDS: [(&str, Take); 19] = fields![
+const FIELDS: [(&str, Take); 20] = fields![
     name,
     state,
     catch_mode,
@@ -47,6 +47,7 @@ const FIELDS: [(&str, Take); 19] = fields![
     disarmed,
     skipped,
     kernel_replaced,
+    kernel_build_id,
     anchor,
     runs,
     uid,
