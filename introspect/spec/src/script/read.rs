@@ -2,7 +2,7 @@
 
 use super::cursor::Cursor;
 use super::format::{Conversion, Directive, read_format};
-use super::read_operand::{read_condition, read_thread, read_value};
+use super::read_operand::{read_condition, read_map, read_thread, read_value};
 use super::syntax::{
     Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
     StatementKind,
@@ -18,8 +18,6 @@ pub const SCRIPT_MAX: usize = 1 << 16;
 const MANY: usize = 256;
 /// The most values of a `printf`.
 const VALUES_MAX: usize = 16;
-/// The longest name of a map.
-const NAME_MAX: usize = 63;
 /// The longest interval, in milliseconds.
 const INTERVAL_MAX: u64 = 86_400_000;
 /// The most steps of `lhist`, as in bpftrace.
@@ -228,21 +226,6 @@ fn read_statement(cursor: &mut Cursor) -> Result<Statement, ParseError> {
         }
     };
     Ok(Statement { column, kind })
-}
-
-/// `@NAME`, without its `@`, and the blanks behind it.
-pub(super) fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
-    cursor.expect("@", "a map belongs here: @NAME")?;
-    let at = cursor.at();
-    let name = cursor.word();
-    if name.len() > NAME_MAX {
-        return error(
-            at,
-            format!("the name of a map has at most {NAME_MAX} characters"),
-        );
-    }
-    cursor.blanks()?;
-    Ok(name)
 }
 
 fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {

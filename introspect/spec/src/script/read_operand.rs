@@ -1,7 +1,6 @@
 //! Reading values, and conditions on them.
 
 use super::cursor::Cursor;
-use super::read::read_map;
 use super::syntax::{BUILTINS, Builtin, Condition, Fetched, Operand, OperandKind};
 use crate::column::Column;
 use crate::fetch::{Operator, TERMS_MAX};
@@ -13,6 +12,9 @@ const DEPTH: usize = 32;
 const ARGUMENTS: u16 = 6;
 /// The longest path behind `args.`
 const PATH_MAX: usize = 200;
+
+/// The longest name of a map.
+const NAME_MAX: usize = 63;
 
 /// What is done instead of calculating.
 const NO_ARITHMETIC: &str =
@@ -83,6 +85,21 @@ fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
         return Ok(Operand { column, kind });
     }
     Ok(Operand { column, kind })
+}
+
+/// `@NAME`, without its `@`, and the blanks behind it.
+pub(super) fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
+    cursor.expect("@", "a map belongs here: @NAME")?;
+    let at = cursor.at();
+    let name = cursor.word();
+    if name.len() > NAME_MAX {
+        return error(
+            at,
+            format!("the name of a map has at most {NAME_MAX} characters"),
+        );
+    }
+    cursor.blanks()?;
+    Ok(name)
 }
 
 /// `@NAME[tid]`, and the blanks behind it.
