@@ -20,6 +20,8 @@ const MOST_MEMBERS: usize = 1 << 12;
 const DEEPEST: usize = 8;
 /// Members that are told beside one that there is not.
 const MOST_NEAR: usize = 3;
+/// The longest of them, in bytes.
+const LONGEST_NEAR: usize = 128;
 
 /// What a way from a variable leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +140,8 @@ impl<'f> DebugInfo<'f> {
                         Some(own) if own == name.as_bytes() => {
                             return Ok(Member { offset, ..member });
                         }
+                        // A longer one is not what was meant.
+                        Some(own) if own.len() > LONGEST_NEAR => {}
                         Some(own) => names.push(String::from_utf8_lossy(own).into_owned()),
                         None => {
                             let inner = self.bare(index, unit, member.ty)?;
@@ -149,7 +153,7 @@ impl<'f> DebugInfo<'f> {
             level = next;
         }
         let is_declared = structure.attr(dw::DW_AT_declaration).is_some();
-        names.sort_by_key(|near| strsim::damerau_levenshtein(near, name));
+        names.sort_by_cached_key(|near| strsim::damerau_levenshtein(near, name));
         names.truncate(MOST_NEAR);
         Err(DebugError::Member {
             at: way(),

@@ -260,7 +260,11 @@ impl<'f> Found<'_, 'f> {
             let other = self.scopes.function(scope);
             other.is_some_and(|other| other.root == function.root)
         };
-        for scope in self.scopes.list.iter().filter(|scope| !self.is_part(scope)) {
+        for (number, scope) in self.scopes.list.iter().enumerate() {
+            // A function of one line calls others in its first one.
+            if is_own(number) && self.is_part(scope) {
+                continue;
+            }
             let Some((file, line)) = scope.call else {
                 continue;
             };

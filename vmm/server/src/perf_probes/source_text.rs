@@ -67,8 +67,13 @@ impl Source {
                 return Err(io::Error::other("it is no file"));
             }
             let mut bytes = Vec::new();
-            File::open(&path)?.take(LONGEST).read_to_end(&mut bytes)?;
-            Ok(bytes)
+            File::open(&path)?
+                .take(LONGEST + 1)
+                .read_to_end(&mut bytes)?;
+            match u64::try_from(bytes.len()) {
+                Ok(length) if length <= LONGEST => Ok(bytes),
+                _ => Err(io::Error::other("it is longer than any source")),
+            }
         };
         read().map(Self).map_err(|why| TextError::Read {
             file: path.display().to_string(),
@@ -113,7 +118,9 @@ mod tests {
         assert!(Source::read(folder.path(), "./a.c").is_ok());
         assert!(Source::read(&folder.path().join("b"), "../a.c").is_err());
         assert!(Source::read(folder.path(), "/etc/passwd").is_err());
-        for file in ["b", "none.c"] {
+        let long = File::create(folder.path().join("long.c")).unwrap();
+        long.set_len(LONGEST + 1).unwrap();
+        for file in ["b", "none.c", "long.c"] {
             let error = Source::read(folder.path(), file).unwrap_err().to_string();
             assert!(error.starts_with("cannot read "), "{error}");
         }
