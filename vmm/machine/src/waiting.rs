@@ -55,16 +55,18 @@ impl Waiting {
         let since = Instant::now();
         loop {
             self.enter();
-            let left = match room() {
+            // What there was a moment ago another virtual CPU may have taken; it is worth another try all
+            // the same, or its hit would be lost after as short a time as this.
+            let (longest, is_some) = match room() {
                 Room::Plenty => return true,
-                Room::Scant => FOR_PLENTY,
-                Room::None => self.longest,
+                Room::Scant => (FOR_PLENTY, true),
+                Room::None => (self.longest, false),
             };
             if is_called() {
                 return true;
             }
-            let Some(left) = left.checked_sub(since.elapsed()) else {
-                return room() != Room::None;
+            let Some(left) = longest.checked_sub(since.elapsed()) else {
+                return is_some;
             };
             wake();
             thread::park_timeout(left);

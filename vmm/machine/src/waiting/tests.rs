@@ -44,6 +44,19 @@ fn some_room_will_do_after_a_while_and_none_never() {
 }
 
 #[test]
+fn room_that_another_takes_at_once_is_worth_another_try() {
+    let (waiting, was_scant) = (Waiting::default(), Cell::new(false));
+    // There is none for longer than plenty is waited for, then some, and the next look finds none again.
+    let since = Instant::now();
+    let room = || match since.elapsed() > 2 * FOR_PLENTY && !was_scant.replace(true) {
+        true => Room::Scant,
+        false => Room::None,
+    };
+    assert!(waiting.wait(room, || false, || waiting.look_again()));
+    assert!(was_scant.get());
+}
+
+#[test]
 fn room_that_is_made_meanwhile_is_seen() {
     let (waiting, looks) = (Waiting::default(), AtomicUsize::new(0));
     let (is_made, (ask, is_asked)) = (AtomicBool::new(false), mpsc::channel());
