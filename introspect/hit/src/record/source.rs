@@ -19,6 +19,19 @@ use crate::region::CounterPlace;
 /// do in minutes. What has grown by more was not counted but written.
 pub(super) const PLAUSIBLE: u64 = 1 << 40;
 
+/// How far two times of one call may be off each other, in nanoseconds, when a virtual CPU's counter told
+/// one and the host's the other: where counters stall, the host may have had the thread wait between.
+const APART: u64 = 200_000;
+
+/// The time of a return that seems to be at `ns`, of a call that began at `entry`; 0 where it cannot be told.
+pub(super) fn no_earlier(ns: u64, entry: u64) -> u64 {
+    match entry.saturating_sub(ns) {
+        0 => ns,
+        early if early <= APART && ns > 0 => entry,
+        _ => 0,
+    }
+}
+
 /// Whose records they are, and what they mean.
 #[derive(Debug)]
 pub struct RecordSource {
@@ -187,6 +200,7 @@ impl RecordSource {
         let bytes = record;
         let record = self.layout.decode(bytes)?;
         let vcpu = record.cpu.unwrap_or(0);
+        let mut host_ns = (around.host_ns)(record.cpu, record.tsc).unwrap_or(0);
         let mut regs = record.regs;
         regs.rip = self.what.at.0;
         let (mut kind, mut stack) = (EventKind::Hit, &record.stack);
@@ -200,6 +214,7 @@ impl RecordSource {
                 Some(BY_HOST) => (call.tsc, 0),
                 cpu => ((around.host_ns)(cpu, call.tsc).unwrap_or(0), call.tsc),
             };
+            host_ns = no_earlier(host_ns, entry_ns);
             kind = EventKind::Return(event::Call {
                 id: call.id,
                 entry_ns,
@@ -244,7 +259,7 @@ impl RecordSource {
             seq: 0,
             probe: self.probe,
             vcpu,
-            host_ns: (around.host_ns)(record.cpu, record.tsc).unwrap_or(0),
+            host_ns,
             guest_tsc: record.tsc,
             regs,
             shown: self.actions.registers,

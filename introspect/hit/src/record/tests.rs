@@ -136,6 +136,17 @@ impl Rig {
 }
 
 #[test]
+fn no_return_is_told_before_its_entry() {
+    use super::source::no_earlier;
+    // As told, a little early, so early that neither can be believed, and not told at all.
+    assert_eq!(no_earlier(1_000_000, 999_999), 1_000_000);
+    assert_eq!(no_earlier(1_000_000, 1_080_744), 1_080_744);
+    assert_eq!(no_earlier(1_000_000, 1_200_001), 0);
+    assert_eq!(no_earlier(0, 100), 0);
+    assert_eq!(no_earlier(1_000_000, 0), 1_000_000);
+}
+
+#[test]
 fn records_are_read_once_in_their_order_around_the_end_of_the_ring() {
     let mut rig = Rig::new();
     for lap in 0..5 {
