@@ -366,7 +366,7 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
             .ids();
         // Whoever was to come to grief has been there meanwhile.
         let own = running.register(probe("p __x64_sys_getpgid"));
-        running.wait_while_running(|machine| info(machine, own).counts.hits > 500);
+        running.wait_while_running(|machine| info(machine, own).counts.hits > 200);
         for probe in ids.iter().map(|id| info(&machine, *id)) {
             match (probe.mechanism, &probe.unoptimized) {
                 (Some(Mechanism::Optimized), _) => {
