@@ -124,16 +124,16 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<Nap>> {
 
 /// From when on a thread slept between `start` and `end` until it was back, by the guest's `sched_switch`.
 fn asleep(trace: &str, thread: u64, start: Duration, end: Duration) -> Duration {
-    let (leaves, comes) = (
-        format!("prev_pid={thread} "),
-        format!("next_pid={thread} "),
-    );
+    let (leaves, comes) = (format!("prev_pid={thread} "), format!("next_pid={thread} "));
     let (mut left, mut asleep) = (None, Duration::ZERO);
     for line in trace.lines() {
         let Some((before, switch)) = line.split_once(": sched_switch: ") else {
             continue;
         };
-        let at = before.split_whitespace().last().and_then(|at| at.parse().ok());
+        let at = before
+            .split_whitespace()
+            .last()
+            .and_then(|at| at.parse().ok());
         let at = Duration::from_secs_f64(at.expect("seconds"));
         if at < start || at > end {
             continue;

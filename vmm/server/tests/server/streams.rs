@@ -1,10 +1,5 @@
 //! Streams of events as clients see them: filters, positions to go on from, deadlines.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a helper that cannot go on fails its test"
-)]
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

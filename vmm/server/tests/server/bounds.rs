@@ -1,10 +1,5 @@
 //! What clients are told when all that may be is taken, and that the rest goes on.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a helper that cannot go on fails its test"
-)]
-
 use std::path::PathBuf;
 use std::time::Duration;
 

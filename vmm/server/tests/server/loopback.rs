@@ -1,10 +1,5 @@
 //! Calls over a TCP port: every one shows the token, whatever it is for.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a helper that cannot go on fails its test"
-)]
-
 use std::time::Duration;
 
 use hvprobe_proto::FILE_DESCRIPTOR_SET;

@@ -1,11 +1,6 @@
 //! The packages in `docs/clients`, made as their users make them: they read events, and their examples
 //! boot a guest, plant a probe and stop the guest.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a helper that cannot go on fails its test"
-)]
-
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
