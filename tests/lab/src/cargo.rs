@@ -139,15 +139,15 @@ mod tests {
     #[test]
     fn artifact_with_executable_is_read() {
         let message = r#"{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml",
-            "target":{"kind":["test"],"name":"rig_boot"},"profile":{"test":true},
-            "executable":"/w/target/debug/deps/rig_boot-1"}"#;
+            "target":{"kind":["test"],"name":"micro_host"},"profile":{"test":true},
+            "executable":"/w/target/debug/deps/micro_host-1"}"#;
         assert_eq!(
             executable(message),
             Some(Executable {
-                name: "rig_boot".into(),
+                name: "micro_host".into(),
                 test: true,
                 package: "/w/tests".into(),
-                path: "/w/target/debug/deps/rig_boot-1".into(),
+                path: "/w/target/debug/deps/micro_host-1".into(),
             })
         );
     }

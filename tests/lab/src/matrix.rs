@@ -1,6 +1,6 @@
 //! `cargo lab matrix`: the promises that hold on every kernel, on one kernel after another.
 //!
-//! The promises are the tests of `tests/tests/rig_kernels.rs`, each a column of the table; each kernel is
+//! The promises are the tests of `tests/tests/rig/kernels.rs`, each a column of the table; each kernel is
 //! a row. A kernel that cannot be had, as without a network, fails; the others are tried all the same.
 
 use std::process::ExitCode;
@@ -13,13 +13,13 @@ use crate::choose::choose;
 use crate::kernel::{Choice, NAMED};
 use crate::progress;
 use crate::rig::Kind;
-use crate::run::{self, MachineOptions};
+use crate::run::MachineOptions;
 use crate::setup::Ready;
 use crate::test;
 use crate::total::Total;
 
-/// The tests, by the name of their file.
-const PROMISES: &str = "rig_kernels";
+/// The module of the tests.
+const PROMISES: &str = "kernels::";
 
 /// Which kernels, and where.
 #[derive(Args, Clone, Debug)]
@@ -40,10 +40,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
-    let mut packages = run::PROGRAMS.to_vec();
-    let tests = format!("--test={PROMISES}");
-    packages.extend(["--package=hvprobe-tests", &tests]);
-    let built = workspace.build(&packages)?;
+    let built = workspace.build(&cargo::EVERYTHING)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let chosen = match options.kernel.is_empty() {
         true => NAMED.iter().map(Choice::Named).collect(),
@@ -53,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     for choice in &chosen {
         progress::note(&format!("kernel {}", choice.folder_name()));
         let row = Ready::make_with(rig, false, true, Some(choice)).and_then(|ready| {
-            let how = test::Options::in_rig(&options.machine, options.retries);
+            let how = test::Options::in_rig(&options.machine, options.retries, PROMISES);
             test::of_rig(&ready, &built, rig, &how)
         });
         if let Err(error) = &row {
@@ -110,7 +107,9 @@ impl Table {
             tests.iter().map(|(step, _)| verdict(step)).collect(),
         ));
         if self.promises.is_empty() {
-            self.promises = tests.into_iter().map(|(_, test)| test).collect();
+            let name = |test: String| test.strip_prefix(PROMISES).map(str::to_owned);
+            let promises = tests.into_iter().filter_map(|(_, test)| name(test));
+            self.promises = promises.collect();
         }
     }
 
@@ -159,7 +158,12 @@ mod tests {
         skipped: &[&str],
     ) -> Option<(Vec<(String, String)>, Total)> {
         let tests = ["counts", "returns", "returns_without_exits"];
-        let tests = tests.map(|test| (format!("rig_kernels-1: {test}"), test.to_owned()));
+        let tests = tests.map(|test| {
+            (
+                format!("rig-1: {PROMISES}{test}"),
+                format!("{PROMISES}{test}"),
+            )
+        });
         let own = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
         let mut total = Total::default();
         total.failed = own(failed);
@@ -173,13 +177,13 @@ mod tests {
         let mut table = Table::default();
         assert!(!table.is_good());
         table.add("6.1-cloud".to_owned(), came(&[], &[]));
-        let flaky = "rig_kernels-1: counts (passed at the second try; first: x)";
+        let flaky = "rig-1: kernels::counts (passed at the second try; first: x)";
         table.add("6.12-rt".to_owned(), came(&[], &[flaky]));
         assert!(table.is_good());
-        let skipped = came_skipping(&[], &[], &["rig_kernels-1: returns"]);
+        let skipped = came_skipping(&[], &[], &["rig-1: kernels::returns"]);
         table.add("stripped".to_owned(), skipped);
         assert!(table.is_good());
-        let failed = "rig_kernels-1: returns_without_exits (5 tries)";
+        let failed = "rig-1: kernels::returns_without_exits (5 tries)";
         table.add("7.2-rt".to_owned(), came(&[failed], &[]));
         assert!(!table.is_good());
         table.add("gone".to_owned(), None);

@@ -1,6 +1,6 @@
 //! `cargo lab test`: every test of the workspace, on this machine and in a rig.
 //!
-//! Tests are built once. Those of `tests/tests/rig_*.rs` need KVM that can run Linux guests and
+//! Tests are built once. Those of `tests/tests/rig/` need KVM that can run Linux guests and
 //! run in the rig only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig;
 //! all others, and the examples in the documentation, run on this machine. An emulated rig now and
 //! then fails for reasons of its own, so what failed there runs again in a fresh one. Each test is a
@@ -88,8 +88,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Those of the tests of one kernel among several.
-    pub(crate) fn in_rig(machine: &MachineOptions, retries: Option<u32>) -> Self {
+    /// Those of a module's tests for one kernel among several.
+    pub(crate) fn in_rig(machine: &MachineOptions, retries: Option<u32>, module: &str) -> Self {
         Self {
             rig: None,
             machine: machine.clone(),
@@ -100,7 +100,7 @@ impl Options {
             // There are few.
             rigs: Some(1),
             limit: None,
-            filter: Vec::new(),
+            filter: vec![module.into()],
             package: Vec::new(),
             repeat: None,
             long: false,
@@ -366,10 +366,10 @@ fn is_meant(filters: &[OsString], name: &str) -> bool {
     filters.any(|filter| name.contains(filter))
 }
 
-/// Whether `test` is one of `tests/tests/{rig,micro}_*.rs`.
+/// Whether `test` is `tests/tests/rig/` or one of `tests/tests/micro_*`.
 fn is_end_to_end(ready: &Ready, test: &Executable) -> bool {
     test.package == ready.workspace.root.join("tests")
-        && (test.name.starts_with("rig_") || test.name.starts_with("micro_"))
+        && (test.name == "rig" || test.name.starts_with("micro_"))
 }
 
 /// Adds a test program under its file's name, which cargo makes unique.
@@ -422,9 +422,9 @@ mod tests {
 
     #[test]
     fn a_filter_means_all_tests_of_a_file_that_has_it_in_its_name() {
-        let filters = ["rig_returns", "exact"].map(OsString::from);
-        assert!(is_meant(&filters, "rig_returns"));
-        assert!(!is_meant(&filters, "rig_return") && !is_meant(&[], "rig_returns"));
+        let filters = ["micro_pause", "exact"].map(OsString::from);
+        assert!(is_meant(&filters, "micro_pause"));
+        assert!(!is_meant(&filters, "micro_pau") && !is_meant(&[], "micro_pause"));
     }
 
     /// The tests of this very program stand for those of a rig.

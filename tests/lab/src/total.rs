@@ -24,14 +24,8 @@ use crate::rig::{Finish, Kind};
 use crate::setup::Ready;
 use crate::signals::{self, Signals};
 
-/// Programs whose tests hold the time of a guest against that of its host, or keep all processors busy.
-const ALONE: [&str; 5] = [
-    "rig_boot",
-    "rig_clock",
-    "rig_pause",
-    "rig_stress",
-    "rig_nmi",
-];
+/// Modules whose tests hold the time of a guest against that of its host, or keep all processors busy.
+const ALONE: [&str; 5] = ["boot::", "clock::", "nmi::", "pause::", "stress::"];
 
 /// How a job is run.
 #[derive(Clone, Copy, Debug)]
@@ -204,7 +198,8 @@ impl Runner<'_> {
 
     fn is_alone(&self, due: &Due) -> bool {
         let step = self.job.steps.get(due.step);
-        step.is_some_and(|step| ALONE.iter().any(|name| step.program.starts_with(name)))
+        let test = step.and_then(|step| step.test.as_deref());
+        test.is_some_and(|test| ALONE.iter().any(|module| test.starts_with(module)))
     }
 
     /// Runs what is due in `book`, each step once; how the last rig ended. Each rig ends with the job's

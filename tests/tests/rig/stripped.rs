@@ -1,6 +1,6 @@
 //! A kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes have it
 //! (`--kernel 6.1-stripped`): nothing that it changes or looks up itself is left without protection. What
-//! works there as everywhere is in `rig_kernels`.
+//! works there as everywhere is in `rig::kernels`.
 
 use hvprobe_arch::Gva;
 use hvprobe_engine::Refused;

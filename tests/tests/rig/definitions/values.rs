@@ -14,7 +14,7 @@ use hvprobe_spec::{Argument, Common, Item, Read, Source, TextHeader};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, rig, values};
 
-use crate::generate;
+use super::generate;
 
 /// How many definitions are planted at a time.
 const GROUP: usize = 100;

@@ -29,8 +29,8 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Endpoint, Uri};
 
-use crate::client::{Client, Running, detail, request, specs};
-use crate::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
+use super::client::{Client, Running, detail, request, specs};
+use super::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
 
 /// Clients when nothing is said, and at a time.
 const CLIENTS: u64 = 16;

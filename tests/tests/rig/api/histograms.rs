@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::client::{Client, Running, detail};
+use super::client::{Client, Running, detail};
 
 /// A histogram of a client's.
 struct Histogram {

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::client::{Client, Running, detail, specs};
+use super::client::{Client, Running, detail, specs};
 
 /// Calls getpgid without end.
 pub(crate) const BUSY: &[&str] = &["workload", "stdin-hold", "1"];

@@ -1,0 +1,32 @@
+//! Everything that is shown of stock Linux guests. The lab runs each test as a process of its own.
+
+mod actions;
+mod api;
+mod boot;
+mod churn;
+mod cli;
+mod clock;
+mod coexist;
+mod control;
+mod definitions;
+mod events_files;
+mod explain;
+mod features;
+mod hist;
+mod kernels;
+mod kexec;
+mod modules;
+mod nmi;
+mod oops;
+mod optimized;
+mod pause;
+mod probes;
+mod reads;
+mod returns;
+mod scale;
+mod script;
+mod stacks;
+mod stress;
+mod stripped;
+mod stuck;
+mod syscalls;
