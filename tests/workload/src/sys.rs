@@ -54,18 +54,6 @@ pub(crate) fn nanosleep(nanoseconds: u32) -> io::Result<()> {
     checked(unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, none) }).map(drop)
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
-pub(crate) fn monotonic_ns() -> u128 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is to a timespec of ours. There is always such a clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    let part = |number: i64| u128::try_from(number).unwrap_or_default();
-    part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
-}
-
 /// Mounts the file system of type `kind`, which has no device, on `at`.
 pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
     // SAFETY: strings with their NULs; this type of file system takes no data.
