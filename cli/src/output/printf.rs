@@ -1,5 +1,7 @@
 //! Values as `printf` prints them.
 
+use std::num::NonZeroU64;
+
 use hvprobe_spec::script::{Conversion, Directive};
 
 use super::harmless;
@@ -33,6 +35,14 @@ impl Printed {
             | Value::Array(_)
             | Value::Struct(_)
             | Value::Bytes(_) => Self::Text("?".to_owned()),
+        }
+    }
+
+    /// The same divided, towards zero, if it is a number.
+    pub(crate) fn divided(self, by: NonZeroU64) -> Self {
+        match self {
+            Self::Number(number) => Self::Number(number / i128::from(by.get())),
+            text => text,
         }
     }
 

@@ -67,6 +67,7 @@ impl Hit<'_> {
                 text => text,
             },
             Said::Builtin(builtin) => self.builtin(*builtin, names),
+            Said::Divided { of, by } => self.said(of, names).divided(*by),
         }
     }
 
@@ -119,14 +120,21 @@ impl Hit<'_> {
 
 /// What `printf` prints where there is no hit.
 pub(super) fn aside(format: &Format, values: &[Said], now_ns: u64, began_ns: u64) -> String {
-    let values = values.iter().map(|value| match value {
+    let values = values
+        .iter()
+        .map(|value| said_aside(value, now_ns, began_ns));
+    formatted(format, values)
+}
+
+fn said_aside(value: &Said, now_ns: u64, began_ns: u64) -> Printed {
+    match value {
         Said::Number(number) => Printed::Number((*number).into()),
         Said::Text(text) => Printed::Text(text.clone()),
         Said::Builtin(Builtin::Elapsed) => Printed::Number((now_ns - began_ns).into()),
         Said::Builtin(_) => Printed::Number(now_ns.into()),
         Said::Argument(_) | Said::Symbol(_) => Printed::of(&Value::Unknown),
-    });
-    formatted(format, values)
+        Said::Divided { of, by } => said_aside(of, now_ns, began_ns).divided(*by),
+    }
 }
 
 fn formatted(format: &Format, mut values: impl Iterator<Item = Printed>) -> String {

@@ -3,6 +3,8 @@
 //! Invariant: as with a [`Predicate`], all that depends on types was decided before: of an event there are
 //! numbers and bytes only.
 
+use std::num::NonZeroU64;
+
 use crate::histogram::KeyForm;
 use crate::predicate::{Field, Predicate};
 use crate::shape::Shape;
@@ -38,6 +40,13 @@ pub enum Measured {
     Time,
     /// How long the call took: nanoseconds. Of events of return probes.
     Duration,
+    /// A number divided, towards zero.
+    Divided {
+        /// Which.
+        of: Box<Measured>,
+        /// By what.
+        by: NonZeroU64,
+    },
     /// The kernel's stack: the captured item at this position, from 0. A key only.
     StackTrace(usize),
 }
@@ -49,6 +58,7 @@ impl Measured {
         match self {
             Self::Field(Field::Number { signed, .. }) => *signed,
             Self::Field(Field::Pid | Field::Tgid) => true,
+            Self::Divided { of, .. } => of.is_signed(),
             Self::Field(Field::Text(_) | Field::Cpu)
             | Self::Time
             | Self::Duration

@@ -124,15 +124,7 @@ impl Table {
         if what.filter.as_ref().is_some_and(|it| !seen.passes(it)) {
             return;
         }
-        let number = |of: &Measured| match of {
-            Measured::Field(field) => seen.number(field),
-            Measured::Time => told(event.host_ns).map(|ns| (ns, false)),
-            Measured::Duration => {
-                let entry = told(call?.entry_ns)?;
-                Some((told(event.host_ns)?.saturating_sub(entry), false))
-            }
-            Measured::StackTrace(_) => None,
-        };
+        let number = |of: &Measured| number(of, event, &seen);
         self.key.clear();
         for part in &what.keys {
             match &part.of {
@@ -232,6 +224,33 @@ impl Copied {
             dropped: self.dropped,
             lost: self.lost,
         }
+    }
+}
+
+/// A number of an event, extended to 64 bits, and whether it has a sign.
+fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> {
+    match of {
+        Measured::Field(field) => seen.number(field),
+        Measured::Time => told(event.host_ns).map(|ns| (ns, false)),
+        Measured::Duration => {
+            let EventKind::Return(call) = &event.kind else {
+                return None;
+            };
+            let entry = told(call.entry_ns)?;
+            Some((told(event.host_ns)?.saturating_sub(entry), false))
+        }
+        Measured::Divided { of, by } => {
+            let (number, is_signed) = number(of, event, seen)?;
+            let divided = match is_signed {
+                true => {
+                    let wide = i128::from(number.cast_signed()) / i128::from(by.get());
+                    i64::try_from(wide).ok()?.cast_unsigned()
+                }
+                false => number / by.get(),
+            };
+            Some((divided, is_signed))
+        }
+        Measured::StackTrace(_) => None,
     }
 }
 

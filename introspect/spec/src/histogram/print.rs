@@ -1,6 +1,7 @@
 //! Histograms as they are written.
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use super::trigger::{By, Histogram, Key, KeyForm, Value, ValueForm};
 
@@ -26,9 +27,33 @@ pub(super) const VALUE_FORMS: [(ValueForm, &str); 4] = [
 /// The name of what every entry has.
 pub(super) const HITCOUNT: &str = "hitcount";
 
+/// A field, and what it is divided by.
+fn name(field: &str, per: Option<NonZeroU64>) -> String {
+    match per {
+        Some(per) => format!("{field}/{per}"),
+        None => field.to_owned(),
+    }
+}
+
+impl Key {
+    /// Its name with what it is divided by, as it is written.
+    #[must_use]
+    pub fn name(&self) -> String {
+        name(&self.field, self.per)
+    }
+}
+
+impl Value {
+    /// Its name with what it is divided by, as it is written.
+    #[must_use]
+    pub fn name(&self) -> String {
+        name(&self.field, self.per)
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.field)?;
+        f.write_str(&self.name())?;
         if let KeyForm::Buckets(width) = self.form {
             return write!(f, ".{BUCKETS}{width}");
         }
@@ -41,7 +66,7 @@ impl fmt::Display for Key {
 
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.field)?;
+        f.write_str(&self.name())?;
         match VALUE_FORMS.iter().find(|(form, _)| *form == self.form) {
             Some((_, word)) => write!(f, ".{word}"),
             None => Ok(()),

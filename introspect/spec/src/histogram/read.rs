@@ -1,5 +1,7 @@
 //! Reading histograms.
 
+use std::num::NonZeroU64;
+
 use super::print::{BUCKETS, HITCOUNT, KEY_FORMS, VALUE_FORMS};
 use super::trigger::{By, Histogram, Key, KeyForm, Order, Value, ValueForm};
 use crate::column::Column;
@@ -184,6 +186,7 @@ fn list<T>(
 
 fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
     let (column, field) = words.field()?;
+    let per = words.per()?;
     let mut form = KeyForm::Plain;
     if words.eat(".") {
         let at = words.at;
@@ -211,6 +214,7 @@ fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
     Ok(Key {
         column,
         field: field.to_owned(),
+        per,
         form,
     })
 }
@@ -218,9 +222,13 @@ fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
 /// `None` for what every entry has.
 fn value(words: &mut Words<'_>) -> Result<Option<Value>, ParseError> {
     let (column, field) = words.field()?;
+    let per = words.per()?;
     let mut form = ValueForm::Sum;
     if field == HITCOUNT {
-        return Ok(None);
+        return match per {
+            Some(_) => error(column.0, format!("{HITCOUNT} is not divided")),
+            None => Ok(None),
+        };
     }
     if words.eat(".") {
         let at = words.at;
@@ -233,6 +241,7 @@ fn value(words: &mut Words<'_>) -> Result<Option<Value>, ParseError> {
     Ok(Some(Value {
         column,
         field: field.to_owned(),
+        per,
         form,
     }))
 }
@@ -289,6 +298,20 @@ impl<'a> Words<'a> {
         let end = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
         self.at += end;
         &rest[..end]
+    }
+
+    /// What a field is divided by, if it is.
+    fn per(&mut self) -> Result<Option<NonZeroU64>, ParseError> {
+        if !self.eat("/") {
+            return Ok(None);
+        }
+        let at = self.at;
+        let missing = || "missing number to divide by".to_owned();
+        let number = number_in(at, self.name(), "number to divide by", missing)?;
+        match NonZeroU64::new(number) {
+            Some(number) => Ok(Some(number)),
+            None => error(at, "nothing can be divided by 0"),
+        }
     }
 
     fn field(&mut self) -> Result<(Column, &'a str), ParseError> {

@@ -1,3 +1,5 @@
+use std::num::NonZeroU64;
+
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
@@ -39,8 +41,39 @@ fn triggers_of_the_kernel_are_read_and_printed_as_it_does() {
 }
 
 #[test]
+fn fields_are_divided_before_anything_else_is_made_of_them() {
+    check(
+        "keys=duration/1000.bits,len/0x10:vals=len/1024.avg:sort=duration",
+        expect![
+            "hist:keys=duration/1000.bits,len/16:vals=hitcount,len/1024.avg:sort=duration:size=2048"
+        ],
+    );
+}
+
+#[test]
 fn mistakes_are_refused_where_they_stand() {
     for (text, expected) in [
+        (
+            "keys=a/",
+            expect![[r#"
+            keys=a/
+                   ^
+            missing number to divide by"#]],
+        ),
+        (
+            "keys=a/0",
+            expect![[r#"
+            keys=a/0
+                   ^
+            nothing can be divided by 0"#]],
+        ),
+        (
+            "keys=a:vals=hitcount/2",
+            expect![[r#"
+            keys=a:vals=hitcount/2
+                        ^
+            hitcount is not divided"#]],
+        ),
         (
             "",
             expect![[r#"
@@ -176,15 +209,20 @@ fn name() -> impl Strategy<Value = String> {
     "[a-z_][a-z0-9_]{0,5}".prop_filter("not a field", |name| name != HITCOUNT)
 }
 
+fn per() -> impl Strategy<Value = Option<NonZeroU64>> {
+    proptest::option::of((1..=u64::MAX).prop_map(|number| NonZeroU64::new(number).unwrap()))
+}
+
 fn key() -> impl Strategy<Value = Key> {
     let form = prop_oneof![
         Just(KeyForm::Plain),
         proptest::sample::select(KEY_FORMS.map(|(form, _)| form).to_vec()),
         (1..=u64::MAX).prop_map(KeyForm::Buckets),
     ];
-    (name(), form).prop_map(|(field, form)| Key {
+    (name(), per(), form).prop_map(|(field, per, form)| Key {
         column: Column::default(),
         field,
+        per,
         form,
     })
 }
@@ -194,9 +232,10 @@ fn value() -> impl Strategy<Value = super::Value> {
         Just(ValueForm::Sum),
         proptest::sample::select(VALUE_FORMS.map(|(form, _)| form).to_vec()),
     ];
-    (name(), form).prop_map(|(field, form)| super::Value {
+    (name(), per(), form).prop_map(|(field, per, form)| super::Value {
         column: Column::default(),
         field,
+        per,
         form,
     })
 }

@@ -1,5 +1,7 @@
 //! What a histogram says.
 
+use std::num::NonZeroU64;
+
 use crate::column::Column;
 use crate::fetch::Filter;
 
@@ -34,6 +36,8 @@ pub struct Key {
     pub column: Column,
     /// Its name.
     pub field: String,
+    /// What it is divided by first, towards zero.
+    pub per: Option<NonZeroU64>,
     /// What is made of it.
     pub form: KeyForm,
 }
@@ -69,6 +73,8 @@ pub struct Value {
     pub column: Column,
     /// Its name.
     pub field: String,
+    /// What it is divided by first, towards zero.
+    pub per: Option<NonZeroU64>,
     /// What is told of it.
     pub form: ValueForm,
 }

@@ -107,7 +107,10 @@ impl Compiling {
                 }
                 StatementKind::Printf { format, values } => Action::Printf {
                     format: format.clone(),
-                    values: values.iter().map(said_aside).collect::<Result<_, _>>()?,
+                    values: values
+                        .iter()
+                        .map(|it| said_aside(it.column.0, &it.kind))
+                        .collect::<Result<_, _>>()?,
                 },
                 StatementKind::Print { map: name, top } => Action::Print {
                     map: map(name)?,
@@ -248,7 +251,7 @@ impl Compiling {
 
     /// By which name `kind` is fetched.
     fn name(&mut self, kind: &OperandKind) -> String {
-        let kind = match kind {
+        let kind = match kind.undivided() {
             // The symbol is looked up by the address.
             OperandKind::Ksym(of) => OperandKind::Fetched(of.clone()),
             other => other.clone(),
@@ -287,7 +290,7 @@ impl Compiling {
             | StatementKind::Forget { .. } => return Ok(None),
             StatementKind::Printf { format, values } => Action::Printf {
                 format: format.clone(),
-                values: values.iter().map(|value| self.said(value)).collect(),
+                values: values.iter().map(|it| self.said(&it.kind)).collect(),
             },
             StatementKind::Time(format) => Action::Time(format.clone()),
             StatementKind::Exit => Action::Exit,
@@ -298,14 +301,18 @@ impl Compiling {
         }))
     }
 
-    fn said(&mut self, value: &Operand) -> Said {
-        match &value.kind {
+    fn said(&mut self, value: &OperandKind) -> Said {
+        match value {
             OperandKind::Number(number) => Said::Number(*number),
             OperandKind::Text(text) => Said::Text(text.clone()),
             OperandKind::Builtin(builtin) => Said::Builtin(*builtin),
             OperandKind::Since(_) => Said::Builtin(Builtin::Duration),
-            OperandKind::Ksym(_) => Said::Symbol(self.name(&value.kind)),
-            OperandKind::Fetched(_) | OperandKind::Str(_) => Said::Argument(self.name(&value.kind)),
+            OperandKind::Ksym(_) => Said::Symbol(self.name(value)),
+            OperandKind::Fetched(_) | OperandKind::Str(_) => Said::Argument(self.name(value)),
+            OperandKind::Divided { of, by } => Said::Divided {
+                of: Box::new(self.said(of)),
+                by: *by,
+            },
         }
     }
 
@@ -357,6 +364,14 @@ impl Compiling {
         Ok(())
     }
 
+    /// What histograms call a value, before it is divided.
+    fn counted(&mut self, column: usize, kind: &OperandKind) -> Result<String, ParseError> {
+        match kind.undivided() {
+            OperandKind::Builtin(builtin) => Ok(of_histograms(column, *builtin)?.to_owned()),
+            other => Ok(self.name(other)),
+        }
+    }
+
     /// The histogram for a map with `keys`, and how these are made of its own.
     fn histogram(
         &mut self,
@@ -390,18 +405,21 @@ impl Compiling {
                 OperandKind::Fetched(_) | OperandKind::Str(_) => {
                     KeyPart::Key(field(self.name(&operand.kind)))
                 }
+                kind @ OperandKind::Divided { by, .. } => {
+                    let of = self.counted(at, kind)?;
+                    KeyPart::Key(field(format!("{of}/{by}")))
+                }
             });
         }
         let value = match what.operand() {
             None => None,
             Some(of) => {
-                let name = match &of.kind {
-                    OperandKind::Builtin(builtin) => {
-                        of_histograms(of.column.0, *builtin)?.to_owned()
-                    }
-                    kind => self.name(kind),
+                let name = self.counted(of.column.0, &of.kind)?;
+                let per = match &of.kind {
+                    OperandKind::Divided { by, .. } => format!("/{by}"),
+                    _ => String::new(),
                 };
-                Some((of.column.0, name))
+                Some((of.column.0, format!("{name}{per}")))
             }
         };
         match (what, &value) {
@@ -463,7 +481,7 @@ impl<'a> Used<'a> {
             stacks: false,
         };
         for operand in operands {
-            let at_return = match &operand.kind {
+            let at_return = match operand.kind.undivided() {
                 OperandKind::Builtin(Builtin::Duration) => true,
                 kind => kind.fetched() == Some(&Fetched::Return),
             };
@@ -563,15 +581,19 @@ fn told(what: &Gather) -> Told {
 }
 
 /// A value that is printed where there is no hit.
-fn said_aside(value: &Operand) -> Result<Said, ParseError> {
-    match &value.kind {
+fn said_aside(column: usize, value: &OperandKind) -> Result<Said, ParseError> {
+    match value {
         OperandKind::Number(number) => Ok(Said::Number(*number)),
         OperandKind::Text(text) => Ok(Said::Text(text.clone())),
         OperandKind::Builtin(builtin @ (Builtin::Nsecs | Builtin::Elapsed)) => {
             Ok(Said::Builtin(*builtin))
         }
+        OperandKind::Divided { of, by } => Ok(Said::Divided {
+            of: Box::new(said_aside(column, of)?),
+            by: *by,
+        }),
         _ => error(
-            value.column.0,
+            column,
             "there is no hit that has it: only numbers, texts, nsecs and elapsed are printed here",
         ),
     }

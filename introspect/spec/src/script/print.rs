@@ -142,7 +142,13 @@ impl fmt::Display for Gather {
 
 impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
+        write!(f, "{}", self.kind)
+    }
+}
+
+impl fmt::Display for OperandKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             OperandKind::Number(number) => write!(f, "{number}"),
             OperandKind::Text(text) => quoted(f, text),
             OperandKind::Builtin(builtin) => {
@@ -153,6 +159,10 @@ impl fmt::Display for Operand {
             OperandKind::Fetched(of) => write!(f, "{of}"),
             OperandKind::Str(of) => write!(f, "str({of})"),
             OperandKind::Ksym(of) => write!(f, "ksym({of})"),
+            OperandKind::Divided { of, by } => match **of {
+                OperandKind::Since(_) => write!(f, "({of}) / {by}"),
+                _ => write!(f, "{of} / {by}"),
+            },
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What a script comes to: probes, histograms, and what is printed of their events.
 
+use std::num::NonZeroU64;
+
 use super::format::Format;
 use super::syntax::Builtin;
 use crate::definition::Definition;
@@ -76,6 +78,13 @@ pub enum Said {
     Argument(String),
     /// The symbol at the address in the argument of that name.
     Symbol(String),
+    /// A number divided, towards zero.
+    Divided {
+        /// Which.
+        of: Box<Said>,
+        /// By what.
+        by: NonZeroU64,
+    },
 }
 
 /// A map.

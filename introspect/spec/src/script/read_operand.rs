@@ -1,5 +1,7 @@
 //! Reading values, and conditions on them.
 
+use std::num::NonZeroU64;
+
 use super::cursor::Cursor;
 use super::syntax::{BUILTINS, Builtin, Condition, Fetched, Operand, OperandKind};
 use crate::column::Column;
@@ -34,9 +36,19 @@ const OPERATORS: [(Operator, &str); 7] = [
     (Operator::AnyBit, "&"),
 ];
 
-/// The value here, which nothing is calculated with, and the blanks behind it.
+/// The value here, which may be divided and nothing else is calculated with, and the blanks behind it.
 pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
-    let operand = read_operand(cursor)?;
+    let column = Column(cursor.at());
+    let is_inside = cursor.sees("(nsecs") && cursor.eat("(");
+    let mut operand = read_operand(cursor)?;
+    if is_inside {
+        cursor.expect(")", "`)` belongs here")?;
+        cursor.blanks()?;
+        operand.column = column;
+    }
+    if cursor.sees("/") {
+        operand.kind = read_divided(cursor, operand.kind, is_inside)?;
+    }
     no_arithmetic(cursor)?;
     let comparison = OPERATORS.iter().any(|(_, sign)| cursor.sees(sign));
     if comparison || cursor.sees("||") || cursor.sees("?") {
@@ -45,6 +57,36 @@ pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
         );
     }
     Ok(operand)
+}
+
+/// `of`, before the `/` that is here and the number behind it; and the blanks behind that.
+fn read_divided(
+    cursor: &mut Cursor,
+    of: OperandKind,
+    is_inside: bool,
+) -> Result<OperandKind, ParseError> {
+    let at = cursor.at();
+    match of {
+        OperandKind::Since(ref map) if !is_inside => {
+            return error(at, format!("write (nsecs - @{map}[tid]) / NUMBER"));
+        }
+        ref of if of.is_literal() || of.is_text() || matches!(of, OperandKind::Ksym(_)) => {
+            return error(at, "only numbers that hits have can be divided");
+        }
+        _ => {}
+    }
+    cursor.eat("/");
+    cursor.blanks()?;
+    let at = cursor.at();
+    if !cursor.peek().is_some_and(|c| c.is_ascii_digit()) {
+        return error(at, "not supported: dividing by anything but a number");
+    }
+    let Some(by) = NonZeroU64::new(cursor.number("number")?) else {
+        return error(at, "nothing can be divided by 0");
+    };
+    cursor.blanks()?;
+    let of = Box::new(of);
+    Ok(OperandKind::Divided { of, by })
 }
 
 /// The value here, and the blanks behind it.

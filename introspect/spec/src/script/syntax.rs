@@ -1,5 +1,7 @@
 //! What a script says, and where it says it.
 
+use std::num::NonZeroU64;
+
 use crate::column::Column;
 use crate::fetch::Operator;
 use crate::script::format::Format;
@@ -188,6 +190,13 @@ pub enum OperandKind {
     Str(Fetched),
     /// `ksym(x)`: the symbol at an address.
     Ksym(Fetched),
+    /// `x / N`: a number divided, towards zero.
+    Divided {
+        /// Which.
+        of: Box<OperandKind>,
+        /// By what.
+        by: NonZeroU64,
+    },
 }
 
 /// A value that is fetched for a script.
@@ -247,7 +256,16 @@ impl OperandKind {
     pub(super) fn fetched(&self) -> Option<&Fetched> {
         match self {
             Self::Fetched(of) | Self::Str(of) | Self::Ksym(of) => Some(of),
+            Self::Divided { of, .. } => of.fetched(),
             Self::Number(_) | Self::Text(_) | Self::Builtin(_) | Self::Since(_) => None,
+        }
+    }
+
+    /// What is divided, if it is; itself otherwise.
+    pub(super) fn undivided(&self) -> &Self {
+        match self {
+            Self::Divided { of, .. } => of.undivided(),
+            other => other,
         }
     }
 
@@ -264,7 +282,7 @@ impl OperandKind {
                 builtin,
                 Builtin::Comm | Builtin::Func | Builtin::Probe | Builtin::Kstack
             ),
-            Self::Number(_) | Self::Fetched(_) | Self::Since(_) => false,
+            Self::Number(_) | Self::Fetched(_) | Self::Since(_) | Self::Divided { .. } => false,
         }
     }
 }

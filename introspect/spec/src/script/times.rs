@@ -206,20 +206,30 @@ impl Resolving<'_> {
     }
 
     fn operand(&self, operand: &Operand) -> Result<Operand, ParseError> {
-        let OperandKind::Since(map) = &operand.kind else {
-            return Ok(operand.clone());
+        Ok(Operand {
+            column: operand.column,
+            kind: self.value(operand.column.0, &operand.kind)?,
+        })
+    }
+
+    fn value(&self, column: usize, kind: &OperandKind) -> Result<OperandKind, ParseError> {
+        let map = match kind {
+            OperandKind::Since(map) => map,
+            OperandKind::Divided { of, by } => {
+                return Ok(OperandKind::Divided {
+                    of: Box::new(self.value(column, of)?),
+                    by: *by,
+                });
+            }
+            other => return Ok(other.clone()),
         };
-        let column = operand.column.0;
         let kept = self.kept(column, map)?;
         let condition = self.clause.condition.as_ref();
         if kept.condition.is_some() && !condition.is_some_and(|it| asks_for(it, map)) {
             let message = format!("not all calls have a time in @{map}: ask for it, /@{map}[tid]/");
             return error(column, message);
         }
-        Ok(Operand {
-            column: operand.column,
-            kind: OperandKind::Builtin(Builtin::Duration),
-        })
+        Ok(OperandKind::Builtin(Builtin::Duration))
     }
 
     fn gather(&self, what: &Gather) -> Result<Gather, ParseError> {

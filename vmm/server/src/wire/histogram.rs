@@ -23,7 +23,7 @@ pub(crate) fn schema(histogram: &Histogram, what: Option<&Aggregate>) -> v1::His
         keys: keys.map(key).collect(),
         values: values
             .map(|(value, measured)| v1::HistogramField {
-                name: value.field.clone(),
+                name: value.name(),
                 form: of_value(value.form).into(),
                 signed: measured.is_signed(),
             })
@@ -46,7 +46,7 @@ fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
         KeyForm::Usecs => (HistogramForm::Usecs, 0),
     };
     v1::HistogramKey {
-        name: key.field.clone(),
+        name: key.name(),
         form: form.into(),
         width,
         r#type: (!is_stack).then(|| shape(&part.shape)),

@@ -3,6 +3,8 @@
 //! What is kept true: a field is an argument of the probe or something that every event has, and a key is
 //! made of it only as it can be; anything else is refused at its column.
 
+use std::num::NonZeroU64;
+
 use hvprobe_spec::aggregate::{Aggregate, Measured, Part};
 use hvprobe_spec::fetch::words;
 use hvprobe_spec::histogram::{Histogram, Key, KeyForm, Value};
@@ -45,6 +47,7 @@ fn part(key: &Key, of: Events<'_>) -> Result<Part, ParseError> {
     let is_text = matches!(measured, Measured::Field(Field::Text(_)));
     let is_stack = matches!(measured, Measured::StackTrace(_));
     let why = match key.form {
+        _ if key.per.is_some() && (is_text || is_stack) => Some("only numbers can be divided"),
         KeyForm::Plain => None,
         _ if is_stack => Some("a stack is a key as it is"),
         KeyForm::ExecName => (!is_task).then_some("execname belongs to common_pid and common_tgid"),
@@ -59,9 +62,13 @@ fn part(key: &Key, of: Events<'_>) -> Result<Part, ParseError> {
     match why {
         Some(why) => Err(refused(key.column.0, format!("`{}`: {why}", key.field))),
         None => Ok(Part {
-            of: measured,
+            // A part of a flag or of an address is neither.
+            shape: match key.per {
+                Some(_) => quotient(&measured),
+                None => shape,
+            },
+            of: divided(measured, key.per),
             form: key.form,
-            shape,
         }),
     }
 }
@@ -77,7 +84,17 @@ fn summed(value: &Value, of: Events<'_>) -> Result<Measured, ParseError> {
             column,
             format!("`{}` is a stack: only numbers are added up", value.field),
         )),
-        measured => Ok(measured),
+        measured => Ok(divided(measured, value.per)),
+    }
+}
+
+fn divided(of: Measured, per: Option<NonZeroU64>) -> Measured {
+    match per {
+        Some(by) => Measured::Divided {
+            of: Box::new(of),
+            by,
+        },
+        None => of,
     }
 }
 
@@ -152,6 +169,19 @@ fn addresses() -> Shape {
         name: "unsigned long[]".to_owned(),
         size: 0,
         kind: ShapeKind::Bytes,
+    }
+}
+
+/// The type of what comes of dividing.
+fn quotient(of: &Measured) -> Shape {
+    let (name, kind) = match of.is_signed() {
+        true => ("long", ShapeKind::Signed),
+        false => ("unsigned long", ShapeKind::Unsigned),
+    };
+    Shape {
+        name: name.to_owned(),
+        size: 8,
+        kind,
     }
 }
 

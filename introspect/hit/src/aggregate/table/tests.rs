@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
@@ -282,4 +283,41 @@ proptest! {
             prop_assert_eq!(expected.get(&(*a, comm)), Some(&(row.hits, row.sums[0].sum)));
         }
     }
+}
+
+#[test]
+fn numbers_are_divided_towards_zero() {
+    let divided = |of, by| Measured::Divided {
+        of: Box::new(of),
+        by: NonZeroU64::new(by).unwrap(),
+    };
+    let keys = vec![divided(register(Gpr::Rsi, 8, true), 10)];
+    let values = vec![
+        divided(register(Gpr::Rsi, 8, false), 1 << 60),
+        divided(register(Gpr::Rsi, 8, true), u64::MAX),
+    ];
+    let mut table = table(
+        "keys=a/10:vals=b/1152921504606846976,c/18446744073709551615.min",
+        keys,
+        values,
+    );
+    let numbers = [-19_i64, 19, i64::MIN, 5].map(i64::cast_unsigned);
+    table.hear(&numbers.map(|number| event(0, number, b"")), 0);
+    let mut rows: Vec<_> = table
+        .copy()
+        .snapshot()
+        .rows
+        .into_iter()
+        .map(|row| {
+            let KeyValue::Number(key) = row.keys[0] else {
+                panic!("{row:?}")
+            };
+            (key.cast_signed(), row.sums[0].sum, row.sums[1].least)
+        })
+        .collect();
+    rows.sort_unstable();
+    assert_eq!(
+        rows,
+        [(i64::MIN / 10, 8, 0), (-1, 15, 0), (0, 0, 0), (1, 0, 0)]
+    );
 }

@@ -197,9 +197,9 @@ fn what_bpftrace_has_and_this_has_not_is_refused_by_name() {
             kprobe:a { @x = arg0; }
                             ^
 
-            line 1: not supported: calculating with values; print or count them as they are
-            kprobe:a { @x = hist(arg2 / 1024); }
-                                      ^
+            p a arg2=$arg3:s64 script_0=\0:u32
+            @x Powers
+              keys=arg2/1024.bits:size=131072 of [0]: []
 
             line 1: not supported: casts and calculating; write the value alone
             kprobe:a { @x = sum((int32)arg0); }

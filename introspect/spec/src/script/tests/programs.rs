@@ -185,7 +185,6 @@ fn times_of_calls_are_those_that_return_probes_have() {
         "kr:a /@s[tid] > 5/ { @ = count(); }",
         "kr:a /@s[pid]/ { @ = count(); }",
         "kr:a { @ = hist(nsecs - 5); }",
-        "k:a { @s[tid] = nsecs; } kr:a { @ = hist((nsecs - @s[tid]) / 1000); }",
     ];
     expect![[r#"
         line 1: nothing uses the times in @s: write kretprobe:FUNC { @ = hist(nsecs - @s[tid]); }
@@ -239,8 +238,84 @@ fn times_of_calls_are_those_that_return_probes_have() {
         line 1: not supported: calculating with values; print or count them as they are
         kr:a { @ = hist(nsecs - 5); }
                               ^
+    "#]].assert_eq(&refused.map(told).concat());
+}
+
+#[test]
+fn numbers_are_divided_before_they_are_counted_or_printed() {
+    check(
+        "k:vfs_read { @start[tid] = nsecs; }
+         kr:vfs_read { @us[arg2 / 4096] = hist((nsecs - @start[tid]) / 1000); delete(@start[tid]); }",
+        expect![[r#"
+            r vfs_read arg2=$arg3:s64 script_0=\0:u32
+            @us Powers
+              keys=arg2/4096,duration/1000.bits:size=131072 of [0]: [Key(0)]
+        "#]],
+    );
+    check(
+        "kr:vfs_read { @ = sum(retval / 1024); @a = lhist(duration / 1000, 0, 100, 10);
+            printf(\"%d\", retval / 0x10); }
+         END { printf(\"%d\", elapsed / 1000000); }",
+        expect![[r#"
+            r vfs_read retval=$retval:s64 script_0=\0:u32
+              Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed })] }, values: [Divided { of: Argument("retval"), by: 16 }] }
+            @ Sum
+              keys=probe:vals=retval/1024:size=131072 of [0]: []
+            @a Steps { min: 0, max: 100, step: 10 }
+              keys=duration/1000.buckets=10:size=131072 of [0]: []
+            END: Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed })] }, values: [Divided { of: Builtin(Elapsed), by: 1000000 }] }
+        "#]],
+    );
+    let refused = [
+        "k:a { @ = hist(arg0 / 0); }",
+        "k:a { @ = hist(arg0 / arg1); }",
+        "k:a { @ = hist(arg0 / 2 / 2); }",
+        "k:a { @ = hist(comm / 2); }",
+        "k:a { @ = hist(str(arg0) / 2); }",
+        "k:a { @ = hist(6 / 2); }",
+        "k:a { @ = hist((arg0) / 2); }",
+        "k:a { @ = hist((nsecs / 2); }",
+        "k:a { @ = hist(elapsed / 2); }",
+        "k:a { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid] / 1000); }",
+        "k:a { @ = hist(duration / 1000); }",
+        "k:a /arg0 / 2 == 1/ { @ = count(); }",
+    ];
+    expect![[r#"
+        line 1: nothing can be divided by 0
+        k:a { @ = hist(arg0 / 0); }
+                              ^
+        line 1: not supported: dividing by anything but a number
+        k:a { @ = hist(arg0 / arg1); }
+                              ^
+        line 1: not supported: calculating with values; print or count them as they are
+        k:a { @ = hist(arg0 / 2 / 2); }
+                                ^
+        line 1: only numbers that hits have can be divided
+        k:a { @ = hist(comm / 2); }
+                            ^
+        line 1: only numbers that hits have can be divided
+        k:a { @ = hist(str(arg0) / 2); }
+                                 ^
+        line 1: only numbers that hits have can be divided
+        k:a { @ = hist(6 / 2); }
+                         ^
         line 1: not supported: casts and calculating; write the value alone
-        k:a { @s[tid] = nsecs; } kr:a { @ = hist((nsecs - @s[tid]) / 1000); }
-                                                 ^
+        k:a { @ = hist((arg0) / 2); }
+                       ^
+        line 1: `)` belongs here
+        k:a { @ = hist((nsecs / 2); }
+                              ^
+        line 1: not supported in maps: `elapsed`; write nsecs
+        k:a { @ = hist(elapsed / 2); }
+                       ^
+        line 1: write (nsecs - @s[tid]) / NUMBER
+        k:a { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid] / 1000); }
+                                                                 ^
+        line 1: only calls that return have it: write kretprobe
+        k:a { @ = hist(duration / 1000); }
+                       ^
+        line 1: `{` and what is to be done belong here
+        k:a /arg0 / 2 == 1/ { @ = count(); }
+                    ^
     "#]].assert_eq(&refused.map(told).concat());
 }
