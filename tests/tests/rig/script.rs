@@ -67,6 +67,11 @@ fn maps_are_those_of_the_guests_own_histograms() {
     let program = "kretprobe:ksys_read /comm == \"dd\" && retval > 0/ {\n\
                    \x20 @returned[retval] = count();\n\
                    }\n\
+                   kprobe:ksys_read /comm == \"dd\"/ { @start[tid] = nsecs; }\n\
+                   kretprobe:ksys_read /@start[tid] && retval > 0/ {\n\
+                   \x20 @us = hist((nsecs - @start[tid]) / 1000); @ms = max((nsecs - @start[tid]) / 1000000);\n\
+                   \x20 @quarters[retval / 4] = count(); delete(@start[tid]);\n\
+                   }\n\
                    END { printf(\"that was %d%%\\n\", 100); }\n";
     fs::write(file.path(), program).expect("it can be written");
     let sizes = SIZES.map(|size| size.to_string()).join(" ");
@@ -91,7 +96,7 @@ fn maps_are_those_of_the_guests_own_histograms() {
         output.status.success() && printed.contains("end of histograms"),
         "{told}\n{printed}"
     );
-    assert!(told.contains("Attaching 3 probes..."), "{told}");
+    assert!(told.contains("Attaching 4 probes..."), "{told}");
     assert!(printed.contains("that was 100%\n"), "{printed}");
 
     let asked = map(&printed, "@asked[");
@@ -106,6 +111,21 @@ fn maps_are_those_of_the_guests_own_histograms() {
         let returned = map(&printed, "@returned[");
         assert_eq!(returned.get(&size), Some(&count(size)), "{printed}");
     }
+    // Times of calls are of all that return, and short; what is divided is counted together.
+    let returned = map(&printed, "@returned[");
+    let mut quarters = BTreeMap::new();
+    for (size, hits) in &returned {
+        *quarters.entry(size / 4).or_insert(0) += hits;
+    }
+    assert_eq!(map(&printed, "@quarters["), quarters, "{printed}");
+    let took = rows(&printed, "@us:");
+    let timed: u64 = took.iter().map(|(_, hits)| hits).sum();
+    assert_eq!(timed, returned.values().sum::<u64>(), "{printed}");
+    assert!(!printed.contains("@start"), "{printed}");
+    let longest = printed.lines().find_map(|line| line.strip_prefix("@ms: "));
+    let longest = longest.and_then(|ms| ms.parse::<u64>().ok());
+    assert!(longest.is_some_and(|ms| ms < 10_000), "{printed}");
+
     let hits: u64 = asked.values().sum();
     let sum: u64 = asked.iter().map(|(size, hits)| size * hits).sum();
     let max = asked.keys().max().expect("some");
