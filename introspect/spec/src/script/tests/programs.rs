@@ -317,5 +317,6 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
         line 1: `{` and what is to be done belong here
         k:a /arg0 / 2 == 1/ { @ = count(); }
                     ^
-    "#]].assert_eq(&refused.map(told).concat());
+    "#]]
+    .assert_eq(&refused.map(told).concat());
 }
