@@ -18,7 +18,7 @@ const THREADS: usize = 2;
 const NAPS: usize = 12;
 /// How often all naps are made anew where the guest cannot say how long half of them took: its own clock runs
 /// ahead now and then under an emulator, and its threads lose their processors.
-const BATCHES: usize = 4;
+const BATCHES: usize = 3;
 /// What a time may be off.
 const OFF: Duration = Duration::from_micros(200);
 
