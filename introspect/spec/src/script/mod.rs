@@ -14,10 +14,10 @@
 //!           | "lhist(" value "," MIN "," MAX "," STEP ")"
 //! value     = N | TEXT | "arg" N | "args." PATH | "retval" | "curtask" | ("str" | "ksym") "(" value ")"
 //!           | "pid" | "tid" | "comm" | "cpu" | "nsecs" | "elapsed" | "func" | "probe" | "kstack"
-//!           | "duration" | "nsecs" "-" TIME
+//!           | "duration" | "nsecs" "-" TIME | value "/" N
 //! ```
 //!
-//! TIME is `@NAME[tid]`, which is also a term of conditions: see `times.rs`.
+//! TIME is `@NAME[tid]`, which is also a term of conditions: see `times.rs`. Nothing is divided in conditions.
 //!
 //! What is kept true: a script is read in one pass, and neither its length nor how deep it is nested is
 //! without a bound. Whatever of bpftrace is not here is refused by name, and what is here means what it
