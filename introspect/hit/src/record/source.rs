@@ -200,7 +200,6 @@ impl RecordSource {
         let bytes = record;
         let record = self.layout.decode(bytes)?;
         let vcpu = record.cpu.unwrap_or(0);
-        let mut host_ns = (around.host_ns)(record.cpu, record.tsc).unwrap_or(0);
         let mut regs = record.regs;
         regs.rip = self.what.at.0;
         let (mut kind, mut stack) = (EventKind::Hit, &record.stack);
@@ -214,7 +213,6 @@ impl RecordSource {
                 Some(BY_HOST) => (call.tsc, 0),
                 cpu => ((around.host_ns)(cpu, call.tsc).unwrap_or(0), call.tsc),
             };
-            host_ns = no_earlier(host_ns, entry_ns);
             kind = EventKind::Return(event::Call {
                 id: call.id,
                 entry_ns,
@@ -254,6 +252,11 @@ impl RecordSource {
             self.late.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
+        let told_ns = (around.host_ns)(record.cpu, record.tsc).unwrap_or(0);
+        let host_ns = match &kind {
+            EventKind::Return(call) => no_earlier(told_ns, call.entry_ns),
+            _ => told_ns,
+        };
         Ok(Some(Event {
             kind,
             seq: 0,
