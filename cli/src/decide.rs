@@ -305,7 +305,7 @@ mod tests {
                 event: None,
                 deadline_ns,
             })),
-            probes: Vec::new(),
+            ..Default::default()
         }
     }
 

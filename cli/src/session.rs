@@ -66,6 +66,7 @@ impl Session {
         let why = match self.answers.message().await {
             Ok(Some(HoldResponse {
                 what: Some(hold_response::What::Ended(ended)),
+                ..
             })) => match ended.reason() {
                 SessionEnd::Expired => "this program did not run for too long",
                 SessionEnd::TakenOver => "another client took its probes over",

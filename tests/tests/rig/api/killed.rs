@@ -250,7 +250,10 @@ async fn kill(server: &Running, machine: &str, count: u64, seed: u64) -> [u64; 3
 async fn none_left(client: &mut Client) {
     let since = Instant::now();
     loop {
-        let answer = client.sessions.list_sessions(ListSessionsRequest {}).await;
+        let answer = client
+            .sessions
+            .list_sessions(ListSessionsRequest::default())
+            .await;
         let left = answer.unwrap().into_inner().sessions;
         if left.is_empty() {
             return;

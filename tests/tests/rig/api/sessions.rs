@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use hvprobe_proto::v1::{
-    Actions, Ask, DecideFor, DecideRequest, ErrorKind, HoldRequest, HoldResponse,
+    Actions, Anchor, Ask, DecideFor, DecideRequest, ErrorKind, HoldRequest, HoldResponse,
     ListProbesRequest, ListSessionsRequest, Machine, MachineState, OpenSession, PauseRequest,
     ProbeSpec, RegisterRequest, RenewSession, ResumeRequest, SessionEnd, StopMachine, WatchRequest,
-    actions, decide_request, hold_request, hold_response,
+    actions, decide_request, decide_response, hold_request, hold_response,
 };
 use hvprobe_tests::rig::rig;
 use tokio::sync::mpsc;
@@ -19,6 +19,16 @@ use super::client::{Client, Running, detail, specs};
 pub(crate) const BUSY: &[&str] = &["workload", "stdin-hold", "1"];
 /// More than anything here takes, and less than a rig may be silent.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Whether a time is within an hour of now on the wall clock, as `anchor` tells it.
+fn is_just_now(monotonic_ns: u64, anchor: Option<Anchor>) -> bool {
+    let anchor = anchor.expect("an anchor");
+    let since_read = i128::from(monotonic_ns) - i128::from(anchor.monotonic_ns);
+    let realtime_ns = i128::from(anchor.realtime_ns) + since_read;
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+    let apart = now.cast_signed() - realtime_ns;
+    apart.unsigned_abs() < Duration::from_hours(1).as_nanos()
+}
 
 /// A session, for as long as this is there.
 pub(crate) struct Session {
@@ -34,10 +44,11 @@ impl Session {
         to_server.send(HoldRequest { what }).await.unwrap();
         let answers = client.sessions.hold(ReceiverStream::new(messages)).await?;
         let mut answers = answers.into_inner();
-        let first = answers.message().await?.and_then(|first| first.what);
-        let Some(hold_response::What::Opened(session)) = first else {
+        let first = answers.message().await?.unwrap();
+        let Some(hold_response::What::Opened(session)) = first.what else {
             panic!("not opened: {first:?}");
         };
+        assert!(is_just_now(session.open_ns, first.anchor), "{session:?}");
         Ok(Self {
             id: session.id,
             to_server,
@@ -269,9 +280,16 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
         .unwrap();
     assert_eq!(keeps.close().await, (SessionEnd::Disconnected, 0, false));
     assert_eq!(client.list(&machine).await[0].owner, "keeps");
-    let list = client.sessions.list_sessions(ListSessionsRequest {}).await;
-    let list = list.unwrap().into_inner().sessions;
-    assert_eq!(list.len(), 1, "{list:?}");
+    let list = client
+        .sessions
+        .list_sessions(ListSessionsRequest::default())
+        .await;
+    let list = list.unwrap().into_inner();
+    assert_eq!(list.sessions.len(), 1, "{list:?}");
+    assert!(
+        is_just_now(list.sessions[0].open_ns, list.anchor),
+        "{list:?}"
+    );
     server.stop().await;
 }
 
@@ -300,13 +318,22 @@ async fn a_decider_that_is_frozen_costs_the_guest_few_deadlines() {
     };
     // It takes its questions, and says nothing.
     let (_silent, mut questions) = decide(&mut client, String::new()).await;
-    let mut put = 0;
+    let (mut put, mut anchor) = (0, None);
     let why = loop {
         match tokio::time::timeout(LONG, questions.message())
             .await
             .expect("an end")
         {
-            Ok(Some(question)) => put += u32::from(question.what.is_some()),
+            Ok(Some(message)) => {
+                // It is told first, whatever is told first.
+                anchor = message.anchor.or(anchor);
+                if let Some(decide_response::What::Question(question)) = message.what {
+                    put += 1;
+                    assert!(is_just_now(question.deadline_ns, anchor), "{question:?}");
+                    let hit = question.event.expect("the hit").host_ns;
+                    assert!(is_just_now(hit, anchor), "{hit} {anchor:?}");
+                }
+            }
             Ok(None) => panic!("it ended without a reason, after {put} questions"),
             Err(status) => break status,
         }

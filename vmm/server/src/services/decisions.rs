@@ -26,7 +26,7 @@ use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::{Sessions, ended};
 use crate::status::{Failure, chain};
-use crate::wire::{actions, convert};
+use crate::wire::{actions, anchor, convert};
 
 /// Messages that wait for one client.
 const MESSAGES: usize = 16;
@@ -80,6 +80,7 @@ impl decisions_server::Decisions for Service {
             answers,
             to_client: to_client.clone(),
             over,
+            anchor: anchor::Told::default(),
         };
         panics::spawn(to_client, desk.run(chosen));
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
@@ -123,6 +124,8 @@ struct Desk {
     to_client: mpsc::Sender<Result<DecideResponse, Status>>,
     /// Tells of the end of the session that it goes with.
     over: Option<watch::Receiver<Option<SessionEnd>>>,
+    /// What it was told of the wall clock.
+    anchor: anchor::Told,
 }
 
 /// Nobody decides here any more.
@@ -142,7 +145,7 @@ impl Desk {
     }
 
     async fn decide(&mut self, probes: Vec<v1::Probe>) -> Result<(), Over> {
-        self.send(DecideResponse { what: None, probes }).await?;
+        self.send(None, probes).await?;
         loop {
             tokio::select! {
                 question = self.asker.next() => match question {
@@ -162,21 +165,18 @@ impl Desk {
     }
 
     /// Puts a question to the client.
-    async fn put(&self, question: &Question) -> Result<(), Over> {
+    async fn put(&mut self, question: &Question) -> Result<(), Over> {
         let question = v1::Question {
             token: question.token.0,
             event: Some(convert::event(&question.event)),
             deadline_ns: question.deadline_ns,
         };
-        self.send(DecideResponse {
-            what: Some(decide_response::What::Question(question)),
-            probes: Vec::new(),
-        })
-        .await
+        let what = decide_response::What::Question(question);
+        self.send(Some(what), Vec::new()).await
     }
 
     /// Takes an answer to the machine.
-    async fn take(&self, request: DecideRequest) -> Result<(), Over> {
+    async fn take(&mut self, request: DecideRequest) -> Result<(), Over> {
         let Some(decide_request::What::Answer(Answer { token, decision })) = request.what else {
             return Err(Over::Because(out_of_order(
                 "only answers can follow the first message",
@@ -193,16 +193,22 @@ impl Desk {
             Ok(()) => Ok(()),
             Err(AnswerError::Invalid(error)) => Err(bad(&error)),
             Err(AnswerError::TooLate(_)) => {
-                self.send(DecideResponse {
-                    what: Some(decide_response::What::TooLate(v1::TooLate { token })),
-                    probes: Vec::new(),
-                })
-                .await
+                let what = decide_response::What::TooLate(v1::TooLate { token });
+                self.send(Some(what), Vec::new()).await
             }
         }
     }
 
-    async fn send(&self, message: DecideResponse) -> Result<(), Over> {
+    async fn send(
+        &mut self,
+        what: Option<decide_response::What>,
+        probes: Vec<v1::Probe>,
+    ) -> Result<(), Over> {
+        let message = DecideResponse {
+            what,
+            probes,
+            anchor: self.anchor.news(anchor::now()),
+        };
         let sent = self.to_client.send(Ok(message)).await;
         sent.map_err(|_| Over::Gone)
     }

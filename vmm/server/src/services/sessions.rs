@@ -24,6 +24,7 @@ use crate::fleet::Handle;
 use crate::limits;
 use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
 use crate::status::Failure;
+use crate::wire::{anchor, page};
 
 /// Messages that wait for one client: all there are of one session.
 const MESSAGES: usize = 2;
@@ -64,11 +65,31 @@ impl sessions_server::Sessions for Service {
 
     async fn list_sessions(
         &self,
-        _: Request<ListSessionsRequest>,
+        request: Request<ListSessionsRequest>,
     ) -> Result<Response<ListSessionsResponse>, Status> {
-        let sessions = self.sessions.all();
-        Ok(Response::new(ListSessionsResponse { sessions }))
+        let list = list(&self.sessions, request.into_inner())?;
+        Ok(Response::new(list))
     }
+}
+
+/// The page of sessions that is asked for.
+fn list<P: Place>(
+    sessions: &Sessions<P>,
+    request: ListSessionsRequest,
+) -> Result<ListSessionsResponse, Status> {
+    let ListSessionsRequest {
+        page_size,
+        page_token,
+        owner,
+    } = request;
+    let mut all = sessions.all();
+    all.retain(|(_, session)| owner.is_empty() || session.owner == owner);
+    let (sessions, next_page_token) = page::of_sessions(all, page_size, &page_token)?;
+    Ok(ListSessionsResponse {
+        sessions,
+        next_page_token,
+        anchor: Some(anchor::now()),
+    })
 }
 
 /// Opens the session that the first of `messages` asks for, and has it held for as long as they say.
@@ -138,18 +159,22 @@ where
     M: Stream<Item = Result<HoldRequest, Status>> + Unpin,
 {
     async fn run(mut self, session: Session) {
-        let opened = hold_response::What::Opened(session);
-        let held = match self.to_client.send(answer(opened)).await {
+        let opened = HoldResponse {
+            what: Some(hold_response::What::Opened(session)),
+            anchor: Some(anchor::now()),
+        };
+        let held = match self.to_client.send(Ok(opened)).await {
             Ok(()) => self.hold().await,
             Err(_) => Ok(SessionEnd::Disconnected),
         };
         let reason = *held.as_ref().unwrap_or(&SessionEnd::Disconnected);
         let let_go = self.open.end(reason).await;
-        let last = held.and_then(|reason| {
-            answer(hold_response::What::Ended(SessionEnded {
+        let last = held.map(|reason| HoldResponse {
+            what: Some(hold_response::What::Ended(SessionEnded {
                 reason: reason.into(),
                 let_go,
-            }))
+            })),
+            anchor: None,
         });
         // A client that is gone needs no word.
         let _gone = self.to_client.send(last).await;
@@ -173,10 +198,6 @@ where
             }
         }
     }
-}
-
-fn answer(what: hold_response::What) -> Answer {
-    Ok(HoldResponse { what: Some(what) })
 }
 
 fn out_of_order(message: &str) -> Status {

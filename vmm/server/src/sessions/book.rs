@@ -44,7 +44,7 @@ pub(crate) struct Session<A> {
     pub(crate) stage: Stage,
     pub(crate) keep: bool,
     /// Of what it asks for now; also tells which session was opened first.
-    own: Owner,
+    pub(crate) own: Owner,
     owners: BTreeSet<Owner>,
     /// Where it may have something.
     machines: BTreeSet<u64>,

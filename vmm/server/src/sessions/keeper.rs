@@ -207,13 +207,13 @@ impl<P: Place> Sessions<P> {
         Ok(Some(session.about.over.subscribe()))
     }
 
-    /// All sessions.
-    pub(crate) fn all(&self) -> Vec<v1::Session> {
+    /// All sessions, in the order they were opened, each with its place in that.
+    pub(crate) fn all(&self) -> Vec<(u64, v1::Session)> {
         let mut state = self.state();
         self.sweep(&mut state);
-        let ids = state.book.all().into_iter().map(|(id, _)| id.clone());
-        let ids: Vec<_> = ids.collect();
-        ids.iter().filter_map(|id| state.describe(id)).collect()
+        let all = state.book.all().into_iter();
+        all.filter_map(|(id, session)| Some((session.own.0, state.describe(id)?)))
+            .collect()
     }
 
     /// Ends all that are held, and lets none be opened any more.

@@ -4,6 +4,8 @@
 //! item that is there all the time exactly once, and no message is larger than every client accepts, if
 //! not one item alone is.
 
+use std::str::FromStr;
+
 use hvprobe_proto::v1::{self, ErrorKind};
 use prost::Message;
 use tonic::Code;
@@ -52,24 +54,43 @@ fn bad_token() -> Failure {
     Failure::new(Code::InvalidArgument, ErrorKind::BadPage, why).on("page_token")
 }
 
-/// The page of `probes`, which are in the order of their ids, behind the one that ended with `token`; with
-/// the token for the next.
+/// The page of `items`, which are in the order of their numbers, behind the one that ended with `token`;
+/// with the token for the next.
+fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
+    mut items: Vec<(N, T)>,
+    most: u32,
+    token: &str,
+) -> Result<(Vec<T>, String), Failure> {
+    if !token.is_empty() {
+        let last: N = token.parse().map_err(|_| bad_token())?;
+        items.retain(|(number, _)| *number > last);
+    }
+    let mut room = Room::new(most);
+    let len = items.iter().take_while(|(_, item)| room.take(item)).count();
+    let more = len < items.len();
+    items.truncate(len);
+    let next = items.last().filter(|_| more);
+    let next = next.map_or_else(String::new, |(number, _)| number.to_string());
+    Ok((items.into_iter().map(|(_, item)| item).collect(), next))
+}
+
+/// The page of `probes`, which are in the order of their ids.
 pub(crate) fn of_probes(
-    mut probes: Vec<v1::Probe>,
+    probes: Vec<v1::Probe>,
     most: u32,
     token: &str,
 ) -> Result<(Vec<v1::Probe>, String), Failure> {
-    if !token.is_empty() {
-        let last: u32 = token.parse().map_err(|_| bad_token())?;
-        probes.retain(|probe| probe.id > last);
-    }
-    let mut room = Room::new(most);
-    let len = probes.iter().take_while(|probe| room.take(*probe)).count();
-    let more = len < probes.len();
-    probes.truncate(len);
-    let next = probes.last().filter(|_| more);
-    let next = next.map_or_else(String::new, |probe| probe.id.to_string());
-    Ok((probes, next))
+    let numbered = probes.into_iter().map(|probe| (probe.id, probe));
+    of_numbered(numbered.collect(), most, token)
+}
+
+/// The page of `sessions`, each with its place in the order they were opened.
+pub(crate) fn of_sessions(
+    sessions: Vec<(u64, v1::Session)>,
+    most: u32,
+    token: &str,
+) -> Result<(Vec<v1::Session>, String), Failure> {
+    of_numbered(sessions, most, token)
 }
 
 /// A page of machines, which are added in the order of their names.

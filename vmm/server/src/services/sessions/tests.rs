@@ -12,6 +12,7 @@ use crate::sessions::owners::Owners;
 use crate::status::tests::detail;
 
 mod fake;
+mod pages;
 
 use fake::Fake;
 
@@ -44,6 +45,7 @@ impl Client {
             panic!("not opened: {first:?}");
         };
         assert_eq!(session.state(), SessionState::Held);
+        assert!(opened_just_now(&session, first.anchor), "{session:?}");
         Ok(Self {
             id: session.id,
             to_server,
@@ -94,19 +96,33 @@ fn pause(sessions: &Sessions<Fake>, id: &str, on: &Fake) {
     on.inside().paused_by.insert(ticket.owner);
 }
 
+/// Whether the wall clock says, as far as `anchor` tells it, that `session` was opened within an hour.
+fn opened_just_now(session: &Session, anchor: Option<v1::Anchor>) -> bool {
+    let anchor = anchor.expect("an anchor");
+    let since = anchor.monotonic_ns.checked_sub(session.open_ns);
+    let opened = anchor.realtime_ns - since.expect("opened before the clocks were read");
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+    now.abs_diff(opened.into()) < Duration::from_hours(1).as_nanos()
+}
+
 fn kind(status: &Status) -> ErrorKind {
     detail(status).kind()
+}
+
+fn listed(sessions: &Sessions<Fake>) -> Vec<Session> {
+    let all = sessions.all().into_iter();
+    all.map(|(_, session)| session).collect()
 }
 
 /// Waits until all sessions are gone.
 async fn none_left(sessions: &Sessions<Fake>) {
     let gone = async {
-        while !sessions.all().is_empty() {
+        while !listed(sessions).is_empty() {
             sleep(Duration::from_millis(10)).await;
         }
     };
     let in_time = timeout(LONG, gone).await;
-    in_time.unwrap_or_else(|_| panic!("left: {:?}", sessions.all()));
+    in_time.unwrap_or_else(|_| panic!("left: {:?}", listed(sessions)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -129,7 +145,7 @@ async fn what_a_client_had_goes_with_it() {
     assert_eq!(ended.let_go, [let_go]);
     assert!(machine.has_nothing());
     assert_eq!(over_by(&mut over).await, SessionEnd::Disconnected);
-    assert_eq!((sessions.all(), owners.get(owner)), (vec![], None));
+    assert_eq!((listed(&sessions), owners.get(owner)), (vec![], None));
 }
 
 async fn over_by(over: &mut tokio::sync::watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
@@ -208,7 +224,7 @@ async fn what_is_kept_stays_until_it_is_taken_over() {
     let (id, owner) = (first.id.clone(), plant(&sessions, &first.id, &machine, 2));
     assert_eq!(first.close().await.let_go, []);
     sleep(LONG).await;
-    assert_eq!(sessions.all()[0].state(), SessionState::Kept);
+    assert_eq!(listed(&sessions)[0].state(), SessionState::Kept);
     assert!(sessions.begin(&id, &machine).is_err(), "nobody holds it");
 
     let take_over = vec![id.clone()];
@@ -219,7 +235,7 @@ async fn what_is_kept_stays_until_it_is_taken_over() {
     let heir = Client::open(&sessions, heir).await.unwrap();
     let named = owners.get(owner).unwrap();
     assert_eq!((&*named.owner, &*named.session), ("heir", &*heir.id));
-    assert_eq!(sessions.all().len(), 1);
+    assert_eq!(listed(&sessions).len(), 1);
     let ended = heir.close().await;
     assert_eq!(ended.let_go[0].probes, 2);
     assert!(machine.has_nothing());
@@ -235,13 +251,13 @@ async fn a_kept_session_that_has_nothing_is_forgotten() {
     };
     let idle = Client::open(&sessions, keep()).await.unwrap();
     idle.close().await;
-    assert_eq!(sessions.all(), []);
+    assert_eq!(listed(&sessions), []);
     let client = Client::open(&sessions, keep()).await.unwrap();
     plant(&sessions, &client.id, &machine, 1);
     client.close().await;
-    assert_eq!(sessions.all().len(), 1);
+    assert_eq!(listed(&sessions).len(), 1);
     machine.inside().has_ended = true;
-    assert_eq!(sessions.all(), []);
+    assert_eq!(listed(&sessions), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,7 +300,7 @@ async fn what_cannot_be_let_go_of_is_listed_and_tried_again() {
     machine.inside().fails = 4;
     let closing = tokio::spawn(client.close());
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(sessions.all()[0].state(), SessionState::Ending);
+    assert_eq!(listed(&sessions)[0].state(), SessionState::Ending);
     // Another that ends meanwhile comes along.
     let other = Client::open(&sessions, wants("other", 0)).await.unwrap();
     plant(&sessions, &other.id, &machine, 5);
@@ -421,7 +437,7 @@ async fn live(sessions: Sessions<Fake>, machines: [Fake; 3], script: Script) {
     let (keep, takes_over, acts, death) = script;
     let mut take_over = Vec::new();
     if takes_over {
-        let first = sessions.all().into_iter().next();
+        let first = listed(&sessions).into_iter().next();
         take_over.extend(first.map(|session| session.id));
     }
     let open = OpenSession {
@@ -508,14 +524,14 @@ proptest! {
             // Those that keep what they have are taken over by one that does not.
             let last = async {
                 loop {
-                    let states: Vec<_> = sessions.all();
+                    let states: Vec<_> = listed(&sessions);
                     let kept: Vec<_> = states.iter().filter(|it| it.state() == SessionState::Kept).collect();
                     let take_over: Vec<_> = kept.into_iter().map(|it| it.id.clone()).collect();
                     if !take_over.is_empty() {
                         let open = OpenSession { take_over, ..wants("heir", 0) };
                         Client::open(&sessions, open).await.unwrap().close().await;
                     }
-                    if sessions.all().is_empty() {
+                    if listed(&sessions).is_empty() {
                         return;
                     }
                     sleep(Duration::from_millis(100)).await;
