@@ -130,7 +130,7 @@ impl Fleet {
         mut config: MachineConfig,
         asked: Asked,
     ) -> Result<Handle, Status> {
-        let reserved = match self.reserve(&mut config, &asked.request_id)? {
+        let reserved = match self.reserve(&mut config, &asked)? {
             Reservation::Boot(reserved) => reserved,
             Reservation::Made(made) => return Ok(made),
         };
@@ -171,9 +171,9 @@ impl Fleet {
 
     /// Takes a name, memory and virtual CPUs for what this request asks for, unless it was made before;
     /// chooses a name if there is none.
-    fn reserve(&self, config: &mut MachineConfig, request_id: &str) -> Result<Reservation, Status> {
+    fn reserve(&self, config: &mut MachineConfig, asked: &Asked) -> Result<Reservation, Status> {
         let mut slots = self.slots();
-        if let Some(made) = slots.made_by(request_id)? {
+        if let Some(made) = slots.made_by(asked)? {
             return Ok(Reservation::Made(made));
         }
         let totals = &self.shared.totals;
@@ -183,7 +183,7 @@ impl Fleet {
         Ok(Reservation::Boot(Reserved {
             fleet: self.clone(),
             name: config.name.clone(),
-            number: slots.reserve(&config.name, request_id),
+            number: slots.reserve(&config.name, asked),
             guest: Some(guest),
         }))
     }

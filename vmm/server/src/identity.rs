@@ -1,10 +1,12 @@
 //! What tells a machine from all others, whatever it is called, and which request made it.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::OnceLock;
 
 use hvprobe_proto::v1::{self, ErrorKind};
+use prost::Message;
 use rustix::rand::{GetRandomFlags, getrandom};
 use tonic::{Code, Status};
 
@@ -19,19 +21,22 @@ const REQUEST_ID: usize = 128;
 /// Bytes of a UUID.
 const UUID: usize = 16;
 
-/// What a client says about a machine beside what it is to be.
+/// What a client says about a machine beside what it is to be. Two are equal only if the requests were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     /// The client's own number for its request; empty if it has none.
     pub(crate) request_id: String,
     pub(crate) labels: BTreeMap<String, String>,
+    /// Of all else that the request said.
+    pub(crate) hash: u64,
 }
 
 impl Asked {
-    /// What a request says, if it can be.
+    /// What a request says, if it can be; `rest` is all else that it says.
     pub(crate) fn new(
         request_id: String,
         labels: impl IntoIterator<Item = (String, String)>,
+        rest: &impl Message,
     ) -> Result<Self, Status> {
         self::request_id(&request_id)?;
         let labels: BTreeMap<_, _> = labels.into_iter().collect();
@@ -42,8 +47,27 @@ impl Asked {
                 label(value)?;
             }
         }
-        Ok(Self { request_id, labels })
+        Ok(Self {
+            request_id,
+            labels,
+            hash: hash(rest),
+        })
     }
+}
+
+/// Of all that `request` says. Maps are not to be in it: they have no order.
+pub(crate) fn hash(request: &impl Message) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    request.encode_to_vec().hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The request of this id is not the one that it was used for.
+pub(crate) fn reused(request_id: &str) -> Status {
+    let message = format!("the request's id {request_id:?} was used for another request");
+    Failure::new(Code::InvalidArgument, ErrorKind::RequestIdReused, message)
+        .on("request_id")
+        .into()
 }
 
 /// That `id` can be a request's.
@@ -95,9 +119,9 @@ impl Identity {
         self.ended_ns.get_or_init(|| anchor::now().monotonic_ns);
     }
 
-    /// Whether the request of this id made it.
-    pub(crate) fn is_of(&self, request_id: &str) -> bool {
-        !request_id.is_empty() && self.asked.request_id == request_id
+    /// What its client asked for.
+    pub(crate) fn asked(&self) -> &Asked {
+        &self.asked
     }
 
     /// Whether it has all of these labels.
@@ -154,7 +178,7 @@ mod tests {
             let labels = labels
                 .iter()
                 .map(|(key, value)| (key.to_string(), value.to_string()));
-            Asked::new(String::new(), labels)
+            Asked::new(String::new(), labels, &())
         };
         assert!(asked(&[("team", "kernel"), ("ci", "")]).is_ok());
         for bad in [("", "x"), ("a b", "x"), ("a", "b\n"), ("a", "-")] {
@@ -163,18 +187,18 @@ mod tests {
             assert!(error.message().contains("bad label"), "{error}");
         }
         let many = (0..=LABELS).map(|number| (format!("l{number}"), String::new()));
-        assert!(Asked::new(String::new(), many).is_err());
-        assert!(Asked::new("x".repeat(REQUEST_ID + 1), []).is_err());
+        assert!(Asked::new(String::new(), many, &()).is_err());
+        assert!(Asked::new("x".repeat(REQUEST_ID + 1), [], &()).is_err());
     }
 
     #[test]
-    fn machines_are_found_by_labels_and_by_the_request_that_made_them() {
+    fn machines_are_found_by_labels() {
         let labels = [
             ("a".to_owned(), "1".to_owned()),
             ("b".to_owned(), String::new()),
         ];
-        let identity = Identity::new(Asked::new("r1".to_owned(), labels.clone()).unwrap()).unwrap();
-        assert!(identity.is_of("r1") && !identity.is_of("r2"));
+        let asked = Asked::new(String::new(), labels, &()).unwrap();
+        let identity = Identity::new(asked).unwrap();
         let has = |labels: &[(&str, &str)]| {
             let labels = labels
                 .iter()
@@ -183,8 +207,6 @@ mod tests {
         };
         assert!(has(&[]) && has(&[("a", "1")]) && has(&[("a", "1"), ("b", "")]));
         assert!(!has(&[("a", "2")]) && !has(&[("c", "")]));
-        let nameless = Identity::new(Asked::default()).unwrap();
-        assert!(!nameless.is_of(""));
         identity.end();
         let mut told = v1::Machine::default();
         identity.tell(&mut told);

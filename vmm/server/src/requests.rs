@@ -6,16 +6,14 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use hvprobe_proto::v1::{ErrorKind, RegisterRequest, RegisterResponse};
-use prost::Message as _;
+use hvprobe_proto::v1::{RegisterRequest, RegisterResponse};
 use tokio::sync::Mutex;
-use tonic::{Code, Status};
+use tonic::Status;
 
-use crate::identity::request_id;
-use crate::status::{Failure, broken};
+use crate::identity::{hash, request_id, reused};
+use crate::status::broken;
 
 /// The most answers that are kept.
 const KEPT: usize = 256;
@@ -59,15 +57,11 @@ impl Requests {
         F: Future<Output = Result<RegisterResponse, Status>>,
     {
         let id = request.request_id.clone();
-        let mut hasher = DefaultHasher::new();
-        request.encode_to_vec().hash(&mut hasher);
-        let hash = hasher.finish();
+        let hash = hash(&request);
         let mut answers = self.0.lock().await;
         if let Some(known) = answers.iter().find(|known| known.id == id) {
             if known.hash != hash {
-                let message = format!("the request's id {id:?} was used for another request");
-                let kind = ErrorKind::RequestIdReused;
-                return Err(Failure::new(Code::InvalidArgument, kind, message).into());
+                return Err(reused(&id));
             }
             return Ok(known.answer.clone());
         }
@@ -91,6 +85,7 @@ mod tests {
     use std::time::Duration;
 
     use tokio::sync::oneshot;
+    use tonic::Code;
 
     use super::*;
 

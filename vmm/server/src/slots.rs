@@ -17,6 +17,7 @@ use tonic::{Code, Status};
 
 use super::allowed::Limits;
 use super::handle::Handle;
+use super::identity::{Asked, reused};
 use super::limits;
 use super::status::{self, Failure};
 
@@ -34,8 +35,8 @@ enum Slot {
     /// A boot is under way. Until it has succeeded, what ended before under the name is kept.
     Reserved {
         before: Option<Handle>,
-        /// The id of the request for it; empty if it has none.
-        request_id: String,
+        /// What the request for it said.
+        asked: Asked,
     },
     Taken(Handle),
 }
@@ -45,6 +46,13 @@ impl Slot {
         match self {
             Self::Reserved { .. } => true,
             Self::Taken(handle) => handle.is_live(),
+        }
+    }
+
+    fn asked(&self) -> &Asked {
+        match self {
+            Self::Reserved { asked, .. } => asked,
+            Self::Taken(handle) => handle.identity.asked(),
         }
     }
 }
@@ -74,20 +82,21 @@ impl Slots {
         self.named.values().any(reserved)
     }
 
-    /// The machine that the request of this id has made, unless it is still being booted.
-    pub(crate) fn made_by(&self, wanted: &str) -> Result<Option<Handle>, Status> {
-        for (name, slot) in &self.named {
-            match slot {
-                Slot::Reserved { request_id, .. } if !wanted.is_empty() && request_id == wanted => {
-                    return Err(status::booting(name));
-                }
-                Slot::Taken(handle) if handle.identity.is_of(wanted) => {
-                    return Ok(Some(handle.clone()));
-                }
-                Slot::Reserved { .. } | Slot::Taken(_) => {}
-            }
+    /// The machine that this request has made before, unless it is still being booted. One without an id
+    /// is like no other.
+    ///
+    /// # Errors
+    /// When another request had its id, too.
+    pub(crate) fn made_by(&self, wanted: &Asked) -> Result<Option<Handle>, Status> {
+        let of_its_id = self.named.iter().find(|(_, slot)| {
+            !wanted.request_id.is_empty() && slot.asked().request_id == wanted.request_id
+        });
+        match of_its_id {
+            None => Ok(None),
+            Some((_, slot)) if slot.asked() != wanted => Err(reused(&wanted.request_id)),
+            Some((_, Slot::Taken(handle))) => Ok(Some(handle.clone())),
+            Some((name, Slot::Reserved { .. })) => Err(status::booting(name)),
         }
-        Ok(None)
     }
 
     /// That `name`, or if it is empty one that it is given, can be taken for one machine more.
@@ -124,13 +133,13 @@ impl Slots {
     }
 
     /// Takes `name`, which can be, for the boot that this request asks for; returns its number.
-    pub(crate) fn reserve(&mut self, name: &str, request_id: &str) -> u64 {
+    pub(crate) fn reserve(&mut self, name: &str, asked: &Asked) -> u64 {
         let before = match self.named.remove(name) {
             Some(Slot::Taken(ended)) => Some(ended),
             Some(Slot::Reserved { .. }) | None => None,
         };
-        let request_id = request_id.to_owned();
-        let reserved = Slot::Reserved { before, request_id };
+        let asked = asked.clone();
+        let reserved = Slot::Reserved { before, asked };
         self.named.insert(name.to_owned(), reserved);
         self.next_number += 1;
         self.next_number

@@ -34,7 +34,7 @@ pub(crate) fn add_ended(fleet: &Fleet, name: &str, request_id: &str, console: &[
         console: console.to_vec(),
     };
     let shared = &fleet.shared;
-    let number = fleet.slots().reserve(name, "");
+    let number = fleet.slots().reserve(name, &Asked::default());
     let place = Place {
         name: name.into(),
         number,
@@ -65,7 +65,7 @@ fn fleet_with(limits: Limits) -> Fleet {
 fn reserve(fleet: &Fleet, name: &str, request_id: &str) -> Result<Reservation, Status> {
     let mut config = config(Path::new("/nowhere"));
     name.clone_into(&mut config.name);
-    fleet.reserve(&mut config, request_id)
+    fleet.reserve(&mut config, &made_by(request_id))
 }
 
 fn config(kernel: &Path) -> MachineConfig {
@@ -101,7 +101,7 @@ fn each_machine_may_have_what_the_server_says() {
         ..Limits::default()
     });
     let mut config = config(Path::new("/nowhere"));
-    let _reserved = fleet.reserve(&mut config, "").unwrap();
+    let _reserved = fleet.reserve(&mut config, &Asked::default()).unwrap();
     assert_eq!(config.bounds, each);
 }
 
@@ -153,6 +153,22 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
     let _booting = reserve(&fleet, "db", "second").unwrap();
     let error = fleet.boot(config(kernel), made_by("second")).await;
     assert_eq!(error.unwrap_err().code(), Code::Unavailable);
+    // One that says anything else is another, whether the first has made its machine or still does.
+    for request_id in ["first", "second"] {
+        let relabelled = Asked {
+            labels: [("a".to_owned(), "b".to_owned())].into(),
+            ..made_by(request_id)
+        };
+        let reworded = Asked {
+            hash: 1,
+            ..made_by(request_id)
+        };
+        for other in [relabelled, reworded] {
+            let error = fleet.boot(config(kernel), other).await.unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{request_id}");
+            assert_eq!(detail(&error).kind(), ErrorKind::RequestIdReused);
+        }
+    }
     // Requests without a number are all their own.
     let error = fleet.boot(config(kernel), made_by("")).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);

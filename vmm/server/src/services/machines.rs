@@ -69,7 +69,8 @@ impl machines_server::Machines for Service {
     async fn boot(&self, request: Request<BootRequest>) -> Result<Response<v1::Machine>, Status> {
         let mut request = request.into_inner();
         let request_id = std::mem::take(&mut request.request_id);
-        let asked = Asked::new(request_id, std::mem::take(&mut request.labels))?;
+        let labels = std::mem::take(&mut request.labels);
+        let asked = Asked::new(request_id, labels, &request)?;
         let config = config(request)?;
         let handle = self.fleet.boot(config, asked).await?;
         let mut machine = handle.describe();
