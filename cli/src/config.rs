@@ -163,7 +163,7 @@ fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 13] {
         (
             "ended_bytes",
             length(limits.ended_bytes),
-            "what they keep: probes, consoles, reports",
+            "what they keep: probes, consoles, reports, events",
         ),
         (
             "connections",

@@ -18,8 +18,8 @@ pub struct Limits {
     pub cpus: u32,
     /// Ended machines that are remembered.
     pub ended_machines: usize,
-    /// Bytes of what they keep: their lists of probes, consoles and reports. The one that ended last is
-    /// kept, however much it has.
+    /// Bytes of what they keep: their lists of probes, consoles, reports and last events. The one that ended
+    /// last is kept, however much it has.
     pub ended_bytes: usize,
     /// Connections on the unix socket.
     pub connections: usize,

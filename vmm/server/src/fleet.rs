@@ -158,6 +158,8 @@ impl Fleet {
             }
             handle.watch_over(machine, guest);
             fleet.forget_oldest();
+            // What is still under way is waited for, so this comes last.
+            handle.requests.forget();
         })?;
         booted.await.map_err(|_| broken("the boot"))?
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_machine::{Machine, State};
 use hvprobe_proto::v1;
@@ -42,8 +42,7 @@ pub(crate) struct Handle {
     owners: Owners,
     /// Its events, for the clients that want them.
     events: Broadcast,
-    /// The probes before the machine was told to stop, with their last counters.
-    stopping: Arc<OnceLock<Vec<v1::Probe>>>,
+    stopping: Arc<Mutex<Stopping>>,
     /// The changes of all machines, and the number of this one's last.
     news: News,
     changed: Arc<AtomicU64>,
@@ -55,6 +54,17 @@ pub(crate) struct Handle {
 enum Life {
     Live(Arc<Machine>),
     Ended(Arc<Remains>),
+}
+
+/// The probes before the machine was told to stop, with their last counters.
+#[derive(Debug, Default)]
+enum Stopping {
+    /// It was not told.
+    #[default]
+    No,
+    Listed(Vec<v1::Probe>),
+    /// It has ended.
+    Over,
 }
 
 /// What is left of a machine that has ended.
@@ -128,8 +138,11 @@ impl Handle {
             // What it is now is asked by whoever is told.
             self.touch();
         }
-        let stopping = self.stopping.get().cloned();
-        let probes = stopping.unwrap_or_else(|| self.listed(&machine));
+        let stopping = std::mem::replace(&mut *lock(&self.stopping), Stopping::Over);
+        let probes = match stopping {
+            Stopping::Listed(probes) => probes,
+            Stopping::No | Stopping::Over => self.listed(&machine),
+        };
         let remains = Remains {
             machine: self.told(&machine),
             probes,
@@ -200,6 +213,12 @@ impl Handle {
             Life::Live(_) => None,
             Life::Ended(remains) => Some(remains),
         }
+    }
+
+    /// How many bytes it keeps, as they are told, if it has ended.
+    pub(crate) fn kept_bytes(&self) -> Option<usize> {
+        let remains = self.remains()?;
+        Some(remains.bytes().saturating_add(self.events.held_bytes()))
     }
 
     /// Calls the machine on a thread that may block.
@@ -283,7 +302,13 @@ impl Handle {
             if let Err(error) = machine.disable(&ids) {
                 tracing::debug!(%error, "cannot disable the probes before stopping");
             }
-            stopping.get_or_init(|| handle.listed(&machine));
+            let listed = handle.listed(&machine);
+            {
+                let mut stopping = lock(&stopping);
+                if matches!(*stopping, Stopping::No) {
+                    *stopping = Stopping::Listed(listed);
+                }
+            }
             machine.stop();
         });
         // It may end by itself meanwhile.
@@ -309,4 +334,9 @@ impl Handle {
             }
         }
     }
+}
+
+fn lock(stopping: &Mutex<Stopping>) -> MutexGuard<'_, Stopping> {
+    // It is only ever replaced as a whole.
+    stopping.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,26 +1,35 @@
 //! Requests that a client can repeat without having them done twice.
 //!
 //! Invariant: while one of an id is under way, another one of that id waits for its answer; it goes on, and its
-//! answer is kept, if the client that sent it is gone, as that is when it is sent again. As many answers are
-//! kept as [`KEPT`]. What failed is not kept, as nothing was done.
+//! answer is kept, if the client that sent it is gone, as that is when it is sent again. The last answers are
+//! kept, as many as [`KEPT`] and of so many bytes as [`BYTES`], and the last one whatever its length, until the
+//! machine has ended. What failed is not kept, as nothing was done.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 
 use hvprobe_proto::v1::{RegisterRequest, RegisterResponse};
+use prost::Message as _;
 use tokio::sync::Mutex;
 use tonic::Status;
 
 use crate::identity::{hash, request_id, reused};
 use crate::status::broken;
 
-/// The most answers that are kept.
+/// The most answers that are kept, and their bytes as they are told.
 const KEPT: usize = 256;
+const BYTES: usize = 1 << 20;
 
 /// The answers to requests of one machine.
 #[derive(Debug, Default)]
-pub(crate) struct Requests(Mutex<VecDeque<Answered>>);
+pub(crate) struct Requests(Mutex<Answers>);
+
+#[derive(Debug, Default)]
+struct Answers {
+    kept: VecDeque<Answered>,
+    bytes: usize,
+}
 
 #[derive(Debug)]
 struct Answered {
@@ -30,7 +39,32 @@ struct Answered {
     answer: RegisterResponse,
 }
 
+impl Answered {
+    fn bytes(&self) -> usize {
+        self.id.len() + self.answer.encoded_len()
+    }
+}
+
+impl Answers {
+    /// Keeps `answered`; the oldest go for it.
+    fn push(&mut self, answered: Answered) {
+        self.bytes += answered.bytes();
+        self.kept.push_back(answered);
+        while (self.kept.len() > KEPT || self.bytes > BYTES)
+            && self.kept.len() > 1
+            && let Some(oldest) = self.kept.pop_front()
+        {
+            self.bytes -= oldest.bytes();
+        }
+    }
+}
+
 impl Requests {
+    /// Forgets all answers, once what is under way is done. Blocks.
+    pub(crate) fn forget(&self) {
+        *self.0.blocking_lock() = Answers::default();
+    }
+
     /// Has `request` done, unless it has been.
     pub(crate) async fn once<F>(
         self: Arc<Self>,
@@ -59,21 +93,17 @@ impl Requests {
         let id = request.request_id.clone();
         let hash = hash(&request);
         let mut answers = self.0.lock().await;
-        if let Some(known) = answers.iter().find(|known| known.id == id) {
+        if let Some(known) = answers.kept.iter().find(|known| known.id == id) {
             if known.hash != hash {
                 return Err(reused(&id));
             }
             return Ok(known.answer.clone());
         }
         let answer = done(request).await?;
-        if answers.len() == KEPT {
-            answers.pop_front();
-        }
-        let kept = answer.clone();
-        answers.push_back(Answered {
+        answers.push(Answered {
             id,
             hash,
-            answer: kept,
+            answer: answer.clone(),
         });
         Ok(answer)
     }
@@ -131,6 +161,43 @@ mod tests {
         }
         let again = ask("a", "m").await.unwrap();
         assert_ne!(again, [0]);
+    }
+
+    #[tokio::test]
+    async fn answers_are_kept_within_bounds_and_until_the_machine_has_ended() {
+        /// Two of this many are within the bound, and three are not.
+        const IDS: usize = 90_000;
+        let requests = Arc::<Requests>::default();
+        // An id takes five bytes.
+        let ask = async |id: &str, length: usize| {
+            let answer = Arc::clone(&requests).once(request(id, "m"), move |_| async move {
+                let ids = vec![u32::MAX; length];
+                Ok(RegisterResponse {
+                    ids,
+                    ..Default::default()
+                })
+            });
+            assert_eq!(answer.await.unwrap().ids.len() % IDS, 0);
+            let answers = requests.0.lock().await;
+            let bytes: usize = answers.kept.iter().map(Answered::bytes).sum();
+            assert_eq!(bytes, answers.bytes);
+            let ids: Vec<_> = answers.kept.iter().map(|known| known.id.clone()).collect();
+            (ids.join(""), bytes)
+        };
+        ask("a", IDS).await;
+        let (kept, bytes) = ask("b", IDS).await;
+        assert!(kept == "ab" && bytes > 10 * IDS, "{kept}: {bytes}");
+        assert_eq!(ask("c", IDS).await.0, "bc");
+        // The last one can be asked for again, however long it is.
+        let (kept, bytes) = ask("d", 4 * IDS).await;
+        assert!(kept == "d" && bytes > BYTES, "{kept}: {bytes}");
+        assert_eq!(ask("d", 0).await.0, "d");
+        assert_eq!(ask("e", 0).await.0, "e");
+        let ended = Arc::clone(&requests);
+        let forgetting = tokio::task::spawn_blocking(move || ended.forget());
+        forgetting.await.unwrap();
+        let answers = requests.0.lock().await;
+        assert!(answers.kept.is_empty() && answers.bytes == 0, "{answers:?}");
     }
 
     #[tokio::test]

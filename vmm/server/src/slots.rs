@@ -178,13 +178,8 @@ impl Slots {
     pub(crate) fn forget_oldest(&mut self, limits: &Limits) -> usize {
         let ended = self.named.iter().filter_map(|(name, slot)| match slot {
             Slot::Taken(handle) => {
-                let remains = handle.remains()?;
-                Some((
-                    handle.changed(),
-                    handle.number,
-                    name.clone(),
-                    remains.bytes(),
-                ))
+                let bytes = handle.kept_bytes()?;
+                Some((handle.changed(), handle.number, name.clone(), bytes))
             }
             Slot::Reserved { .. } => None,
         });

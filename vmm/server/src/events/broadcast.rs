@@ -120,6 +120,11 @@ impl Broadcast {
         })
     }
 
+    /// Bytes that are held of it for clients that come back.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.state().held.weight()
+    }
+
     /// What takes events up for the clients. When it goes, their streams end.
     pub(crate) fn listener(&self) -> Listener {
         Listener(self.clone())

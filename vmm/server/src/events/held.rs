@@ -67,7 +67,7 @@ impl Held {
         (unseen.collect(), first.saturating_sub(seq))
     }
 
-    #[cfg(test)]
+    /// Bytes of what is held.
     pub(crate) fn weight(&self) -> usize {
         self.weight
     }

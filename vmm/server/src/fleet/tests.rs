@@ -3,12 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use hvprobe_arch::Regs;
 use hvprobe_engine::Refusals;
-use hvprobe_machine::Bounds;
+use hvprobe_hit::event::{Captured, Event, EventKind};
+use hvprobe_machine::{Bounds, Listen as _};
 use hvprobe_proto::v1;
+use hvprobe_spec::{ProbeId, RegisterSet};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
+use crate::events::wanted::Wanted;
 use crate::handle::Remains;
 use crate::status::tests::{detail, info};
 
@@ -243,6 +247,55 @@ fn ended_machines_are_forgotten_the_oldest_first_and_never_the_last() {
     assert_eq!(names(), ["f"]);
     add_ended(&fleet, "g", "", b"");
     assert_eq!(names(), ["g"]);
+}
+
+#[test]
+fn what_ended_machines_keep_is_the_events_they_hold_too() {
+    let names_after = |add: fn(&Fleet) -> Handle| {
+        let fleet = Fleet::new(Limits {
+            ended_bytes: 1000,
+            ..Limits::default()
+        });
+        let first = add(&fleet);
+        add_ended(&fleet, "last", "", b"");
+        let bytes = first.kept_bytes().unwrap();
+        let all = fleet.all();
+        let names: Vec<_> = all.iter().map(|handle| handle.name().to_owned()).collect();
+        (names, bytes)
+    };
+    let (names, bytes) = names_after(|fleet| add_ended(fleet, NAME, "", b""));
+    assert!(bytes < 100, "{bytes}");
+    assert_eq!(names, ["last", NAME]);
+
+    let (names, bytes) = names_after(|fleet| {
+        let handle = add_ended(fleet, NAME, "", b"");
+        let _client = handle.events().subscribe(Wanted::default(), None);
+        let mut listener = handle.events().listener();
+        listener.hear(&[event()], 0);
+        let after_one = handle.kept_bytes().unwrap();
+        let many: Vec<_> = (1..100).map(|seq| Event { seq, ..event() }).collect();
+        listener.hear(&many, 0);
+        assert!(handle.kept_bytes().unwrap() > after_one);
+        handle
+    });
+    assert!(bytes > 1000, "{bytes}");
+    assert_eq!(names, ["last"]);
+}
+
+fn event() -> Event {
+    Event {
+        kind: EventKind::Hit,
+        seq: 0,
+        probe: ProbeId(0),
+        vcpu: 0,
+        host_ns: 1,
+        guest_tsc: 1,
+        regs: Regs::default(),
+        shown: RegisterSet::default(),
+        captured: Captured::nothing(),
+        task: None,
+        cost_ns: 0,
+    }
 }
 
 #[tokio::test]
