@@ -37,6 +37,7 @@ struct Table {
     subscribers: Option<usize>,
     #[serde(deserialize_with = "length")]
     event_bytes: Option<usize>,
+    sessions: Option<usize>,
     #[serde(deserialize_with = "probes")]
     probes_per_machine: Option<usize>,
     #[serde(deserialize_with = "console")]
@@ -110,6 +111,7 @@ fn limits(text: &str) -> Result<Limits, toml::de::Error> {
         streams: said.streams.unwrap_or(host.streams),
         subscribers: said.subscribers.unwrap_or(host.subscribers),
         event_bytes: said.event_bytes.unwrap_or(host.event_bytes),
+        sessions: said.sessions.unwrap_or(host.sessions),
         each: Bounds {
             probes: said.probes_per_machine.unwrap_or(host.each.probes),
             console: said.console_bytes_per_machine.unwrap_or(host.each.console),
@@ -127,7 +129,7 @@ pub(crate) fn text(limits: &Limits) -> String {
 }
 
 /// Keys, values as they are written, and what they mean.
-fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 13] {
+fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 14] {
     let bytes = |bytes: u64| {
         let units = [("G", 30), ("M", 20), ("K", 10)];
         let whole = units
@@ -194,6 +196,11 @@ fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 13] {
             "event_bytes",
             length(limits.event_bytes),
             "events that wait for all subscribers together",
+        ),
+        (
+            "sessions",
+            limits.sessions.to_string(),
+            "sessions of clients, kept ones counted",
         ),
         (
             "probes_per_machine",

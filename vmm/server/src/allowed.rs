@@ -33,6 +33,8 @@ pub struct Limits {
     pub subscribers: usize,
     /// Bytes of events that wait for all of them together.
     pub event_bytes: usize,
+    /// Sessions of clients, those that are kept or ending counted.
+    pub sessions: usize,
     /// What each machine may have.
     pub each: Bounds,
 }
@@ -59,6 +61,7 @@ impl Limits {
             streams: 4096,
             subscribers: 1024,
             event_bytes: 1 << 30,
+            sessions: 1024,
             each: Bounds::default(),
         }
     }

@@ -35,6 +35,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::allowed::Limits;
+use crate::events::broadcast::Broadcast;
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;
@@ -94,7 +95,8 @@ impl Server {
     /// `name`, though there is none: to measure or to test the way that events go. The streams end
     /// when the sink goes.
     pub fn publish(&mut self, name: &str) -> Sink {
-        self.published.add(name)
+        let pool = self.fleet.totals().events.clone();
+        self.published.add(name, Broadcast::within(pool))
     }
 
     /// Serves whoever connects to `loopback` and shows its token, too, when the server
@@ -140,7 +142,12 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
         let fleet = self.fleet;
-        let held = Sessions::new(fleet.owners().clone(), Handle::current());
+        let totals = Arc::clone(fleet.totals());
+        let held = Sessions::new(
+            totals.limits().sessions,
+            fleet.owners().clone(),
+            Handle::current(),
+        );
         let (health, health_server) = tonic_health::server::health_reporter();
         report(&health, ServingStatus::Serving).await;
         let reflection = || {
@@ -161,7 +168,6 @@ impl Server {
                 let _listening = ended.send(());
             }
         };
-        let totals = Arc::clone(fleet.totals());
         let calls = totals.limits().calls_per_connection;
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(SILENCE))

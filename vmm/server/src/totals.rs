@@ -19,6 +19,7 @@ pub(crate) struct Totals {
     limits: Limits,
     guests: Mutex<Guests>,
     pub(crate) connections: Places,
+    pub(crate) tcp_connections: Places,
     pub(crate) streams: Places,
     pub(crate) subscribers: Places,
     /// Where events that wait for clients have their room.
@@ -47,6 +48,12 @@ impl Totals {
                 ErrorKind::TooManyConnections,
                 "connections to",
                 "connections",
+            ),
+            tcp_connections: Places::new(
+                limits.tcp_connections,
+                ErrorKind::TooManyConnections,
+                "connections to the TCP port of",
+                "tcp_connections",
             ),
             streams: Places::new(
                 limits.streams,

@@ -13,9 +13,8 @@ use super::broadcast::Broadcast;
 pub(crate) struct Published(BTreeMap<Arc<str>, Broadcast>);
 
 impl Published {
-    /// A new one, which takes the place of an old one of that name.
-    pub(crate) fn add(&mut self, name: &str) -> Sink {
-        let broadcast = Broadcast::default();
+    /// A new one, which goes to its clients by `broadcast`, and takes the place of an old one of that name.
+    pub(crate) fn add(&mut self, name: &str, broadcast: Broadcast) -> Sink {
         let mut listener = broadcast.listener();
         self.0.insert(name.into(), broadcast);
         Box::new(move |events, dropped| {

@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::token::Token;
 
@@ -39,7 +38,6 @@ pub struct Loopback {
     listener: TcpListener,
     address: SocketAddr,
     token: Arc<Token>,
-    places: Arc<Semaphore>,
 }
 
 impl Loopback {
@@ -57,14 +55,7 @@ impl Loopback {
             address: listener.local_addr().map_err(io)?,
             listener,
             token: Arc::new(token),
-            places: Arc::new(Semaphore::new(0)),
         })
-    }
-
-    /// So many connections are accepted at a time; more wait in the kernel until one ends.
-    pub(crate) fn allow(&mut self, connections: usize) {
-        let places = connections.min(Semaphore::MAX_PERMITS);
-        self.places = Arc::new(Semaphore::new(places));
     }
 
     /// Where it listens.
@@ -78,25 +69,19 @@ impl Loopback {
         Arc::clone(&self.token)
     }
 
-    /// The next connection, and the place it takes.
-    pub(crate) async fn accept(&self) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-        let place = Arc::clone(&self.places).acquire_owned().await;
-        let place = place.map_err(io::Error::other)?;
+    /// The next connection.
+    pub(crate) async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept().await?;
         // Answers are small, and waited for. A client that has gone is found out soon enough.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was accepted");
         }
-        Ok((stream, place))
+        Ok(stream)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::time::timeout;
-
     use super::super::token::tests::token;
     use super::*;
 
@@ -126,20 +111,5 @@ mod tests {
         let first = bind("127.0.0.1:0").await.unwrap();
         let told = bind(&first.address().to_string()).await;
         assert!(matches!(told, Err(LoopbackError::Io { .. })));
-    }
-
-    #[tokio::test]
-    async fn connections_beyond_the_limit_wait_for_one_to_end() {
-        let mut loopback = bind("127.0.0.1:0").await.unwrap();
-        loopback.allow(1);
-        let client = || TcpStream::connect(loopback.address());
-        let (_one, _two) = (client().await.unwrap(), client().await.unwrap());
-        let (_served, place) = loopback.accept().await.unwrap();
-        let soon = Duration::from_millis(50);
-        assert!(timeout(soon, loopback.accept()).await.is_err());
-        drop(place);
-        let patience = Duration::from_secs(30);
-        let next = timeout(patience, loopback.accept()).await.unwrap();
-        assert!(next.is_ok(), "{next:?}");
     }
 }

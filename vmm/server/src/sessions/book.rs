@@ -22,9 +22,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_machine::Owner;
 
-/// Sessions that there may be.
-pub(crate) const SESSIONS: usize = 1024;
-
 /// What becomes of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -53,7 +50,7 @@ pub(crate) struct Session<A> {
 /// Why a session was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unopened {
-    /// There are [`SESSIONS`].
+    /// There are as many as may be.
     TooMany,
     /// The one at this position of those to be taken over is not there, or is ending.
     NoSuch(usize),
@@ -76,6 +73,8 @@ struct UnderWay {
 /// All sessions of a server; `A` is what else is known of each.
 #[derive(Debug)]
 pub(crate) struct Book<A> {
+    /// How many there may be.
+    most: usize,
     sessions: BTreeMap<String, Session<A>>,
     next_owner: u64,
     next_ticket: u64,
@@ -84,9 +83,11 @@ pub(crate) struct Book<A> {
     busy: BTreeSet<u64>,
 }
 
-impl<A> Default for Book<A> {
-    fn default() -> Self {
+impl<A> Book<A> {
+    /// None yet, of so many that there may be.
+    pub(crate) fn new(most: usize) -> Self {
         Self {
+            most,
             sessions: BTreeMap::new(),
             next_owner: 0,
             next_ticket: 0,
@@ -94,9 +95,7 @@ impl<A> Default for Book<A> {
             busy: BTreeSet::new(),
         }
     }
-}
 
-impl<A> Book<A> {
     /// Opens the session `id`, which takes over those that `take_over` names; `has` says whether a machine
     /// has something of an owner. Returns all that stands for the session from now on.
     pub(crate) fn open(
@@ -115,7 +114,7 @@ impl<A> Book<A> {
             return Err(Unopened::NoSuch(index));
         }
         let taken: BTreeSet<&String> = take_over.iter().collect();
-        if self.sessions.len() - taken.len() >= SESSIONS {
+        if self.sessions.len() - taken.len() >= self.most {
             return Err(Unopened::TooMany);
         }
         let own = Owner(self.next_owner);

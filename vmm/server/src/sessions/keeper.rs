@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tonic::{Code, Status};
 
-use super::book::{Book, Gone, SESSIONS, Stage, Unopened};
+use super::book::{Book, Gone, Stage, Unopened};
 use super::owners::{Named, Owners};
 use crate::identity::uuid;
 use crate::status::Failure;
@@ -75,6 +75,7 @@ struct State<P> {
 #[derive(Debug)]
 pub(crate) struct Sessions<P> {
     state: Arc<Mutex<State<P>>>,
+    most: usize,
     owners: Owners,
     /// Where things are let go of: a session may end on any thread, also one that knows no runtime.
     runtime: Handle,
@@ -84,6 +85,7 @@ impl<P> Clone for Sessions<P> {
     fn clone(&self) -> Self {
         Self {
             state: Arc::clone(&self.state),
+            most: self.most,
             owners: self.owners.clone(),
             runtime: self.runtime.clone(),
         }
@@ -109,16 +111,18 @@ pub(crate) struct Ticket<P: Place> {
 }
 
 impl<P: Place> Sessions<P> {
-    /// None yet. Whoever has something is named in `owners`; machines let go of it on `runtime`.
-    pub(crate) fn new(owners: Owners, runtime: Handle) -> Self {
+    /// None yet, of so many that there may be. Whoever has something is named in `owners`; machines let go
+    /// of it on `runtime`.
+    pub(crate) fn new(most: usize, owners: Owners, runtime: Handle) -> Self {
         let state = State {
-            book: Book::default(),
+            book: Book::new(most),
             places: BTreeMap::new(),
             waiting: BTreeMap::new(),
             closed: false,
         };
         Self {
             state: Arc::new(Mutex::new(state)),
+            most,
             owners,
             runtime,
         }
@@ -159,7 +163,7 @@ impl<P: Place> Sessions<P> {
         let taken: Vec<_> = taken.iter().map(|it| it.about.over.clone()).collect();
         let has = |machine, owner| places.get(&machine).is_some_and(|it| it.has(owner));
         let opened = book.open(&id, about, asked.keep, &asked.take_over, has);
-        let owners = opened.map_err(|why| unopened(why, &asked.take_over))?;
+        let owners = opened.map_err(|why| unopened(why, self.most, &asked.take_over))?;
         self.owners.name(owners, &named);
         for over in taken {
             over.send_replace(Some(SessionEnd::TakenOver));
@@ -372,11 +376,16 @@ fn no_such_session() -> Status {
     Failure::new(Code::NotFound, ErrorKind::NoSuchSession, message).into()
 }
 
-fn unopened(why: Unopened, take_over: &[String]) -> Status {
+fn unopened(why: Unopened, most: usize, take_over: &[String]) -> Status {
     match why {
         Unopened::TooMany => {
-            let message = format!("there are {SESSIONS} sessions already");
-            Failure::new(Code::ResourceExhausted, ErrorKind::TooManySessions, message).into()
+            let message = format!(
+                "all {most} sessions of this server are taken: end one first, or raise `sessions` in its \
+                 configuration"
+            );
+            Failure::new(Code::ResourceExhausted, ErrorKind::TooManySessions, message)
+                .bound("sessions", most, 0)
+                .into()
         }
         Unopened::NoSuch(index) => {
             let id = take_over.get(index).map(String::as_str).unwrap_or_default();

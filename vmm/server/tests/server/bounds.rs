@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
+use hvprobe_proto::v1::sessions_client::SessionsClient;
 use hvprobe_proto::v1::watch_machines_response::What;
 use hvprobe_proto::v1::{
-    BootRequest, ErrorDetail, ErrorKind, ListMachinesRequest, SubscribeRequest,
-    WatchMachinesRequest,
+    BootRequest, ErrorDetail, ErrorKind, HoldRequest, ListMachinesRequest, OpenSession,
+    SubscribeRequest, WatchMachinesRequest, hold_request,
 };
 use hvprobe_server::{Limits, Listener, ServeError, Server};
 use prost::Message as _;
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
@@ -183,6 +185,69 @@ async fn subscribers_beyond_those_that_may_be_are_refused() {
     drop(only);
     let again = async {
         while subscribe().await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, again).await.expect("there is room again");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn calls_beyond_those_that_one_connection_may_have_wait_and_those_of_others_do_not() {
+    let running = Running::with_limits(Limits {
+        calls_per_connection: 2,
+        ..Limits::of_host()
+    });
+    let channel = running.connect().await;
+    let mut watched = Vec::new();
+    for _ in 0..2 {
+        let mut machines = MachinesClient::new(channel.clone());
+        let stream = machines.watch_machines(WatchMachinesRequest::default());
+        let mut stream = stream.await.unwrap().into_inner();
+        let first = timeout(PATIENCE, stream.message()).await;
+        assert!(first.expect("a message").unwrap().is_some());
+        watched.push(stream);
+    }
+    let third = tokio::spawn(async move { list(&channel).await });
+    // Many others are answered while it waits.
+    let other = running.connect().await;
+    for _ in 0..100 {
+        assert_eq!(list(&other).await.unwrap(), 0);
+    }
+    assert!(!third.is_finished());
+    watched.pop();
+    let listed = timeout(PATIENCE, third).await.expect("it goes on");
+    assert_eq!(listed.unwrap().unwrap(), 0);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn sessions_beyond_those_that_may_be_are_refused() {
+    let running = Running::with_limits(Limits {
+        sessions: 1,
+        ..Limits::of_host()
+    });
+    let channel = running.connect().await;
+    let hold = async || {
+        let mut sessions = SessionsClient::new(channel.clone());
+        let open = OpenSession {
+            owner: "me".to_owned(),
+            ..Default::default()
+        };
+        let what = Some(hold_request::What::Open(open));
+        // It stays open: the session ends with it.
+        let (to_server, messages) = mpsc::channel(1);
+        to_server.send(HoldRequest { what }).await.unwrap();
+        let answers = sessions.hold(ReceiverStream::new(messages)).await?;
+        Ok::<_, Status>((to_server, answers.into_inner()))
+    };
+    let only = hold().await.unwrap();
+    let error = hold().await.unwrap_err();
+    assert_eq!(kind(&error, "sessions"), ErrorKind::TooManySessions);
+    assert!(error.message().contains("all 1 sessions"), "{error}");
+    drop(only);
+    let again = async {
+        while hold().await.is_err() {
             tokio::task::yield_now().await;
         }
     };

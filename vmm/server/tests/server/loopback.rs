@@ -5,7 +5,7 @@ use std::time::Duration;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::{ErrorDetail, ErrorKind, ListMachinesRequest};
-use hvprobe_server::{Listener, Loopback, Server, Token};
+use hvprobe_server::{Limits, Listener, Loopback, Server, Token};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
 use tokio::sync::oneshot;
@@ -59,6 +59,55 @@ fn kind(status: &Status) -> ErrorKind {
     let packed = tonic_types::Status::decode(status.details()).unwrap();
     let detail = ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap();
     detail.kind()
+}
+
+#[tokio::test]
+async fn tcp_connections_beyond_those_that_may_be_are_told_so_and_the_socket_is_as_ever() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, file) = (folder.path().join("socket"), folder.path().join("token"));
+    let token = Token::read_or_create(&file).unwrap();
+    let right = token.bearer();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let loopback = Loopback::bind(address, token).await.unwrap();
+    let url = format!("http://{}", loopback.address());
+    let mut server = Server::new().with_limits(Limits {
+        tcp_connections: 1,
+        ..Limits::of_host()
+    });
+    server.listen_too(loopback);
+    let listener = Listener::bind(&socket).unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let served = tokio::spawn(server.serve(listener, async {
+        let _asked_or_dropped = stopped.await;
+    }));
+
+    let tested = async {
+        let connect = async || {
+            let endpoint = Endpoint::try_from(url.clone()).unwrap();
+            endpoint.connect().await.unwrap()
+        };
+        let health = async |channel: &Channel| call(channel, OTHERS[0], Some(&right)).await;
+        let only = connect().await;
+        health(&only).await.unwrap();
+        let other = connect().await;
+        let refused = health(&other).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+        assert_eq!(kind(&refused), ErrorKind::TooManyConnections);
+        let told = "all 1 connections to the TCP port of this server";
+        assert!(refused.message().contains(told), "{refused:?}");
+        let unix = Endpoint::try_from(format!("unix:{}", socket.display()));
+        let unix = unix.unwrap().connect().await.unwrap();
+        call(&unix, OTHERS[0], None).await.unwrap();
+        health(&only).await.unwrap();
+        drop((only, other));
+        while health(&connect().await).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let tested = timeout(Duration::from_secs(60), tested).await;
+    tested.expect("every call is answered");
+    drop(stop);
+    served.await.unwrap().unwrap();
 }
 
 #[tokio::test]

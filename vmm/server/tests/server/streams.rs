@@ -8,7 +8,7 @@ use hvprobe_hit::event::{Captured, Event, EventKind, Sink};
 use hvprobe_linux::task::Task;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::{ErrorDetail, ErrorKind, Position, SubscribeRequest, SubscribeResponse};
-use hvprobe_server::{Listener, ServeError, Server};
+use hvprobe_server::{Limits, Listener, ServeError, Server};
 use hvprobe_spec::{ProbeId, RegisterSet};
 use prost::Message as _;
 use tokio::sync::oneshot;
@@ -31,9 +31,13 @@ struct Made {
 
 impl Made {
     fn start() -> Self {
+        Self::with_limits(Limits::of_host())
+    }
+
+    fn with_limits(limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
-        let mut server = Server::new();
+        let mut server = Server::new().with_limits(limits);
         let sink = server.publish("synthetic");
         let listener = Listener::bind(&socket).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -184,6 +188,50 @@ async fn positions_that_cannot_be_and_filters_that_cannot_be_read_are_refused() 
     };
     assert_eq!(kind(&refused(filter).await), ErrorKind::Filter);
     made.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and_told() {
+    /// Far more than may wait, and less than may wait for each of them.
+    const EVENTS: u64 = 28_000;
+    const BATCH: u64 = 50;
+    let mut made = Made::with_limits(Limits {
+        event_bytes: 64 << 10,
+        ..Limits::of_host()
+    });
+    let mut stuck = Vec::new();
+    for _ in 0..2 {
+        let mut stream = subscribe(&made.socket, request()).await.unwrap();
+        next(&mut stream).await;
+        stuck.push(stream);
+    }
+    for _ in 0..EVENTS / BATCH {
+        made.make(BATCH);
+    }
+    // With the sink go the streams, once they have been read.
+    let Made {
+        _folder,
+        sink,
+        stop,
+        serving,
+        ..
+    } = made;
+    drop(sink);
+    for mut stream in stuck {
+        let (mut came, mut lost) = (0, 0);
+        let all = async {
+            while let Some(message) = stream.message().await.unwrap() {
+                came += message.events.len() as u64;
+                lost += message.dropped;
+            }
+        };
+        tokio::time::timeout(LONG, all).await.expect("an end");
+        assert_eq!(came + lost, EVENTS);
+        assert!(came > 0 && lost > 0, "{came} came, {lost} were lost");
+    }
+    drop(stop);
+    let served = tokio::time::timeout(LONG, serving).await;
+    served.expect("the server goes on").unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

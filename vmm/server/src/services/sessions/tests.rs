@@ -77,7 +77,10 @@ impl Client {
 
 fn new() -> (Sessions<Fake>, Owners) {
     let owners = Owners::default();
-    (Sessions::new(owners.clone(), Handle::current()), owners)
+    (
+        Sessions::new(1024, owners.clone(), Handle::current()),
+        owners,
+    )
 }
 
 fn begin(sessions: &Sessions<Fake>, id: &str, on: &Fake) -> Ticket<Fake> {

@@ -51,6 +51,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Sessions that there may be.
+const SESSIONS: usize = 100;
+
+impl Default for Book<()> {
+    fn default() -> Self {
+        Self::new(SESSIONS)
+    }
+}
+
 /// What there is beside the book.
 #[derive(Default)]
 struct World {
