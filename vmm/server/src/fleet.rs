@@ -125,10 +125,16 @@ impl Fleet {
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
     /// if the caller is no longer there. If such a request has made one before, it is that one.
-    pub(crate) async fn boot(
+    pub(crate) async fn boot(&self, config: MachineConfig, asked: Asked) -> Result<Handle, Status> {
+        self.boot_by(config, asked, Machine::boot).await
+    }
+
+    /// The same, where `boot` boots it.
+    async fn boot_by(
         &self,
         mut config: MachineConfig,
         asked: Asked,
+        boot: impl FnOnce(MachineConfig) -> Result<Arc<Machine>, BootError> + Send + 'static,
     ) -> Result<Handle, Status> {
         let reserved = match self.reserve(&mut config, &asked)? {
             Reservation::Boot(reserved) => reserved,
@@ -139,7 +145,7 @@ impl Fleet {
         })?;
         let (to, booted) = oneshot::channel();
         threads::start("a machine", move || {
-            let machine = match Machine::boot(config) {
+            let machine = match boot(config) {
                 Ok(machine) => machine,
                 Err(error) => {
                     let error = boot_error(&reserved.name, &error);

@@ -178,6 +178,50 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
     assert_eq!(error.code(), Code::InvalidArgument);
 }
 
+#[tokio::test]
+async fn a_boot_that_stands_in_the_host_keeps_nobody_from_anything_else() {
+    /// What each call may take, on a machine that has other things to do.
+    const SOON: Duration = Duration::from_secs(30);
+    let fleet = fleet();
+    let (began, has_begun) = tokio::sync::oneshot::channel();
+    let (go, may_go) = std::sync::mpsc::channel::<()>();
+    let mut slow = config(Path::new("/nowhere"));
+    slow.name = "slow".to_owned();
+    let booting = tokio::spawn({
+        let fleet = fleet.clone();
+        async move {
+            let boot = move |config| {
+                began.send(()).unwrap();
+                // As a disk would that does not answer, until the test ends.
+                let _gone = may_go.recv();
+                Machine::boot(config)
+            };
+            fleet.boot_by(slow, Asked::default(), boot).await
+        }
+    });
+    let begun = tokio::time::timeout(SOON, has_begun).await;
+    begun.expect("it begins").unwrap();
+
+    assert_eq!(fleet.get("slow").unwrap_err().code(), Code::Unavailable);
+    assert_eq!(fleet.all().len(), 1);
+    assert_eq!(console(&fleet), b"Kernel panic");
+    let mut other = config(Path::new("/nowhere"));
+    other.name = "other".to_owned();
+    let other = tokio::time::timeout(SOON, fleet.boot(other, Asked::default())).await;
+    let error = other.expect("another boot waits").unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error:?}");
+    tokio::time::pause();
+    let since = Instant::now();
+    fleet.close().await;
+    assert!(since.elapsed() < 2 * ENDS);
+    tokio::time::resume();
+    assert!(!booting.is_finished());
+    drop(go);
+    let booted = tokio::time::timeout(SOON, booting).await;
+    let error = booted.expect("it ends").unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument, "{error:?}");
+}
+
 #[test]
 fn only_what_has_ended_is_forgotten() {
     let fleet = fleet();
