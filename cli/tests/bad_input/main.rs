@@ -6,6 +6,7 @@
     reason = "a helper that cannot go on fails its test"
 )]
 
+mod configuration;
 mod definitions;
 mod events;
 mod loopback;

@@ -73,7 +73,7 @@ impl Place {
             .unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut told = Vec::new();
-        for _ in 0..if more.is_empty() { 1 } else { 2 } {
+        for _ in 0..if more.contains(&"--listen") { 2 } else { 1 } {
             let mut line = String::new();
             stderr.read_line(&mut line).unwrap();
             assert!(line.starts_with("hvprobe: listening on "), "{line}");
