@@ -5,21 +5,24 @@
     reason = "a helper that cannot go on fails its test"
 )]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use hvprobe_machine::MachineConfig;
+use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::watch_machines_response::What;
 use hvprobe_proto::v1::{
     BootRequest, DeleteMachineRequest, EndReason, ErrorDetail, ErrorKind, ListMachinesRequest,
-    ListProbesRequest, Machine, MachineState, PauseRequest, StopRequest, WatchMachinesRequest,
-    WatchRequest,
+    ListProbesRequest, Machine, MachineState, PauseRequest, StopRequest, SubscribeRequest,
+    WatchMachinesRequest, WatchRequest,
 };
 use hvprobe_server::{Limits, Listener, ServeError, Server};
 use hvprobe_tests::micro::host::{build, catch_mode};
 use prost::Message as _;
+use prost_types::FieldMask;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
@@ -202,6 +205,14 @@ async fn machines_are_seen_to_come_change_end_and_go() {
     }
     assert!(matches!(next().await, What::AllTold(_)));
 
+    let mut events = EventsClient::new(running.connect().await);
+    let all = events.subscribe(SubscribeRequest::default()).await;
+    let mut all = all.unwrap().into_inner();
+    let mut event = async || {
+        let told = timeout(PATIENCE, all.message()).await;
+        told.expect("a message").unwrap().unwrap()
+    };
+    assert_eq!(event().await.machine, "first");
     let second = running.boot(&mut machines, "second").await;
     let mut states = Vec::new();
     let limit = std::time::Instant::now() + PATIENCE;
@@ -243,6 +254,23 @@ async fn machines_are_seen_to_come_change_end_and_go() {
         .await
         .unwrap();
     let ended = until(MachineState::Stopped).await;
+    // A stream of all machines has those that came after it, until they end.
+    let came = event().await;
+    let position = came.position.as_ref().expect("where its stream is");
+    assert_eq!(
+        (&came.machine, &position.machine_uid),
+        (&second.name, &second.uid)
+    );
+    assert!(came.anchor.is_some() && came.events.is_empty(), "{came:?}");
+    let over = loop {
+        assert!(std::time::Instant::now() < limit, "its stream never ends");
+        let message = event().await;
+        assert_eq!(message.machine, second.name, "{message:?}");
+        if message.ended.is_some() {
+            break message.ended;
+        }
+    };
+    assert_eq!(over, ended.ending);
     assert!(ended.end_ns.is_some() && ended.ending.is_some());
     let request = DeleteMachineRequest { machine: machine() };
     machines.delete_machine(request).await.unwrap();
@@ -284,6 +312,69 @@ async fn machines_are_seen_to_come_change_end_and_go() {
     assert_eq!(names(&[], 0).await, ["first"]);
     assert_eq!(names(&[MachineState::Running], 1).await, ["first"]);
     assert!(names(&[MachineState::Stopped], 1).await.is_empty());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_and_watches_have_pages_and_the_fields_that_are_asked_for() {
+    let Some(running) = Running::start("pages", Limits::of_host()) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    let mut uids = Vec::new();
+    for name in ["c", "a", "b"] {
+        uids.push((name, running.boot(&mut machines, name).await.uid));
+    }
+    let (mut pages, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = ListMachinesRequest {
+            page_size: 1,
+            page_token,
+            read_mask: Some(FieldMask {
+                paths: vec!["name".to_owned()],
+            }),
+            ..Default::default()
+        };
+        let list = machines.list_machines(request).await.unwrap().into_inner();
+        pages.push(list.machines);
+        page_token = list.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+        assert!(pages.len() < 10, "the pages do not end: {pages:?}");
+    }
+    let named = |name: &str| Machine {
+        name: name.to_owned(),
+        ..Default::default()
+    };
+    // No kernel, no state: only what was asked for.
+    assert_eq!(pages, [[named("a")], [named("b")], [named("c")]]);
+    let whole = ListMachinesRequest::default();
+    let whole = machines.list_machines(whole).await.unwrap().into_inner();
+    let kernels = whole.machines.iter().filter(|it| !it.kernel.is_empty());
+    assert_eq!((kernels.count(), &*whole.next_page_token), (3, ""));
+
+    let watch = WatchMachinesRequest {
+        read_mask: Some(FieldMask {
+            paths: vec!["name".to_owned()],
+        }),
+        ..Default::default()
+    };
+    let mut watched = machines.watch_machines(watch).await.unwrap().into_inner();
+    let mut told = BTreeMap::new();
+    for _ in 0..100 {
+        let next = timeout(PATIENCE, watched.message()).await;
+        match next.expect("a message").unwrap().unwrap().what {
+            Some(What::Machine(machine)) => told.insert(machine.name.clone(), machine),
+            Some(What::AllTold(_)) => break,
+            other => panic!("{other:?} after {told:?}"),
+        };
+    }
+    let expected = uids.into_iter().map(|(name, uid)| {
+        let machine = Machine { uid, ..named(name) };
+        (machine.name.clone(), machine)
+    });
+    assert_eq!(told, expected.collect());
     running.stop().await;
 }
 
