@@ -1,10 +1,11 @@
 //! The log, on standard error.
 //!
 //! What is kept true: nobody who logs waits for whoever reads it. What waits for a reader is bounded in
-//! lines; those beyond are lost, and how many is told as soon as somebody reads again. A panic is logged
-//! as everything else is.
+//! lines, and these in bytes; those beyond are lost, and how many is told as soon as somebody reads again.
+//! A panic is logged as everything else is.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::borrow::Cow;
 use std::env;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _, Write};
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tracing::{Level, error};
-use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 use tracing_subscriber::fmt::time::uptime;
 
@@ -27,6 +28,9 @@ const VARIABLE: &str = "RUST_LOG";
 const PLAIN: &str = "NO_COLOR";
 /// Lines that wait for a reader.
 const WAITING: usize = 8192;
+/// Bytes of one line, so that all that wait are 64 MiB at most; and how many are shown of a longer one.
+const LINE: usize = 8 << 10;
+const SHOWN: usize = 1 << 10;
 /// How long the last lines may take at the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -69,7 +73,7 @@ impl Log {
         let (filter, mistake) = filter(verbose, env::var(VARIABLE).ok().as_deref());
         let log = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(writer)
+            .with_writer(move || Lines(writer.clone()))
             .log_internal_errors(false);
         match format {
             LogFormat::Text => {
@@ -131,6 +135,39 @@ fn log_panics() {
             error!("thread {name} {info}");
         }
     }));
+}
+
+/// A line as it is logged: the beginning of one that is too long.
+fn line(whole: &[u8]) -> Cow<'_, [u8]> {
+    if whole.len() <= LINE {
+        return whole.into();
+    }
+    let begins = whole.get(..SHOWN).unwrap_or(whole);
+    let told = output::told(
+        "WARN",
+        format_args!(
+            "a line of the log has {} bytes, and begins: {}",
+            whole.len(),
+            output::harmless(begins)
+        ),
+    );
+    told.into_bytes().into()
+}
+
+/// Where lines are logged.
+#[derive(Debug)]
+struct Lines(NonBlocking);
+
+impl Write for Lines {
+    fn write(&mut self, whole: &[u8]) -> io::Result<usize> {
+        // What waits is one piece for each call, whatever its length.
+        self.0.write_all(&line(whole))?;
+        Ok(whole.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// The lines that were lost.
@@ -218,6 +255,18 @@ mod tests {
         assert_eq!(shown(1, Some("h2=debug")), (ours("info"), false));
         assert_eq!(shown(9, None), (ours("trace"), false));
         assert_eq!(shown(0, Some("a=b=c")), (ours("warn"), true));
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_told_by_its_beginning() {
+        let whole = [b'x'; LINE];
+        assert_eq!(*line(&whole), whole);
+        let long = format!("begins\x1b\n{}", "ä".repeat(LINE));
+        let cut = String::from_utf8(line(long.as_bytes()).into_owned()).unwrap();
+        assert!(cut.len() < LINE && cut.ends_with('\n'), "{cut}");
+        let told = format!("has {} bytes, and begins: begins??ä", long.len());
+        assert!(cut.contains(&told), "{cut}");
+        assert_eq!(cut.lines().count(), 1);
     }
 
     #[test]
