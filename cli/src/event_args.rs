@@ -19,20 +19,20 @@ use crate::typed::{self, bad_option};
 pub(crate) struct WantedArgs {
     /// Only events of this thread; repeatable, as are the two that follow: each that is given has to be the
     /// event's
-    #[arg(long = "pid", value_name = "N", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
+    #[arg(long = "pid", value_name = "N", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     pids: Vec<i32>,
 
     /// Only events of this process
-    #[arg(long = "tgid", value_name = "N", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
+    #[arg(long = "tgid", value_name = "N", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     tgids: Vec<i32>,
 
     /// Only events of tasks of this name
-    #[arg(long = "comm", value_name = "NAME", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
+    #[arg(long = "comm", value_name = "NAME", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     comms: Vec<String>,
 
     /// Only events for which this holds, as after `if` in a definition: an expression over `pid`, `tgid`,
     /// `comm` and `cpu`
-    #[arg(long, value_name = "EXPR", conflicts_with_all = ["hist", "folded", "ScriptArgs"])]
+    #[arg(long, value_name = "EXPR", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     filter: Option<String>,
 }
 
@@ -83,12 +83,12 @@ pub(crate) struct OutputArgs {
         value_enum,
         value_name = "FORMAT",
         default_value_t,
-        conflicts_with_all = ["json", "hist", "folded"]
+        conflicts_with_all = ["json", "hist", "folded", "flame"]
     )]
     pub(crate) time: TimeFormat,
 
     /// Write the lines of the trace into this file, which is replaced, instead of printing them
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["hist", "folded"])]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["hist", "folded", "flame"])]
     output: Option<PathBuf>,
 }
 
@@ -131,7 +131,8 @@ pub(crate) struct Unwritten {
 }
 
 impl Unwritten {
-    fn new(path: &Path, why: io::Error) -> Self {
+    /// `path`, and why it cannot be written.
+    pub(crate) fn new(path: &Path, why: io::Error) -> Self {
         Self {
             path: path.to_owned(),
             why,

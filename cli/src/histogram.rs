@@ -1,10 +1,11 @@
 //! `--hist`: events counted by the server, and shown as what they amount to.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, HistogramCommand, HistogramEntry,
     HistogramForm, HistogramKey, HistogramSchema, HistogramTotals, Probe, aggregate_request,
@@ -19,6 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::client::Client;
 use crate::events_file::FileHistogram;
 use crate::failure::{Refused, WrongUsage, detail};
+use crate::flame;
 use crate::follow::Format;
 use crate::output::histogram::{self, Look};
 use crate::output::histogram_key::is_symbol;
@@ -28,7 +30,7 @@ use crate::typed::bad_option;
 
 /// Commands that wait for the server.
 const COMMANDS: usize = 1;
-/// What `--folded` counts.
+/// What `--folded` and `--flame` count.
 const FOLDED_BY: &str = "keys=comm,stacktrace";
 
 /// Counting instead of printing.
@@ -50,6 +52,12 @@ pub(crate) struct HistogramArgs {
     #[arg(long, conflicts_with_all = ["hist", "bars", "json", "hits"])]
     folded: bool,
 
+    /// Count hits by task and kernel stack, and draw them as a flame graph into this file (SVG), which is
+    /// replaced; for an hvprobe built with the cargo feature `flame`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
+          conflicts_with_all = ["hist", "bars", "json", "hits"])]
+    flame: Option<PathBuf>,
+
     /// Print them every so many seconds, too, and not only at the end
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     interval: Option<u64>,
@@ -58,13 +66,18 @@ pub(crate) struct HistogramArgs {
 impl HistogramArgs {
     /// Whether anything is to be counted.
     pub(crate) fn is_given(&self) -> bool {
-        self.folded || !self.hist.is_empty()
+        self.by_stack() || !self.hist.is_empty()
+    }
+
+    /// Whether hits are counted by task and stack.
+    fn by_stack(&self) -> bool {
+        self.folded || self.flame.is_some()
     }
 
     /// What is to be counted by what.
     fn histograms(&self) -> &[String] {
         static FOLDED: LazyLock<[String; 1]> = LazyLock::new(|| [FOLDED_BY.to_owned()]);
-        match self.folded {
+        match self.by_stack() {
             true => &*FOLDED,
             false => &self.hist,
         }
@@ -76,8 +89,11 @@ impl HistogramArgs {
         read.any(|read| read.is_ok_and(|histogram| histogram.needs_stacks()))
     }
 
-    /// Refuses what is no histogram, where it is wrong.
+    /// Refuses what is no histogram, where it is wrong, and what this program cannot draw.
     pub(crate) fn check(&self) -> Result<(), WrongUsage> {
+        if self.flame.is_some() {
+            flame::check()?;
+        }
         for text in &self.hist {
             read_histogram(text).map_err(|error| bad_option("hist", text, &error))?;
         }
@@ -122,6 +138,8 @@ pub(crate) struct Histograms {
     machine: String,
     ticks: Option<Interval>,
     names: Names,
+    /// Where stacks are drawn.
+    flame: Option<PathBuf>,
 }
 
 /// A histogram that the server fills.
@@ -196,6 +214,7 @@ impl Histograms {
             machine: machine.to_owned(),
             ticks,
             names,
+            flame: args.flame.clone(),
         }))
     }
 
@@ -209,7 +228,7 @@ impl Histograms {
         }
     }
 
-    /// Prints what was counted until now.
+    /// Prints what was counted until now, or draws it.
     pub(crate) async fn print(&mut self, client: &mut Client) -> anyhow::Result<()> {
         for counting in &mut self.all {
             let (entries, totals) = counting.read().await?;
@@ -219,8 +238,17 @@ impl Histograms {
             symbolize::look_up(&mut self.names, client, &self.machine, addresses).await;
             let schema = &counting.schema;
             let event = counting.event.as_deref();
-            let text = histogram::text(self.look, event, schema, &entries, &totals, &self.names)?;
-            crate::follow::emit(&mut io::stdout().lock(), &text)?;
+            // Those of files were not asked for by --flame.
+            let picture = self.flame.as_ref().filter(|_| event.is_none());
+            let look = picture.map_or(self.look, |_| Look::Folded);
+            let text = histogram::text(look, event, schema, &entries, &totals, &self.names)?;
+            if let Some(path) = picture {
+                flame::draw(&text, path)?;
+            }
+            // What is drawn is printed only if lines of stacks were asked for, too.
+            if look == self.look {
+                crate::follow::emit(&mut io::stdout().lock(), &text)?;
+            }
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ mod events_file;
 mod explain;
 mod explain_args;
 mod failure;
+mod flame;
 mod follow;
 mod guest;
 mod histogram;

@@ -20,8 +20,9 @@ use crate::typed::bad;
 pub(crate) use running::{Running, tick};
 
 /// What a script has its own ways for.
-const OTHERS: [&str; 10] = [
-    "probes", "events", "hist", "bars", "folded", "interval", "json", "hits", "time", "output",
+const OTHERS: [&str; 11] = [
+    "probes", "events", "hist", "bars", "folded", "flame", "interval", "json", "hits", "time",
+    "output",
 ];
 
 /// Scripts.

@@ -31,7 +31,13 @@ pub(crate) struct Executable {
 
 /// Everything that tests and short forms of benches need. What is built together has the same features:
 /// packages built one by one would have cargo build what they share again.
-pub(crate) const EVERYTHING: [&str; 4] = ["--workspace", "--bins", "--tests", "--examples"];
+pub(crate) const EVERYTHING: [&str; 5] = [
+    "--workspace",
+    "--bins",
+    "--tests",
+    "--examples",
+    "--features=hvprobe-cli/flame",
+];
 
 /// The workspace's programs that are useful in a rig.
 pub(crate) const PACKED: [&str; 2] = ["hvprobe", "workload"];

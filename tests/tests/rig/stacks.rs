@@ -278,12 +278,20 @@ fn stacks_are_printed_with_their_functions_though_the_guest_has_ended() {
     if rig("printed stacks").is_none() {
         return;
     }
-    let folded = printed(&["--folded"]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let picture = folder.path().join("stacks.svg");
+    let folded = printed(&["--folded", "--flame", picture.to_str().expect("a path")]);
     let of_dd = folded.lines().find_map(|line| {
         let stack = line.strip_prefix("dd;entry_SYSCALL_64_after_hwframe;do_syscall_64;")?;
         stack.split_once(";vfs_read ")?.1.parse::<u64>().ok()
     });
     assert!(of_dd.is_some_and(|hits| hits >= 5), "{folded}");
+    let picture = std::fs::read_to_string(picture).expect("a picture");
+    let drawn = folded.lines().filter_map(|line| line.rsplit_once(' '));
+    let hits: u64 = drawn.filter_map(|(_, hits)| hits.parse::<u64>().ok()).sum();
+    let all = format!("<title>all ({hits} hits, 100%)</title>");
+    assert!(picture.contains(&all), "{all}: {picture}");
+    assert!(picture.contains("<title>vfs_read ("), "{picture}");
 
     let events = printed(&["--stack", "--json"]);
     let is_of_dd = |event: &&serde_json::Value| event["comm"] == "dd";
