@@ -2,8 +2,8 @@
 //! numbers, names and types, in its file. More may come.
 //!
 //! `released/` has a `FileDescriptorSet` of each release, without comments. That of the version in
-//! `Cargo.toml` is written anew by `HVPROBE_RELEASE=1 cargo test --package hvprobe-proto --test released`,
-//! once, when that version is released.
+//! `Cargo.toml` is written by `HVPROBE_RELEASE=1 cargo test --package hvprobe-proto --test released`,
+//! once, when that version is released: a file that is there stays as it is.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +11,8 @@
 )]
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write as _;
 use std::path::Path;
 
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
@@ -130,8 +131,10 @@ fn now() -> FileDescriptorSet {
 fn clients_of_every_release_are_understood() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("released");
     if std::env::var_os("HVPROBE_RELEASE").is_some() {
-        let file = concat!(env!("CARGO_PKG_VERSION"), ".bin");
-        fs::write(folder.join(file), now().encode_to_vec()).unwrap();
+        let file = folder.join(concat!(env!("CARGO_PKG_VERSION"), ".bin"));
+        let written =
+            File::create_new(&file).and_then(|mut to| to.write_all(&now().encode_to_vec()));
+        written.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     }
     let mut releases = 0;
     for entry in fs::read_dir(&folder).unwrap() {
@@ -143,6 +146,27 @@ fn clients_of_every_release_are_understood() {
         releases += 1;
     }
     assert!(releases > 0, "no releases in {}", folder.display());
+}
+
+/// Of services that no release has nothing would be kept.
+#[test]
+fn the_last_release_has_all_services() {
+    let version = |path: &Path| -> Vec<u32> {
+        let numbers = path.file_stem().and_then(|stem| stem.to_str()).unwrap();
+        numbers.split('.').map(|it| it.parse().unwrap()).collect()
+    };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("released");
+    let files = fs::read_dir(folder).unwrap();
+    let last = files.map(|file| file.unwrap().path());
+    let last = last.max_by_key(|path| version(path)).unwrap();
+    let released = FileDescriptorSet::decode(fs::read(&last).unwrap().as_slice()).unwrap();
+    let released = facts(&released);
+    let services = facts(&now()).into_iter().filter(|(_, is)| is == "service");
+    let new: Vec<_> = services
+        .map(|(service, _)| service)
+        .filter(|service| !released.contains_key(service))
+        .collect();
+    assert!(new.is_empty(), "not in {}: {new:#?}", last.display());
 }
 
 /// The message of that name in a set with a file each.
