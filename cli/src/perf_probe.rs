@@ -18,11 +18,11 @@ use crate::typed::bad;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DebugArgs {
     /// vmlinux with the debug information (DWARF) of the guest's kernel. Probes can then be defined as for
-    /// `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC:LINE ...`
+    /// `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     debug_info: Option<PathBuf>,
 
-    /// Folder with the sources of that kernel, in which `FUNC;TEXT` looks for lines
+    /// Folder with the sources of that kernel, in which `;TEXT` looks for lines
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "debug_info")]
     source: Option<PathBuf>,
 }

@@ -1,11 +1,11 @@
 //! Points in a kernel's sources, as `perf probe` names them.
 //!
 //! ```text
-//! point = FUNC ["@" SRC] [":" LINE | "+" OFFSET | "%return" | ";" TEXT] | SRC ":" LINE
+//! point = FUNC ["@" SRC] [":" LINE | "+" OFFSET | "%return" | ";" TEXT] | SRC (":" LINE | ";" TEXT)
 //! ```
 //!
 //! LINE counts from the function's first line, which is 0, or from that of a source file, which is line 1. As
-//! for perf, a name with a period before a colon is that of a file. What is kept true: the printed form of a
+//! for perf, a name with a period before a colon or semicolon is that of a file. What is kept true: the printed form of a
 //! [`Point`] that was read is read as that same point.
 
 use std::fmt;
@@ -32,6 +32,13 @@ pub enum Point {
         file: String,
         /// The line, from 1.
         line: u64,
+    },
+    /// At the lines of a file that a text is in.
+    Text {
+        /// The end of the file's path.
+        file: String,
+        /// The text.
+        text: String,
     },
 }
 
@@ -63,14 +70,15 @@ impl Point {
         let end = text.find(['@', ':', '+', '%', ';']).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         if rest.starts_with([':', ';']) && name.contains('.') {
-            let Some(digits) = rest.strip_prefix(':') else {
-                return error(end, "`;` belongs to a function: name a line of the file");
-            };
-            let line = line(end + 1, digits)?;
+            let file = name.to_owned();
+            if let Some(text) = rest.strip_prefix(';') {
+                let text = text_behind(end + 1, text)?;
+                return Ok(Self::Text { file, text });
+            }
+            let line = line(end + 1, &rest[1..])?;
             if line == 0 {
                 return error(end + 1, "the lines of a file count from 1");
             }
-            let file = name.to_owned();
             return Ok(Self::Line { file, line });
         }
         let length = symbol_length(name);
@@ -101,13 +109,20 @@ impl Point {
                 "missing offset after `+`".to_owned()
             })?),
             Some(("%", "return")) => At::Return,
-            Some((";", text)) if !text.is_empty() => At::Text(text.to_owned()),
-            Some((";", _)) => return error(at + 1, "missing text behind `;`"),
+            Some((";", text)) => At::Text(text_behind(at + 1, text)?),
             Some(("%", _)) => return error(at, "only `%return` can follow a function after `%`"),
             Some(_) => return error(at, "`:LINE`, `+OFFSET` or `%return` can follow a function"),
         };
         let name = name.to_owned();
         Ok(Self::Function { name, file, at })
+    }
+}
+
+/// What is behind a semicolon.
+fn text_behind(column: usize, text: &str) -> Result<String, ParseError> {
+    match text.is_empty() {
+        true => error(column, "missing text behind `;`"),
+        false => Ok(text.to_owned()),
     }
 }
 
@@ -121,6 +136,7 @@ impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line { file, line } => write!(f, "{file}:{line}"),
+            Self::Text { file, text } => write!(f, "{file};{text}"),
             Self::Function { name, file, at } => {
                 f.write_str(name)?;
                 if let Some(file) = file {
@@ -174,6 +190,13 @@ mod tests {
                 function(Some("fs/read_write.c"), At::Line(3)),
             ),
             ("fs/read_write.c:452", source(452)),
+            (
+                "fs/read_write.c;ret=*:@x",
+                Point::Text {
+                    file: "fs/read_write.c".to_owned(),
+                    text: "ret=*:@x".to_owned(),
+                },
+            ),
         ] {
             let point = Point::parse(text).unwrap();
             assert_eq!(point, wanted, "{text}");
@@ -194,7 +217,7 @@ mod tests {
             ("vfs_read@:3", 9),
             ("vfs-read", 3),
             ("a.c:0", 4),
-            ("a.c;ret", 3),
+            ("a.c;", 4),
             ("vfs_read;", 9),
         ] {
             assert_eq!(Point::parse(text).unwrap_err().column, column, "{text}");

@@ -28,6 +28,8 @@ use crate::sources::{Sources, SourcesError};
 /// Where offsets from are known in every kernel.
 const BEGINNINGS: [&str; 2] = ["_stext", "_text"];
 
+const NO_SOURCE: &str = "a text is looked for in the sources: give --source";
+
 /// What a probe of perf's comes to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
@@ -54,7 +56,9 @@ impl Sources {
                 name,
                 file,
                 at: At::Text(text),
-            } => places_of_text(&info, name, file.as_deref(), text, source)
+            } => text_in_function(&info, name, file.as_deref(), text, source)
+                .map_err(|why| refused(probe.column.0, why))?,
+            Point::Text { file, text } => text_in_file(&info, file, text, source)
                 .map_err(|why| refused(probe.column.0, why))?,
             point => match info.places(point) {
                 Ok(places) => places,
@@ -288,14 +292,14 @@ impl Sources {
 }
 
 /// The places of the lines of a function that a text is in.
-fn places_of_text(
+fn text_in_function(
     info: &DebugInfo<'_>,
     name: &str,
     file: Option<&str>,
     text: &str,
     source: Option<&Path>,
 ) -> Result<Vec<PointPlace>, String> {
-    let folder = source.ok_or("a text is looked for in the sources: give --source")?;
+    let folder = source.ok_or(NO_SOURCE)?;
     let told = |error: &dyn std::error::Error| error.to_string();
     let pattern = Pattern::new(text).map_err(|error| told(&error))?;
     let mut places = Vec::new();
@@ -323,6 +327,31 @@ fn places_of_text(
     }
 }
 
+/// The places of the lines of files, whose paths end with `file`, that a text is in.
+fn text_in_file(
+    info: &DebugInfo<'_>,
+    file: &str,
+    text: &str,
+    source: Option<&Path>,
+) -> Result<Vec<PointPlace>, String> {
+    let folder = source.ok_or(NO_SOURCE)?;
+    let told = |error: &dyn std::error::Error| error.to_string();
+    let pattern = Pattern::new(text).map_err(|error| told(&error))?;
+    let mut places = Vec::new();
+    for path in info.files(file).map_err(|error| told(&error))? {
+        let source = Source::read(folder, &path).map_err(|error| told(&error))?;
+        let matching = source.lines(&pattern).collect();
+        let here = info.places_of_lines(&path, &matching);
+        places.extend(here.map_err(|error| told(&error))?);
+    }
+    places.sort_by_key(|place| place.at);
+    places.dedup_by_key(|place| place.at);
+    match places.is_empty() {
+        true => Err(format!("no line of {file} that has code is `{text}`")),
+        false => Ok(places),
+    }
+}
+
 /// The name of the event at the place with that number: perf's, which newer ones give.
 fn event(probe: &PerfProbe, place: &PointPlace, number: usize) -> String {
     let line = match &probe.point {
@@ -330,11 +359,13 @@ fn event(probe: &PerfProbe, place: &PointPlace, number: usize) -> String {
         Point::Function {
             at: At::Line(line), ..
         } => Some(line),
-        Point::Function { .. } => None,
+        Point::Function { .. } | Point::Text { .. } => None,
     };
     let function = match &probe.point {
         Point::Function { name, .. } => name,
-        Point::Line { .. } => place.inlined.as_ref().unwrap_or(&place.function),
+        Point::Line { .. } | Point::Text { .. } => {
+            place.inlined.as_ref().unwrap_or(&place.function)
+        }
     };
     let mut event = match (&probe.event, line) {
         (Some(event), _) => event.clone(),

@@ -67,11 +67,44 @@ impl<'f> DebugInfo<'f> {
         self.budget.begin();
         let mut places = match point {
             Point::Line { file, line } => self.of_source(file, *line)?,
+            Point::Text { .. } => return Err(DebugError::Pattern),
             Point::Function { name, file, at } => self.of_function(name, file.as_deref(), at)?,
         };
-        places.sort_by_key(|place| place.at);
-        places.dedup_by_key(|place| place.at);
+        in_order(&mut places);
         Ok(places)
+    }
+
+    /// The places of `lines` of the files whose paths end with `file`: none, if there is no code of them.
+    ///
+    /// # Errors
+    /// When no unit has such a file, or the debug information is damaged.
+    pub fn places_of_lines(
+        &self,
+        file: &str,
+        lines: &BTreeSet<u64>,
+    ) -> Result<Vec<PointPlace>, DebugError> {
+        self.budget.begin();
+        let (mut places, _) = self.of_lines(file, lines)?;
+        in_order(&mut places);
+        Ok(places)
+    }
+
+    /// The paths that end with `file`, from where the kernel was built.
+    ///
+    /// # Errors
+    /// When there are none, or the debug information is damaged.
+    pub fn files(&self, file: &str) -> Result<BTreeSet<String>, DebugError> {
+        self.budget.begin();
+        let mut paths = BTreeSet::new();
+        for index in 0..self.unit_count() {
+            let unit = self.unit(index)?;
+            let files = files_named(self, &unit, file)?;
+            paths.extend(files.into_iter().map(|file| path(self, &unit, file)));
+        }
+        match paths.is_empty() {
+            true => Err(DebugError::NoFile(file.to_owned())),
+            false => Ok(paths),
+        }
     }
 
     /// Calls `each` with the function `name` in every unit that has code of it.
@@ -187,6 +220,23 @@ impl<'f> DebugInfo<'f> {
     }
 
     fn of_source(&self, file: &str, line: u64) -> Result<Vec<PointPlace>, DebugError> {
+        let (places, lines) = self.of_lines(file, &BTreeSet::from([line]))?;
+        match places.is_empty() {
+            false => Ok(places),
+            true => Err(DebugError::NoLine {
+                of: file.to_owned(),
+                line,
+                near: nearest(&lines, line),
+            }),
+        }
+    }
+
+    /// The places of the `wanted` lines of a file, and all of its lines that have code.
+    fn of_lines(
+        &self,
+        file: &str,
+        wanted: &BTreeSet<u64>,
+    ) -> Result<(Vec<PointPlace>, BTreeSet<u64>), DebugError> {
         let mut places = Vec::new();
         let mut lines = BTreeSet::new();
         let mut is_known = false;
@@ -199,11 +249,11 @@ impl<'f> DebugInfo<'f> {
             is_known = true;
             let all = rows(self, index, &unit, |row| files.contains(&row.file))?;
             lines.extend(all.iter().map(|row| row.line));
-            let here = all.iter().filter(|row| row.line == line);
+            let here = all.iter().filter(|row| wanted.contains(&row.line));
             let is_own = unit
                 .name
                 .is_some_and(|name| ends_with(&String::from_utf8_lossy(name.slice()), file));
-            // Every unit has files of which it has no code of this line.
+            // Every unit has files of which it has no code of these lines.
             if here.clone().next().is_none() && !is_own {
                 continue;
             }
@@ -215,7 +265,8 @@ impl<'f> DebugInfo<'f> {
             for (number, scope) in scopes.list.iter().enumerate() {
                 let Some(at) = scope.entry() else { continue };
                 let begins = scopes.function(number).map(|it| (it.file, it.line));
-                let is_here = |place: (u64, u64)| files.contains(&place.0) && place.1 == line;
+                let is_here =
+                    |place: (u64, u64)| files.contains(&place.0) && wanted.contains(&place.1);
                 if begins.is_some_and(is_here) {
                     places.push(place(&scopes, index, at, Some(number)));
                 }
@@ -224,14 +275,9 @@ impl<'f> DebugInfo<'f> {
                 }
             }
         }
-        match (is_known, places.is_empty()) {
-            (false, _) => Err(DebugError::NoFile(file.to_owned())),
-            (true, false) => Ok(places),
-            (true, true) => Err(DebugError::NoLine {
-                of: file.to_owned(),
-                line,
-                near: nearest(&lines, line),
-            }),
+        match is_known {
+            true => Ok((places, lines)),
+            false => Err(DebugError::NoFile(file.to_owned())),
         }
     }
 }
@@ -303,6 +349,12 @@ impl<'f> Found<'_, 'f> {
     fn place(&self, at: u64, scope: usize) -> PointPlace {
         place(self.scopes, self.index, at, Some(scope))
     }
+}
+
+/// Each place once, in the order of addresses.
+fn in_order(places: &mut Vec<PointPlace>) {
+    places.sort_by_key(|place| place.at);
+    places.dedup_by_key(|place| place.at);
 }
 
 /// Ranges in their order, without what they share.

@@ -65,6 +65,10 @@ fn probes_become_definitions_of_all_their_places() {
             "_stext %di count",
             "vfs_test;ret=*",
             "ev=vfs_test;if(*) count",
+            "test.c;ret=*",
+            "test.c;{ret=1;",
+            "fs/test.c;given",
+            "other.c;ret=*",
             "vfs_test%return $retval",
             "vfs_test%return r=$retval:s32 %ax",
         ],
@@ -99,6 +103,18 @@ fn probes_become_definitions_of_all_their_places() {
               p:probe/vfs_test_2 vfs_test+0x50
             ev=vfs_test;if(*) count
               p:probe/ev vfs_test+0x30 count=+8(%sp):s32
+            test.c;ret=*
+              p:probe/vfs_test vfs_test+0x4
+              p:probe/vfs_test_1 vfs_test+0x38
+              p:probe/vfs_test_2 vfs_test+0x50
+            test.c;{ret=1;
+              p:probe/helper vfs_test+0x20
+            fs/test.c;given
+            ^
+              no line of fs/test.c that has code is `given`
+            other.c;ret=*
+            ^
+              no source file other.c in the debug information
             vfs_test%return $retval
               r:probe/vfs_test__return vfs_test $retval
             vfs_test%return r=$retval:s32 %ax
