@@ -19,8 +19,7 @@ const PATH_MAX: usize = 200;
 const NAME_MAX: usize = 63;
 
 /// What is done instead of calculating.
-const NO_ARITHMETIC: &str =
-    "not supported: calculating with values; print or count them as they are";
+const NO_ARITHMETIC: &str = "not supported: calculating with values, but for dividing one by a number where it is counted or printed";
 /// What can be a value.
 const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
      args.NAME, retval, duration, str() and ksym()";

@@ -235,7 +235,7 @@ fn times_of_calls_are_those_that_return_probes_have() {
         line 1: not supported: single entries of maps, but for `@NAME[tid]`, when a call began
         kr:a /@s[pid]/ { @ = count(); }
                  ^
-        line 1: not supported: calculating with values; print or count them as they are
+        line 1: not supported: calculating with values, but for dividing one by a number where it is counted or printed
         kr:a { @ = hist(nsecs - 5); }
                               ^
     "#]].assert_eq(&refused.map(told).concat());
@@ -287,7 +287,7 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
         line 1: not supported: dividing by anything but a number
         k:a { @ = hist(arg0 / arg1); }
                               ^
-        line 1: not supported: calculating with values; print or count them as they are
+        line 1: not supported: calculating with values, but for dividing one by a number where it is counted or printed
         k:a { @ = hist(arg0 / 2 / 2); }
                                 ^
         line 1: only numbers that hits have can be divided
