@@ -1,6 +1,8 @@
 // Prints the hits of a probe, in a guest that runs or in one that is booted for it:
 //   node example.js unix:/run/hvprobe.sock --machine web
 //   node example.js 127.0.0.1:50051 --token-file token --kernel vmlinuz --initrd initrd.cpio
+// Ctrl-C takes the probe out, too. If this is killed, the probe stays: one that is to go with its client is
+// planted in a session (`Sessions.Hold`).
 "use strict";
 
 const fs = require("node:fs");
@@ -28,6 +30,7 @@ async function main() {
   const ids = await client.plant(machine, probe);
   const events = await client.events(machine, ...ids);
   const timer = setTimeout(() => events.close(), Number(values.seconds) * 1000);
+  process.once("SIGINT", () => events.close());
   for await (const { task, vcpu, probe } of events) {
     console.log(`${task?.comm}-${task?.pid} [${vcpu}] ${events.probes.get(probe).name}`);
   }

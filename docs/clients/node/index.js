@@ -85,7 +85,14 @@ class Client {
   }
 
   async machines() {
-    return (await this.call("Machines", "ListMachines", {})).machines;
+    const machines = [];
+    let pageToken = "";
+    do {
+      const page = await this.call("Machines", "ListMachines", { pageToken });
+      machines.push(...page.machines);
+      pageToken = page.nextPageToken;
+    } while (pageToken);
+    return machines;
   }
 
   boot(kernel, more = {}) {

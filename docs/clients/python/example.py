@@ -1,6 +1,11 @@
-"""Prints the hits of a probe, in a guest that runs or in one that is booted for it."""
+"""Prints the hits of a probe, in a guest that runs or in one that is booted for it.
+
+Ctrl-C takes the probe out, too. If this is killed, the probe stays: one that is to go with its client is
+planted in a session (`Sessions.Hold`).
+"""
 
 import argparse
+import signal
 import threading
 from pathlib import Path
 
@@ -24,6 +29,7 @@ with Client(args.server, token) as client:
     events = client.events(machine, *ids)
     timer = threading.Timer(args.seconds, events.close)
     timer.start()
+    signal.signal(signal.SIGINT, lambda *_: events.close())
     for event in events:
         name, task = events.probes[event.probe].name, event.task
         print(f"{task.comm.decode(errors='replace')}-{task.pid} [{event.vcpu}] {name}")

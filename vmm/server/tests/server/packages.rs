@@ -62,6 +62,47 @@ const READ: &str = "\
 NOT_FOUND there is no machine `synthetic`
 ";
 
+/// Serves two pages of machines, and prints what comes of them.
+const PAGES_IN_PYTHON: &str = r#"
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from hvprobe import Client, Machine
+from hvprobe.v1 import machines_pb2, machines_pb2_grpc
+class Pages(machines_pb2_grpc.MachinesServicer):
+    def ListMachines(self, request, context):
+        name, token = ("b", "") if request.page_token == "behind a" else ("a", "behind a")
+        return machines_pb2.ListMachinesResponse(machines=[Machine(name=name)], next_page_token=token)
+server = grpc.server(ThreadPoolExecutor(1))
+machines_pb2_grpc.add_MachinesServicer_to_server(Pages(), server)
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+with Client(f"127.0.0.1:{port}") as client:
+    print(*(machine.name for machine in client.machines()))
+server.stop(None)
+"#;
+const PAGES_IN_JAVASCRIPT: &str = r#"
+const grpc = require("@grpc/grpc-js");
+const { Client } = require("hvprobe");
+async function main() {
+  const server = new grpc.Server();
+  const { service } = new Client("127.0.0.1:1").services.Machines.constructor;
+  const last = { machines: [{ name: "b" }] };
+  const first = { machines: [{ name: "a" }], nextPageToken: "behind a" };
+  const ListMachines = ({ request }, answer) =>
+    answer(null, request.pageToken === "behind a" ? last : first);
+  server.addService(service, { ListMachines });
+  const credentials = grpc.ServerCredentials.createInsecure();
+  const port = await new Promise((resolve, reject) =>
+    server.bindAsync("127.0.0.1:0", credentials, (error, port) => (error ? reject(error) : resolve(port))),
+  );
+  const client = new Client(`127.0.0.1:${port}`);
+  console.log((await client.machines()).map(({ name }) => name).join(" "));
+  client.close();
+  server.forceShutdown();
+}
+main();
+"#;
+
 /// A server with events of a machine called `synthetic`.
 struct Serving {
     folder: TempDir,
@@ -180,10 +221,12 @@ fn program(name: impl AsRef<OsStr>) -> Command {
     command
 }
 
-fn run(command: &mut Command) {
+/// Runs it, and returns what it prints.
+fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {wrong}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// The package of a language and the `.proto` files, copied to where they may be worked on: the
@@ -221,6 +264,7 @@ fn python_package_traces() {
     let mut reader = python();
     reader.args(["-c", READ_IN_PYTHON]);
     assert_eq!(serving.read_by(reader), READ);
+    assert_eq!(run(python().args(["-c", PAGES_IN_PYTHON])), "a b\n");
     let mut example = python();
     example.arg(package.join("example.py"));
     serving.example_of(example);
@@ -260,6 +304,7 @@ fn node_package_traces() {
     let mut reader = node();
     reader.args(["-e", READ_IN_JAVASCRIPT]);
     assert_eq!(serving.read_by(reader), READ);
+    assert_eq!(run(node().args(["-e", PAGES_IN_JAVASCRIPT])), "a b\n");
     let mut example = node();
     example.arg(package.join("example.js"));
     serving.example_of(example);

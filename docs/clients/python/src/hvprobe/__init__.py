@@ -102,8 +102,14 @@ class Client:
 
     def machines(self) -> list[Machine]:
         """All machines, ended ones too."""
+        machines: list[Machine] = []
         request = machines_pb2.ListMachinesRequest()
-        return list(self._call(self._machines.ListMachines, request).machines)
+        while True:
+            page = self._call(self._machines.ListMachines, request)
+            machines.extend(page.machines)
+            if not page.next_page_token:
+                return machines
+            request.page_token = page.next_page_token
 
     def boot(self, kernel: str | os.PathLike[str], **more: Any) -> Machine:
         """Boots a guest; `more` are fields of `BootRequest`. Its kernel is up some seconds later."""
