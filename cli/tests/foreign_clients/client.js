@@ -1,8 +1,8 @@
 // Calls a server as Node's grpc-js does, with what it is told of the interface by the .proto files or
 // by the server itself.
 //
-// Usage: client.js TARGET PROTOS|reflection [TOKEN_FILE [hits]]. Prints what it found, a line each; ends
-// with status 0 if all was as expected. With `hits`, it takes the guest that runs, and stops it.
+// Usage: client.js TARGET PROTOS|reflection [TOKEN_FILE [KERNEL INITRD]]. Prints what it found, a line each; ends
+// with status 0 if all was as expected. With a kernel it boots a guest, has its hits told and decided, and stops it.
 "use strict";
 
 const assert = require("node:assert");
@@ -13,6 +13,8 @@ const loader = require("@grpc/proto-loader");
 const { FileDescriptorProto: File, FileDescriptorSet: FileSet } = require("protobufjs/ext/descriptor");
 
 const SECONDS = 60;
+const RUNNING = 2;
+const CALLS = "while :; do workload calls getpgid 3; done";
 const REFLECTION = "grpc/reflection/v1/reflection.proto";
 const FILES = ["decisions", "events", "histograms", "machines", "probes", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
 
@@ -121,13 +123,10 @@ async function refused(call) {
   }
 }
 
-/** Has hits of the guest that runs told, and decided; then stops it. By names of the .proto files. */
-async function hits(make) {
+/** Boots a guest, has its hits told, and decided, and stops it. Fields are called as in the .proto files. */
+async function hits(make, machine, kernel, initrd) {
   const machines = make("hvprobe.v1.Machines");
   const probes = make("hvprobe.v1.Probes");
-  const listed = await unary(machines, "ListMachines", {});
-  const machine = listed.machines[0].name;
-  console.log("found:", machine);
   const plant = (probe) => unary(probes, "Register", { machine, probes: [probe] });
   // Takes messages until `take` has had enough.
   const until = (call, take) =>
@@ -143,6 +142,11 @@ async function hits(make) {
       call.on("error", reject);
       call.on("end", () => reject(new Error("it has ended")));
     });
+
+  await unary(machines, "Boot", { name: machine, kernel, initrd, command: ["sh", "-c", CALLS] });
+  const states = machines.Watch({ machine }, new grpc.Metadata(), deadline());
+  await until(states, ({ state }) => state === RUNNING);
+  console.log("running: True");
 
   const { ids } = await plant({ definition: "p:plain __x64_sys_getpgid" });
   const events = make("hvprobe.v1.Events");
@@ -160,15 +164,15 @@ async function hits(make) {
   console.log("hits: 3");
   await unary(probes, "Unregister", { machine, ids });
 
-  const ask = { deadlineMs: 60000 };
+  const ask = { deadline_ms: 60000 };
   const asked = await plant({ definition: "p:asked __x64_sys_getpgid", actions: { ask } });
   const decisions = make("hvprobe.v1.Decisions").Decide(new grpc.Metadata(), deadline());
   let decided = 0;
-  decisions.write({ decideFor: { machine, probes: asked.ids } });
+  decisions.write({ decide_for: { machine, probes: asked.ids } });
   await until(decisions, ({ question }) => {
     if (!question) return false;
     if (decided === 2) return true;
-    decisions.write({ answer: { token: question.token, decision: { returnValue: 1 } } });
+    decisions.write({ answer: { token: question.token, decision: { return_value: 1 } } });
     decided += 1;
     return false;
   });
@@ -177,15 +181,15 @@ async function hits(make) {
   console.log("stopped:", ending.reason);
 }
 
-async function main(target, from, file, mode) {
+async function main(target, from, file, ...guest) {
   const token = file && fs.readFileSync(file, "utf8").trim();
   const definition =
     from === "reflection"
       ? await reflected(target, token)
-      : loader.loadSync(FILES, { includeDirs: [from] });
+      : loader.loadSync(FILES, { includeDirs: [from], keepCase: guest.length > 0 });
   const { make, close } = clients(definition, target, token);
-  if (mode === "hits") {
-    await hits(make);
+  if (guest.length > 0) {
+    await hits(make, from === "reflection" ? "node-reflection" : "node", ...guest);
     close();
     return;
   }

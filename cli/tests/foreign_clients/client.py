@@ -1,7 +1,7 @@
 """Calls a server as Python's gRPC does, with nothing of hvprobe but what the server tells of itself.
 
 Usage: client.py TARGET [TOKEN_FILE [KERNEL INITRD]]. Prints what it found, a line each; ends with status 0 if all
-was as expected. With a kernel it boots a guest and leaves it running.
+was as expected. With a kernel it boots a guest, has its hits told and decided, and stops it.
 """
 
 import queue
@@ -32,8 +32,8 @@ class Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
 
 
 def hits(method, kernel, initrd):
-    """Boots a guest, and has its hits told, and decided."""
-    name = "foreign"
+    """Boots a guest, has its hits told, and decided, and stops it."""
+    name = "python"
     command = ["sh", "-c", CALLS]
     method(MACHINES, "Boot")(name=name, kernel=kernel, initrd=initrd, command=command)
     seen = method(MACHINES, "Watch")(machine=name)
@@ -74,6 +74,7 @@ def hits(method, kernel, initrd):
     asked.cancel()
     print("decided:", decided)
     method(PROBES, "Unregister")(machine=name, ids=ids)
+    print("stopped:", method(MACHINES, "Stop")(machine=name).ending.reason)
 
 
 def main(target, token_file=None, *guest):
