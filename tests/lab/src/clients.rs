@@ -1,8 +1,8 @@
 //! gRPC clients that are not ours, for the tests that call a server with them.
 //!
 //! They come from the archives of their languages, into a folder each of the cache: a fixed version, as
-//! a test is to fail for what we change. Without network, or a language, its tests are skipped, with
-//! the reason.
+//! a test is to fail for what we change. Where they cannot be had, the run fails; only who says so goes on
+//! without them, and has their tests skipped.
 
 use std::ffi::OsString;
 use std::fs;
@@ -57,18 +57,17 @@ const LANGUAGES: [Language; 2] = [
 ];
 
 /// What tests are told of them.
-pub(crate) fn environment(cache: &Cache) -> Vec<(String, OsString)> {
-    let mut told = Vec::new();
-    for language in LANGUAGES {
-        match language.ready(cache) {
-            Ok(found) => told.push((language.variable.to_owned(), found.into())),
-            Err(error) => progress::note(&format!(
-                "tests with gRPC of {} are skipped: there is none: {error:#}",
+pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
+    let told = |language: Language| {
+        let found = language.ready(cache).with_context(|| {
+            format!(
+                "cannot have gRPC of {} (--without-clients skips its tests)",
                 language.name
-            )),
-        }
-    }
-    told
+            )
+        })?;
+        Ok((language.variable.to_owned(), found.into()))
+    };
+    LANGUAGES.into_iter().map(told).collect()
 }
 
 impl Language {

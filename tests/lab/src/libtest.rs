@@ -2,7 +2,8 @@
 //!
 //! A test that cannot run where it is prints a line that starts with `skipped:` and passes;
 //! libtest shows it under `successes:` when run with `--show-output`. Such a test is counted as
-//! skipped, not as passed, and once however many such lines it prints.
+//! skipped, not as passed, and once however many such lines it prints. One that only leaves out a part of
+//! what it does prints a line that starts with `skipped in part:`; it has passed, and its line is shown.
 //!
 //! What passed tests print is for nobody to read. The rest is kept: it tells why a test failed.
 
@@ -19,6 +20,11 @@ use anyhow::{Context, Result, bail};
 const LONGEST_LINE: usize = 4096;
 /// How much of a program's output is kept: the newest lines.
 const MOST_KEPT: usize = 1 << 20;
+
+/// Whether `line` says that a test left out what it does, or a part of it.
+pub(crate) fn tells_of_skipping(line: &str) -> bool {
+    line.starts_with("skipped:") || line.starts_with("skipped in part:")
+}
 
 /// The tests that the program at `path` would run with these arguments.
 pub(crate) fn list(path: &Path, arguments: &[OsString]) -> Result<Vec<String>> {
@@ -162,7 +168,7 @@ impl Parser {
     fn read_line(&mut self, line: &str) {
         let before = self.place;
         self.account(line);
-        let skip = line.starts_with("skipped:");
+        let skip = tells_of_skipping(line);
         let passed = line.starts_with("test ") && line.ends_with(" ... ok");
         if skip || (before == Place::Elsewhere && self.place == before && !passed) {
             self.keep(line);
@@ -306,16 +312,20 @@ mod tests {
         let mut parser = Parser::default();
         parser.read(
             b"running 3 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ok\n\nsuccesses:\n\n\
-              ---- a stdout ----\nchatter\n\n---- c stdout ----\nskipped: no KVM\n\n\
+              ---- a stdout ----\nchatter\nskipped in part: no kernel\n\n\
+              ---- c stdout ----\nskipped: no KVM\n\n\
               successes:\n    a\n    c\n\nfailures:\n\n---- b stdout ----\npanicked\n\n\
               failures:\n    b\n\n\
               test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\nend",
         );
-        let lines = parser.take().lines.join("\n");
+        let taken = parser.take();
+        assert_eq!(taken.counts.to_string(), "1 passed, 1 failed, 1 skipped");
+        let lines = taken.lines.join("\n");
         expect![[r#"
             running 3 tests
             test b ... FAILED
 
+            skipped in part: no kernel
             skipped: no KVM
 
             ---- b stdout ----

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::libtest::Parser;
+use crate::libtest::{self, Parser};
 use crate::retry::Ran;
 use crate::rig::Listener;
 
@@ -147,7 +147,7 @@ impl Listener for Report {
         if status == 0 {
             taken
                 .lines
-                .retain(|line| line.starts_with("skipped:") && !self.quiet);
+                .retain(|line| libtest::tells_of_skipping(line) && !self.quiet);
         }
         said.push_str(&self.shown(&taken.lines));
         // At once, as others may print, too.

@@ -73,6 +73,9 @@ pub(crate) struct Options {
     /// another seed, until one fails
     #[arg(long, value_name = "N", conflicts_with = "rig_only", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: Option<u32>,
+    /// Go without Python's and Node's gRPC, as without network: the tests that need them are skipped
+    #[arg(long)]
+    without_clients: bool,
     /// Give every property 50,000 cases, and every decoder 100,000 mutations of each input: hours
     #[arg(long)]
     long: bool,
@@ -103,6 +106,7 @@ impl Options {
             filter: vec![module.into()],
             package: Vec::new(),
             repeat: None,
+            without_clients: false,
             long: false,
             seed: None,
             verbose: false,
@@ -160,7 +164,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         ));
     }
     if let Some(times) = options.repeat {
-        let mut job = job_here(&ready, &built, options, seeds);
+        let mut job = job_here(&ready, &built, options, seeds)?;
         // The examples in the documentation are built anew each time, and have no threads.
         job.steps.retain(|step| step.program != CARGO);
         time = options.machine.timeout(rig.time_limit() * u64::from(times));
@@ -176,7 +180,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
     let mut total = Total::default();
     if !options.only_rig() {
-        let mut job = job_here(&ready, &built, options, seeds);
+        let mut job = job_here(&ready, &built, options, seeds)?;
         if let Some(rig) = options.rig.or((!here_only).then_some(rig)) {
             job.environment.extend(own_rig(&ready, &built, rig)?);
         }
@@ -231,7 +235,7 @@ pub(crate) fn of_rig(
 }
 
 /// Everything but the tests that only a rig can run.
-fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds) -> Job {
+fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds) -> Result<Job> {
     let mut job = new_job(built, options);
     for test in built.iter().filter(|executable| executable.test) {
         if !is_end_to_end(ready, test) || test.name.starts_with("micro_") {
@@ -252,7 +256,11 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
             package: Some(ready.workspace.root.clone()),
         });
     }
-    job.environment = clients::environment(&ready.cache);
+    if options.without_clients {
+        progress::note("tests with gRPC of Python and Node are skipped (--without-clients)");
+    } else {
+        job.environment = clients::environment(&ready.cache)?;
+    }
     let kernel = ready.guest.kernel();
     job.environment.push((VMLINUZ.to_owned(), kernel.into()));
     // A single one would run them one by one, and say so in other words.
@@ -264,7 +272,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     if options.repeat.is_none() {
         job.environment.extend(seeds.environment());
     }
-    job
+    Ok(job)
 }
 
 /// What tests on this machine are told that start a rig of their own.
