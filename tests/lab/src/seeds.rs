@@ -13,11 +13,12 @@ const VARIABLES: [&str; 2] = ["PROPTEST_RNG_SEED", "HVPROBE_FUZZ_SEED"];
 /// emulated machines too, and what fails there is tried again with another one.
 const DIFFERENTIAL: &str = "HVPROBE_DIFFERENTIAL_SEED";
 /// What makes a long run of a short one: cases of each property, of which some are given up because
-/// they do not suit it, and mutations of each input.
-const LONG: [(&str, &str); 3] = [
+/// they do not suit it, mutations of each input, and clients that are killed.
+const LONG: [(&str, &str); 4] = [
     ("PROPTEST_CASES", "50000"),
     ("PROPTEST_MAX_GLOBAL_REJECTS", "5000000"),
     ("HVPROBE_FUZZ_RUNS", "100000"),
+    ("HVPROBE_CLIENTS", "1000"),
 ];
 
 /// The seed of a run, and whether it is long.

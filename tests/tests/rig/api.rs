@@ -10,6 +10,8 @@ mod histograms;
 mod killed;
 mod misuse;
 mod sessions;
+mod unread;
+mod used;
 
 use hvprobe_proto::v1::{
     ConsoleWriteRequest, DeleteMachineRequest, DescribeTypesRequest, DisableRequest, EnableRequest,

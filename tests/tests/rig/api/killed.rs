@@ -2,12 +2,15 @@
 //!
 //! A client plants probes that count, stop the machine or ask it, pauses the machine, decides, subscribes,
 //! and is killed: its connection is closed, or nothing goes over it any more although it is open, as of a
-//! host that is gone, or nothing for longer than its session lives, as of a process that is frozen.
+//! host that is gone, or nothing for longer than its session lives, as of a process that is frozen. They come
+//! in rounds. When all of a round are gone, the machine has to run, and in every other round nobody resumes
+//! it, which would hide a pause that is left. At the end all of the kernel's text is as it was.
 //! `HVPROBE_CLIENTS` says how many there are; `HVPROBE_STRESS_SEED` makes the same
 //! ones again.
 
 use std::env;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,20 +34,20 @@ use tonic::transport::{Endpoint, Uri};
 
 use super::client::{Client, Running, detail, request, specs};
 use super::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
+use super::used::Used;
 
 /// Clients when nothing is said, and at a time.
 const CLIENTS: u64 = 16;
 const AT_A_TIME: usize = 8;
-/// Clients before those whose traces are looked for.
+/// Clients of a round, and of the first one, which is before those whose traces are looked for.
+const ROUND: u64 = 16;
 const FIRST: u64 = 8;
 /// How long a session outlives its client.
 const TTL: Duration = Duration::from_secs(1);
 /// The longest that a client lives.
 const LIFE: u64 = 3000;
-/// What the process may have more of at the end: bytes in use, of which 8 MiB are events that are held for
-/// clients that come back, and threads.
-const MORE_MEMORY: usize = 12 << 20;
-const MORE_THREADS: usize = 8;
+/// How much of the guest's kernel is read at a time, as much as may be.
+const PIECE: u32 = 1 << 20;
 
 /// Functions that the workload calls, or that are called all the time.
 const FUNCTIONS: [&str; 8] = [
@@ -100,7 +103,15 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch
 }
 
 /// A client's life, until it is killed.
-async fn live(mut client: Client, machine: String, session: &Session, mut random: Random) {
+///
+/// Resumes the machine now and then if it `resumes`.
+async fn live(
+    mut client: Client,
+    machine: String,
+    session: &Session,
+    resumes: bool,
+    mut random: Random,
+) {
     let mut kept = Vec::new();
     loop {
         session.renew();
@@ -117,7 +128,7 @@ async fn live(mut client: Client, machine: String, session: &Session, mut random
                 };
                 let _refused = client.machines.pause(request).await;
             }
-            5 | 6 => {
+            5 | 6 if resumes => {
                 let machine = machine.clone();
                 let _refused = client.machines.resume(ResumeRequest { machine }).await;
             }
@@ -176,7 +187,7 @@ async fn decide(client: &mut Client, machine: &str, session: &Session, random: &
 }
 
 /// Has one client live, and die.
-async fn one(socket: PathBuf, machine: String, mut random: Random) -> Death {
+async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random) -> Death {
     let (freeze, frozen) = watch::channel(false);
     let mut client = connect(socket, frozen).await;
     let death = random.pick(&[Death::Closed, Death::HalfOpen, Death::Frozen]);
@@ -187,7 +198,7 @@ async fn one(socket: PathBuf, machine: String, mut random: Random) -> Death {
     };
     let session = Session::open(&mut client, open).await.unwrap();
     let life = Duration::from_millis(random.below(LIFE));
-    let lives = live(client.clone(), machine.clone(), &session, random);
+    let lives = live(client.clone(), machine.clone(), &session, resumes, random);
     match death {
         Death::Closed => {
             let _killed = timeout(life, lives).await;
@@ -220,17 +231,25 @@ fn progress(what: &str) {
     let _ = writeln!(io::stderr(), "{what}");
 }
 
-/// Has `count` clients live and die, a few at a time.
-async fn kill(server: &Running, machine: &str, count: u64, seed: u64) -> [u64; 3] {
+/// Has clients with these numbers live and die, a few at a time; those of even number resume the machine, if
+/// any are to.
+async fn kill(
+    server: &Running,
+    machine: &str,
+    numbers: Range<u64>,
+    resume: bool,
+    seed: u64,
+) -> [u64; 3] {
     let places = Arc::new(Semaphore::new(AT_A_TIME));
     let mut clients = JoinSet::new();
-    for number in 0..count {
+    for number in numbers {
+        let resumes = resume && number.is_multiple_of(2);
         let (socket, machine) = (server.socket(), machine.to_owned());
         let random = Random::new(&[seed, number]);
         let places = Arc::clone(&places);
         clients.spawn(async move {
             let _place = places.acquire().await.unwrap();
-            one(socket, machine, random).await
+            one(socket, machine, resumes, random).await
         });
     }
     let mut deaths = [0; 3];
@@ -263,38 +282,71 @@ async fn none_left(client: &mut Client) {
     }
 }
 
-/// The bytes of the functions that are probed.
-async fn text(client: &mut Client, machine: &str) -> Vec<Vec<u8>> {
+/// Waits until the machine runs, which nobody is there to resume.
+async fn goes_on(client: &mut Client, machine: &str) {
+    none_left(client).await;
+    let names: Vec<_> = client
+        .list(machine)
+        .await
+        .into_iter()
+        .map(|it| it.name)
+        .collect();
+    assert_eq!(names, ["stays"]);
+    let runs = |machine: &hvprobe_proto::v1::Machine| machine.state() == MachineState::Running;
+    let last = wait_until(client, machine, "running", runs).await;
+    assert_eq!((last.stopped_at, last.paused_by.len()), (None, 0));
+    // It is not only said to run.
+    let hits = client.list(machine).await[0].hits;
+    let since = Instant::now();
+    while client.list(machine).await[0].hits == hits {
+        assert!(since.elapsed() < LONG, "no hit since {hits}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Where the kernel's `name` is.
+async fn address(client: &mut Client, machine: &str, name: &str) -> u64 {
+    let request = ListSymbolsRequest {
+        machine: machine.into(),
+        pattern: name.into(),
+        ..Default::default()
+    };
+    let symbols = client.symbols.list_symbols(request).await.unwrap();
+    let first = symbols.into_inner().message().await.unwrap();
+    first.unwrap_or_else(|| panic!("no {name}")).symbols[0].address
+}
+
+/// The kernel's text, and where it begins.
+async fn text(client: &mut Client, machine: &str) -> (u64, Vec<u8>) {
+    let begin = address(client, machine, "_stext").await;
+    let end = address(client, machine, "_etext").await;
     let mut all = Vec::new();
-    for function in FUNCTIONS {
-        let request = ListSymbolsRequest {
-            machine: machine.into(),
-            pattern: function.into(),
-            ..Default::default()
-        };
-        let symbols = client.symbols.list_symbols(request).await.unwrap();
-        let symbols = symbols.into_inner().message().await.unwrap().unwrap();
-        let symbol = &symbols.symbols[0];
+    let mut at = begin;
+    while at < end {
+        let length = u32::try_from(end - at).unwrap_or(PIECE).min(PIECE);
         let request = ReadKernelRequest {
             machine: machine.into(),
-            address: symbol.address,
-            length: symbol.size.try_into().unwrap(),
+            address: at,
+            length,
         };
         let read = client.machines.read_kernel(request).await;
-        all.push(read.unwrap().into_inner().data);
+        all.extend(read.unwrap().into_inner().data);
+        at += u64::from(length);
     }
-    all
+    (begin, all)
 }
 
-/// Bytes in use of the heap, all threads together.
-fn heap() -> usize {
-    // SAFETY: it only reads the allocator's own counters, and takes its locks for that.
-    let info = unsafe { libc::mallinfo2() };
-    info.uordblks + info.hblkhd
-}
-
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
+/// Asserts that the kernel's text is as it was `before`.
+async fn text_is(client: &mut Client, machine: &str, before: &(u64, Vec<u8>)) {
+    let (begin, now) = text(client, machine).await;
+    assert_eq!((begin, now.len()), (before.0, before.1.len()));
+    let bytes = (begin..).zip(before.1.iter().zip(&now));
+    let changed = bytes.filter(|(_, (was, is))| was != is);
+    let changed: Vec<_> = changed
+        .take(16)
+        .map(|(at, (was, is))| format!("{at:#x}: {was:02x}, now {is:02x}"))
+        .collect();
+    assert!(changed.is_empty(), "{changed:#?}");
 }
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -320,57 +372,30 @@ async fn clients_that_are_killed_at_random_moments_leave_nothing_behind() {
     let stays = client.register(&machine, &["p:stays __x64_sys_getpgid"]);
     let stays = stays.await.unwrap();
 
-    kill(&server, &machine, FIRST, seed + 1).await;
-    none_left(&mut client).await;
-    let (memory, tasks) = (heap(), threads());
+    kill(&server, &machine, 0..FIRST, false, seed + 1).await;
+    goes_on(&mut client, &machine).await;
+    let used = Used::now();
     let since = Instant::now();
-    let [closed, half_open, frozen] = kill(&server, &machine, count, seed).await;
-    none_left(&mut client).await;
+    let mut deaths = [0; 3];
+    for first in (0..count).step_by(usize::try_from(ROUND).unwrap()) {
+        let round = first..count.min(first + ROUND);
+        let resume = (first / ROUND).is_multiple_of(2);
+        let more = kill(&server, &machine, round, resume, seed).await;
+        deaths = std::array::from_fn(|way| deaths[way] + more[way]);
+        goes_on(&mut client, &machine).await;
+    }
+    let [closed, half_open, frozen] = deaths;
     eprintln!(
         "seed {seed}: {count} clients killed in {:?}: {closed} closed, {half_open} half-open, {frozen} frozen",
         since.elapsed()
     );
-
-    let names: Vec<_> = client
-        .list(&machine)
-        .await
-        .into_iter()
-        .map(|it| it.name)
-        .collect();
-    assert_eq!(names, ["stays"]);
-    let runs = |machine: &hvprobe_proto::v1::Machine| machine.state() == MachineState::Running;
-    let last = wait_until(&mut client, &machine, "running", runs).await;
-    assert_eq!((last.stopped_at, last.paused_by.len()), (None, 0));
-    // It is not only said to run.
-    let hits = client.list(&machine).await[0].hits;
-    let since = Instant::now();
-    while client.list(&machine).await[0].hits == hits {
-        assert!(since.elapsed() < LONG, "no hit since {hits}");
-        sleep(Duration::from_millis(50)).await;
-    }
 
     let request = UnregisterRequest {
         machine: machine.clone(),
         ids: stays,
     };
     client.probes.unregister(request).await.unwrap();
-    assert_eq!(text(&mut client, &machine).await, before);
-
-    // Threads that have nothing to do end after a while.
-    let since = Instant::now();
-    while threads() > tasks + MORE_THREADS || heap() > memory + MORE_MEMORY {
-        assert!(
-            since.elapsed() < LONG,
-            "{} threads, {tasks} before; {} bytes, {memory} before",
-            threads(),
-            heap()
-        );
-        sleep(Duration::from_millis(100)).await;
-    }
-    eprintln!(
-        "threads: {tasks}, then {}; bytes: {memory}, then {}",
-        threads(),
-        heap()
-    );
+    text_is(&mut client, &machine, &before).await;
+    used.come_back().await;
     server.stop().await;
 }

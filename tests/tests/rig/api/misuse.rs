@@ -1,27 +1,35 @@
-//! Clients that mean no good, about a machine whose guest runs: it goes on as if nobody had called.
+//! Clients that mean no good, about a machine whose guest runs: it goes on as if nobody had called. And such
+//! that leave off what takes long: it is done or not, and nothing of it is left.
 
 use std::env;
 use std::hash::{BuildHasher as _, RandomState};
+use std::time::{Duration, Instant};
 
 use hvprobe_fixtures::calls::{Call, Told};
 use hvprobe_fixtures::messages::Messages;
 use hvprobe_fixtures::panics::count_panics;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
+use hvprobe_proto::v1::host_client::HostClient;
 use hvprobe_proto::v1::{
-    ConsoleWriteRequest, ListProbesRequest, ListSymbolsRequest, ReadKernelRequest, ResumeRequest,
-    Symbol, UnregisterRequest, WaitRequest,
+    ConsoleWriteRequest, DeleteMachineRequest, EndReason, GetMachineRequest, InjectNmiRequest,
+    ListProbesRequest, ListSymbolsRequest, ReadKernelRequest, ReportRequest, ResumeRequest,
+    StopRequest, Symbol, UnregisterRequest, WaitRequest,
 };
+use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::rig::rig;
 use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use super::OBEDIENT;
-use super::client::{Client, Running};
+use super::client::{Client, Running, request};
+use super::sessions::LONG;
+use super::used::Used;
 
 /// Calls, and how many are under way at a time.
 const CALLS: u64 = 500;
 const AT_ONCE: usize = 8;
-/// What would end the guest, or wait for its end, or be of another machine.
+/// What would end the guest, or wait for its end, or be of another machine. Those are left off further below.
 const LEFT_OUT: [&str; 6] = [
     "/hvprobe.v1.Host/Report",
     "/hvprobe.v1.Machines/Boot",
@@ -30,6 +38,13 @@ const LEFT_OUT: [&str; 6] = [
     "/hvprobe.v1.Machines/Stop",
     "/hvprobe.v1.Machines/Wait",
 ];
+/// Boots that are left off, how many of them are before those whose traces are looked for, and after how long
+/// at most.
+const BOOTS: u64 = 10;
+const FIRST: u64 = 3;
+const BOOT_LEFT_AFTER: u64 = 2000;
+/// After how many milliseconds other calls are left off, at most.
+const LEFT_AFTER: u64 = 20;
 /// Functions that the guest does not call, whatever is to be done at their hits.
 const FUNCTIONS: &str = "__x64_sys_getp[gp]id";
 const DEFINITIONS: [&str; 9] = [
@@ -68,15 +83,20 @@ async fn text(client: &mut Client, machine: &str) -> Vec<(Symbol, Vec<u8>)> {
     text
 }
 
+fn seed() -> u64 {
+    let seed = env::var("HVPROBE_FUZZ_SEED").ok();
+    let seed = seed.and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one("a seed") >> 32);
+    eprintln!("again with: HVPROBE_FUZZ_SEED={seed}");
+    seed
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
     if rig("api: misuse").is_none() {
         return;
     }
-    let seed = env::var("HVPROBE_FUZZ_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| RandomState::new().hash_one("a seed") >> 32);
-    eprintln!("again with: HVPROBE_FUZZ_SEED={seed}");
+    let seed = seed();
     let panics = count_panics();
     let server = Running::start();
     let mut client = server.client().await;
@@ -146,5 +166,83 @@ async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
     };
     let ended = client.machines.wait(request).await.unwrap().into_inner();
     assert_eq!(ended.ending.unwrap().guest_status, Some(7));
+    server.stop().await;
+}
+
+/// Waits until the machine of that name is listed, whether it was a boot that was left off or a new one, as the
+/// name was free.
+async fn listed(client: &mut Client, name: &str) {
+    let mut again = request(OBEDIENT, &[]);
+    again.name = name.to_owned();
+    let booted = timeout(LONG, client.machines.boot(again)).await;
+    if let Err(error) = booted.expect("an answer") {
+        assert_eq!(error.code(), Code::AlreadyExists, "{error:?}");
+    }
+    let since = Instant::now();
+    loop {
+        let request = GetMachineRequest {
+            machine: name.to_owned(),
+        };
+        match client.machines.get_machine(request).await {
+            Ok(_) => return,
+            Err(error) => assert_eq!(error.code(), Code::NotFound, "{error:?}"),
+        }
+        assert!(since.elapsed() < LONG, "neither free nor listed: {name}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Calls what takes a while, or changes something, and does not wait for the answers.
+async fn leave_off(client: &mut Client, machine: &str, random: &mut Random) {
+    let mut host = HostClient::new(client.channel.clone());
+    let machine = || machine.to_owned();
+    let wait = WaitRequest { machine: machine() };
+    let write = ConsoleWriteRequest {
+        machine: machine(),
+        data: b"nobody reads this".to_vec(),
+    };
+    let nmi = InjectNmiRequest {
+        machine: machine(),
+        cpu: None,
+    };
+    let mut soon = || Duration::from_millis(random.below(LEFT_AFTER));
+    let _left = timeout(soon(), client.machines.wait(wait)).await;
+    let _left = timeout(soon(), client.machines.console_write(write)).await;
+    let _left = timeout(soon(), client.machines.inject_nmi(nmi)).await;
+    let _left = timeout(soon(), host.report(ReportRequest {})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_boot_that_is_left_off_has_made_a_machine_or_left_its_name() {
+    if rig("api: boots that are left off").is_none() {
+        return;
+    }
+    let mut random = Random::new(&[seed()]);
+    let panics = count_panics();
+    let server = Running::start();
+    let mut client = server.client().await;
+    let mut used = Used::now();
+    for number in 0..BOOTS {
+        if number == FIRST {
+            used = Used::now();
+        }
+        let name = format!("left-{number}");
+        let mut boot = request(OBEDIENT, &[]);
+        boot.name.clone_from(&name);
+        let life = Duration::from_millis(random.below(BOOT_LEFT_AFTER));
+        let _left = timeout(life, client.machines.boot(boot)).await;
+        listed(&mut client, &name).await;
+        leave_off(&mut client, &name, &mut random).await;
+        let machine = StopRequest {
+            machine: name.clone(),
+        };
+        let stopped = timeout(LONG, client.machines.stop(machine)).await;
+        let ending = stopped.expect("an end").unwrap().into_inner().ending;
+        assert_eq!(ending.unwrap().reason(), EndReason::Stopped);
+        let machine = DeleteMachineRequest { machine: name };
+        client.machines.delete_machine(machine).await.unwrap();
+    }
+    assert_eq!(panics(), 0, "panics, which are printed above");
+    used.come_back().await;
     server.stop().await;
 }
