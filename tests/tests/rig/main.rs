@@ -5,6 +5,7 @@ mod api;
 mod boot;
 mod churn;
 mod cli;
+mod cli_vm;
 mod clock;
 mod coexist;
 mod control;

@@ -1,5 +1,5 @@
 //! A machine that really hangs: the thread of its virtual CPU stands still in the host and never takes
-//! another step.
+//! another step. Others, and what is asked of all, do not wait for it.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,6 +16,9 @@ use rustix::process::Signal;
 
 /// How long a server waits for machines that do not end, and what else stopping may take in a rig.
 const STOPPED: Duration = Duration::from_secs(10 + 20);
+
+/// How long anything about other machines may take meanwhile, the start of a program in a rig included.
+const ANSWERED: Duration = Duration::from_secs(5);
 
 /// The thread called `name` of the process `process`.
 fn thread(process: i32, name: &str) -> i32 {
@@ -69,6 +72,22 @@ fn a_server_that_is_told_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs
     let stuck = thread(server.pid().as_raw_nonzero().get(), "vcpu0");
     freeze(stuck);
     boot("well");
+    boot("ends");
+    for (words, told) in [
+        (["vm", "list"].as_slice(), "stuck"),
+        (&["vm", "show", "stuck"], "\"stuck\""),
+        (&["vm", "show", "well"], "\"well\""),
+        (&["vm", "stop", "ends"], ""),
+    ] {
+        let since = Instant::now();
+        let printed = ok(&[words, &at].concat());
+        assert!(
+            since.elapsed() < ANSWERED,
+            "{words:?}: {:?}",
+            since.elapsed()
+        );
+        assert!(printed.concat().contains(told), "{words:?}: {printed:?}");
+    }
     let since = Instant::now();
     server.signal(Signal::TERM);
     let ended = changed(stuck);
