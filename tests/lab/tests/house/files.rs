@@ -32,7 +32,7 @@ pub(crate) fn needs(src: &Path) -> Needs {
 }
 
 /// Reads a crate's modules, from `lib.rs` or `main.rs` on.
-fn read(src: &Path) -> Tree {
+pub(crate) fn read(src: &Path) -> Tree {
     let mut tree = Tree {
         modules: BTreeMap::new(),
     };
@@ -83,7 +83,7 @@ fn place(src: &Path, path: &[String]) -> PathBuf {
 }
 
 /// Whether something is there for tests only.
-fn is_test(attrs: &[Attribute]) -> bool {
+pub(crate) fn is_test(attrs: &[Attribute]) -> bool {
     attrs.iter().any(|attr| {
         let list = attr.meta.require_list().ok();
         attr.path().is_ident("cfg") && list.is_some_and(|list| list.tokens.to_string() == "test")

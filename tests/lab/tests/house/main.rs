@@ -4,6 +4,8 @@
 //! - a crate depends only on those that [`crates::ARROWS`] allows it;
 //! - no file of a crate needs, by way of others, one that needs it;
 //! - no folder of a crate does either, so that a crate can be read from one end to the other;
+//! - tasks of the server are begun with `panics::spawn`, so that no stream of one that panics ends as if
+//!   that had been all;
 //! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in.
 //!
 //! A file needs another if it names something that is defined there. Doors (`mod.rs`, `lib.rs`) that
@@ -15,6 +17,7 @@ mod crates;
 mod files;
 mod journeys;
 mod names;
+mod spawns;
 
 use std::path::PathBuf;
 
@@ -67,5 +70,11 @@ fn no_folders_of_a_crate_need_one_another_in_a_circle() {
 #[test]
 fn journeys_name_files_where_they_are() {
     let wrong = journeys::wrong_steps();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn tasks_of_the_server_are_begun_where_their_panics_are_told() {
+    let wrong = spawns::wrong();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -176,7 +176,7 @@ impl All {
         let live = handle.machine().is_ok();
         let events = live.then(|| handle.events().subscribe(self.wanted.clone(), None));
         let feed = Feed::new(Origin::Machine(handle), self.to_client.clone());
-        tokio::spawn(async move {
+        panics::spawn(self.to_client.clone(), async move {
             feed.run(events.and_then(Result::ok)).await;
             drop(place);
         });

@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fleet::Handle;
 use crate::limits;
+use crate::panics;
 use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
 use crate::status::Failure;
 use crate::wire::{anchor, page};
@@ -109,9 +110,9 @@ async fn hold<P: Place>(
         open,
         ttl,
         messages,
-        to_client,
+        to_client: to_client.clone(),
     };
-    tokio::spawn(holding.run(session));
+    panics::spawn(to_client, holding.run(session));
     Ok(answers)
 }
 

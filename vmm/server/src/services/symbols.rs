@@ -16,6 +16,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::fleet::Fleet;
 use crate::limits;
+use crate::panics;
 use crate::status::{Failure, chain};
 use crate::threads::Lane;
 use crate::wire::{convert, types};
@@ -150,7 +151,7 @@ where
 {
     let (to_client, messages) = mpsc::channel(MESSAGES);
     let (find, lookups) = (Arc::new(find), Arc::clone(lookups));
-    tokio::spawn(async move {
+    panics::spawn(to_client.clone(), async move {
         let (mut first, mut left) = (0, limit);
         while left > 0
             // A client that is gone needs no more.
