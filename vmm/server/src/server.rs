@@ -40,6 +40,7 @@ use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::limits;
 use crate::listen::connection::{self, Connection};
+use crate::listen::deadline::DeadlineLayer;
 use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
 use crate::listen::streams::StreamsLayer;
@@ -177,6 +178,8 @@ impl Server {
             .concurrency_limit_per_connection(usize::try_from(calls).unwrap_or(usize::MAX))
             .layer(panics::layer())
             .layer(InterceptorLayer::new(connection::admit))
+            // Around what counts streams: one that is over has no place any more.
+            .layer(DeadlineLayer)
             .layer(StreamsLayer::new(totals))
             .add_service(health_server)
             .add_service(

@@ -296,6 +296,13 @@ pub(crate) fn stopping() -> Status {
     Failure::new(Code::Unavailable, kind, "the server is stopping").into()
 }
 
+/// The call has taken as long as its client waits for it.
+pub(crate) fn over_deadline() -> Status {
+    let kind = ErrorKind::DeadlineExceeded;
+    let why = "the deadline of the call is over";
+    Failure::new(Code::DeadlineExceeded, kind, why).into()
+}
+
 /// The machine `name` has ended.
 pub(crate) fn ended(name: &str) -> Status {
     Failure::new(

@@ -20,7 +20,6 @@ use tonic::codegen::{BoxFuture, http};
 use tonic::server::{Grpc, NamedService, ServerStreamingService};
 use tonic::{Code, Request, Response, Status};
 
-use super::deadline::Until;
 use super::feed::{Feed, Origin};
 use super::wanted::wanted;
 use crate::arrivals::Behind;
@@ -40,7 +39,7 @@ const MESSAGES: usize = 2;
 /// whose last messages wait. Those that come later are waited with.
 const MACHINES: usize = 128;
 
-type Responses = Until<ReceiverStream<Result<Message, Status>>>;
+type Responses = ReceiverStream<Result<Message, Status>>;
 
 /// The service.
 #[derive(Debug)]
@@ -54,10 +53,7 @@ impl Service {
         Self { fleet, published }
     }
 
-    fn subscribe(
-        &self,
-        mut request: SubscribeRequest,
-    ) -> Result<ReceiverStream<Result<Message, Status>>, Status> {
+    fn subscribe(&self, mut request: SubscribeRequest) -> Result<Responses, Status> {
         let wanted = wanted(&mut request)?;
         let SubscribeRequest { machine, after, .. } = request;
         // One for all machines' streams of this client.
@@ -230,9 +226,8 @@ impl ServerStreamingService<SubscribeRequest> for Subscribe {
     fn call(&mut self, request: Request<SubscribeRequest>) -> Self::Future {
         let service = Arc::clone(&self.0);
         Box::pin(async move {
-            let (metadata, _, request) = request.into_parts();
-            let messages = service.subscribe(request)?;
-            Ok(Response::new(Until::deadline(&metadata, messages)))
+            let messages = service.subscribe(request.into_inner())?;
+            Ok(Response::new(messages))
         })
     }
 }

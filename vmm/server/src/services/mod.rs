@@ -1,6 +1,5 @@
 //! The services of `hvprobe.v1`: validate, convert, hand over.
 
-mod deadline;
 pub(crate) mod decisions;
 pub(crate) mod events;
 pub(crate) mod feed;

@@ -28,16 +28,16 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_types::StatusExt as _;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Running {
+pub(crate) struct Running {
     folder: TempDir,
     stop: oneshot::Sender<()>,
     served: JoinHandle<Result<(), ServeError>>,
 }
 
 impl Running {
-    fn start(server: Server) -> Self {
+    pub(crate) fn start(server: Server) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&folder.path().join("socket")).unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -59,12 +59,12 @@ impl Running {
         self.folder.path().join("socket")
     }
 
-    async fn connect(&self) -> Channel {
+    pub(crate) async fn connect(&self) -> Channel {
         let endpoint = Endpoint::try_from(format!("unix:{}", self.socket().display()));
         endpoint.unwrap().connect().await.unwrap()
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.stop.send(()).unwrap();
         timeout(PATIENCE, self.served)
             .await

@@ -6,6 +6,7 @@
 )]
 
 mod bounds;
+mod deadlines;
 mod keepalive;
 mod loopback;
 mod packages;

@@ -1,0 +1,147 @@
+//! Deadlines of calls.
+//!
+//! A client tells how long it waits for a call (`grpc-timeout`, "PROTOCOL-HTTP2" of gRPC). Invariant: when that
+//! is over, the call ends with DEADLINE_EXCEEDED, whether its answer has begun or not, and whoever works on
+//! it has nobody to answer to. The library looks at a deadline only until an answer begins, and says
+//! CANCELLED; here it is looked at sooner. What cannot be read is no deadline, as for the library.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body as HttpBody, Frame};
+use prost::bytes::Bytes;
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tower::Layer;
+
+use crate::status::over_deadline;
+
+/// Ends calls with their deadlines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeadlineLayer;
+
+impl<S> Layer<S> for DeadlineLayer {
+    type Service = Deadlines<S>;
+
+    fn layer(&self, inner: S) -> Deadlines<S> {
+        Deadlines(inner)
+    }
+}
+
+/// Calls that end with their deadlines.
+#[derive(Clone, Debug)]
+pub(crate) struct Deadlines<S>(S);
+
+impl<S, R> Service<http::Request<R>> for Deadlines<S>
+where
+    S: Service<http::Request<R>, Response = http::Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<R>) -> Self::Future {
+        let over = timeout(request.headers()).map(Over::after);
+        let answer = self.0.call(request);
+        let Some(mut over) = over else {
+            return Box::pin(answer);
+        };
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                answer = answer => Ok(answer?.map(|body| {
+                    let body = Some(body);
+                    Body::new(Until { body, over })
+                })),
+                () = &mut over => Ok(over_deadline().into_http()),
+            }
+        })
+    }
+}
+
+/// The moment at which a call is over.
+struct Over(Pin<Box<Sleep>>);
+
+impl Over {
+    fn after(timeout: Duration) -> Self {
+        Self(Box::pin(sleep(timeout)))
+    }
+}
+
+impl Future for Over {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let polled = self.0.as_mut().poll(cx);
+        // The library's own timer may wake the call before this one does: then it is over, too.
+        if self.0.deadline() <= Instant::now() {
+            return Poll::Ready(());
+        }
+        polled
+    }
+}
+
+/// An answer until its call is over.
+struct Until {
+    /// Nothing when it is: whoever makes the answer is to see that.
+    body: Option<Body>,
+    over: Over,
+}
+
+impl HttpBody for Until {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        if Pin::new(&mut this.over).poll(cx).is_pending() {
+            return Pin::new(body).poll_frame(cx);
+        }
+        this.body = None;
+        let mut trailers = http::HeaderMap::new();
+        let told = over_deadline().add_header(&mut trailers);
+        Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+}
+
+/// How long a call may take, if its client says so in a way that can be read: at most eight digits, and a
+/// unit.
+fn timeout(headers: &http::HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;
