@@ -334,6 +334,7 @@ async fn health_is_what_it_is_for_each_service_until_the_server_stops() {
         "hvprobe.v1.Histograms",
         "hvprobe.v1.Symbols",
         "hvprobe.v1.Host",
+        "hvprobe.v1.Sessions",
     ];
     let mut watched = Vec::new();
     for service in services {
