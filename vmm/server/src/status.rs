@@ -211,9 +211,12 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
             Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
                 .at_column(error.column)
         }
-        Refused::TooManyProbes { .. } => {
-            Failure::new(Code::ResourceExhausted, ErrorKind::TooManyProbes, message)
-        }
+        Refused::TooManyProbes { there, max } => Failure::new(
+            Code::ResourceExhausted,
+            ErrorKind::TooManyProbes,
+            message,
+        )
+        .bound("probes_per_machine", max, max.saturating_sub(*there)),
         _ => {
             let code = match why.remedy() {
                 Remedy::NotNow(_) => Code::FailedPrecondition,
@@ -408,6 +411,31 @@ pub(crate) mod tests {
         let status = ended("vm0");
         assert_eq!(self::info(&status).reason, "MACHINE_ENDED");
         assert!(status.get_details_bad_request().is_none());
+    }
+
+    #[test]
+    fn who_asks_for_too_many_probes_is_told_the_limit_and_what_is_left() {
+        let error = RegisterError::Unplanted {
+            source: Refused::TooManyProbes { there: 2, max: 3 },
+        };
+        let status = register_error("vm0", &error);
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        let info = info(&status);
+        assert_eq!(info.reason, "TOO_MANY_PROBES");
+        let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+        assert_eq!(told, ["probes_per_machine", "3", "1"]);
+    }
+
+    #[test]
+    fn what_no_request_is_to_blame_for_has_a_reason_too() {
+        for (status, code, reason) in [
+            (booting("vm0"), Code::Unavailable, "MACHINE_BOOTING"),
+            (stopping(), Code::Unavailable, "SERVER_STOPPING"),
+            (over_deadline(), Code::DeadlineExceeded, "DEADLINE_EXCEEDED"),
+        ] {
+            assert_eq!(status.code(), code);
+            assert_eq!(info(&status).reason, reason);
+        }
     }
 
     #[test]

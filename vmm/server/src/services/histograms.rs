@@ -7,7 +7,7 @@
 
 use std::pin::Pin;
 
-use hvprobe_machine::{AggregateError, Aggregation};
+use hvprobe_machine::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
     HistogramCommand, aggregate_request, aggregate_response, histograms_server,
@@ -98,6 +98,7 @@ fn refused(error: &AggregateError) -> Status {
             ErrorKind::TooManyHistograms,
             message,
         )
+        .bound("histograms_per_machine", AGGREGATIONS_MAX, 0)
         .into(),
         AggregateError::NoSuchProbe { index, .. } => {
             Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)

@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 use super::book::{Book, Gone, Stage, Unopened};
 use super::owners::{Named, Owners};
 use crate::identity::uuid;
-use crate::status::Failure;
+use crate::status::{Failure, stopping};
 use crate::wire::anchor;
 
 /// How long what could not be let go of is left alone, at first and at most.
@@ -151,7 +151,7 @@ impl<P: Place> Sessions<P> {
         };
         let mut state = self.state();
         if state.closed {
-            return Err(Status::unavailable("the server is stopping"));
+            return Err(stopping());
         }
         self.sweep(&mut state);
         let State { book, places, .. } = &mut *state;
