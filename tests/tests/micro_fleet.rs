@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use hvprobe_machine::MachineConfig;
+use hvprobe_machine::{Bounds, MachineConfig};
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::watch_machines_response::What;
 use hvprobe_proto::v1::{
     BootRequest, DeleteMachineRequest, EndReason, ErrorDetail, ErrorKind, ListMachinesRequest,
-    ListProbesRequest, Machine, MachineState, PauseRequest, StopRequest, SubscribeRequest,
-    WatchMachinesRequest, WatchRequest,
+    ListProbesRequest, Machine, MachineState, PauseRequest, ProbeSpec, RegisterRequest,
+    StopRequest, SubscribeRequest, WatchMachinesRequest, WatchRequest,
 };
 use hvprobe_server::{Limits, Listener, ServeError, Server};
 use hvprobe_tests::micro::host::{build, catch_mode};
@@ -27,8 +27,9 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 /// As many machines as a server may have if nobody says otherwise.
@@ -429,5 +430,48 @@ async fn calls_that_crowd_one_machine_keep_nobody_from_another() {
     {
         called.unwrap().unwrap();
     }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_beyond_those_of_a_machine_are_refused_and_what_is_left_is_told() {
+    let limits = Limits {
+        each: Bounds {
+            probes: 3,
+            ..Bounds::default()
+        },
+        ..Limits::of_host()
+    };
+    let Some(running) = Running::start("many probes", limits) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    running.boot(&mut machines, "one").await;
+    let mut probes = ProbesClient::new(running.connect().await);
+    let mut register = async |definitions: &[&str]| {
+        let spec = |definition: &&str| ProbeSpec {
+            definition: (*definition).to_owned(),
+            ..Default::default()
+        };
+        let request = RegisterRequest {
+            machine: "one".to_owned(),
+            probes: definitions.iter().map(spec).collect(),
+            ..Default::default()
+        };
+        let registered = timeout(PATIENCE, probes.register(request)).await;
+        Ok::<_, Status>(registered.expect("an answer")?.into_inner().ids.len())
+    };
+    assert_eq!(register(&["p:a main", "p:b main"]).await.unwrap(), 2);
+    let error = register(&["p:c main", "p:d main"]).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    assert_eq!(kind(&error), ErrorKind::TooManyProbes);
+    let info = error.get_details_error_info().unwrap();
+    let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+    assert_eq!(told, ["probes_per_machine", "3", "1"]);
+    assert_eq!(register(&["p:c main"]).await.unwrap(), 1);
+    assert_eq!(
+        register(&["p:d main"]).await.unwrap_err().code(),
+        error.code()
+    );
     running.stop().await;
 }
