@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::*;
 use crate::sessions::keeper::Ticket;
 use crate::sessions::owners::Owners;
-use crate::status::tests::detail;
+use crate::status::tests::{detail, info};
 
 mod fake;
 mod pages;
@@ -360,6 +360,25 @@ async fn the_end_of_the_server_ends_sessions_and_lets_none_begin() {
         .err()
         .expect("refused");
     assert_eq!(late.code(), Code::Unavailable);
+    assert_eq!(kind(&late), ErrorKind::ServerStopping);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_beyond_those_that_may_be_are_refused_with_the_limit() {
+    let (sessions, _) = new();
+    let mut held = Vec::new();
+    let refused = loop {
+        match Client::open(&sessions, wants("me", 0)).await {
+            Ok(client) => held.push(client),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(held.len(), 1024);
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(kind(&refused), ErrorKind::TooManySessions);
+    let info = info(&refused);
+    let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+    assert_eq!(told, ["sessions", "1024", "0"]);
 }
 
 #[tokio::test(start_paused = true)]
