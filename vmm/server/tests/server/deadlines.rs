@@ -81,7 +81,7 @@ async fn streams_of_all_services_end_with_their_deadlines_and_leave_their_places
     over(&end(stream.into_inner()).await);
     // Whoever worked on it has seen that.
     let is_over = async {
-        let mut list = async || sessions.list_sessions(ListSessionsRequest {}).await;
+        let mut list = async || sessions.list_sessions(ListSessionsRequest::default()).await;
         while !list().await.unwrap().into_inner().sessions.is_empty() {
             tokio::task::yield_now().await;
         }
