@@ -6,6 +6,7 @@
 )]
 
 mod client;
+mod clock_steps;
 mod histograms;
 mod killed;
 mod misuse;

@@ -97,9 +97,11 @@ fn a_machine_is_followed_from_its_boot_to_its_removal() {
 
     let waited = server.run(&["vm", "wait", "job"]);
     assert_eq!(waited.status, Some(42), "{waited:#?}");
-    let ended = "job ended: shutdown, status 42";
-    assert_eq!(waited.err, [format!("hvprobe: {ended}")]);
-    watch.wait_out(ended);
+    assert_eq!(
+        waited.err,
+        ["hvprobe: job ended: shutdown, status 42".to_owned()]
+    );
+    watch.wait_out("job  ended: shutdown, status 42");
     let followed = follow.finish();
     assert_eq!(followed.status, Some(0), "{followed:#?}");
     assert!(followed.out.iter().any(|it| it == "hi"), "{followed:#?}");

@@ -11,6 +11,7 @@ use hvprobe_tests::wait;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
+use tonic_types::StatusExt as _;
 
 use super::client::{Client, Running, detail};
 
@@ -139,6 +140,9 @@ async fn histograms_count_for_as_long_as_their_streams_live() {
     }
     let error = aggregate(&mut client, keys.clone()).await.err().unwrap();
     assert_eq!(error.code(), Code::ResourceExhausted);
+    let info = error.get_details_error_info().unwrap();
+    let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+    assert_eq!(told, ["histograms_per_machine", "64", "0"]);
     // Those whose streams have ended make room, as soon as the server has seen that.
     histograms.truncate(2);
     let room = async {

@@ -185,7 +185,8 @@ async fn listed(client: &mut Client, name: &str) {
         };
         match client.machines.get_machine(request).await {
             Ok(_) => return,
-            Err(error) => assert_eq!(error.code(), Code::NotFound, "{error:?}"),
+            // It is still being booted.
+            Err(error) => assert_eq!(error.code(), Code::Unavailable, "{error:?}"),
         }
         assert!(since.elapsed() < LONG, "neither free nor listed: {name}");
         sleep(Duration::from_millis(50)).await;

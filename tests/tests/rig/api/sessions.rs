@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// Waits for its end.
-    async fn ended(&mut self) -> (SessionEnd, u32, bool) {
+    pub(crate) async fn ended(&mut self) -> (SessionEnd, u32, bool) {
         let answer = tokio::time::timeout(LONG, self.answers.message()).await;
         match answer.expect("it ends").unwrap().and_then(|it| it.what) {
             Some(hold_response::What::Ended(ended)) => {

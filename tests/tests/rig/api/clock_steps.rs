@@ -1,0 +1,171 @@
+//! A wall clock that is set while a server runs: nothing but what times stand for depends on it.
+
+use std::time::{Duration, Instant};
+
+use hvprobe_proto::v1::{
+    Anchor, ListSessionsRequest, OpenSession, SessionEnd, SessionState, SubscribeRequest,
+    SubscribeResponse,
+};
+use hvprobe_tests::rig::rig;
+use rustix::time::{ClockId, clock_gettime, clock_settime};
+use tonic::Streaming;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::client::{Client, Running};
+use super::sessions::{BUSY, LONG, Session};
+
+const HOUR: i64 = 3600;
+/// What the session outlives its client by: far less than the steps.
+const TTL: Duration = Duration::from_secs(5);
+/// How long the stream is read after a step, at least.
+const AFTER: Duration = Duration::from_secs(2);
+/// How far what is told of a step may be off, in seconds.
+const OFF: i64 = 60;
+
+/// The rig's wall clock, so many seconds from what it was.
+struct Wall(i64);
+
+impl Wall {
+    fn step(&mut self, seconds: i64) {
+        let mut time = clock_gettime(ClockId::Realtime);
+        time.tv_sec += seconds;
+        clock_settime(ClockId::Realtime, time).expect("root can set the clock");
+        self.0 += seconds;
+    }
+}
+
+impl Drop for Wall {
+    fn drop(&mut self) {
+        if self.0 != 0 {
+            self.step(-self.0);
+        }
+    }
+}
+
+/// Of CLOCK_MONOTONIC, in nanoseconds.
+fn monotonic() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+}
+
+/// How many seconds the wall clock is ahead of the other.
+fn ahead(anchor: Anchor) -> i64 {
+    let apart = i128::from(anchor.realtime_ns) - i128::from(anchor.monotonic_ns);
+    i64::try_from(apart / 1_000_000_000).unwrap()
+}
+
+/// A stream of events, and a session that is renewed while it is read.
+struct Reader {
+    stream: Streaming<SubscribeResponse>,
+    session: Session,
+    /// Of the next event.
+    seq: Option<u64>,
+}
+
+impl Reader {
+    /// The next message, which begins where the last one ended.
+    async fn next(&mut self) -> SubscribeResponse {
+        let message = tokio::time::timeout(LONG, self.stream.message()).await;
+        let message = message.expect("events come").unwrap().expect("it goes on");
+        self.session.renew();
+        let position = message.position.as_ref().expect("the machine lives");
+        if let Some(expected) = self.seq {
+            let told = message.events.len() as u64 + message.dropped;
+            assert!(position.seq <= expected + told, "{expected}: {message:?}");
+            let seqs = message.events.iter().map(|event| event.seq);
+            assert!(seqs.is_sorted_by(|one, next| one < next));
+            let mut seqs = message.events.iter().map(|event| event.seq);
+            assert!(seqs.all(|seq| (expected..position.seq).contains(&seq)));
+        }
+        self.seq = Some(position.seq);
+        message
+    }
+
+    /// Reads until there are events from after `since`; what they are told to stand for.
+    async fn anchor(&mut self, since: u64) -> Anchor {
+        let begun = Instant::now();
+        let mut anchor = None;
+        let (mut seen, mut events) = (false, 0);
+        while begun.elapsed() < AFTER || !seen {
+            assert!(begun.elapsed() < LONG, "no events are from after the step");
+            let message = self.next().await;
+            // The last: it is told anew as well where a reading of the clocks took long.
+            anchor = message.anchor.or(anchor);
+            events += message.events.len();
+            // The first message that was made after the step tells of it.
+            seen |= message.events.iter().any(|event| event.host_ns > since);
+            assert!(anchor.is_some() || !seen, "the step is not told");
+        }
+        assert!(events > 0);
+        anchor.unwrap()
+    }
+}
+
+async fn is_well(client: &mut Client, session: &str) {
+    let mut health = HealthClient::new(client.channel.clone());
+    let told = health.check(HealthCheckRequest::default()).await.unwrap();
+    assert_eq!(told.into_inner().status(), ServingStatus::Serving);
+    let list = client
+        .sessions
+        .list_sessions(ListSessionsRequest::default())
+        .await;
+    let list = list.unwrap().into_inner().sessions;
+    let held = |state| state == SessionState::Held;
+    let is_held = list.iter().any(|it| it.id == session && held(it.state()));
+    assert!(is_held, "{list:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else() {
+    match rig("api: a clock that is set").as_deref() {
+        None => return,
+        Some("direct") => {
+            eprintln!("skipped: this machine's clock is not to be set");
+            return;
+        }
+        Some(_) => {}
+    }
+    let server = Running::start();
+    let mut client = server.client().await;
+    let machine = client.boot(BUSY, &["p __x64_sys_getpgid"]).await.name;
+    client.wait_running(&machine).await;
+    client.wait_printed(&machine, "ready").await;
+    let open = OpenSession {
+        owner: "me".into(),
+        ttl_ms: u32::try_from(TTL.as_millis()).unwrap(),
+        ..Default::default()
+    };
+    let session = Session::open(&mut client, open).await.unwrap();
+    let id = session.id.clone();
+    let subscription = SubscribeRequest {
+        machine,
+        ..Default::default()
+    };
+    let stream = client.events.subscribe(subscription).await.unwrap();
+    let mut reader = Reader {
+        stream: stream.into_inner(),
+        session,
+        seq: None,
+    };
+    let mut before = ahead(reader.anchor(0).await);
+    let mut wall = Wall(0);
+    // An hour ahead, an hour behind, and back.
+    for seconds in [HOUR, -2 * HOUR, HOUR] {
+        wall.step(seconds);
+        let after = ahead(reader.anchor(monotonic()).await);
+        let moved = after - before;
+        assert!((moved - seconds).abs() < OFF, "{moved} s for {seconds} s");
+        before = after;
+        is_well(&mut client, &id).await;
+    }
+    // Nor does a session wait for an hour that is told anew.
+    wall.step(-HOUR);
+    let begun = Instant::now();
+    let ended = reader.session.ended().await;
+    assert_eq!(ended, (SessionEnd::Expired, 0, false));
+    assert!(begun.elapsed() < LONG);
+    drop(wall);
+    server.stop().await;
+}
