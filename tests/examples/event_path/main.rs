@@ -20,9 +20,9 @@
 //! The second table is about the time from a hit until a client has decoded its event: of hits that take an
 //! exit, which are queued one by one, and of records, which are read every 5 ms.
 //!
-//! Where there is a target, the last column tells whether it is met: at the rates that are meant to reach
-//! clients all arrives, as fast as it is made; in the second table, half of the events within 5 ms and 99 of a
-//! hundred within 20 ms.
+//! Where there is a target, the last column tells whether it is met: 2.5 million events a second reach one client
+//! if more are made, and 10,000 a second each of 100, all of them; in the second table, half of the events are
+//! there within 5 ms and 99 of a hundred within 20 ms.
 //!
 //! `--smoke` goes through all of it in a moment; its numbers mean nothing.
 
@@ -51,8 +51,8 @@ struct Row {
     clients: u64,
     stuck: u64,
     filtered: u64,
-    /// Whether all of it is meant to arrive as fast as it is made.
-    meant: bool,
+    /// How many events a second are meant to reach each client; 0 if nobody says.
+    meant: u64,
 }
 
 impl Row {
@@ -63,7 +63,7 @@ impl Row {
             clients: 1,
             stuck: 0,
             filtered: 0,
-            meant: false,
+            meant: 0,
         }
     }
 
@@ -83,11 +83,11 @@ const RATES: [Row; 10] = [
     Row::of(1_000_000),
     Row::of(1_500_000),
     Row::of(2_000_000),
+    Row::of(2_500_000),
     Row {
-        meant: true,
-        ..Row::of(2_500_000)
+        meant: 2_500_000,
+        ..Row::of(3_000_000)
     },
-    Row::of(3_000_000),
     Row {
         stuck: 2,
         ..Row::of(1_000_000)
@@ -98,7 +98,7 @@ const RATES: [Row; 10] = [
     },
     Row {
         clients: 100,
-        meant: true,
+        meant: 10_000,
         ..Row::of(10_000)
     },
 ];
@@ -108,7 +108,7 @@ const LATENCIES: [Row; 3] = [
     Row::late(Way::Records, 1),
     Row::late(Way::Exits, 100),
 ];
-/// Of what is made so much a second has to arrive, as a measurement has its own ends.
+/// Of what is meant to reach a client so much has to, as a measurement has its own ends.
 const ALL: f64 = 0.99;
 /// What the middle and the 99th percentile of the time to a client may be, in microseconds.
 const P50: u64 = 5_000;
@@ -261,8 +261,9 @@ fn row(row: Row, latency: bool, milliseconds: u64) -> Result<()> {
     let wall = wall.as_secs_f64() * 1e6;
     let arrived = float(got.events) / second;
     let verdict = match row.meant {
-        true => verdict(got.dropped == 0 && arrived >= ALL * float(row.rate)),
-        false => "-",
+        0 => "-",
+        // Where all is meant to arrive, nothing may be dropped.
+        meant => verdict(arrived >= ALL * float(meant) && (got.dropped == 0 || meant < row.rate)),
     };
     println!(
         "{:>10} {:>7} {:>6} {:>8} {:>10.0} {:>8.1} {:>10} {:>7.2} {:>7.2} {:>9.2} {:>10.1} {:>10.1} {:>7}",
