@@ -16,12 +16,12 @@ use tonic_types::StatusExt as _;
 
 use crate::bounds::{PATIENCE, Running};
 
-/// `message`, whose answers may take a second.
-fn within_a_second<T>(message: T) -> Request<T> {
+/// `message`, whose answers may take three seconds: enough for each to begin on a slow machine.
+fn within_seconds<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     // As `Request::set_timeout` does. The library's client looks at it only until an answer begins.
     let metadata = request.metadata_mut();
-    metadata.insert("grpc-timeout", "1S".parse().unwrap());
+    metadata.insert("grpc-timeout", "3S".parse().unwrap());
     request
 }
 
@@ -54,16 +54,16 @@ async fn streams_of_all_services_end_with_their_deadlines_and_leave_their_places
     };
 
     let mut machines = MachinesClient::new(channel.clone());
-    let request = within_a_second(WatchMachinesRequest::default());
+    let request = within_seconds(WatchMachinesRequest::default());
     let stream = machines.watch_machines(request).await.unwrap();
     over(&end(stream.into_inner()).await);
 
     let mut health = HealthClient::new(channel.clone());
-    let request = within_a_second(HealthCheckRequest::default());
+    let request = within_seconds(HealthCheckRequest::default());
     over(&end(health.watch(request).await.unwrap().into_inner()).await);
 
     let mut reflection = ServerReflectionClient::new(channel.clone());
-    let request = within_a_second(tokio_stream::pending::<ServerReflectionRequest>());
+    let request = within_seconds(tokio_stream::pending::<ServerReflectionRequest>());
     let stream = reflection.server_reflection_info(request).await.unwrap();
     over(&end(stream.into_inner()).await);
 
@@ -77,7 +77,7 @@ async fn streams_of_all_services_end_with_their_deadlines_and_leave_their_places
     let (to_server, messages) = tokio::sync::mpsc::channel(1);
     to_server.send(HoldRequest { what }).await.unwrap();
     let messages = tokio_stream::wrappers::ReceiverStream::new(messages);
-    let stream = sessions.hold(within_a_second(messages)).await.unwrap();
+    let stream = sessions.hold(within_seconds(messages)).await.unwrap();
     over(&end(stream.into_inner()).await);
     // Whoever worked on it has seen that.
     let is_over = async {
@@ -88,7 +88,7 @@ async fn streams_of_all_services_end_with_their_deadlines_and_leave_their_places
     };
     timeout(PATIENCE, is_over).await.expect("the session ends");
 
-    let request = within_a_second(WatchMachinesRequest::default());
+    let request = within_seconds(WatchMachinesRequest::default());
     assert!(machines.watch_machines(request).await.is_ok());
     running.stop().await;
 }
