@@ -11,7 +11,7 @@ use crate::explain_args::Explain;
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
-use crate::log::LogFormat;
+use crate::log::{self, LogFormat};
 use crate::perf_probe::DebugArgs;
 use crate::plant::PlantArgs;
 use crate::script::ScriptArgs;
@@ -49,6 +49,17 @@ pub(crate) struct Cli {
         default_value_t
     )]
     pub(crate) log_format: LogFormat,
+
+    /// How many lines of the log wait for whoever reads standard error, of 8 KiB at most each; what is beyond is
+    /// lost, and how much is told
+    #[arg(
+        long,
+        global = true,
+        value_name = "LINES",
+        default_value_t = log::LINES,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
+    pub(crate) log_lines: u32,
 
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -26,9 +26,9 @@ use crate::output;
 const VARIABLE: &str = "RUST_LOG";
 /// The variable that asks for no colours (<https://no-color.org>).
 const PLAIN: &str = "NO_COLOR";
-/// Lines that wait for a reader.
-const WAITING: usize = 8192;
-/// Bytes of one line, so that all that wait are 64 MiB at most; and how many are shown of a longer one.
+/// Lines that wait for a reader if nobody says otherwise.
+pub(crate) const LINES: u32 = 8192;
+/// Bytes of one line, so that all of these are 64 MiB at most; and how many are shown of a longer one.
 const LINE: usize = 8 << 10;
 const SHOWN: usize = 1 << 10;
 /// How long the last lines may take at the end.
@@ -59,13 +59,15 @@ pub(crate) struct Log {
 impl Log {
     /// Begins to log: warnings, or what `RUST_LOG` says, or more of our own if `verbose`, which is the
     /// user's last word.
-    pub(crate) fn start(verbose: u8, format: LogFormat) -> Self {
+    ///
+    /// `lines` wait for a reader.
+    pub(crate) fn start(verbose: u8, format: LogFormat, lines: u32) -> Self {
         output::speak_json(format == LogFormat::Json);
         let losses = Arc::<Losses>::default();
         let stderr = Stderr(Arc::clone(&losses));
         let (writer, worker) = NonBlockingBuilder::default()
             .lossy(true)
-            .buffered_lines_limit(WAITING)
+            .buffered_lines_limit(usize::try_from(lines).unwrap_or(usize::MAX))
             .thread_name("log")
             .finish(stderr);
         // There is one writer.

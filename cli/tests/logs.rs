@@ -25,6 +25,8 @@ use below_timeout::signal;
 
 /// Calls that log far more than may wait.
 const CALLS: u32 = 3000;
+/// So few that their lines can all wait, if not said otherwise.
+const FEW_CALLS: u32 = 200;
 const LONG: Duration = Duration::from_secs(60);
 
 struct Server {
@@ -100,9 +102,20 @@ async fn call(socket: &Path, times: u32) {
 
 #[tokio::test]
 async fn server_whose_log_nobody_reads_answers_and_says_later_what_was_lost() {
-    let server = Server::start(Some("trace"), &[]);
+    let lost = lost(&[], CALLS).await;
+    assert!(lost > u64::from(CALLS), "{lost}");
+}
+
+#[tokio::test]
+async fn as_few_lines_of_the_log_wait_as_was_said() {
+    assert!(lost(&["--log-lines", "16"], FEW_CALLS).await > 0);
+}
+
+/// How many lines a server with these options says to have lost, when somebody reads after so many calls.
+async fn lost(options: &[&str], calls: u32) -> u64 {
+    let server = Server::start(Some("trace"), options);
     let socket = server.folder.path().join("socket");
-    call(&socket, CALLS).await;
+    call(&socket, calls).await;
     // Now somebody reads.
     let Server {
         folder,
@@ -120,13 +133,13 @@ async fn server_whose_log_nobody_reads_answers_and_says_later_what_was_lost() {
     let line = told.recv_timeout(LONG).expect("it is told");
     let line = line.expect("it is told before the server ends");
     let count = line.strip_prefix("hvprobe: ").unwrap();
-    let count: u64 = count.split(' ').next().unwrap().parse().unwrap();
-    assert!(count > u64::from(CALLS), "{line}");
+    let count = count.split(' ').next().unwrap().parse().unwrap();
     call(&socket, 1).await;
     signal(&child, Signal::TERM);
     assert!(reader.join().unwrap() > 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     drop(folder);
+    count
 }
 
 #[tokio::test]
