@@ -11,7 +11,7 @@ use crate::explain_args::Explain;
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::label::Label;
-use crate::log::{self, LogFormat};
+use crate::log::LogArgs;
 use crate::perf_probe::DebugArgs;
 use crate::plant::PlantArgs;
 use crate::script::ScriptArgs;
@@ -36,30 +36,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted; `hvprobe run` pas
 status of the guest's command."
 )]
 pub(crate) struct Cli {
-    /// Tell more about what is done on standard error; twice for still more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    pub(crate) verbose: u8,
-
-    /// What messages on standard error look like; `RUST_LOG` says which there are, unless -v does
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        value_name = "FORMAT",
-        default_value_t
-    )]
-    pub(crate) log_format: LogFormat,
-
-    /// How many lines of the log wait for whoever reads standard error, of 8 KiB at most each; what is beyond is
-    /// lost, and how much is told
-    #[arg(
-        long,
-        global = true,
-        value_name = "LINES",
-        default_value_t = log::LINES,
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
-    )]
-    pub(crate) log_lines: u32,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
 
     #[command(subcommand)]
     pub(crate) command: Command,

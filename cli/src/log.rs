@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use tracing::{Level, error};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
@@ -27,12 +27,41 @@ const VARIABLE: &str = "RUST_LOG";
 /// The variable that asks for no colours (<https://no-color.org>).
 const PLAIN: &str = "NO_COLOR";
 /// Lines that wait for a reader if nobody says otherwise.
-pub(crate) const LINES: u32 = 8192;
+const LINES: u32 = 8192;
 /// Bytes of one line, so that all of these are 64 MiB at most; and how many are shown of a longer one.
 const LINE: usize = 8 << 10;
 const SHOWN: usize = 1 << 10;
 /// How long the last lines may take at the end.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What is logged, how, and how much of it waits.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct LogArgs {
+    /// Tell more about what is done on standard error; twice for still more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+
+    /// What messages on standard error look like; `RUST_LOG` says which there are, unless -v does
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t
+    )]
+    log_format: LogFormat,
+
+    /// How many lines of the log wait for whoever reads standard error, of 8 KiB at most each; what is beyond is
+    /// lost, and how much is told
+    #[arg(
+        long,
+        global = true,
+        value_name = "LINES",
+        default_value_t = LINES,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+    )]
+    log_lines: u32,
+}
 
 /// What log messages look like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -57,11 +86,14 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins to log: warnings, or what `RUST_LOG` says, or more of our own if `verbose`, which is the
+    /// Begins to log: warnings, or what `RUST_LOG` says, or more of our own for each `-v`, which is the
     /// user's last word.
-    ///
-    /// `lines` wait for a reader.
-    pub(crate) fn start(verbose: u8, format: LogFormat, lines: u32) -> Self {
+    pub(crate) fn start(args: LogArgs) -> Self {
+        let LogArgs {
+            verbose,
+            log_format: format,
+            log_lines: lines,
+        } = args;
         output::speak_json(format == LogFormat::Json);
         let losses = Arc::<Losses>::default();
         let stderr = Stderr(Arc::clone(&losses));

@@ -62,7 +62,7 @@ use log::Log;
 fn main() -> ExitCode {
     let started = Instant::now();
     let cli = Cli::parse();
-    let log = Log::start(cli.verbose, cli.log_format, cli.log_lines);
+    let log = Log::start(cli.log);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
