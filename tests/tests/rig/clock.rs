@@ -109,6 +109,18 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<Duration>> {
     naps
 }
 
+/// How long a tick of the guest's counter takes, in seconds, by those events of one CPU that are farthest apart.
+fn tick(events: &[Event]) -> f64 {
+    let apart = events.iter().map(|first| {
+        let mut of_cpu = events.iter().filter(|event| event.vcpu == first.vcpu);
+        let last = of_cpu.next_back().expect("the first, at least");
+        let ticks = last.guest_tsc.abs_diff(first.guest_tsc);
+        (last.host_ns.abs_diff(first.host_ns), ticks)
+    });
+    let (took, ticks) = apart.max().expect("events");
+    Duration::from_nanos(took).as_secs_f64() / ticks as f64
+}
+
 /// Holds all naps of a batch against the guest's word; how many took as long as it says.
 fn check(
     name: &str,
@@ -117,6 +129,7 @@ fn check(
     naps: &BTreeMap<i32, Vec<Duration>>,
 ) -> usize {
     let mut close = 0;
+    let tick = tick(events);
     for (thread, told) in naps {
         let of_thread = |id| {
             let by = |event: &&Event| {
@@ -139,8 +152,14 @@ fn check(
             assert!(took <= told.mul_f64(1.05) + OFF, "{took:?}: {what}");
             // The thread may have lost its processor on the way into the call, or out of it.
             close += usize::from(took + OFF >= told.mul_f64(0.95));
+            // Both are hits of one entry, between which the guest may have had an interrupt.
             let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
-            assert!(off <= OFF, "{off:?}: {what}");
+            let between = match call.entry_tsc {
+                // One exit is both.
+                0 => Duration::ZERO,
+                tsc => Duration::from_secs_f64(tsc.abs_diff(entry.guest_tsc) as f64 * tick),
+            };
+            assert!(off.abs_diff(between) <= OFF, "{off:?}, {between:?}: {what}");
             // All mechanisms are in one order.
             assert!(before.seq < entry.seq && entry.seq < back.seq, "{what}");
         }
