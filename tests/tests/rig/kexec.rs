@@ -6,7 +6,9 @@ use std::io::Write;
 
 use cpio::newc::{self, ModeFileType};
 use hvprobe_machine::{DEFAULT_CMDLINE, MachineConfig, ProbeSpec, ProbeState};
-use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig};
+use hvprobe_tests::rig::{
+    Running, SHORT_BOOT, assert_clean, chain, guest, info, optimizing_guest, probe, rig,
+};
 use hvprobe_vm::loader::command_archive;
 use tempfile::NamedTempFile;
 
@@ -46,7 +48,7 @@ fn with_second(config: &mut MachineConfig, command: &str) -> NamedTempFile {
 
 /// What both kernels have on their command lines.
 fn cmdline() -> String {
-    format!("{DEFAULT_CMDLINE} mitigations=off")
+    format!("{DEFAULT_CMDLINE} {SHORT_BOOT}")
 }
 
 /// What the second kernel does: prints, waits for a line, makes calls, and tells what it is for.

@@ -13,8 +13,9 @@ use crate::process::{Apart, Group, Streams};
 
 /// Its processor. What needs XSAVE goes with it, or kernels since 7.0 use AVX that is not there. Behind a
 /// `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, of which an
-/// interrupt there makes the kernel's (VM, DF, AC …); kernels do not use it on a processor without it.
-const PROCESSOR: &str = "max,+svm,-xsave,-avx,-avx2,-f16c,-fma,-vaes,-vpclmulqdq,-cx16";
+/// interrupt there makes the kernel's (VM, DF, AC …); kernels do not use it on a processor without it. A string
+/// instruction is emulated step by step: without `erms` kernels copy and clear in steps of eight bytes, not one.
+const PROCESSOR: &str = "max,+svm,-xsave,-avx,-avx2,-f16c,-fma,-vaes,-vpclmulqdq,-cx16,-erms,-fsrm";
 
 pub(super) struct Tcg;
 
