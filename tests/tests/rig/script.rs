@@ -120,7 +120,18 @@ fn maps_are_those_of_the_guests_own_histograms() {
     assert_eq!(map(&printed, "@quarters["), quarters, "{printed}");
     let took = rows(&printed, "@us:");
     let timed: u64 = took.iter().map(|(_, hits)| hits).sum();
-    assert_eq!(timed, returned.values().sum::<u64>(), "{printed}");
+    // A time that is not certain is not told, but how often.
+    let untimed = told.lines().find_map(|line| {
+        let hits = line.strip_suffix(" hits the value for @us could not be read")?;
+        hits.rsplit(' ').next()?.parse::<u64>().ok()
+    });
+    let untimed = untimed.unwrap_or(0);
+    assert!(untimed < timed, "{told}");
+    assert_eq!(
+        timed + untimed,
+        returned.values().sum::<u64>(),
+        "{told}\n{printed}"
+    );
     assert!(!printed.contains("@start"), "{printed}");
     let longest = printed.lines().find_map(|line| line.strip_prefix("@ms: "));
     let longest = longest.and_then(|ms| ms.parse::<u64>().ok());
