@@ -1,8 +1,9 @@
 //! What times are worth, on a stock guest: durations of calls whose length the guest knows, whichever
 //! way their entries and returns are seen; and one order of all events.
 
+use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_hit::event::{Call, EventKind};
@@ -16,9 +17,6 @@ const CALLER: &str = "__x64_sys_nanosleep";
 const NAP: Duration = Duration::from_millis(10);
 const THREADS: usize = 2;
 const NAPS: usize = 12;
-/// How often all naps are made anew where the guest cannot say how long half of them took: its own clock runs
-/// ahead now and then under an emulator, and its threads lose their processors.
-const BATCHES: usize = 3;
 /// What a time may be off.
 const OFF: Duration = Duration::from_micros(200);
 
@@ -91,34 +89,46 @@ fn call(event: &Event) -> Option<Call> {
     }
 }
 
-/// How long each nap took as the guest has it, by thread.
-fn naps(printed: &str) -> BTreeMap<i32, Vec<Duration>> {
-    let mut naps: BTreeMap<i32, Vec<Duration>> = BTreeMap::new();
+/// When the host's counter was read, which goes as fast as the guest's.
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    at: Instant,
+    ticks: u64,
+}
+
+impl Counter {
+    fn now() -> Self {
+        // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
+        let ticks = unsafe { _rdtsc() };
+        Self {
+            at: Instant::now(),
+            ticks,
+        }
+    }
+
+    /// How long so many ticks take, as it has been since.
+    fn took(self, ticks: u64) -> Duration {
+        let now = Self::now();
+        let since = now.ticks.wrapping_sub(self.ticks);
+        (now.at - self.at).mul_f64(ticks as f64 / since as f64)
+    }
+}
+
+/// How many ticks each nap took as the guest has it, by thread.
+fn naps(printed: &str) -> BTreeMap<i32, Vec<u64>> {
+    let mut naps: BTreeMap<i32, Vec<u64>> = BTreeMap::new();
     for line in printed.lines() {
         if let Some((thread, took)) = line
             .trim()
             .strip_prefix("nap: ")
             .and_then(|nap| nap.split_once(' '))
         {
-            let took = Duration::from_nanos(took.parse().expect("nanoseconds"));
             naps.entry(thread.parse().expect("a thread"))
                 .or_default()
-                .push(took);
+                .push(took.parse().expect("ticks"));
         }
     }
     naps
-}
-
-/// How long a tick of the guest's counter takes, in seconds, by those events of one CPU that are farthest apart.
-fn tick(events: &[Event]) -> f64 {
-    let apart = events.iter().map(|first| {
-        let mut of_cpu = events.iter().filter(|event| event.vcpu == first.vcpu);
-        let last = of_cpu.next_back().expect("the first, at least");
-        let ticks = last.guest_tsc.abs_diff(first.guest_tsc);
-        (last.host_ns.abs_diff(first.host_ns), ticks)
-    });
-    let (took, ticks) = apart.max().expect("events");
-    Duration::from_nanos(took).as_secs_f64() / ticks as f64
 }
 
 /// Holds all naps of a batch against the guest's word; how many took as long as it says.
@@ -126,10 +136,10 @@ fn check(
     name: &str,
     ids: &[ProbeId],
     events: &[Event],
-    naps: &BTreeMap<i32, Vec<Duration>>,
+    naps: &BTreeMap<i32, Vec<u64>>,
+    since: Counter,
 ) -> usize {
     let mut close = 0;
-    let tick = tick(events);
     for (thread, told) in naps {
         let of_thread = |id| {
             let by = |event: &&Event| {
@@ -142,6 +152,7 @@ fn check(
             assert_eq!(events.len(), told.len(), "{name}");
         }
         for (n, told) in told.iter().enumerate() {
+            let told = since.took(*told);
             let (before, entry, back) = (before[n], entry[n], back[n]);
             let call = call(back).expect("a return");
             let what =
@@ -150,14 +161,13 @@ fn check(
             let took = Duration::from_nanos(back.host_ns.saturating_sub(call.entry_ns));
             assert!(took + OFF >= NAP.mul_f64(0.95), "{took:?}: {what}");
             assert!(took <= told.mul_f64(1.05) + OFF, "{took:?}: {what}");
-            // The thread may have lost its processor on the way into the call, or out of it.
             close += usize::from(took + OFF >= told.mul_f64(0.95));
             // Both are hits of one entry, between which the guest may have had an interrupt.
             let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
             let between = match call.entry_tsc {
                 // One exit is both.
                 0 => Duration::ZERO,
-                tsc => Duration::from_secs_f64(tsc.abs_diff(entry.guest_tsc) as f64 * tick),
+                tsc => since.took(tsc.abs_diff(entry.guest_tsc)),
             };
             assert!(off.abs_diff(between) <= OFF, "{off:?}, {between:?}: {what}");
             // All mechanisms are in one order.
@@ -169,46 +179,41 @@ fn check(
 
 fn durations(cpus: u32) {
     let (threads, count) = (THREADS.to_string(), NAPS.to_string());
-    // A line begins a batch, another way of seeing it or not.
+    // A line begins another way of seeing them.
     let script = format!(
         "n=1; while echo ready $n; read line && [ \"$line\" != end ]; do workload naps {threads} {count}; n=$((n + 1)); done"
     );
     let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
-    let (mut seen, mut batch) = (0, 0);
-    for ways in &WAYS {
+    let since = Counter::now();
+    let mut seen = 0;
+    for (batch, ways) in (1..).zip(&WAYS) {
         let name = format!("{cpus} CPUs, {}", ways.name);
         let machine = running.machine.clone();
-        running.wait_for(&format!("ready {}", batch + 1));
+        let before = running.wait_for(&format!("ready {batch}")).len();
         let ids = machine.register(&ways.specs()).expect("they can be probed");
         assert_mechanisms(&machine, ways);
-        let (mut close, mut batches) = (0, 0);
-        while close * 2 <= THREADS * NAPS && batches < BATCHES {
-            (batch, batches) = (batch + 1, batches + 1);
-            let before = running.wait_for(&format!("ready {batch}")).len();
-            machine.console_input(b"\n");
-            let over = format!("ready {}", batch + 1);
-            let printed = running.wait_printed(|printed| {
-                let new = printed.get(before..);
-                new.is_some_and(|printed| printed.contains(&over))
-            });
-            let expected = ids.len() * THREADS * NAPS;
-            let wanted = |events: &[Event]| {
-                let naps = events.iter().skip(seen);
-                naps.filter(|event| by_workload(event)).count() >= expected
-            };
-            let events = running.wait_events(wanted);
-            let events: Vec<Event> = events.iter().skip(seen).copied().collect();
-            seen += events.len();
-            let naps = naps(&printed[before..]);
-            assert_eq!(naps.len(), THREADS, "{printed}");
-            close += check(&name, &ids, &events, &naps);
-        }
-        let all = batches * THREADS * NAPS;
-        eprintln!("{name}: {close} of {all} durations as the guest has them");
-        assert!(
-            close * 2 > THREADS * NAPS,
-            "{name}: {close} of {all} as the guest has it"
-        );
+        machine.console_input(b"\n");
+        let over = format!("ready {}", batch + 1);
+        let printed = running.wait_printed(|printed| {
+            let new = printed.get(before..);
+            new.is_some_and(|printed| printed.contains(&over))
+        });
+        let expected = ids.len() * THREADS * NAPS;
+        let wanted = |events: &[Event]| {
+            let naps = events.iter().skip(seen);
+            naps.filter(|event| by_workload(event)).count() >= expected
+        };
+        let events = running.wait_events(wanted);
+        let events: Vec<Event> = events.iter().skip(seen).copied().collect();
+        seen += events.len();
+        let naps = naps(&printed[before..]);
+        assert_eq!(naps.len(), THREADS, "{printed}");
+        let close = check(&name, &ids, &events, &naps, since);
+        let all = THREADS * NAPS;
+        let told = format!("{name}: {close} of {all} durations as the guest has them");
+        eprintln!("{told}");
+        // Threads lose their processors on the way into a call, or out of it.
+        assert!(close * 2 > all, "{told}");
         machine.unregister(&ids).expect("they are registered");
     }
     running.machine.console_input(b"end\n");

@@ -3,11 +3,11 @@
 //! `__x64_sys_nanosleep` and `hrtimer_nanosleep` are entered once per sleep, and most of these
 //! sleeps end on another CPU than they began on.
 
+use std::arch::x86_64::_rdtsc;
 use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
 
 use crate::rng::Rng;
 use crate::sys;
@@ -23,22 +23,28 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// `threads` threads sleep ten milliseconds `count` times each. Prints `nap: THREAD NANOSECONDS` for
-/// each, in the order of its thread's: no less than the kernel's function took, and hardly more.
+/// `threads` threads sleep ten milliseconds `count` times each. Prints `nap: THREAD TICKS` for each,
+/// in the order of its thread's, by the time stamp counter: no less than the kernel's function took, and hardly
+/// more.
 pub(crate) fn naps(threads: usize, count: usize) -> Result<(), Box<dyn Error>> {
     let nap = || {
-        let start = Instant::now();
+        let before = ticks();
         sys::nanosleep(NAP)?;
-        Ok((sys::thread_id(), start.elapsed().as_nanos()))
+        Ok((sys::thread_id(), ticks().wrapping_sub(before)))
     };
     let (naps, _) = moved(threads, |_| {
         (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
     })?;
-    for (thread, took) in naps.into_iter().flatten() {
-        println!("nap: {thread} {took}");
+    for (thread, ticks) in naps.into_iter().flatten() {
+        println!("nap: {thread} {ticks}");
     }
     println!("naps: {}", threads * count);
     Ok(())
+}
+
+fn ticks() -> u64 {
+    // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
+    unsafe { _rdtsc() }
 }
 
 /// Runs `work` in as many threads, each with its number, while they are moved from CPU to CPU. Returns
