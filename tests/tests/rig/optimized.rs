@@ -1,6 +1,7 @@
 //! Probes without exits, on a stock guest.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::thread::{JoinHandle, spawn};
 
 use hvprobe_arch::insn::instruction_len;
@@ -333,14 +334,24 @@ const HOT: [&str; 12] = [
     "handle_mm_fault",
     "vfs_write",
 ];
-/// How far into each of them jumps are tried.
-const REACH: u64 = 14;
 
 #[test]
 fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
-    if rig("jumps in hot functions").is_none() {
-        return;
+    if rig("jumps in hot functions").is_some() {
+        jumps_at(0..7, [10, 5]);
     }
+}
+
+#[test]
+fn hot_functions_carry_jumps_further_in_too() {
+    if rig("jumps further in hot functions").is_some() {
+        jumps_at(7..14, [2, 10]);
+    }
+}
+
+/// Tries jumps at these `offsets` of the hot functions, one offset after the other. More than these must be
+/// possible, over one instruction and over several.
+fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();
     let mut running = Running::boot(optimizing_guest(
@@ -354,7 +365,7 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
     // How many carried a jump, by the instructions under it: one, or several.
     let mut jumps = [0, 0];
     let mut reasons = BTreeMap::new();
-    for offset in 0..REACH {
+    for offset in offsets {
         let specs: Vec<_> = hot
             .iter()
             .map(|name| probe(&format!("p {name}+{offset}")))
@@ -400,7 +411,10 @@ fn hot_functions_carry_jumps_at_every_instruction_that_allows_one() {
     for (why, count) in reasons {
         eprintln!("{count:>5}  {why}");
     }
-    assert!(jumps[0] > 10 && jumps[1] > 10, "{jumps:?}");
+    assert!(
+        jumps[0] > more_than[0] && jumps[1] > more_than[1],
+        "{jumps:?}"
+    );
 }
 
 /// Why a probe is not optimized, without the place.
