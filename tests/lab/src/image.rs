@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::archive::Archive;
 use crate::job::{Job, Stdio as JobStdio};
 use crate::kernel::Kernel;
+use crate::modules;
 use crate::needed;
 use crate::setup::Ready;
 use crate::shell;
@@ -42,8 +43,8 @@ pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>>
     archive.finish()
 }
 
-/// The initramfs of the rig that runs `job`, loading `modules` in their order first, each with the
-/// parameters behind its name. `nonce` goes into the marks on the console.
+/// The initramfs of the rig that runs `job`, loading `modules` first, each with the parameters behind its
+/// name, and what they depend on. `nonce` goes into the marks on the console.
 pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, RIG_INIT)?;
@@ -62,11 +63,11 @@ pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Re
     archive.copy("guest/kernel", &ready.guest.kernel())?;
     archive.copy("guest/initrd.cpio", &ready.guest.initrd())?;
 
-    for module in modules {
-        let name = module.split_once(' ').map_or(*module, |(name, _)| name);
-        archive.file(&format!("lab/{name}"), 0o644, &ready.kernel.module(name)?)?;
+    let mut lines = String::new();
+    for module in modules::in_order(modules, |file| ready.kernel.module(file))? {
+        archive.file(&format!("lab/{}", module.file), 0o644, &module.bytes)?;
+        lines.push_str(&format!("{} {}\n", module.file, module.parameters));
     }
-    let lines: String = modules.iter().map(|module| format!("{module}\n")).collect();
     archive.file("lab/modules", 0o644, lines.as_bytes())?;
     archive.file("lab/environment", 0o644, &environment(job, nonce))?;
     archive.file("lab/steps", 0o644, &steps(job))?;

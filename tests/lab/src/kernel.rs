@@ -189,21 +189,23 @@ impl Kernel {
         &self.image
     }
 
-    /// The module in the file `name`, unpacked. Versions differ in the folders they have it in.
+    /// The module in the file `name`, in which `-` and `_` are the same, unpacked. Versions differ in the
+    /// folders they have it in.
     pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>> {
         let mut folders = vec![self.modules.clone()];
-        let packed_name = format!("{name}.xz");
+        let wanted = name.replace('-', "_");
         while let Some(folder) = folders.pop() {
             let describe = || format!("cannot look into {}", folder.display());
             for entry in fs::read_dir(&folder).with_context(describe)? {
                 let entry = entry.with_context(describe)?;
-                let (path, file_name) = (entry.path(), entry.file_name());
+                let path = entry.path();
+                let file_name = entry.file_name().to_string_lossy().replace('-', "_");
                 if entry.file_type().with_context(describe)?.is_dir() {
                     folders.push(path);
-                } else if file_name == name || file_name == packed_name.as_str() {
+                } else if file_name.strip_suffix(".xz").unwrap_or(&file_name) == wanted {
                     let describe = || format!("cannot read {}", path.display());
                     let bytes = fs::read(&path).with_context(describe)?;
-                    return match file_name == name {
+                    return match file_name == wanted {
                         true => Ok(bytes),
                         false => unpack_xz(&bytes).with_context(describe),
                     };
@@ -283,7 +285,9 @@ mod tests {
         let kernel = Kernel::in_folder(folder.path()).unwrap();
         assert_eq!(kernel.release(), "7.2.1");
         assert_eq!(kernel.image(), release.join("vmlinuz"));
-        assert_eq!(kernel.module("crc-itu-t.ko").unwrap(), b"module");
+        for name in ["crc-itu-t.ko", "crc_itu_t.ko"] {
+            assert_eq!(kernel.module(name).unwrap(), b"module");
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod job;
 mod kernel;
 mod libtest;
 mod matrix;
+mod modules;
 mod needed;
 mod overdue;
 mod packages;

@@ -39,7 +39,7 @@ impl Emulator for Bochs {
     }
 
     fn modules(&self) -> &'static [&'static str] {
-        &["irqbypass.ko", "kvm.ko", "kvm-intel.ko"]
+        &["kvm-intel.ko"]
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {

@@ -31,10 +31,10 @@ pub(super) trait Emulator {
     /// In MiB.
     fn default_memory(&self) -> u32;
 
-    /// KVM's modules with their parameters, in the order of their dependencies.
+    /// KVM's modules with their parameters. What they depend on is loaded before them.
     fn modules(&self) -> &'static [&'static str];
 
-    /// The modules of its network card, if it has one.
+    /// The modules of its network card, if it has one, likewise.
     fn network(&self) -> Option<&'static [&'static str]> {
         None
     }

@@ -34,20 +34,11 @@ impl Emulator for Tcg {
 
     fn modules(&self) -> &'static [&'static str] {
         // With nested paging, guests and rigs die or stand still several times as often (docs/hosts.md).
-        &["irqbypass.ko", "kvm.ko", "kvm-amd.ko npt=0"]
+        &["kvm-amd.ko npt=0"]
     }
 
     fn network(&self) -> Option<&'static [&'static str]> {
-        Some(&[
-            "virtio.ko",
-            "virtio_ring.ko",
-            "virtio_pci_legacy_dev.ko",
-            "virtio_pci_modern_dev.ko",
-            "virtio_pci.ko",
-            "failover.ko",
-            "net_failover.ko",
-            "virtio_net.ko",
-        ])
+        Some(&["virtio_pci.ko", "virtio_net.ko"])
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
