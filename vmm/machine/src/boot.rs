@@ -254,16 +254,18 @@ fn start(
     let times = Arc::new(Times::new());
     let clock = Arc::downgrade(&vm);
     let kvmclock = Kvmclock::new(move || Some(clock.upgrade()?.get_clock().ok()?.clock));
+    let reader = registry.ring();
+    let head = reader.as_ref().map(|reader| reader.place().head);
     let relations: Box<[_]> = cpus
         .iter()
-        .map(|_| Arc::new(Relation::new(Arc::clone(&ram))))
+        .map(|_| Arc::new(Relation::new(Arc::clone(&ram), head)))
         .collect();
     let clocks: Vec<_> = relations
         .iter()
         .map(|relation| HostClock::new(Arc::clone(&times), Arc::clone(relation), kvmclock.clone()))
         .collect();
     let timeline = Timeline::new(Arc::clone(&times), relations, kvmclock);
-    let collection = registry.ring().map(Collection::new);
+    let collection = reader.map(Collection::new);
     let detours = Detours::new(Arc::clone(&ram), timeline, collection);
     let shared = Arc::new(Shared {
         control: Control::new(cpus.len()),

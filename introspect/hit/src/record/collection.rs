@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::PhysMemory;
 
 use super::reader::{Look, Reader};
+use super::source::Stamp;
 use crate::event::{Drained, Event, Room};
 use crate::region::RingPlace;
 
@@ -61,16 +62,12 @@ impl Collection {
     /// Reads and accounts for everything that has been recorded up to now; the collector gets it
     /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
     /// is read but lost.
-    pub fn catch_up(
-        &self,
-        mem: &dyn PhysMemory,
-        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
-    ) {
+    pub fn catch_up(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Stamp) -> Option<u64>) {
         self.lock().catch_up(mem, host_ns);
     }
 
     /// The same when the guest will not run again: what it has begun to record is lost.
-    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Option<u32>, u64) -> Option<u64>) {
+    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Stamp) -> Option<u64>) {
         let mut state = self.lock();
         state.catch_up(mem, host_ns);
         let given_up = state.reader.give_up(mem);
@@ -82,7 +79,7 @@ impl Collection {
     pub fn drain(
         &self,
         mem: &dyn PhysMemory,
-        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+        host_ns: impl Fn(Stamp) -> Option<u64>,
         batch: &mut Vec<Event>,
         most: usize,
     ) -> Drained {
@@ -126,11 +123,7 @@ impl Collection {
 }
 
 impl State {
-    fn catch_up(
-        &mut self,
-        mem: &dyn PhysMemory,
-        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
-    ) {
+    fn catch_up(&mut self, mem: &dyn PhysMemory, host_ns: impl Fn(Stamp) -> Option<u64>) {
         let most = self.reader.capacity();
         let mut read = Vec::new();
         let look = Look::at_all(most);

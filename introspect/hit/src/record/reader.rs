@@ -21,7 +21,7 @@ use hvprobe_arch::detour::{CELL, Header, MAX_RECORD_CELLS, Malformed};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::room::Room;
-use super::source::Around;
+use super::source::{Around, Stamp};
 use super::sources::{Map, RecordSources};
 use crate::event::{Drained, Event};
 use crate::region::RingPlace;
@@ -125,7 +125,8 @@ impl Reader {
     }
 
     /// Where the ring is.
-    pub(super) fn place(&self) -> RingPlace {
+    #[must_use]
+    pub fn place(&self) -> RingPlace {
         self.place
     }
 
@@ -156,7 +157,7 @@ impl Reader {
     pub(super) fn read(
         &mut self,
         mem: &dyn PhysMemory,
-        host_ns: impl Fn(Option<u32>, u64) -> Option<u64>,
+        host_ns: impl Fn(Stamp) -> Option<u64>,
         look: Look,
         into: &mut Vec<Event>,
     ) -> Drained {
@@ -358,7 +359,7 @@ impl Reader {
         let read = guest.mem.read(at, record);
         let cleared = guest.mem.write_u64(at, 0);
         let source = guest.sources.0.get(&header.source);
-        match source.map(|source| source.event(record, &guest.around)) {
+        match source.map(|source| source.event(record, position, &guest.around)) {
             Some(Ok(event)) if read.is_ok() && cleared.is_ok() => {
                 into.extend(event.map(|event| self.in_order(event)));
             }

@@ -191,10 +191,11 @@ impl RecordSource {
         lost.saturating_add(self.late.swap(0, Ordering::Relaxed))
     }
 
-    /// The event that a record tells of, unless it is only to be counted, or is none of ours.
+    /// The event that the record at `position` tells of, unless it is only to be counted, or is none of ours.
     pub(super) fn event(
         &self,
         record: &[u8],
+        position: u64,
         around: &Around<'_>,
     ) -> Result<Option<Event>, Malformed> {
         let bytes = record;
@@ -211,7 +212,14 @@ impl RecordSource {
             regs.rip = (around.return_address)(call.return_address).0;
             let (entry_ns, entry_tsc) = match call.cpu {
                 Some(BY_HOST) => (call.tsc, 0),
-                cpu => ((around.host_ns)(cpu, call.tsc).unwrap_or(0), call.tsc),
+                cpu => {
+                    let entered = Stamp {
+                        cpu,
+                        tsc: call.tsc,
+                        position: None,
+                    };
+                    ((around.host_ns)(entered).unwrap_or(0), call.tsc)
+                }
             };
             kind = EventKind::Return(event::Call {
                 id: call.id,
@@ -252,7 +260,12 @@ impl RecordSource {
             self.late.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
-        let told_ns = (around.host_ns)(record.cpu, record.tsc).unwrap_or(0);
+        let recorded = Stamp {
+            cpu: record.cpu,
+            tsc: record.tsc,
+            position: Some(position),
+        };
+        let told_ns = (around.host_ns)(recorded).unwrap_or(0);
         let host_ns = match &kind {
             EventKind::Return(call) => no_earlier(told_ns, call.entry_ns),
             _ => told_ns,
@@ -309,10 +322,23 @@ impl RecordSource {
     }
 }
 
+/// What a detour tells of when it ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// The CPU it ran on, if that is known.
+    pub cpu: Option<u32>,
+    /// That CPU's reading of its time-stamp counter.
+    pub tsc: u64,
+    /// Where its record is, counted in cells from the first that was ever reserved: a record was begun before
+    /// its CPU left the guest if the ring's head was beyond it by then. `None` for what is no record
+    /// of its own.
+    pub position: Option<u64>,
+}
+
 /// What records are read with.
 pub(super) struct Around<'a> {
-    /// The host's time of a CPU's reading of its time-stamp counter.
-    pub(super) host_ns: &'a dyn Fn(Option<u32>, u64) -> Option<u64>,
+    /// The host's time of a stamp.
+    pub(super) host_ns: &'a dyn Fn(Stamp) -> Option<u64>,
     /// Where a function really returns to that found an address on its stack.
     pub(super) return_address: &'a dyn Fn(Gva) -> Gva,
 }

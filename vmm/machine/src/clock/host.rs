@@ -151,11 +151,12 @@ impl Clock for HostClock {
     fn now(&self) -> Reading {
         let line = self.times.line();
         let tsc = rdtsc();
+        let host_ns = line.at(tsc).max(self.told.get());
         if self.stalls {
             self.renew();
+            self.relation.mark(host_ns);
         }
         self.offset.set(self.relation.offset());
-        let host_ns = line.at(tsc).max(self.told.get());
         self.told.set(host_ns);
         self.rate.set(line.rate);
         Reading {
@@ -184,7 +185,7 @@ mod tests {
     /// A clock whose guest TSC is the host's.
     fn clock(times: &Arc<Times>) -> HostClock {
         let ram = Arc::new(GuestRam::new(64 << 20).unwrap());
-        let relation = Arc::new(Relation::new(ram));
+        let relation = Arc::new(Relation::new(ram, None));
         HostClock::new(Arc::clone(times), relation, Kvmclock::new(|| None))
     }
 

@@ -20,8 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::record::Stamp;
 use hvprobe_vm::memory::GuestRam;
 
+use super::marks::Marks;
 use super::times::{Moment, Times, rdtsc};
 
 /// How many of a virtual CPU's newest offsets are kept; of so many older ones every second, of as many
@@ -203,6 +205,10 @@ impl Offsets {
 /// How the counter of one virtual CPU relates to the host's.
 pub(crate) struct Relation {
     ram: Arc<GuestRam>,
+    /// Where the head of the ring is that detours record into, if there is one.
+    head: Option<Gpa>,
+    /// Of a counter that stalls.
+    marks: Marks,
     /// Where KVM tells the guest, and the lowest bit set if it does.
     told_at: AtomicU64,
     stalls: AtomicBool,
@@ -226,9 +232,12 @@ impl fmt::Debug for Relation {
 }
 
 impl Relation {
-    pub(crate) fn new(ram: Arc<GuestRam>) -> Self {
+    /// `head` is where the head of the ring is that detours record into.
+    pub(crate) fn new(ram: Arc<GuestRam>, head: Option<Gpa>) -> Self {
         Self {
             ram,
+            head,
+            marks: Marks::default(),
             told_at: AtomicU64::new(0),
             stalls: AtomicBool::new(false),
             noted: AtomicU64::new(0),
@@ -244,6 +253,7 @@ impl Relation {
 
     /// The counter stalls: what was noted before is no use.
     pub(crate) fn set_stalling(&self) {
+        self.marks.prepare();
         self.stalls.store(true, Ordering::Relaxed);
         self.lock().clear();
     }
@@ -331,6 +341,22 @@ impl Relation {
         }
     }
 
+    /// Notes that the virtual CPU, whose counter stalls, has left the guest for a hit at `ns`.
+    pub(crate) fn mark(&self, ns: u64) {
+        // Where there is no such memory, nothing is recorded.
+        if let Some(head) = self.head.and_then(|head| self.ram.read_u64(head).ok()) {
+            self.marks.note(head, ns);
+        }
+    }
+
+    /// `ns` as it can be for a record at `position` of this virtual CPU's.
+    fn between(&self, position: u64, ns: u64) -> u64 {
+        match self.stalls.load(Ordering::Relaxed) {
+            true => self.marks.between(position, ns),
+            false => ns,
+        }
+    }
+
     /// The offset for a reading of `tsc` that was made not long ago.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
         if let Some(told) = self.told_soon() {
@@ -364,12 +390,12 @@ impl Timeline {
         }
     }
 
-    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of a reading made on a virtual CPU,
-    /// if that is known; `None` where it cannot be told.
-    pub(crate) fn now(&self) -> impl Fn(Option<u32>, u64) -> Option<u64> {
+    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of what a detour tells; `None` where it
+    /// cannot be told.
+    pub(crate) fn now(&self) -> impl Fn(Stamp) -> Option<u64> {
         self.times.adjust();
         let line = self.times.line();
-        move |cpu, tsc| {
+        move |Stamp { cpu, tsc, position }| {
             let mut kvmclock = self.kvmclock.lock().unwrap_or_else(PoisonError::into_inner);
             let relation = cpu.and_then(|cpu| self.relations.get(usize::try_from(cpu).ok()?));
             let offset = match relation {
@@ -390,7 +416,11 @@ impl Timeline {
                     "there are hits whose time cannot be told"
                 );
             }
-            told.map(|ns| ns.min(now))
+            let told = told.map(|ns| ns.min(now));
+            match (relation, position) {
+                (Some(relation), Some(position)) => told.map(|ns| relation.between(position, ns)),
+                _ => told,
+            }
         }
     }
 

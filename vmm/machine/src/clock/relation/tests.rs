@@ -43,8 +43,17 @@ fn kvmclock() -> Kvmclock {
     }
 }
 
+/// The time of what is no record of its own.
+fn time(timeline: &Timeline, cpu: Option<u32>, tsc: u64) -> Option<u64> {
+    timeline.now()(Stamp {
+        cpu,
+        tsc,
+        position: None,
+    })
+}
+
 fn stalling(ram: &Arc<GuestRam>) -> Arc<Relation> {
-    let relation = Relation::new(Arc::clone(ram));
+    let relation = Relation::new(Arc::clone(ram), None);
     relation.set_told_at(TOLD_AT | 1);
     relation.set_stalling();
     Arc::new(relation)
@@ -111,12 +120,12 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
         kvmclock(),
     );
     // Nothing was told.
-    assert_eq!(timeline.now()(Some(0), 1000), None);
+    assert_eq!(time(&timeline, Some(0), 1000), None);
     // The guest's counter is at 5000 at this moment.
     let start = rdtsc() / TICKS * TICKS;
     tell(&ram, 2, 5000, start / TICKS);
     let line = times.line();
-    let told = timeline.now()(Some(0), 5000).unwrap();
+    let told = time(&timeline, Some(0), 5000).unwrap();
     assert!(told.abs_diff(line.at(start)) < 1000, "{told}");
     // It stood still for ten milliseconds, and a hit saw that.
     let later = start + 20 * MS;
@@ -125,24 +134,23 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     let mut own = kvmclock();
     relation.renew(relation.told().unwrap(), &mut own);
     assert!(6000_u64.wrapping_sub(relation.offset()).abs_diff(later) < 10_000);
-    let tell = timeline.now();
-    let [entry, back] = [5500, 6500].map(|tsc| tell(Some(0), tsc).unwrap());
+    let [entry, back] = [5500, 6500].map(|tsc| time(&timeline, Some(0), tsc).unwrap());
     let line = times.line();
     let wanted = line.at(later + 500) - line.at(start + 500);
     assert!((back - entry).abs_diff(wanted) < 1000, "{}", back - entry);
     // Nobody can have recorded what is to come.
-    assert_eq!(tell(Some(0), 6000 + 1_000_000 * MS), None);
+    assert_eq!(time(&timeline, Some(0), 6000 + 1_000_000 * MS), None);
 }
 
 #[test]
 fn of_no_known_virtual_cpu_there_is_a_time_only_if_all_agree() {
     let ram = ram();
     let times = Arc::new(Times::new());
-    let relations = [0, 1].map(|_| Arc::new(Relation::new(Arc::clone(&ram))));
+    let relations = [0, 1].map(|_| Arc::new(Relation::new(Arc::clone(&ram), None)));
     let [one, two] = relations.clone();
     let timeline = Timeline::new(times, Box::new(relations), kvmclock());
     let tsc = rdtsc();
-    let tell = timeline.now();
+    let tell = |cpu, tsc| time(&timeline, cpu, tsc);
     assert_eq!(tell(None, tsc), None);
     one.note(tsc - 10, 0);
     assert_eq!(tell(None, tsc), None);
@@ -158,7 +166,7 @@ fn of_no_known_virtual_cpu_there_is_a_time_only_if_all_agree() {
 #[test]
 fn hits_and_records_of_a_steady_counter_have_one_time() {
     let times = Arc::new(Times::new());
-    let relation = Arc::new(Relation::new(ram()));
+    let relation = Arc::new(Relation::new(ram(), None));
     let timeline = Timeline::new(
         Arc::clone(&times),
         Box::new([Arc::clone(&relation)]),
@@ -175,7 +183,7 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
         let hit = clock.now();
         let ago = rdtsc().wrapping_add(offset).wrapping_sub(hit.guest_tsc);
         assert!(ago < MS, "{ago}");
-        let told = timeline.now()(Some(0), hit.guest_tsc).unwrap();
+        let told = time(&timeline, Some(0), hit.guest_tsc).unwrap();
         assert!(told.abs_diff(hit.host_ns) < 20_000, "{told} {hit:?}");
     }
     // More only if this thread was kept from reading.
@@ -186,7 +194,7 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
 fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     let ram = ram();
     let times = Arc::new(Times::new());
-    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
     let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
     let mut tsc = 77_000;
     clock.learn(|| {
@@ -210,7 +218,7 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
 #[test]
 fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slowly() {
     for slow in 0..10 {
-        let relation = Arc::new(Relation::new(ram()));
+        let relation = Arc::new(Relation::new(ram(), None));
         let times = Arc::new(Times::new());
         let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
         let (mut tsc, mut reads) = (77_000, 0);
@@ -232,7 +240,7 @@ fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slow
 #[test]
 fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
     let ram = ram();
-    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
     let times = Arc::new(Times::new());
     let timeline = Timeline::new(
         Arc::clone(&times),
@@ -249,7 +257,7 @@ fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
         })
     });
     let exact = relation.offset();
-    let told = |tsc| timeline.now()(Some(0), tsc).unwrap();
+    let told = |tsc| time(&timeline, Some(0), tsc).unwrap();
     let hit = clock.now();
     assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
     // What was read stays in force though KVM tells the same not so exactly.
@@ -269,7 +277,7 @@ fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
 #[test]
 fn a_hit_sees_what_the_collector_was_told_first() {
     let ram = ram();
-    let relation = Arc::new(Relation::new(Arc::clone(&ram)));
+    let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
     let times = Arc::new(Times::new());
     let mut clock = HostClock::new(Arc::clone(&times), Arc::clone(&relation), kvmclock());
     clock.learn(|| {
@@ -281,7 +289,45 @@ fn a_hit_sees_what_the_collector_was_told_first() {
     let timeline = Timeline::new(times, Box::new([Arc::clone(&relation)]), kvmclock());
     let start = rdtsc() / TICKS * TICKS;
     tell(&ram, 2, 5000, start / TICKS);
-    assert!(timeline.now()(Some(0), 5000).is_some());
+    assert!(time(&timeline, Some(0), 5000).is_some());
     let (hit, now) = (clock.now(), rdtsc());
     assert!((5000..=5000 + now - start + 10_000).contains(&hit.guest_tsc));
+}
+
+#[test]
+fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say() {
+    const HEAD: u64 = 0x2000;
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram), Some(Gpa(HEAD))));
+    relation.set_told_at(TOLD_AT | 1);
+    relation.set_stalling();
+    let times = Arc::new(Times::new());
+    let timeline = Timeline::new(
+        Arc::clone(&times),
+        Box::new([Arc::clone(&relation)]),
+        kvmclock(),
+    );
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, 5000, start / TICKS);
+    let ns = times.line().at(start);
+    while rdtsc() < start + 8 * MS {}
+    // Two hits, and records before, between and behind them, all at what would be about a millisecond.
+    ram.write_u64(Gpa(HEAD), 3).unwrap();
+    relation.mark(ns + 50_000);
+    ram.write_u64(Gpa(HEAD), 5).unwrap();
+    relation.mark(ns + 80_000);
+    let told = |position| {
+        let record = Stamp {
+            cpu: Some(0),
+            tsc: 5000 + MS * TICKS,
+            position: Some(position),
+        };
+        timeline.now()(record).unwrap()
+    };
+    assert_eq!([0, 2].map(told), [ns + 50_000 - 1; 2]);
+    assert_eq!([3, 4].map(told), [ns + 80_000 - 1; 2]);
+    assert!(told(5) > ns + 80_000);
+    relation.mark(ns + 3 * MS);
+    assert!([5, 6].map(told).iter().all(|told| *told == ns + 3 * MS + 1));
+    assert_eq!(told(4), ns + 80_000 - 1);
 }
