@@ -16,7 +16,7 @@ const FUNCTION: &str = "hrtimer_nanosleep";
 const CALLER: &str = "__x64_sys_nanosleep";
 const NAP: Duration = Duration::from_millis(10);
 const THREADS: usize = 2;
-const NAPS: usize = 12;
+const NAPS: usize = 24;
 /// What a time may be off.
 const OFF: Duration = Duration::from_micros(200);
 
@@ -114,24 +114,31 @@ impl Counter {
     }
 }
 
-/// How many ticks each nap took as the guest has it, by thread.
+/// How many ticks each call took as the guest has it, by thread: one that does not sleep and a nap, in
+/// turn.
 fn naps(printed: &str) -> BTreeMap<i32, Vec<u64>> {
     let mut naps: BTreeMap<i32, Vec<u64>> = BTreeMap::new();
     for line in printed.lines() {
-        if let Some((thread, took)) = line
-            .trim()
-            .strip_prefix("nap: ")
-            .and_then(|nap| nap.split_once(' '))
-        {
-            naps.entry(thread.parse().expect("a thread"))
-                .or_default()
-                .push(took.parse().expect("ticks"));
+        if let Some(nap) = line.trim().strip_prefix("nap: ") {
+            let mut words = nap
+                .split(' ')
+                .map(|word| word.parse::<u64>().expect("a number"));
+            let thread = words.next().expect("a thread");
+            let thread = i32::try_from(thread).expect("a thread");
+            naps.entry(thread).or_default().extend(words);
         }
     }
     naps
 }
 
-/// Holds all naps of a batch against the guest's word; how many took as long as it says.
+/// What three of four are no shorter than: some lost their processors on the way.
+fn mostly(mut durations: Vec<Duration>) -> Duration {
+    durations.sort_unstable();
+    durations[durations.len() / 4]
+}
+
+/// Holds all calls of a batch against the guest's word. How many naps took as long as it says, but for the
+/// ways into a call and out of it, of which those tell that do not sleep.
 fn check(
     name: &str,
     ids: &[ProbeId],
@@ -139,7 +146,7 @@ fn check(
     naps: &BTreeMap<i32, Vec<u64>>,
     since: Counter,
 ) -> usize {
-    let mut close = 0;
+    let (mut around, mut slept) = (Vec::new(), Vec::new());
     for (thread, told) in naps {
         let of_thread = |id| {
             let by = |event: &&Event| {
@@ -159,9 +166,13 @@ fn check(
                 format!("{name}, {thread}'s nap {n} of {told:?}: {before:?} {entry:?} {back:?}");
             assert!(call.entry_ns > 0 && back.host_ns > 0, "no time: {what}");
             let took = Duration::from_nanos(back.host_ns.saturating_sub(call.entry_ns));
-            assert!(took + OFF >= NAP.mul_f64(0.95), "{took:?}: {what}");
             assert!(took <= told.mul_f64(1.05) + OFF, "{took:?}: {what}");
-            close += usize::from(took + OFF >= told.mul_f64(0.95));
+            if n % 2 == 0 {
+                around.push(told.saturating_sub(took));
+            } else {
+                assert!(took + OFF >= NAP.mul_f64(0.95), "{took:?}: {what}");
+                slept.push((told, took));
+            }
             // Both are hits of one entry, between which the guest may have had an interrupt.
             let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
             let between = match call.entry_tsc {
@@ -174,7 +185,13 @@ fn check(
             assert!(before.seq < entry.seq && entry.seq < back.seq, "{what}");
         }
     }
-    close
+    let around = mostly(around);
+    let is_close = |(told, took): &(Duration, Duration)| {
+        let told = told.saturating_sub(around);
+        told.abs_diff(*took) <= told.mul_f64(0.05) + OFF
+    };
+    eprintln!("{name}: {around:?} around a call");
+    slept.iter().filter(|nap| is_close(nap)).count()
 }
 
 fn durations(cpus: u32) {
@@ -198,7 +215,7 @@ fn durations(cpus: u32) {
             let new = printed.get(before..);
             new.is_some_and(|printed| printed.contains(&over))
         });
-        let expected = ids.len() * THREADS * NAPS;
+        let expected = ids.len() * THREADS * NAPS * 2;
         let wanted = |events: &[Event]| {
             let naps = events.iter().skip(seen);
             naps.filter(|event| by_workload(event)).count() >= expected

@@ -23,20 +23,21 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// `threads` threads sleep ten milliseconds `count` times each. Prints `nap: THREAD TICKS` for each,
-/// in the order of its thread's, by the time stamp counter: no less than the kernel's function took, and hardly
-/// more.
+/// `threads` threads sleep ten milliseconds `count` times each, and for no time before each. Prints
+/// `nap: THREAD NONE TICKS` for each two, in the order of its thread's, by the time stamp counter: no less than
+/// the kernel's function took, and more by the ways into it and out of it.
 pub(crate) fn naps(threads: usize, count: usize) -> Result<(), Box<dyn Error>> {
-    let nap = || {
+    let timed = |ns| {
         let before = ticks();
-        sys::nanosleep(NAP)?;
-        Ok((sys::thread_id(), ticks().wrapping_sub(before)))
+        sys::nanosleep(ns)?;
+        Ok::<_, io::Error>(ticks().wrapping_sub(before))
     };
+    let nap = || Ok((sys::thread_id(), timed(0)?, timed(NAP)?));
     let (naps, _) = moved(threads, |_| {
         (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
     })?;
-    for (thread, ticks) in naps.into_iter().flatten() {
-        println!("nap: {thread} {ticks}");
+    for (thread, none, ticks) in naps.into_iter().flatten() {
+        println!("nap: {thread} {none} {ticks}");
     }
     println!("naps: {}", threads * count);
     Ok(())
