@@ -69,8 +69,21 @@ impl Read {
     }
 }
 
-/// The entries of levels 4 and 3 of a walk, of those that may change and are not the page's own.
-type Upper = [Option<Read>; 2];
+/// The entries of levels 4 and 3 of a walk, of those that may change and are not the page's own. In
+/// cells of their own, as mostly only one is looked at.
+#[derive(Debug, Default)]
+struct Upper {
+    fourth: Cell<Option<Read>>,
+    third: Cell<Option<Read>>,
+}
+
+impl Upper {
+    #[inline(always)]
+    fn is_unchanged(&self, mem: &(impl PhysMemory + ?Sized)) -> bool {
+        let is_unchanged = |read: Read| read.is_unchanged(mem);
+        self.fourth.get().is_none_or(is_unchanged) && self.third.get().is_none_or(is_unchanged)
+    }
+}
 
 /// How many different ones are remembered: a bit for each.
 const UPPERS: usize = u64::BITS as usize;
@@ -125,7 +138,7 @@ pub struct Walker {
     places: Box<[Place; PAGES]>,
     hit: Cell<u64>,
     /// Those that pages have, by number, and how many there are.
-    uppers: Box<[Cell<Upper>; UPPERS]>,
+    uppers: Box<[Upper; UPPERS]>,
     len: Cell<u8>,
     /// Those that were read again in this hit and are unchanged: a bit for each.
     unchanged: Cell<u64>,
@@ -139,7 +152,7 @@ impl Walker {
             tables,
             places: Box::new(std::array::from_fn(|_| Place::empty())),
             hit: Cell::new(1),
-            uppers: Box::new([const { Cell::new([None; 2]) }; UPPERS]),
+            uppers: Box::new(std::array::from_fn(|_| Upper::default())),
             len: Cell::new(NO_UPPER + 1),
             unchanged: Cell::new(1 << NO_UPPER),
         }
@@ -218,35 +231,59 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
-    /// The two little-endian 64-bit words at `at`. Hit path: as [`Walker::read`].
+    /// The little-endian 64-bit words at `offsets` from `at`, which lie near each other mostly: where all of
+    /// them are in one page, it is looked up once. Hit path: as [`Walker::read`].
     ///
     /// # Errors
     /// As [`Walker::read`].
     #[inline]
-    pub fn read_words(
+    pub fn read_words<const N: usize>(
         &self,
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
-    ) -> Result<[u64; 2], WalkError> {
-        let known = self.known(mem, at, 2 * WORD);
-        let words = known.and_then(|gpa| {
-            let behind = gpa.wrapping_add(WORD as u64);
-            Some([mem.read_u64(gpa).ok()?, mem.read_u64(behind).ok()?])
-        });
-        match words {
+        offsets: [u64; N],
+    ) -> Result<[u64; N], WalkError> {
+        match self.words_near(mem, at, offsets) {
             Some(words) => Ok(words),
-            None => self.read_words_anew(mem, at),
+            None => self.read_words_apart(mem, at, offsets),
         }
     }
 
-    #[inline(never)]
-    fn read_words_anew(
+    /// The words, if all are in the page of the first and that is remembered.
+    #[inline(always)]
+    fn words_near<const N: usize>(
         &self,
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
-    ) -> Result<[u64; 2], WalkError> {
-        let behind = at.wrapping_add(WORD as u64);
-        Ok([self.read_u64(mem, at)?, self.read_u64(mem, behind)?])
+        offsets: [u64; N],
+    ) -> Option<[u64; N]> {
+        let first = *offsets.first()?;
+        let gpa = self.known(mem, at.wrapping_add(first), WORD)?;
+        let within = gpa.0 & WITHIN;
+        let mut words = [0; N];
+        for (word, offset) in words.iter_mut().zip(offsets) {
+            // One that is in a page before this is far behind it, too.
+            let within = within.wrapping_add(offset.wrapping_sub(first));
+            if within > PAGE_SIZE - WORD as u64 {
+                return None;
+            }
+            *word = mem.read_u64(Gpa(gpa.0 & !WITHIN | within)).ok()?;
+        }
+        Some(words)
+    }
+
+    #[inline(never)]
+    fn read_words_apart<const N: usize>(
+        &self,
+        mem: &(impl PhysMemory + ?Sized),
+        at: Gva,
+        offsets: [u64; N],
+    ) -> Result<[u64; N], WalkError> {
+        let mut words = [0; N];
+        for (word, offset) in words.iter_mut().zip(offsets) {
+            *word = self.read_u64(mem, at.wrapping_add(offset))?;
+        }
+        Ok(words)
     }
 
     /// Writes the little-endian 64-bit word at `at`, as [`PageTables::write`]. Hit path: as
@@ -311,18 +348,18 @@ impl Walker {
     #[inline(never)]
     fn is_all_unchanged(&self, mem: &(impl PhysMemory + ?Sized), place: &Place) -> bool {
         let upper = place.upper.get();
-        let entries = self.uppers[usize::from(upper) % UPPERS].get();
-        if !entries.iter().flatten().all(|read| read.is_unchanged(mem)) {
+        if !self.uppers[usize::from(upper) % UPPERS].is_unchanged(mem) {
             return false;
         }
         self.unchanged.set(self.unchanged.get() | 1 << upper);
         place.is_end_unchanged(mem)
     }
 
-    /// The number of `upper`, from now on.
-    fn number(&self, upper: Upper) -> u8 {
-        let known = self.uppers.iter().zip(0..self.len.get());
-        if let Some((_, number)) = known.into_iter().find(|(known, _)| known.get() == upper) {
+    /// The number of the [`Upper`] with these entries, from now on.
+    fn number(&self, fourth: Option<Read>, third: Option<Read>) -> u8 {
+        let is_it = |upper: &Upper| (upper.fourth.get(), upper.third.get()) == (fourth, third);
+        let mut known = self.uppers.iter().zip(0..self.len.get());
+        if let Some((_, number)) = known.find(|(known, _)| is_it(known)) {
             return number;
         }
         if usize::from(self.len.get()) == UPPERS {
@@ -334,7 +371,9 @@ impl Walker {
             self.unchanged.set(1 << NO_UPPER);
         }
         let number = self.len.get();
-        self.uppers[usize::from(number) % UPPERS].set(upper);
+        let upper = &self.uppers[usize::from(number) % UPPERS];
+        upper.fourth.set(fourth);
+        upper.third.set(third);
         self.len.set(number + 1);
         number
     }
@@ -359,7 +398,7 @@ impl Walker {
             let start = at.0 & !WITHIN;
             let upper = match start {
                 IMAGE.. => NO_UPPER,
-                _ => self.number([above(4), above(3)]),
+                _ => self.number(above(4), above(3)),
             };
             let place = self.place(start);
             place.start.set(start);

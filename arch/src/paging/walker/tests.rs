@@ -2,6 +2,8 @@ mod model;
 
 use std::cell::Cell;
 
+use proptest::prelude::*;
+
 use super::super::entry::*;
 use super::super::{Levels, Mapping};
 use super::*;
@@ -320,10 +322,10 @@ fn accesses_are_those_of_the_tables() {
                 .unwrap();
         }
         for _ in 0..2 {
-            assert_eq!(walker.read_words(&mem, at), Ok([word, word + 8]));
+            assert_eq!(walker.read_words(&mem, at, [0, 8]), Ok([word, word + 8]));
         }
         walker.begin();
-        assert_eq!(walker.read_words(&mem, at), Ok([word, word + 8]));
+        assert_eq!(walker.read_words(&mem, at, [0, 8]), Ok([word, word + 8]));
     }
     let at = Gva(page + 0x1ff8);
     let behind = at.wrapping_add(8);
@@ -331,11 +333,45 @@ fn accesses_are_those_of_the_tables() {
         at: behind,
         level: 1,
     };
-    assert_eq!(walker.read_words(&mem, at), Err(absent));
+    assert_eq!(walker.read_words(&mem, at, [0, 8]), Err(absent));
     let at = Gva(u64::MAX - 6);
     let wraps = WalkError::Wraps { at, len: 8 };
     assert_eq!(walker.read_u64(&mem, at), Err(wraps));
     assert_eq!(walker.write_u64(&mem, at, 0), Err(wraps));
+}
+
+proptest! {
+    #[test]
+    fn words_that_lie_anywhere_are_those_of_the_tables(
+        start in 0..0x3000_u64,
+        offsets in prop::array::uniform3(prop_oneof![
+            0..0x3000_u64,
+            (0..0x1000_u64).prop_map(u64::wrapping_neg),
+            any::<u64>(),
+        ]),
+    ) {
+        let mem = mapped(AT);
+        let next = AT.wrapping_add(0x1000);
+        mem.set(slot(PTE_TABLE, next, 1), 0x6000 | TABLE);
+        let at = Gva(AT.0 & !WITHIN).wrapping_add(start);
+        for (n, offset) in (1_u64..).zip(offsets) {
+            // Where nothing is, nothing can be written.
+            let word = n.wrapping_mul(0x1234_5678_9abc_def1).to_le_bytes();
+            let _ = tables().write(&mem, at.wrapping_add(offset), &word);
+        }
+        let walker = Walker::new(tables());
+        let wanted: Result<Vec<_>, _> = offsets
+            .iter()
+            .map(|offset| tables().read_u64(&mem, at.wrapping_add(*offset)))
+            .collect();
+        for _ in 0..2 {
+            for _ in 0..2 {
+                let words = walker.read_words(&mem, at, offsets);
+                prop_assert_eq!(words.map(Vec::from), wanted.clone());
+            }
+            walker.begin();
+        }
+    }
 }
 
 #[test]

@@ -51,24 +51,42 @@ impl TaskLayout {
         mem: &(impl PhysMemory + ?Sized),
         task: Gva,
     ) -> Option<Task> {
-        let (pid, tgid) = if self.tgid == self.pid.wrapping_add(4) {
-            // The kernel has them side by side: one read.
-            let both = walker.read_u64(mem, task.wrapping_add(self.pid)).ok()?;
-            let [a, b, c, d, rest @ ..] = both.to_le_bytes();
-            (i32::from_le_bytes([a, b, c, d]), i32::from_le_bytes(rest))
-        } else {
-            let (mut pid, mut tgid) = ([0; 4], [0; 4]);
-            let read = |offset, into: &mut [u8]| walker.read(mem, task.wrapping_add(offset), into);
-            read(self.pid, &mut pid).ok()?;
-            read(self.tgid, &mut tgid).ok()?;
-            (i32::from_le_bytes(pid), i32::from_le_bytes(tgid))
-        };
-        let words = walker.read_words(mem, task.wrapping_add(self.comm)).ok()?;
+        if self.tgid != self.pid.wrapping_add(4) {
+            return self.read_apart(walker, mem, task);
+        }
+        // The kernel has its numbers side by side: one word.
+        let offsets = [self.pid, self.comm, self.comm.wrapping_add(8)];
+        let [both, first, second] = walker.read_words(mem, task, offsets).ok()?;
+        let [a, b, c, d, rest @ ..] = both.to_le_bytes();
         let mut comm = [0; COMM_LEN];
-        for (bytes, word) in comm.chunks_exact_mut(8).zip(words) {
+        for (bytes, word) in comm.chunks_exact_mut(8).zip([first, second]) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        Some(Task { pid, tgid, comm })
+        Some(Task {
+            pid: i32::from_le_bytes([a, b, c, d]),
+            tgid: i32::from_le_bytes(rest),
+            comm,
+        })
+    }
+
+    /// The same where it has them apart.
+    #[inline(never)]
+    fn read_apart(
+        &self,
+        walker: &Walker,
+        mem: &(impl PhysMemory + ?Sized),
+        task: Gva,
+    ) -> Option<Task> {
+        let (mut pid, mut tgid, mut comm) = ([0; 4], [0; 4], [0; COMM_LEN]);
+        let read = |offset, into: &mut [u8]| walker.read(mem, task.wrapping_add(offset), into);
+        read(self.pid, &mut pid).ok()?;
+        read(self.tgid, &mut tgid).ok()?;
+        read(self.comm, &mut comm).ok()?;
+        Some(Task {
+            pid: i32::from_le_bytes(pid),
+            tgid: i32::from_le_bytes(tgid),
+            comm,
+        })
     }
 }
 
