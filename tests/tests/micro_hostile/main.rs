@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::trap::{DOORBELL_PORT, GATE_PORT, ROOM_PORT};
 use hvprobe_machine::{
     EndReason, Ending, Event, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, State,
 };
@@ -264,6 +265,45 @@ fn guests_whose_steps_never_end_can_be_stopped() {
         // Without the probe the guest goes on where the copy was.
         let went_on = is_done(&ending);
         assert!(went_on || ending.reason == EndReason::Stopped, "{ending:?}");
+    }
+}
+
+/// What detours and stubs write to, written to by the guest itself.
+#[test]
+fn ports_of_ours_are_nobodys_where_the_guest_writes_to_them_itself() {
+    const UNLIKELY: u64 = 0x0123_4567_89ab_cdef;
+    const CHANGED: u32 = 7;
+    let Some(mode) = catch_mode("our ports") else {
+        return;
+    };
+    let (_folder, mut config) = build(|kernel| {
+        let probed = Probed::new(kernel);
+        let (mut again, mut changed) = (kernel.label(), kernel.label());
+        let a = kernel.asm();
+        a.mov(r12d, 1000)?;
+        a.mov(r13, UNLIKELY)?;
+        a.set_label(&mut again)?;
+        for port in [GATE_PORT, DOORBELL_PORT, ROOM_PORT] {
+            a.mov(rax, r13)?;
+            a.out(i32::from(port), al)?;
+            a.cmp(rax, r13)?;
+            a.jne(changed)?;
+        }
+        a.dec(r12d)?;
+        a.jnz(again)?;
+        probed.call(a)?;
+        done(a)?;
+        a.set_label(&mut changed)?;
+        a.mov(al, CHANGED)?;
+        a.ret()?;
+        probed.define(kernel)
+    });
+    config.probes = one_each();
+    let (machine, ending, events) = ended(config);
+    assert!(is_done(&ending), "{mode:?}: {ending:?}");
+    assert_eq!(events.len(), 3);
+    for probe in machine.probes() {
+        assert_eq!((probe.counts.hits, probe.counts.missed), (1, 0));
     }
 }
 
