@@ -262,7 +262,7 @@ impl Walker {
         let within = gpa.0 & WITHIN;
         let mut words = [0; N];
         for (word, offset) in words.iter_mut().zip(offsets) {
-            // One that is in a page before this is far behind it, too.
+            // Modulo 2^64: a word before this page is beyond its end, too.
             let within = within.wrapping_add(offset.wrapping_sub(first));
             if within > PAGE_SIZE - WORD as u64 {
                 return None;
