@@ -55,6 +55,26 @@ pub enum ModuleError {
     },
 }
 
+/// Why nothing tells of a module's types.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoModuleTypes {
+    /// Nobody asked for them.
+    #[error("the module's types were not read")]
+    NotRead,
+    /// The kernel is built without `CONFIG_DEBUG_INFO_BTF_MODULES`, or older than 5.11.
+    #[error("this kernel keeps no types of modules")]
+    NotKept,
+    /// The module was built without them, or for another kernel.
+    #[error("the module has no type information that the kernel took")]
+    None,
+    /// They cannot be read.
+    #[error(transparent)]
+    Unreadable(#[from] ModuleError),
+    /// They make no sense.
+    #[error("the module's type information: {0}")]
+    Malformed(BtfError),
+}
+
 /// Why a name does not stand for one address in a module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModuleLookupError {

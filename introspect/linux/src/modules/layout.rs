@@ -51,6 +51,16 @@ pub(super) struct LockEntry {
     pub(super) next: u64,
 }
 
+/// An entry of the list of modules' types (`struct btf_module`), and of what it leads to (`struct btf`).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TypesEntry {
+    pub(super) next: u64,
+    pub(super) module: u64,
+    pub(super) types: u64,
+    /// Address and length in bytes, in `struct btf`.
+    pub(super) data: Table,
+}
+
 /// Offsets, in bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
@@ -78,6 +88,7 @@ pub(super) struct Layout {
     /// Address and length in bytes.
     pub(super) kprobes_text: Option<Table>,
     pub(super) lock_entry: Option<LockEntry>,
+    pub(super) types_entry: Option<TypesEntry>,
 }
 
 /// Answers, looked up by the question.
@@ -175,6 +186,19 @@ impl Answers<'_> {
             next: offset("next", 16)?,
         })
     }
+
+    fn types_entry(&self) -> Option<TypesEntry> {
+        let offset = |path, size| self.optional("btf_module", path, size);
+        Some(TypesEntry {
+            next: offset("list", 16)?,
+            module: offset("module", 8)?,
+            types: offset("btf", 8)?,
+            data: Table {
+                start: self.optional("btf", "data", 8)?,
+                count: self.optional("btf", "data_size", 4)?,
+            },
+        })
+    }
 }
 
 /// All that is asked for.
@@ -214,6 +238,11 @@ const QUESTIONS: &[(&str, &str)] = &[
     ("smp_alt_module", "locks"),
     ("smp_alt_module", "locks_end"),
     ("smp_alt_module", "next"),
+    ("btf_module", "list"),
+    ("btf_module", "module"),
+    ("btf_module", "btf"),
+    ("btf", "data"),
+    ("btf", "data_size"),
 ];
 
 impl Layout {
@@ -256,6 +285,7 @@ impl Layout {
             noinstr_text: answers.table("noinstr_text_start", "noinstr_text_size"),
             kprobes_text: answers.table("kprobes_text_start", "kprobes_text_size"),
             lock_entry: answers.lock_entry(),
+            types_entry: answers.types_entry(),
         })
     }
 }

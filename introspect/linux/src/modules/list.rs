@@ -1,12 +1,14 @@
 //! Modules as they were read, and how their places are found by name and address.
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use hvprobe_arch::Gva;
 
-use super::error::ModuleLookupError;
+use super::error::{ModuleLookupError, NoModuleTypes};
 use crate::image::{Forbidden, Lists};
 use crate::symbols::{Symbol, Symbols};
+use crate::types::Types;
 
 /// How far a module is (`enum module_state` in include/linux/module.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +35,8 @@ pub struct Module {
     pub(super) lists: Lists,
     /// The first list that could not be read.
     pub(super) unreadable: Option<&'static str>,
+    /// Empty until they are read.
+    pub(super) types: OnceLock<Result<Arc<Types>, NoModuleTypes>>,
 }
 
 impl Module {
@@ -80,6 +84,15 @@ impl Module {
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
+    }
+
+    /// Its types, if they [were read](super::ModuleReader::read_types).
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn types(&self) -> Result<&Arc<Types>, NoModuleTypes> {
+        let read = self.types.get().ok_or(NoModuleTypes::NotRead)?;
+        read.as_ref().map_err(Clone::clone)
     }
 
     /// Why `at`, in its text, must not be probed, if it must not.

@@ -18,7 +18,8 @@ mod list;
 mod read;
 #[cfg(test)]
 mod tests;
+mod types;
 
-pub use error::{ModuleError, ModuleLookupError};
+pub use error::{ModuleError, ModuleLookupError, NoModuleTypes};
 pub use list::{Module, ModuleList, ModuleState};
 pub use read::ModuleReader;

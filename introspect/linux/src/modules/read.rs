@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -44,6 +45,8 @@ pub struct ModuleReader {
     modules: Gva,
     /// The head of the list of modules with lock prefixes.
     pub(super) locks: Option<Gva>,
+    /// The head of the list of modules' types.
+    pub(super) types: Option<Gva>,
     pub(super) layout: Layout,
 }
 
@@ -62,6 +65,7 @@ impl ModuleReader {
                 }
             })?,
             locks: symbols.address_of("smp_alt_modules"),
+            types: symbols.address_of("btf_modules"),
             layout: Layout::of(image)?,
         })
     }
@@ -138,6 +142,7 @@ impl ModuleReader {
             symbols: Symbols::default(),
             lists: Lists::default(),
             unreadable: None,
+            types: OnceLock::new(),
         };
         if formed {
             let mut reading = Reading {
@@ -375,7 +380,7 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
 }
 
 /// Guest memory, as far as the budget goes.
-struct Guest<'a, M: ?Sized> {
+pub(super) struct Guest<'a, M: ?Sized> {
     tables: &'a PageTables,
     mem: &'a M,
     left: usize,
@@ -384,7 +389,7 @@ struct Guest<'a, M: ?Sized> {
 }
 
 impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
-    fn new(tables: &'a PageTables, mem: &'a M) -> Self {
+    pub(super) fn new(tables: &'a PageTables, mem: &'a M) -> Self {
         Self {
             tables,
             mem,
@@ -402,12 +407,12 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         Ok(())
     }
 
-    fn u64(&self, at: Gva) -> Option<u64> {
+    pub(super) fn u64(&self, at: Gva) -> Option<u64> {
         self.tables.read_u64(self.mem, at).ok()
     }
 
     /// The links of the list with its head at `head`, without the head.
-    fn list(&self, head: Gva) -> Result<Vec<Gva>, ModuleError> {
+    pub(super) fn list(&self, head: Gva) -> Result<Vec<Gva>, ModuleError> {
         let mut links = Vec::new();
         let mut seen = FxHashSet::default();
         let mut at = head;
@@ -427,7 +432,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
     }
 
     /// `len` bytes at `at`, or `None` if not all can be read.
-    fn bytes(&mut self, at: Gva, len: usize) -> Result<Option<Vec<u8>>, ModuleError> {
+    pub(super) fn bytes(&mut self, at: Gva, len: usize) -> Result<Option<Vec<u8>>, ModuleError> {
         self.charge(len)?;
         let mut bytes = vec![0; len];
         let read = self.tables.read(self.mem, at, &mut bytes);

@@ -1,12 +1,15 @@
 //! Modules read from made-up guests, sound and hostile.
 
-use std::sync::OnceLock;
+mod types;
+
+use std::sync::{Arc, OnceLock};
 
 use hvprobe_arch::Gva;
+use hvprobe_fixtures::btf::Btf;
 use hvprobe_fixtures::kernel::{self as kernel, TEXT};
 use hvprobe_fixtures::modules::{
     AGES, Age, BLACKLIST, CALLS, EXTABLE, FTRACE, Guest, JUMPS, KALLSYMS, KPROBES, LOCKS,
-    MODULE_COUNT, MODULES, NOINSTR, RawSym, btf, image,
+    MODULE_COUNT, MODULES, NOINSTR, RawSym, image, types,
 };
 use hvprobe_fixtures::tables;
 use proptest::prelude::*;
@@ -14,7 +17,7 @@ use proptest::prelude::*;
 use super::{Module, ModuleError, ModuleList, ModuleLookupError, ModuleReader, ModuleState};
 use crate::image::{Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
-use crate::types::BtfError;
+use crate::types::{BtfError, Types};
 
 /// The symbols of [`full`].
 const SYMBOLS: &[RawSym] = &[
@@ -35,12 +38,14 @@ const SYMBOLS: &[RawSym] = &[
 
 /// A module with all there is, in a state.
 fn full(guest: &mut Guest, name: &str, state: u32) -> Gva {
+    let age = guest.age;
     let made = guest.add(name, state);
     made.field(NOINSTR.0, &made.base.wrapping_add(0x400).0.to_le_bytes());
     made.field(NOINSTR.1, &0x10_u32.to_le_bytes());
     made.field(KPROBES.0, &made.base.wrapping_add(0x410).0.to_le_bytes());
     made.field(KPROBES.1, &0x10_u32.to_le_bytes());
     let made = made
+        .types(&own_types(&types(age)))
         .code(0x110, &[0x0f, 0x1f, 0x44, 0, 0])
         .code(0x120, &[0xeb, 0x10])
         .symbols(SYMBOLS)
@@ -53,6 +58,18 @@ fn full(guest: &mut Guest, name: &str, state: u32) -> Gva {
     made.at
 }
 
+/// The id of the kernel's type of characters, its first.
+const KERNELS_CHAR: u32 = 1;
+
+/// The types of [`full`]: a structure, and a function that takes it.
+fn own_types(kernel: &Btf) -> Vec<u8> {
+    let mut own = Btf::behind(kernel);
+    let device = own.structure("device", 0x40, &[("name", KERNELS_CHAR, 0x80)]);
+    let device = own.pointer(device);
+    own.function("start", 0, &[("device", device)]);
+    own.bytes()
+}
+
 fn image_with(types: Vec<u8>) -> KernelImage {
     KernelImage::parse(&image(types)).unwrap()
 }
@@ -60,7 +77,11 @@ fn image_with(types: Vec<u8>) -> KernelImage {
 fn reader(age: Age) -> &'static ModuleReader {
     static READERS: [OnceLock<ModuleReader>; 2] = [const { OnceLock::new() }; 2];
     let reader = &READERS[usize::from(age == Age::V64)];
-    reader.get_or_init(|| ModuleReader::new(&image_with(btf(age))).unwrap())
+    reader.get_or_init(|| ModuleReader::new(&image_with(types(age).bytes())).unwrap())
+}
+
+fn kernel_types(age: Age) -> Arc<Types> {
+    Arc::new(Types::parse(&types(age).bytes()).unwrap())
 }
 
 fn read(guest: &Guest) -> Result<ModuleList, ModuleError> {
@@ -384,16 +405,16 @@ fn kernel_without_modules_or_types_is_an_error() {
 
 #[test]
 fn unknown_kind_of_memory_is_an_error() {
-    let mut types = btf(Age::V64);
+    let mut damaged = types(Age::V64).bytes();
     // The array's length is the one word of 7 in all of it.
-    let at = types
+    let at = damaged
         .windows(4)
         .position(|word| word == 7_u32.to_le_bytes())
         .unwrap();
-    types[at] = 8;
+    damaged[at] = 8;
     let (found, expected) = (8, 7);
     assert_eq!(
-        ModuleReader::new(&image_with(types)).unwrap_err(),
+        ModuleReader::new(&image_with(damaged)).unwrap_err(),
         ModuleError::Memories { found, expected }
     );
 }
@@ -457,9 +478,12 @@ proptest! {
         for (offset, word) in fields {
             guest.put(modules[0].wrapping_add(offset), &word.to_le_bytes());
         }
+        let kernel = kernel_types(guest.age);
         if let Ok(list) = read(&guest) {
             prop_assert!(list.iter().count() <= 2048);
             for module in &list {
+                reader(guest.age).read_types(module, &kernel, &tables(), &guest.mem);
+                let _ = module.types().map(|types| types.function("start"));
                 let range = module.text();
                 for at in [range.start.0, range.end.0.wrapping_sub(1), probe] {
                     let at = Gva(at);
@@ -478,13 +502,13 @@ proptest! {
         old: bool,
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..10),
     ) {
-        let mut types = btf(if old { Age::V61 } else { Age::V64 });
+        let mut damaged = types(if old { Age::V61 } else { Age::V64 }).bytes();
         for (at, value) in damage {
-            let at = at.index(types.len());
-            types[at] = value;
+            let at = at.index(damaged.len());
+            damaged[at] = value;
         }
         let sound = Guest::new(Age::V61);
-        if let Ok(reader) = ModuleReader::new(&image_with(types)) {
+        if let Ok(reader) = ModuleReader::new(&image_with(damaged)) {
             let _ = reader.read(&tables(), &sound.mem);
         }
     }

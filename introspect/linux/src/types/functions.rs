@@ -2,7 +2,8 @@
 //!
 //! What is kept true: nothing is guessed. A function of which there are several with different
 //! prototypes has none, and neither has what a compiler made of one under another name, such as
-//! `vfs_read.isra.0`.
+//! `vfs_read.isra.0`. Of a module its own functions are meant, whatever the kernel calls its: of the
+//! kernel's only those are taken that the module has none of, as one that is the same in both is told once.
 
 use super::error::PrototypeError;
 use super::kinds::Kind;
@@ -38,7 +39,7 @@ impl Types {
     /// When the types do not tell of it, or of several that differ.
     pub fn function(&self, name: &str) -> Result<Prototype, PrototypeError> {
         let mut found: Option<Prototype> = None;
-        for id in self.named(name) {
+        for id in self.functions(name) {
             let Some(Kind::Function(prototype)) = self.kind(id) else {
                 continue;
             };
@@ -52,6 +53,17 @@ impl Types {
             }
         }
         found.ok_or_else(|| PrototypeError::Unknown(name.to_owned()))
+    }
+
+    /// All functions called `name`: a module's own, or those of its kernel if it has none.
+    #[must_use]
+    pub fn functions(&self, name: &str) -> Vec<TypeId> {
+        let is_function = |id: &TypeId| matches!(self.kind(*id), Some(Kind::Function(_)));
+        let own: Vec<_> = self.own_named(name).filter(is_function).collect();
+        match &self.base {
+            Some(base) if own.is_empty() => base.functions(name),
+            _ => own,
+        }
     }
 
     /// The prototype that `id` is, as that which a pointer to a function leads to.

@@ -49,7 +49,7 @@ pub struct Types {
     /// Whether enumerations tell that they are signed.
     pub(super) signs: bool,
     /// The kernel's types, if these are a module's.
-    base: Option<Arc<Types>>,
+    pub(super) base: Option<Arc<Types>>,
     /// The first id that is not the kernel's.
     first: u32,
     /// Where the strings begin that are not the kernel's.
@@ -229,7 +229,8 @@ impl Types {
         of_base.chain(self.own_named(name))
     }
 
-    fn own_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + 'a {
+    /// Those that are not of the base.
+    pub(super) fn own_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + use<'a> {
         let names = self.names.get_or_init(|| {
             let own = (self.first..).zip(&self.starts).filter_map(|(id, _)| {
                 let entry = self.entry(TypeId(id))?;

@@ -3,7 +3,7 @@
 use hvprobe_arch::Gva;
 use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use hvprobe_fixtures::modules::{
-    Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, btf,
+    Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, TYPES, types,
 };
 use hvprobe_spec::Decision;
 
@@ -43,7 +43,7 @@ impl Loader {
         let mut sections = probed::sections();
         for section in &mut sections {
             if section.name == ".BTF" {
-                section.data = btf(Age::V64);
+                section.data = types(Age::V64).bytes();
             }
         }
         let filler = TEXT + 0xb00;
@@ -56,6 +56,7 @@ impl Loader {
             ("_etext", TEXT + 0x4000, 0, true),
             ("modules", MODULES.0, 16, false),
             ("smp_alt_modules", LOCKS.0, 16, false),
+            ("btf_modules", TYPES.0, 16, false),
         ];
         let rig = Rig::boot(&kernel::elf(
             &sections,

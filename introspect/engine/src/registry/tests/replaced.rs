@@ -95,7 +95,10 @@ fn all_kinds(rig: &mut Rig) -> Vec<ProbeId> {
     all.push(post("p filler_011"));
     // Of a kernel whose modules can be told.
     rig.registry.kernel.module_reader = ModuleReader::new(
-        &hvprobe_linux::image::KernelImage::parse(&modules::image(modules::btf(Age::V64))).unwrap(),
+        &hvprobe_linux::image::KernelImage::parse(&modules::image(
+            modules::types(Age::V64).bytes(),
+        ))
+        .unwrap(),
     );
     rig.register(&all)
 }

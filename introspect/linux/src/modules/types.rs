@@ -1,0 +1,73 @@
+//! The types of modules.
+//!
+//! What is kept true: a module's types are read once from each [`ModuleList`](super::ModuleList), when they
+//! are wanted first, as most never are; and they are the guest's word, as all of a module.
+//!
+//! The section `.BTF` of a module is gone once its init function has run. A copy of it is there from before
+//! that function runs until the module leaves, on the list `btf_modules` in kernel/bpf/btf.c, whose ids go on
+//! where the kernel's end, whatever they were in the file.
+
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+
+use super::error::{ModuleError, NoModuleTypes};
+use super::layout::TypesEntry;
+use super::list::Module;
+use super::read::{Guest, ModuleReader};
+use crate::types::Types;
+
+impl ModuleReader {
+    /// Reads the types of `module`, unless that was done; `kernel` are those of its kernel. From then on it
+    /// [has them](Module::types), or the reason why not.
+    pub fn read_types<M: PhysMemory + ?Sized>(
+        &self,
+        module: &Module,
+        kernel: &Arc<Types>,
+        tables: &PageTables,
+        mem: &M,
+    ) {
+        module.types.get_or_init(|| {
+            let mut guest = Guest::new(tables, mem);
+            let data = self.types_of(module.at, &mut guest)?;
+            let types = Types::split(Arc::clone(kernel), &data);
+            types.map(Arc::new).map_err(NoModuleTypes::Malformed)
+        });
+    }
+
+    fn types_of<M: PhysMemory + ?Sized>(
+        &self,
+        module: Gva,
+        guest: &mut Guest<'_, M>,
+    ) -> Result<Vec<u8>, NoModuleTypes> {
+        let (Some(head), Some(entry)) = (self.types, self.layout.types_entry) else {
+            return Err(NoModuleTypes::NotKept);
+        };
+        let TypesEntry { next, types, .. } = entry;
+        for link in guest.list(head)? {
+            let at = link.wrapping_sub(next);
+            if word(guest, at, entry.module)? != module.0 {
+                continue;
+            }
+            let types = Gva(word(guest, at, types)?);
+            let start = Gva(word(guest, types, entry.data.start)?);
+            // A u32, with what follows it.
+            let len = word(guest, types, entry.data.count)? & u64::from(u32::MAX);
+            let len = usize::try_from(len).unwrap_or(usize::MAX);
+            let data = guest.bytes(start, len)?;
+            return Ok(data.ok_or(ModuleError::Unreadable { at: start })?);
+        }
+        Err(NoModuleTypes::None)
+    }
+}
+
+fn word<M: PhysMemory + ?Sized>(
+    guest: &Guest<'_, M>,
+    at: Gva,
+    offset: u64,
+) -> Result<u64, ModuleError> {
+    let at = at.wrapping_add(offset);
+    guest.u64(at).ok_or(ModuleError::Unreadable { at })
+}
