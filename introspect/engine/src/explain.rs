@@ -77,7 +77,7 @@ pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, S
 fn explained(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Explained, Refused> {
     kernel.check_stacks(spec)?;
     let point = plan(spec, kernel, &Booted(kernel.image))?;
-    let Resolved { shown, actions } = resolve(spec, Some(&point), kernel)?;
+    let Resolved { shown, actions, .. } = resolve(spec, Some(&point), kernel)?;
     let what = needs_exit(spec, &actions, kernel.readable);
     let fit = match (what, &point.span) {
         (Some(what), _) => Err(format!("it {what}")),

@@ -8,7 +8,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
-use hvprobe_linux::modules::{ModuleError, ModuleList, ModuleReader, ModuleState};
+use hvprobe_linux::modules::{Module, ModuleError, ModuleList, ModuleReader, ModuleState};
 use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::Target;
 use tracing::warn;
@@ -82,6 +82,15 @@ impl GuestKernel {
                 warn!(%error, "the guest's modules cannot be read");
                 self.modules = None;
             }
+        }
+    }
+
+    /// Reads the types of `module`, unless that was done.
+    pub(crate) fn read_types(&self, module: &Module, tables: &PageTables, mem: &dyn PhysMemory) {
+        if let Ok(reader) = &self.module_reader
+            && let Ok(kernel) = self.image.types()
+        {
+            reader.read_types(module, kernel, tables, mem);
         }
     }
 

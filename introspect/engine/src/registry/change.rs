@@ -79,10 +79,13 @@ impl Registry {
                 continue;
             };
             match self.plan(&probe.spec, world.memory()) {
-                Ok(point) => {
-                    self.place(id, point);
-                    placed.insert(id);
-                }
+                Ok(point) => match self.resolve_awaited(id, &point) {
+                    Ok(()) => {
+                        self.place(id, point);
+                        placed.insert(id);
+                    }
+                    Err(why) => refused.push((id, why)),
+                },
                 Err(Refused::ModuleNotLoaded { .. }) => {}
                 Err(why) => refused.push((id, why)),
             }

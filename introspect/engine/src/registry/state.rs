@@ -23,7 +23,7 @@ use crate::guest::kernel::GuestKernel;
 use crate::guest::kprobes::GuestKprobes;
 use crate::guest::readers::KernelReaders;
 use crate::info::Throttled;
-use crate::plan::arguments::Resolved;
+use crate::plan::arguments::{Resolved, resolve};
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
@@ -168,9 +168,31 @@ impl Registry {
             counters: Arc::new(Counters::with_budget(self.vcpus, spec.budget.as_ref())),
             actions: Arc::new(resolved.actions),
             shown: Arc::new(resolved.shown),
+            awaited: resolved.awaited,
             pool,
             place: Place::Pending,
         })
+    }
+
+    /// Finds out what the probe `id` shows, if that had to wait for its module, which is there now: its
+    /// probepoint is `point`. Nothing was ever recorded by it.
+    pub(crate) fn resolve_awaited(
+        &mut self,
+        id: ProbeId,
+        point: &Probepoint,
+    ) -> Result<(), Refused> {
+        let Some(probe) = self.probes.get(id).filter(|probe| probe.awaited) else {
+            return Ok(());
+        };
+        let resolved = resolve(&probe.spec, Some(point), &self.kernel.probeable())?;
+        let fresh = self.probe(id, &probe.spec, resolved)?;
+        if let Some(probe) = self.probes.get_mut(id) {
+            *probe = Probe {
+                counters: Arc::clone(&probe.counters),
+                ..fresh
+            };
+        }
+        Ok(())
     }
 
     /// Forgets probes that were not planted.
@@ -221,6 +243,10 @@ impl Registry {
                 };
                 let point = plan(&text)?;
                 let at = point.displaced.at();
+                let wants_types = spec.default_arguments || !spec.definition.arguments.is_empty();
+                if let Some(module) = kernel.module_at(at).filter(|_| wants_types) {
+                    self.kernel.read_types(module, tables, mem);
+                }
                 if spec.is_return()
                     && let Err(why) = live.view.task
                 {

@@ -29,6 +29,8 @@ pub(crate) struct Probe {
     pub(crate) counters: Arc<Counters>,
     pub(crate) actions: Arc<Actions>,
     pub(crate) shown: Arc<Shown>,
+    /// What it shows is known once its module is loaded.
+    pub(crate) awaited: bool,
     /// The instances of a return probe.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) place: Place,

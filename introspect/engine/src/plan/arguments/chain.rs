@@ -118,7 +118,7 @@ impl Around<'_> {
             ExprKind::Comm => Chain::of(Start::Common(Common::Comm), None),
             ExprKind::Current { path } => {
                 let chain = Chain::base(Base::Task);
-                match self.function.types {
+                match self.function.types() {
                     _ if path.is_empty() => chain,
                     Ok(types) => {
                         let task = types::structure(types, column, "task_struct")?;
@@ -239,11 +239,12 @@ impl Around<'_> {
         let Some(first) = path.first() else {
             return Ok(chain);
         };
-        let of = match self.function.types {
+        let of = match self.function.types() {
             Ok(types) => chain.ty.and_then(|ty| types.pointee(ty)),
             Err(why) => return Err(no_types(column, why)),
         };
         if chain.ty.is_none() {
+            self.function.note_unknown();
             return Err(refused(column, words::NO_BTF_ENTRY));
         }
         if !first.arrow {
@@ -299,7 +300,8 @@ impl Around<'_> {
         path: &[Access],
     ) -> Result<Chain, ParseError> {
         let types = self.types(column)?;
-        let of = types::structure(types, column, of)?;
+        let of = types::structure(types, column, of);
+        let of = of.inspect_err(|_| self.function.note_unknown())?;
         let inner = self.chain(inner)?;
         let mut chain = self.members(column, inner, Some(of), path)?;
         if let Some(member) = member {
@@ -314,7 +316,7 @@ impl Around<'_> {
     }
 
     fn types(&self, column: usize) -> Result<&Types, ParseError> {
-        self.function.types.map_err(|why| no_types(column, why))
+        self.function.types().map_err(|why| no_types(column, why))
     }
 }
 

@@ -1,4 +1,9 @@
 //! The parameters of the function that a probe is at.
+//!
+//! What is kept true: of a function of a module its own types tell, and nothing else. While the module is not
+//! loaded nothing does: what was asked for then is [noted](Function::is_awaited), and asked for again.
+
+use std::cell::Cell;
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::types::{Place, PrototypeError, TypeId, Types};
@@ -13,8 +18,12 @@ use crate::plan::probepoint::Probepoint;
 
 /// The function whose arguments can be had at a probe, as far as anything tells of it.
 pub(super) struct Function<'a> {
-    pub(super) types: Result<&'a Types, &'static str>,
+    types: Result<&'a Types, String>,
     prototype: Result<Found, String>,
+    /// Whether it is in a module that is not there yet.
+    awaited: bool,
+    /// Whether something was asked for that nothing tells.
+    asked: Cell<bool>,
     /// The system call that it is the kernel's entry of.
     pub(super) call: Option<Call>,
 }
@@ -35,18 +44,22 @@ impl<'a> Function<'a> {
         named: Option<&str>,
         kernel: &Probeable<'a>,
     ) -> Self {
-        let types = kernel.image.types().map(|types| &**types);
-        let types = types.map_err(|_| "the kernel has no type information");
         let types = match point {
-            Some(point) if point.module => Err("nothing tells of the types of modules"),
-            None => Err("nothing tells of the types of modules"),
-            Some(_) => types,
+            Some(point) if point.module => of_module(point, kernel),
+            _ => {
+                let types = kernel.image.types().map(|types| &**types);
+                types.map_err(|_| "the kernel has no type information".to_owned())
+            }
         };
-        let prototype = types.map_err(str::to_owned).and_then(|types| {
-            let symbol = point.map(|point| point.symbol.0.as_str());
-            find(types, named.into_iter().chain(symbol))
-        });
-        let call = match (types, &prototype, point) {
+        let prototype = match (&types, point) {
+            (Err(why), _) => Err(why.clone()),
+            (Ok(_), None) => Err("its module is not loaded".to_owned()),
+            (Ok(types), Some(point)) => {
+                let symbol = point.symbol.0.as_str();
+                find(types, named.into_iter().chain([symbol]))
+            }
+        };
+        let call = match (&types, &prototype, point) {
             (Ok(types), Ok(found), Some(Probepoint { symbol, .. })) => {
                 let known = kernel.image.system_call(&symbol.0);
                 known.and_then(|known| Call::at(&symbol.0, known, &found.parameters, types))
@@ -56,21 +69,42 @@ impl<'a> Function<'a> {
         Self {
             types,
             prototype,
+            awaited: point.is_none(),
+            asked: Cell::new(false),
             call,
         }
+    }
+
+    /// What tells of types there; the reason when nothing does.
+    pub(super) fn types(&self) -> Result<&'a Types, &str> {
+        self.types.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Whether something was asked for that is known once the module is loaded.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited && self.asked.get()
+    }
+
+    /// Notes that something was asked for that nothing tells.
+    pub(super) fn note_unknown(&self) {
+        self.asked.set(true);
     }
 
     /// All parameters, and what the function returns; the reason when nothing tells.
     pub(super) fn whole(&self) -> Result<(&[Parameter], Option<TypeId>), &str> {
         match &self.prototype {
             Ok(found) => Ok((&found.parameters, found.returns)),
-            Err(why) => Err(why),
+            Err(why) => {
+                self.note_unknown();
+                Err(why)
+            }
         }
     }
 
     /// The parameter `name`.
     pub(super) fn by_name(&self, column: usize, name: &str) -> Result<&Parameter, ParseError> {
         let found = self.prototype.as_ref().map_err(|why| {
+            self.note_unknown();
             let words = match self.types {
                 Ok(_) => words::NO_BTF_ENTRY,
                 Err(_) => words::NOSUP_BTFARG,
@@ -111,6 +145,16 @@ impl<'a> Function<'a> {
     pub(super) fn returns(&self) -> Option<TypeId> {
         self.prototype.as_ref().ok()?.returns
     }
+}
+
+/// The types of the module that `point` is in.
+fn of_module<'a>(point: &Probepoint, kernel: &Probeable<'a>) -> Result<&'a Types, String> {
+    let module = kernel.module_at(point.displaced.at());
+    let module = module.ok_or_else(|| "its module is not loaded".to_owned())?;
+    module
+        .types()
+        .map(|types| &**types)
+        .map_err(|why| why.to_string())
 }
 
 /// The first of `names` that the types tell of.

@@ -26,9 +26,23 @@ use crate::refusal::Refused;
 pub(crate) struct Resolved {
     pub(crate) shown: Shown,
     pub(crate) actions: Actions,
+    /// Some of it is known once the probe's module is loaded.
+    pub(crate) awaited: bool,
 }
 
 impl Resolved {
+    /// Of a probe whose arguments its module tells, once it is loaded.
+    fn awaited(spec: &ProbeSpec) -> Self {
+        Self {
+            shown: Shown {
+                registers: spec.actions.registers,
+                ..Shown::default()
+            },
+            actions: spec.actions.clone(),
+            awaited: true,
+        }
+    }
+
     /// Of a probe that has none.
     fn without(spec: &ProbeSpec) -> Result<Self, Refused> {
         let mut actions = spec.actions.clone();
@@ -39,6 +53,7 @@ impl Resolved {
                 ..Shown::default()
             },
             actions,
+            awaited: false,
         })
     }
 }
@@ -72,15 +87,21 @@ pub(crate) fn resolve(
         kernel,
         returns: spec.is_return(),
     };
+    // What is captured at the return may have a place in histograms, behind what is captured at the entry.
+    let can_wait = spec.actions.capture_at_return.is_empty();
     let (found, call) = if by_default {
         let texts = definition.filter.as_ref().map(filter::texts);
         match by_types(&around, &texts.unwrap_or_default()) {
             Some(found) => (found, true),
+            None if function.is_awaited() && can_wait => return Ok(Resolved::awaited(spec)),
             None => return Resolved::without(spec),
         }
     } else {
-        let found = written(wanted, &around).map_err(Refused::Argument)?;
-        (found, false)
+        match written(wanted, &around) {
+            Ok(found) => (found, false),
+            Err(_) if function.is_awaited() && can_wait => return Ok(Resolved::awaited(spec)),
+            Err(why) => return Err(Refused::Argument(why)),
+        }
     };
     let mut actions = spec.actions.clone();
     // Unless they were chosen.
@@ -105,6 +126,7 @@ pub(crate) fn resolve(
             call,
         },
         actions,
+        awaited: false,
     })
 }
 
@@ -160,7 +182,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
                     _ => argument.shown_name(found.len()),
                 };
                 let chain = around.chain(&argument.expr)?;
-                let types = around.function.types.ok();
+                let types = around.function.types().ok();
                 let ty = argument.ty.as_ref();
                 let value = value(column, chain, ty, types, around.returns)?;
                 vec![Found { name, value }]
@@ -211,7 +233,13 @@ fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found
         let text =
             texts.contains(&it.name.as_str()) && it.characters || it.text && around.kernel.readable;
         let value = match text {
-            true => value(0, chain, Some(&string()), around.function.types.ok(), false),
+            true => value(
+                0,
+                chain,
+                Some(&string()),
+                around.function.types().ok(),
+                false,
+            ),
             false => shaped(chain, it.shape.clone(), false),
         };
         Some(Found {
@@ -228,7 +256,7 @@ fn parameter(
     column: usize,
 ) -> Result<Found, ParseError> {
     let chain = around.parameter(column, parameter.place, Some(parameter.ty))?;
-    let types = around.function.types.ok();
+    let types = around.function.types().ok();
     Ok(Found {
         name: parameter.name.clone(),
         value: value(column, chain, None, types, around.returns)?,
@@ -238,7 +266,7 @@ fn parameter(
 /// Whether a parameter is a text: it points to characters that the function does not change, and the next
 /// one is not their number.
 fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>) -> bool {
-    let Ok(types) = around.function.types else {
+    let Ok(types) = around.function.types() else {
         return false;
     };
     let counts = |it: &Parameter| types::is_size(types, it.ty);
@@ -247,7 +275,7 @@ fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>)
 
 /// A parameter that points to characters, as text.
 fn text(parameter: &Parameter, around: &Around<'_>) -> Option<Found> {
-    let types = around.function.types.ok()?;
+    let types = around.function.types().ok()?;
     if types::characters(types, parameter.ty) != Some(Characters::Behind) {
         return None;
     }
@@ -272,7 +300,7 @@ fn string() -> TypeName {
 
 fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
     let chain = Chain::of(Start::Common(Common::Retval), Some(ty));
-    let value = value(0, chain, None, around.function.types.ok(), true).ok()?;
+    let value = value(0, chain, None, around.function.types().ok(), true).ok()?;
     // What is larger is not in RAX alone.
     (value.shape.size <= 8).then(|| Found {
         name: name.to_owned(),

@@ -66,7 +66,7 @@ fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<Vec<u8>> {
 }
 
 /// Each argument's name, how it is shown, and its value.
-fn values(event: &Event, info: &ProbeInfo) -> Vec<(String, String, Option<Vec<u8>>)> {
+pub(super) fn values(event: &Event, info: &ProbeInfo) -> Vec<(String, String, Option<Vec<u8>>)> {
     let arguments = info.shown.arguments.iter();
     arguments
         .map(|it| {
@@ -101,7 +101,7 @@ fn word(value: u64) -> Option<Vec<u8>> {
     Some(value.to_le_bytes().to_vec())
 }
 
-fn defaults(definition: &str) -> ProbeSpec {
+pub(super) fn defaults(definition: &str) -> ProbeSpec {
     ProbeSpec {
         default_arguments: true,
         ..spec(definition)

@@ -143,3 +143,15 @@ fn what_is_no_argument_is_refused_at_its_column() {
     let why = told.expect_err("no such function").why;
     assert!(matches!(why, Refused::NoMatch { .. }), "{why:?}");
 }
+
+#[test]
+fn stacks_that_nothing_tells_how_to_follow_are_refused_as_at_a_registration() {
+    let mut rig = Rig::live();
+    let mut stacks = spec("p vfs_read");
+    stacks.actions.capture = vec![Item::StackTrace(8)];
+    let mut said = explain(&rig.guest.image, &stacks);
+    let said = said.remove(0).expect_err("the image has no tables").why;
+    assert!(matches!(said, Refused::NoStacks(_)), "{said:?}");
+    let (_, refused) = refusal(rig.changes_nothing(|rig| rig.try_register(&[stacks])));
+    assert_eq!(refused, said);
+}

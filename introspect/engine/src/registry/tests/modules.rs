@@ -1,5 +1,7 @@
 //! Probes of modules, which come and go.
 
+mod arguments;
+
 use hvprobe_arch::Gva;
 use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use hvprobe_fixtures::modules::{
