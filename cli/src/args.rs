@@ -514,12 +514,14 @@ pub(crate) struct Decide {
 #[command(after_help = "\
 Examples:
   hvprobe types do_sys_openat2
-  hvprobe types 'struct open_how' 'enum pid_type' size_t")]
+  hvprobe types 'struct open_how' 'enum pid_type' size_t
+  hvprobe types nf_tables:nft_do_chain 'nf_tables:struct nft_base_chain'")]
 pub(crate) struct Types {
     #[command(flatten)]
     pub(crate) on: OnMachine,
 
-    /// `struct NAME`, `union NAME`, `enum NAME`, a typedef, or a function
+    /// `struct NAME`, `union NAME`, `enum NAME`, a typedef, or a function; behind `MODULE:` one of a module
+    /// that is loaded
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 }

@@ -58,6 +58,15 @@ pub fn has_symbols_of_functions_only() -> bool {
     !is_there("init_task")
 }
 
+/// Whether the guests' kernel keeps the types of its modules: since 5.11, and if it was built so.
+///
+/// # Panics
+/// When the guests' kernel cannot be read.
+#[must_use]
+pub fn keeps_types_of_modules() -> bool {
+    is_there("btf_modules")
+}
+
 /// The name that the guests' kernel has for what Linux 6.1 calls `function`.
 ///
 /// # Panics

@@ -4,7 +4,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{self, Refusal};
 use hvprobe_hit::calls::PoolError;
 use hvprobe_linux::image::Forbidden;
-use hvprobe_linux::modules::{ModuleError, ModuleLookupError};
+use hvprobe_linux::modules::{ModuleError, ModuleLookupError, NoModuleTypes};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_linux::task::TaskUnknown;
 use hvprobe_linux::unwind::OrcError;
@@ -219,6 +219,14 @@ pub enum Refused {
         module: String,
         /// Why.
         why: ModuleError,
+    },
+    /// Nothing tells of a module's types.
+    #[error("module {module}: {why}")]
+    NoModuleTypes {
+        /// Its name.
+        module: String,
+        /// Why.
+        why: Box<NoModuleTypes>,
     },
     /// A pattern for functions of a module that is not loaded.
     #[error("module {module} is not loaded, so nothing tells what `{pattern}` stands for")]

@@ -44,6 +44,7 @@ impl Refused {
             | Self::NoTasks(_)
             | Self::NoStacks(_)
             | Self::ModulesHidden { .. }
+            | Self::NoModuleTypes { .. }
             | Self::Relocate { .. } => Remedy::Never,
             Self::Forbidden { why, .. } => forbidden(why),
             Self::Unoptimized { source, .. } => source.remedy(),

@@ -195,6 +195,12 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let error = client.symbols.describe_types(describe(&["int"; 17]));
     let error = error.await.unwrap_err();
     assert_eq!(detail(&error).kind(), ErrorKind::TooLarge);
+    let of_module = describe(&["int", "no_such_module:int"]);
+    let error = client.symbols.describe_types(of_module).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    let told = detail(&error);
+    assert_eq!((told.kind(), told.index), (ErrorKind::Refused, Some(1)));
+    assert_eq!(told.remedy(), Remedy::NotNow);
     let described = client.symbols.describe_types(describe(&["vfs_read"]));
     let described = described.await.unwrap().into_inner().types;
     let names: Vec<_> = described[0].parameters.iter().map(|it| &it.name).collect();

@@ -1,8 +1,12 @@
 //! Probes of kernel modules that come and go, on a stock guest.
 
+mod arguments;
+
 use hvprobe_arch::Gva;
+use hvprobe_engine::Refused;
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, ProbeId, ProbeSpec, ProbeState};
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 
 /// Reads lines and does what they say; `stats` runs `dummy_get_stats64` once.
@@ -127,7 +131,19 @@ fn probes_of_one_module_leave_the_text_of_others_alone() {
     let mut running = boot(2);
     let machine = running.machine.clone();
     have(&mut running, "other", 1);
+    let missing = machine.module_types("dummy").expect_err("not loaded");
+    assert!(
+        matches!(missing, Refused::ModuleNotLoaded { .. }),
+        "{missing:?}"
+    );
     have(&mut running, "load", 1);
+    if names::keeps_types_of_modules() {
+        let types = machine.module_types("dummy").expect("it is loaded");
+        let taken = types.function("dummy_xmit").expect("a function of it");
+        let names: Vec<_> = taken.parameters.iter().map(|it| &*it.name).collect();
+        assert_eq!(names, ["skb", "dev"]);
+        assert!(types.function("crc_itu_t").is_err());
+    }
     // Registered disabled, to learn where the functions are.
     let disabled = |definition: &str| ProbeSpec {
         disabled: true,

@@ -17,9 +17,10 @@ use std::time::Instant;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::paging::WalkError;
-use hvprobe_engine::{Registry, Skipped, Standing, StopError};
+use hvprobe_engine::{Refused, Registry, Skipped, Standing, StopError};
 use hvprobe_hit::event::Flush;
 use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::types::Types;
 use hvprobe_spec::ProbeId;
 use hvprobe_vm::CatchMode;
 use hvprobe_vm::vcpu::Ioctls;
@@ -307,6 +308,14 @@ impl Machine {
     pub fn read_kernel(&self, at: Gva, into: &mut [u8]) -> Result<(), ReadError> {
         let view = self.shared.control.view().ok_or(ReadError::Booting)?;
         Ok(view.tables.read(&*self.shared.ram, at, into)?)
+    }
+
+    /// The types of the module called `name`, as the guest has it loaded now.
+    ///
+    /// # Errors
+    /// When it is not loaded, or nothing tells of its types.
+    pub fn module_types(&self, name: &str) -> Result<Arc<Types>, Refused> {
+        self.registry().module_types(name, &*self.shared.ram)
     }
 
     /// How often KVM was called for each virtual CPU. Up to date while paused or stopped.

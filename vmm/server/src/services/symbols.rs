@@ -1,5 +1,7 @@
 //! `hvprobe.v1.Symbols`: symbols and types.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::fleet::Fleet;
 use crate::limits;
 use crate::panics;
-use crate::status::{Failure, chain};
+use crate::status::{self, Failure, chain};
 use crate::threads::Lane;
 use crate::wire::{convert, types};
 
@@ -91,13 +93,28 @@ impl symbols_server::Symbols for Service {
         for name in &names {
             limits::at_most("a name", name.len(), limits::DEFINITION)?;
         }
-        let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
+        let handle = self.fleet.get(&machine)?;
+        let image = Arc::clone(handle.machine()?.image());
+        let mut modules = BTreeMap::new();
+        for (position, name) in names.iter().enumerate() {
+            let Some(module) = types::split(name).0 else {
+                continue;
+            };
+            if let Entry::Vacant(place) = modules.entry(module.to_owned()) {
+                let module = module.to_owned();
+                let found = handle.blocking(move |machine| machine.module_types(&module));
+                let refused = |why| status::refused(chain(&why), &why).at_index(position);
+                place.insert(found.await?.map_err(refused)?);
+            }
+        }
         let describe = move || {
-            let types = image.types().map_err(|error| {
+            let kernel = image.types().map_err(|error| {
                 let (code, kind) = (Code::FailedPrecondition, ErrorKind::NoTypes);
                 Failure::new(code, kind, chain(&error))
             })?;
-            types::describe(types, |name| image.symbols().near(name), &names)
+            let modules = &modules;
+            let known = types::Known { kernel, modules };
+            types::describe(known, |name| image.symbols().near(name), &names)
         };
         let types = self.lookups.run(describe).await??;
         Ok(Response::new(DescribeTypesResponse { types }))

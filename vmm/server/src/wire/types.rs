@@ -3,7 +3,10 @@
 //! Invariant: whatever the types say, an answer is bounded: by the limits of the request, and by those of
 //! a [declaration](Types::declaration).
 
-use hvprobe_linux::types::{Kind, Place, Prototype, PrototypeError, Types};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hvprobe_linux::types::{Place, Prototype, PrototypeError, Types};
 use hvprobe_proto::v1::{self, ErrorKind};
 use tonic::Code;
 
@@ -13,15 +16,41 @@ use crate::status::{Failure, chain};
 /// The words before the name of a type that is no typedef.
 const TAGS: [&str; 3] = ["struct", "union", "enum"];
 
+/// The types that can be told of.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<'a> {
+    /// The kernel's.
+    pub(crate) kernel: &'a Types,
+    /// Those of modules, by the module's name as it is written.
+    pub(crate) modules: &'a BTreeMap<String, Arc<Types>>,
+}
+
+/// The module that `name` is looked up in, and the name there: `MODULE:NAME`, or `NAME` for the kernel's own.
+pub(crate) fn split(name: &str) -> (Option<&str>, &str) {
+    match name.split_once(':') {
+        Some((module, name)) => (Some(module.trim()), name),
+        None => (None, name),
+    }
+}
+
+impl<'a> Known<'a> {
+    fn of<'n>(&self, name: &'n str) -> (&'a Types, &'n str) {
+        let (module, name) = split(name);
+        let types = module.and_then(|module| self.modules.get(module));
+        (types.map_or(self.kernel, |types| types), name)
+    }
+}
+
 /// What `names` stand for. `near` tells symbols whose names are like one.
 pub(crate) fn describe(
-    types: &Types,
+    known: Known<'_>,
     near: impl Fn(&str) -> Vec<String>,
     names: &[String],
 ) -> Result<Vec<v1::TypeDescription>, Failure> {
     let mut described = Vec::with_capacity(names.len());
     for (position, name) in names.iter().enumerate() {
         let index = u32::try_from(position).unwrap_or(u32::MAX);
+        let (types, name) = known.of(name);
         let found = types.find(name);
         if found.is_empty() {
             let function = function(types, &near, name);
@@ -60,10 +89,11 @@ fn function(
             Failure::new(Code::FailedPrecondition, ErrorKind::NoTypes, chain(&error))
         }
     })?;
-    let is_function = |kind| matches!(kind, Some(Kind::Function(_)));
-    let id = types.named(name).find(|id| is_function(types.kind(*id)));
+    let found = types.functions(name);
     Ok(v1::TypeDescription {
-        declaration: id.map_or_else(String::new, |id| types.declaration(id)),
+        declaration: found
+            .first()
+            .map_or_else(String::new, |id| types.declaration(*id)),
         parameters: parameters(types, &prototype),
         ..Default::default()
     })
@@ -115,7 +145,41 @@ mod tests {
         let types = Types::parse(&btf::sample().bytes()).unwrap();
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let near = |_: &str| vec!["do_sys_openat2".to_owned(), "no_function".to_owned()];
-        super::describe(&types, near, &names)
+        let mut own = btf::Btf::behind(&btf::sample());
+        let device = own.structure("device", 64, &[]);
+        let device = own.pointer(device);
+        own.function("do_sys_openat2", 0, &[("device", device)]);
+        let kernel = Arc::new(types);
+        let own = Types::split(Arc::clone(&kernel), &own.bytes()).unwrap();
+        let modules = BTreeMap::from([("m".to_owned(), Arc::new(own))]);
+        let known = Known {
+            kernel: &kernel,
+            modules: &modules,
+        };
+        super::describe(known, near, &names)
+    }
+
+    #[test]
+    fn modules_have_types_of_their_own_and_those_of_the_kernel() {
+        let names = ["m:struct device", "m:do_sys_openat2", "m:struct open_how"];
+        let described = describe(&names).unwrap();
+        let [device, function, how] = described.as_slice() else {
+            panic!("{described:?}");
+        };
+        assert_eq!((device.index, device.size), (0, Some(64)));
+        assert_eq!(
+            function.declaration,
+            "void do_sys_openat2(struct device *device);"
+        );
+        assert_eq!((how.index, how.size), (2, Some(24)));
+        let failure = describe(&["struct device"]).unwrap_err();
+        assert_eq!(tonic::Status::from(failure).code(), Code::NotFound);
+        let failure = describe(&["m:nobody"]).unwrap_err();
+        let status = tonic::Status::from(failure);
+        assert!(status.message().contains("`nobody`"), "{status:?}");
+        for odd in ["m:", ":", "m::struct device", "m: "] {
+            assert!(describe(&[odd]).is_err(), "{odd:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,69 @@
+//! What functions of modules are called with, by the modules' own types.
+
+use hvprobe_tests::names;
+use hvprobe_tests::program::ok;
+use hvprobe_tests::rig::rig;
+use serde_json::Value;
+
+/// Makes a device of the module's, gives it a length that no other has, and has the module asked for its
+/// statistics once.
+const GUEST: &str = "insmod /lib/modules/dummy.ko && echo 1234 >/sys/class/net/dummy0/mtu && \
+     cat /proc/net/dev >/tmp/stats";
+/// A function of the module that has the device for its argument, and one that returns a number.
+const ASKED: &str = "dummy:dummy_get_stats64";
+const MADE: &str = "dummy:dummy_dev_init";
+
+/// The events called `name` of the lines of JSON that `hvprobe` prints.
+fn events<'a>(lines: &'a [Value], name: &str) -> Vec<&'a Value> {
+    let named = |line: &&Value| line["type"] == "event" && line["event"] == name;
+    lines.iter().filter(named).collect()
+}
+
+#[test]
+fn functions_of_modules_show_their_arguments_by_the_modules_types() {
+    if rig("arguments of modules' functions").is_none() {
+        return;
+    }
+    let asked = format!("p:asked {ASKED}");
+    let members = format!(
+        "p:members {ASKED} name=dev->name:string mtu=dev->mtu type=dev->type if comm == \"cat\""
+    );
+    let made = format!("r:made {MADE}");
+    let typed = names::keeps_types_of_modules();
+    let mut probes = vec!["-p", &asked, "-p", &made];
+    if typed {
+        probes.extend(["-p", &members]);
+    }
+    let run = ok(&[&["run", "--json"], &probes[..], &["--", "sh", "-c", GUEST]].concat());
+    let lines = run.iter().map(|line| serde_json::from_str(line));
+    let lines: Vec<Value> = lines.map(|line| line.expect("JSON")).collect();
+
+    let (asked, made) = (events(&lines, "asked"), events(&lines, "made"));
+    assert!(!asked.is_empty() && made.len() == 1, "{lines:#?}");
+    if !typed {
+        eprintln!("the guest's kernel keeps no types of modules: registers are shown");
+        let plain =
+            |event: &&&Value| event["args"].is_null() && event["registers"]["rdi"].is_string();
+        assert!(
+            asked.iter().chain(&made).all(|event| plain(&event)),
+            "{lines:#?}"
+        );
+        return;
+    }
+    let members = events(&lines, "members");
+    assert_eq!(members.len(), 1, "{lines:#?}");
+    let said = &members[0]["args"];
+    assert_eq!(
+        (&said["name"], &said["mtu"], &said["type"]),
+        (&"dummy0".into(), &1234.into(), &1.into())
+    );
+    for event in asked {
+        let names: Vec<_> = event["args"]
+            .as_object()
+            .expect("arguments")
+            .keys()
+            .collect();
+        assert_eq!(names, ["dev", "stats"], "{event}");
+    }
+    assert_eq!(made[0]["args"]["retval"], 0, "{}", made[0]);
+}
