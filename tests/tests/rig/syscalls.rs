@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use hvprobe_machine::{ProbeSpec, Refusals};
 use hvprobe_spec::shape::ShapeKind;
-use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig};
+use hvprobe_tests::rig::{Running, assert_clean, chain, optimizing_guest, probe, rig};
 
 /// What a guest prints whose kernel has no events of system calls.
 const NONE: &str = "no events of calls";
@@ -86,6 +86,12 @@ fn calls_take_what_the_guests_own_events_say() {
         );
         let ids: Vec<_> = machine.probes().iter().map(|info| info.id).collect();
         machine.unregister(&ids).expect("registered");
+        // Its registers are those of the new program when it returns.
+        let of_execve = probe("r __x64_sys_execve filename:ustring");
+        let refused = machine.register(&[of_execve]).expect_err("it has none");
+        let why = chain(&refused);
+        let expected = "the call replaces the registers that it was made with";
+        assert!(why.contains(expected), "{why}");
     }
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
