@@ -226,12 +226,7 @@ fn differs_by_design(definition: &Definition, index: usize, printed: &str) -> Op
         () if text.contains("%orig_ax") => Some("%orig_ax is what the kernel's entry left there"),
         () if text.contains("%ss") || text.contains("%cs") => Some("selectors at an ftrace site"),
         () if text.contains("@jiffies") => Some("@jiffies goes on"),
-        () if ["-1(%sp)", "-16(%sp)", "-0x10(%cx)"]
-            .iter()
-            .any(|it| text.contains(it)) =>
-        {
-            Some("what is below the stack")
-        }
+        () if reaches_below(text) || text.contains("-0x10(%cx)") => Some("what is below the stack"),
         // Whatever is mapped there is shown.
         () if nothing && reaches_far(text) => Some("behind its stack's end the kernel sees zeros"),
         // On 7.2 the kernel's own events do not agree on it.
@@ -249,6 +244,18 @@ fn differs_by_design(definition: &Definition, index: usize, printed: &str) -> Op
 fn progress(what: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{what}");
+}
+
+/// Whether `text` asks for what is below the stack pointer, which an interrupt may write over at any time,
+/// and farther down for what is another task's.
+fn reaches_below(text: &str) -> bool {
+    let is_below = |at: usize| {
+        let before = text[..at].trim_end_matches(|c: char| c.is_ascii_alphanumeric());
+        before.ends_with('-')
+    };
+    let bases = ["(%sp)", "($stack)"].into_iter();
+    let mut all = bases.flat_map(|base| text.match_indices(base));
+    all.any(|(at, _)| is_below(at))
 }
 
 /// Whether `text` asks for a word of the stack that may not be in the stack pointer's page.
