@@ -61,6 +61,7 @@ pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, S
         image,
         modules: None,
         formed: &BTreeSet::new(),
+        keeps_module_types: false,
         readable: KernelReaders::may_be_in(image),
     };
     let all = match singles(&kernel, spec, BATCH_MAX) {

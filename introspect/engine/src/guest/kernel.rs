@@ -51,6 +51,10 @@ impl GuestKernel {
             image: &self.image,
             modules: self.modules.as_ref(),
             formed: &self.formed,
+            keeps_module_types: self
+                .module_reader
+                .as_ref()
+                .is_ok_and(ModuleReader::has_types),
             readable: self.readable,
         }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Probeable<'a> {
     pub(crate) modules: Option<&'a ModuleList>,
     /// Modules that are not live yet but whose text is final.
     pub(crate) formed: &'a BTreeSet<Gva>,
+    /// Whether it keeps types of its modules.
+    pub(crate) keeps_module_types: bool,
     /// Whether detours can read memory, as far as the image tells.
     pub(crate) readable: bool,
 }

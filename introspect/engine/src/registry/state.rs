@@ -181,11 +181,14 @@ impl Registry {
         id: ProbeId,
         point: &Probepoint,
     ) -> Result<(), Refused> {
-        let Some(probe) = self.probes.get(id).filter(|probe| probe.awaited) else {
+        let Some(probe) = self.probes.get_mut(id).filter(|probe| probe.awaited) else {
             return Ok(());
         };
-        let resolved = resolve(&probe.spec, Some(point), &self.kernel.probeable())?;
-        let fresh = self.probe(id, &probe.spec, resolved)?;
+        // It makes room for those of the size that is now known.
+        probe.pool = None;
+        let spec = probe.spec.clone();
+        let resolved = resolve(&spec, Some(point), &self.kernel.probeable())?;
+        let fresh = self.probe(id, &spec, resolved)?;
         if let Some(probe) = self.probes.get_mut(id) {
             *probe = Probe {
                 counters: Arc::clone(&probe.counters),

@@ -20,6 +20,12 @@ use super::read::{Guest, ModuleReader};
 use crate::types::Types;
 
 impl ModuleReader {
+    /// Whether this kernel keeps types of its modules.
+    #[must_use]
+    pub fn has_types(&self) -> bool {
+        self.types.is_some() && self.layout.types_entry.is_some()
+    }
+
     /// Reads the types of `module`, unless that was done; `kernel` are those of its kernel. From then on it
     /// [has them](Module::types), or the reason why not.
     pub fn read_types<M: PhysMemory + ?Sized>(

@@ -1,7 +1,7 @@
 //! What functions of modules are called with, by the modules' own types.
 
 use hvprobe_tests::names;
-use hvprobe_tests::program::ok;
+use hvprobe_tests::program::{hvprobe, ok};
 use hvprobe_tests::rig::rig;
 use serde_json::Value;
 
@@ -48,6 +48,10 @@ fn functions_of_modules_show_their_arguments_by_the_modules_types() {
             asked.iter().chain(&made).all(|event| plain(&event)),
             "{lines:#?}"
         );
+        let refused = hvprobe(&["run", "-p", &members, "--", "true"]);
+        let why = refused.err.join("\n");
+        assert_ne!(refused.status, Some(0), "{why}");
+        assert!(why.contains("keeps no types of modules"), "{why}");
         return;
     }
     let members = events(&lines, "members");

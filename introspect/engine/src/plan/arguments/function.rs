@@ -6,6 +6,7 @@
 use std::cell::Cell;
 
 use hvprobe_arch::regs::Gpr;
+use hvprobe_linux::modules::NoModuleTypes;
 use hvprobe_linux::types::{Place, PrototypeError, TypeId, Types};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::fetch::words;
@@ -20,7 +21,7 @@ use crate::plan::probepoint::Probepoint;
 pub(super) struct Function<'a> {
     types: Result<&'a Types, String>,
     prototype: Result<Found, String>,
-    /// Whether it is in a module that is not there yet.
+    /// Whether it is in a module that is not there yet, and will tell of it.
     awaited: bool,
     /// Whether something was asked for that nothing tells.
     asked: Cell<bool>,
@@ -36,6 +37,9 @@ struct Found {
 /// The registers that arguments are in where no types tell, as the kernel has it
 /// (`regs_get_kernel_argument` in arch/x86/include/asm/ptrace.h).
 const BY_NUMBER: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gpr::R9];
+
+/// Why nothing tells of a module's types yet.
+const NOT_LOADED: &str = "its module is not loaded";
 
 impl<'a> Function<'a> {
     /// What the types tell of the function at `point`, which is called `named` in the definition.
@@ -53,7 +57,8 @@ impl<'a> Function<'a> {
         };
         let prototype = match (&types, point) {
             (Err(why), _) => Err(why.clone()),
-            (Ok(_), None) => Err("its module is not loaded".to_owned()),
+            (Ok(_), None) if kernel.keeps_module_types => Err(NOT_LOADED.to_owned()),
+            (Ok(_), None) => Err(NoModuleTypes::NotKept.to_string()),
             (Ok(types), Some(point)) => {
                 let symbol = point.symbol.0.as_str();
                 find(types, named.into_iter().chain([symbol]))
@@ -69,7 +74,7 @@ impl<'a> Function<'a> {
         Self {
             types,
             prototype,
-            awaited: point.is_none(),
+            awaited: point.is_none() && kernel.keeps_module_types,
             asked: Cell::new(false),
             call,
         }
@@ -150,7 +155,7 @@ impl<'a> Function<'a> {
 /// The types of the module that `point` is in.
 fn of_module<'a>(point: &Probepoint, kernel: &Probeable<'a>) -> Result<&'a Types, String> {
     let module = kernel.module_at(point.displaced.at());
-    let module = module.ok_or_else(|| "its module is not loaded".to_owned())?;
+    let module = module.ok_or_else(|| NOT_LOADED.to_owned())?;
     module
         .types()
         .map(|types| &**types)

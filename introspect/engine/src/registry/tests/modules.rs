@@ -42,6 +42,11 @@ struct Loaded {
 
 impl Loader {
     fn booting() -> Self {
+        Self::of_kernel(true)
+    }
+
+    /// A kernel that keeps types of its modules, or not.
+    fn of_kernel(types_of_modules: bool) -> Self {
         let mut sections = probed::sections();
         for section in &mut sections {
             if section.name == ".BTF" {
@@ -58,12 +63,11 @@ impl Loader {
             ("_etext", TEXT + 0x4000, 0, true),
             ("modules", MODULES.0, 16, false),
             ("smp_alt_modules", LOCKS.0, 16, false),
-            ("btf_modules", TYPES.0, 16, false),
         ];
-        let rig = Rig::boot(&kernel::elf(
-            &sections,
-            &[&symbols[..], &NOTHING_FORBIDDEN].concat(),
-        ));
+        let of_types = [("btf_modules", TYPES.0, 16, false)];
+        let of_types = if types_of_modules { &of_types[..] } else { &[] };
+        let symbols = [&symbols[..], of_types, &NOTHING_FORBIDDEN].concat();
+        let rig = Rig::boot(&kernel::elf(&sections, &symbols));
         let modules = Modules::within(Age::V64, rig.guest.mem.clone());
         Self { rig, modules }
     }

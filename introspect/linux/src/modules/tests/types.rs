@@ -85,6 +85,7 @@ fn kernels_and_modules_without_types_say_so() {
     let image = KernelImage::parse(&kernel::elf(&sections, &symbols)).unwrap();
     let module = one(&guest);
     let reader = ModuleReader::new(&image).unwrap();
+    assert!(!reader.has_types() && super::reader(Age::V64).has_types());
     reader.read_types(&module, &kernel_types(Age::V64), &tables(), &guest.mem);
     assert_eq!(module.types().unwrap_err(), NoModuleTypes::NotKept);
 }

@@ -194,3 +194,23 @@ fn module_without_types_shows_registers_and_says_why() {
     assert_eq!(info.actions.registers, RegisterSet::default());
     assert_eq!(loader.rig.byte(module.base), INT3);
 }
+
+#[test]
+fn where_no_module_has_types_nobody_waits_for_them() {
+    let mut loader = Loader::of_kernel(false);
+    loader.rig.go_live(None);
+    let rig = &mut loader.rig;
+    let (_, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&specs(["p m:enter dev"]))));
+    let why = said(&why, 10);
+    assert!(
+        why.contains("this kernel keeps no types of modules"),
+        "{why}"
+    );
+    let id = rig.register(&[defaults("p m:enter")])[0];
+    let module = loader.load("m", COMING);
+    assert_eq!(loader.changed(Some(module)), []);
+    assert_eq!(
+        loader.rig.info(id).actions.registers,
+        RegisterSet::default()
+    );
+}
