@@ -419,3 +419,10 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+/// Tells how far a long test is, past the test runner, which keeps what tests print: one that tells nothing is
+/// ended.
+pub fn progress(what: &str) {
+    use std::io::Write as _;
+    let _ = writeln!(std::io::stderr(), "{what}");
+}

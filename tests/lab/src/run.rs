@@ -150,7 +150,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 13] = [
+const PASSED_ON: [&str; 14] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
@@ -164,6 +164,7 @@ const PASSED_ON: [&str; 13] = [
     "HVPROBE_CHURN_SECONDS",
     "HVPROBE_CHURN_SEED",
     "HVPROBE_STORM",
+    "HVPROBE_COUNTED",
 ];
 
 /// The environment of programs in a rig: where they are, and what is passed on to them.

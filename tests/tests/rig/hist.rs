@@ -1,14 +1,17 @@
 //! Histograms of events, on a stock guest: held against those of the guest's own kernel, and against the calls
 //! that were made.
+//!
+//! `HVPROBE_COUNTED` is how many calls are counted on four virtual CPUs, instead of a hundred thousand.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::process::{Command, Stdio};
 
 use hvprobe_hit::aggregate::KeyValue;
 use hvprobe_machine::{Mechanism, ProbeSpec};
 use hvprobe_spec::histogram::read_histogram;
 use hvprobe_tests::rig::{
-    Running, assert_clean, info, optimizing_guest, probe, rig, rig_cpus, values,
+    Running, assert_clean, info, optimizing_guest, probe, progress, rig, rig_cpus, values,
 };
 
 /// What is counted of the calls of one program, by the kernel and by us.
@@ -195,6 +198,70 @@ fn every_hit_is_counted_with_and_without_exits() {
     eprintln!("{calls} calls, {hits} hits counted and {lost} lost, as each waits");
     assert_eq!((hits, lost), (calls, 0));
     running.machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+}
+
+/// Calls that one process makes.
+const CALLS: u64 = 25_000;
+
+#[test]
+fn sums_are_those_of_the_calls_of_four_virtual_cpus() {
+    const CPUS: u32 = 4;
+    if rig("sums on four virtual CPUs").is_none() {
+        return;
+    }
+    let wanted: u64 =
+        env::var("HVPROBE_COUNTED").map_or(100_000, |it| it.parse().expect("a number"));
+    let rounds = wanted.div_ceil(u64::from(CPUS) * CALLS);
+    let processes = usize::try_from(u64::from(CPUS) * rounds).expect("few");
+    let one = format!(
+        "i=0; while [ $i -lt {rounds} ]; do workload calls getpgid {CALLS}; i=$((i+1)); done"
+    );
+    let script =
+        format!("echo ready; read line; for n in 1 2 3 4; do ({one}) & done; wait; read line");
+    let mut running = Running::boot(optimizing_guest(CPUS, &["sh", "-c", &script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let mut spec = probe("p __x64_sys_getpgid");
+    spec.mechanism = Some(Mechanism::Optimized);
+    spec.actions.wait_for_room = true;
+    let id = running.register(spec);
+    let count = |histogram: &str| {
+        let histogram = read_histogram(histogram).expect("a histogram");
+        machine
+            .aggregate(&[id], histogram)
+            .expect("it can be counted")
+    };
+    let (by_process, by_cpu) = (count("keys=common_pid"), count("keys=common_cpu"));
+    machine.console_input(b"\n");
+    for done in 1..=processes {
+        let printed = running.wait_printed(|printed| values(printed, "calls").len() >= done);
+        assert!(
+            values(&printed, "calls")
+                .iter()
+                .all(|made| u64::try_from(*made) == Ok(CALLS))
+        );
+        progress(&format!("{done} of {processes} processes are done"));
+    }
+    machine.flush_events();
+    let calls = u64::from(CPUS) * rounds * CALLS;
+    assert_eq!(info(&machine, id).counts.hits, calls);
+    let (by_process, by_cpu) = (by_process.read(), by_cpu.read());
+    for told in [&by_process, &by_cpu] {
+        assert_eq!((told.hits, told.lost, told.dropped), (calls, 0, 0));
+        assert_eq!(told.rows.iter().map(|row| row.hits).sum::<u64>(), calls);
+    }
+    assert_eq!(by_process.rows.len(), processes);
+    assert!(
+        by_process.rows.iter().all(|row| row.hits == CALLS),
+        "{by_process:?}"
+    );
+    let cpus = by_cpu.rows.len();
+    assert!(cpus > 1, "{by_cpu:?}");
+    eprintln!("{calls} calls of {processes} processes on {cpus} virtual CPUs");
+    machine.unregister(&[id]).expect("registered");
+    machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
 }

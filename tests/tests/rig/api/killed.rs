@@ -9,7 +9,7 @@
 //! ones again.
 
 use std::env;
-use std::io::{self, Write as _};
+use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use hvprobe_proto::v1::{
     UnregisterRequest, decide_request,
 };
 use hvprobe_tests::differential::random::Random;
-use hvprobe_tests::rig::rig;
+use hvprobe_tests::rig::{progress, rig};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -223,12 +223,6 @@ async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random
         assert_eq!(detail(&late).kind(), ErrorKind::NoSuchSession, "{late:?}");
     }
     death
-}
-
-/// Tells that the test goes on, past the test runner, which keeps what tests print: a machine that prints
-/// nothing is ended.
-fn progress(what: &str) {
-    let _ = writeln!(io::stderr(), "{what}");
 }
 
 /// Has clients with these numbers live and die, a few at a time; those of even number resume the machine, if

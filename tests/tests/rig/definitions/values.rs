@@ -12,7 +12,7 @@ use hvprobe_spec::fetch::{Element, ExprKind};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Argument, Common, Item, Read, Source, TextHeader};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, rig, values};
+use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, progress, rig, values};
 
 use super::generate;
 
@@ -237,13 +237,6 @@ fn differs_by_design(definition: &Definition, index: usize, printed: &str) -> Op
         }
         _ => None,
     }
-}
-
-/// Tells how far it is, past the test runner, which keeps what tests print: a machine that prints nothing is
-/// ended.
-fn progress(what: &str) {
-    use std::io::Write as _;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }
 
 /// Whether `text` asks for what is below the stack pointer, which an interrupt may write over at any time,
