@@ -89,12 +89,13 @@ impl GuestKernel {
         }
     }
 
-    /// Reads the types of `module`, unless that was done.
+    /// Reads the types of `module`, one of those that were last read, unless that was done.
     pub(crate) fn read_types(&self, module: &Module, tables: &PageTables, mem: &dyn PhysMemory) {
         if let Ok(reader) = &self.module_reader
+            && let Some(modules) = &self.modules
             && let Ok(kernel) = self.image.types()
         {
-            reader.read_types(module, kernel, tables, mem);
+            reader.read_types(modules, module, kernel, tables, mem);
         }
     }
 

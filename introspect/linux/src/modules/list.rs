@@ -1,6 +1,7 @@
 //! Modules as they were read, and how their places are found by name and address.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 use hvprobe_arch::Gva;
@@ -132,6 +133,8 @@ impl Module {
 pub struct ModuleList {
     pub(super) modules: Vec<Module>,
     pub(super) restores_locks: bool,
+    /// Bytes that types of its modules may have yet, all together.
+    pub(super) types_left: AtomicUsize,
 }
 
 impl ModuleList {

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -22,8 +23,8 @@ use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 
 /// Ten times what a distribution's kernel has loaded on a large machine.
 const MOST_MODULES: usize = 2048;
-/// Bytes of tables, symbols and names in one reading: a desktop's two hundred modules need ten
-/// million.
+/// Bytes of tables, symbols and names in one reading, and of types that are read of its modules then: a
+/// desktop's two hundred modules need ten million.
 const BUDGET: usize = 64 << 20;
 /// What a symbol is charged besides its name and its place in the guest's table: what it takes in
 /// ours.
@@ -93,6 +94,7 @@ impl ModuleReader {
                 Ok(tables) => self.locks.is_none() || tables.contains_key(&KERNEL),
                 Err(NoLocks) => true,
             },
+            types_left: AtomicUsize::new(BUDGET),
         })
     }
 
@@ -383,17 +385,22 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
 pub(super) struct Guest<'a, M: ?Sized> {
     tables: &'a PageTables,
     mem: &'a M,
-    left: usize,
+    pub(super) left: usize,
     /// Pages names and code were taken from; `None` if it cannot be read.
     pages: FxHashMap<u64, Option<Box<[u8]>>>,
 }
 
 impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
-    pub(super) fn new(tables: &'a PageTables, mem: &'a M) -> Self {
+    fn new(tables: &'a PageTables, mem: &'a M) -> Self {
+        Self::with(BUDGET, tables, mem)
+    }
+
+    /// With so many bytes to take.
+    pub(super) fn with(left: usize, tables: &'a PageTables, mem: &'a M) -> Self {
         Self {
             tables,
             mem,
-            left: BUDGET,
+            left,
             pages: FxHashMap::default(),
         }
     }

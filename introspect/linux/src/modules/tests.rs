@@ -482,7 +482,7 @@ proptest! {
         if let Ok(list) = read(&guest) {
             prop_assert!(list.iter().count() <= 2048);
             for module in &list {
-                reader(guest.age).read_types(module, &kernel, &tables(), &guest.mem);
+                reader(guest.age).read_types(&list, module, &kernel, &tables(), &guest.mem);
                 let _ = module.types().map(|types| types.function("start"));
                 let range = module.text();
                 for at in [range.start.0, range.end.0.wrapping_sub(1), probe] {

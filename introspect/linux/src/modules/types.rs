@@ -1,13 +1,15 @@
 //! The types of modules.
 //!
-//! What is kept true: a module's types are read once from each [`ModuleList`](super::ModuleList), when they
-//! are wanted first, as most never are; and they are the guest's word, as all of a module.
+//! What is kept true: a module's types are read once for each [`ModuleList`], when they are wanted first, as
+//! most never are; they are the guest's word, as all of a module, and those of one list are charged to one
+//! budget.
 //!
 //! The section `.BTF` of a module is gone once its init function has run. A copy of it is there from before
 //! that function runs until the module leaves, on the list `btf_modules` in kernel/bpf/btf.c, whose ids go on
 //! where the kernel's end, whatever they were in the file.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -15,7 +17,7 @@ use hvprobe_arch::paging::PageTables;
 
 use super::error::{ModuleError, NoModuleTypes};
 use super::layout::TypesEntry;
-use super::list::Module;
+use super::list::{Module, ModuleList};
 use super::read::{Guest, ModuleReader};
 use crate::types::Types;
 
@@ -26,18 +28,21 @@ impl ModuleReader {
         self.types.is_some() && self.layout.types_entry.is_some()
     }
 
-    /// Reads the types of `module`, unless that was done; `kernel` are those of its kernel. From then on it
-    /// [has them](Module::types), or the reason why not.
+    /// Reads the types of `module`, which is one of `modules`, unless that was done; `kernel` are those of its
+    /// kernel. From then on it [has them](Module::types), or the reason why not.
     pub fn read_types<M: PhysMemory + ?Sized>(
         &self,
+        modules: &ModuleList,
         module: &Module,
         kernel: &Arc<Types>,
         tables: &PageTables,
         mem: &M,
     ) {
         module.types.get_or_init(|| {
-            let mut guest = Guest::new(tables, mem);
+            let left = modules.types_left.load(Ordering::Relaxed);
+            let mut guest = Guest::with(left, tables, mem);
             let data = self.types_of(module.at, &mut guest)?;
+            modules.types_left.store(guest.left, Ordering::Relaxed);
             let types = Types::split(Arc::clone(kernel), &data);
             types.map(Arc::new).map_err(NoModuleTypes::Malformed)
         });

@@ -1,20 +1,26 @@
 //! The types of modules.
 
+use std::sync::atomic::AtomicUsize;
+
 use hvprobe_fixtures::modules::TYPES;
 
 use super::super::NoModuleTypes;
 use super::*;
 
-/// The types of `module`, read with those of its kernel.
-fn read_types<'m>(guest: &Guest, module: &'m Module) -> Result<&'m Arc<Types>, NoModuleTypes> {
+/// The types of each of `list`, read with those of its kernel.
+fn read_types(guest: &Guest, list: &ModuleList) -> Vec<Result<Arc<Types>, NoModuleTypes>> {
     let kernel = kernel_types(guest.age);
-    reader(guest.age).read_types(module, &kernel, &tables(), &guest.mem);
-    module.types()
+    let types = |module: &Module| {
+        reader(guest.age).read_types(list, module, &kernel, &tables(), &guest.mem);
+        module.types().map(Arc::clone)
+    };
+    list.iter().map(types).collect()
 }
 
 /// What reading the types of the only module of `guest` comes to.
 fn refused(guest: &Guest) -> NoModuleTypes {
-    read_types(guest, &one(guest)).unwrap_err()
+    let types = read_types(guest, &read(guest).unwrap()).into_iter();
+    types.last().unwrap().unwrap_err()
 }
 
 /// Where `struct btf_module` of the module added last is, and its `struct btf`.
@@ -32,7 +38,9 @@ fn types_of_a_module_go_on_where_those_of_its_kernel_end() {
         let list = read(&guest).unwrap();
         for module in &list {
             assert_eq!(module.types().unwrap_err(), NoModuleTypes::NotRead);
-            let types = read_types(&guest, module).unwrap();
+        }
+        for types in read_types(&guest, &list) {
+            let types = types.unwrap();
             let start = types.function("start").unwrap();
             let [device] = &start.parameters[..] else {
                 panic!("{start:?}");
@@ -83,10 +91,17 @@ fn kernels_and_modules_without_types_say_so() {
         ("modules", hvprobe_fixtures::modules::MODULES.0, 16, false),
     ];
     let image = KernelImage::parse(&kernel::elf(&sections, &symbols)).unwrap();
-    let module = one(&guest);
+    let list = read(&guest).unwrap();
+    let module = list.iter().next().unwrap();
     let reader = ModuleReader::new(&image).unwrap();
     assert!(!reader.has_types() && super::reader(Age::V64).has_types());
-    reader.read_types(&module, &kernel_types(Age::V64), &tables(), &guest.mem);
+    reader.read_types(
+        &list,
+        module,
+        &kernel_types(Age::V64),
+        &tables(),
+        &guest.mem,
+    );
     assert_eq!(module.types().unwrap_err(), NoModuleTypes::NotKept);
 }
 
@@ -130,4 +145,21 @@ fn types_that_cannot_be_read_or_make_no_sense_are_refused() {
     let (guest, _, btf) = made();
     guest.put(btf.wrapping_add(0x38), &word(0));
     assert!(matches!(refused(&guest), NoModuleTypes::Malformed(_)));
+}
+
+#[test]
+fn types_of_all_modules_together_are_bounded() {
+    let mut guest = Guest::new(Age::V64);
+    full(&mut guest, "first", 0);
+    full(&mut guest, "second", 0);
+    let mut list = read(&guest).unwrap();
+    let one = own_types(&types(Age::V64)).len();
+    list.types_left = AtomicUsize::new(2 * one - 1);
+    let [second, first] = &read_types(&guest, &list)[..] else {
+        panic!("two modules");
+    };
+    assert!(second.is_ok());
+    let NoModuleTypes::Unreadable(ModuleError::TooMuch { .. }) = first.as_ref().unwrap_err() else {
+        panic!("{first:?}");
+    };
 }
