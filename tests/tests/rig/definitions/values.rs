@@ -211,11 +211,20 @@ fn split<'l>(line: &'l str, names: &[String]) -> Option<Vec<&'l str>> {
     Some(values)
 }
 
+/// The size of a task's stack (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h, without KASAN).
+const STACK: u64 = 16 << 10;
+
 /// Registers that a function need not keep (System V ABI for AMD64, section 3.2.1), but for the result.
 const CLOBBERED: [&str; 8] = ["%cx", "%dx", "%si", "%di", "%r8", "%r9", "%r10", "%r11"];
 
-/// Why the value of an argument is no other than it has to be though it is not the kernel's.
-fn differs_by_design(definition: &Definition, index: usize, printed: &str) -> Option<&'static str> {
+/// Why the value of an argument, in a call with that stack pointer, is no other than it has to be though it
+/// is not the kernel's.
+fn differs_by_design(
+    definition: &Definition,
+    index: usize,
+    printed: &str,
+    stack: u64,
+) -> Option<&'static str> {
     let text = definition.arguments[index].text.as_str();
     let nothing = ["0", "0x0", "(fault)"].contains(&printed);
     let returns = matches!(definition.kind, Kind::Return { .. });
@@ -227,8 +236,11 @@ fn differs_by_design(definition: &Definition, index: usize, printed: &str) -> Op
         () if text.contains("%ss") || text.contains("%cs") => Some("selectors at an ftrace site"),
         () if text.contains("@jiffies") => Some("@jiffies goes on"),
         () if reaches_below(text) || text.contains("-0x10(%cx)") => Some("what is below the stack"),
-        // Whatever is mapped there is shown.
-        () if nothing && reaches_far(text) => Some("behind its stack's end the kernel sees zeros"),
+        // We show what is there, and follow it. What the kernel prints of memory at its zero may be what lay
+        // in its ring of events.
+        () if is_behind(text, stack) && (nothing || text.contains("($stack")) => {
+            Some("behind its stack's end the kernel sees zeros")
+        }
         // On 7.2 the kernel's own events do not agree on it.
         () if text.contains("($stack5)") => Some("what that word of the stack points to changes"),
         () if text.contains("@init_task") => Some("the idle task has run"),
@@ -251,14 +263,24 @@ fn reaches_below(text: &str) -> bool {
     all.any(|(at, _)| is_below(at))
 }
 
+/// The words of the stack that `text` asks for.
+fn stack_words(text: &str) -> impl Iterator<Item = u64> {
+    let words = text.split("$stack").skip(1);
+    words.filter_map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit());
+        rest[..end.unwrap_or(rest.len())].parse().ok()
+    })
+}
+
 /// Whether `text` asks for a word of the stack that may not be in the stack pointer's page.
 fn reaches_far(text: &str) -> bool {
-    let words = text.split("$stack").skip(1);
-    let number = |rest: &str| {
-        let end = rest.find(|c: char| !c.is_ascii_digit());
-        rest[..end.unwrap_or(rest.len())].parse::<u32>().ok()
-    };
-    words.filter_map(number).any(|word| word > 20)
+    stack_words(text).any(|word| word > 20)
+}
+
+/// Whether `text` asks for a word that is not in the stack which `stack` points into, where the kernel sees
+/// zero (`regs_within_kernel_stack` in arch/x86/include/asm/ptrace.h).
+fn is_behind(text: &str, stack: u64) -> bool {
+    stack_words(text).any(|word| (stack + 8 * word) / STACK != stack / STACK)
 }
 
 /// What is not held against the kernel's: several arguments at once, and what we refuse.
@@ -437,6 +459,8 @@ impl Tally {
             writeln!(self.differ, "{text}\n  kernel: {line:?}").expect("memory");
             return;
         };
+        let differs =
+            |index, printed| differs_by_design(&definition, index, printed, event.regs.rsp);
         for (index, printed) in values.into_iter().enumerate() {
             let argument = &info.shown.arguments[index];
             let ours = value(event, info, argument);
@@ -447,7 +471,7 @@ impl Tally {
             let here = (number, index);
             if let Some(before) = self.first.remove(&here)
                 && before != ours
-                && differs_by_design(&definition, index, printed).is_none()
+                && differs(index, printed).is_none()
             {
                 let of = &definition.arguments[index].text;
                 let both = format!("in a detour {before:x?}, by the host {ours:x?}");
@@ -456,7 +480,7 @@ impl Tally {
             if is_same(printed, ours.as_ref(), argument, symbols) {
                 self.same += 1;
                 self.faults += usize::from(ours.is_none());
-            } else if let Some(why) = differs_by_design(&definition, index, printed) {
+            } else if let Some(why) = differs(index, printed) {
                 *self.by_design.entry(why).or_default() += 1;
             } else {
                 let ours = ours.map(|it| it.bytes);
