@@ -5,7 +5,7 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_linux::unwind::{Start, Surroundings, walk};
+use hvprobe_linux::unwind::{Start, Surroundings};
 use hvprobe_spec::{FRAME, FRAMES_MAX, TextHeader};
 
 use super::context::Scene;
@@ -22,7 +22,7 @@ pub(super) fn stack_trace<M: PhysMemory + ?Sized, C>(
     into.text(most * FRAME, |bytes| {
         let mut frames = [Gva(0); FRAMES_MAX];
         let room = frames.get_mut(..most)?;
-        let (count, goes_on) = walk(scene.table.orc()?, scene, start, room);
+        let (count, goes_on) = scene.table.unwinder()?.walk(scene, start, room);
         for (into, frame) in bytes.chunks_exact_mut(FRAME).zip(&room[..count]) {
             let [low @ .., _, _, _, _] = frame.0.to_le_bytes();
             into.copy_from_slice(&low);

@@ -10,7 +10,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Detour, JUMP};
 use hvprobe_arch::insn::{Displaced, SLOT_SIZE, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_linux::unwind::Orc;
+use hvprobe_linux::unwind::Unwinder;
 use hvprobe_spec::{Actions, ProbeId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -166,7 +166,7 @@ pub struct ProbeTable {
     vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     followed: Vec<Arc<RecordSource>>,
-    orc: Option<Arc<Orc>>,
+    unwinder: Option<Unwinder>,
     /// Whether an instruction is stepped.
     steps: bool,
     /// Whether handlers reach for memory that may be the process's.
@@ -194,8 +194,8 @@ pub struct Parts {
     pub followed: Vec<Arc<RecordSource>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub ghosts: Vec<(Gva, Gva)>,
-    /// The tables by which stacks are followed, if the kernel has any.
-    pub orc: Option<Arc<Orc>>,
+    /// What follows stacks, if the kernel has tables for that.
+    pub unwinder: Option<Unwinder>,
 }
 
 impl ProbeTable {
@@ -256,7 +256,7 @@ impl ProbeTable {
             returns: Some(parts.returns),
             vacated: parts.vacated,
             followed: parts.followed,
-            orc: parts.orc,
+            unwinder: parts.unwinder,
             steps,
             reaches_process,
             waits_for_room,
@@ -353,9 +353,9 @@ impl ProbeTable {
         &self.followed
     }
 
-    /// The tables by which stacks are followed.
-    pub(crate) fn orc(&self) -> Option<&Orc> {
-        self.orc.as_deref()
+    /// What follows stacks.
+    pub(crate) fn unwinder(&self) -> Option<&Unwinder> {
+        self.unwinder.as_ref()
     }
 
     /// Where a call with `at` in the place of its return address goes on to, without what return probes put

@@ -1,9 +1,11 @@
 //! The kernel's unwind tables, and stacks that are followed by them.
 
+use std::sync::Arc;
+
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_fixtures::kernel::{self, Section, TEXT};
 use hvprobe_linux::image::KernelImage;
-use hvprobe_linux::unwind::{Start, Surroundings, walk};
+use hvprobe_linux::unwind::{Start, Surroundings, Unwinder};
 
 use super::input::Input;
 
@@ -84,8 +86,9 @@ pub fn unwind(data: &[u8]) -> bool {
         regs: &regs,
         returned,
     };
+    let unwinder = Unwinder::new(Arc::clone(orc), None);
     let mut frames = [Gva(0); 31];
-    let (count, goes_on) = walk(orc, &Stack(input.rest()), start, &mut frames);
+    let (count, goes_on) = unwinder.walk(&Stack(input.rest()), start, &mut frames);
     assert!((1..=frames.len()).contains(&count));
     assert_eq!(frames[0].0, regs.rip);
     assert!(frames[..count].iter().all(|at| at.0 >= KERNEL_TEXT));

@@ -9,6 +9,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::modules::{Module, ModuleError, ModuleList, ModuleReader, ModuleState};
+use hvprobe_linux::unwind::Unwinder;
 use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::Target;
 use tracing::warn;
@@ -87,6 +88,14 @@ impl GuestKernel {
                 self.modules = None;
             }
         }
+    }
+
+    /// What follows its stacks, if it has tables for that.
+    pub(crate) fn unwinder(&self) -> Option<Unwinder> {
+        let orc = self.image.orc().ok()?;
+        let reader = self.module_reader.as_ref().ok();
+        let modules = reader.and_then(ModuleReader::unwind_tables);
+        Some(Unwinder::new(Arc::clone(orc), modules))
     }
 
     /// Reads the types of `module`, one of those that were last read, unless that was done.

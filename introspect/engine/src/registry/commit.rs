@@ -395,7 +395,7 @@ impl Registry {
                 .iter()
                 .filter(|source| source.followed().is_some())
                 .collect(),
-            orc: self.kernel.image.orc().ok().map(Arc::clone),
+            unwinder: self.kernel.unwinder(),
             ghosts: self
                 .code
                 .ghost_jumps

@@ -61,6 +61,15 @@ pub(super) struct TypesEntry {
     pub(super) data: Table,
 }
 
+/// The unwind tables of a module (`struct mod_arch_specific`). Offsets in `struct module`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unwind {
+    /// Of the addresses and how many there are.
+    pub(super) addresses: Table,
+    /// Of the pointer to the entries.
+    pub(super) entries: u64,
+}
+
 /// Offsets, in bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
@@ -89,6 +98,7 @@ pub(super) struct Layout {
     pub(super) kprobes_text: Option<Table>,
     pub(super) lock_entry: Option<LockEntry>,
     pub(super) types_entry: Option<TypesEntry>,
+    pub(super) unwind: Option<Unwind>,
 }
 
 /// Answers, looked up by the question.
@@ -187,6 +197,13 @@ impl Answers<'_> {
         })
     }
 
+    fn unwind(&self) -> Option<Unwind> {
+        Some(Unwind {
+            addresses: self.table("arch.orc_unwind_ip", "arch.num_orcs")?,
+            entries: self.optional("module", "arch.orc_unwind", 8)?,
+        })
+    }
+
     fn types_entry(&self) -> Option<TypesEntry> {
         let offset = |path, size| self.optional("btf_module", path, size);
         Some(TypesEntry {
@@ -231,6 +248,9 @@ const QUESTIONS: &[(&str, &str)] = &[
     ("module", "noinstr_text_size"),
     ("module", "kprobes_text_start"),
     ("module", "kprobes_text_size"),
+    ("module", "arch.orc_unwind_ip"),
+    ("module", "arch.num_orcs"),
+    ("module", "arch.orc_unwind"),
     ("mod_kallsyms", "symtab"),
     ("mod_kallsyms", "num_symtab"),
     ("mod_kallsyms", "strtab"),
@@ -286,6 +306,7 @@ impl Layout {
             kprobes_text: answers.table("kprobes_text_start", "kprobes_text_size"),
             lock_entry: answers.lock_entry(),
             types_entry: answers.types_entry(),
+            unwind: answers.unwind(),
         })
     }
 }

@@ -20,6 +20,7 @@ use super::layout::{Layout, Memory, NAME_LEN, Table};
 use super::list::{Module, ModuleList, ModuleState};
 use crate::image::{Area, KernelImage, Lists, relative, words};
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
+use crate::unwind::{ModuleTables, Text};
 
 /// Ten times what a distribution's kernel has loaded on a large machine.
 const MOST_MODULES: usize = 2048;
@@ -69,6 +70,56 @@ impl ModuleReader {
             types: symbols.address_of("btf_modules"),
             layout: Layout::of(image)?,
         })
+    }
+
+    /// Where the unwind tables of its modules are, if this kernel has any.
+    #[must_use]
+    pub fn unwind_tables(&self) -> Option<ModuleTables> {
+        let unwind = self.layout.unwind?;
+        let text = |init| {
+            let mut memories = self.layout.memories.iter();
+            memories.find_map(|memory| {
+                let size = memory.text.filter(|_| memory.init == init)?;
+                let base = memory.base;
+                Some(Text { base, size })
+            })
+        };
+        Some(ModuleTables {
+            head: self.modules,
+            list: self.layout.list,
+            texts: [text(false)?, text(true)?],
+            addresses: unwind.addresses.start,
+            entries: unwind.entries,
+            count: unwind.addresses.count,
+        })
+    }
+
+    /// The module in whose memory `at` is; `None` if it is in no module's.
+    ///
+    /// # Errors
+    /// As [`Self::read`], of the list and of that module.
+    pub fn containing<M: PhysMemory + ?Sized>(
+        &self,
+        at: Gva,
+        tables: &PageTables,
+        mem: &M,
+    ) -> Result<Option<Module>, ModuleError> {
+        let mut guest = Guest::new(tables, mem);
+        for link in guest.list(self.modules)? {
+            let module = link.wrapping_sub(self.layout.list);
+            // One that is being taken off is no reason not to find others.
+            let Some(raw) = guest.bytes(module, self.layout.len)?.map(Raw) else {
+                continue;
+            };
+            if raw
+                .memories(&self.layout)
+                .any(|memory| memory.contains(&at.0))
+            {
+                let locks = self.lock_tables(&mut guest);
+                return self.module(&mut guest, module, &locks).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     /// Reads all modules on the guest's list.
@@ -213,6 +264,15 @@ impl Raw {
         u64::from_le_bytes(self.at(offset).unwrap_or_default())
     }
 
+    /// The memory of a module whose structure it is.
+    fn memories(&self, layout: &Layout) -> impl Iterator<Item = Range<u64>> {
+        let memories = layout.memories.iter();
+        memories.filter_map(|memory| {
+            let found = range(self.u64(memory.base), self.u32(memory.size))?;
+            Some(found.start.0..found.end.0)
+        })
+    }
+
     fn name(&self, offset: u64) -> String {
         const LEN: usize = 56;
         const _: () = assert!(LEN as u64 == NAME_LEN);
@@ -258,13 +318,7 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
             self.cannot_read(LIST);
             return Ok(());
         };
-        let memories: Vec<Range<u64>> = self
-            .layout
-            .memories
-            .iter()
-            .filter_map(|memory| range(self.raw.u64(memory.base), self.raw.u32(memory.size)))
-            .map(|range| range.start.0..range.end.0)
-            .collect();
+        let memories: Vec<Range<u64>> = self.raw.memories(self.layout).collect();
         let mut names = Vec::new();
         for entry in table.chunks_exact(ENTRY) {
             let entry = Raw(entry.to_vec());

@@ -210,6 +210,26 @@ fn init_text_is_gone_when_its_memory_is() {
 }
 
 #[test]
+fn module_is_found_by_any_address_in_its_memory() {
+    for age in AGES {
+        let mut guest = Guest::new(age);
+        let first = guest.add("first", 0).symbols(SYMBOLS).base;
+        let second = guest.add("second", 0).without_init().symbols(SYMBOLS).base;
+        let at = |at: Gva| {
+            let found = reader(age).containing(at, &tables(), &guest.mem);
+            found.expect("a sound list")
+        };
+        let name = |place| at(place).map_or_else(String::new, |module| module.name().to_owned());
+        assert_eq!(name(first.wrapping_add(0x10)), "first");
+        assert_eq!(name(first.wrapping_add(0x2010)), "first");
+        assert_eq!(name(second.wrapping_add(0x1404)), "second");
+        for nobodys in [Gva(0), second.wrapping_add(0x2010), Gva(u64::MAX)] {
+            assert!(at(nobodys).is_none(), "{nobodys}");
+        }
+    }
+}
+
+#[test]
 fn unformed_module_is_named_and_forbidden() {
     let mut guest = Guest::new(Age::V61);
     let at = full(&mut guest, "m", 3);
@@ -446,6 +466,7 @@ fn real_kernel_describes_its_modules_when_one_is_given() {
         assert!(table.is_some());
     }
     assert!(layout.lock_entry.is_some() && reader.locks.is_some());
+    assert!(reader.unwind_tables().is_some());
 }
 
 proptest! {

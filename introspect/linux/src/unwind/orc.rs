@@ -15,7 +15,6 @@ use rustc_hash::FxHashMap;
 
 use super::error::OrcError;
 use super::rule::{Format, Rule};
-use crate::bytes::i32_at;
 
 /// Bytes of an entry of the table of addresses, and of that of rules.
 const ADDRESS: usize = 4;
@@ -34,6 +33,8 @@ pub struct Orc {
     /// Which rule holds from each on.
     rule: Box<[u16]>,
     rules: Box<[Rule]>,
+    /// That of the entries, of the kernel and its modules.
+    format: Format,
     /// What return addresses the kernel puts in the place of those of calls that it follows itself.
     trampolines: Box<[Gva]>,
 }
@@ -62,39 +63,41 @@ impl Orc {
             addresses,
             entries,
         } = tables;
-        let count = addresses.len() / ADDRESS;
-        if count != entries.len() / ENTRY {
+        // Neither is copied: with all their entries they are larger than what is made of them.
+        let (addresses, _) = addresses.as_chunks::<ADDRESS>();
+        let (entries, _) = entries.as_chunks::<ENTRY>();
+        let count = addresses.len();
+        if count != entries.len() {
             return Err(OrcError::Lengths {
                 addresses: count,
-                rules: entries.len() / ENTRY,
+                rules: entries.len(),
             });
         }
         if count > MOST || text.start >> 32 != text.end >> 32 {
             return Err(OrcError::TooMany);
         }
         let places = (at.0..).step_by(ADDRESS);
-        let offsets = addresses
-            .chunks_exact(ADDRESS)
-            .map(|entry| i32_at(entry, 0).unwrap_or(0));
-        let from: Vec<u64> = places
-            .zip(offsets)
-            .map(|(place, offset)| place.wrapping_add_signed(offset.into()))
-            .collect();
+        let places = places.zip(addresses).map(|(place, offset)| {
+            let offset = i32::from_le_bytes(*offset);
+            place.wrapping_add_signed(offset.into())
+        });
+        let mut from = Vec::with_capacity(count);
+        let mut last = 0;
+        for place in places {
+            if place < last || place >> 32 != text.start >> 32 {
+                return Err(OrcError::Unsorted);
+            }
+            last = place;
+            from.push(low(place));
+        }
         if from.is_empty() {
             return Err(OrcError::Missing);
         }
-        if !from.is_sorted() || from.iter().any(|at| at >> 32 != text.start >> 32) {
-            return Err(OrcError::Unsorted);
-        }
-        let entries: Vec<[u8; ENTRY]> = entries
-            .chunks_exact(ENTRY)
-            .filter_map(|entry| entry.try_into().ok())
-            .collect();
-        let format = format(&from, &entries, functions).ok_or(OrcError::Format)?;
+        let format = format(&from, entries, functions).ok_or(OrcError::Format)?;
         let mut rules = Vec::new();
         let mut known = FxHashMap::default();
         let mut rule = Vec::with_capacity(count);
-        for entry in &entries {
+        for entry in entries {
             let index = match known.get(entry) {
                 Some(index) => *index,
                 None => {
@@ -109,9 +112,10 @@ impl Orc {
         Ok(Self {
             text,
             init_text,
-            from: from.iter().map(|at| low(*at)).collect(),
+            from: from.into(),
             rule: rule.into(),
             rules: rules.into(),
+            format,
             trampolines,
         })
     }
@@ -132,6 +136,11 @@ impl Orc {
         self.rules.get(usize::from(*index))
     }
 
+    /// How entries are written, those of modules as well.
+    pub(super) fn format(&self) -> Format {
+        self.format
+    }
+
     /// Whether the kernel puts `at` in the place of return addresses, and keeps these elsewhere.
     pub(super) fn is_trampoline(&self, at: Gva) -> bool {
         self.trampolines.contains(&at)
@@ -150,7 +159,7 @@ fn low(at: u64) -> u32 {
 
 /// What format the entries are in.
 fn format(
-    from: &[u64],
+    from: &[u32],
     entries: &[[u8; ENTRY]],
     functions: impl Iterator<Item = Gva>,
 ) -> Option<Format> {
@@ -163,7 +172,7 @@ fn format(
     let mut begin: FxHashMap<u16, usize> = FxHashMap::default();
     let mut all = 0;
     for function in functions {
-        let Ok(index) = from.binary_search(&function.0) else {
+        let Ok(index) = from.binary_search(&low(function.0)) else {
             continue;
         };
         let Some([a, b, c, d, e, f]) = entries.get(index) else {

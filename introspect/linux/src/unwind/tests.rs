@@ -1,10 +1,13 @@
+mod modules;
+
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use hvprobe_arch::{Gva, Regs};
 use proptest::prelude::*;
 
 use super::orc::Tables;
-use super::{Orc, OrcError, Start, Surroundings, walk};
+use super::{Orc, OrcError, Start, Surroundings, Unwinder};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const TABLES: Gva = Gva(0xffff_ffff_8200_0000);
@@ -143,14 +146,14 @@ impl Surroundings for Guest {
 
 /// The stack of a guest with these words from `STACK` on, at `rip` in the text.
 fn stack(dialect: Dialect, regs: Regs, returned: bool, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
-    let orc = read(&entries(dialect)).expect("tables");
+    let unwinder = Unwinder::new(Arc::new(read(&entries(dialect)).expect("tables")), None);
     let guest = Guest(words.iter().copied().collect());
     let start = Start {
         regs: &regs,
         returned,
     };
     let mut frames = [Gva(0); 31];
-    let (count, goes_on) = walk(&orc, &guest, start, &mut frames);
+    let (count, goes_on) = unwinder.walk(&guest, start, &mut frames);
     let frames = frames[..count].iter();
     (frames.map(|at| at.0.wrapping_sub(TEXT)).collect(), goes_on)
 }
@@ -310,7 +313,8 @@ proptest! {
         let (rip, rsp, rbp) = regs;
         let regs = Regs { rip: TEXT + rip, rsp: STACK + rsp * 8, rbp, ..Regs::default() };
         let mut frames = [Gva(0); 31];
-        let (count, _) = walk(&orc, &guest, Start { regs: &regs, returned }, &mut frames);
+        let (count, _) = Unwinder::new(Arc::new(orc), None)
+            .walk(&guest, Start { regs: &regs, returned }, &mut frames);
         prop_assert!(count >= 1 && count <= frames.len());
         prop_assert_eq!(frames[0].0, regs.rip);
         for frame in &frames[..count] {

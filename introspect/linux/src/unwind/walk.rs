@@ -4,10 +4,14 @@
 //! pointer, or from another one that the tables lead to; there are few of these. What is told first is
 //! where it begins, then callers in turn, and never a thing that is not the kernel's.
 
+use std::sync::Arc;
+
 use hvprobe_arch::{Gva, Regs};
 
+use super::modules::{ModuleTables, Search};
 use super::orc::Orc;
 use super::rule::{Base, Caller, Frame, Rbp, Register, Rule};
+use super::surroundings::Surroundings;
 
 /// More than there are stacks one above another: of a task, of interrupts, of each kind of exception
 /// that has its own (arch/x86/include/asm/cpu_entry_area.h).
@@ -18,20 +22,6 @@ const STACK: u64 = 16 << 10;
 const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
 /// Where the kernel's half of the addresses begins.
 const KERNEL_HALF: u64 = 1 << 63;
-
-/// The guest whose stack it is.
-pub trait Surroundings {
-    /// The word at `at`.
-    fn word(&self, at: Gva) -> Option<u64>;
-
-    /// Where the call that has `found` in the place of its return address, at `slot`, returns to;
-    /// `None` if that cannot be told.
-    fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva>;
-
-    /// Where the instruction is whose copy is at `at`, in code that is not the kernel's own; `at` itself if
-    /// it is none.
-    fn in_place(&self, at: Gva) -> Gva;
-}
 
 /// Where to begin.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +41,7 @@ struct State<'a> {
     interrupted: bool,
     others: Others<'a>,
     stacks: usize,
+    modules: Search,
 }
 
 /// The other registers of a function.
@@ -62,35 +53,51 @@ enum Others<'a> {
     Unknown,
 }
 
-/// Writes the addresses on the stack to `into`: where it begins, then return addresses, the innermost
-/// first. All but the first are in the highest 2 GiB. Returns how many there are, and whether the stack goes
-/// on behind them, as there is no more room or nobody knows how. Allocates nothing; reads at most five words
-/// for each.
-pub fn walk(
-    orc: &Orc,
-    guest: &(impl Surroundings + ?Sized),
-    start: Start<'_>,
-    into: &mut [Gva],
-) -> (usize, bool) {
-    let mut state = State {
-        ip: Gva(start.regs.rip),
-        sp: Gva(start.regs.rsp),
-        bp: start.regs.rbp,
-        interrupted: !start.returned,
-        others: Others::Here(start.regs),
-        stacks: 0,
-    };
-    let mut count = 0;
-    for frame in into {
-        *frame = state.ip;
-        count += 1;
-        match state.step(orc, guest) {
-            Step::Caller => {}
-            Step::End => return (count, false),
-            Step::Lost => return (count, true),
-        }
+/// What says how stacks of a kernel are followed.
+#[derive(Clone, Debug)]
+pub struct Unwinder {
+    orc: Arc<Orc>,
+    modules: Option<ModuleTables>,
+}
+
+impl Unwinder {
+    /// By the kernel's tables, and by those of its modules, if it tells where they are.
+    #[must_use]
+    pub fn new(orc: Arc<Orc>, modules: Option<ModuleTables>) -> Self {
+        Self { orc, modules }
     }
-    (count, true)
+
+    /// Writes the addresses on the stack to `into`: where it begins, then return addresses, the innermost
+    /// first. All but the first are in the highest 2 GiB. Returns how many there are, and whether the stack
+    /// goes on behind them, as there is no more room or nobody knows how. Allocates nothing; reads at most
+    /// five words for each, and some thousand of the guest's modules in all.
+    pub fn walk(
+        &self,
+        guest: &(impl Surroundings + ?Sized),
+        start: Start<'_>,
+        into: &mut [Gva],
+    ) -> (usize, bool) {
+        let mut state = State {
+            ip: Gva(start.regs.rip),
+            sp: Gva(start.regs.rsp),
+            bp: start.regs.rbp,
+            interrupted: !start.returned,
+            others: Others::Here(start.regs),
+            stacks: 0,
+            modules: Search::new(),
+        };
+        let mut count = 0;
+        for frame in into {
+            *frame = state.ip;
+            count += 1;
+            match state.step(self, guest) {
+                Step::Caller => {}
+                Step::End => return (count, false),
+                Step::Lost => return (count, true),
+            }
+        }
+        (count, true)
+    }
 }
 
 /// What became of going to the caller.
@@ -103,7 +110,8 @@ enum Step {
 }
 
 impl State<'_> {
-    fn step(&mut self, orc: &Orc, guest: &(impl Surroundings + ?Sized)) -> Step {
+    fn step(&mut self, by: &Unwinder, guest: &(impl Surroundings + ?Sized)) -> Step {
+        let Unwinder { orc, modules } = by;
         if !self.interrupted && orc.is_trampoline(self.ip) {
             return Step::Lost;
         }
@@ -113,9 +121,16 @@ impl State<'_> {
         } else {
             self.ip.wrapping_sub(1)
         };
-        match orc.find(at) {
+        let rule = if orc.covers(at) {
+            orc.find(at).copied()
+        } else {
+            let of_module =
+                |modules: &ModuleTables| modules.find(at, orc.format(), &mut self.modules, guest);
+            modules.as_ref().and_then(of_module)
+        };
+        match rule {
             Some(Rule::End) => Step::End,
-            Some(Rule::Caller(caller)) => self.caller(*caller, guest).unwrap_or(Step::Lost),
+            Some(Rule::Caller(caller)) => self.caller(caller, guest).unwrap_or(Step::Lost),
             Some(Rule::Unknown) | None => Step::Lost,
         }
     }

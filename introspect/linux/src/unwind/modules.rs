@@ -1,0 +1,157 @@
+//! The unwind tables of modules, as the guest has them.
+//!
+//! What is kept true: nothing is remembered of a module from one stack to the next, as it may be gone by then,
+//! and however long the guest's list of modules is, and whatever its tables say, the words that are read for
+//! one stack are bounded. Finding a rule allocates nothing.
+//!
+//! A module has two tables as the kernel has, sorted before any of its code runs (`unwind_module_init` in
+//! arch/x86/kernel/unwind_orc.c), and their entries are in the kernel's format: one of another is not loaded.
+
+use std::ops::Range;
+
+use hvprobe_arch::Gva;
+
+use super::rule::{Format, Rule};
+use super::surroundings::Surroundings;
+
+/// Words that are read of modules for one stack. Fifty modules are looked through with 300, and an address is
+/// found among ten thousand with 28.
+const MOST_WORDS: u32 = 1 << 13;
+/// Bytes of an entry of the table of addresses, and of that of rules.
+const ADDRESS: u64 = 4;
+const ENTRY: u64 = 6;
+
+/// Where text of a module is told: offsets, in `struct module`, of its address and of its length, a u32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Text {
+    pub(crate) base: u64,
+    pub(crate) size: u64,
+}
+
+/// Where a kernel's modules are, and what is needed of them.
+#[derive(Clone, Copy, Debug)]
+pub struct ModuleTables {
+    /// The head of the list.
+    pub(crate) head: Gva,
+    /// Where in `struct module` the list goes on.
+    pub(crate) list: u64,
+    /// The text that stays, and that of init.
+    pub(crate) texts: [Text; 2],
+    /// Where in `struct module` there are pointers to the two tables, and the length of both, a u32.
+    pub(crate) addresses: u64,
+    pub(crate) entries: u64,
+    pub(crate) count: u64,
+}
+
+/// What of modules was read for a stack.
+#[derive(Debug)]
+pub(super) struct Search {
+    left: u32,
+    /// The module that was found last, and its text.
+    last: Option<(Gva, [Range<u64>; 2])>,
+}
+
+impl Search {
+    pub(super) fn new() -> Self {
+        Self {
+            left: MOST_WORDS,
+            last: None,
+        }
+    }
+}
+
+impl ModuleTables {
+    /// The rule for the instruction that `at` is in, if it is a module's.
+    pub(super) fn find(
+        &self,
+        at: Gva,
+        format: Format,
+        search: &mut Search,
+        guest: &(impl Surroundings + ?Sized),
+    ) -> Option<Rule> {
+        let mut words = Words {
+            guest,
+            left: &mut search.left,
+        };
+        let contains = |texts: &[Range<u64>; 2]| texts.iter().any(|text| text.contains(&at.0));
+        let known = search.last.take().filter(|(_, texts)| contains(texts));
+        let (module, texts) = match known {
+            Some(known) => known,
+            None => self.containing(contains, &mut words)?,
+        };
+        search.last = Some((module, texts));
+        let field = |offset| module.wrapping_add(offset);
+        let count = words.u32(field(self.count))?;
+        let addresses = Gva(words.u64(field(self.addresses))?);
+        let entries = Gva(words.u64(field(self.entries))?);
+        // Of entries for the same address the last one counts, as for the kernel (`__orc_find`).
+        let (mut behind, mut end) = (0, count);
+        while behind < end {
+            let middle = behind + (end - behind) / 2;
+            let place = addresses.wrapping_add(ADDRESS * u64::from(middle));
+            let offset = words.u32(place)?.cast_signed();
+            if place.0.wrapping_add_signed(offset.into()) <= at.0 {
+                behind = middle + 1;
+            } else {
+                end = middle;
+            }
+        }
+        let index = u64::from(behind.checked_sub(1)?);
+        let entry = words.bytes(entries.wrapping_add(ENTRY * index))?;
+        Some(format.rule(entry))
+    }
+
+    /// The first module whose text is the one that is looked for.
+    fn containing<G: Surroundings + ?Sized>(
+        &self,
+        contains: impl Fn(&[Range<u64>; 2]) -> bool,
+        words: &mut Words<'_, G>,
+    ) -> Option<(Gva, [Range<u64>; 2])> {
+        let mut link = Gva(words.u64(self.head)?);
+        // A list that does not come back to its head is followed until no more words may be read.
+        while link != self.head {
+            let module = link.wrapping_sub(self.list);
+            let [text, init] = self.texts.map(|text| {
+                let base = words.u64(module.wrapping_add(text.base))?;
+                let size = words.u32(module.wrapping_add(text.size))?;
+                Some(base..base.saturating_add(size.into()))
+            });
+            let texts = [text?, init?];
+            if contains(&texts) {
+                return Some((module, texts));
+            }
+            link = Gva(words.u64(link)?);
+        }
+        None
+    }
+}
+
+/// Memory of the guest, as far as it may be read yet.
+struct Words<'a, G: ?Sized> {
+    guest: &'a G,
+    left: &'a mut u32,
+}
+
+impl<G: Surroundings + ?Sized> Words<'_, G> {
+    fn u64(&mut self, at: Gva) -> Option<u64> {
+        *self.left = self.left.checked_sub(1)?;
+        self.guest.word(at)
+    }
+
+    fn u32(&mut self, at: Gva) -> Option<u32> {
+        self.bytes(at).map(u32::from_le_bytes)
+    }
+
+    /// Up to eight bytes at `at`. Neither table of a module need begin at a multiple of anything.
+    fn bytes<const N: usize>(&mut self, at: Gva) -> Option<[u8; N]> {
+        let first = Gva(at.0 & !7);
+        let from = usize::try_from(at.0 & 7).ok()?;
+        let mut both = [0; 16];
+        both[..8].copy_from_slice(&self.u64(first)?.to_le_bytes());
+        if from + N > 8 {
+            let second = self.u64(first.wrapping_add(8))?;
+            both[8..].copy_from_slice(&second.to_le_bytes());
+        }
+        both.get(from..from + N)?.try_into().ok()
+    }
+}
