@@ -20,6 +20,7 @@ use hvprobe_arch::paging::WalkError;
 use hvprobe_engine::{Refused, Registry, Skipped, Standing, StopError};
 use hvprobe_hit::event::Flush;
 use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::modules::Module;
 use hvprobe_linux::types::Types;
 use hvprobe_spec::ProbeId;
 use hvprobe_vm::CatchMode;
@@ -310,12 +311,18 @@ impl Machine {
         Ok(view.tables.read(&*self.shared.ram, at, into)?)
     }
 
-    /// The types of the module called `name`, as the guest has it loaded now.
+    /// The types of the modules called `names`, as the guest has them loaded now, in that order.
     ///
     /// # Errors
-    /// When it is not loaded, or nothing tells of its types.
-    pub fn module_types(&self, name: &str) -> Result<Arc<Types>, Refused> {
-        self.registry().module_types(name, &*self.shared.ram)
+    /// The position of the first that is not loaded, or that nothing tells the types of, and why.
+    pub fn module_types(&self, names: &[String]) -> Result<Vec<Arc<Types>>, (usize, Refused)> {
+        self.registry().module_types(names, &*self.shared.ram)
+    }
+
+    /// The module of the guest in whose memory `at` is now; `None` as well if that cannot be told.
+    #[must_use]
+    pub fn module_at(&self, at: Gva) -> Option<Module> {
+        self.registry().module_at(at, &*self.shared.ram)
     }
 
     /// How often KVM was called for each virtual CPU. Up to date while paused or stopped.

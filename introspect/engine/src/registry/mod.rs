@@ -18,7 +18,7 @@ pub(crate) mod guest_kprobes;
 pub(crate) mod hook_state;
 pub(crate) mod hooks;
 pub(crate) mod list;
-pub(crate) mod module_types;
+pub(crate) mod modules;
 pub(crate) mod optimize;
 pub(crate) mod patience;
 pub(crate) mod plant;

@@ -1,12 +1,12 @@
 //! `hvprobe.v1.Symbols`: symbols and types.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
+use hvprobe_linux::modules::Module;
 use hvprobe_linux::symbols::{PatternError, Symbol, SymbolKind, Symbols};
 use hvprobe_proto::v1::{
     self, DescribeTypesRequest, DescribeTypesResponse, ErrorKind, ListSymbolsRequest,
@@ -65,10 +65,17 @@ impl symbols_server::Symbols for Service {
         } = request.into_inner();
         limits::at_most("the pattern", pattern.len(), limits::DEFINITION)?;
         // The machine itself is not kept by a stream that nobody reads.
-        let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
-        if let Some(address) = address {
-            let found = containing(image.symbols(), Gva(address), &pattern)?;
-            let found = found.map(|found| symbol(&image, &found));
+        let handle = self.fleet.get(&machine)?;
+        let image = Arc::clone(handle.machine()?.image());
+        if let Some(address) = address.map(Gva) {
+            let found = containing(image.symbols(), address, &pattern)?;
+            let found = match found.map(|found| symbol(&image, &found)) {
+                Some(found) => Some(found),
+                None => {
+                    let found = handle.blocking(move |machine| machine.module_at(address));
+                    found.await?.and_then(|module| symbol_of(&module, address))
+                }
+            };
             return Ok(Response::new(Box::pin(one(found))));
         }
         let limit = match limit {
@@ -95,17 +102,22 @@ impl symbols_server::Symbols for Service {
         }
         let handle = self.fleet.get(&machine)?;
         let image = Arc::clone(handle.machine()?.image());
+        let of = |name: &String| types::split(name).0.map(str::to_owned);
         let mut modules = BTreeMap::new();
-        for (position, name) in names.iter().enumerate() {
-            let Some(module) = types::split(name).0 else {
-                continue;
-            };
-            if let Entry::Vacant(place) = modules.entry(module.to_owned()) {
-                let module = module.to_owned();
-                let found = handle.blocking(move |machine| machine.module_types(&module));
-                let refused = |why| status::refused(chain(&why), &why).at_index(position);
-                place.insert(found.await?.map_err(refused)?);
-            }
+        let wanted: Vec<String> = names.iter().filter_map(of).collect();
+        if !wanted.is_empty() {
+            let asked = wanted.clone();
+            let found = handle.blocking(move |machine| machine.module_types(&asked));
+            let found = found.await?.map_err(|(position, why)| {
+                // Names without a module are not among those that were asked for.
+                let with_module = names
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, name)| of(name).is_some());
+                let index = with_module.map(|(index, _)| index).nth(position);
+                status::refused(chain(&why), &why).at_index(index.unwrap_or(0))
+            })?;
+            modules.extend(wanted.into_iter().zip(found));
         }
         let describe = move || {
             let kernel = image.types().map_err(|error| {
@@ -127,6 +139,17 @@ fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
         .then(|| image.forbidden(found.addr))
         .flatten();
     convert::symbol(found, forbidden.map(|why| why.to_string()))
+}
+
+/// The symbol of `module` that `address` lies in, as `MODULE:SYMBOL`.
+fn symbol_of(module: &Module, address: Gva) -> Option<v1::Symbol> {
+    let (found, _) = module.symbols().containing(address)?;
+    let forbidden = (found.kind == SymbolKind::Text)
+        .then(|| module.forbidden(found.addr))
+        .flatten();
+    let mut symbol = convert::symbol(&found, forbidden.map(|why| why.to_string()));
+    symbol.name = format!("{}:{}", module.name(), symbol.name);
+    Some(symbol)
 }
 
 /// The symbol that `address` lies in. `pattern` has to be empty: it would say something else.

@@ -1,0 +1,68 @@
+//! What modules of the guest have to tell, for who wants to see it: their types, and whose an address is.
+
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_linux::modules::Module;
+use hvprobe_linux::types::Types;
+
+use crate::refusal::Refused;
+use crate::registry::state::Registry;
+
+impl Registry {
+    /// The types of the modules called `names`, as the guest has them loaded now, in that order. All together
+    /// are charged to one budget.
+    ///
+    /// # Errors
+    /// The position of the first that is not loaded, or that nothing tells the types of, and why.
+    pub fn module_types(
+        &mut self,
+        names: &[String],
+        mem: &dyn PhysMemory,
+    ) -> Result<Vec<Arc<Types>>, (usize, Refused)> {
+        self.read_modules(mem);
+        let types = |(position, name)| {
+            let types = self.types_of(name, mem);
+            types.map_err(|why| (position, why))
+        };
+        names
+            .iter()
+            .map(String::as_str)
+            .enumerate()
+            .map(types)
+            .collect()
+    }
+
+    /// The types of one of the modules that were read last.
+    fn types_of(&self, name: &str, mem: &dyn PhysMemory) -> Result<Arc<Types>, Refused> {
+        let module = name.to_owned();
+        let kernel = self.kernel.probeable();
+        let loaded = kernel.modules.and_then(|modules| modules.get(name));
+        let loaded = loaded.filter(|module| kernel.is_loaded(module));
+        let (Some(live), Some(found)) = (&self.live, loaded) else {
+            return Err(match &self.kernel.module_reader {
+                Ok(_) => Refused::ModuleNotLoaded { module },
+                Err(why) => Refused::ModulesHidden {
+                    module,
+                    why: why.clone(),
+                },
+            });
+        };
+        self.kernel.read_types(found, &live.view.tables, mem);
+        let types = found.types().map(Arc::clone);
+        types.map_err(|why| Refused::NoModuleTypes {
+            module,
+            why: Box::new(why),
+        })
+    }
+
+    /// The module in whose memory `at` is now; `None` as well if that cannot be told.
+    #[must_use]
+    pub fn module_at(&self, at: Gva, mem: &dyn PhysMemory) -> Option<Module> {
+        let (Some(live), Ok(reader)) = (&self.live, &self.kernel.module_reader) else {
+            return None;
+        };
+        reader.containing(at, &live.view.tables, mem).ok().flatten()
+    }
+}
