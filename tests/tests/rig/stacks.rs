@@ -1,9 +1,13 @@
 //! Stacks of the kernel, on a stock guest: held against those that its own kernel records at the same
 //! functions.
 
+mod modules;
+
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
+use hvprobe_arch::Gva;
+use hvprobe_linux::symbols::Symbol;
 use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 use hvprobe_spec::{FRAME, FRAMES_MAX, Item, TextHeader};
 use hvprobe_tests::rig::{Running, assert_clean, guest, info, optimizing_guest, probe, rig};
@@ -63,6 +67,19 @@ fn stacks(definition: &str) -> ProbeSpec {
 /// The functions on a stack, each with the offset, and whether it goes on.
 type Stack = (Vec<String>, bool);
 
+/// The function that `at` is in, with the offset, as far as it can be told now.
+fn name(machine: &Machine, at: Gva) -> String {
+    let named = |(symbol, offset): (Symbol<'_>, u64)| format!("{}+{offset:#x}", symbol.name);
+    let of_kernel = machine.image().symbols().containing(at).map(named);
+    let of_module = || {
+        let module = machine.module_at(at)?;
+        module.symbols().containing(at).map(named)
+    };
+    of_kernel
+        .or_else(of_module)
+        .unwrap_or_else(|| format!("{:#x}", at.0))
+}
+
 /// The stack in `event`, of which nothing else was captured.
 fn stack(machine: &Machine, event: &Event) -> Stack {
     let (header, halves) = event
@@ -77,11 +94,7 @@ fn stack(machine: &Machine, event: &Event) -> Stack {
     assert!(rest.is_empty(), "{event:?}");
     let names = halves.iter().map(|half| {
         let at = u64::from(u32::from_le_bytes(*half)) | 0xffff_ffff_0000_0000;
-        let symbols = machine.image().symbols();
-        match symbols.containing(hvprobe_arch::Gva(at)) {
-            Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
-            None => format!("{at:#x}"),
-        }
+        name(machine, Gva(at))
     });
     (names.collect(), truncated)
 }
@@ -122,23 +135,29 @@ fn compared(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// A guest that has its own kernel record stacks of its functions, then works again, and then waits.
-fn script() -> String {
-    let sections = COMPARED.map(|Compared { function, comm, .. }| {
-        let filter = comm.map_or_else(String::new, |comm| {
-            format!("echo 'comm == \"{comm}\"' > events/kprobes/e/filter; ")
-        });
-        format!(
-            "echo 'p:e {function}' > kprobe_events; {filter}\
-             echo 1 > events/kprobes/e/enable; work; echo 0 > events/kprobes/e/enable; \
-             echo 'stacks of {function}'; head -n 300 trace; echo 'end of stacks'; \
-             echo > trace; echo > kprobe_events; "
-        )
+/// Has the guest's own kernel record stacks of its functions.
+const TRACEFS: &str = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
+     echo 96 > buffer_size_kb; echo 1 > options/sym-offset; echo 1 > options/stacktrace; ";
+
+/// Has the guest's own kernel record the stacks of `function` during `work`, those of one program's if
+/// `comm` names it, and prints them.
+fn recorded(function: &str, comm: Option<&str>, work: &str) -> String {
+    let filter = comm.map_or_else(String::new, |comm| {
+        format!("echo 'comm == \"{comm}\"' > events/kprobes/e/filter; ")
     });
     format!(
-        "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
-         echo 96 > buffer_size_kb; echo 1 > options/sym-offset; echo 1 > options/stacktrace; \
-         {WORKLOAD} {}echo ready; read line; work; echo finished; read line",
+        "echo 'p:e {function}' > kprobe_events; {filter}\
+         echo 1 > events/kprobes/e/enable; {work}; echo 0 > events/kprobes/e/enable; \
+         echo 'stacks of {function}'; head -n 300 trace; echo 'end of stacks'; \
+         echo > trace; echo > kprobe_events; "
+    )
+}
+
+/// A guest that has its own kernel record stacks of its functions, then works again, and then waits.
+fn script() -> String {
+    let sections = COMPARED.map(|it| recorded(it.function, it.comm, "work"));
+    format!(
+        "{TRACEFS}{WORKLOAD} {}echo ready; read line; work; echo finished; read line",
         sections.concat()
     )
 }
