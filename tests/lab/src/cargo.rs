@@ -31,13 +31,11 @@ pub(crate) struct Executable {
 
 /// Everything that tests and short forms of benches need. What is built together has the same features:
 /// packages built one by one would have cargo build what they share again.
-pub(crate) const EVERYTHING: [&str; 5] = [
-    "--workspace",
-    "--bins",
-    "--tests",
-    "--examples",
-    "--features=hvprobe-cli/flame",
-];
+pub(crate) const EVERYTHING: [&str; 5] =
+    ["--workspace", "--bins", "--tests", "--examples", FEATURES];
+
+/// What programs are built with that not everyone has.
+pub(crate) const FEATURES: &str = "--features=hvprobe-cli/flame";
 
 /// The workspace's programs that are useful in a rig.
 pub(crate) const PACKED: [&str; 2] = ["hvprobe", "workload"];

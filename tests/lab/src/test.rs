@@ -243,9 +243,17 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
         }
     }
     if options.package.is_empty() {
-        let mut arguments: Vec<OsString> = ["test", "--quiet", "--workspace", "--doc", "--"]
-            .map(Into::into)
-            .to_vec();
+        // With the features of all that was built, nothing is built anew.
+        let mut arguments: Vec<OsString> = [
+            "test",
+            "--quiet",
+            "--workspace",
+            "--doc",
+            cargo::FEATURES,
+            "--",
+        ]
+        .map(Into::into)
+        .to_vec();
         arguments.extend(for_tests(options));
         job.programs
             .push((CARGO.to_owned(), PathBuf::from(cargo::program())));
