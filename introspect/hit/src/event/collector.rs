@@ -248,7 +248,7 @@ impl Drain {
             self.owed.note();
             let records = self.patience().is_some();
             let found = self.once(records, last, sink);
-            let is_awaited = self.owed.passed(found);
+            let is_awaited = self.owed.passed(found, || self.order.held());
             match found {
                 Found::Part => continue,
                 Found::Nothing if last => return,

@@ -1,20 +1,17 @@
 //! Waiting until what has happened is handed on.
 //!
 //! ```text
-//!   asked ──► the collector notes it before a pass ──► a pass that leaves nothing, or [`LONGEST`] ──► told
+//!   asked ──► the collector notes it before a pass ──► a pass that leaves nothing that the first has left ──► told
 //! ```
-//! Invariant: when it is told, all that lay in rings and sources when it was asked for was handed on. A
-//! collector that has ended tells everybody.
+//! Invariant: when it is told, all that lay in rings and sources when it was asked for was handed on, however
+//! long a hit that lasts held it, and whatever came since. A collector that has ended tells everybody.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::order::Found;
-
-/// How long events may be held because others that are older may come. Sources keep nothing back so long.
-const LONGEST: Duration = Duration::from_millis(100);
+use super::order::{Found, Held};
 
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -61,9 +58,17 @@ impl Flush {
 #[derive(Debug)]
 pub(super) struct Owed {
     shared: Arc<Shared>,
-    /// For whom, and since when.
-    open: Option<(u64, Instant)>,
+    open: Option<Open>,
     told: u64,
+}
+
+/// Somebody waits.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    /// Those up to that number.
+    number: u64,
+    /// The newest event that was still held when all that there was had been seen.
+    until: Option<u64>,
 }
 
 impl Owed {
@@ -79,18 +84,24 @@ impl Owed {
     pub(super) fn note(&mut self) {
         if self.open.is_none() {
             let asked = self.shared.asked.load(Ordering::Acquire);
-            self.open = (asked > self.told).then(|| (asked, Instant::now()));
+            self.open = (asked > self.told).then_some(Open {
+                number: asked,
+                until: None,
+            });
         }
     }
 
-    /// A pass has `found` that; whether somebody waits for another one.
-    pub(super) fn passed(&mut self, found: Found) -> bool {
-        let Some((number, since)) = self.open else {
+    /// A pass has `found` that, and still holds what `held` says; whether somebody waits for another one.
+    pub(super) fn passed(&mut self, found: Found, held: impl FnOnce() -> Option<Held>) -> bool {
+        let Some(Open { number, until }) = &mut self.open else {
             return false;
         };
+        let number = *number;
         let is_over = match found {
             Found::Part => false,
-            Found::Held => since.elapsed() >= LONGEST,
+            Found::Held => {
+                held().is_none_or(|Held { oldest, newest }| oldest > *until.get_or_insert(newest))
+            }
             Found::Nothing | Found::All { .. } => true,
         };
         if is_over {
@@ -106,5 +117,53 @@ impl Owed {
 impl Drop for Owed {
     fn drop(&mut self) {
         self.shared.tell(u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owed() -> (Arc<Shared>, Owed) {
+        let shared = Arc::<Shared>::default();
+        shared.asked.store(1, Ordering::Release);
+        let owed = Owed::new(Arc::clone(&shared));
+        (shared, owed)
+    }
+
+    fn told(shared: &Shared) -> u64 {
+        *shared.told.lock().unwrap()
+    }
+
+    #[test]
+    fn who_waits_is_told_when_what_was_held_then_is_held_no_more() {
+        let (shared, mut owed) = owed();
+        owed.note();
+        let mut pass = |found, oldest, newest| {
+            owed.passed(found, || Some(Held { oldest, newest }));
+            told(&shared)
+        };
+        assert_eq!(pass(Found::Part, 1, 3), 0);
+        assert_eq!(pass(Found::Held, 5, 9), 0);
+        // It does not matter how often, nor what comes.
+        for newest in 9..100 {
+            assert_eq!(pass(Found::Held, 9, newest), 0);
+        }
+        assert_eq!(pass(Found::Held, 10, 200), 1);
+    }
+
+    #[test]
+    fn who_asks_during_a_pass_waits_for_what_the_next_one_sees() {
+        let (shared, mut owed) = owed();
+        owed.note();
+        shared.asked.store(2, Ordering::Release);
+        assert!(owed.passed(Found::Nothing, || None), "another one waits");
+        assert_eq!(told(&shared), 1);
+        owed.note();
+        let held = |oldest, newest| move || Some(Held { oldest, newest });
+        owed.passed(Found::Held, held(1, 2));
+        assert_eq!(told(&shared), 1);
+        assert!(!owed.passed(Found::All { of_rings: true }, || None));
+        assert_eq!(told(&shared), 2);
     }
 }

@@ -45,6 +45,13 @@ pub(super) enum Found {
     },
 }
 
+/// The times of the oldest and the newest event that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) oldest: u64,
+    pub(super) newest: u64,
+}
+
 /// What is not handed on yet.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -104,6 +111,30 @@ impl Order {
 
     pub(super) fn rings_are_empty(&self) -> bool {
         self.rings.iter().all(Consumer::is_empty)
+    }
+
+    /// What is held between two passes; nothing if the time of none of it is known.
+    pub(super) fn held(&mut self) -> Option<Held> {
+        let mut held: Option<Held> = None;
+        let mut add = |event: &Event| {
+            let time = event.host_ns;
+            let Held { oldest, newest } = held.unwrap_or(Held {
+                oldest: time,
+                newest: time,
+            });
+            held = Some(Held {
+                oldest: oldest.min(time),
+                newest: newest.max(time),
+            });
+        };
+        let is_known = |event: &&Event| event.host_ns > 0;
+        self.pending.iter().filter(is_known).for_each(&mut add);
+        for (ring, left) in self.rings.iter_mut().zip(&self.left) {
+            if let Ok(chunk) = ring.read_chunk(*left) {
+                events(&chunk).filter(is_known).for_each(&mut add);
+            }
+        }
+        held
     }
 
     /// Begins a look at the rings and so many `sources`, of which somebody may get events if one

@@ -440,6 +440,25 @@ fn who_waits_goes_on_when_all_that_there_was_is_handed_on() {
 }
 
 #[test]
+fn who_waits_is_not_told_while_a_hit_that_lasts_holds_what_there_was() {
+    const LASTS: Duration = Duration::from_millis(300);
+    let (collector, mut producers, seen) = collector(Vec::new(), 2, 64);
+    let flush = collector.flush();
+    let [lasting, other] = &mut producers[..] else {
+        panic!("two virtual CPUs")
+    };
+    lasting.turn();
+    other.push(|| event(1, 20), |_| {});
+    assert!(!flush.wait(LASTS), "told of what is held");
+    lasting.push(|| event(0, 10), |_| {});
+    lasting.turn();
+    assert!(flush.wait(LIMIT), "not handed on");
+    let times: Vec<_> = seen.lock().expect("no panic").0.clone();
+    assert_eq!(times.len(), 2, "{times:?}");
+    collector.finish();
+}
+
+#[test]
 fn who_waits_beside_others_goes_on_while_events_come() {
     let (collector, producers, seen) = collector(Vec::new(), 2, 64);
     let finish = AtomicBool::new(false);
