@@ -11,6 +11,7 @@
 //! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
 //! ended.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -311,12 +312,16 @@ impl Machine {
         Ok(view.tables.read(&*self.shared.ram, at, into)?)
     }
 
-    /// The types of the modules called `names`, as the guest has them loaded now, in that order.
+    /// The types of modules, as the guest has them loaded now, by their names: those in `wanted`, each of which
+    /// stands at a position of what was asked for.
     ///
     /// # Errors
     /// The position of the first that is not loaded, or that nothing tells the types of, and why.
-    pub fn module_types(&self, names: &[String]) -> Result<Vec<Arc<Types>>, (usize, Refused)> {
-        self.registry().module_types(names, &*self.shared.ram)
+    pub fn module_types(
+        &self,
+        wanted: &[(usize, String)],
+    ) -> Result<BTreeMap<String, Arc<Types>>, (usize, Refused)> {
+        self.registry().module_types(wanted, &*self.shared.ram)
     }
 
     /// The module of the guest in whose memory `at` is now; `None` as well if that cannot be told.

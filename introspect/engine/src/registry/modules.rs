@@ -1,5 +1,6 @@
 //! What modules of the guest have to tell, for who wants to see it: their types, and whose an address is.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -11,27 +12,23 @@ use crate::refusal::Refused;
 use crate::registry::state::Registry;
 
 impl Registry {
-    /// The types of the modules called `names`, as the guest has them loaded now, in that order. All together
-    /// are charged to one budget.
+    /// The types of modules, as the guest has them loaded now, by their names: those in `wanted`, each of which
+    /// stands at a position of what was asked for. All together are charged to one budget.
     ///
     /// # Errors
     /// The position of the first that is not loaded, or that nothing tells the types of, and why.
     pub fn module_types(
         &mut self,
-        names: &[String],
+        wanted: &[(usize, String)],
         mem: &dyn PhysMemory,
-    ) -> Result<Vec<Arc<Types>>, (usize, Refused)> {
+    ) -> Result<BTreeMap<String, Arc<Types>>, (usize, Refused)> {
         self.read_modules(mem);
-        let types = |(position, name)| {
+        let types = |(position, name): &(usize, String)| {
             let types = self.types_of(name, mem);
-            types.map_err(|why| (position, why))
+            let types = types.map_err(|why| (*position, why))?;
+            Ok((name.clone(), types))
         };
-        names
-            .iter()
-            .map(String::as_str)
-            .enumerate()
-            .map(types)
-            .collect()
+        wanted.iter().map(types).collect()
     }
 
     /// The types of one of the modules that were read last.

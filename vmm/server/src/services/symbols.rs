@@ -102,22 +102,14 @@ impl symbols_server::Symbols for Service {
         }
         let handle = self.fleet.get(&machine)?;
         let image = Arc::clone(handle.machine()?.image());
-        let of = |name: &String| types::split(name).0.map(str::to_owned);
+        let of = |(index, name): (usize, &String)| Some((index, types::split(name).0?.to_owned()));
+        let wanted: Vec<_> = names.iter().enumerate().filter_map(of).collect();
         let mut modules = BTreeMap::new();
-        let wanted: Vec<String> = names.iter().filter_map(of).collect();
         if !wanted.is_empty() {
-            let asked = wanted.clone();
-            let found = handle.blocking(move |machine| machine.module_types(&asked));
-            let found = found.await?.map_err(|(position, why)| {
-                // Names without a module are not among those that were asked for.
-                let with_module = names
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, name)| of(name).is_some());
-                let index = with_module.map(|(index, _)| index).nth(position);
-                status::refused(chain(&why), &why).at_index(index.unwrap_or(0))
-            })?;
-            modules.extend(wanted.into_iter().zip(found));
+            let found = handle.blocking(move |machine| machine.module_types(&wanted));
+            modules = found
+                .await?
+                .map_err(|(index, why)| status::refused(chain(&why), &why).at_index(index))?;
         }
         let describe = move || {
             let kernel = image.types().map_err(|error| {
