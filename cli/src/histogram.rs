@@ -22,6 +22,7 @@ use crate::events_file::FileHistogram;
 use crate::failure::{Refused, WrongUsage, detail};
 use crate::flame;
 use crate::follow::Format;
+use crate::output;
 use crate::output::histogram::{self, Look};
 use crate::output::histogram_key::is_symbol;
 use crate::output::names::Names;
@@ -324,11 +325,21 @@ impl Counting {
         let _sent = self.commands.send(request(command)).await;
         let mut entries = Vec::new();
         loop {
-            if let aggregate_response::What::Part(part) = self.next().await? {
-                entries.extend(part.entries);
-                if let Some(totals) = part.totals {
-                    return Ok((entries, totals));
+            match self.next().await? {
+                // The module came whose arguments are counted.
+                aggregate_response::What::Schema(schema) => self.schema = schema,
+                aggregate_response::What::Part(part) => {
+                    entries.extend(part.entries);
+                    if let Some(totals) = part.totals {
+                        if totals.incomplete {
+                            output::tell(format_args!(
+                                "hits that had happened are not counted: the host is kept from finishing one"
+                            ));
+                        }
+                        return Ok((entries, totals));
+                    }
                 }
+                aggregate_response::What::Changed(_) => {}
             }
         }
     }

@@ -71,6 +71,8 @@ pub(crate) fn text(
         entries,
         dropped,
         lost,
+        // Is told as soon as it is read.
+        incomplete: _,
     } = totals;
     writeln!(
         text,
@@ -196,6 +198,9 @@ enum Line {
         entries: u64,
         dropped: u64,
         lost: u64,
+        /// Hits that had happened are not counted yet.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        incomplete: bool,
     },
 }
 
@@ -242,6 +247,7 @@ fn json(
         entries: totals.entries,
         dropped: totals.dropped,
         lost: totals.lost,
+        incomplete: totals.incomplete,
     };
     writeln!(text, "{}", serde_json::to_string(&line)?)?;
     Ok(text)

@@ -1,6 +1,6 @@
 //! What is told of registered probes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hvprobe_arch::Gva;
 use hvprobe_hit::Counts;
@@ -32,6 +32,19 @@ pub struct Shown {
     /// Whether these are all those of the function in the order of its declaration, for a return probe
     /// with what it returns as the last unless that is nothing, and nothing else.
     pub call: bool,
+}
+
+/// What a probe does and shows that its module tells once it is loaded. Empty until then, and for ever if the
+/// probe is refused then; told before the probe's first hit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Awaited(Arc<OnceLock<(Arc<Actions>, Arc<Shown>)>>);
+
+impl Awaited {
+    pub(crate) fn tell(&self, actions: &Arc<Actions>, shown: &Arc<Shown>) {
+        let told = (Arc::clone(actions), Arc::clone(shown));
+        // What a probe shows is found out once.
+        let _ = self.0.set(told);
+    }
 }
 
 /// One probe of the list.
@@ -69,6 +82,25 @@ pub struct ProbeInfo {
     pub actions: Arc<Actions>,
     /// What is shown of them.
     pub shown: Arc<Shown>,
+    /// Tells both anew, if they are not known before the probe's module is loaded.
+    pub awaited: Option<Awaited>,
+}
+
+impl ProbeInfo {
+    /// The same with what its module told of its hits; `None` as long as that is awaited.
+    #[must_use]
+    pub fn told(&self) -> Option<Self> {
+        let Some(Awaited(awaited)) = &self.awaited else {
+            return Some(self.clone());
+        };
+        let (actions, shown) = awaited.get()?;
+        Some(Self {
+            actions: Arc::clone(actions),
+            shown: Arc::clone(shown),
+            awaited: None,
+            ..self.clone()
+        })
+    }
 }
 
 /// Hits of a probe that were throttled.

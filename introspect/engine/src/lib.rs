@@ -26,7 +26,7 @@ mod world;
 pub use code::{HiddenError, HiddenRegion, outermost_slots};
 pub use error::{ChangeError, RegisterError};
 pub use explain::{Explained, explain};
-pub use info::{ProbeInfo, ProbeState, Shown, Throttled};
+pub use info::{Awaited, ProbeInfo, ProbeState, Shown, Throttled};
 pub use plan::arguments::on_any_event;
 pub use refusal::Refused;
 pub use registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::env;
 use std::process::{Command, Stdio};
 
-use hvprobe_hit::aggregate::KeyValue;
-use hvprobe_machine::{Mechanism, ProbeSpec};
+use hvprobe_hit::aggregate::{KeyValue, Snapshot};
+use hvprobe_machine::{Aggregation, Mechanism, ProbeSpec};
 use hvprobe_spec::histogram::read_histogram;
 use hvprobe_tests::rig::{
     Running, assert_clean, info, optimizing_guest, probe, progress, rig, rig_cpus, values,
@@ -152,8 +152,8 @@ fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
     let made = values(&printed, "calls");
     let expected = [many, many, few, few].map(u64::cast_signed);
     assert!(made.ends_with(&expected), "{made:?}");
-    machine.flush_events();
-    let told = counted[0].read();
+    assert!(machine.flush_events());
+    let told = read(&counted[0]);
     assert_eq!((told.dropped, told.rows.len()), (0, 2), "{told:?}");
     for (id, calls) in [(optimized, many), (emulated, few)] {
         let key = KeyValue::Number(id.0.into());
@@ -166,11 +166,11 @@ fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
         assert!(row.sums[1].least > 1, "{row:?}");
     }
     for other in &counted[1..] {
-        let other = other.read();
+        let other = read(other);
         assert_eq!((other.hits, other.lost), (told.hits, told.lost));
     }
     counted[0].clear();
-    assert_eq!(counted[0].read().hits, 0);
+    assert_eq!(read(&counted[0]).hits, 0);
     machine
         .unregister(&[optimized, emulated])
         .expect("registered");
@@ -244,10 +244,10 @@ fn sums_are_those_of_the_calls_of_four_virtual_cpus() {
         );
         progress(&format!("{done} of {processes} processes are done"));
     }
-    machine.flush_events();
+    assert!(machine.flush_events());
     let calls = u64::from(CPUS) * rounds * CALLS;
     assert_eq!(info(&machine, id).counts.hits, calls);
-    let (by_process, by_cpu) = (by_process.read(), by_cpu.read());
+    let (by_process, by_cpu) = (read(&by_process), read(&by_cpu));
     for told in [&by_process, &by_cpu] {
         assert_eq!((told.hits, told.lost, told.dropped), (calls, 0, 0));
         assert_eq!(told.rows.iter().map(|row| row.hits).sum::<u64>(), calls);
@@ -264,4 +264,9 @@ fn sums_are_those_of_the_calls_of_four_virtual_cpus() {
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
+}
+
+/// What `counted` has counted.
+fn read(counted: &Aggregation) -> Snapshot {
+    counted.read().expect("the probes have what is asked for")
 }

@@ -3,10 +3,14 @@
 //! Invariants: nothing that the collector has handed on is left out, so that a histogram is as exact as the
 //! counts of what was dropped before; who reads one does not stop the guest; one that nobody holds any more
 //! is gone with the next event.
+//!
+//! Of a probe whose module is to tell what it shows, nobody knows before what a histogram is of its events: that
+//! is found out before the first of them is counted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use hvprobe_engine::ProbeInfo;
 use hvprobe_hit::aggregate::{Snapshot, Table};
 use hvprobe_hit::event::Event;
 use hvprobe_spec::aggregate::Aggregate;
@@ -52,7 +56,7 @@ pub enum AggregateError {
 /// A histogram that counts for as long as somebody holds it. When the machine has ended it stays as it is.
 #[derive(Clone, Debug)]
 pub struct Aggregation {
-    table: Arc<Mutex<Table>>,
+    counted: Arc<Mutex<Counted>>,
     /// Counts those that there are.
     _one: Arc<()>,
 }
@@ -61,53 +65,111 @@ impl Aggregation {
     /// What it counts.
     #[must_use]
     pub fn histogram(&self) -> Histogram {
-        self.table().histogram().clone()
+        self.counted().table.histogram().clone()
     }
 
-    /// What it counts, as it is of the first of its probes; nothing if it has no probe.
-    #[must_use]
-    pub fn what(&self) -> Option<Aggregate> {
-        self.table().what().cloned()
+    /// What it counts, as it is of the first of its probes of which that is known.
+    ///
+    /// # Errors
+    /// See [`Aggregation::read`].
+    pub fn what(&self) -> Result<Option<Aggregate>, AggregateError> {
+        let counted = self.counted();
+        counted.checked()?;
+        Ok(counted.table.what().cloned())
     }
 
     /// What was counted of what was handed on; see [`Machine::flush_events`].
-    #[must_use]
-    pub fn read(&self) -> Snapshot {
+    ///
+    /// # Errors
+    /// When the events of a probe whose module has come do not have what is asked for. It stays so.
+    pub fn read(&self) -> Result<Snapshot, AggregateError> {
+        let counted = self.counted();
+        counted.checked()?;
         // The collector waits for no more than the copy.
-        let copied = self.table().copy();
-        copied.snapshot()
+        let copied = counted.table.copy();
+        drop(counted);
+        Ok(copied.snapshot())
     }
 
     /// Stops counting, or goes on with it.
     pub fn pause(&self, paused: bool) {
-        self.table().pause(paused);
+        self.counted().table.pause(paused);
     }
 
     /// Begins anew.
     pub fn clear(&self) {
-        self.table().clear();
+        self.counted().table.clear();
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        lock(&self.table)
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        lock(&self.counted)
     }
 }
 
-fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(counted: &Mutex<Counted>) -> MutexGuard<'_, Counted> {
+    let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+    counted.know_more();
+    counted
+}
+
+/// A table, and what is not known yet of what it is to count.
+#[derive(Debug)]
+struct Counted {
+    table: Table,
+    /// Probes whose modules are to tell, and their positions in what was asked for.
+    awaited: Vec<(usize, ProbeInfo)>,
+    /// What the first of them that was told of does not have.
+    refused: Option<AggregateError>,
+}
+
+impl Counted {
+    /// Looks whether modules have told.
+    fn know_more(&mut self) {
+        let told = self
+            .awaited
+            .extract_if(.., |(_, probe)| match probe.told() {
+                Some(told) => {
+                    *probe = told;
+                    true
+                }
+                None => false,
+            });
+        for (index, probe) in told {
+            if let Err(why) = count(&mut self.table, index, &probe) {
+                self.refused.get_or_insert(why);
+            }
+        }
+    }
+
+    fn checked(&self) -> Result<(), AggregateError> {
+        self.refused.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Has `table` count the events of `probe`, which is the one at `index` of those asked for.
+fn count(table: &mut Table, index: usize, probe: &ProbeInfo) -> Result<(), AggregateError> {
+    let what = probe
+        .aggregate(table.histogram())
+        .map_err(|source| AggregateError::Field {
+            index,
+            name: probe.name.clone(),
+            source,
+        })?;
+    table.count(probe.id, Arc::clone(&probe.actions), what);
+    Ok(())
 }
 
 /// What fills a table.
 #[derive(Debug)]
-struct Filler(Weak<Mutex<Table>>);
+struct Filler(Weak<Mutex<Counted>>);
 
 impl Listen for Filler {
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool {
-        let table = self.0.upgrade();
-        if let Some(table) = &table {
-            lock(table).hear(events, dropped);
+        let counted = self.0.upgrade();
+        if let Some(counted) = &counted {
+            lock(counted).table.hear(events, dropped);
         }
-        table.is_some()
+        counted.is_some()
     }
 
     fn note(&mut self, _: &[ThrottleNotice]) {}
@@ -117,7 +179,8 @@ impl Machine {
     /// Counts the events of `probes` from now on, as `histogram` says.
     ///
     /// # Errors
-    /// When there is no such probe, or its events do not have what is asked for.
+    /// When there is no such probe, or its events do not have what is asked for, unless its module is not
+    /// loaded and may have it.
     pub fn aggregate(
         &self,
         probes: &[ProbeId],
@@ -130,38 +193,39 @@ impl Machine {
             return Err(AggregateError::TooMany);
         }
         let known = self.probes();
-        let mut what = Vec::with_capacity(probes.len());
+        let (mut table, mut awaited) = (Table::new(histogram), Vec::new());
         for (index, id) in probes.iter().copied().enumerate() {
             let Some(probe) = known.iter().find(|probe| probe.id == id) else {
                 return Err(AggregateError::NoSuchProbe { index, id });
             };
-            let aggregate = probe.aggregate(&histogram).map_err(|source| {
-                let name = probe.name.clone();
-                AggregateError::Field {
-                    index,
-                    name,
-                    source,
-                }
-            })?;
-            what.push((id, Arc::clone(&probe.actions), aggregate));
+            let counted = count(&mut table, index, probe);
+            if probe.awaited.is_none() {
+                counted?;
+            } else {
+                // What it shows may be another thing of the same name, or what it does not show yet.
+                awaited.push((index, probe.clone()));
+            }
         }
-        let mut table = Table::new(histogram);
-        for (id, actions, aggregate) in what {
-            table.count(id, actions, aggregate);
-        }
-        let table = Arc::new(Mutex::new(table));
-        self.listen(Box::new(Filler(Arc::downgrade(&table))));
-        Ok(Aggregation { table, _one: one })
+        let counted = Arc::new(Mutex::new(Counted {
+            table,
+            awaited,
+            refused: None,
+        }));
+        self.listen(Box::new(Filler(Arc::downgrade(&counted))));
+        Ok(Aggregation { counted, _one: one })
     }
 
-    /// Returns when all events of what has happened are handed on. Waits for the guest a moment at most.
-    pub fn flush_events(&self) {
+    /// Returns when all events of what has happened are handed on, which is at once unless the host keeps a
+    /// virtual CPU from going on; after five seconds at the latest. Says whether they are.
+    pub fn flush_events(&self) -> bool {
         self.shared.detours.catch_up();
-        if !self.flush.wait(PATIENCE) {
+        let is_whole = self.flush.wait(PATIENCE);
+        if !is_whole {
             warn!(
                 machine = self.config.name,
                 "events are not handed on in time"
             );
         }
+        is_whole
     }
 }

@@ -74,6 +74,7 @@ fn check(
         entries: entries.len() as u64,
         dropped: 0,
         lost: 7,
+        incomplete: false,
     };
     expected.assert_eq(&text(look, None, &schema, entries, &totals, &names()).unwrap());
 }

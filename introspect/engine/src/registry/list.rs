@@ -51,6 +51,7 @@ impl Registry {
             counts: probe.counters.sum(),
             actions: Arc::clone(&probe.actions),
             shown: Arc::clone(&probe.shown),
+            awaited: probe.awaited.clone(),
         }
     }
 

@@ -22,7 +22,7 @@ use crate::guest::banner::Banner;
 use crate::guest::kernel::GuestKernel;
 use crate::guest::kprobes::GuestKprobes;
 use crate::guest::readers::KernelReaders;
-use crate::info::Throttled;
+use crate::info::{Awaited, Throttled};
 use crate::plan::arguments::{Resolved, resolve};
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
@@ -168,7 +168,7 @@ impl Registry {
             counters: Arc::new(Counters::with_budget(self.vcpus, spec.budget.as_ref())),
             actions: Arc::new(resolved.actions),
             shown: Arc::new(resolved.shown),
-            awaited: resolved.awaited,
+            awaited: resolved.awaited.then(Awaited::default),
             pool,
             place: Place::Pending,
         })
@@ -181,7 +181,10 @@ impl Registry {
         id: ProbeId,
         point: &Probepoint,
     ) -> Result<(), Refused> {
-        let Some(probe) = self.probes.get_mut(id).filter(|probe| probe.awaited) else {
+        let Some(probe) = self.probes.get_mut(id) else {
+            return Ok(());
+        };
+        let Some(awaited) = probe.awaited.clone() else {
             return Ok(());
         };
         // It makes room for those of the size that is now known.
@@ -189,6 +192,7 @@ impl Registry {
         let spec = probe.spec.clone();
         let resolved = resolve(&spec, Some(point), &self.kernel.probeable())?;
         let fresh = self.probe(id, &spec, resolved)?;
+        awaited.tell(&fresh.actions, &fresh.shown);
         if let Some(probe) = self.probes.get_mut(id) {
             *probe = Probe {
                 counters: Arc::clone(&probe.counters),

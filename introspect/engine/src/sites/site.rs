@@ -19,7 +19,7 @@ use hvprobe_hit::table::Internal;
 use hvprobe_spec::{Actions, ProbeId, ProbeSpec};
 
 use crate::code::jump::Jump;
-use crate::info::Shown;
+use crate::info::{Awaited, Shown};
 use crate::refusal::Refused;
 use crate::unoptimized::Unoptimized;
 
@@ -29,8 +29,8 @@ pub(crate) struct Probe {
     pub(crate) counters: Arc<Counters>,
     pub(crate) actions: Arc<Actions>,
     pub(crate) shown: Arc<Shown>,
-    /// What it shows is known once its module is loaded.
-    pub(crate) awaited: bool,
+    /// To be told what it does and shows, if that is known once its module is loaded.
+    pub(crate) awaited: Option<Awaited>,
     /// The instances of a return probe.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) place: Place,

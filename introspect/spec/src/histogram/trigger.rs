@@ -24,8 +24,15 @@ impl Histogram {
     /// Whether hits are told apart by the kernel's stack, which probes do not record unasked.
     #[must_use]
     pub fn needs_stacks(&self) -> bool {
-        let by = |key: &Key| ["stacktrace", "common_stacktrace"].contains(&key.field.as_str());
-        self.keys.iter().any(by)
+        self.keys.iter().any(Key::is_stack_trace)
+    }
+}
+
+impl Key {
+    /// Whether it is the kernel's stack, unless an argument is called so.
+    #[must_use]
+    pub fn is_stack_trace(&self) -> bool {
+        matches!(self.field.as_str(), "stacktrace" | "common_stacktrace")
     }
 }
 

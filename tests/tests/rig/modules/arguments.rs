@@ -71,3 +71,52 @@ fn functions_of_modules_show_their_arguments_by_the_modules_types() {
     }
     assert_eq!(made[0]["args"]["retval"], 0, "{}", made[0]);
 }
+
+#[test]
+fn histograms_and_stacks_wait_with_the_probes_of_a_module() {
+    if rig("histograms of modules' functions").is_none() {
+        return;
+    }
+    if !names::keeps_types_of_modules() {
+        eprintln!("the guest's kernel keeps no types of modules: their arguments have no names");
+        return;
+    }
+    let asked =
+        format!("p:asked {ASKED} name=dev->name:string mtu=dev->mtu:u32 if comm == \"cat\"");
+    let count = |histogram: &str| {
+        let run = ["run", "--json", "-p", &asked, "--hist", histogram];
+        hvprobe(&[&run[..], &["--", "sh", "-c", GUEST]].concat())
+    };
+    let counted = count("keys=name:vals=mtu");
+    assert_eq!(counted.status, Some(0), "{:#?}", counted.err);
+    let lines = counted.out.iter().map(|line| serde_json::from_str(line));
+    let lines: Vec<Value> = lines.map(|line| line.expect("JSON")).collect();
+    let of = |line: &&Value| line["type"] == "entry";
+    let entries: Vec<_> = lines.iter().filter(of).collect();
+    assert_eq!(entries.len(), 1, "{lines:#?}");
+    let [keys, hits, values] = ["keys", "hits", "values"].map(|part| &entries[0][part]);
+    assert_eq!(
+        (&keys["name"], hits, &values["mtu"]),
+        (&"dummy0".into(), &1.into(), &1234.into()),
+        "{lines:#?}"
+    );
+    let wrong = count("keys=cpu,name,length");
+    let why = wrong.err.join("\n");
+    assert_ne!(wrong.status, Some(0), "{why}");
+    assert!(
+        why.contains("Field not found; there are name, mtu"),
+        "{why}"
+    );
+    assert!(why.contains("of probe `asked`"), "{why}");
+
+    let made = format!("r:made {MADE}");
+    let run = ["run", "--json", "--stack", "-p", &made];
+    let run = ok(&[&run[..], &["--", "sh", "-c", GUEST]].concat());
+    let lines = run.iter().map(|line| serde_json::from_str(line));
+    let lines: Vec<Value> = lines.map(|line| line.expect("JSON")).collect();
+    let made = events(&lines, "made");
+    assert_eq!(made.len(), 1, "{lines:#?}");
+    assert_eq!(made[0]["args"]["retval"], 0, "{}", made[0]);
+    assert!(made[0]["args"]["dev"].is_string(), "{}", made[0]);
+    println!("{}", made[0]);
+}

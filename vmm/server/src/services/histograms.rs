@@ -3,14 +3,15 @@
 //! ```text
 //!   opened ──(AggregateFor)──► counting ──(the client ends the stream, or sends what is no command)──► over
 //! ```
-//! What is kept true: a histogram counts for as long as its stream lives, and goes with it.
+//! What is kept true: a histogram counts for as long as its stream lives, and goes with it; what was counted
+//! comes behind the schema by which it is to be read.
 
 use std::pin::Pin;
 
 use hvprobe_machine::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
-    HistogramCommand, aggregate_request, aggregate_response, histograms_server,
+    HistogramCommand, HistogramSchema, aggregate_request, aggregate_response, histograms_server,
 };
 use hvprobe_spec::ProbeId;
 use hvprobe_spec::histogram::read_histogram;
@@ -62,6 +63,7 @@ impl histograms_server::Histograms for Service {
             aggregation,
             commands,
             to_client: to_client.clone(),
+            schema: HistogramSchema::default(),
         };
         panics::spawn(to_client, counting.run());
         Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
@@ -120,6 +122,8 @@ struct Counting {
     aggregation: Aggregation,
     commands: Streaming<AggregateRequest>,
     to_client: mpsc::Sender<Result<AggregateResponse, Status>>,
+    /// The last one that was sent.
+    schema: HistogramSchema,
 }
 
 /// The client has it no more.
@@ -139,9 +143,7 @@ impl Counting {
     }
 
     async fn serve(&mut self) -> Result<(), Over> {
-        let what = self.aggregation.what();
-        let schema = histogram::schema(&self.aggregation.histogram(), what.as_ref());
-        self.send(aggregate_response::What::Schema(schema)).await?;
+        self.send_schema().await?;
         loop {
             let request = tokio::select! {
                 request = self.commands.message() => request,
@@ -154,7 +156,19 @@ impl Counting {
         }
     }
 
-    async fn obey(&self, request: AggregateRequest) -> Result<(), Over> {
+    /// Tells how to read what follows, if the client does not know that.
+    async fn send_schema(&mut self) -> Result<(), Over> {
+        let what = self.aggregation.what();
+        let what = what.map_err(|error| Over::Because(refused(&error)))?;
+        let schema = histogram::schema(&self.aggregation.histogram(), what.as_ref());
+        if schema == self.schema {
+            return Ok(());
+        }
+        self.schema.clone_from(&schema);
+        self.send(aggregate_response::What::Schema(schema)).await
+    }
+
+    async fn obey(&mut self, request: AggregateRequest) -> Result<(), Over> {
         let Some(aggregate_request::What::Command(command)) = request.what else {
             let message = "only commands can follow the first message";
             return Err(Over::Because(out_of_order(message)));
@@ -173,15 +187,20 @@ impl Counting {
         self.send(changed).await
     }
 
-    async fn read(&self) -> Result<(), Over> {
+    async fn read(&mut self) -> Result<(), Over> {
         let flushed = self.handle.blocking(|machine| machine.flush_events());
         // One that has ended has handed everything on.
-        let _ended = flushed.await;
+        let is_whole = flushed.await.unwrap_or(true);
         let aggregation = self.aggregation.clone();
-        let read = self
-            .handle
-            .aside(move || histogram::parts(aggregation.read()));
+        let read = self.handle.aside(move || {
+            aggregation
+                .read()
+                .map(|read| histogram::parts(read, is_whole))
+        });
         let parts = read.await.map_err(Over::Because)?;
+        let parts = parts.map_err(|error| Over::Because(refused(&error)))?;
+        // Whatever was counted, it is known by now how that is to be read.
+        self.send_schema().await?;
         for part in parts {
             self.send(aggregate_response::What::Part(part)).await?;
         }

@@ -12,27 +12,30 @@ const ENTRIES: usize = 1024;
 /// Bytes of entries beyond which a message takes no other one.
 const BYTES: usize = 1 << 20;
 
-/// How `histogram` is to be read, whose fields are those of `what`.
+/// How `histogram` is to be read, whose fields are those of `what` once that is known.
 pub(crate) fn schema(histogram: &Histogram, what: Option<&Aggregate>) -> v1::HistogramSchema {
-    let parts = what.map_or(&[][..], |what| &what.keys);
-    let measured = what.map_or(&[][..], |what| &what.values);
-    let keys = histogram.keys.iter().zip(parts);
-    let values = histogram.values.iter().zip(measured);
+    let keys = histogram.keys.iter().enumerate();
+    let values = histogram.values.iter().enumerate();
+    let part = |n| what.and_then(|what| what.keys.get(n));
+    let measured = |n| what.and_then(|what| what.values.get(n));
     v1::HistogramSchema {
         histogram: histogram.to_string(),
-        keys: keys.map(key).collect(),
+        keys: keys.map(|(n, it)| key(it, part(n))).collect(),
         values: values
-            .map(|(value, measured)| v1::HistogramField {
+            .map(|(n, value)| v1::HistogramField {
                 name: value.name(),
                 form: of_value(value.form).into(),
-                signed: measured.is_signed(),
+                signed: measured(n).is_some_and(Measured::is_signed),
             })
             .collect(),
     }
 }
 
-fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
-    let is_stack = matches!(part.of, Measured::StackTrace(_));
+fn key(key: &Key, part: Option<&Part>) -> v1::HistogramKey {
+    let is_stack = match part {
+        Some(part) => matches!(part.of, Measured::StackTrace(_)),
+        None => key.is_stack_trace(),
+    };
     let (form, width) = match key.form {
         KeyForm::Plain if is_stack => (HistogramForm::Stacktrace, 0),
         KeyForm::Plain => (HistogramForm::Unspecified, 0),
@@ -49,7 +52,7 @@ fn key((key, part): (&Key, &Part)) -> v1::HistogramKey {
         name: key.name(),
         form: form.into(),
         width,
-        r#type: (!is_stack).then(|| shape(&part.shape)),
+        r#type: part.filter(|_| !is_stack).map(|part| shape(&part.shape)),
     }
 }
 
@@ -63,13 +66,15 @@ fn of_value(form: ValueForm) -> HistogramForm {
     }
 }
 
-/// What `snapshot` says, in as many messages as it takes; at least one.
-pub(crate) fn parts(snapshot: Snapshot) -> Vec<v1::HistogramPart> {
+/// What `snapshot` says, in as many messages as it takes; at least one. It `is_whole` if all that had happened
+/// was counted.
+pub(crate) fn parts(snapshot: Snapshot, is_whole: bool) -> Vec<v1::HistogramPart> {
     let totals = v1::HistogramTotals {
         hits: snapshot.hits,
         entries: snapshot.rows.len() as u64,
         dropped: snapshot.dropped,
         lost: snapshot.lost,
+        incomplete: !is_whole,
     };
     let mut parts = vec![v1::HistogramPart::default()];
     let mut bytes = 0;
@@ -168,7 +173,7 @@ mod tests {
 
     #[test]
     fn entries_say_all_that_was_counted() {
-        let parts = parts(snapshot(vec![row(1)]));
+        let parts = parts(snapshot(vec![row(1)]), false);
         let [part] = parts.as_slice() else {
             panic!("{parts:?}");
         };
@@ -188,12 +193,13 @@ mod tests {
             (totals.hits, totals.entries, totals.dropped, totals.lost),
             (9, 1, 1, 2)
         );
+        assert!(totals.incomplete);
     }
 
     #[test]
     fn messages_stay_small_and_the_last_one_has_the_totals() {
         for (rows, text, messages) in [(0, 0, 1), (1024, 1, 1), (1025, 1, 2), (900, 2000, 2)] {
-            let parts = parts(snapshot(vec![row(text); rows]));
+            let parts = parts(snapshot(vec![row(text); rows]), true);
             assert_eq!(parts.len(), messages, "{rows} of {text}");
             let counted: usize = parts.iter().map(|part| part.entries.len()).sum();
             assert_eq!(counted, rows);

@@ -87,19 +87,17 @@ pub(crate) fn resolve(
         kernel,
         returns: spec.is_return(),
     };
-    // What is captured at the return may have a place in histograms, behind what is captured at the entry.
-    let can_wait = spec.actions.capture_at_return.is_empty();
     let (found, call) = if by_default {
         let texts = definition.filter.as_ref().map(filter::texts);
         match by_types(&around, &texts.unwrap_or_default()) {
             Some(found) => (found, true),
-            None if function.is_awaited() && can_wait => return Ok(Resolved::awaited(spec)),
+            None if function.is_awaited() => return Ok(Resolved::awaited(spec)),
             None => return Resolved::without(spec),
         }
     } else {
         match written(wanted, &around) {
             Ok(found) => (found, false),
-            Err(_) if function.is_awaited() && can_wait => return Ok(Resolved::awaited(spec)),
+            Err(_) if function.is_awaited() => return Ok(Resolved::awaited(spec)),
             Err(why) => return Err(Refused::Argument(why)),
         }
     };

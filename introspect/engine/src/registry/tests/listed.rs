@@ -28,6 +28,7 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
         mechanism: Some(Mechanism::Emulated),
         unoptimized: None,
         counts: Counts::default(),
+        awaited: None,
     };
     assert_eq!(list[1], info);
 }

@@ -3,6 +3,7 @@
 use hvprobe_arch::regs::RegisterSet;
 use hvprobe_fixtures::btf::Btf;
 use hvprobe_spec::Item;
+use hvprobe_spec::histogram::read_histogram;
 
 use super::super::arguments::{defaults, values};
 use super::*;
@@ -168,10 +169,36 @@ fn what_no_module_would_mend_is_refused_while_it_is_not_loaded() {
     };
     refused(spec("p m:enter @no_such_symbol"), "no_such_symbol");
     refused(spec("p m:enter +0(%ip)"), "cannot be followed");
-    // What a histogram may count already has to stay where it is.
-    let mut captures = spec("r m:enter count");
-    captures.actions.capture_at_return = vec![Item::Stack(0)];
-    refused(captures, "its module is not loaded");
+}
+
+#[test]
+fn what_histograms_count_is_told_when_the_module_comes() {
+    let mut loader = Loader::live();
+    let mut captures = defaults("p m:enter");
+    captures.actions.capture = vec![Item::Stack(0)];
+    let ids = loader.rig.register(&[
+        captures,
+        spec("p m:enter device->nobody"),
+        spec("p m:enter"),
+    ]);
+    let infos = ids.clone().into_iter().map(|id| loader.rig.info(id));
+    let [waits, wrong, needs_nothing] = infos.collect::<Vec<_>>().try_into().unwrap();
+    let by = |keys: &str| read_histogram(keys).unwrap();
+    assert_eq!(waits.told(), None);
+    assert!(waits.aggregate(&by("keys=count")).is_err());
+    assert_eq!(needs_nothing.told(), Some(needs_nothing));
+
+    let module = loader.load_typed("m", COMING);
+    let refused = loader.changed(Some(module));
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    assert_eq!(wrong.told(), None, "it was refused");
+    let told = waits.told().expect("its module has come");
+    let now = loader.rig.info(ids[0]);
+    assert_eq!((&told.actions, &told.shown), (&now.actions, &now.shown));
+    assert!(told.aggregate(&by("keys=device:vals=count")).is_ok());
+    let why = told.aggregate(&by("keys=cpu,size")).unwrap_err();
+    assert_eq!(why.column, 9, "{why}");
+    assert_eq!(told.actions.capture[0], Item::Stack(0));
 }
 
 #[test]
