@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "hvprobe/v1/actions.proto",
     "hvprobe/v1/decisions.proto",
     "hvprobe/v1/error.proto",
@@ -14,6 +14,7 @@ const FILES: [&str; 10] = [
     "hvprobe/v1/machines.proto",
     "hvprobe/v1/probes.proto",
     "hvprobe/v1/sessions.proto",
+    "hvprobe/v1/sources.proto",
     "hvprobe/v1/symbols.proto",
 ];
 

@@ -12,6 +12,7 @@ use hvprobe_proto::v1::host_client::HostClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::sessions_client::SessionsClient;
+use hvprobe_proto::v1::sources_client::SourcesClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{self, ListMachinesRequest, ListProbesRequest, MachineState};
 use hvprobe_server::Token;
@@ -106,6 +107,7 @@ pub(crate) struct Client {
     pub(crate) probes: ProbesClient<Calls>,
     pub(crate) events: EventsClient<Calls>,
     pub(crate) decisions: DecisionsClient<Calls>,
+    pub(crate) sources: SourcesClient<Calls>,
     pub(crate) symbols: SymbolsClient<Calls>,
     pub(crate) host: HostClient<Calls>,
     pub(crate) histograms: HistogramsClient<Calls>,
@@ -156,6 +158,7 @@ impl Client {
             probes: ProbesClient::new(calls.clone()).max_decoding_message_size(LISTS),
             events: EventsClient::new(calls.clone()),
             decisions: DecisionsClient::new(calls.clone()),
+            sources: SourcesClient::new(calls.clone()),
             symbols: SymbolsClient::new(calls.clone()),
             host: HostClient::new(calls.clone()),
             histograms: HistogramsClient::new(calls.clone()),

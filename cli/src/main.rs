@@ -89,8 +89,8 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Syms(args) => syms::syms(args).await,
         Command::Types(args) => types::types(args).await,
         Command::Explain(args) => explain::run(*args),
-        Command::Lines(args) => sources::lines(args),
-        Command::Vars(args) => sources::vars(args),
+        Command::Lines(args) => sources::lines(args).await,
+        Command::Vars(args) => sources::vars(args).await,
         Command::Doctor(args) => doctor::doctor(args).await,
         Command::Unpack(args) => unpack::unpack(&args),
         Command::Completions { shell } => {

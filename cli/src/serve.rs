@@ -25,6 +25,9 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     }
     let mut interrupt = Interrupt::install()?;
     let mut server = Server::new().with_limits(limits);
+    if let Some(folder) = args.debug_dir {
+        server = server.with_debug_dir(folder);
+    }
     let listener = Listener::bind(&socket_path(&args.at))?;
     let mut also = None;
     if let (Some(address), Some(file)) = (args.listen, &args.token_file) {

@@ -59,6 +59,11 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE", requires = "listen", value_hint = ValueHint::FilePath)]
     pub(crate) token_file: Option<PathBuf>,
 
+    /// Folder with debug information of guests' kernels, which is found there by build id
+    /// (DIR/.build-id/NN/NNNN.debug) or release (DIR/boot/vmlinux-RELEASE) [default: /usr/lib/debug]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) debug_dir: Option<PathBuf>,
+
     /// TOML file that says what all machines and clients may take together
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,

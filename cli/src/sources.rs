@@ -1,23 +1,31 @@
-//! `hvprobe lines` and `hvprobe vars`: what a kernel's debug information says of its sources.
+//! `hvprobe lines` and `hvprobe vars`: what a kernel's debug information says of its sources, here or where a
+//! server is.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use hvprobe_server::{Kernel, Location, Sources};
-use hvprobe_spec::point::{At, Point};
+use hvprobe_proto::v1::{ListLinesRequest, ListVariablesRequest};
+use hvprobe_server::{Kernel, Sources};
+use hvprobe_spec::point::Point;
 use serde::Serialize;
 
-use crate::failure::{DONE, WrongUsage};
+use crate::client::Client;
+use crate::failure::{DONE, Refused, WrongUsage};
 use crate::guest;
 use crate::output::{self, json};
 use crate::sources_args::{Files, Lines, Vars};
 use crate::typed::bad;
 
-fn open(files: Files) -> anyhow::Result<Sources> {
+/// The debug information in a file of this machine, if one is named.
+fn open(files: Files) -> anyhow::Result<Option<Sources>> {
+    let Some(file) = &files.debug_info else {
+        return Ok(None);
+    };
     let path = guest::kernel(files.kernel)?;
     let kernel = Kernel::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let file = &files.debug_info;
-    Sources::open(&kernel, file).with_context(|| format!("cannot use {}", file.display()))
+    let sources = Sources::open(&kernel, file);
+    let sources = sources.with_context(|| format!("cannot use {}", file.display()))?;
+    Ok(Some(sources))
 }
 
 /// A line as JSON.
@@ -27,42 +35,38 @@ struct LineJson<'a> {
     file: &'a str,
     line: u64,
     relative: u64,
-    places: Vec<String>,
+    places: &'a [String],
 }
 
-pub(crate) fn lines(args: Lines) -> anyhow::Result<ExitCode> {
-    let (name, file) = match read(&args.function)? {
-        Point::Function {
-            name,
-            file,
-            at: At::Entry,
-        } => (name, file),
-        _ => {
-            return Err(WrongUsage(
-                "lines are told of a whole function: FUNC or FUNC@SRC".to_owned(),
-            )
-            .into());
+pub(crate) async fn lines(args: Lines) -> anyhow::Result<ExitCode> {
+    let point = read(&args.function)?;
+    let is_json = args.files.json;
+    let answer = match open(args.files)? {
+        Some(sources) => sources.lines(&point)?,
+        None => {
+            let (mut client, machine) = Client::on_machine(&args.on).await?;
+            let function = args.function;
+            let request = ListLinesRequest { machine, function };
+            let answer = client.sources.list_lines(request).await;
+            answer.map_err(Refused::from)?.into_inner()
         }
     };
-    let is_json = args.files.json;
-    let sources = open(args.files)?;
-    for function in sources.lines(&name, file.as_deref())? {
+    for function in answer.functions {
         let (name, file) = (shown(&function.name), shown(&function.file));
         if !is_json {
             output::print(&format!("{name} {file}:{}", function.first))?;
         }
         for line in &function.lines {
-            let places: Vec<_> = line.places.iter().map(|at| sources.named(*at)).collect();
             if is_json {
                 json::print(&LineJson {
                     function: &function.name,
                     file: &function.file,
                     line: function.first.saturating_add(line.number),
                     relative: line.number,
-                    places,
+                    places: &line.places,
                 })?;
             } else {
-                let places = shown(&places.join(" "));
+                let places = shown(&line.places.join(" "));
                 output::print(&format!("{:>7}  {places}", line.number))?;
             }
         }
@@ -78,60 +82,63 @@ struct VariableJson<'a> {
     name: &'a str,
     declaration: &'a str,
     parameter: bool,
-    fetch: Option<String>,
+    fetch: Option<&'a str>,
     unreadable: Option<&'a str>,
 }
 
-pub(crate) fn vars(args: Vars) -> anyhow::Result<ExitCode> {
+pub(crate) async fn vars(args: Vars) -> anyhow::Result<ExitCode> {
     let point = read(&args.point)?;
     let is_json = args.files.json;
-    let sources = open(args.files)?;
-    for place in sources.variables(&point)? {
-        let at = sources.named(place.at);
+    let answer = match open(args.files)? {
+        Some(sources) => sources.variables(&point)?,
+        None => {
+            let (mut client, machine) = Client::on_machine(&args.on).await?;
+            let point = args.point;
+            let request = ListVariablesRequest { machine, point };
+            let answer = client.sources.list_variables(request).await;
+            answer.map_err(Refused::from)?.into_inner()
+        }
+    };
+    for found in answer.places {
+        let (at, inlined) = (&found.place, some(&found.inlined));
         if !is_json {
-            let inlined = place.inlined.as_ref();
             let inlined = inlined.map(|name| format!(" ({name} inlined)"));
             output::print(&shown(&format!("{at}{}", inlined.unwrap_or_default())))?;
         }
-        for variable in &place.variables {
-            let found = fetch(&sources, &variable.location);
+        for variable in &found.variables {
+            let (fetch, unreadable) = (some(&variable.fetch), some(&variable.unreadable));
             if is_json {
                 json::print(&VariableJson {
-                    place: &at,
-                    inlined: place.inlined.as_deref(),
+                    place: at,
+                    inlined,
                     name: &variable.name,
                     declaration: &variable.declaration,
-                    parameter: variable.is_parameter,
-                    unreadable: found.as_ref().err().copied(),
-                    fetch: found.ok(),
+                    parameter: variable.parameter,
+                    fetch,
+                    unreadable,
                 })?;
             } else {
-                let found = match found {
-                    Ok(fetch) => fetch,
-                    Err(why) => format!("({why})"),
+                let place = match fetch {
+                    Some(fetch) => fetch.to_owned(),
+                    None => format!("({})", variable.unreadable),
                 };
-                output::print(&shown(&format!("  {}  {found}", variable.declaration)))?;
+                output::print(&shown(&format!("  {}  {place}", variable.declaration)))?;
             }
         }
     }
     Ok(DONE)
 }
 
-/// How a definition fetches what is there, or why none can.
-fn fetch(sources: &Sources, location: &Location) -> Result<String, &'static str> {
-    match location {
-        Location::Fetch(fetch) => Ok(fetch.to_string()),
-        Location::Static(at) => Ok(format!("@{}", sources.named(*at))),
-        Location::Constant(value) => Ok(format!("\\{value}")),
-        Location::Nowhere(why) => Err(why),
-    }
+/// Text that may be there.
+fn some(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 fn read(text: &str) -> Result<Point, WrongUsage> {
     Point::parse(text).map_err(|error| bad("probe point", text, &error))
 }
 
-/// Text of the file's that does nothing to a terminal.
+/// Text of others that does nothing to a terminal.
 fn shown(text: &str) -> String {
     output::harmless(text.as_bytes())
 }

@@ -4,16 +4,20 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-/// The files to look into.
+use crate::server_args::OnMachine;
+
+/// The files to look into, instead of asking a server.
 #[derive(Debug, Args)]
 pub(crate) struct Files {
     /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "debug_info")]
     pub(crate) kernel: Option<PathBuf>,
 
-    /// vmlinux with the debug information (DWARF) of that kernel
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) debug_info: PathBuf,
+    /// vmlinux with the debug information (DWARF) of that kernel [default: what the server finds of its
+    /// machine's]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
+          conflicts_with_all = ["vm", "socket", "connect"])]
+    pub(crate) debug_info: Option<PathBuf>,
 
     /// Print JSON, one object per line
     #[arg(long)]
@@ -25,12 +29,16 @@ pub(crate) struct Files {
 #[command(after_help = "\
 Lines count from the function's first one, which is 0.
 
-Example:
-  hvprobe lines vfs_read --kernel vmlinuz --debug-info vmlinux")]
+Examples:
+  hvprobe lines vfs_read --kernel vmlinuz --debug-info vmlinux
+  hvprobe lines vfs_read --vm web")]
 pub(crate) struct Lines {
     /// `FUNC` or `FUNC@SRC`
     #[arg(value_name = "FUNC")]
     pub(crate) function: String,
+
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
 
     #[command(flatten)]
     pub(crate) files: Files,
@@ -41,12 +49,16 @@ pub(crate) struct Lines {
 #[command(after_help = "\
 Tells each variable as a fetch argument has it, or why it cannot be read there.
 
-Example:
-  hvprobe vars vfs_read:6 --kernel vmlinuz --debug-info vmlinux")]
+Examples:
+  hvprobe vars vfs_read:6 --kernel vmlinuz --debug-info vmlinux
+  hvprobe vars vfs_read:6 --vm web")]
 pub(crate) struct Vars {
     /// `FUNC[@SRC][:LINE|+OFFSET|%return]` or `SRC:LINE`
     #[arg(value_name = "PROBEPOINT")]
     pub(crate) point: String,
+
+    #[command(flatten)]
+    pub(crate) on: OnMachine,
 
     #[command(flatten)]
     pub(crate) files: Files,

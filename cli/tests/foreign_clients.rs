@@ -90,6 +90,7 @@ health: 1
 boot: INVALID_ARGUMENT True
 get: NOT_FOUND True
 symbols: NOT_FOUND True
+lines: NOT_FOUND True
 events: NOT_FOUND True
 histograms: NOT_FOUND True
 ";

@@ -6,18 +6,22 @@
 )]
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use hvprobe_fixtures::dwarf::{self, BUILD_ID};
 use hvprobe_machine::{Bounds, MachineConfig};
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
+use hvprobe_proto::v1::sources_client::SourcesClient;
 use hvprobe_proto::v1::watch_machines_response::What;
 use hvprobe_proto::v1::{
-    BootRequest, DeleteMachineRequest, EndReason, ErrorDetail, ErrorKind, ListMachinesRequest,
-    ListProbesRequest, Machine, MachineState, PauseRequest, ProbeSpec, RegisterRequest,
-    StopRequest, SubscribeRequest, WatchMachinesRequest, WatchRequest,
+    BootRequest, DeleteMachineRequest, EndReason, ErrorDetail, ErrorKind, ListLinesRequest,
+    ListMachinesRequest, ListProbesRequest, ListVariablesRequest, Machine, MachineState,
+    PauseRequest, ProbeSpec, RegisterRequest, StopRequest, SubscribeRequest, WatchMachinesRequest,
+    WatchRequest,
 };
 use hvprobe_server::{Limits, Listener, ServeError, Server};
 use hvprobe_tests::micro::host::{build, catch_mode};
@@ -65,7 +69,9 @@ impl Running {
         let folder = tempfile::tempdir().unwrap();
         let listener = Listener::bind(&folder.path().join("socket")).unwrap();
         let (stop, stopped) = oneshot::channel();
-        let server = Server::new().with_limits(limits);
+        let server = Server::new()
+            .with_limits(limits)
+            .with_debug_dir(folder.path().join("debug"));
         let served = tokio::spawn(server.serve(listener, async {
             let _asked_or_dropped = stopped.await;
         }));
@@ -473,5 +479,59 @@ async fn probes_beyond_those_of_a_machine_are_refused_and_what_is_left_is_told()
         register(&["p:d main"]).await.unwrap_err().code(),
         error.code()
     );
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_and_variables_of_a_machines_kernel_are_found_by_its_build_id() {
+    let Some(running) = Running::start("sources", Limits::of_host()) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    running.boot(&mut machines, "m").await;
+    let mut sources = SourcesClient::new(running.connect().await);
+    let lines = |function: &str| ListLinesRequest {
+        machine: "m".to_owned(),
+        function: function.to_owned(),
+    };
+    let error = sources.list_lines(lines("vfs_test")).await.unwrap_err();
+    assert_eq!(kind(&error), ErrorKind::NoDebugInfo);
+
+    // It comes while the server runs; its functions are not those of this kernel, its build id is.
+    let id: Vec<_> = BUILD_ID.iter().map(|byte| format!("{byte:02x}")).collect();
+    let debug = running.folder.path().join("debug/.build-id").join(&id[0]);
+    fs::create_dir_all(&debug).unwrap();
+    fs::write(
+        debug.join(format!("{}.debug", id[1..].concat())),
+        dwarf::file(),
+    )
+    .unwrap();
+    let found = sources.list_lines(lines("vfs_test")).await.unwrap();
+    let functions = found.into_inner().functions;
+    let numbers: Vec<_> = functions[0].lines.iter().map(|line| line.number).collect();
+    assert_eq!((functions[0].first, numbers), (10, vec![0, 1, 3, 4, 5]));
+    let places = functions[0].lines.iter().flat_map(|line| &line.places);
+    assert!(
+        places.into_iter().all(|place| !place.is_empty()),
+        "{functions:?}"
+    );
+    let error = sources.list_lines(lines("nobody")).await.unwrap_err();
+    assert_eq!(
+        (error.code(), kind(&error)),
+        (Code::NotFound, ErrorKind::NotInSources)
+    );
+
+    let request = ListVariablesRequest {
+        machine: "m".to_owned(),
+        point: "vfs_test:5".to_owned(),
+    };
+    let found = sources.list_variables(request).await.unwrap().into_inner();
+    let variables = &found.places[0].variables;
+    let fetch = |name: &str| {
+        let found = variables.iter().find(|it| it.name == name);
+        found.map(|it| (it.fetch.as_str(), it.unreadable.as_str()))
+    };
+    assert_eq!(fetch("count"), Some(("+8(%sp)", "")));
+    assert_eq!(fetch("file"), Some(("", "not kept here")));
     running.stop().await;
 }

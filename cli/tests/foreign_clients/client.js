@@ -16,7 +16,7 @@ const SECONDS = 60;
 const RUNNING = 2;
 const CALLS = "while :; do workload calls getpgid 3; done";
 const REFLECTION = "grpc/reflection/v1/reflection.proto";
-const FILES = ["decisions", "events", "histograms", "machines", "probes", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
+const FILES = ["decisions", "events", "histograms", "machines", "probes", "sources", "symbols"].map((name) => `hvprobe/v1/${name}.proto`);
 
 /** Shows the token with each call, as credentials go over TLS only. */
 function interceptors(token) {
@@ -211,6 +211,9 @@ async function main(target, from, file, ...guest) {
   console.log("get:", await refused(() => unary(machines, "GetMachine", a)));
   const symbols = make("hvprobe.v1.Symbols");
   console.log("symbols:", await refused(() => stream(symbols, "ListSymbols", a)));
+  const sources = make("hvprobe.v1.Sources");
+  const lines = { machine: "a", function: "vfs_read" };
+  console.log("lines:", await refused(() => unary(sources, "ListLines", lines)));
   const events = make("hvprobe.v1.Events");
   console.log("events:", await refused(() => stream(events, "Subscribe", a)));
   const histograms = make("hvprobe.v1.Histograms");

@@ -131,6 +131,8 @@ def main(target, token_file=None, *guest):
     print("boot:", refused(lambda: method(machines, "Boot")(name="a", kernel="/nowhere")))
     print("get:", refused(lambda: method(machines, "GetMachine")(machine="a")))
     print("symbols:", refused(lambda: method("hvprobe.v1.Symbols", "ListSymbols")(machine="a")))
+    lines = method("hvprobe.v1.Sources", "ListLines")
+    print("lines:", refused(lambda: lines(machine="a", function="vfs_read")))
     print("events:", refused(lambda: method("hvprobe.v1.Events", "Subscribe")(machine="a")))
     aggregate = method("hvprobe.v1.Histograms", "Aggregate")
     wanted = {"machine": "a", "probes": [1], "histogram": "keys=comm"}

@@ -1,4 +1,6 @@
-//! Writes the ELF file of a micro-kernel: one segment, one symbol table.
+//! Writes the ELF file of a micro-kernel: one segment, one symbol table, one note.
+
+use hvprobe_fixtures::dwarf::{BUILD_ID, note_of};
 
 /// A symbol of the micro-kernel.
 #[derive(Clone, Debug)]
@@ -56,7 +58,7 @@ impl Writer {
 }
 
 /// The ELF file: `content` at virtual address `virt` and physical address `phys`, started at
-/// physical address `entry`.
+/// physical address `entry`. Behind the content is a note with the build id [`BUILD_ID`].
 pub(super) fn write(
     content: &[u8],
     virt: u64,
@@ -77,7 +79,13 @@ pub(super) fn write(
             .u16(1);
         table.u64(symbol.addr).u64(symbol.size);
     }
-    let section_names = b"\0.text\0.symtab\0.strtab\0.shstrtab\0";
+    let mut content = content.to_vec();
+    let text = content.len();
+    content.resize(text.next_multiple_of(16), 0);
+    let note_at = content.len();
+    content.extend(note_of(BUILD_ID));
+    let note = content.len() - note_at;
+    let section_names = b"\0.text\0.symtab\0.strtab\0.shstrtab\0.note\0";
     let symbols_at = CONTENT + content.len();
     let names_at = symbols_at + table.0.len();
     let section_names_at = names_at + names.len();
@@ -86,7 +94,7 @@ pub(super) fn write(
     let mut file = Writer(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec());
     file.u16(2).u16(62).u32(1).u64(entry);
     file.u64(EHDR as u64).u64(sections_at as u64).u32(0);
-    for size in [EHDR, PHDR, 1, SHDR, 5, 4] {
+    for size in [EHDR, PHDR, 1, SHDR, 6, 4] {
         file.u16(u16::try_from(size).unwrap_or(0));
     }
     file.u32(1).u32(7).u64(CONTENT as u64).u64(virt).u64(phys);
@@ -94,15 +102,17 @@ pub(super) fn write(
         .u64(content.len() as u64)
         .u64(0x1000);
     file.0.resize(CONTENT, 0);
-    file.0.extend(content);
+    file.0.extend(&content);
     file.0.extend(&table.0);
     file.0.extend(&names);
     file.0.extend(section_names);
     file.0.resize(sections_at, 0);
     file.section(0, 0, 0, 0, 0, 0, 0, 0);
-    file.section(1, 1, 6, virt, CONTENT, content.len(), 0, 0);
+    file.section(1, 1, 6, virt, CONTENT, text, 0, 0);
     file.section(7, 2, 0, 0, symbols_at, table.0.len(), 3, 24);
     file.section(15, 3, 0, 0, names_at, names.len(), 0, 0);
     file.section(23, 3, 0, 0, section_names_at, section_names.len(), 0, 0);
+    let noted = virt + note_at as u64;
+    file.section(33, 7, 2, noted, CONTENT + note_at, note, 0, 0);
     file.0
 }

@@ -16,9 +16,10 @@ mod used;
 
 use hvprobe_proto::v1::{
     ConsoleWriteRequest, DeleteMachineRequest, DescribeTypesRequest, DisableRequest, EnableRequest,
-    EndReason, ErrorKind, Event, GetMachineRequest, InjectNmiRequest, ListMachinesRequest,
-    ListSymbolsRequest, MachineState, PauseRequest, ProbeState, RegisterRequest, Remedy,
-    ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest, WaitRequest,
+    EndReason, ErrorKind, Event, GetMachineRequest, InjectNmiRequest, ListLinesRequest,
+    ListMachinesRequest, ListSymbolsRequest, MachineState, PauseRequest, ProbeState,
+    RegisterRequest, Remedy, ResumeRequest, StopRequest, SubscribeRequest, UnregisterRequest,
+    WaitRequest,
 };
 use hvprobe_tests::rig::rig;
 use tonic::Code;
@@ -201,6 +202,15 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let told = detail(&error);
     assert_eq!((told.kind(), told.index), (ErrorKind::Refused, Some(1)));
     assert_eq!(told.remedy(), Remedy::NotNow);
+    // Nobody gave this server the debug information of that kernel.
+    let lines = ListLinesRequest {
+        machine: machine.clone(),
+        function: "vfs_read".to_owned(),
+    };
+    let error = client.sources.list_lines(lines).await.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition);
+    assert_eq!(detail(&error).kind(), ErrorKind::NoDebugInfo);
+    assert!(error.message().contains("/.build-id/"), "{error}");
     let described = client.symbols.describe_types(describe(&["vfs_read"]));
     let described = described.await.unwrap().into_inner().types;
     let names: Vec<_> = described[0].parameters.iter().map(|it| &it.name).collect();

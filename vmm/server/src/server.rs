@@ -13,6 +13,7 @@
 
 use std::future::Future;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use hvprobe_proto::v1::host_server::{self, HostServer};
 use hvprobe_proto::v1::machines_server::{self, MachinesServer};
 use hvprobe_proto::v1::probes_server::{self, ProbesServer};
 use hvprobe_proto::v1::sessions_server::{self, SessionsServer};
+use hvprobe_proto::v1::sources_server::{self, SourcesServer};
 use hvprobe_proto::v1::symbols_server::{self, SymbolsServer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -47,7 +49,9 @@ use crate::listen::streams::StreamsLayer;
 use crate::listen::tcp::Loopback;
 use crate::panics;
 use crate::services::events::EventsServer;
-use crate::services::{decisions, events, histograms, host, machines, probes, sessions, symbols};
+use crate::services::{
+    decisions, events, histograms, host, machines, probes, sessions, sources, symbols,
+};
 use crate::sessions::keeper::Sessions;
 
 /// How long connections may go on after the machines have ended, so that clients get their last
@@ -70,12 +74,16 @@ pub enum ServeError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
+/// Where Linux has debug information.
+const DEBUG_DIR: &str = "/usr/lib/debug";
+
 /// A server with its machines.
 #[derive(Debug, Default)]
 pub struct Server {
     fleet: Fleet,
     published: Published,
     loopback: Option<Loopback>,
+    debug_dir: Option<PathBuf>,
 }
 
 impl Server {
@@ -89,6 +97,14 @@ impl Server {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.fleet = Fleet::new(limits);
+        self
+    }
+
+    /// The same server, which finds debug information in that folder, by build ids, and not in
+    /// `/usr/lib/debug`.
+    #[must_use]
+    pub fn with_debug_dir(mut self, folder: PathBuf) -> Self {
+        self.debug_dir = Some(folder);
         self
     }
 
@@ -170,6 +186,7 @@ impl Server {
             }
         };
         let calls = totals.limits().calls_per_connection;
+        let debug_dir = self.debug_dir.unwrap_or_else(|| DEBUG_DIR.into());
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(SILENCE))
             .http2_keepalive_timeout(Some(ANSWER))
@@ -222,6 +239,10 @@ impl Server {
                     .max_decoding_message_size(limits::MESSAGE),
             )
             .add_service(
+                SourcesServer::new(sources::Service::new(fleet.clone(), debug_dir))
+                    .max_decoding_message_size(limits::MESSAGE),
+            )
+            .add_service(
                 HostServer::new(host::Service::new()).max_decoding_message_size(limits::MESSAGE),
             )
             .serve_with_incoming_shutdown(connections.map(Ok::<_, io::Error>), closing);
@@ -236,13 +257,14 @@ impl Server {
 }
 
 /// The services whose health is told; the empty one is the server as a whole.
-const SERVICES: [&str; 9] = [
+const SERVICES: [&str; 10] = [
     "",
     machines_server::SERVICE_NAME,
     probes_server::SERVICE_NAME,
     events_server::SERVICE_NAME,
     decisions_server::SERVICE_NAME,
     histograms_server::SERVICE_NAME,
+    sources_server::SERVICE_NAME,
     symbols_server::SERVICE_NAME,
     host_server::SERVICE_NAME,
     sessions_server::SERVICE_NAME,

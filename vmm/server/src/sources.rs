@@ -3,18 +3,20 @@
 //! Invariant: a place is named by a symbol of the kernel that was given, so a definition can have it as it is.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use hvprobe_arch::Gva;
-use hvprobe_linux::debug_info::{DebugError, DebugFile, DebugInfo, FunctionLines, Variable};
+use hvprobe_linux::debug_info::{DebugError, DebugFile, DebugInfo, Line, Location, Variable};
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_machine::Kernel;
+use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
-use hvprobe_spec::point::Point;
+use hvprobe_spec::point::{At, Point};
 
 /// A kernel with its debug information.
 #[derive(Debug)]
 pub struct Sources {
-    image: KernelImage,
+    image: Arc<KernelImage>,
     file: DebugFile,
 }
 
@@ -32,17 +34,6 @@ pub enum SourcesError {
     Definition(ParseError),
 }
 
-/// A place that a point stands for, and what there is.
-#[derive(Debug)]
-pub struct SourcePlace {
-    /// Its address, as linked.
-    pub at: Gva,
-    /// The function that was inlined there, if the point is in one.
-    pub inlined: Option<String>,
-    /// The variables there.
-    pub variables: Vec<Variable>,
-}
-
 impl Sources {
     /// The debug information in the file at `path`, for `kernel`.
     ///
@@ -50,6 +41,11 @@ impl Sources {
     /// When one of them cannot be read, or the file is that of another kernel.
     pub fn open(kernel: &Kernel, path: &Path) -> Result<Self, SourcesError> {
         let image = KernelImage::parse(kernel.elf())?;
+        Ok(Self::of(Arc::new(image), path)?)
+    }
+
+    /// The same for the kernel whose image that is.
+    pub(crate) fn of(image: Arc<KernelImage>, path: &Path) -> Result<Self, DebugError> {
         let file = DebugFile::open(path)?;
         let sources = Self { image, file };
         sources.info()?;
@@ -70,38 +66,78 @@ impl Sources {
         DebugInfo::new(&self.file, self.image.build_id())
     }
 
-    /// The lines that take a probe of the functions called `name`, in files that end with `file` if that is
-    /// given.
+    /// The lines that take a probe of the functions that `point` stands for.
     ///
     /// # Errors
-    /// When there is no such function, or the debug information is damaged.
-    pub fn lines(
-        &self,
-        name: &str,
-        file: Option<&str>,
-    ) -> Result<Vec<FunctionLines>, SourcesError> {
-        Ok(self.info()?.lines(name, file)?)
+    /// When it stands for anything else, there is no such function, or the debug information is damaged.
+    pub fn lines(&self, point: &Point) -> Result<v1::ListLinesResponse, SourcesError> {
+        let Point::Function {
+            name,
+            file,
+            at: At::Entry,
+        } = point
+        else {
+            return Err(SourcesError::Definition(ParseError {
+                column: 0,
+                message: "lines are told of a whole function: FUNC or FUNC@SRC".to_owned(),
+            }));
+        };
+        let functions = self.info()?.lines(name, file.as_deref())?;
+        let functions = functions.into_iter().map(|function| v1::FunctionLines {
+            lines: function.lines.iter().map(|line| self.line(line)).collect(),
+            name: function.name,
+            file: function.file,
+            first: function.first,
+        });
+        Ok(v1::ListLinesResponse {
+            functions: functions.collect(),
+        })
+    }
+
+    fn line(&self, line: &Line) -> v1::SourceLine {
+        v1::SourceLine {
+            number: line.number,
+            places: line.places.iter().map(|at| self.named(*at)).collect(),
+        }
     }
 
     /// All places that `point` stands for, with the variables there.
     ///
     /// # Errors
     /// When there are none, or the debug information is damaged.
-    pub fn variables(&self, point: &Point) -> Result<Vec<SourcePlace>, SourcesError> {
+    pub fn variables(&self, point: &Point) -> Result<v1::ListVariablesResponse, SourcesError> {
         let info = self.info()?;
         let places = info.places(point)?.into_iter().map(|place| {
-            Ok(SourcePlace {
-                variables: info.variables(&place)?,
-                at: place.at,
-                inlined: place.inlined,
+            let variables = info.variables(&place)?.into_iter();
+            Ok(v1::SourcePlace {
+                place: self.named(place.at),
+                inlined: place.inlined.unwrap_or_default(),
+                variables: variables.map(|it| self.variable(it)).collect(),
             })
         });
-        places.collect()
+        Ok(v1::ListVariablesResponse {
+            places: places.collect::<Result<_, SourcesError>>()?,
+        })
+    }
+
+    fn variable(&self, variable: Variable) -> v1::Variable {
+        let (fetch, unreadable) = match variable.location {
+            Location::Fetch(fetch) => (fetch.to_string(), ""),
+            Location::Static(at) => (format!("@{}", self.named(at)), ""),
+            Location::Constant(value) => (format!("\\{value}"), ""),
+            Location::Nowhere(why) => (String::new(), why),
+        };
+        v1::Variable {
+            name: variable.name,
+            declaration: variable.declaration,
+            parameter: variable.is_parameter,
+            fetch,
+            unreadable: unreadable.to_owned(),
+        }
     }
 
     /// An address as definitions name it: `SYMBOL+0x10`, or by itself if no symbol is there.
-    #[must_use]
-    pub fn named(&self, at: Gva) -> String {
+    pub(crate) fn named(&self, at: Gva) -> String {
         match self.image.symbols().containing(at) {
             Some((symbol, 0)) => symbol.name.to_owned(),
             Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),

@@ -8,6 +8,7 @@ use hvprobe_proto::v1::histograms_client::HistogramsClient;
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::sessions_client::SessionsClient;
+use hvprobe_proto::v1::sources_client::SourcesClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
 use hvprobe_proto::v1::{
     BootRequest, ConsoleRequest, ErrorDetail, ListProbesRequest, Machine, MachineState, Probe,
@@ -70,6 +71,7 @@ pub(crate) struct Client {
     pub(crate) probes: ProbesClient<Channel>,
     pub(crate) events: EventsClient<Channel>,
     pub(crate) histograms: HistogramsClient<Channel>,
+    pub(crate) sources: SourcesClient<Channel>,
     pub(crate) symbols: SymbolsClient<Channel>,
     pub(crate) sessions: SessionsClient<Channel>,
     pub(crate) decisions: DecisionsClient<Channel>,
@@ -83,6 +85,7 @@ impl Client {
             probes: ProbesClient::new(channel.clone()),
             events: EventsClient::new(channel.clone()),
             histograms: HistogramsClient::new(channel.clone()),
+            sources: SourcesClient::new(channel.clone()),
             symbols: SymbolsClient::new(channel.clone()),
             sessions: SessionsClient::new(channel.clone()),
             decisions: DecisionsClient::new(channel.clone()),

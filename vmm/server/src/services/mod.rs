@@ -8,6 +8,7 @@ pub(crate) mod host;
 pub(crate) mod machines;
 pub(crate) mod probes;
 pub(crate) mod sessions;
+pub(crate) mod sources;
 pub(crate) mod symbols;
 mod wanted;
 mod watcher;

@@ -332,6 +332,7 @@ async fn health_is_what_it_is_for_each_service_until_the_server_stops() {
         "hvprobe.v1.Events",
         "hvprobe.v1.Decisions",
         "hvprobe.v1.Histograms",
+        "hvprobe.v1.Sources",
         "hvprobe.v1.Symbols",
         "hvprobe.v1.Host",
         "hvprobe.v1.Sessions",

@@ -1,0 +1,194 @@
+//! `hvprobe.v1.Sources`.
+//!
+//! What is kept true: of all clients' questions one is answered at a time, so no more than one file with debug
+//! information is in memory, and none when nobody asks.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hvprobe_linux::debug_info::DebugError;
+use hvprobe_linux::image::KernelImage;
+use hvprobe_proto::v1::{
+    ErrorKind, ListLinesRequest, ListLinesResponse, ListVariablesRequest, ListVariablesResponse,
+    sources_server,
+};
+use hvprobe_spec::ParseError;
+use hvprobe_spec::point::Point;
+use prost::Message;
+use tonic::{Code, Request, Response, Status};
+
+use crate::fleet::Fleet;
+use crate::limits;
+use crate::sources::{Sources, SourcesError};
+use crate::status::{Failure, chain};
+use crate::threads::Lane;
+
+/// The longest build id that a file is looked for by; linkers make 20 bytes at most.
+const BUILD_ID_MAX: usize = 64;
+/// The longest release of a kernel (`__NEW_UTS_LEN`).
+const RELEASE_MAX: usize = 64;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Service {
+    fleet: Fleet,
+    /// Where debug information is.
+    folder: Arc<Path>,
+    looks: Lane,
+}
+
+impl Service {
+    pub(crate) fn new(fleet: Fleet, folder: PathBuf) -> Self {
+        Self {
+            fleet,
+            folder: folder.into(),
+            looks: Lane::new("a look at sources", 1),
+        }
+    }
+
+    /// What `ask` is answered of the sources of `machine`'s kernel.
+    async fn of<T: Message + 'static>(
+        &self,
+        machine: &str,
+        ask: impl FnOnce(&Sources) -> Result<T, SourcesError> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let image = Arc::clone(self.fleet.get(machine)?.machine()?.image());
+        let folder = Arc::clone(&self.folder);
+        let answered = self.looks.run(move || {
+            let sources = open(&image, &folder)?;
+            ask(&sources).map_err(|error| failed(&error))
+        });
+        let answer = answered.await??;
+        let length = answer.encoded_len();
+        if length > limits::MESSAGE {
+            let message = format!("the answer has {length} bytes, at most {}", limits::MESSAGE);
+            let (code, kind) = (Code::ResourceExhausted, ErrorKind::TooLarge);
+            return Err(Failure::new(code, kind, message).into());
+        }
+        Ok(Response::new(answer))
+    }
+}
+
+#[tonic::async_trait]
+impl sources_server::Sources for Service {
+    async fn list_lines(
+        &self,
+        request: Request<ListLinesRequest>,
+    ) -> Result<Response<ListLinesResponse>, Status> {
+        let ListLinesRequest { machine, function } = request.into_inner();
+        let point = read(&function)?;
+        let ask = move |sources: &Sources| sources.lines(&point);
+        self.of(&machine, ask).await
+    }
+
+    async fn list_variables(
+        &self,
+        request: Request<ListVariablesRequest>,
+    ) -> Result<Response<ListVariablesResponse>, Status> {
+        let ListVariablesRequest { machine, point } = request.into_inner();
+        let point = read(&point)?;
+        let ask = move |sources: &Sources| sources.variables(&point);
+        self.of(&machine, ask).await
+    }
+}
+
+fn read(point: &str) -> Result<Point, Status> {
+    limits::at_most("the point", point.len(), limits::DEFINITION)?;
+    let read = Point::parse(point);
+    Ok(read.map_err(|ParseError { column, message }| wrong(message).at_column(column))?)
+}
+
+fn wrong(message: impl Into<String>) -> Failure {
+    Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+}
+
+/// The debug information in `folder` of the kernel whose image that is.
+fn open(image: &Arc<KernelImage>, folder: &Path) -> Result<Sources, Failure> {
+    let none = |message| Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message);
+    let places = places_of(image.build_id(), image.release(), folder);
+    for path in &places {
+        match Sources::of(Arc::clone(image), path) {
+            Ok(sources) => return Ok(sources),
+            Err(DebugError::Read(why)) if why.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(none(format!(
+                    "cannot use {}: {}",
+                    path.display(),
+                    chain(&error)
+                )));
+            }
+        }
+    }
+    let places: Vec<_> = places
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    Err(none(format!(
+        "the server has no debug information of this kernel: there is no {}; install it, or see `hvprobe serve \
+         --debug-dir`",
+        places.join(", nor ")
+    )))
+}
+
+/// Where the debug information may be of the kernel with this build id and release, which it says itself: by the
+/// build id (GDB manual, "Debugging Information in Separate Files"), or where distributions put a vmlinux
+/// (tools/perf/util/symbol.c, `vmlinux_paths`).
+fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> Vec<PathBuf> {
+    let mut places = Vec::new();
+    if let Some((first, rest)) = build_id.and_then(<[u8]>::split_first)
+        && (1..BUILD_ID_MAX).contains(&rest.len())
+    {
+        let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let folder = folder.join(".build-id").join(format!("{first:02x}"));
+        places.push(folder.join(format!("{rest}.debug")));
+    }
+    // A name that leads nowhere else.
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+~".contains(c);
+    if let Some(release) = release
+        && release.len() <= RELEASE_MAX
+        && release.chars().all(plain)
+        && release.starts_with(|c: char| c.is_ascii_digit())
+    {
+        places.push(folder.join(format!("boot/vmlinux-{release}")));
+        places.push(folder.join(format!("lib/modules/{release}/vmlinux")));
+    }
+    places
+}
+
+/// What a client is told that asked for what there is not, or where something is wrong with the file.
+fn failed(error: &SourcesError) -> Failure {
+    let message = chain(error);
+    let debug = match error {
+        SourcesError::Debug(debug) => debug,
+        SourcesError::Definition(at) => return wrong(message).at_column(at.column),
+        SourcesError::Image(_) => {
+            return Failure::new(Code::FailedPrecondition, ErrorKind::NoSymbols, message);
+        }
+    };
+    let absent = || Failure::new(Code::NotFound, ErrorKind::NotInSources, message.clone());
+    match debug {
+        DebugError::NoFunction { near, .. }
+        | DebugError::NoLine { near, .. }
+        | DebugError::Member { near, .. } => absent().offering(near.iter().cloned()),
+        DebugError::NoFile(_) | DebugError::OnlyInlined(..) | DebugError::Offset { .. } => absent(),
+        DebugError::Pattern => wrong(message),
+        DebugError::Read(_)
+        | DebugError::NotElf(_)
+        | DebugError::Machine(_)
+        | DebugError::Unlinked
+        | DebugError::Overlap
+        | DebugError::Cut(_)
+        | DebugError::Compressed(_)
+        | DebugError::None
+        | DebugError::Split(_)
+        | DebugError::OtherKernel { .. }
+        | DebugError::Damaged { .. }
+        | DebugError::TooMuch => {
+            Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Of a kernel that is made up, whose file has its debug information, too.
+
+use std::fs;
+
+use hvprobe_fixtures::dwarf::{self, BUILD_ID};
+use hvprobe_proto::v1::ErrorDetail;
+use tempfile::TempDir;
+
+use super::*;
+
+fn image() -> Arc<KernelImage> {
+    Arc::new(KernelImage::parse(&dwarf::file()).unwrap())
+}
+
+fn by_build_id(folder: &Path) -> PathBuf {
+    places_of(Some(BUILD_ID), None, folder).remove(0)
+}
+
+/// A folder of debug information in which `file` is said to be of the kernel.
+fn folder(file: &[u8]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = by_build_id(folder.path());
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, file).unwrap();
+    folder
+}
+
+fn told(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
+    let status = Status::from(failure);
+    let detail = crate::status::tests::detail(&status);
+    let message = status.message().to_owned();
+    (status.code(), detail.kind(), detail, message)
+}
+
+#[test]
+fn debug_information_is_found_by_the_build_id() {
+    let sources = open(&image(), folder(&dwarf::file()).path()).unwrap();
+    let found = sources.lines(&read("vfs_test").unwrap()).unwrap().functions;
+    let [function] = found.as_slice() else {
+        panic!("{found:?}");
+    };
+    assert_eq!((function.name.as_str(), function.first), ("vfs_test", 10));
+    let places = |number| {
+        let line = function.lines.iter().find(|line| line.number == number);
+        line.map(|line| line.places.clone()).unwrap_or_default()
+    };
+    assert_eq!(places(1), ["vfs_test+0x4", "vfs_test+0x38"]);
+
+    let found = sources
+        .variables(&read("vfs_test:1").unwrap())
+        .unwrap()
+        .places;
+    assert_eq!(found[0].place, "vfs_test+0x4");
+    for variable in found.iter().flat_map(|place| &place.variables) {
+        assert_ne!(
+            variable.fetch.is_empty(),
+            variable.unreadable.is_empty(),
+            "{variable:?}"
+        );
+    }
+    assert!(
+        found[0].variables.iter().any(|it| it.parameter),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_there_is_not_is_told_with_what_there_is() {
+    let folder = folder(&dwarf::file());
+    let sources = open(&image(), folder.path()).unwrap();
+    let error = sources
+        .lines(&read("vfs_test@other.c").unwrap())
+        .unwrap_err();
+    let (code, kind, detail, message) = told(failed(&error));
+    assert_eq!(
+        (code, kind),
+        (Code::NotFound, ErrorKind::NotInSources),
+        "{message}"
+    );
+    assert!(detail.candidates[0].contains("fs/test.c"), "{detail:?}");
+    let none = sources.variables(&read("vfs_test:999").unwrap());
+    let (code, kind, ..) = told(failed(&none.unwrap_err()));
+    assert_eq!((code, kind), (Code::NotFound, ErrorKind::NotInSources));
+    let part = sources.lines(&read("vfs_test:1").unwrap());
+    let (code, kind, detail, _) = told(failed(&part.unwrap_err()));
+    assert_eq!((code, kind), (Code::InvalidArgument, ErrorKind::Definition));
+    assert_eq!(detail.column, Some(0));
+    let bad = read("vfs_test:").unwrap_err();
+    assert_eq!(crate::status::tests::detail(&bad).column, Some(9));
+}
+
+#[test]
+fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
+    let empty = tempfile::tempdir().unwrap();
+    let path = by_build_id(empty.path());
+    let (code, kind, _, message) = told(open(&image(), empty.path()).unwrap_err());
+    assert_eq!(
+        (code, kind),
+        (Code::FailedPrecondition, ErrorKind::NoDebugInfo)
+    );
+    assert!(message.contains(path.to_str().unwrap()), "{message}");
+    for (file, words) in [
+        (dwarf::file_of(b"another build"), "of another kernel"),
+        (b"no file of that kind".to_vec(), "ELF"),
+    ] {
+        let (code, kind, _, message) = told(open(&image(), folder(&file).path()).unwrap_err());
+        assert_eq!(
+            (code, kind),
+            (Code::FailedPrecondition, ErrorKind::NoDebugInfo)
+        );
+        assert!(message.contains(words), "{message}");
+    }
+}
+
+#[test]
+fn a_kernel_leads_to_no_file_outside_the_folder() {
+    let folder = Path::new("/d");
+    let places = |id: &[u8], release| {
+        let places = places_of(Some(id), release, folder);
+        let places = places.iter().map(|path| path.to_str().unwrap().to_owned());
+        places.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        places(&[0xab, 1, 0x2f], Some("6.1.0-56-cloud-amd64")),
+        [
+            "/d/.build-id/ab/012f.debug",
+            "/d/boot/vmlinux-6.1.0-56-cloud-amd64",
+            "/d/lib/modules/6.1.0-56-cloud-amd64/vmlinux"
+        ]
+    );
+    let long = "6".repeat(65);
+    for release in [
+        "",
+        "..",
+        "../6.1",
+        "6.1/../..",
+        "6.1\0",
+        "6 1",
+        "/etc",
+        &long,
+    ] {
+        assert_eq!(places(b"", Some(release)), [""; 0], "{release:?}");
+    }
+    for id in [&b""[..], b"a", &[7; 66]] {
+        assert_eq!(places(id, None), [""; 0]);
+    }
+}
