@@ -292,7 +292,7 @@ fn node_package_traces() {
         .args(["--extract", "--strip-components=1", "--directory"])
         .arg(&installed)
         .arg("--file")
-        .arg(folder.join("hvprobe-0.2.0.tgz")));
+        .arg(folder.join(concat!("hvprobe-", env!("CARGO_PKG_VERSION"), ".tgz"))));
     let node = || {
         let mut command = program("node");
         let mut paths = OsString::from(&own);
