@@ -100,8 +100,8 @@ impl Server {
         self
     }
 
-    /// The same server, which finds debug information in that folder, by build ids, and not in
-    /// `/usr/lib/debug`.
+    /// The same server, which looks for debug information in that folder, by build ids and releases of
+    /// kernels, and not in `/usr/lib/debug`.
     #[must_use]
     pub fn with_debug_dir(mut self, folder: PathBuf) -> Self {
         self.debug_dir = Some(folder);

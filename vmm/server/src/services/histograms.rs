@@ -190,7 +190,8 @@ impl Counting {
     async fn read(&mut self) -> Result<(), Over> {
         let flushed = self.handle.blocking(|machine| machine.flush_events());
         // One that has ended has handed everything on.
-        let is_whole = flushed.await.unwrap_or(true);
+        let is_whole = flushed.await;
+        let is_whole = is_whole.unwrap_or_else(|_| self.handle.remains().is_some());
         let aggregation = self.aggregation.clone();
         let read = self.handle.aside(move || {
             aggregation
