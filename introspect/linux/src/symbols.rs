@@ -136,8 +136,8 @@ pub struct Symbols {
     /// Sorted by address.
     entries: Vec<Entry>,
     arena: String,
-    /// Hash of the name and index into `entries`, sorted.
-    by_name: Vec<(u32, u32)>,
+    /// Hash of the name, above, and index into `entries`, sorted.
+    by_name: Vec<u64>,
 }
 
 impl fmt::Debug for Symbols {
@@ -182,7 +182,9 @@ impl Symbols {
             .entries
             .iter()
             .zip(0_u32..)
-            .map(|(entry, index)| (hash(text(&table.arena, entry)), index))
+            .map(|(entry, index)| {
+                u64::from(hash(text(&table.arena, entry))) << 32 | u64::from(index)
+            })
             .collect();
         table.by_name.sort_unstable();
         table
@@ -300,12 +302,15 @@ impl Symbols {
 
     /// All symbols of exactly that name, by address.
     fn named<'a>(&'a self, name: &str) -> impl Iterator<Item = Symbol<'a>> {
-        let wanted = hash(name);
-        let first = self.by_name.partition_point(|(hash, _)| *hash < wanted);
+        let wanted = u64::from(hash(name));
+        let first = self.by_name.partition_point(|key| key >> 32 < wanted);
         self.by_name[first..]
             .iter()
-            .take_while(move |(hash, _)| *hash == wanted)
-            .filter_map(|(_, index)| self.entries.get(usize::try_from(*index).ok()?))
+            .take_while(move |key| *key >> 32 == wanted)
+            .filter_map(|key| {
+                let index = key & u64::from(u32::MAX);
+                self.entries.get(usize::try_from(index).ok()?)
+            })
             .map(|entry| self.view(entry))
             .filter(move |symbol| symbol.name == name)
     }

@@ -308,20 +308,41 @@ struct Names {
 
 impl Names {
     fn expand(data: &[u8], place: &NamesPlace, tokens: &Tokens<'_>) -> Option<Self> {
+        // Many times as many parts as there are names are put together: nearly all of them by one copy of
+        // a length that is known here.
+        const WIDE: usize = 16;
+        let padded = |part: &[u8]| {
+            let mut wide = [0; WIDE];
+            let short = part.len().min(WIDE);
+            wide[..short].copy_from_slice(&part[..short]);
+            wide
+        };
+        // What assemblers and compilers make names of.
+        let is_text = |part: &&[u8]| part.iter().all(u8::is_ascii_graphic);
+        let parts = tokens.parts.iter();
+        let parts: Vec<_> = parts
+            .map(|part| Some((padded(part), *part)).filter(|(_, part)| is_text(part)))
+            .collect();
         let mut text = Vec::new();
         let mut ends = Vec::with_capacity(place.count);
         let mut at = place.names;
+        let mut whole = [0; LONGEST_NAME + WIDE];
         for _ in 0..place.count {
             let (name, next) = name_at(data, at)?;
             at = next;
-            let start = text.len();
+            let mut len = 0;
             for byte in name {
-                text.extend_from_slice(tokens.parts.get(usize::from(*byte))?);
-                (text.len() - start <= LONGEST_NAME).then_some(())?;
+                let (wide, part) = (*parts.get(usize::from(*byte))?)?;
+                whole.get_mut(len..len + WIDE)?.copy_from_slice(&wide);
+                if part.len() > WIDE {
+                    whole.get_mut(len..len + part.len())?.copy_from_slice(part);
+                }
+                len += part.len();
+                (len <= LONGEST_NAME).then_some(())?;
             }
-            // A letter and a name, in what assemblers and compilers make names of.
-            (text.len() - start >= 2 && text[start..].iter().all(u8::is_ascii_graphic))
-                .then_some(())?;
+            // A letter and a name.
+            (len >= 2).then_some(())?;
+            text.extend_from_slice(&whole[..len]);
             (text.len() <= MOST_TEXT).then_some(())?;
             ends.push(text.len());
         }

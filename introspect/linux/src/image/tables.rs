@@ -38,6 +38,8 @@ pub(super) struct Table {
     signs: &'static [&'static str],
     /// Bytes of an entry.
     entry: usize,
+    /// Entries of zeroes fill it up.
+    gaps: bool,
     fit: fn(&Elf<'_>, Gva, &[u8]) -> Option<Fit>,
 }
 
@@ -45,7 +47,7 @@ pub(super) struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     Entry,
-    /// What fills the table up, or could be anything.
+    /// What could be anything.
     Filler,
 }
 
@@ -72,6 +74,7 @@ pub(super) const JUMP_LABELS: Table = Table {
         "static_key_enable",
     ],
     entry: 16,
+    gaps: false,
     fit: jump_label,
 };
 
@@ -82,6 +85,7 @@ pub(super) const STATIC_CALLS: Table = Table {
     readers: &["static_call_init"],
     signs: &["static_call_init", "__static_call_update"],
     entry: 8,
+    gaps: false,
     fit: static_call,
 };
 
@@ -98,6 +102,7 @@ pub(super) const FIXUPS: Table = Table {
     // Every kernel has one.
     signs: &["_stext"],
     entry: 12,
+    gaps: false,
     fit: fixup,
 };
 
@@ -108,6 +113,7 @@ pub(super) const BLACKLIST: Table = Table {
     readers: &["init_kprobes"],
     signs: &["register_kprobe"],
     entry: 8,
+    gaps: false,
     fit: function,
 };
 
@@ -118,6 +124,7 @@ pub(super) const FTRACE_SITES: Table = Table {
     readers: &["ftrace_init"],
     signs: &["ftrace_init"],
     entry: 8,
+    gaps: true,
     fit: ftrace_site,
 };
 
@@ -129,6 +136,7 @@ pub(super) const LOCKS: Table = Table {
     readers: &["alternative_instructions"],
     signs: &["alternatives_enable_smp", "alternatives_smp_module_add"],
     entry: 4,
+    gaps: true,
     fit: lock,
 };
 
@@ -153,10 +161,11 @@ impl<'a> Places<'a, '_> {
     pub(super) fn find(&self, table: &Table) -> Found<'a> {
         let [start, stop] = table.symbols;
         let section = table.section.and_then(|name| self.elf.section(name));
+        let in_code = self.in_code(table);
         let ways = [
             self.symbols.between(start, stop),
             section.map(|section| section.at.clone()),
-            self.in_code(table),
+            in_code.clone(),
         ];
         let mut told = ways.into_iter().flatten();
         let Some(range) = told.next() else {
@@ -170,7 +179,10 @@ impl<'a> Places<'a, '_> {
             return Found::Unknown;
         };
         let at = Gva(range.start);
-        if self.entries(table, at, bytes).1 == bytes.len() && told.all(|other| other == range) {
+        // What code tells was looked through.
+        let is_whole =
+            in_code.as_ref() == Some(&range) || self.entries(table, at, bytes).1 == bytes.len();
+        if is_whole && told.all(|other| other == range) {
             Found::At(at, bytes)
         } else {
             Found::Unknown
@@ -196,22 +208,27 @@ impl<'a> Places<'a, '_> {
             let mut ends = constants(code, reader.addr);
             ends.sort_unstable();
             ends.dedup();
-            let pairs = ends.iter().enumerate().flat_map(|(n, start)| {
-                let behind = ends.get(n + 1..).unwrap_or_default();
-                behind.iter().map(|end| *start..*end)
-            });
-            for range in pairs {
-                let Some(bytes) = self.bytes(&range) else {
-                    continue;
-                };
-                let (count, len) = self.entries(table, Gva(range.start), bytes);
-                looked += len + table.entry;
-                if looked > MOST {
-                    return None;
-                }
-                let merit = (count, Reverse(len));
-                if len == bytes.len() && count > 0 && merit > best {
-                    (best, found) = (merit, Some(range));
+            for (n, start) in ends.iter().enumerate() {
+                // As far as there are only entries, and nothing is looked at twice.
+                let (mut count, mut len) = (0, 0);
+                for end in ends.get(n + 1..).unwrap_or_default() {
+                    let Some(bytes) = self.bytes(&(*start..*end)) else {
+                        break;
+                    };
+                    let (fresh, at) = (&bytes[len..], Gva(*start).wrapping_add(len as u64));
+                    let (more, further) = self.entries(table, at, fresh);
+                    (count, len) = (count + more, len + further);
+                    looked += further + table.entry;
+                    if looked > MOST {
+                        return None;
+                    }
+                    let merit = (count, Reverse(len));
+                    if len == bytes.len() && count > 0 && merit > best {
+                        (best, found) = (merit, Some(*start..*end));
+                    }
+                    if bytes.len() - len >= table.entry {
+                        break;
+                    }
                 }
             }
         }
@@ -220,23 +237,36 @@ impl<'a> Places<'a, '_> {
 
     /// How many entries `bytes` begin with, and how many bytes are these and what fills up.
     fn entries(&self, table: &Table, at: Gva, bytes: &[u8]) -> (usize, usize) {
-        let places = (at.0..).step_by(table.entry).map(Gva);
-        let mut entries = (0, 0);
-        for (entry, place) in bytes.chunks_exact(table.entry).zip(places) {
-            match (table.fit)(self.elf, place, entry) {
-                Some(Fit::Entry) => entries.0 += 1,
+        let (mut count, mut len) = (0, 0);
+        while let Some((entry, behind)) = bytes[len..].split_at_checked(table.entry) {
+            if table.gaps && entry.iter().all(|byte| *byte == 0) {
+                // Much of what lies between two constants is nothing but zeroes.
+                len += table.entry + zeroes(behind) / table.entry * table.entry;
+                continue;
+            }
+            match (table.fit)(self.elf, at.wrapping_add(len as u64), entry) {
+                Some(Fit::Entry) => count += 1,
                 Some(Fit::Filler) => {}
                 None => break,
             }
-            entries.1 += table.entry;
+            len += table.entry;
         }
-        entries
+        (count, len)
     }
 
     fn bytes(&self, range: &Range<u64>) -> Option<&'a [u8]> {
         let len = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
         self.elf.read(Gva(range.start), len)
     }
+}
+
+/// How many zeroes `bytes` begin with.
+fn zeroes(bytes: &[u8]) -> usize {
+    const STEP: usize = 64;
+    let steps = bytes.chunks_exact(STEP);
+    let whole = STEP * steps.take_while(|step| **step == [0; STEP]).count();
+    let rest = bytes[whole..].iter();
+    whole + rest.take_while(|byte| **byte == 0).count()
 }
 
 /// What the s32 that is `field` bytes into the entry at `place` leads to.
@@ -292,21 +322,14 @@ fn function(elf: &Elf<'_>, _: Gva, entry: &[u8]) -> Option<Fit> {
 }
 
 fn ftrace_site(elf: &Elf<'_>, _: Gva, entry: &[u8]) -> Option<Fit> {
-    match u64_at(entry, 0)? {
-        0 => Some(Fit::Filler),
-        at => {
-            let code = elf.read(Gva(at), 5)?;
-            let is_call = matches!(code, [0xe8, ..] | [0x0f, 0x1f, 0x44, 0, 0]);
-            entry_if(is_call && elf.is_code(at))
-        }
-    }
+    let at = u64_at(entry, 0)?;
+    let code = elf.read(Gva(at), 5)?;
+    let is_call = matches!(code, [0xe8, ..] | [0x0f, 0x1f, 0x44, 0, 0]);
+    entry_if(is_call && elf.is_code(at))
 }
 
 fn lock(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
     const LOCK: &[u8] = &[0xf0];
-    if i32_at(entry, 0)? == 0 {
-        return Some(Fit::Filler);
-    }
     let at = target(place, entry, 0)?;
     match elf.read(at, 1)? {
         LOCK => entry_if(elf.is_code(at.0)),
