@@ -100,8 +100,7 @@ impl Options {
             kernel: None,
             retries,
             silence: None,
-            // There are few.
-            rigs: Some(1),
+            rigs: None,
             limit: None,
             filter: vec![module.into()],
             package: Vec::new(),
@@ -131,7 +130,20 @@ impl Options {
             verbose: self.verbose,
         }
     }
+
+    /// How a job is run on this machine. What is shown as it is printed comes from one program.
+    fn how_here(&self, deadline: Instant) -> How {
+        let how = self.how(Kind::Direct, deadline);
+        How {
+            rigs: if self.verbose { 1 } else { PROGRAMS },
+            ..how
+        }
+    }
 }
+
+/// How many test programs run on this machine at a time: what waits, or keeps one processor busy, leaves room
+/// for another.
+const PROGRAMS: usize = 2;
 
 /// How long a test on this machine may take, in seconds: one that takes a minute alone, on a busy
 /// machine; and one with two hundred times as many cases.
@@ -184,7 +196,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         if let Some(rig) = options.rig.or((!here_only).then_some(rig)) {
             job.environment.extend(own_rig(&ready, &built, rig)?);
         }
-        total.run(job, &ready, &options.how(Kind::Direct, deadline))?;
+        total.run(job, &ready, &options.how_here(deadline))?;
         took.note("the tests here");
     }
     if !total.is_over() && !here_only {
