@@ -19,6 +19,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
+use crate::rig;
+
 /// What one program may take; Bochs needs most of it for a boot.
 #[must_use]
 pub fn patience() -> Duration {
@@ -51,11 +53,22 @@ pub struct Finished {
 }
 
 impl Program {
-    /// Starts `hvprobe` with these arguments.
+    /// Starts `hvprobe` with these arguments; a guest that it boots is one whose boot is
+    /// [short](rig::short).
     #[must_use]
     pub fn start(words: &[&str]) -> Self {
+        let (command, options) = words.split_at(match words {
+            ["run", ..] => 1,
+            ["vm", "boot", ..] => 2,
+            _ => words.len(),
+        });
+        let cmdline = rig::short();
+        let short = match options {
+            [] => &[][..],
+            _ => &["--cmdline", &cmdline],
+        };
         let mut child = Command::new("hvprobe")
-            .args(words)
+            .args([command, short, options].concat())
             .env_remove("HVPROBE_SOCKET")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 /// emulated processor in a busy machine is slow. Less than what `cargo lab test` lets pass in silence.
 pub const LIMIT: Duration = Duration::from_secs(80);
 
+/// How often one looks who has to look again and again: not so often that it keeps a processor from what is
+/// looked at.
+pub const PAUSE: Duration = Duration::from_millis(1);
+
 /// Looks until it has seen `enough`; returns that. `what` says what is waited for.
 ///
 /// # Panics
@@ -23,7 +27,7 @@ pub fn until<T: Debug>(what: &str, mut look: impl FnMut() -> T, enough: impl Fn(
             since.elapsed() < LIMIT,
             "no {what} within {LIMIT:?}; seen last: {seen:?}"
         );
-        thread::yield_now();
+        thread::sleep(PAUSE);
     }
 }
 

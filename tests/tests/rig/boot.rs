@@ -1,8 +1,8 @@
 //! A stock kernel boots under our VMM, and its probes count exactly.
 
-use hvprobe_machine::{DEFAULT_CMDLINE, Mechanism, ProbeSpec};
+use hvprobe_machine::{Mechanism, ProbeSpec};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
+use hvprobe_tests::rig::{Running, assert_clean, guest, mitigated, probe, rig};
 
 fn boots_with(cpus: u32, test: &str) {
     if rig(test).is_none() {
@@ -71,7 +71,7 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
     // thinks that the processor needs them or not.
     for (pti, optimize) in [(false, false), (false, true), (true, false), (true, true)] {
         let mut config = guest(1, &["sh", "-c", script]);
-        config.cmdline = DEFAULT_CMDLINE.to_owned();
+        config.cmdline = mitigated();
         if pti {
             config.cmdline += " pti=on";
         }

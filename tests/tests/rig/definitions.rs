@@ -121,7 +121,9 @@ fn definitions_are_taken_and_refused_as_by_the_guests_kernel() {
          echo \"release: $(uname -r)\"; workload kprobe-events /tmp/definitions",
         definitions.join("\n")
     );
-    let mut running = Running::boot(guest(1, &["sh", "-c", &script]));
+    let mut config = guest(1, &["sh", "-c", &script]);
+    config.cmdline += " rcupdate.rcu_expedited=1";
+    let mut running = Running::boot(config);
     // In steps, so that a guest that goes on is not taken for one that hangs.
     for number in (0..definitions.len()).step_by(50) {
         running.wait_for(&format!("\n{number} "));

@@ -5,12 +5,11 @@
 //! is a line that starts with `skipped:`.
 
 use hvprobe_linux::symbols::SymbolKind;
-use hvprobe_machine::{
-    DEFAULT_CMDLINE, Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, Refusals,
-};
+use hvprobe_machine::{Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, Refusals};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
-    Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, rig_cpus, values,
+    Running, assert_clean, chain, guest, info, mitigated, optimizing_guest, probe, rig, rig_cpus,
+    values,
 };
 
 const FUNCTION: &str = "__x64_sys_getpgid";
@@ -44,7 +43,7 @@ fn returns_through_a_thunk(optimize: bool) {
          echo ready; read line; workload calls getpgid {CALLS}; echo over; read line"
     );
     let mut running = Running::boot(MachineConfig {
-        cmdline: format!("{DEFAULT_CMDLINE} retbleed=force,unret"),
+        cmdline: mitigated() + " retbleed=force,unret",
         optimize,
         ..guest(2, &["sh", "-c", &script])
     });

@@ -5,9 +5,9 @@ use std::fs;
 use std::io::Write;
 
 use cpio::newc::{self, ModeFileType};
-use hvprobe_machine::{DEFAULT_CMDLINE, MachineConfig, ProbeSpec, ProbeState};
+use hvprobe_machine::{MachineConfig, ProbeSpec, ProbeState};
 use hvprobe_tests::rig::{
-    Running, SHORT_BOOT, assert_clean, chain, guest, info, optimizing_guest, probe, rig,
+    Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, short,
 };
 use hvprobe_vm::loader::command_archive;
 use tempfile::NamedTempFile;
@@ -44,11 +44,6 @@ fn with_second(config: &mut MachineConfig, command: &str) -> NamedTempFile {
     fs::write(file.path(), archive).expect("room for it");
     config.initrd = Some(file.path().to_owned());
     file
-}
-
-/// What both kernels have on their command lines.
-fn cmdline() -> String {
-    format!("{DEFAULT_CMDLINE} {SHORT_BOOT}")
 }
 
 /// What the second kernel does: prints, waits for a line, makes calls, and tells what it is for.
@@ -101,7 +96,7 @@ fn probes_are_gone_with_the_kernel_that_kexec_leaves() {
     if rig("kexec").is_none() {
         return;
     }
-    let command = format!("workload held kexec /{KERNEL} /{INITRD} '{}'", cmdline());
+    let command = format!("workload held kexec /{KERNEL} /{INITRD} '{}'", short());
     for make in [guest, optimizing_guest] {
         let mut config = make(1, &["sh", "-c", &command]);
         let _initrd = with_second(&mut config, SECOND);
@@ -122,7 +117,7 @@ fn probes_are_gone_with_the_kernel_that_a_panic_leaves() {
     // The crash kernel has the memory that was set aside for it, and one processor.
     let command = format!(
         "workload kdump /{KERNEL} /{INITRD} '{} nr_cpus=1' && workload die panic",
-        cmdline()
+        short()
     );
     let mut config = optimizing_guest(2, &["sh", "-c", &command]);
     config.memory = 768 << 20;

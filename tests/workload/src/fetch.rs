@@ -1,10 +1,11 @@
 //! The same calls for events of the guest's own kernel and for probes from outside.
 
 use std::error::Error;
+use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead as _, Read as _, Seek as _, Write};
+use std::io::{self, BufRead as _, Read as _, Seek as _, Write as _};
 
-use crate::files;
+use crate::{console, files};
 
 const EVENTS: &str = "/sys/kernel/tracing/kprobe_events";
 const ENABLE: &str = "/sys/kernel/tracing/events/kprobes/enable";
@@ -25,13 +26,14 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
     let mut calls = Calls::new()?;
     let groups = definitions.chunks(group.max(1));
     for (number, lines) in groups.clone().enumerate() {
+        let mut told = String::new();
         for (line, definition) in lines.iter().enumerate() {
             let mut events = OpenOptions::new()
                 .append(true)
                 .open(EVENTS)
                 .map_err(|error| files::named(EVENTS, &error))?;
             if events.write_all(definition.as_bytes()).is_err() {
-                println!("R {}", number * group + line);
+                writeln!(told, "R {}", number * group + line)?;
             }
         }
         files::write(ENABLE, "1")?;
@@ -42,13 +44,13 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
         for line in traced.split(|byte| *byte == b'\n') {
             let line = line.escape_ascii().to_string();
             if line.contains(&own) {
-                println!("K {line}");
+                writeln!(told, "K {line}")?;
             }
         }
         files::write(TRACE, "\n")?;
         files::write(EVENTS, "\n")?;
-        println!("kernel: {number}");
-        io::stdout().flush()?;
+        writeln!(told, "kernel: {number}")?;
+        console::print(&told)?;
     }
     let mut input = io::stdin().lock();
     for number in 0..rounds * groups.len() {
@@ -61,25 +63,30 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
     Ok(())
 }
 
-/// Calls that are the same each time: of a file that stays open, into memory that stays where it is.
+/// Calls that are the same each time: of a file that stays open, into memory that stays where it is, and as
+/// it is, as far as definitions look before and behind it.
 struct Calls {
     file: File,
-    into: Box<[u8]>,
+    around: Box<[u8]>,
 }
+
+/// How far that is.
+const AROUND: usize = 1 << 16;
 
 impl Calls {
     fn new() -> io::Result<Self> {
         fs::write(FILE, TEXT)?;
         Ok(Self {
             file: File::open(FILE)?,
-            into: vec![0; 4096].into(),
+            around: vec![b'.'; 3 * AROUND].into(),
         })
     }
 
     fn make(&mut self) -> io::Result<()> {
-        self.into.fill(b'.');
-        self.into[..10].copy_from_slice(b"user text\0");
+        let into = &mut self.around[AROUND..2 * AROUND];
+        into.fill(b'.');
+        into[..10].copy_from_slice(b"user text\0");
         self.file.rewind()?;
-        self.file.read_exact(&mut self.into[..TEXT.len()])
+        self.file.read_exact(&mut into[..TEXT.len()])
     }
 }

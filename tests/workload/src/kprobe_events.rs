@@ -1,19 +1,23 @@
 //! What the guest's own kernel says of definitions of events.
 
 use std::error::Error;
+use std::fmt::Write as _;
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io::Write as _;
 
-use crate::files;
+use crate::{console, files};
 
 const EVENTS: &str = "/sys/kernel/tracing/kprobe_events";
 const ERRORS: &str = "/sys/kernel/tracing/error_log";
 /// What comes before a definition in the log of errors.
 const COMMAND: &str = "  Command: ";
+/// How many answers are printed at a time.
+const GROUP: usize = 50;
 
 /// Gives every line of `file` to the kernel, each as if it were alone, and prints what became of it:
 /// `LINE ok`, `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE`, counted from 0.
 pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
+    let mut answers = String::new();
     for (number, line) in files::read(file)?.lines().enumerate() {
         files::write(ERRORS, "\n")?;
         let mut events = OpenOptions::new()
@@ -22,7 +26,7 @@ pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
             .map_err(|error| files::named(EVENTS, &error))?;
         match events.write_all(line.as_bytes()) {
             Ok(()) => {
-                println!("{number} ok");
+                writeln!(answers, "{number} ok")?;
                 // The event would be in the way of others.
                 files::write(EVENTS, "\n")?;
             }
@@ -30,13 +34,18 @@ pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
                 let errno = error.raw_os_error().unwrap_or(0);
                 let log = files::read(ERRORS)?;
                 match last_error(&log) {
-                    Some((column, message)) => println!("{number} {errno} {column} {message}"),
-                    None => println!("{number} {errno}"),
+                    Some((column, message)) => {
+                        writeln!(answers, "{number} {errno} {column} {message}")?;
+                    }
+                    None => writeln!(answers, "{number} {errno}")?,
                 }
             }
         }
-        io::stdout().flush()?;
+        if number % GROUP == GROUP - 1 {
+            console::print(&std::mem::take(&mut answers))?;
+        }
     }
+    console::print(&answers)?;
     println!("definitions: {}", files::read(file)?.lines().count());
     Ok(())
 }

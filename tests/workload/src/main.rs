@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 mod calls;
 mod child;
+mod console;
 mod debugger;
 mod die;
 mod exit_status;

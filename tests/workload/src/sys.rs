@@ -8,7 +8,7 @@
 use std::arch::asm;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, c_long};
@@ -221,6 +221,27 @@ pub(crate) fn write_port(port: u16, byte: u8) {
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }
+}
+
+/// Writes bytes to a port that was granted, one after the other.
+pub(crate) fn write_port_string(port: u16, bytes: &[u8]) {
+    // SAFETY: as above; the instruction reads as many bytes from where they begin as there are, upwards, as
+    // the direction flag is clear where functions are called (System V ABI for AMD64, section 3.2.2).
+    unsafe {
+        asm!(
+            "rep outsb",
+            in("dx") port,
+            inout("rsi") bytes.as_ptr() => _,
+            inout("rcx") bytes.len() => _,
+            options(readonly, nostack, preserves_flags),
+        );
+    }
+}
+
+/// Waits until everything written to `terminal` has left it.
+pub(crate) fn drain(terminal: &impl AsFd) -> io::Result<()> {
+    // SAFETY: takes a descriptor, which is open as long as it is borrowed.
+    checked(unsafe { libc::tcdrain(terminal.as_fd().as_raw_fd()) }).map(drop)
 }
 
 #[cfg(test)]

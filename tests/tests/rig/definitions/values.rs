@@ -326,7 +326,7 @@ fn values_are_those_that_the_guests_kernel_fetches() {
     );
     let mut config = optimizing_guest(1, &["sh", "-c", &script]);
     // The stack is where it was.
-    config.cmdline += " randomize_kstack_offset=off";
+    config.cmdline += " randomize_kstack_offset=off rcupdate.rcu_expedited=1";
     let mut running = Running::boot(config);
     let groups = texts.len().div_ceil(GROUP);
     for number in 0..groups {
