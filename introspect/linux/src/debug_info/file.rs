@@ -5,7 +5,8 @@
 //! were applied long ago, so the rest is left where it is. Nothing is mapped: a file that changes later does
 //! no harm.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
@@ -56,6 +57,12 @@ impl DebugFile {
     /// # Errors
     /// When there is none, or none that can be used.
     pub fn open(path: &Path) -> Result<Self, DebugError> {
+        // A pipe would be waited for, and a device has no end.
+        if !fs::metadata(path).map_err(DebugError::Read)?.is_file() {
+            return Err(DebugError::Read(io::Error::other(
+                "it is not a regular file",
+            )));
+        }
         let file = File::open(path).map_err(DebugError::Read)?;
         let len = file.metadata().map_err(DebugError::Read)?.len();
         let again = file.try_clone().map_err(DebugError::Read)?;

@@ -33,6 +33,17 @@ fn variables(info: &DebugInfo<'_>, point: &str) -> Vec<String> {
 }
 
 #[test]
+fn only_files_are_read() {
+    for path in ["/dev/zero", "/proc/self/fd"] {
+        let error = DebugFile::open(path.as_ref()).unwrap_err();
+        let DebugError::Read(cause) = error else {
+            panic!("{path}: {error}");
+        };
+        assert_eq!(cause.to_string(), "it is not a regular file", "{path}");
+    }
+}
+
+#[test]
 fn lines_of_a_function_are_told_with_their_places() {
     let file = DebugFile::parse(&file()).unwrap();
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
