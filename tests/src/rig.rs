@@ -398,6 +398,21 @@ pub fn info(machine: &Machine, id: ProbeId) -> ProbeInfo {
     found.unwrap_or_else(|| panic!("no probe {id}"))
 }
 
+/// The same of several, at one time and in their order. Each time that the probes are asked for, everything that
+/// was recorded by then is handed on first.
+///
+/// # Panics
+/// When there is one that is none.
+#[must_use]
+pub fn infos(machine: &Machine, ids: &[ProbeId]) -> Vec<ProbeInfo> {
+    let all = machine.probes();
+    let of = |id: &ProbeId| all.iter().find(|probe| probe.id == *id).cloned();
+    let found = ids
+        .iter()
+        .map(|id| of(id).unwrap_or_else(|| panic!("no probe {id}")));
+    found.collect()
+}
+
 /// Every `key: value` that was printed with this key, in lines that have come to their end.
 ///
 /// # Panics

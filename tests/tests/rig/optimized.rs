@@ -12,7 +12,7 @@ use hvprobe_machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec, Refusals}
 use hvprobe_spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
-    Running, assert_clean, chain, info, optimizing_guest, probe, rig, rig_cpus, values,
+    Running, assert_clean, chain, info, infos, optimizing_guest, probe, rig, rig_cpus, values,
 };
 
 const FUNCTION: &str = "__x64_sys_getpgid";
@@ -378,7 +378,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
         // Whoever was to come to grief has been there meanwhile.
         let own = running.register(probe("p __x64_sys_getpgid"));
         running.wait_while_running(|machine| info(machine, own).counts.hits > 200);
-        for probe in ids.iter().map(|id| info(&machine, *id)) {
+        for probe in infos(&machine, &ids) {
             match (probe.mechanism, &probe.unoptimized) {
                 (Some(Mechanism::Optimized), _) => {
                     let at = probe.addr.expect("placed");

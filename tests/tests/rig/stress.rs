@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use hvprobe_engine::{Refused, RegisterError};
 use hvprobe_machine::{EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State};
 use hvprobe_tests::differential::random::Random;
-use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rig_cpus, values};
+use hvprobe_tests::rig::{
+    Running, assert_clean, chain, guest, info, infos, probe, rig, rig_cpus, values,
+};
 use hvprobe_tests::{names, wait};
 
 /// Functions that the kernel enters once for each call the workload counts under their name.
@@ -365,7 +367,7 @@ fn dying(how: &str) -> Running {
     let ids = machine
         .register(&specs)
         .unwrap_or_else(|error| panic!("{}", chain(&error)));
-    let hits = || ids.iter().map(|&id| info(&machine, id).counts.hits);
+    let hits = || infos(&machine, &ids).into_iter().map(|it| it.counts.hits);
     wait::until(
         "hit of each probe",
         || hits().collect::<Vec<_>>(),

@@ -12,7 +12,7 @@ use hvprobe_spec::fetch::{Element, ExprKind};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Argument, Common, Item, Read, Source, TextHeader};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, progress, rig, values};
+use hvprobe_tests::rig::{Running, assert_clean, infos, optimizing_guest, progress, rig, values};
 
 use super::generate;
 
@@ -368,7 +368,7 @@ fn values_are_those_that_the_guests_kernel_fetches() {
         assert!(running.machine.console_input(b"go\n") > 0);
         running.wait_for(&format!("called: {number}"));
         let ids = registered.ids();
-        let probes: Vec<_> = ids.iter().map(|id| info(&running.machine, *id)).collect();
+        let probes = infos(&running.machine, &ids);
         running.machine.unregister(&ids).expect("a running guest");
         let wanted = ids.clone();
         let own = |event: &&Event| event.task.is_some_and(|task| task.pid == pid);
