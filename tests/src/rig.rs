@@ -40,8 +40,9 @@ fn guest_file(name: &str) -> PathBuf {
 }
 
 /// A command line that makes a boot short in an emulated machine, by what none of the tests is about: the kernel
-/// does not test its ciphers, goes without IPv6 and without keys of its own, and on a machine of one CPU does not take the lock
-/// prefixes out of its text one by one. It does what it does by default about its processor's faults.
+/// does not test its ciphers, goes without IPv6 and without keys of its own, and on a machine of one CPU does
+/// not take the lock prefixes out of its text one by one. About its processor's faults it does what it does by
+/// default.
 #[must_use]
 pub fn mitigated() -> String {
     format!(
