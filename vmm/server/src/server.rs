@@ -14,6 +14,7 @@
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +74,9 @@ pub enum ServeError {
     #[error("the interface's own description is damaged")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
+
+type Connections = Pin<Box<dyn Stream<Item = Connection> + Send>>;
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Where Linux has debug information.
 const DEBUG_DIR: &str = "/usr/lib/debug";
@@ -136,7 +140,7 @@ impl Server {
         let doors = Arc::new(Doors::new(socket, self.loopback.take(), totals));
         let connections = tokio_stream::iter(std::iter::repeat(doors))
             .then(|doors| async move { doors.accept().await });
-        self.serve_all(connections, stop).await
+        self.serve_all(Box::pin(connections), Box::pin(stop)).await
     }
 
     /// Serves one client over `stream`, which need not be a socket, until `stop` completes; then
@@ -150,14 +154,16 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
         let only = tokio_stream::once(Connection::known(stream)).chain(tokio_stream::pending());
-        self.serve_all(only, stop).await
+        self.serve_all(Box::pin(only), Box::pin(stop)).await
     }
 
-    async fn serve_all(
-        self,
-        connections: impl Stream<Item = Connection>,
-        stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), ServeError> {
+    /// Nothing of it is generic and its future is boxed, so that the services are compiled here, once,
+    /// and not again in every program that serves.
+    fn serve_all(self, connections: Connections, stop: Boxed<()>) -> Boxed<Result<(), ServeError>> {
+        Box::pin(self.serve_each(connections, stop))
+    }
+
+    async fn serve_each(self, connections: Connections, stop: Boxed<()>) -> Result<(), ServeError> {
         let fleet = self.fleet;
         let totals = Arc::clone(fleet.totals());
         let held = Sessions::new(
