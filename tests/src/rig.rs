@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_machine::{
-    Bounds, Console, DEFAULT_CMDLINE, EndReason, Ending, Event, Machine, MachineConfig, ProbeId,
-    ProbeInfo, ProbeSpec, Refusals, State, Subscription,
+    Bounds, Console, DEFAULT_CMDLINE, Delivery, EndReason, Ending, Event, Machine, MachineConfig,
+    ProbeId, ProbeInfo, ProbeSpec, Refusals, State, Subscription,
 };
 use hvprobe_spec::definition;
 
@@ -119,7 +119,7 @@ pub fn probe(definition: &str) -> ProbeSpec {
 pub struct Running {
     /// The machine.
     pub machine: Arc<Machine>,
-    events: Subscription,
+    events: Option<Subscription>,
     seen: Vec<Event>,
     console: Console,
     printed: Text,
@@ -141,7 +141,7 @@ impl Running {
             Ok(machine) => machine,
             Err(error) => panic!("cannot boot: {}", chain(&error)),
         };
-        let events = machine.subscribe(Vec::new(), 1 << 20);
+        let events = Some(machine.subscribe(Vec::new(), 1 << 20));
         let console = machine.console();
         if let Err(error) = machine.resume() {
             panic!("cannot start: {}", chain(&error));
@@ -167,6 +167,17 @@ impl Running {
         );
     }
 
+    /// Wants to hear of no more events: where there are many, and nobody waits for one, to hand them on is
+    /// what most of the time would go into.
+    pub fn hear_no_more(&mut self) {
+        self.events = None;
+    }
+
+    fn next_events(&mut self) -> Option<Delivery> {
+        let events = self.events.as_mut();
+        events.expect("somebody who hears").blocking_next()
+    }
+
     /// Waits for `count` more events.
     ///
     /// # Panics
@@ -175,7 +186,7 @@ impl Running {
         let _quiet = Quiet::watch(&self.machine);
         let mut seen = 0;
         while seen < count {
-            match self.events.blocking_next() {
+            match self.next_events() {
                 Some(delivery) => seen += delivery.events.len(),
                 None => panic!("the guest ended after {seen} of {count} events"),
             }
@@ -216,7 +227,7 @@ impl Running {
     pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
         let _quiet = Quiet::watch(&self.machine);
         while !enough(&self.seen) {
-            let Some(delivery) = self.events.blocking_next() else {
+            let Some(delivery) = self.next_events() else {
                 panic!("the guest ended after {} events", self.seen.len());
             };
             assert_eq!(delivery.dropped, 0, "events were lost");
@@ -322,7 +333,7 @@ impl Running {
     #[must_use]
     pub fn finish(mut self) -> (Ending, Vec<Event>, String) {
         let mut events = mem::take(&mut self.seen);
-        while let Some(delivery) = self.events.blocking_next() {
+        while let Some(delivery) = self.next_events() {
             assert_eq!(delivery.dropped, 0, "events were lost");
             events.extend(delivery.events);
         }

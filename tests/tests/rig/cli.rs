@@ -21,6 +21,13 @@ use tempfile::TempDir;
 
 /// Calls getpgid without end, and nothing else does.
 const BUSY: [&str; 4] = ["--", "workload", "stdin-hold", "1"];
+/// Calls it now and then without end: as often as somebody can read.
+const CALM: [&str; 4] = [
+    "--",
+    "sh",
+    "-c",
+    "while workload calls getpgid 10; do :; done",
+];
 
 fn json(lines: &[String]) -> Vec<Value> {
     let parse = |line: &String| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
@@ -251,7 +258,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     let line = server.wait_err("listening");
     assert_eq!(line, format!("hvprobe: listening on {}", path.display()));
 
-    let booted = ok(&[&["vm", "boot", "--name", "web"], &at[..], &BUSY].concat());
+    let booted = ok(&[&["vm", "boot", "--name", "web"], &at[..], &CALM].concat());
     assert_eq!(booted, ["web"]);
     let add = ["probe", "add", "--raw", "--json"];
     let calls = ["p:calls __x64_sys_getpgid"];
@@ -355,7 +362,7 @@ impl Traced {
         let at = ["--socket", &socket];
         let server = Program::start(&[&["serve"], &at[..]].concat());
         server.wait_err("listening");
-        ok(&[&["vm", "boot", "--name", "web"], &at[..], &BUSY].concat());
+        ok(&[&["vm", "boot", "--name", "web"], &at[..], &CALM].concat());
         ok(&[&["probe", "add", "p:stays __x64_sys_getpgid"], &at[..]].concat());
         Self {
             server,

@@ -1,5 +1,6 @@
 //! Probes without exits, on a stock guest.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::thread::{JoinHandle, spawn};
@@ -238,6 +239,7 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     // Nobody else calls it.
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
     let mut running = Running::boot(config);
+    running.hear_no_more();
     running.wait_for("ready");
     let machine = running.machine.clone();
     let id = machine.probes()[0].id;
@@ -245,13 +247,18 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let (inner, text) = ("do_getpgid", running.text("do_getpgid"));
     let leaving = running.register(probe(&format!("p {inner}")));
     // Each time the list is asked for, what waits in the ring is read first: much for one processor.
+    let mut hits = 0;
     for _ in 0..20 {
-        assert_eq!(mechanism(&info(&machine, id)), Mechanism::Optimized);
+        running.wait_while_running(|machine| {
+            let probe = info(machine, id);
+            assert_eq!(mechanism(&probe), Mechanism::Optimized);
+            probe.counts.hits > hits + 100
+        });
         machine.set_optimization(false).expect("the guest stops");
-        assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Emulated));
+        let probe = info(&machine, id);
+        assert_eq!(probe.mechanism, Some(Mechanism::Emulated));
+        hits = probe.counts.hits;
         machine.set_optimization(true).expect("the guest stops");
-        let hits = info(&machine, id).counts.hits;
-        running.wait_while_running(|machine| info(machine, id).counts.hits > hits + 100);
     }
     assert!(info(&machine, leaving).counts.hits > 0);
     machine.unregister(&[leaving]).expect("registered");
@@ -299,9 +306,13 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
     });
     // Each time the list is asked for, everything finished is read, whoever stands before it.
     let listed = |machine: &Machine| machine.probes().iter().map(|it| it.counts.hits).min();
+    let last = Cell::new(listed(&machine));
     for _ in 0..20 {
-        let before = listed(&machine);
-        running.wait_while_running(|machine| listed(machine) > before.map(|hits| hits + 100));
+        let before = last.get();
+        running.wait_while_running(|machine| {
+            last.set(listed(machine));
+            last.get() > before.map(|hits| hits + 100)
+        });
     }
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
@@ -358,6 +369,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
         cpus,
         &["workload", "stdin-hold", &threads],
     ));
+    running.hear_no_more();
     running.wait_for("ready");
     let machine = running.machine.clone();
     let hot = HOT.map(names::own);
