@@ -66,7 +66,7 @@ Calls:
 Long calls:
   sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs
   naps THREADS N         each sleeps N times in nanosleep, for no time and for 10 ms, while moved
-                         between CPUs; prints `nap: THREAD NONE TICKS` for each two
+                         between CPUs; prints `nap: THREAD NS TICKS NS TICKS` for each two
   ping-pong PAIRS N      pairs of processes exchange a byte through pipes N times
   nested DEPTH N         N nested calls of ep_loop_check_proc, DEPTH (1 to 4) deep
   deaths N THREADS       N processes die while THREADS + 1 tasks of theirs are in pipe_read

@@ -8,6 +8,7 @@ use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use crate::rng::Rng;
 use crate::sys;
@@ -24,20 +25,23 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
 }
 
 /// `threads` threads sleep ten milliseconds `count` times each, and for no time before each. Prints
-/// `nap: THREAD NONE TICKS` for each two, in the order of its thread's, by the time stamp counter: no less than
-/// the kernel's function took, and more by the ways into it and out of it.
+/// `nap: THREAD NS TICKS NS TICKS` for each two, in the order of its thread's, by the kernel's monotonic clock and
+/// by the time stamp counter: no less than the kernel's function took, and more by the ways into it and out of it.
+/// Neither can be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
+/// virtual CPU waits for a processor, and the clock that is made of it stands still after it ran ahead.
 pub(crate) fn naps(threads: usize, count: usize) -> Result<(), Box<dyn Error>> {
     let timed = |ns| {
-        let before = ticks();
+        let (at, before) = (Instant::now(), ticks());
         sys::nanosleep(ns)?;
-        Ok::<_, io::Error>(ticks().wrapping_sub(before))
+        let ticks = ticks().wrapping_sub(before);
+        Ok::<_, io::Error>((at.elapsed().as_nanos(), ticks))
     };
     let nap = || Ok((sys::thread_id(), timed(0)?, timed(NAP)?));
     let (naps, _) = moved(threads, |_| {
         (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
     })?;
-    for (thread, none, ticks) in naps.into_iter().flatten() {
-        println!("nap: {thread} {none} {ticks}");
+    for (thread, none, nap) in naps.into_iter().flatten() {
+        println!("nap: {thread} {} {} {} {}", none.0, none.1, nap.0, nap.1);
     }
     println!("naps: {}", threads * count);
     Ok(())
