@@ -12,6 +12,7 @@ mod value;
 
 pub use collector::{Collector, EventProducer};
 pub use flush::Flush;
+pub(crate) use order::in_order;
 pub use room::Room;
 pub use source::{Drained, Sink, Source};
 pub use value::{Call, Captured, Event, EventKind};

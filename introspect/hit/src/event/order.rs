@@ -18,7 +18,7 @@
 //!
 //! Invariant: events are handed on in order of time, unless one took longer than a pass from the moment
 //! it tells to where it can be seen, and that was not for a hit that lasted. One whose time is not known
-//! stays behind the one it came after.
+//! stays behind those it is known to have come after.
 
 use rtrb::Consumer;
 use rtrb::chunks::ReadChunk;
@@ -117,7 +117,7 @@ impl Order {
     pub(super) fn held(&mut self) -> Option<Held> {
         let mut held: Option<Held> = None;
         let mut add = |event: &Event| {
-            let time = event.host_ns;
+            let time = place(event);
             let Held { oldest, newest } = held.unwrap_or(Held {
                 oldest: time,
                 newest: time,
@@ -127,7 +127,7 @@ impl Order {
                 newest: newest.max(time),
             });
         };
-        let is_known = |event: &&Event| event.host_ns > 0;
+        let is_known = |event: &&Event| place(event) > 0;
         self.pending.iter().filter(is_known).for_each(&mut add);
         for (ring, left) in self.rings.iter_mut().zip(&self.left) {
             if let Ok(chunk) = ring.read_chunk(*left) {
@@ -180,7 +180,7 @@ impl Pass<'_> {
         let before = pending.len();
         let drained = drain(pending, self.share);
         let new = pending.get(before..).unwrap_or_default();
-        let newest = new.iter().map(|event| event.host_ns).max();
+        let newest = new.iter().map(place).max();
         if let Some(newest) = newest {
             self.newest = self.newest.max(newest);
             self.rings_only = false;
@@ -242,8 +242,9 @@ impl Pass<'_> {
                     pending.extend(ring.read_chunk(*ready).into_iter().flatten());
                 }
                 in_order(pending);
-                let newer = |event: &Event| event.host_ns > until;
-                let ready = pending.iter().position(newer).unwrap_or(pending.len());
+                let newer = |time: u64| time > until;
+                let ready = pending.iter().map(times()).position(newer);
+                let ready = ready.unwrap_or(pending.len());
                 for batch in pending
                     .get_mut(..ready)
                     .unwrap_or_default()
@@ -329,21 +330,32 @@ fn events<'c>(chunk: &'c ReadChunk<'_, Event>) -> impl DoubleEndedIterator<Item 
 }
 
 /// Puts `events` in order of time.
-fn in_order(events: &mut [Event]) {
+pub(crate) fn in_order(events: &mut [Event]) {
     if !events.is_sorted_by_key(times()) {
         // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
         events.sort_by_cached_key(times());
     }
 }
 
-/// The time of each event, one after the other; of one whose time is not known, that of the one before.
+/// The time of each event, one after the other; of one whose time is not known, that of the one before or
+/// of what else it is known to have come after.
 fn times() -> impl FnMut(&Event) -> u64 {
     let mut last = 0;
     move |event| {
-        if event.host_ns > 0 {
-            last = event.host_ns;
-        }
+        last = match event.host_ns {
+            0 => place(event).max(last),
+            time => time,
+        };
         last
+    }
+}
+
+/// The time of an event that has no number yet, or what it is known to have come after; 0 if neither is
+/// known.
+fn place(event: &Event) -> u64 {
+    match event.host_ns {
+        0 => event.seq,
+        time => time,
     }
 }
 

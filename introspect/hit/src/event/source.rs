@@ -23,7 +23,7 @@ pub struct Drained {
 /// is [more](Drained::more), else when its patience ends or somebody wakes the collector.
 pub trait Source: Send {
     /// Appends what there is to `batch`, at most `most` events, as near to the order they happened in
-    /// as is known; the rest stays for the next call. `seq` is given to them later.
+    /// as is known; the rest stays for the next call. Their numbers are given to them later.
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained;
 
     /// How long the collector may sleep from now on before it has to call [`Source::drain`] again;

@@ -149,7 +149,8 @@ pub struct Event {
     /// What it was.
     pub kind: EventKind,
     /// Position in the machine's stream of events, from 0; gaps do not occur (drops are counted
-    /// apart, before a position is given).
+    /// apart, before a position is given). Until there is one: what the event is known to have come
+    /// after, as [`Event::host_ns`], if it has no time of its own.
     pub seq: u64,
     /// The probe that was hit.
     pub probe: ProbeId,

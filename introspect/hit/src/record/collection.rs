@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::mem::PhysMemory;
 
 use super::reader::{Look, Reader};
-use super::source::Stamp;
-use crate::event::{Drained, Event, Room};
+use super::source::{Stamp, When};
+use crate::event::{Drained, Event, Room, in_order};
 use crate::region::RingPlace;
 
 /// The longest that a record waits to be read.
@@ -62,14 +62,14 @@ impl Collection {
     /// Reads and accounts for everything that has been recorded up to now; the collector gets it
     /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
     /// is read but lost.
-    pub fn catch_up(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Stamp) -> Option<u64>) {
-        self.lock().catch_up(mem, host_ns);
+    pub fn catch_up(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
+        self.lock().catch_up(mem, when);
     }
 
     /// The same when the guest will not run again: what it has begun to record is lost.
-    pub fn end(&self, mem: &dyn PhysMemory, host_ns: impl Fn(Stamp) -> Option<u64>) {
+    pub fn end(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         let mut state = self.lock();
-        state.catch_up(mem, host_ns);
+        state.catch_up(mem, when);
         let given_up = state.reader.give_up(mem);
         state.lost = state.lost.saturating_add(given_up);
     }
@@ -79,7 +79,7 @@ impl Collection {
     pub fn drain(
         &self,
         mem: &dyn PhysMemory,
-        host_ns: impl Fn(Stamp) -> Option<u64>,
+        when: impl Fn(Stamp) -> When,
         batch: &mut Vec<Event>,
         most: usize,
     ) -> Drained {
@@ -92,7 +92,7 @@ impl Collection {
         }
         let now = Instant::now();
         let look = Look::patient(most - waiting, now);
-        let mut drained = state.reader.read(mem, host_ns, look, batch);
+        let mut drained = state.reader.read(mem, when, look, batch);
         drained.more |= !state.waiting.is_empty();
         let lost = &mut drained.lost;
         let is_settled = |last| now.saturating_duration_since(last) <= SETTLE;
@@ -123,20 +123,17 @@ impl Collection {
 }
 
 impl State {
-    fn catch_up(&mut self, mem: &dyn PhysMemory, host_ns: impl Fn(Stamp) -> Option<u64>) {
+    fn catch_up(&mut self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         let most = self.reader.capacity();
         let mut read = Vec::new();
         let look = Look::at_all(most);
-        let lost = self.reader.read(mem, host_ns, look, &mut read).lost;
+        let lost = self.reader.read(mem, when, look, &mut read).lost;
         let lost = lost.saturating_add(self.reader.settle(mem));
         let room = most.saturating_sub(self.waiting.len());
         let dropped = read.len().saturating_sub(room) as u64;
         self.lost = self.lost.saturating_add(lost).saturating_add(dropped);
         self.waiting.extend(read.into_iter().take(room));
         // What was finished late comes before what waits already.
-        let waiting = self.waiting.make_contiguous();
-        if !waiting.is_sorted_by_key(|event| event.host_ns) {
-            waiting.sort_by_cached_key(|event| event.host_ns);
-        }
+        in_order(self.waiting.make_contiguous());
     }
 }

@@ -14,5 +14,5 @@ mod tests;
 
 pub use collection::Collection;
 pub use reader::Reader;
-pub use source::{RecordSource, Stamp, Tallies, What};
+pub use source::{RecordSource, Stamp, Tallies, What, When};
 pub use sources::{NESTED_MAX, RecordSources};

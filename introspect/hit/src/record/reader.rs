@@ -21,7 +21,7 @@ use hvprobe_arch::detour::{CELL, Header, MAX_RECORD_CELLS, Malformed};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::room::Room;
-use super::source::{Around, Stamp};
+use super::source::{Around, Stamp, When};
 use super::sources::{Map, RecordSources};
 use crate::event::{Drained, Event};
 use crate::region::RingPlace;
@@ -157,7 +157,7 @@ impl Reader {
     pub(super) fn read(
         &mut self,
         mem: &dyn PhysMemory,
-        host_ns: impl Fn(Stamp) -> Option<u64>,
+        when: impl Fn(Stamp) -> When,
         look: Look,
         into: &mut Vec<Event>,
     ) -> Drained {
@@ -184,7 +184,7 @@ impl Reader {
             mem,
             sources: &sources,
             around: Around {
-                host_ns: &host_ns,
+                when: &when,
                 return_address: &return_address,
             },
         };
@@ -374,7 +374,7 @@ impl Reader {
     /// counter did not.
     fn in_order(&mut self, mut event: Event) -> Event {
         let cpu = usize::try_from(event.vcpu).unwrap_or(usize::MAX);
-        if event.host_ns == 0 || cpu >= CPUS_MAX {
+        if cpu >= CPUS_MAX {
             return event;
         }
         if self.newest.len() <= cpu {
@@ -383,8 +383,13 @@ impl Reader {
         if let Some((tsc, ns)) = self.newest.get_mut(cpu)
             && event.guest_tsc >= *tsc
         {
-            event.host_ns = event.host_ns.max(*ns);
-            (*tsc, *ns) = (event.guest_tsc, event.host_ns);
+            match &mut event.host_ns {
+                0 => event.seq = event.seq.max(*ns),
+                told => {
+                    *told = (*told).max(*ns);
+                    (*tsc, *ns) = (event.guest_tsc, *told);
+                }
+            }
         }
         event
     }

@@ -218,7 +218,7 @@ impl RecordSource {
                         tsc: call.tsc,
                         position: None,
                     };
-                    ((around.host_ns)(entered).unwrap_or(0), call.tsc)
+                    ((around.when)(entered).told(), call.tsc)
                 }
             };
             kind = EventKind::Return(event::Call {
@@ -265,14 +265,17 @@ impl RecordSource {
             tsc: record.tsc,
             position: Some(position),
         };
-        let told_ns = (around.host_ns)(recorded).unwrap_or(0);
-        let host_ns = match &kind {
-            EventKind::Return(call) => no_earlier(told_ns, call.entry_ns),
-            _ => told_ns,
+        let when = (around.when)(recorded);
+        let (host_ns, after) = match &kind {
+            EventKind::Return(call) => (
+                no_earlier(when.told(), call.entry_ns),
+                when.earliest().max(call.entry_ns),
+            ),
+            _ => (when.told(), when.earliest()),
         };
         Ok(Some(Event {
             kind,
-            seq: 0,
+            seq: after,
             probe: self.probe,
             vcpu,
             host_ns,
@@ -335,10 +338,35 @@ pub struct Stamp {
     pub position: Option<u64>,
 }
 
+/// The host's time of a [`Stamp`], nanoseconds of `CLOCK_MONOTONIC`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// It is known.
+    At(u64),
+    /// It cannot be told, but that it was not before that: 0 if not even that is known.
+    After(u64),
+}
+
+impl When {
+    /// The time; 0 where it cannot be told.
+    fn told(self) -> u64 {
+        match self {
+            Self::At(ns) => ns,
+            Self::After(_) => 0,
+        }
+    }
+
+    /// It was not before that.
+    fn earliest(self) -> u64 {
+        match self {
+            Self::At(ns) | Self::After(ns) => ns,
+        }
+    }
+}
+
 /// What records are read with.
 pub(super) struct Around<'a> {
-    /// The host's time of a stamp.
-    pub(super) host_ns: &'a dyn Fn(Stamp) -> Option<u64>,
+    pub(super) when: &'a dyn Fn(Stamp) -> When,
     /// Where a function really returns to that found an address on its stack.
     pub(super) return_address: &'a dyn Fn(Gva) -> Gva,
 }

@@ -114,9 +114,12 @@ impl Rig {
 
     fn look(&mut self, look: Look) -> (Vec<u64>, u64) {
         let mut events = Vec::new();
-        let drained = self
-            .reader
-            .read(&self.mem, |at: Stamp| Some(at.tsc * 10), look, &mut events);
+        let drained = self.reader.read(
+            &self.mem,
+            |at: Stamp| When::At(at.tsc * 10),
+            look,
+            &mut events,
+        );
         let times = events.iter().map(|event| {
             assert_eq!((event.probe, event.regs.rip), (PROBE, AT.0));
             assert_eq!(event.host_ns, event.guest_tsc * 10);
@@ -270,9 +273,9 @@ fn what_is_not_finished_when_the_guest_ends_is_told() {
     }
     rig.record(4, PROBE.0, 4, false);
     let collection = Collection::new(rig.reader);
-    collection.end(&rig.mem, |at: Stamp| Some(at.tsc));
+    collection.end(&rig.mem, |at: Stamp| When::At(at.tsc));
     let mut batch = Vec::new();
-    let mut drain = || collection.drain(&rig.mem, |at: Stamp| Some(at.tsc), &mut batch, 99);
+    let mut drain = || collection.drain(&rig.mem, |at: Stamp| When::At(at.tsc), &mut batch, 99);
     assert_eq!(drain(), drained(3, false));
     assert_eq!(drain(), drained(0, false));
     assert_eq!(batch.len(), 2);
@@ -285,9 +288,10 @@ fn what_was_read_ahead_takes_no_room_once_it_was_handed_on() {
         rig.record(n, PROBE.0, n, true);
     }
     let collection = Collection::new(rig.reader);
-    collection.catch_up(&rig.mem, |at: Stamp| Some(at.tsc));
+    collection.catch_up(&rig.mem, |at: Stamp| When::At(at.tsc));
     let mut batch = Vec::new();
-    let mut drain = |most| collection.drain(&rig.mem, |at: Stamp| Some(at.tsc), &mut batch, most);
+    let mut drain =
+        |most| collection.drain(&rig.mem, |at: Stamp| When::At(at.tsc), &mut batch, most);
     assert_eq!(drain(3), drained(0, true));
     assert!(collection.kept() > 0);
     assert_eq!(drain(3), drained(0, false));
@@ -303,7 +307,7 @@ fn a_record_is_timed_by_where_it_is_however_late_it_is_finished() {
     }
     let look = |rig: &mut Rig| {
         let mut events = Vec::new();
-        let told = |at: Stamp| at.position.map(|position| 100 + position);
+        let told = |at: Stamp| When::At(100 + at.position.expect("it is a record"));
         rig.reader
             .read(&rig.mem, told, Look::at_all(9), &mut events);
         let times = events.iter().map(|event| event.host_ns);
@@ -312,6 +316,32 @@ fn a_record_is_timed_by_where_it_is_however_late_it_is_finished() {
     assert_eq!(look(&mut rig), [100, 102, 103]);
     rig.record(1, PROBE.0, 1, true);
     assert_eq!(look(&mut rig), [101]);
+}
+
+#[test]
+fn a_record_whose_time_cannot_be_told_keeps_its_place() {
+    let mut rig = Rig::new();
+    for position in 0..5 {
+        rig.record(position, PROBE.0, 10 * position, true);
+    }
+    let when = |at: Stamp| match at.position {
+        Some(1) => When::After(70),
+        Some(2) => When::After(120),
+        Some(position) => When::At(100 + position),
+        None => When::After(0),
+    };
+    let mut events = Vec::new();
+    rig.reader
+        .read(&rig.mem, when, Look::at_all(9), &mut events);
+    let places: Vec<_> = events[..4]
+        .iter()
+        .map(|event| (event.host_ns, event.seq))
+        .collect();
+    // Behind the record before it, or what else it came after.
+    let [_, (0, 100), (0, 120), _] = places[..] else {
+        panic!("{places:?}");
+    };
+    assert_eq!(places[3].0, 103);
 }
 
 #[test]
@@ -407,10 +437,10 @@ fn catching_up_leaves_the_events_to_the_collector() {
     }
     let collection = Collection::new(rig.reader);
     assert!(collection.patience().is_some());
-    collection.catch_up(&rig.mem, |at: Stamp| Some(at.tsc));
+    collection.catch_up(&rig.mem, |at: Stamp| When::At(at.tsc));
     assert_eq!(rig.counters.sum().hits, 3);
     let mut batch = Vec::new();
-    let mut drain = || collection.drain(&rig.mem, |at: Stamp| Some(at.tsc), &mut batch, 2);
+    let mut drain = || collection.drain(&rig.mem, |at: Stamp| When::At(at.tsc), &mut batch, 2);
     assert_eq!(drain(), drained(0, true));
     assert_eq!(drain(), drained(0, false));
     assert_eq!(batch.len(), 3);
@@ -434,7 +464,7 @@ fn records_that_are_no_events_do_not_hide_those_behind_them() {
     let collection = Collection::new(rig.reader);
     let mut batch = Vec::new();
     let mut drain = || {
-        let said = collection.drain(&rig.mem, |at: Stamp| Some(at.tsc), &mut batch, 2);
+        let said = collection.drain(&rig.mem, |at: Stamp| When::At(at.tsc), &mut batch, 2);
         (said, batch.len())
     };
     assert_eq!(drain(), (drained(2, true), 0));
@@ -449,10 +479,10 @@ fn what_a_probe_that_has_left_has_begun_is_told_when_it_is_finished() {
     let sources = rig.reader.sources.clone();
     let Rig { mem, reader, .. } = rig;
     let collection = Collection::new(reader);
-    collection.catch_up(&mem, |at: Stamp| Some(at.tsc));
+    collection.catch_up(&mem, |at: Stamp| When::At(at.tsc));
     sources.remove(PROBE);
     assert_eq!(collection.patience(), Some(SETTLE));
-    let drain = || collection.drain(&mem, |at: Stamp| Some(at.tsc), &mut Vec::new(), 99);
+    let drain = || collection.drain(&mem, |at: Stamp| When::At(at.tsc), &mut Vec::new(), 99);
     // What others made meanwhile may be younger.
     let waiting = Drained {
         keeps_back: true,
@@ -487,14 +517,14 @@ fn what_is_finished_late_waits_in_its_place() {
     for n in 0..3 {
         rig.record(n, PROBE.0, n, n != 1);
     }
-    collection.catch_up(&rig.mem, |at: Stamp| Some(at.tsc));
+    collection.catch_up(&rig.mem, |at: Stamp| When::At(at.tsc));
     assert_eq!(rig.counters.sum().hits, 2);
     rig.record(1, PROBE.0, 1, true);
     rig.record(3, PROBE.0, 3, true);
-    collection.catch_up(&rig.mem, |at: Stamp| Some(at.tsc));
+    collection.catch_up(&rig.mem, |at: Stamp| When::At(at.tsc));
     assert_eq!(rig.counters.sum().hits, 4);
     let mut batch = Vec::new();
-    collection.drain(&rig.mem, |at: Stamp| Some(at.tsc), &mut batch, 99);
+    collection.drain(&rig.mem, |at: Stamp| When::At(at.tsc), &mut batch, 99);
     let times: Vec<u64> = batch.iter().map(|event| event.guest_tsc).collect();
     assert_eq!(times, [0, 1, 2, 3]);
 }

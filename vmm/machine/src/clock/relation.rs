@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_hit::record::Stamp;
+use hvprobe_hit::record::{Stamp, When};
 use hvprobe_vm::memory::GuestRam;
 
 use super::marks::Marks;
@@ -390,9 +390,8 @@ impl Timeline {
         }
     }
 
-    /// What tells host time, nanoseconds of `CLOCK_MONOTONIC`, of what a detour tells; `None` where it
-    /// cannot be told.
-    pub(crate) fn now(&self) -> impl Fn(Stamp) -> Option<u64> {
+    /// What tells the host's time of what a detour tells.
+    pub(crate) fn now(&self) -> impl Fn(Stamp) -> When {
         self.times.adjust();
         let line = self.times.line();
         move |Stamp { cpu, tsc, position }| {
@@ -416,10 +415,13 @@ impl Timeline {
                     "there are hits whose time cannot be told"
                 );
             }
-            let told = told.map(|ns| ns.min(now));
-            match (relation, position) {
-                (Some(relation), Some(position)) => told.map(|ns| relation.between(position, ns)),
-                _ => told,
+            let between = |ns| match (relation, position) {
+                (Some(relation), Some(position)) => relation.between(position, ns),
+                _ => ns,
+            };
+            match told {
+                Some(ns) => When::At(between(ns.min(now))),
+                None => When::After(between(0)),
             }
         }
     }

@@ -188,6 +188,43 @@ fn an_event_without_a_time_stays_behind_the_one_it_came_after() {
     assert_eq!(rig.times(), [20, 0, 25, 30, 0]);
 }
 
+/// An event whose time cannot be told, of after so long.
+fn timeless(after: u64) -> Event {
+    Event {
+        seq: after,
+        ..event(1, 0)
+    }
+}
+
+#[test]
+fn an_event_without_a_time_comes_behind_what_it_is_known_to_have_come_after() {
+    let mut rig = Rig::new(1, 1, 16);
+    rig.sources[0] = vec![timeless(26), event(1, 30), timeless(22), timeless(33)];
+    for time in [25, 31, 35] {
+        rig.push(0, time);
+    }
+    rig.finish();
+    assert_eq!(rig.times(), [25, 0, 30, 0, 31, 0, 35]);
+}
+
+#[test]
+fn an_event_without_a_time_is_held_with_what_it_came_after() {
+    let mut rig = Rig::new(1, 1, 16);
+    rig.push(0, 20);
+    rig.pass(false);
+    rig.sources[0] = vec![timeless(30)];
+    assert_eq!(rig.pass(false), Found::Held);
+    let held = Held {
+        oldest: 30,
+        newest: 30,
+    };
+    assert_eq!(rig.order.held(), Some(held));
+    // What it came after, which is seen only now.
+    rig.push(0, 29);
+    rig.finish();
+    assert_eq!(rig.times(), [20, 29, 0]);
+}
+
 proptest! {
     /// One event after the other happens, and can be seen at once or in the next pass but one at the
     /// latest: `late` says which, for each.

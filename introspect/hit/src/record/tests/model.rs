@@ -314,7 +314,7 @@ impl World {
         let read = self
             .rig
             .reader
-            .read(&mem, |at: Stamp| Some(at.tsc), look, &mut events);
+            .read(&mem, |at: Stamp| When::At(at.tsc), look, &mut events);
         self.nonsense += read.lost;
         assert!(events.len() <= CAPACITY as usize);
         self.read += events.len() as u64;

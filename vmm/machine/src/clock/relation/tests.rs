@@ -45,11 +45,18 @@ fn kvmclock() -> Kvmclock {
 
 /// The time of what is no record of its own.
 fn time(timeline: &Timeline, cpu: Option<u32>, tsc: u64) -> Option<u64> {
-    timeline.now()(Stamp {
+    let when = timeline.now()(Stamp {
         cpu,
         tsc,
         position: None,
-    })
+    });
+    match when {
+        When::At(ns) => Some(ns),
+        When::After(ns) => {
+            assert_eq!(ns, 0);
+            None
+        }
+    }
 }
 
 fn stalling(ram: &Arc<GuestRam>) -> Arc<Relation> {
@@ -316,13 +323,16 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     relation.mark(ns + 50_000);
     ram.write_u64(Gpa(HEAD), 5).unwrap();
     relation.mark(ns + 80_000);
-    let told = |position| {
-        let record = Stamp {
+    let when = |tsc, position| {
+        timeline.now()(Stamp {
             cpu: Some(0),
-            tsc: 5000 + MS * TICKS,
+            tsc,
             position: Some(position),
-        };
-        timeline.now()(record).unwrap()
+        })
+    };
+    let told = |position| match when(5000 + MS * TICKS, position) {
+        When::At(ns) => ns,
+        When::After(_) => panic!("its time can be told"),
     };
     assert_eq!([0, 2].map(told), [ns + 50_000 - 1; 2]);
     assert_eq!([3, 4].map(told), [ns + 80_000 - 1; 2]);
@@ -330,4 +340,9 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     relation.mark(ns + 3 * MS);
     assert!([5, 6].map(told).iter().all(|told| *told == ns + 3 * MS + 1));
     assert_eq!(told(4), ns + 80_000 - 1);
+    // What seems to be to come has no time, but its place.
+    let to_come = 5000 + 1_000_000 * MS;
+    let after = [0, 3, 6].map(|position| when(to_come, position));
+    let hits = [0, ns + 50_000 + 1, ns + 3 * MS + 1];
+    assert_eq!(after, hits.map(When::After));
 }
