@@ -97,7 +97,8 @@ pub fn amid_nmis(command: &str) -> String {
          dmesg | grep -vE '\\] (Uhhuh\\. NMI received for unknown reason [0-9a-f]{{2}} on CPU [0-9]+\\.\
          |Do you have a strange power saving mode enabled\\?\
          |Dazed and confused, but trying to continue\
-         |INFO: NMI handler .* took too long to run: .*)$'; \
+         |INFO: NMI handler .* took too long to run: .*\
+         |hrtimer: interrupt took [0-9]+ ns)$'; \
          echo 'end of log'; read line"
     )
 }
@@ -181,7 +182,7 @@ impl Running {
     /// Waits for `count` more events.
     ///
     /// # Panics
-    /// When the guest ends before.
+    /// When the guest ends before, or after [`Running::hear_no_more`].
     pub fn wait_for_events(&mut self, count: usize) {
         let _quiet = Quiet::watch(&self.machine);
         let mut seen = 0;
@@ -223,7 +224,7 @@ impl Running {
     /// Waits until the events since the start are `enough`; returns them.
     ///
     /// # Panics
-    /// When the guest ends before, or an event was lost.
+    /// When the guest ends before, an event was lost, or after [`Running::hear_no_more`].
     pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
         let _quiet = Quiet::watch(&self.machine);
         while !enough(&self.seen) {
