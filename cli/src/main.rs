@@ -47,6 +47,7 @@ mod trace;
 mod typed;
 mod types;
 mod unpack;
+mod upload;
 mod versions;
 mod vm;
 mod watch;

@@ -140,6 +140,13 @@ pub(crate) struct OnMachine {
     pub(crate) vm: Option<String>,
 }
 
+impl OnMachine {
+    /// Whether it was said at all, or is left to defaults.
+    pub(crate) fn is_said(&self) -> bool {
+        self.vm.is_some() || self.server.at.socket.is_some() || self.server.connect.is_some()
+    }
+}
+
 /// The machine a `vm` command is about.
 #[derive(Debug, Args)]
 pub(crate) struct NamedMachine {

@@ -13,19 +13,37 @@ use crate::client::Client;
 use crate::failure::{DONE, Refused, WrongUsage};
 use crate::guest;
 use crate::output::{self, json};
+use crate::server_args::OnMachine;
 use crate::sources_args::{Files, Lines, Vars};
 use crate::typed::bad;
+use crate::upload;
 
-/// The debug information in a file of this machine, if one is named.
-fn open(files: Files) -> anyhow::Result<Option<Sources>> {
-    let Some(file) = &files.debug_info else {
-        return Ok(None);
+/// Who is asked.
+enum Asked {
+    /// A file of this machine.
+    File(Sources),
+    /// A server, of one of its machines.
+    Server(Box<Client>, String),
+}
+
+/// Who has the debug information: a file that is named, unless a server is, too, which is given it then.
+async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
+    let file = match files.debug_info {
+        Some(file) if !on.is_said() => {
+            let path = guest::kernel(files.kernel)?;
+            let kernel = Kernel::open(&path);
+            let kernel = kernel.with_context(|| format!("cannot read {}", path.display()))?;
+            let sources = Sources::open(&kernel, &file);
+            let sources = sources.with_context(|| format!("cannot use {}", file.display()))?;
+            return Ok(Asked::File(sources));
+        }
+        file => file,
     };
-    let path = guest::kernel(files.kernel)?;
-    let kernel = Kernel::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let sources = Sources::open(&kernel, file);
-    let sources = sources.with_context(|| format!("cannot use {}", file.display()))?;
-    Ok(Some(sources))
+    let (mut client, machine) = Client::on_machine(on).await?;
+    if let Some(file) = file {
+        upload::debug_info(&mut client, &machine, &file).await?;
+    }
+    Ok(Asked::Server(Box::new(client), machine))
 }
 
 /// A line as JSON.
@@ -41,10 +59,9 @@ struct LineJson<'a> {
 pub(crate) async fn lines(args: Lines) -> anyhow::Result<ExitCode> {
     let point = read(&args.function)?;
     let is_json = args.files.json;
-    let answer = match open(args.files)? {
-        Some(sources) => sources.lines(&point)?,
-        None => {
-            let (mut client, machine) = Client::on_machine(&args.on).await?;
+    let answer = match asked(args.files, &args.on).await? {
+        Asked::File(sources) => sources.lines(&point)?,
+        Asked::Server(mut client, machine) => {
             let function = args.function;
             let request = ListLinesRequest { machine, function };
             let answer = client.sources.list_lines(request).await;
@@ -89,10 +106,9 @@ struct VariableJson<'a> {
 pub(crate) async fn vars(args: Vars) -> anyhow::Result<ExitCode> {
     let point = read(&args.point)?;
     let is_json = args.files.json;
-    let answer = match open(args.files)? {
-        Some(sources) => sources.variables(&point)?,
-        None => {
-            let (mut client, machine) = Client::on_machine(&args.on).await?;
+    let answer = match asked(args.files, &args.on).await? {
+        Asked::File(sources) => sources.variables(&point)?,
+        Asked::Server(mut client, machine) => {
             let point = args.point;
             let request = ListVariablesRequest { machine, point };
             let answer = client.sources.list_variables(request).await;

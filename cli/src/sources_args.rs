@@ -10,13 +10,13 @@ use crate::server_args::OnMachine;
 #[derive(Debug, Args)]
 pub(crate) struct Files {
     /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "debug_info")]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "debug_info",
+          conflicts_with_all = ["vm", "socket", "connect"])]
     pub(crate) kernel: Option<PathBuf>,
 
-    /// vmlinux with the debug information (DWARF) of that kernel [default: what the server finds of its
-    /// machine's]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
-          conflicts_with_all = ["vm", "socket", "connect"])]
+    /// vmlinux with the debug information (DWARF) of that kernel, or of the machine's: the server is
+    /// given it, and has it as long as the machine runs [default: what the server has of its machine's]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) debug_info: Option<PathBuf>,
 
     /// Print JSON, one object per line
@@ -31,7 +31,8 @@ Lines count from the function's first one, which is 0.
 
 Examples:
   hvprobe lines vfs_read --kernel vmlinuz --debug-info vmlinux
-  hvprobe lines vfs_read --vm web")]
+  hvprobe lines vfs_read --vm web
+  hvprobe lines vfs_read --vm web --debug-info vmlinux")]
 pub(crate) struct Lines {
     /// `FUNC` or `FUNC@SRC`
     #[arg(value_name = "FUNC")]

@@ -91,6 +91,7 @@ boot: INVALID_ARGUMENT True
 get: NOT_FOUND True
 symbols: NOT_FOUND True
 lines: NOT_FOUND True
+upload: NOT_FOUND True
 events: NOT_FOUND True
 histograms: NOT_FOUND True
 ";

@@ -20,8 +20,8 @@ use hvprobe_proto::v1::watch_machines_response::What;
 use hvprobe_proto::v1::{
     BootRequest, DeleteMachineRequest, EndReason, ErrorDetail, ErrorKind, ListLinesRequest,
     ListMachinesRequest, ListProbesRequest, ListVariablesRequest, Machine, MachineState,
-    PauseRequest, ProbeSpec, RegisterRequest, StopRequest, SubscribeRequest, WatchMachinesRequest,
-    WatchRequest,
+    PauseRequest, ProbeSpec, RegisterRequest, StopRequest, SubscribeRequest,
+    UploadDebugInfoRequest, WatchMachinesRequest, WatchRequest,
 };
 use hvprobe_server::{Limits, Listener, ServeError, Server};
 use hvprobe_tests::micro::host::{build, catch_mode};
@@ -533,5 +533,64 @@ async fn lines_and_variables_of_a_machines_kernel_are_found_by_its_build_id() {
     };
     assert_eq!(fetch("count"), Some(("+8(%sp)", "")));
     assert_eq!(fetch("file"), Some(("", "not kept here")));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uploaded_debug_information_answers_until_its_machine_ends() {
+    let Some(running) = Running::start("uploads", Limits::of_host()) else {
+        return;
+    };
+    let mut machines = running.machines().await;
+    for name in ["m", "other"] {
+        running.boot(&mut machines, name).await;
+    }
+    let mut sources = SourcesClient::new(running.connect().await);
+    let upload = |named: [&str; 2], file: &[u8]| {
+        let part = |machine: &str, data: &[u8]| UploadDebugInfoRequest {
+            machine: machine.to_owned(),
+            data: data.to_vec(),
+        };
+        let (first, rest) = file.split_at(file.len() / 2);
+        let mut parts = vec![part(named[0], first), part(named[1], b"")];
+        parts.extend(rest.chunks(100).map(|data| part("", data)));
+        tokio_stream::iter(parts)
+    };
+    let file = dwarf::file();
+    for (named, file, expected) in [
+        (["nobody", ""], &*file, ErrorKind::NoSuchMachine),
+        (["m", "m"], &*file, ErrorKind::BadStream),
+        (["m", ""], b"no file with anything", ErrorKind::NoDebugInfo),
+        (
+            ["m", ""],
+            &dwarf::file_of(b"another build"),
+            ErrorKind::NoDebugInfo,
+        ),
+    ] {
+        let refused = sources.upload_debug_info(upload(named, file)).await;
+        assert_eq!(kind(&refused.unwrap_err()), expected);
+    }
+    let nothing = sources.upload_debug_info(tokio_stream::iter([])).await;
+    assert_eq!(kind(&nothing.unwrap_err()), ErrorKind::BadStream);
+
+    let kept = sources.upload_debug_info(upload(["m", ""], &file)).await;
+    let kept = kept.unwrap().into_inner();
+    assert_eq!(kept.build_id, BUILD_ID);
+    assert_eq!(kept.length, file.len() as u64);
+    let lines = |machine: &str| ListLinesRequest {
+        machine: machine.to_owned(),
+        function: "vfs_test".to_owned(),
+    };
+    for machine in ["m", "other"] {
+        let found = sources.list_lines(lines(machine)).await.unwrap();
+        assert_eq!(found.into_inner().functions[0].first, 10);
+    }
+    let machine = "m".to_owned();
+    machines.stop(StopRequest { machine }).await.unwrap();
+    // Threads of the machine may have it for a moment longer.
+    let gone = async { while sources.list_lines(lines("other")).await.is_ok() {} };
+    timeout(PATIENCE, gone).await.expect("it goes");
+    let error = sources.list_lines(lines("other")).await.unwrap_err();
+    assert_eq!(kind(&error), ErrorKind::NoDebugInfo);
     running.stop().await;
 }

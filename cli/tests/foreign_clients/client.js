@@ -78,6 +78,16 @@ function both(client, method, request) {
   });
 }
 
+/** The answer to a call that is told in parts, of which this is the only one. */
+function parts(client, method, request) {
+  return new Promise((resolve, reject) => {
+    const call = client[method](new grpc.Metadata(), deadline(), (error, answer) =>
+      error ? reject(error) : resolve(answer),
+    );
+    call.end(request);
+  });
+}
+
 /** What the server tells of its services: the definition of all but those it tells that with. */
 async function reflected(target, token) {
   const folder = path.join(require.resolve("@grpc/reflection/package.json"), "../build/proto");
@@ -214,6 +224,8 @@ async function main(target, from, file, ...guest) {
   const sources = make("hvprobe.v1.Sources");
   const lines = { machine: "a", function: "vfs_read" };
   console.log("lines:", await refused(() => unary(sources, "ListLines", lines)));
+  const part = { machine: "a", data: Buffer.from("ELF") };
+  console.log("upload:", await refused(() => parts(sources, "UploadDebugInfo", part)));
   const events = make("hvprobe.v1.Events");
   console.log("events:", await refused(() => stream(events, "Subscribe", a)));
   const histograms = make("hvprobe.v1.Histograms");

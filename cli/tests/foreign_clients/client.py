@@ -95,6 +95,7 @@ def main(target, token_file=None, *guest):
         kinds = {
             (False, False): channel.unary_unary,
             (False, True): channel.unary_stream,
+            (True, False): channel.stream_unary,
             (True, True): channel.stream_stream,
         }
         kind = kinds[many, found.server_streaming]
@@ -133,6 +134,8 @@ def main(target, token_file=None, *guest):
     print("symbols:", refused(lambda: method("hvprobe.v1.Symbols", "ListSymbols")(machine="a")))
     lines = method("hvprobe.v1.Sources", "ListLines")
     print("lines:", refused(lambda: lines(machine="a", function="vfs_read")))
+    upload = method("hvprobe.v1.Sources", "UploadDebugInfo")
+    print("upload:", refused(lambda: upload(machine="a", data=b"ELF")))
     print("events:", refused(lambda: method("hvprobe.v1.Events", "Subscribe")(machine="a")))
     aggregate = method("hvprobe.v1.Histograms", "Aggregate")
     wanted = {"machine": "a", "probes": [1], "histogram": "keys=comm"}

@@ -9,6 +9,7 @@
 use std::fs;
 use std::time::Instant;
 
+use hvprobe_fixtures::dwarf;
 use hvprobe_tests::program::{Finished, Program, hvprobe, ok, patience};
 use hvprobe_tests::rig::rig;
 use rustix::process::Signal;
@@ -168,5 +169,46 @@ fn a_trace_writes_into_a_file_with_dates_and_has_an_owner_meanwhile() {
     assert_eq!(hits.len(), 3, "{written}");
     assert!(hits.iter().all(|line| has_date(line)), "{written}");
     assert_eq!(server.owned("me"), [""; 0]);
+    server.end();
+}
+
+#[test]
+fn debug_information_goes_to_the_server_once_and_answers_for_the_machine() {
+    if rig("cli: an upload of debug information").is_none() {
+        return;
+    }
+    let server = Server::start();
+    let command = ["--", "sh", "-c", "read line"];
+    server.ok(&[&["vm", "boot", "--name", "web"], &command[..]].concat());
+    let file = server.folder.path().join("debug");
+    let path = file.to_str().unwrap();
+    let none = server.run(&["lines", "vfs_test", "--vm", "web"]);
+    assert_eq!((none.status, &none.out[..]), (Some(1), &[][..]));
+    let upload = ["lines", "vfs_test", "--vm", "web", "--debug-info", path];
+    for (bytes, words) in [
+        (dwarf::file_of(b"another build"), "of another kernel"),
+        (b"nothing of that kind".to_vec(), "ELF"),
+    ] {
+        fs::write(&file, bytes).unwrap();
+        let refused = server.run(&upload);
+        assert_eq!((refused.status, &refused.out[..]), (Some(1), &[][..]));
+        assert!(refused.err[0].contains(words), "{refused:#?}");
+    }
+
+    let shown = server.ok(&["vm", "show", "web"]).concat();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let build_id = shown["kernel_build_id"].as_str().unwrap().as_bytes();
+    let build_id = build_id.chunks(2).map(|digits| {
+        let digits = str::from_utf8(digits).unwrap();
+        u8::from_str_radix(digits, 16).unwrap()
+    });
+    fs::write(&file, dwarf::file_of(&build_id.collect::<Vec<_>>())).unwrap();
+    let lines = server.ok(&upload);
+    assert_eq!(lines[0], "vfs_test fs/test.c:10");
+    fs::remove_file(&file).unwrap();
+    assert_eq!(server.ok(&upload[..4]), lines);
+    let gone = server.run(&upload);
+    assert_eq!((gone.status, &gone.out[..]), (Some(1), &[][..]));
+    assert!(gone.err[0].contains("cannot read"), "{gone:#?}");
     server.end();
 }

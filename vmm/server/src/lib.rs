@@ -25,6 +25,7 @@ mod sources;
 mod status;
 mod threads;
 mod totals;
+mod uploads;
 pub mod wire;
 
 pub use allowed::Limits;

@@ -22,6 +22,11 @@ pub(crate) const TYPES: usize = 16;
 pub(crate) const STATES: usize = 64;
 /// Bytes of guest memory read at once.
 pub(crate) const READ: usize = 1 << 20;
+/// Bytes of a file with debug information that a client hands in: four times what distributions' kernels have.
+pub(crate) const UPLOAD: u64 = 2 << 30;
+/// Bytes of all those together, and how many parts of them are written at a time.
+pub(crate) const UPLOADS: u64 = 8 << 30;
+pub(crate) const UPLOADS_AT_ONCE: usize = 8;
 /// Bytes typed on a console at once.
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 /// Bytes of a task's name (`TASK_COMM_LEN`).

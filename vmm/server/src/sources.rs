@@ -41,12 +41,11 @@ impl Sources {
     /// When one of them cannot be read, or the file is that of another kernel.
     pub fn open(kernel: &Kernel, path: &Path) -> Result<Self, SourcesError> {
         let image = KernelImage::parse(kernel.elf())?;
-        Ok(Self::of(Arc::new(image), path)?)
+        Ok(Self::of(Arc::new(image), DebugFile::open(path)?)?)
     }
 
-    /// The same for the kernel whose image that is.
-    pub(crate) fn of(image: Arc<KernelImage>, path: &Path) -> Result<Self, DebugError> {
-        let file = DebugFile::open(path)?;
+    /// The debug information in `file`, for the kernel whose image that is.
+    pub(crate) fn of(image: Arc<KernelImage>, file: DebugFile) -> Result<Self, DebugError> {
         let sources = Self { image, file };
         sources.info()?;
         Ok(sources)

@@ -306,6 +306,11 @@ pub(crate) fn over_deadline() -> Status {
     Failure::new(Code::DeadlineExceeded, kind, why).into()
 }
 
+/// The messages of a stream make no sense in that order.
+pub(crate) fn out_of_order(message: &str) -> Status {
+    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
+}
+
 /// The machine `name` has ended.
 pub(crate) fn ended(name: &str) -> Status {
     Failure::new(

@@ -63,7 +63,15 @@ impl DebugFile {
                 "it is not a regular file",
             )));
         }
-        let file = File::open(path).map_err(DebugError::Read)?;
+        Self::of(&File::open(path).map_err(DebugError::Read)?)
+    }
+
+    /// Reads the debug information in `file`, from its beginning. Nobody else may read it meanwhile, as the
+    /// position is shared.
+    ///
+    /// # Errors
+    /// When there is none, or none that can be used.
+    pub fn of(file: &File) -> Result<Self, DebugError> {
         let len = file.metadata().map_err(DebugError::Read)?.len();
         let again = file.try_clone().map_err(DebugError::Read)?;
         let cache = ReadCache::new(again);

@@ -25,7 +25,7 @@ use crate::fleet::{Fleet, Handle};
 use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::{Sessions, ended};
-use crate::status::{Failure, chain};
+use crate::status::{Failure, chain, out_of_order};
 use crate::wire::{actions, anchor, convert};
 
 /// Messages that wait for one client.
@@ -232,10 +232,6 @@ fn session_ended() -> Status {
 fn unresponsive() -> Status {
     let message = format!("{MISSES} questions one after another were not answered in time");
     Failure::new(Code::DeadlineExceeded, ErrorKind::Unresponsive, message).into()
-}
-
-fn out_of_order(message: &str) -> Status {
-    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
 }
 
 #[cfg(test)]

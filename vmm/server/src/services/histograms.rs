@@ -22,7 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::fleet::{Fleet, Handle};
 use crate::limits;
 use crate::panics;
-use crate::status::{Failure, chain};
+use crate::status::{Failure, chain, out_of_order};
 use crate::wire::histogram;
 
 /// Messages that wait for one client.
@@ -213,8 +213,4 @@ impl Counting {
         let sent = self.to_client.send(Ok(message)).await;
         sent.map_err(|_| Over::Gone)
     }
-}
-
-fn out_of_order(message: &str) -> Status {
-    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
 }

@@ -24,7 +24,7 @@ use crate::fleet::Handle;
 use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
-use crate::status::Failure;
+use crate::status::{Failure, out_of_order};
 use crate::wire::{anchor, page};
 
 /// Messages that wait for one client: all there are of one session.
@@ -199,10 +199,6 @@ where
             }
         }
     }
-}
-
-fn out_of_order(message: &str) -> Status {
-    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
 }
 
 #[cfg(test)]

@@ -1,33 +1,39 @@
 //! `hvprobe.v1.Sources`.
 //!
 //! What is kept true: of all clients' questions one is answered at a time, so no more than one file with debug
-//! information is in memory, and none when nobody asks.
+//! information is in memory, and none when nobody asks. What is uploaded goes to a file as it comes.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use hvprobe_linux::debug_info::DebugError;
+use hvprobe_linux::debug_info::{DebugError, DebugFile};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_proto::v1::{
     ErrorKind, ListLinesRequest, ListLinesResponse, ListVariablesRequest, ListVariablesResponse,
-    sources_server,
+    UploadDebugInfoRequest, UploadDebugInfoResponse, sources_server,
 };
 use hvprobe_spec::ParseError;
 use hvprobe_spec::point::Point;
 use prost::Message;
-use tonic::{Code, Request, Response, Status};
+use tokio::time::timeout;
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fleet::Fleet;
 use crate::limits;
 use crate::sources::{Sources, SourcesError};
-use crate::status::{Failure, chain};
+use crate::status::{Failure, chain, out_of_order};
 use crate::threads::Lane;
+use crate::uploads::{Upload, Uploads};
 
 /// The longest build id that a file is looked for by; linkers make 20 bytes at most.
 const BUILD_ID_MAX: usize = 64;
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;
+
+/// How long a client may say nothing that uploads a file.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// The service.
 #[derive(Debug)]
@@ -35,7 +41,9 @@ pub(crate) struct Service {
     fleet: Fleet,
     /// Where debug information is.
     folder: Arc<Path>,
+    uploads: Arc<Uploads>,
     looks: Lane,
+    writes: Lane,
 }
 
 impl Service {
@@ -43,7 +51,9 @@ impl Service {
         Self {
             fleet,
             folder: folder.into(),
+            uploads: Arc::default(),
             looks: Lane::new("a look at sources", 1),
+            writes: Lane::new("an upload", limits::UPLOADS_AT_ONCE),
         }
     }
 
@@ -55,8 +65,12 @@ impl Service {
     ) -> Result<Response<T>, Status> {
         let image = Arc::clone(self.fleet.get(machine)?.machine()?.image());
         let folder = Arc::clone(&self.folder);
+        let uploads = Arc::clone(&self.uploads);
         let answered = self.looks.run(move || {
-            let sources = open(&image, &folder)?;
+            let sources = match uploads.of(&image) {
+                Some(upload) => upload.sources(&image).map_err(|why| unusable(&why))?,
+                None => open(&image, &folder)?,
+            };
             ask(&sources).map_err(|error| failed(&error))
         });
         let answer = answered.await??;
@@ -91,6 +105,54 @@ impl sources_server::Sources for Service {
         let ask = move |sources: &Sources| sources.variables(&point);
         self.of(&machine, ask).await
     }
+
+    async fn upload_debug_info(
+        &self,
+        request: Request<Streaming<UploadDebugInfoRequest>>,
+    ) -> Result<Response<UploadDebugInfoResponse>, Status> {
+        let mut parts = request.into_inner();
+        let Some(UploadDebugInfoRequest { machine, mut data }) = next(&mut parts).await? else {
+            return Err(out_of_order("the first message names the machine"));
+        };
+        let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
+        let uploads = Arc::clone(&self.uploads);
+        let begun = self.writes.run(move || uploads.begin());
+        let mut upload = begun.await??;
+        loop {
+            let written = self.writes.run(move || {
+                upload.append(&data)?;
+                Ok::<Upload, Failure>(upload)
+            });
+            upload = written.await??;
+            match next(&mut parts).await? {
+                None => break,
+                Some(next) if next.machine.is_empty() => data = next.data,
+                Some(_) => return Err(out_of_order("only the first message names a machine")),
+            }
+        }
+        let length = upload.length();
+        let uploads = Arc::clone(&self.uploads);
+        let kept = self.looks.run(move || uploads.keep(upload, &image));
+        let build_id = kept.await?.map_err(|why| unusable(&why))?;
+        Ok(Response::new(UploadDebugInfoResponse { build_id, length }))
+    }
+}
+
+/// The next part of a file, `None` after the last.
+async fn next(
+    parts: &mut Streaming<UploadDebugInfoRequest>,
+) -> Result<Option<UploadDebugInfoRequest>, Status> {
+    let next = timeout(SILENCE, parts.message()).await;
+    next.unwrap_or_else(|_| {
+        let message = format!("nothing came for {} seconds", SILENCE.as_secs());
+        Err(Failure::new(Code::DeadlineExceeded, ErrorKind::DeadlineExceeded, message).into())
+    })
+}
+
+/// What a client is told whose upload does not answer.
+fn unusable(why: &DebugError) -> Failure {
+    let message = format!("cannot use what was uploaded: {}", chain(why));
+    Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
 }
 
 fn read(point: &str) -> Result<Point, Status> {
@@ -108,7 +170,8 @@ fn open(image: &Arc<KernelImage>, folder: &Path) -> Result<Sources, Failure> {
     let none = |message| Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message);
     let places = places_of(image.build_id(), image.release(), folder);
     for path in &places {
-        match Sources::of(Arc::clone(image), path) {
+        let opened = DebugFile::open(path);
+        match opened.and_then(|file| Sources::of(Arc::clone(image), file)) {
             Ok(sources) => return Ok(sources),
             Err(DebugError::Read(why)) if why.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -125,8 +188,8 @@ fn open(image: &Arc<KernelImage>, folder: &Path) -> Result<Sources, Failure> {
         .map(|path| path.display().to_string())
         .collect();
     Err(none(format!(
-        "the server has no debug information of this kernel: there is no {}; install it, or see `hvprobe serve \
-         --debug-dir`",
+        "the server has no debug information of this kernel: there is no {}; install it, upload it, or see `hvprobe \
+         serve --debug-dir`",
         places.join(", nor ")
     )))
 }

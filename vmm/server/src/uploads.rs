@@ -1,0 +1,296 @@
+//! Debug information that clients have handed in.
+//!
+//! ```text
+//!   begun ──bytes──► whole ──its build id is the kernel's──► kept ──the machine has ended, or has another──► gone
+//!     │                │
+//!     └────────────────┴── too long, no room, its client is gone or silent, another kernel's ──► gone
+//! ```
+//! Invariants: a file has no name, so nothing is left of it, however the server ends; all of them together, those
+//! that are not whole included, have no more bytes than there is room for.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use hvprobe_linux::debug_info::{DebugError, DebugFile};
+use hvprobe_linux::image::KernelImage;
+use hvprobe_proto::v1::ErrorKind;
+use tonic::Code;
+
+use crate::limits;
+use crate::sources::Sources;
+use crate::status::Failure;
+
+/// Where temporary files are that may be large (hier(7)), unless `TMPDIR` says otherwise.
+const FOLDER: &str = "/var/tmp";
+
+/// The files of a server.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    folder: PathBuf,
+    room: Arc<Room>,
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// How many bytes there may be.
+#[derive(Debug)]
+struct Room {
+    /// Of one file.
+    each: u64,
+    /// Of all.
+    all: u64,
+    taken: AtomicU64,
+}
+
+/// A file that answers.
+#[derive(Debug)]
+struct Kept {
+    /// The kernel of the machine that it was handed in for, which nothing else keeps.
+    kernel: Weak<KernelImage>,
+    build_id: Vec<u8>,
+    upload: Arc<Upload>,
+}
+
+/// A file on its way, or whole.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    file: File,
+    room: Arc<Room>,
+    /// How many bytes it has, which are taken from the room.
+    length: u64,
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        let folder = std::env::var_os("TMPDIR").map_or_else(|| FOLDER.into(), PathBuf::from);
+        Self::new(folder, limits::UPLOAD, limits::UPLOADS)
+    }
+}
+
+impl Uploads {
+    /// Files in `folder`, `each` of no more bytes than that, and `all` together.
+    fn new(folder: PathBuf, each: u64, all: u64) -> Self {
+        Self {
+            folder,
+            room: Arc::new(Room {
+                each,
+                all,
+                taken: AtomicU64::new(0),
+            }),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// Begins a file. Blocks.
+    ///
+    /// # Errors
+    /// When the host cannot make one.
+    pub(crate) fn begin(&self) -> Result<Upload, Failure> {
+        // What is kept for nobody is room.
+        drop(self.kept());
+        let file = tempfile::tempfile_in(&self.folder).map_err(|error| {
+            let folder = self.folder.display();
+            on_host(&format!("cannot make a file in {folder}"), &error)
+        })?;
+        Ok(Upload {
+            file,
+            room: Arc::clone(&self.room),
+            length: 0,
+        })
+    }
+
+    /// Keeps `upload`, which is whole, for the machine whose kernel has that `image`; returns the build id of both.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// When it has no debug information of that kernel.
+    pub(crate) fn keep(
+        &self,
+        upload: Upload,
+        image: &Arc<KernelImage>,
+    ) -> Result<Vec<u8>, DebugError> {
+        let build_id = upload.sources(image)?.build_id().to_vec();
+        let mut kept = self.kept();
+        kept.retain(|other| !other.is_for(image));
+        kept.push(Kept {
+            kernel: Arc::downgrade(image),
+            build_id: build_id.clone(),
+            upload: Arc::new(upload),
+        });
+        Ok(build_id)
+    }
+
+    /// What answers for the kernel with that `image`.
+    pub(crate) fn of(&self, image: &Arc<KernelImage>) -> Option<Arc<Upload>> {
+        let kept = self.kept();
+        let is_same = |other: &&Kept| image.build_id() == Some(other.build_id.as_slice());
+        let own = kept.iter().find(|other| other.is_for(image));
+        let found = own.or_else(|| kept.iter().rfind(is_same))?;
+        Some(Arc::clone(&found.upload))
+    }
+
+    /// Those whose machines are there.
+    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|one| one.kernel.strong_count() > 0);
+        kept
+    }
+}
+
+impl Kept {
+    fn is_for(&self, image: &Arc<KernelImage>) -> bool {
+        self.kernel.as_ptr() == Arc::as_ptr(image)
+    }
+}
+
+impl Upload {
+    /// How many bytes it has.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Adds `bytes`. Blocks.
+    ///
+    /// # Errors
+    /// When there is no room for them.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let more = bytes.len() as u64;
+        let Room { each, all, taken } = &*self.room;
+        let left = each.saturating_sub(self.length);
+        if more > left {
+            let message = format!("the debug information is too long: at most {each} bytes");
+            let failure = Failure::new(Code::ResourceExhausted, ErrorKind::TooLarge, message);
+            return Err(failure.bound("upload_bytes", each, left));
+        }
+        let fits = |taken: u64| taken.checked_add(more).filter(|sum| sum <= all);
+        let took = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        took.map_err(|taken| {
+            let message = format!(
+                "what clients have uploaded has {taken} bytes, and together at most {all}: stop a machine first"
+            );
+            Failure::new(Code::ResourceExhausted, ErrorKind::TooLarge, message).bound(
+                "uploads_bytes",
+                all,
+                all.saturating_sub(taken),
+            )
+        })?;
+        self.length += more;
+        let written = self.file.write_all(bytes);
+        written.map_err(|error| on_host("cannot keep what was uploaded", &error))
+    }
+
+    /// The debug information in it, which is whole, for the kernel with that `image`. Blocks.
+    ///
+    /// # Errors
+    /// When there is none of that kernel.
+    pub(crate) fn sources(&self, image: &Arc<KernelImage>) -> Result<Sources, DebugError> {
+        Sources::of(Arc::clone(image), DebugFile::of(&self.file)?)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.room.taken.fetch_sub(self.length, Ordering::Relaxed);
+    }
+}
+
+fn on_host(what: &str, error: &io::Error) -> Failure {
+    let message = format!("the host {what}: {error}");
+    Failure::new(Code::ResourceExhausted, ErrorKind::Host, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_fixtures::dwarf::{self, BUILD_ID};
+    use hvprobe_spec::point::Point;
+    use tonic::Status;
+
+    use super::*;
+
+    fn image() -> Arc<KernelImage> {
+        Arc::new(KernelImage::parse(&dwarf::file()).unwrap())
+    }
+
+    fn uploads(each: u64, all: u64) -> Uploads {
+        Uploads::new(std::env::temp_dir(), each, all)
+    }
+
+    fn handed_in(uploads: &Uploads, file: &[u8]) -> Upload {
+        let mut upload = uploads.begin().unwrap();
+        for bytes in file.chunks(100) {
+            upload.append(bytes).unwrap();
+        }
+        upload
+    }
+
+    #[test]
+    fn what_was_handed_in_for_a_machine_answers_for_its_kernel_until_the_machine_is_gone() {
+        let file = dwarf::file();
+        let length = file.len() as u64;
+        let uploads = uploads(length, 3 * length);
+        let [one, other] = [image(), image()];
+        assert!(uploads.of(&one).is_none());
+        let upload = handed_in(&uploads, &file);
+        assert_eq!(upload.length(), length);
+        assert_eq!(uploads.keep(upload, &one).unwrap(), BUILD_ID);
+        for image in [&one, &other] {
+            let sources = uploads.of(image).unwrap().sources(image).unwrap();
+            let point = Point::parse("vfs_test").unwrap();
+            assert_eq!(sources.lines(&point).unwrap().functions[0].first, 10);
+        }
+        // The next one takes its place, and its room is free.
+        for _ in 0..5 {
+            let upload = handed_in(&uploads, &file);
+            uploads.keep(upload, &one).unwrap();
+            assert_eq!(uploads.room.taken.load(Ordering::Relaxed), length);
+        }
+        drop(one);
+        assert!(uploads.of(&other).is_none());
+        assert_eq!(uploads.room.taken.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_is_of_another_kernel_or_none_is_not_kept() {
+        let image = image();
+        let uploads = uploads(1 << 20, 1 << 20);
+        let wrong = [
+            dwarf::file_of(b"another build"),
+            b"no such file".to_vec(),
+            vec![],
+        ];
+        for file in wrong {
+            let upload = handed_in(&uploads, &file);
+            uploads.keep(upload, &image).unwrap_err();
+            assert!(uploads.of(&image).is_none());
+        }
+        assert_eq!(uploads.room.taken.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn there_is_room_for_so_much_and_no_more() {
+        let uploads = uploads(1000, 1500);
+        let refused = |upload: &mut Upload, length| {
+            let status = Status::from(upload.append(&vec![7; length]).unwrap_err());
+            assert_eq!(status.code(), Code::ResourceExhausted);
+            status.message().to_owned()
+        };
+        let mut one = uploads.begin().unwrap();
+        one.append(&[7; 999]).unwrap();
+        assert!(refused(&mut one, 2).contains("at most 1000"));
+        one.append(&[7]).unwrap();
+        let mut other = uploads.begin().unwrap();
+        other.append(&[7; 500]).unwrap();
+        assert!(refused(&mut other, 1).contains("at most 1500"));
+        drop(one);
+        other.append(&[7; 500]).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let uploads = Uploads::new("/nowhere/at/all".into(), 1, 1);
+        let status = Status::from(uploads.begin().unwrap_err());
+        assert!(status.message().contains("/nowhere/at/all"), "{status:?}");
+    }
+}
