@@ -180,20 +180,14 @@ pub fn identity_tables(base: Gpa) -> Vec<u8> {
     const TABLE: u64 = entry::PRESENT | entry::WRITABLE;
     const LEAF: u64 = TABLE | entry::HUGE;
 
-    let top = (0..ENTRIES).map(|index| {
-        if index == 0 {
-            base.wrapping_add(PAGE).0 | TABLE
-        } else {
-            0
-        }
-    });
-    let pointers = (0..ENTRIES).map(|index| {
-        if index < GIBIBYTES {
-            base.wrapping_add((2 + index) * PAGE).0 | TABLE
-        } else {
-            0
-        }
-    });
+    // A table whose first entries lead to `count` tables, from the page `first` on.
+    let leading = |count: u64, first: u64| {
+        (0..ENTRIES).map(move |index| match index < count {
+            true => base.wrapping_add((first + index) * PAGE).0 | TABLE,
+            false => 0,
+        })
+    };
+    let (top, pointers) = (leading(1, 1), leading(GIBIBYTES, 2));
     let leaves = (0..GIBIBYTES * ENTRIES).map(|index| (index * LARGE_PAGE) | LEAF);
     top.chain(pointers)
         .chain(leaves)

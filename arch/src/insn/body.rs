@@ -2,7 +2,7 @@
 //!
 //! A return probe waits for a return; on a function that never returns it would wait for ever.
 
-use super::decode;
+use super::instructions;
 use crate::Gva;
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind};
 
@@ -16,18 +16,10 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind};
 /// in it, and that the function does not go on into the next one at its end.
 #[must_use]
 pub fn may_return(code: &[u8], start: Gva) -> bool {
-    let mut offset = 0;
-    while let Some(rest) = code.get(offset..).filter(|rest| !rest.is_empty()) {
-        let at = start.wrapping_add(u64::try_from(offset).unwrap_or(u64::MAX));
-        let Ok((instruction, _)) = decode(rest, at) else {
-            return true;
-        };
-        if leaves(&instruction, code.len(), start) {
-            return true;
-        }
-        offset += instruction.len();
-    }
-    false
+    instructions(code, start).any(|(_, found)| match found {
+        Ok(instruction) => leaves(&instruction, code.len(), start),
+        Err(_) => true,
+    })
 }
 
 /// Whether the instruction may return, or go on outside the `len` bytes at `start`, for good.

@@ -32,3 +32,19 @@ pub(crate) fn decode(
         _ => Err(DecodeFailure::Invalid),
     }
 }
+
+/// The instructions of `code`, which is at `start`, each with its address. What is no instruction ends them:
+/// nothing is known of what is behind it.
+pub(crate) fn instructions(
+    code: &[u8],
+    start: Gva,
+) -> impl Iterator<Item = (Gva, Result<Instruction, DecodeFailure>)> + use<'_> {
+    let mut offset = 0;
+    std::iter::from_fn(move || {
+        let rest = code.get(offset..).filter(|rest| !rest.is_empty())?;
+        let at = start.wrapping_add(u64::try_from(offset).unwrap_or(u64::MAX));
+        let found = decode(rest, at).map(|(instruction, _)| instruction);
+        offset = found.map_or(code.len(), |instruction| offset + instruction.len());
+        Some((at, found))
+    })
+}

@@ -35,7 +35,7 @@ mod text;
 pub use body::may_return;
 pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use decode::MAX_LEN;
-pub(crate) use decode::{DecodeFailure, decode};
+pub(crate) use decode::{DecodeFailure, decode, instructions};
 pub use displaced::{Action, Displaced};
 pub use emulate::Emulated;
 pub use gate::{ENDBR64, GateError, GateHead};

@@ -3,7 +3,7 @@
 //! What is kept true: only what stands in the code itself is told, so code that is hostile gives
 //! wrong addresses and no unbounded work: one pass, to the first bytes that are no instruction.
 
-use super::decode;
+use super::instructions;
 use crate::Gva;
 use iced_x86::{Instruction, OpAccess, OpKind, Register};
 
@@ -22,7 +22,7 @@ pub struct PerCpuLoad {
 #[must_use]
 pub fn constants(code: &[u8], start: Gva) -> Vec<u64> {
     let mut found = Vec::new();
-    for instruction in instructions(code, start) {
+    for instruction in sound(code, start) {
         found.extend((0..instruction.op_count()).filter_map(|operand| {
             match instruction.op_kind(operand) {
                 OpKind::Immediate8to64 | OpKind::Immediate32to64 | OpKind::Immediate64 => {
@@ -42,7 +42,7 @@ pub fn constants(code: &[u8], start: Gva) -> Vec<u64> {
 /// `start`, in the order of the instructions.
 #[must_use]
 pub fn per_cpu_loads(code: &[u8], start: Gva) -> Vec<PerCpuLoad> {
-    instructions(code, start)
+    sound(code, start)
         .filter(|instruction| {
             instruction.memory_segment() == Register::GS
                 && instruction.op_count() == 2
@@ -75,15 +75,9 @@ fn op0_is_only_written(instruction: &Instruction) -> bool {
     info.info(instruction).op0_access() == OpAccess::Write
 }
 
-fn instructions(code: &[u8], start: Gva) -> impl Iterator<Item = Instruction> + use<'_> {
-    let mut offset = 0;
-    std::iter::from_fn(move || {
-        let rest = code.get(offset..).filter(|rest| !rest.is_empty())?;
-        let at = start.wrapping_add(u64::try_from(offset).unwrap_or(u64::MAX));
-        let (instruction, _) = decode(rest, at).ok()?;
-        offset += instruction.len();
-        Some(instruction)
-    })
+/// The instructions up to the first bytes that are none.
+fn sound(code: &[u8], start: Gva) -> impl Iterator<Item = Instruction> + use<'_> {
+    instructions(code, start).map_while(|(_, found)| found.ok())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod bytes;
 pub mod debug_info;
 pub mod image;
 pub mod modules;
+mod notes;
 pub mod symbols;
 pub mod task;
 pub mod types;

@@ -65,7 +65,10 @@ pub enum LookupError {
         near: Vec<String>,
     },
     /// Several symbols at different addresses share the name, as static functions may.
-    #[error("symbol `{name}` is ambiguous, it is at {}; give the address instead", List(.at))]
+    #[error(
+        "symbol `{name}` is ambiguous, it is at {}; give the address instead",
+        first_few(.at, Gva::to_string)
+    )]
     Ambiguous {
         /// The name asked for.
         name: String,
@@ -93,22 +96,14 @@ impl fmt::Display for Offer<'_> {
     }
 }
 
-struct List<'a>(&'a [Gva]);
-
-impl fmt::Display for List<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More than this many addresses help nobody in a message.
-        const SHOWN: usize = 8;
-        for (i, at) in self.0.iter().take(SHOWN).enumerate() {
-            if i > 0 {
-                f.write_str(", ")?;
-            }
-            write!(f, "{at}")?;
-        }
-        match self.0.len().checked_sub(SHOWN) {
-            None | Some(0) => Ok(()),
-            Some(more) => write!(f, " and {more} more"),
-        }
+/// The first of `all`, as they are `written`, and how many more there are: more help nobody in a message.
+pub(crate) fn first_few<T>(all: &[T], written: impl Fn(&T) -> String) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = all.iter().take(SHOWN).map(written).collect();
+    let shown = shown.join(", ");
+    match all.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 

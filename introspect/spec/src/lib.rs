@@ -8,6 +8,7 @@ pub mod aggregate;
 mod argument;
 mod budget;
 mod column;
+mod cursor;
 pub mod definition;
 pub mod errno;
 mod error;

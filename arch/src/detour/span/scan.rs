@@ -2,7 +2,7 @@
 
 use super::unfit::Unfit;
 use crate::Gva;
-use crate::insn::{boundary, decode};
+use crate::insn::{boundary, instructions};
 use iced_x86::{FlowControl, Instruction, OpKind};
 
 /// Whether an instruction begins at `at`, decoded from `start`.
@@ -16,12 +16,9 @@ pub(super) fn branches(
     start: Gva,
     must_not: impl Fn(Gva) -> bool,
 ) -> Result<(), Unfit> {
-    let mut offset = 0;
-    while let Some(rest) = code.get(offset..).filter(|rest| !rest.is_empty()) {
-        let at = start.wrapping_add(u64::try_from(offset).unwrap_or(u64::MAX));
-        let (instruction, _) = decode(rest, at).map_err(|_| Unfit::Undecodable { at })?;
+    for (at, found) in instructions(code, start) {
+        let instruction = found.map_err(|_| Unfit::Undecodable { at })?;
         branch(&instruction, at, &must_not)?;
-        offset += instruction.len();
     }
     Ok(())
 }

@@ -11,10 +11,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use gimli::{DwarfSections, SectionId};
-use object::read::elf::{ElfFile64, FileHeader, NoteIterator};
+use object::read::elf::{ElfFile64, FileHeader};
 use object::{CompressionFormat, LittleEndian, Object, ObjectSection, ReadCache, ReadRef, elf};
 
 use super::error::{BuildId, DebugError};
+use crate::notes::build_id;
 
 /// More sections than a kernel has: look-ups go through all of them.
 const MOST_SECTIONS: usize = 4096;
@@ -146,26 +147,12 @@ impl DebugFile {
             let name = section.name_bytes().unwrap_or_default();
             name.starts_with(b".note") && section.size() <= LONGEST_NOTES
         });
-        let build_id = notes.take(MOST_NOTES).find_map(|section| {
-            let mut notes = NoteIterator::<elf::FileHeader64<LittleEndian>>::new(
-                LittleEndian,
-                4,
-                section.data().ok()?,
-            )
-            .ok()?;
-            while let Ok(Some(note)) = notes.next() {
-                if note.name() == elf::ELF_NOTE_GNU
-                    && note.n_type(LittleEndian) == elf::NT_GNU_BUILD_ID
-                {
-                    return Some(note.desc().to_vec());
-                }
-            }
-            None
-        });
+        let mut notes = notes.take(MOST_NOTES);
+        let build_id = notes.find_map(|section| build_id(section.data().ok()?));
         Ok(Self {
             sections,
             frame,
-            build_id,
+            build_id: build_id.map(<[u8]>::to_vec),
         })
     }
 }

@@ -18,7 +18,6 @@ use super::error::{BuildId, DebugError};
 use super::file::DebugFile;
 
 pub(super) type Reader<'f> = EndianSlice<'f, LittleEndian>;
-pub(super) type Unit<'f> = gimli::Unit<Reader<'f>>;
 pub(super) type Entry<'f> = DebuggingInformationEntry<Reader<'f>>;
 pub(super) type Value<'f> = AttributeValue<Reader<'f>>;
 
@@ -38,6 +37,19 @@ pub struct DebugInfo<'f> {
     units: Vec<(Range<usize>, UnitHeader<Reader<'f>>)>,
     /// Where tables of abbreviations begin, in their order.
     abbreviations: Vec<usize>,
+}
+
+/// A unit of debug information.
+#[derive(Debug)]
+pub(super) struct Unit<'a, 'f> {
+    /// What it is of.
+    pub(super) info: &'a DebugInfo<'f>,
+    /// Its number.
+    pub(super) index: usize,
+    /// Where it begins in .debug_info.
+    start: usize,
+    /// Its header and tables.
+    pub(super) own: gimli::Unit<Reader<'f>>,
 }
 
 impl<'f> DebugInfo<'f> {
@@ -92,11 +104,16 @@ impl<'f> DebugInfo<'f> {
     }
 
     /// The unit with that number.
-    pub(super) fn unit(&self, index: usize) -> Result<Unit<'f>, DebugError> {
+    pub(super) fn unit(&self, index: usize) -> Result<Unit<'_, 'f>, DebugError> {
         let Some((range, header)) = self.units.get(index) else {
             return Err(DebugError::None);
         };
-        let wrong = |source| self.damaged(index, ".debug_abbrev", source);
+        let unit = range.start;
+        let damaged = |section, source| DebugError::Damaged {
+            section,
+            unit,
+            source,
+        };
         let start = header.debug_abbrev_offset().0;
         let next = self.abbreviations.partition_point(|&at| at <= start);
         let table = self.dwarf.debug_abbrev.reader().slice();
@@ -104,56 +121,28 @@ impl<'f> DebugInfo<'f> {
         let table = table.get(start..end).unwrap_or_default();
         self.budget.spend(table.len() / SEARCHED + 1)?;
         let table = gimli::DebugAbbrev::new(table, LittleEndian);
-        let table = table.abbreviations(DebugAbbrevOffset(0)).map_err(wrong)?;
-        let unit = Unit::new_with_abbreviations(&self.dwarf, *header, Arc::new(table));
-        let unit = unit.map_err(|source| self.damaged(index, ".debug_info", source))?;
-        if unit.dwo_id.is_some() {
+        let table = table.abbreviations(DebugAbbrevOffset(0));
+        let table = table.map_err(|source| damaged(".debug_abbrev", source))?;
+        let own = gimli::Unit::new_with_abbreviations(&self.dwarf, *header, Arc::new(table));
+        let own = own.map_err(|source| damaged(".debug_info", source))?;
+        if own.dwo_id.is_some() {
             return Err(DebugError::Split(range.start));
         }
-        let lines = unit.line_program.as_ref().map_or(0, |program| {
+        let lines = own.line_program.as_ref().map_or(0, |program| {
             program.header().file_names().len() + program.header().include_directories().len()
         });
         self.budget.spend(lines)?;
-        Ok(unit)
+        Ok(Unit {
+            info: self,
+            index,
+            start: range.start,
+            own,
+        })
     }
 
     /// How many units there are.
     pub(super) fn unit_count(&self) -> usize {
         self.units.len()
-    }
-
-    /// What is wrong with a unit, while a section was read for it.
-    pub(super) fn damaged(
-        &self,
-        unit: usize,
-        section: &'static str,
-        source: gimli::Error,
-    ) -> DebugError {
-        DebugError::Damaged {
-            section,
-            unit: self.units.get(unit).map_or(0, |(range, _)| range.start),
-            source,
-        }
-    }
-
-    /// The entry at `at` in a unit.
-    pub(super) fn entry(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        at: UnitOffset,
-    ) -> Result<Entry<'f>, DebugError> {
-        let entry = unit.entry(at);
-        let entry = entry.map_err(|source| self.damaged(index, ".debug_info", source))?;
-        self.budget.spend(entry.attrs().len() + 1)?;
-        Ok(entry)
-    }
-
-    /// A text that an attribute has, if it is one.
-    pub(super) fn text(&self, unit: &Unit<'f>, value: Value<'f>) -> Option<&'f [u8]> {
-        let text = self.dwarf.attr_string(unit, value).ok()?.slice();
-        self.budget.spend(text.len() / SEARCHED + 1).ok()?;
-        Some(text)
     }
 
     /// The units that `name` may be in, by their numbers.
@@ -187,5 +176,31 @@ impl<'f> DebugInfo<'f> {
         let units = self.units.iter().enumerate();
         let found = units.filter(|(_, (range, _))| has(range));
         Ok(found.map(|(index, _)| index).collect())
+    }
+}
+
+impl<'f> Unit<'_, 'f> {
+    /// What is wrong with it, while a section was read for it.
+    pub(super) fn damaged(&self, section: &'static str, source: gimli::Error) -> DebugError {
+        DebugError::Damaged {
+            section,
+            unit: self.start,
+            source,
+        }
+    }
+
+    /// Its entry at `at`.
+    pub(super) fn entry(&self, at: UnitOffset) -> Result<Entry<'f>, DebugError> {
+        let entry = self.own.entry(at);
+        let entry = entry.map_err(|source| self.damaged(".debug_info", source))?;
+        self.info.budget.spend(entry.attrs().len() + 1)?;
+        Ok(entry)
+    }
+
+    /// A text that an attribute has, if it is one.
+    pub(super) fn text(&self, value: Value<'f>) -> Option<&'f [u8]> {
+        let text = self.info.dwarf.attr_string(&self.own, value).ok()?.slice();
+        self.info.budget.spend(text.len() / SEARCHED + 1).ok()?;
+        Some(text)
     }
 }

@@ -44,9 +44,9 @@ impl DebugInfo<'_> {
         let mut functions = BTreeMap::<_, BTreeMap<u64, BTreeSet<u64>>>::new();
         self.each_function(name, file, |found| {
             let first = found.function.line;
-            let file = path(self, found.unit, found.function.file);
+            let file = path(found.unit, found.function.file);
             let lines = functions.entry((file, first)).or_default();
-            for (line, places) in found.lines(self)? {
+            for (line, places) in found.lines()? {
                 let known = lines.entry(line - first).or_default();
                 known.extend(places.into_keys());
             }

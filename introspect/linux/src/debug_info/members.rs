@@ -50,8 +50,7 @@ impl<'f> DebugInfo<'f> {
     /// When it leads nowhere, or the debug information is damaged.
     pub fn select(&self, variable: &Variable, path: &[Step]) -> Result<Selected, DebugError> {
         self.budget.begin();
-        let index = variable.unit;
-        let unit = self.unit(index)?;
+        let unit = self.unit(variable.unit)?;
         let mut ty = variable.ty;
         let mut location = variable.location.clone();
         let mut bits = None;
@@ -65,7 +64,7 @@ impl<'f> DebugInfo<'f> {
             if bits.is_some() {
                 return Err(refused("is some bits of a number"));
             }
-            let entry = self.bare(index, &unit, ty)?;
+            let entry = unit.bare(ty)?;
             let entry = entry.ok_or_else(|| refused("has a type that is not described"))?;
             let to = reference(entry.attr_value(dw::DW_AT_type));
             let is_pointer = entry.tag() == dw::DW_TAG_pointer_type;
@@ -74,10 +73,10 @@ impl<'f> DebugInfo<'f> {
                     if !is_pointer && entry.tag() != dw::DW_TAG_array_type {
                         return Err(refused("is neither an array nor a pointer"));
                     }
-                    if !is_pointer && self.dimensions(index, &unit, entry.offset())?.len() > 1 {
+                    if !is_pointer && unit.dimensions(entry.offset())?.len() > 1 {
                         return Err(refused("is an array of arrays"));
                     }
-                    let size = self.size(index, &unit, to)?;
+                    let size = unit.size(to)?;
                     let offset = size.and_then(|size| size.checked_mul(*number));
                     let offset = offset.ok_or_else(|| refused("has elements of unknown size"))?;
                     location = moved(location, is_pointer, offset).map_err(|why| refused(&why))?;
@@ -86,7 +85,7 @@ impl<'f> DebugInfo<'f> {
                 Step::Member(name) | Step::Pointed(name) => {
                     let follows = matches!(step, Step::Pointed(_));
                     let structure = match (is_pointer, follows) {
-                        (true, true) => self.bare(index, &unit, to)?,
+                        (true, true) => unit.bare(to)?,
                         (false, false) => Some(entry),
                         (true, false) => {
                             return Err(refused("is a pointer: its members are behind `->`"));
@@ -97,8 +96,7 @@ impl<'f> DebugInfo<'f> {
                     };
                     let structure = structure.filter(is_structure);
                     let structure = structure.ok_or_else(|| refused("has no members"))?;
-                    let member =
-                        self.member(index, &unit, &structure, name, || format!("{way}{step}"))?;
+                    let member = unit.member(&structure, name, || format!("{way}{step}"))?;
                     location =
                         moved(location, is_pointer, member.offset).map_err(|why| refused(&why))?;
                     (ty, bits) = (member.ty, member.bits);
@@ -107,7 +105,7 @@ impl<'f> DebugInfo<'f> {
             way.push_str(&step.to_string());
         }
         let shown = match bits {
-            None => self.shown(index, &unit, ty)?,
+            None => unit.shown(ty)?,
             Some((first, width)) => {
                 let bits = bitfield(first, width);
                 Shown::Number(bits.ok_or(DebugError::Member {
@@ -119,12 +117,12 @@ impl<'f> DebugInfo<'f> {
         };
         Ok(Selected { location, shown })
     }
+}
 
+impl<'f> Unit<'_, 'f> {
     /// The member `name` of a structure, or of one without a name inside it.
     fn member(
         &self,
-        index: usize,
-        unit: &Unit<'f>,
         structure: &Entry<'f>,
         name: &str,
         way: impl FnOnce() -> String,
@@ -134,7 +132,7 @@ impl<'f> DebugInfo<'f> {
         for _ in 0..DEEPEST {
             let mut next = Vec::new();
             for (at, outer) in level {
-                for member in self.members(index, unit, at)? {
+                for member in self.members(at)? {
                     let offset = outer.saturating_add(member.offset);
                     match &member.name {
                         Some(own) if own == name.as_bytes() => {
@@ -144,7 +142,7 @@ impl<'f> DebugInfo<'f> {
                         Some(own) if own.len() > LONGEST_NEAR => {}
                         Some(own) => names.push(String::from_utf8_lossy(own).into_owned()),
                         None => {
-                            let inner = self.bare(index, unit, member.ty)?;
+                            let inner = self.bare(member.ty)?;
                             next.extend(inner.filter(is_structure).map(|it| (it.offset(), offset)));
                         }
                     }
@@ -166,13 +164,8 @@ impl<'f> DebugInfo<'f> {
         })
     }
 
-    fn members(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        at: UnitOffset,
-    ) -> Result<Vec<Member>, DebugError> {
-        self.children(index, unit, at, MOST_MEMBERS, |entry| {
+    fn members(&self, at: UnitOffset) -> Result<Vec<Member>, DebugError> {
+        self.children(at, MOST_MEMBERS, |entry| {
             if entry.tag() != dw::DW_TAG_member {
                 return None;
             }
@@ -189,7 +182,7 @@ impl<'f> DebugInfo<'f> {
             });
             let bits = width.map(|width| (first.unwrap_or(0), width));
             Some(Member {
-                name: name.and_then(|name| Some(self.text(unit, name)?.to_vec())),
+                name: name.and_then(|name| Some(self.text(name)?.to_vec())),
                 ty: reference(entry.attr_value(dw::DW_AT_type)),
                 offset: match bits {
                     Some((first, _)) => first / 8,

@@ -47,8 +47,7 @@ impl PointPlace {
 
 /// A function in a unit.
 pub(super) struct Found<'a, 'f> {
-    pub(super) index: usize,
-    pub(super) unit: &'a Unit<'f>,
+    pub(super) unit: &'a Unit<'a, 'f>,
     pub(super) scopes: &'a Scopes<'f>,
     pub(super) function: Function<'f>,
     /// Its scopes that have code.
@@ -98,8 +97,8 @@ impl<'f> DebugInfo<'f> {
         let mut paths = BTreeSet::new();
         for index in 0..self.unit_count() {
             let unit = self.unit(index)?;
-            let files = files_named(self, &unit, file)?;
-            paths.extend(files.into_iter().map(|file| path(self, &unit, file)));
+            let files = files_named(&unit, file)?;
+            paths.extend(files.into_iter().map(|file| path(&unit, file)));
         }
         match paths.is_empty() {
             true => Err(DebugError::NoFile(file.to_owned())),
@@ -118,7 +117,7 @@ impl<'f> DebugInfo<'f> {
         let mut is_found = false;
         for index in self.units_naming(name)? {
             let unit = self.unit(index)?;
-            let scopes = Scopes::read(self, index, &unit)?;
+            let scopes = Scopes::read(&unit)?;
             // By where functions are described.
             let mut members = BTreeMap::<usize, (Function<'f>, Vec<usize>)>::new();
             for (number, scope) in scopes.list.iter().enumerate() {
@@ -131,14 +130,13 @@ impl<'f> DebugInfo<'f> {
                 }
             }
             for (function, members) in members.into_values() {
-                let at = path(self, &unit, function.file);
+                let at = path(&unit, function.file);
                 if file.is_some_and(|wanted| !ends_with(&at, wanted)) {
                     elsewhere.insert(at);
                     continue;
                 }
                 is_found = true;
                 each(&Found {
-                    index,
                     unit: &unit,
                     scopes: &scopes,
                     function,
@@ -193,7 +191,7 @@ impl<'f> DebugInfo<'f> {
                 }
                 At::Line(line) => {
                     let first = found.function.line;
-                    let all = found.lines(self)?;
+                    let all = found.lines()?;
                     lines.extend(all.keys().map(|line| line - first));
                     let wanted = first.checked_add(*line).and_then(|line| all.get(&line));
                     let wanted = wanted.into_iter().flatten();
@@ -242,22 +240,23 @@ impl<'f> DebugInfo<'f> {
         let mut is_known = false;
         for index in 0..self.unit_count() {
             let unit = self.unit(index)?;
-            let files = files_named(self, &unit, file)?;
+            let files = files_named(&unit, file)?;
             if files.is_empty() {
                 continue;
             }
             is_known = true;
-            let all = rows(self, index, &unit, |row| files.contains(&row.file))?;
+            let all = rows(&unit, |row| files.contains(&row.file))?;
             lines.extend(all.iter().map(|row| row.line));
             let here = all.iter().filter(|row| wanted.contains(&row.line));
             let is_own = unit
+                .own
                 .name
                 .is_some_and(|name| ends_with(&String::from_utf8_lossy(name.slice()), file));
             // Every unit has files of which it has no code of these lines.
             if here.clone().next().is_none() && !is_own {
                 continue;
             }
-            let scopes = Scopes::read(self, index, &unit)?;
+            let scopes = Scopes::read(&unit)?;
             for row in here {
                 let scope = scopes.of_line(self, row.at, row.file, row.line)?;
                 places.push(place(&scopes, index, row.at, scope));
@@ -285,7 +284,7 @@ impl<'f> DebugInfo<'f> {
 impl<'f> Found<'_, 'f> {
     /// The lines of the function, and where code of them begins: what the table of lines says, the lines
     /// that others were inlined at, and its first one.
-    pub(super) fn lines(&self, info: &DebugInfo<'f>) -> Result<LinePlaces, DebugError> {
+    pub(super) fn lines(&self) -> Result<LinePlaces, DebugError> {
         let function = self.function;
         let mut lines = LinePlaces::new();
         let mut add = |line, at, scope| {
@@ -323,7 +322,7 @@ impl<'f> Found<'_, 'f> {
             }
         }
         let ranges = merged(ranges);
-        let mut found = rows(info, self.index, self.unit, |row| {
+        let mut found = rows(self.unit, |row| {
             let next = ranges.partition_point(|(start, _)| *start <= row.at);
             let range = next.checked_sub(1).and_then(|last| ranges.get(last));
             row.file == function.file
@@ -332,7 +331,9 @@ impl<'f> Found<'_, 'f> {
         })?;
         found.dedup();
         for row in found {
-            let scope = self.scopes.of_line(info, row.at, row.file, row.line)?;
+            let scope = self
+                .scopes
+                .of_line(self.unit.info, row.at, row.file, row.line)?;
             if let Some(scope) = scope.filter(|scope| is_own(*scope)) {
                 add(row.line, row.at, scope);
             }
@@ -347,7 +348,7 @@ impl<'f> Found<'_, 'f> {
     }
 
     fn place(&self, at: u64, scope: usize) -> PointPlace {
-        place(self.scopes, self.index, at, Some(scope))
+        place(self.scopes, self.unit.index, at, Some(scope))
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::error::DebugError;
-use super::info::{DebugInfo, Reader, Unit};
+use super::info::{Reader, Unit};
 
 /// Bytes of the longest path.
 const LONGEST_PATH: usize = 4096;
@@ -20,24 +20,22 @@ pub(super) struct Row {
 }
 
 /// The rows of a unit that are `wanted`.
-pub(super) fn rows<'f>(
-    info: &DebugInfo<'f>,
-    index: usize,
-    unit: &Unit<'f>,
+pub(super) fn rows(
+    unit: &Unit<'_, '_>,
     mut wanted: impl FnMut(&Row) -> bool,
 ) -> Result<Vec<Row>, DebugError> {
-    let Some(program) = unit.line_program.clone() else {
+    let Some(program) = unit.own.line_program.clone() else {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
     let mut rows = program.rows();
     loop {
         let next = rows.next_row();
-        let next = next.map_err(|source| info.damaged(index, ".debug_line", source))?;
+        let next = next.map_err(|source| unit.damaged(".debug_line", source))?;
         let Some((_, row)) = next else {
             return Ok(found);
         };
-        info.budget.spend(1)?;
+        unit.info.budget.spend(1)?;
         let Some(line) = row.line() else { continue };
         let row_here = Row {
             at: row.address(),
@@ -51,15 +49,19 @@ pub(super) fn rows<'f>(
 }
 
 /// The path of a unit's file, from where the kernel was built if it is below that; empty if it has none.
-pub(super) fn path<'f>(info: &DebugInfo<'f>, unit: &Unit<'f>, file: u64) -> String {
-    let header = unit.line_program.as_ref().map(|program| program.header());
+pub(super) fn path(unit: &Unit<'_, '_>, file: u64) -> String {
+    let header = unit
+        .own
+        .line_program
+        .as_ref()
+        .map(|program| program.header());
     let Some((header, entry)) = header.and_then(|header| Some((header, header.file(file)?))) else {
         return String::new();
     };
-    let text = |value| info.text(unit, value).map(shown).unwrap_or_default();
+    let text = |value| unit.text(value).map(shown).unwrap_or_default();
     let name = text(entry.path_name());
     let folder = entry.directory(header).map(text).unwrap_or_default();
-    let built = unit.comp_dir.map(|dir: Reader<'_>| shown(dir.slice()));
+    let built = unit.own.comp_dir.map(|dir: Reader<'_>| shown(dir.slice()));
     let path = match name.starts_with('/') || folder.is_empty() {
         true => name,
         false => format!("{folder}/{name}"),
@@ -86,18 +88,15 @@ pub(super) fn ends_with(path: &str, wanted: &str) -> bool {
 }
 
 /// The numbers of a unit's files whose paths end with `wanted`.
-pub(super) fn files_named<'f>(
-    info: &DebugInfo<'f>,
-    unit: &Unit<'f>,
-    wanted: &str,
-) -> Result<BTreeSet<u64>, DebugError> {
+pub(super) fn files_named(unit: &Unit<'_, '_>, wanted: &str) -> Result<BTreeSet<u64>, DebugError> {
     let count = unit
+        .own
         .line_program
         .as_ref()
         .map_or(0, |program| program.header().file_names().len());
-    info.budget.spend(count)?;
+    unit.info.budget.spend(count)?;
     // The tables of older versions count from 1.
     let numbers = 0..=u64::try_from(count).unwrap_or(u64::MAX);
-    let is_wanted = |file: &u64| ends_with(&path(info, unit, *file), wanted);
+    let is_wanted = |file: &u64| ends_with(&path(unit, *file), wanted);
     Ok(numbers.filter(is_wanted).collect())
 }

@@ -11,7 +11,7 @@ use gimli::{AttributeValue, DwTag, UnitOffset, constants as dw};
 use rustc_hash::FxHashMap;
 
 use super::error::DebugError;
-use super::info::{DebugInfo, Entry, Unit};
+use super::info::{DebugInfo, Entry, Unit, Value};
 
 /// Steps from a scope to where its name is said.
 const MOST_STEPS: usize = 8;
@@ -66,36 +66,33 @@ pub(super) struct Scopes<'f> {
 }
 
 impl<'f> Scopes<'f> {
-    pub(super) fn read(
-        info: &DebugInfo<'f>,
-        index: usize,
-        unit: &Unit<'f>,
-    ) -> Result<Self, DebugError> {
-        let wrong = |source| info.damaged(index, ".debug_info", source);
+    pub(super) fn read(unit: &Unit<'_, 'f>) -> Result<Self, DebugError> {
+        let budget = &unit.info.budget;
+        let wrong = |source| unit.damaged(".debug_info", source);
         let mut list = Vec::new();
         let mut by_offset = FxHashMap::default();
         // The scopes around what is being read, with their depths.
         let mut around: Vec<(isize, usize)> = Vec::new();
-        let mut entries = unit.entries_raw(None).map_err(wrong)?;
+        let mut entries = unit.own.entries_raw(None).map_err(wrong)?;
         let mut entry = Entry::null();
         while !entries.is_empty() {
             let (at, depth) = (entries.next_offset(), entries.next_depth());
             let abbreviation = entries.read_abbreviation().map_err(wrong)?;
             let Some(abbreviation) = abbreviation else {
-                info.budget.spend(1)?;
+                budget.spend(1)?;
                 continue;
             };
             while around.pop_if(|(outer, _)| *outer >= depth).is_some() {}
             let attributes = abbreviation.attributes();
-            info.budget.spend(attributes.len() + 1)?;
+            budget.spend(attributes.len() + 1)?;
             if !is_scope(abbreviation.tag()) {
                 entries.skip_attributes(attributes).map_err(wrong)?;
                 continue;
             }
             drop(entry);
-            entry = info.entry(index, unit, at)?;
+            entry = unit.entry(at)?;
             entries.skip_attributes(attributes).map_err(wrong)?;
-            let mut scope = scope(info, index, unit, &entry)?;
+            let mut scope = scope(unit, &entry)?;
             scope.parent = around.last().map(|(_, outer)| *outer);
             by_offset.insert(at.0, list.len());
             around.push((depth, list.len()));
@@ -153,12 +150,7 @@ fn is_scope(tag: DwTag) -> bool {
     tag == dw::DW_TAG_subprogram || tag == dw::DW_TAG_inlined_subroutine
 }
 
-fn scope<'f>(
-    info: &DebugInfo<'f>,
-    index: usize,
-    unit: &Unit<'f>,
-    entry: &Entry<'f>,
-) -> Result<Scope<'f>, DebugError> {
+fn scope<'f>(unit: &Unit<'_, 'f>, entry: &Entry<'f>) -> Result<Scope<'f>, DebugError> {
     let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);
     let origin = [dw::DW_AT_abstract_origin, dw::DW_AT_specification];
     let origin = origin.into_iter().find_map(|name| entry.attr_value(name));
@@ -167,11 +159,11 @@ fn scope<'f>(
         _ => number(name),
     };
     let call = file_number(dw::DW_AT_call_file).zip(number(dw::DW_AT_call_line));
-    let ranges = ranges(info, index, unit, entry)?;
+    let ranges = unit.ranges(entry)?;
     let first = ranges.first().map(|range| range.start);
     let begins = match entry.attr_value(dw::DW_AT_entry_pc) {
         Some(value @ (AttributeValue::Addr(_) | AttributeValue::DebugAddrIndex(_))) => {
-            info.dwarf.attr_address(unit, value).ok().flatten()
+            unit.address(value)
         }
         // Relative to where it begins.
         Some(value) => value.udata_value().and_then(|at| first?.checked_add(at)),
@@ -187,7 +179,7 @@ fn scope<'f>(
         },
         name: entry
             .attr_value(dw::DW_AT_name)
-            .and_then(|value| info.text(unit, value)),
+            .and_then(|value| unit.text(value)),
         file: file_number(dw::DW_AT_decl_file),
         line: number(dw::DW_AT_decl_line),
         call,
@@ -196,45 +188,42 @@ fn scope<'f>(
     })
 }
 
-/// Where the code of an entry is.
-pub(super) fn ranges<'f>(
-    info: &DebugInfo<'f>,
-    index: usize,
-    unit: &Unit<'f>,
-    entry: &Entry<'f>,
-) -> Result<Vec<Range<u64>>, DebugError> {
-    let wrong = |source| info.damaged(index, ".debug_rnglists", source);
-    let mut found = Vec::new();
-    let mut add = |start: u64, end: u64| {
-        // What was left out by the linker is at 0.
-        if start != 0 && start < end {
-            found.push(start..end);
-        }
-    };
-    if let Some(value) = entry.attr_value(dw::DW_AT_ranges) {
-        let list = info.dwarf.attr_ranges(unit, value).map_err(wrong)?;
-        if let Some(mut list) = list {
-            while let Some(range) = list.next().map_err(wrong)? {
-                info.budget.spend(1)?;
-                add(range.begin, range.end);
+impl<'f> Unit<'_, 'f> {
+    /// Where the code of an entry is.
+    pub(super) fn ranges(&self, entry: &Entry<'f>) -> Result<Vec<Range<u64>>, DebugError> {
+        let wrong = |source| self.damaged(".debug_rnglists", source);
+        let mut found = Vec::new();
+        let mut add = |start: u64, end: u64| {
+            // What was left out by the linker is at 0.
+            if start != 0 && start < end {
+                found.push(start..end);
             }
+        };
+        if let Some(value) = entry.attr_value(dw::DW_AT_ranges) {
+            let list = self.info.dwarf.attr_ranges(&self.own, value);
+            if let Some(mut list) = list.map_err(wrong)? {
+                while let Some(range) = list.next().map_err(wrong)? {
+                    self.info.budget.spend(1)?;
+                    add(range.begin, range.end);
+                }
+            }
+            return Ok(found);
         }
-        return Ok(found);
+        let address = |name| self.address(entry.attr_value(name)?);
+        if let Some(start) = address(dw::DW_AT_low_pc) {
+            let size = entry.attr_value(dw::DW_AT_high_pc);
+            let size = size.and_then(|value| value.udata_value());
+            let end = size.map(|size| start.saturating_add(size));
+            let end = end.or_else(|| address(dw::DW_AT_high_pc));
+            add(start, end.unwrap_or(0));
+        }
+        Ok(found)
     }
-    let address = |name| {
-        let value = entry.attr_value(name)?;
-        info.dwarf.attr_address(unit, value).ok().flatten()
-    };
-    if let Some(start) = address(dw::DW_AT_low_pc) {
-        let size = entry.attr_value(dw::DW_AT_high_pc);
-        let size = size.and_then(|value| value.udata_value());
-        let end = size.map(|size| start.saturating_add(size));
-        add(
-            start,
-            end.or_else(|| address(dw::DW_AT_high_pc)).unwrap_or(0),
-        );
+
+    /// The address that an attribute has, if it is one.
+    fn address(&self, value: Value<'f>) -> Option<u64> {
+        self.info.dwarf.attr_address(&self.own, value).ok()?
     }
-    Ok(found)
 }
 
 /// What a scope is the code of: what it does not say itself, its origin does.

@@ -6,7 +6,7 @@ use gimli::{AttributeValue, UnitOffset, constants as dw};
 use hvprobe_spec::fetch::{Element, Shown as Digits};
 
 use super::error::DebugError;
-use super::info::{DebugInfo, Entry, Unit};
+use super::info::{Entry, Unit};
 use super::typename::{MOST_STEPS, reference};
 
 /// Arrays of arrays, before it is a loop.
@@ -32,18 +32,13 @@ pub enum Shown {
     Whole,
 }
 
-impl<'f> DebugInfo<'f> {
+impl<'f> Unit<'_, 'f> {
     /// A type without its other names and what is said of its values; `None` for `void`, or if it goes on and
     /// on.
-    pub(super) fn bare(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        mut ty: Option<UnitOffset>,
-    ) -> Result<Option<Entry<'f>>, DebugError> {
+    pub(super) fn bare(&self, mut ty: Option<UnitOffset>) -> Result<Option<Entry<'f>>, DebugError> {
         for _ in 0..MOST_STEPS {
             let Some(at) = ty else { break };
-            let entry = self.entry(index, unit, at)?;
+            let entry = self.entry(at)?;
             let is_other_name = matches!(
                 entry.tag(),
                 dw::DW_TAG_const_type
@@ -61,33 +56,28 @@ impl<'f> DebugInfo<'f> {
     }
 
     /// What a value of that type is shown as.
-    pub(super) fn shown(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        ty: Option<UnitOffset>,
-    ) -> Result<Shown, DebugError> {
-        let Some(entry) = self.bare(index, unit, ty)? else {
+    pub(super) fn shown(&self, ty: Option<UnitOffset>) -> Result<Shown, DebugError> {
+        let Some(entry) = self.bare(ty)? else {
             return Ok(Shown::Whole);
         };
         let to = reference(entry.attr_value(dw::DW_AT_type));
         match entry.tag() {
             dw::DW_TAG_pointer_type => {
-                let to = self.bare(index, unit, to)?;
+                let to = self.bare(to)?;
                 Ok(match to.is_some_and(|to| is_character(&to)) {
                     true => Shown::Text,
                     false => number(Digits::Hex, 8).map_or(Shown::Whole, Shown::Number),
                 })
             }
             dw::DW_TAG_array_type => {
-                let of = self.bare(index, unit, to)?;
+                let of = self.bare(to)?;
                 let element = of.as_ref().and_then(|of| match of.tag() {
                     dw::DW_TAG_pointer_type => number(Digits::Hex, 8),
                     _ => simple(of),
                 });
                 Ok(Shown::Array {
                     element,
-                    count: self.elements(index, unit, entry.offset())?,
+                    count: self.elements(entry.offset())?,
                     is_text: of.is_some_and(|of| is_character(&of)),
                 })
             }
@@ -96,22 +86,17 @@ impl<'f> DebugInfo<'f> {
     }
 
     /// How many elements an array has in all; 0 if that is not known.
-    fn elements(&self, index: usize, unit: &Unit<'f>, at: UnitOffset) -> Result<u64, DebugError> {
-        let dimensions = self.dimensions(index, unit, at)?;
+    fn elements(&self, at: UnitOffset) -> Result<u64, DebugError> {
+        let dimensions = self.dimensions(at)?;
         let product = |all: u64, one: Option<u64>| all.checked_mul(one?);
         Ok(dimensions.into_iter().try_fold(1, product).unwrap_or(0))
     }
 
     /// The bytes of a value of that type, if they are known.
-    pub(super) fn size(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        mut ty: Option<UnitOffset>,
-    ) -> Result<Option<u64>, DebugError> {
+    pub(super) fn size(&self, mut ty: Option<UnitOffset>) -> Result<Option<u64>, DebugError> {
         let mut times = 1_u64;
         for _ in 0..DEEPEST {
-            let Some(entry) = self.bare(index, unit, ty)? else {
+            let Some(entry) = self.bare(ty)? else {
                 return Ok(None);
             };
             if let Some(size) = byte_size(&entry) {
@@ -120,7 +105,7 @@ impl<'f> DebugInfo<'f> {
             match entry.tag() {
                 dw::DW_TAG_pointer_type => return Ok(times.checked_mul(8)),
                 dw::DW_TAG_array_type => {
-                    let count = self.elements(index, unit, entry.offset())?;
+                    let count = self.elements(entry.offset())?;
                     let Some(all) = times.checked_mul(count) else {
                         return Ok(None);
                     };

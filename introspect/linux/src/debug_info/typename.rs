@@ -6,7 +6,7 @@
 use gimli::{AttributeValue, UnitOffset, constants as dw};
 
 use super::error::DebugError;
-use super::info::{DebugInfo, Entry, Reader, Unit};
+use super::info::{Entry, Reader, Unit};
 
 /// Pointers, arrays and modifiers in a row, before it is a loop.
 pub(super) const MOST_STEPS: usize = 32;
@@ -27,25 +27,21 @@ pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<Uni
     }
 }
 
-impl<'f> DebugInfo<'f> {
+impl<'f> Unit<'_, 'f> {
     /// A variable `name` of a type, as C declares it: `char name[16]`. A type that is not known is `?`.
     pub(super) fn declaration(
         &self,
-        index: usize,
-        unit: &Unit<'f>,
         ty: Option<UnitOffset>,
         name: &str,
     ) -> Result<String, DebugError> {
         match ty {
-            Some(ty) => self.declare(index, unit, Some(ty), name.to_owned(), DEEPEST),
+            Some(ty) => self.declare(Some(ty), name.to_owned(), DEEPEST),
             None => Ok(joined("?", name)),
         }
     }
 
     fn declare(
         &self,
-        index: usize,
-        unit: &Unit<'f>,
         mut ty: Option<UnitOffset>,
         mut inner: String,
         depth: usize,
@@ -58,38 +54,32 @@ impl<'f> DebugInfo<'f> {
             let Some(at) = ty else {
                 return Ok(joined(&joined(&qualifiers, "void"), &inner));
             };
-            let entry = self.entry(index, unit, at)?;
+            let entry = self.entry(at)?;
             let to = reference(entry.attr_value(dw::DW_AT_type));
-            let qualifier = match entry.tag() {
-                dw::DW_TAG_const_type => Some("const"),
-                dw::DW_TAG_volatile_type => Some("volatile"),
-                dw::DW_TAG_restrict_type => Some("restrict"),
-                dw::DW_TAG_atomic_type => Some("_Atomic"),
-                _ => None,
-            };
             match entry.tag() {
+                dw::DW_TAG_const_type => qualifiers = joined(&qualifiers, "const"),
+                dw::DW_TAG_volatile_type => qualifiers = joined(&qualifiers, "volatile"),
+                dw::DW_TAG_restrict_type => qualifiers = joined(&qualifiers, "restrict"),
+                dw::DW_TAG_atomic_type => qualifiers = joined(&qualifiers, "_Atomic"),
                 dw::DW_TAG_pointer_type => {
                     inner = format!("*{}", joined(&qualifiers, &inner));
                     qualifiers.clear();
-                    if self.has_suffix(index, unit, to)? {
+                    if self.has_suffix(to)? {
                         inner = format!("({inner})");
                     }
                 }
                 dw::DW_TAG_array_type => {
-                    for count in self.dimensions(index, unit, at)? {
+                    for count in self.dimensions(at)? {
                         let count = count.map(|count| count.to_string()).unwrap_or_default();
                         inner.push_str(&format!("[{count}]"));
                     }
                 }
                 dw::DW_TAG_subroutine_type => {
-                    let parameters = self.parameters(index, unit, at, depth)?;
+                    let parameters = self.parameters(at, depth)?;
                     inner.push_str(&format!("({parameters})"));
                 }
-                _ if qualifier.is_some() => {
-                    qualifiers = joined(&qualifiers, qualifier.unwrap_or_default());
-                }
                 _ => {
-                    let name = self.own_name(unit, &entry);
+                    let name = self.own_name(&entry);
                     return Ok(joined(&joined(&qualifiers, &name), &inner));
                 }
             }
@@ -99,9 +89,9 @@ impl<'f> DebugInfo<'f> {
     }
 
     /// The name of a type that is made of no other, with its keyword.
-    fn own_name(&self, unit: &Unit<'f>, entry: &Entry<'f>) -> String {
+    fn own_name(&self, entry: &Entry<'f>) -> String {
         let name = entry.attr_value(dw::DW_AT_name);
-        let name = name.and_then(|name| self.text(unit, name));
+        let name = name.and_then(|name| self.text(name));
         let name = name.map(|name| String::from_utf8_lossy(&name[..name.len().min(LONGEST)]));
         let keyword = match entry.tag() {
             dw::DW_TAG_structure_type => "struct",
@@ -116,34 +106,27 @@ impl<'f> DebugInfo<'f> {
     }
 
     /// Whether what a pointer points to is written around it.
-    fn has_suffix(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        ty: Option<UnitOffset>,
-    ) -> Result<bool, DebugError> {
+    fn has_suffix(&self, ty: Option<UnitOffset>) -> Result<bool, DebugError> {
         let Some(ty) = ty else { return Ok(false) };
-        let tag = self.entry(index, unit, ty)?.tag();
+        let tag = self.entry(ty)?.tag();
         Ok([dw::DW_TAG_array_type, dw::DW_TAG_subroutine_type].contains(&tag))
     }
 
     /// The first `most` entries right below the one at `at` that `each` makes something of.
     pub(super) fn children<T>(
         &self,
-        index: usize,
-        unit: &Unit<'f>,
         at: UnitOffset,
         most: usize,
         mut each: impl FnMut(&Entry<'f>) -> Option<T>,
     ) -> Result<Vec<T>, DebugError> {
-        let wrong = |source| self.damaged(index, ".debug_info", source);
-        let mut entries = unit.entries_raw(Some(at)).map_err(wrong)?;
+        let wrong = |source| self.damaged(".debug_info", source);
+        let mut entries = self.own.entries_raw(Some(at)).map_err(wrong)?;
         let mut entry = Entry::null();
         let mut found = Vec::new();
         loop {
             let depth = entries.next_depth();
             let is_entry = entries.read_entry(&mut entry).map_err(wrong)?;
-            self.budget.spend(entry.attrs().len() + 1)?;
+            self.info.budget.spend(entry.attrs().len() + 1)?;
             if depth == 1 && is_entry {
                 found.extend(each(&entry));
             }
@@ -154,13 +137,8 @@ impl<'f> DebugInfo<'f> {
     }
 
     /// The dimensions of an array, as far as they are known.
-    pub(super) fn dimensions(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        at: UnitOffset,
-    ) -> Result<Vec<Option<u64>>, DebugError> {
-        self.children(index, unit, at, MOST_CHILDREN, |entry| {
+    pub(super) fn dimensions(&self, at: UnitOffset) -> Result<Vec<Option<u64>>, DebugError> {
+        self.children(at, MOST_CHILDREN, |entry| {
             let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);
             let last = number(dw::DW_AT_upper_bound);
             let count = number(dw::DW_AT_count).or(last.and_then(|last| last.checked_add(1)));
@@ -168,17 +146,11 @@ impl<'f> DebugInfo<'f> {
         })
     }
 
-    fn parameters(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        at: UnitOffset,
-        depth: usize,
-    ) -> Result<String, DebugError> {
+    fn parameters(&self, at: UnitOffset, depth: usize) -> Result<String, DebugError> {
         let Some(depth) = depth.checked_sub(1) else {
             return Ok(LEFT_OUT.to_owned());
         };
-        let types = self.children(index, unit, at, MOST_CHILDREN, |entry| match entry.tag() {
+        let types = self.children(at, MOST_CHILDREN, |entry| match entry.tag() {
             dw::DW_TAG_formal_parameter => Some(Some(reference(entry.attr_value(dw::DW_AT_type)))),
             dw::DW_TAG_unspecified_parameters => Some(None),
             _ => None,
@@ -189,7 +161,7 @@ impl<'f> DebugInfo<'f> {
                 break;
             }
             parameters.push(match ty {
-                Some(ty) => self.declare(index, unit, ty, String::new(), depth)?,
+                Some(ty) => self.declare(ty, String::new(), depth)?,
                 None => LEFT_OUT.to_owned(),
             });
         }

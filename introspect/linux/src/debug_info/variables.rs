@@ -14,7 +14,7 @@ use super::error::DebugError;
 use super::info::{DebugInfo, Entry, Reader, Unit};
 use super::location::{Frame, Location, Sum, constant, location, sum};
 use super::points::PointPlace;
-use super::scopes::{Scopes, ranges};
+use super::scopes::Scopes;
 use super::typename::reference;
 
 /// Steps from a variable to where its name is said.
@@ -50,14 +50,13 @@ impl<'f> DebugInfo<'f> {
     /// When the debug information is damaged.
     pub fn variables(&self, place: &PointPlace) -> Result<Vec<Variable>, DebugError> {
         self.budget.begin();
-        let index = place.unit;
-        let unit = self.unit(index)?;
+        let unit = self.unit(place.unit)?;
         let Some(start) = place.scope else {
             return Ok(Vec::new());
         };
         let at = place.at.0;
-        let wrong = |source| self.damaged(index, ".debug_info", source);
-        let own = self.own_code(index, &unit, start)?;
+        let wrong = |source| unit.damaged(".debug_info", source);
+        let own = unit.own_code(start)?;
         let cfa = OnceCell::new();
         let cfa = || cfa.get_or_init(|| self.cfa(at)).clone();
         let no_base = || None;
@@ -68,11 +67,11 @@ impl<'f> DebugInfo<'f> {
         };
         let base = || {
             let base = own.as_ref()?.attr_value(dw::DW_AT_frame_base)?;
-            let expression = self.expression(index, &unit, base, at).ok()??;
-            sum(expression, unit.encoding(), &outer)
+            let expression = unit.expression(base, at).ok()??;
+            sum(expression, unit.own.encoding(), &outer)
         };
         let begins = match &own {
-            Some(own) => ranges(self, index, &unit, own)?.first().map(|it| it.start),
+            Some(own) => unit.ranges(own)?.first().map(|it| it.start),
             None => None,
         };
         let frame = Frame {
@@ -81,7 +80,7 @@ impl<'f> DebugInfo<'f> {
             is_entry: begins == Some(at),
         };
         let mut found: Vec<(isize, Variable)> = Vec::new();
-        let mut entries = unit.entries_raw(Some(start)).map_err(wrong)?;
+        let mut entries = unit.own.entries_raw(Some(start)).map_err(wrong)?;
         let mut entry = Entry::null();
         // How deep what is passed over lies.
         let mut skipped = None;
@@ -104,7 +103,7 @@ impl<'f> DebugInfo<'f> {
             }
             match entry.tag() {
                 dw::DW_TAG_lexical_block => {
-                    let block = ranges(self, index, &unit, &entry)?;
+                    let block = unit.ranges(&entry)?;
                     if !block.iter().any(|range| range.contains(&at)) {
                         skipped = Some(depth);
                     }
@@ -114,7 +113,7 @@ impl<'f> DebugInfo<'f> {
                     if found.len() == MOST_VARIABLES {
                         return Err(DebugError::TooMuch);
                     }
-                    if let Some(one) = self.variable(index, &unit, &entry, at, &frame)? {
+                    if let Some(one) = unit.variable(&entry, at, &frame)? {
                         let same = |(_, other): &(isize, Variable)| other.name == one.name;
                         match found.iter().position(same) {
                             Some(known) if found[known].0 < depth => found[known] = (depth, one),
@@ -127,107 +126,6 @@ impl<'f> DebugInfo<'f> {
             }
         }
         Ok(found.into_iter().map(|(_, variable)| variable).collect())
-    }
-
-    /// The entry of the function whose code a scope is in.
-    fn own_code(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        start: UnitOffset,
-    ) -> Result<Option<Entry<'f>>, DebugError> {
-        let scopes = Scopes::read(self, index, unit)?;
-        let number = scopes.list.iter().position(|scope| scope.at == start);
-        let outer = number.and_then(|number| scopes.list.get(scopes.outermost(number)));
-        outer
-            .map(|outer| self.entry(index, unit, outer.at))
-            .transpose()
-    }
-
-    fn variable(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        entry: &Entry<'f>,
-        at: u64,
-        frame: &Frame<'_>,
-    ) -> Result<Option<Variable>, DebugError> {
-        if entry.has_attr(dw::DW_AT_declaration) {
-            return Ok(None);
-        }
-        let Some(described) = self.described(index, unit, entry)? else {
-            return Ok(None);
-        };
-        let name = String::from_utf8_lossy(described.name).into_owned();
-        let location = match entry.attr_value(dw::DW_AT_location) {
-            Some(value) => match self.expression(index, unit, value, at)? {
-                Some(expression) => {
-                    let (location, steps) = location(expression, unit.encoding(), frame);
-                    self.budget.spend(steps)?;
-                    location
-                }
-                None => Location::Nowhere("not kept here"),
-            },
-            None => match entry.attr_value(dw::DW_AT_const_value) {
-                Some(value) => constant_value(&value),
-                None => Location::Nowhere("optimised out"),
-            },
-        };
-        Ok(Some(Variable {
-            declaration: self.declaration(index, unit, described.ty, &name)?,
-            unit: index,
-            ty: described.ty,
-            name,
-            is_parameter: entry.tag() == dw::DW_TAG_formal_parameter,
-            location,
-        }))
-    }
-
-    /// Name and type of a variable, which may have been said where its function was described.
-    fn described(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        entry: &Entry<'f>,
-    ) -> Result<Option<Described<'f>>, DebugError> {
-        let (mut name, mut ty) = (None, None);
-        let mut next = None;
-        for _ in 0..MOST_STEPS {
-            let entry = next.as_ref().unwrap_or(entry);
-            name = name.or_else(|| self.text(unit, entry.attr_value(dw::DW_AT_name)?));
-            ty = ty.or_else(|| reference(entry.attr_value(dw::DW_AT_type)));
-            let origin = entry.attr_value(dw::DW_AT_abstract_origin);
-            let Some(origin) = reference(origin) else {
-                break;
-            };
-            next = Some(self.entry(index, unit, origin)?);
-        }
-        Ok(name.map(|name| Described { name, ty }))
-    }
-
-    /// The expression that holds at `at`, of one or of a list of them.
-    fn expression(
-        &self,
-        index: usize,
-        unit: &Unit<'f>,
-        value: AttributeValue<Reader<'f>>,
-        at: u64,
-    ) -> Result<Option<gimli::Expression<Reader<'f>>>, DebugError> {
-        if let AttributeValue::Exprloc(expression) = value {
-            return Ok(Some(expression));
-        }
-        let wrong = |source| self.damaged(index, ".debug_loclists", source);
-        let list = self.dwarf.attr_locations(unit, value).map_err(wrong)?;
-        let Some(mut list) = list else {
-            return Ok(None);
-        };
-        while let Some(entry) = list.next().map_err(wrong)? {
-            self.budget.spend(1)?;
-            if (entry.range.begin..entry.range.end).contains(&at) {
-                return Ok(Some(entry.data));
-            }
-        }
-        Ok(None)
     }
 
     /// The caller's frame at `at`: where the stack was before the call.
@@ -244,6 +142,97 @@ impl<'f> DebugInfo<'f> {
             CfaRule::RegisterAndOffset { register, offset } => Sum::new(*register, *offset),
             CfaRule::Expression(_) => None,
         }
+    }
+}
+
+impl<'f> Unit<'_, 'f> {
+    /// The entry of the function whose code a scope is in.
+    fn own_code(&self, start: UnitOffset) -> Result<Option<Entry<'f>>, DebugError> {
+        let scopes = Scopes::read(self)?;
+        let number = scopes.list.iter().position(|scope| scope.at == start);
+        let outer = number.and_then(|number| scopes.list.get(scopes.outermost(number)));
+        outer.map(|outer| self.entry(outer.at)).transpose()
+    }
+
+    fn variable(
+        &self,
+        entry: &Entry<'f>,
+        at: u64,
+        frame: &Frame<'_>,
+    ) -> Result<Option<Variable>, DebugError> {
+        if entry.has_attr(dw::DW_AT_declaration) {
+            return Ok(None);
+        }
+        let Some(described) = self.described(entry)? else {
+            return Ok(None);
+        };
+        let name = String::from_utf8_lossy(described.name).into_owned();
+        let location = match entry.attr_value(dw::DW_AT_location) {
+            Some(value) => match self.expression(value, at)? {
+                Some(expression) => {
+                    let (location, steps) = location(expression, self.own.encoding(), frame);
+                    self.info.budget.spend(steps)?;
+                    location
+                }
+                None => Location::Nowhere("not kept here"),
+            },
+            None => match entry.attr_value(dw::DW_AT_const_value) {
+                Some(value) => constant_value(&value),
+                None => Location::Nowhere("optimised out"),
+            },
+        };
+        Ok(Some(Variable {
+            declaration: self.declaration(described.ty, &name)?,
+            unit: self.index,
+            ty: described.ty,
+            name,
+            is_parameter: entry.tag() == dw::DW_TAG_formal_parameter,
+            location,
+        }))
+    }
+
+    /// Name and type of a variable, which may have been said where its function was described.
+    fn described(&self, entry: &Entry<'f>) -> Result<Option<Described<'f>>, DebugError> {
+        let (mut name, mut ty) = (None, None);
+        let mut next = None;
+        for _ in 0..MOST_STEPS {
+            let entry = next.as_ref().unwrap_or(entry);
+            name = name.or_else(|| self.text(entry.attr_value(dw::DW_AT_name)?));
+            ty = ty.or_else(|| reference(entry.attr_value(dw::DW_AT_type)));
+            let origin = entry.attr_value(dw::DW_AT_abstract_origin);
+            let Some(origin) = reference(origin) else {
+                break;
+            };
+            next = Some(self.entry(origin)?);
+        }
+        Ok(name.map(|name| Described { name, ty }))
+    }
+
+    /// The expression that holds at `at`, of one or of a list of them.
+    fn expression(
+        &self,
+        value: AttributeValue<Reader<'f>>,
+        at: u64,
+    ) -> Result<Option<gimli::Expression<Reader<'f>>>, DebugError> {
+        if let AttributeValue::Exprloc(expression) = value {
+            return Ok(Some(expression));
+        }
+        let wrong = |source| self.damaged(".debug_loclists", source);
+        let list = self
+            .info
+            .dwarf
+            .attr_locations(&self.own, value)
+            .map_err(wrong)?;
+        let Some(mut list) = list else {
+            return Ok(None);
+        };
+        while let Some(entry) = list.next().map_err(wrong)? {
+            self.info.budget.spend(1)?;
+            if (entry.range.begin..entry.range.end).contains(&at) {
+                return Ok(Some(entry.data));
+            }
+        }
+        Ok(None)
     }
 }
 

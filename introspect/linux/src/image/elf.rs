@@ -7,10 +7,11 @@
 use std::ops::Range;
 
 use hvprobe_arch::Gva;
-use object::read::elf::{ElfFile64, FileHeader, NoteIterator, ProgramHeader, SectionHeader, Sym};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SectionFlags, SectionIndex, elf};
 
 use super::error::ImageError;
+use crate::notes::build_id;
 use crate::symbols::{RawSymbol, SymbolKind};
 
 /// The lowest address of the kernel's half of the address space; whatever a symbol has below it
@@ -172,23 +173,8 @@ impl<'a> Elf<'a> {
             })
             .filter_map(|header| header.data(LittleEndian, self.file.data()).ok())
             .take(MOST_NOTES);
-        sections
-            .map(|part| part.data)
-            .chain(segments)
-            .filter_map(|data| {
-                let notes = NoteIterator::<elf::FileHeader64<LittleEndian>>::new;
-                notes(LittleEndian, 4, data).ok()
-            })
-            .find_map(|mut notes| {
-                while let Ok(Some(note)) = notes.next() {
-                    if note.name() == elf::ELF_NOTE_GNU
-                        && note.n_type(LittleEndian) == elf::NT_GNU_BUILD_ID
-                    {
-                        return Some(note.desc());
-                    }
-                }
-                None
-            })
+        let mut data = sections.map(|part| part.data).chain(segments);
+        data.find_map(build_id)
     }
 
     /// The symbol table, empty in a stripped file.

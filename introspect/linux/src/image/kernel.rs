@@ -261,16 +261,12 @@ impl KernelImage {
     /// # Errors
     /// When the image has no readable type information, or the structure no such member.
     pub fn member_offset(&self, of: &str, path: &str) -> Result<u64, BtfError> {
-        let found = self.members(&[(of, path)])?;
-        found
-            .first()
-            .copied()
-            .flatten()
-            .map(|member| member.offset)
-            .ok_or_else(|| BtfError::NoField {
-                of: of.to_owned(),
-                field: path.to_owned(),
-            })
+        let found = self.types()?.structures(&[of]).member(of, path);
+        let member = found.ok_or_else(|| BtfError::NoField {
+            of: of.to_owned(),
+            field: path.to_owned(),
+        })?;
+        Ok(member.offset)
     }
 
     /// Virtual less physical address of the text, modulo 2^64.

@@ -82,21 +82,14 @@ impl<'a> Source<'a> {
     /// without kexec, hibernation or ftrace lacks it.
     fn read_copied(&mut self) {
         let symbols = self.symbols;
-        for (start, end) in [
-            ("ftrace_caller", "ftrace_caller_end"),
-            ("ftrace_regs_caller", "ftrace_regs_caller_end"),
-        ] {
-            if let Some(range) = symbols.between(start, end) {
-                self.lists.add_area(range, Area::Copied);
-            }
-        }
-        for (start, last) in [
-            ("relocate_kernel", "swap_pages"),
-            ("core_restore_code", "core_restore_code"),
-        ] {
-            if let Some(range) = self.through(start, last) {
-                self.lists.add_area(range, Area::Copied);
-            }
+        let copied = [
+            symbols.between("ftrace_caller", "ftrace_caller_end"),
+            symbols.between("ftrace_regs_caller", "ftrace_regs_caller_end"),
+            self.through("relocate_kernel", "swap_pages"),
+            self.through("core_restore_code", "core_restore_code"),
+        ];
+        for range in copied.into_iter().flatten() {
+            self.lists.add_area(range, Area::Copied);
         }
     }
 

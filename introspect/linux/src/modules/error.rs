@@ -1,10 +1,8 @@
 //! Why modules cannot be read, or their symbols not be found.
 
-use std::fmt;
-
 use hvprobe_arch::Gva;
 
-use crate::symbols::LookupError;
+use crate::symbols::{LookupError, first_few};
 use crate::types::BtfError;
 
 /// Why the guest's modules cannot be read.
@@ -99,27 +97,14 @@ pub enum ModuleLookupError {
         name: String,
     },
     /// Several places in modules have the name.
-    #[error("symbol `{name}` is in several modules: {}; name the module or the address", Places(.at))]
+    #[error(
+        "symbol `{name}` is in several modules: {}; name the module or the address",
+        first_few(.at, |(module, at)| format!("{module} ({at})"))
+    )]
     Ambiguous {
         /// The name asked for.
         name: String,
         /// Module and address of each, in the order of the list.
         at: Vec<(String, Gva)>,
     },
-}
-
-struct Places<'a>(&'a [(String, Gva)]);
-
-impl fmt::Display for Places<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More than this many help nobody in a message.
-        const SHOWN: usize = 8;
-        for (i, (module, at)) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{}{module} ({at})", if i == 0 { "" } else { ", " })?;
-        }
-        match self.0.len().checked_sub(SHOWN) {
-            None | Some(0) => Ok(()),
-            Some(more) => write!(f, " and {more} more"),
-        }
-    }
 }

@@ -8,9 +8,11 @@
 //! is held against the guest whenever it is read: it has to come back to its head, and what of a
 //! module does not lie where modules do is not its.
 
+use std::cell::Cell;
+
 use super::error::ModuleError;
 use crate::image::KernelImage;
-use crate::types::{BtfError, Member};
+use crate::types::{BtfError, Member, Structures};
 
 /// `MODULE_NAME_LEN`: 64 less a long (include/linux/moduleparam.h).
 pub(super) const NAME_LEN: u64 = 56;
@@ -101,36 +103,30 @@ pub(super) struct Layout {
     pub(super) unwind: Option<Unwind>,
 }
 
-/// Answers, looked up by the question.
+/// The structures that are asked about.
 struct Answers<'a> {
-    questions: &'a [(&'a str, &'a str)],
-    members: Vec<Option<Member>>,
+    structures: Structures<'a>,
+    /// How much of `struct module` holds all that was found in it.
+    len: Cell<u64>,
 }
 
 impl Answers<'_> {
     fn get(&self, of: &str, path: &str) -> Option<Member> {
-        let at = self.questions.iter().position(|q| *q == (of, path))?;
-        self.members.get(at).copied().flatten()
+        let member = self.structures.member(of, path)?;
+        if of == "module" {
+            let end = member.offset.saturating_add(member.size);
+            self.len.set(self.len.get().max(end));
+        }
+        Some(member)
     }
 
     /// The offset of a member of exactly `size` bytes that may not be there.
     fn optional(&self, of: &str, path: &str, size: u64) -> Option<u64> {
-        let member = self.get(of, path)?;
-        (member.size == size).then_some(member.offset)
+        self.required(of, path, size).ok()
     }
 
     fn required(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
-        let (of_name, field) = (of.to_owned(), path.to_owned());
-        match self.get(of, path) {
-            Some(member) if member.size == size => Ok(member.offset),
-            Some(member) => Err(BtfError::Size {
-                of: of_name,
-                field,
-                found: member.size,
-                expected: size,
-            }),
-            None => Err(BtfError::NoField { of: of_name, field }),
-        }
+        Member::exactly(self.get(of, path), of, path, size)
     }
 
     /// A pointer and a count in `struct module`, both or none.
@@ -218,72 +214,21 @@ impl Answers<'_> {
     }
 }
 
-/// All that is asked for.
-const QUESTIONS: &[(&str, &str)] = &[
-    ("module", "state"),
-    ("module", "list"),
-    ("module", "name"),
-    ("module", "core_layout.base"),
-    ("module", "core_layout.size"),
-    ("module", "core_layout.text_size"),
-    ("module", "init_layout.base"),
-    ("module", "init_layout.size"),
-    ("module", "init_layout.text_size"),
-    ("module", "mem"),
-    ("module", "mem[0]"),
-    ("module", "mem[0].base"),
-    ("module", "mem[0].size"),
-    ("module", "kallsyms"),
-    ("module", "extable"),
-    ("module", "num_exentries"),
-    ("module", "jump_entries"),
-    ("module", "num_jump_entries"),
-    ("module", "static_call_sites"),
-    ("module", "num_static_call_sites"),
-    ("module", "ftrace_callsites"),
-    ("module", "num_ftrace_callsites"),
-    ("module", "kprobe_blacklist"),
-    ("module", "num_kprobe_blacklist"),
-    ("module", "noinstr_text_start"),
-    ("module", "noinstr_text_size"),
-    ("module", "kprobes_text_start"),
-    ("module", "kprobes_text_size"),
-    ("module", "arch.orc_unwind_ip"),
-    ("module", "arch.num_orcs"),
-    ("module", "arch.orc_unwind"),
-    ("mod_kallsyms", "symtab"),
-    ("mod_kallsyms", "num_symtab"),
-    ("mod_kallsyms", "strtab"),
-    ("smp_alt_module", "mod"),
-    ("smp_alt_module", "locks"),
-    ("smp_alt_module", "locks_end"),
-    ("smp_alt_module", "next"),
-    ("btf_module", "list"),
-    ("btf_module", "module"),
-    ("btf_module", "btf"),
-    ("btf", "data"),
-    ("btf", "data_size"),
-];
-
 impl Layout {
     /// Reads the layout, in one pass over the types.
     pub(super) fn of(image: &KernelImage) -> Result<Self, ModuleError> {
+        const NAMES: [&str; 5] = [
+            "module",
+            "mod_kallsyms",
+            "smp_alt_module",
+            "btf_module",
+            "btf",
+        ];
         let answers = Answers {
-            questions: QUESTIONS,
-            members: image.members(QUESTIONS)?,
+            structures: image.types()?.structures(&NAMES),
+            len: Cell::new(0),
         };
-        let in_module = QUESTIONS
-            .iter()
-            .zip(&answers.members)
-            .filter(|((of, _), _)| *of == "module");
-        let len = in_module
-            .filter_map(|(_, member)| member.as_ref())
-            .map(|member| member.offset.saturating_add(member.size))
-            .max()
-            .unwrap_or(0);
-        let len = usize::try_from(len.min(LONGEST)).unwrap_or(0);
         Ok(Self {
-            len,
             state: answers.required("module", "state", 4)?,
             list: answers.required("module", "list", 16)?,
             name: answers.required("module", "name", NAME_LEN)?,
@@ -307,6 +252,8 @@ impl Layout {
             lock_entry: answers.lock_entry(),
             types_entry: answers.types_entry(),
             unwind: answers.unwind(),
+            // Last, when all else was asked for.
+            len: usize::try_from(answers.len.get().min(LONGEST)).unwrap_or(0),
         })
     }
 }

@@ -23,15 +23,26 @@ pub struct Member {
     pub size: u64,
 }
 
-/// Where a member of a structure lies, a bit field too, and what it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemberPlace {
-    /// Bits from the start of the structure.
-    pub bit_offset: u64,
-    /// How many bits it has, if it is a bit field.
-    pub width: Option<u8>,
-    /// Its type.
-    pub ty: TypeId,
+impl Member {
+    /// The offset of the member `field` of the structure `of`, if it was `found` and has `size` bytes.
+    pub(crate) fn exactly(
+        found: Option<Self>,
+        of: &str,
+        field: &str,
+        size: u64,
+    ) -> Result<u64, BtfError> {
+        let (of, field) = (of.to_owned(), field.to_owned());
+        match found {
+            Some(member) if member.size == size => Ok(member.offset),
+            Some(member) => Err(BtfError::Size {
+                of,
+                field,
+                found: member.size,
+                expected: size,
+            }),
+            None => Err(BtfError::NoField { of, field }),
+        }
+    }
 }
 
 /// A number that is a member of a structure, a bit field or not.
@@ -58,7 +69,7 @@ impl NumberPlace {
 impl Types {
     /// The member `name` of a structure or union. Those of anonymous members count as its own.
     #[must_use]
-    pub fn member(&self, of: TypeId, name: &str) -> Option<MemberPlace> {
+    pub fn member(&self, of: TypeId, name: &str) -> Option<Field<'_>> {
         let entry = self.composite(of).filter(|_| !name.is_empty())?;
         let mut budget = MOST_MEMBERS;
         self.member_of(&entry, name, true, DEEPEST, &mut budget)
@@ -67,22 +78,26 @@ impl Types {
     /// Where the members asked for lie, each as a structure and a path into it; one pass over the
     /// types, whatever the number of questions.
     pub(crate) fn members(&self, questions: &[(&str, &str)]) -> Vec<Option<Member>> {
-        let mut answers = vec![None; questions.len()];
-        let mut budgets = vec![MOST_MEMBERS; questions.len()];
-        // Several structures may share a name: the first that has the member counts.
-        for ty in self
-            .ids()
-            .filter_map(|id| self.entry(id))
-            .filter(|ty| ty.kind == kind::STRUCT && ty.name != 0)
-        {
-            let open = answers.iter_mut().zip(&mut budgets).zip(questions);
-            for ((answer, budget), (of, path)) in open {
-                if answer.is_none() && self.is_named(ty.name, of) {
-                    *answer = self.follow(&ty, path, budget);
-                }
-            }
-        }
+        let mut names: Vec<_> = questions.iter().map(|(of, _)| *of).collect();
+        names.dedup();
+        let structures = self.structures(&names);
+        let answers = questions.iter();
         answers
+            .map(|(of, path)| structures.member(of, path))
+            .collect()
+    }
+
+    /// The structures with these names; one pass over the types.
+    pub(crate) fn structures(&self, names: &[&str]) -> Structures<'_> {
+        let is_wanted = |ty: &Entry<'_>| {
+            let is_named = ty.kind == kind::STRUCT && ty.name != 0;
+            is_named && names.iter().any(|name| self.is_named(ty.name, name))
+        };
+        let all = self.ids().filter_map(|id| self.entry(id));
+        Structures {
+            types: self,
+            entries: all.filter(is_wanted).collect(),
+        }
     }
 
     /// Where the unsigned number `name` of the structure `of` is.
@@ -109,21 +124,8 @@ impl Types {
     /// The offset of a field of exactly `size` bytes; fields of anonymous members count as the
     /// structure's own.
     pub(crate) fn field(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
-        let no_field = || BtfError::NoField {
-            of: of.to_owned(),
-            field: path.to_owned(),
-        };
-        let member = self.members(&[(of, path)]);
-        let member = member.first().copied().flatten().ok_or_else(no_field)?;
-        if member.size == size {
-            return Ok(member.offset);
-        }
-        Err(BtfError::Size {
-            of: of.to_owned(),
-            field: path.to_owned(),
-            found: member.size,
-            expected: size,
-        })
+        let found = self.structures(&[of]).member(of, path);
+        Member::exactly(found, of, path, size)
     }
 
     /// Follows a path such as `mem[4].base` into a structure.
@@ -171,40 +173,51 @@ impl Types {
     }
 
     /// A member of that name; a bit field only if these are wanted.
-    fn member_of(
-        &self,
-        ty: &Entry<'_>,
+    fn member_of<'a>(
+        &'a self,
+        ty: &Entry<'a>,
         wanted: &str,
         bit_fields: bool,
         depth: u32,
         budget: &mut u32,
-    ) -> Option<MemberPlace> {
+    ) -> Option<Field<'a>> {
         for field in self.members_of(ty) {
             *budget = budget.checked_sub(1)?;
-            let Field {
-                name,
-                bit_offset,
-                width,
-                ty,
-            } = field;
-            if name.is_empty() && width.is_none() {
-                let inner = self.composite(ty).filter(|_| depth > 0);
+            if field.name.is_empty() && field.width.is_none() {
+                let inner = self.composite(field.ty).filter(|_| depth > 0);
                 let found =
                     inner.and_then(|ty| self.member_of(&ty, wanted, bit_fields, depth - 1, budget));
                 if let Some(found) = found {
-                    return Some(MemberPlace {
-                        bit_offset: bit_offset + found.bit_offset,
+                    return Some(Field {
+                        bit_offset: field.bit_offset + found.bit_offset,
                         ..found
                     });
                 }
-            } else if name == wanted && (bit_fields || width.is_none() && bit_offset % 8 == 0) {
-                return Some(MemberPlace {
-                    bit_offset,
-                    width,
-                    ty,
-                });
+            } else if field.name == wanted
+                && (bit_fields || field.width.is_none() && field.bit_offset % 8 == 0)
+            {
+                return Some(field);
             }
         }
         None
+    }
+}
+
+/// Structures that were looked up by their names.
+pub(crate) struct Structures<'a> {
+    types: &'a Types,
+    entries: Vec<Entry<'a>>,
+}
+
+impl Structures<'_> {
+    /// Where a member of the structure `of` lies.
+    pub(crate) fn member(&self, of: &str, path: &str) -> Option<Member> {
+        let mut budget = MOST_MEMBERS;
+        let mut named = self.entries.iter();
+        // Several structures may share a name: the first that has the member counts.
+        named.find_map(|ty| {
+            let is_it = self.types.is_named(ty.name, of);
+            is_it.then(|| self.types.follow(ty, path, &mut budget))?
+        })
     }
 }

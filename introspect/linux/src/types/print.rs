@@ -74,17 +74,13 @@ struct Qualifiers {
 
 impl Qualifiers {
     fn words(&self) -> String {
-        let mut words = Vec::new();
-        for (is, word) in [
+        let words = [
             (self.constant, "const"),
             (self.volatile, "volatile"),
             (self.restrict, "restrict"),
-        ] {
-            if is {
-                words.push(word);
-            }
-        }
-        words.join(" ")
+        ];
+        let said = words.into_iter().filter(|(is_said, _)| *is_said);
+        said.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -203,8 +199,7 @@ impl Printer<'_> {
                 let keyword = if union { "union" } else { "struct" };
                 (keyword, self.members(members, indent + 1, depth))
             }
-            (Some(Kind::Enum { values, .. }), Some(_)) => {
-                let signed = matches!(self.types.kind(id), Some(Kind::Enum { signed: true, .. }));
+            (Some(Kind::Enum { signed, values }), Some(_)) => {
                 ("enum", self.values(values, signed, indent + 1))
             }
             _ => return LEFT_OUT.to_owned(),

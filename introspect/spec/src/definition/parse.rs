@@ -5,6 +5,7 @@ use hvprobe_arch::Gva;
 use super::line::{Definition, Kind, Target};
 use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier};
 use super::pattern::{is_pattern, read_pattern};
+use crate::cursor::unprintable;
 use crate::fetch::{Place, read_arguments, read_filter_at};
 use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
@@ -23,11 +24,7 @@ const ENTRY: u64 = 4;
 /// When the text is anything but a definition, with the column and the reason.
 pub fn parse(text: &str) -> Result<Definition, ParseError> {
     // From here on a byte is a character, so that byte offsets are columns.
-    if let Some((column, c)) = text
-        .chars()
-        .enumerate()
-        .find(|(_, c)| !(matches!(c, ' '..='~') || *c == '\t'))
-    {
+    if let Some((column, c)) = unprintable(text) {
         let what = match c {
             '\n' | '\r' => "line break",
             c if c.is_control() => "control character",

@@ -11,6 +11,7 @@
 //! What is kept true: TEXT is what a shell would write. Where a shell would make something else of it than
 //! what stands here, the line is refused.
 
+use crate::cursor::unprintable;
 use crate::parse_error::{ParseError, error};
 
 /// Where tracefs can be.
@@ -60,8 +61,7 @@ pub(super) fn is_written(line: &str) -> bool {
 
 /// Reads a line of which [`is_written`] holds.
 pub(super) fn read(line: &str) -> Result<Written<'_>, ParseError> {
-    let printable = |c: char| matches!(c, ' '..='~') || c == '\t';
-    if let Some((column, c)) = line.chars().enumerate().find(|(_, c)| !printable(*c)) {
+    if let Some((column, c)) = unprintable(line) {
         return error(
             column,
             format!("{c:?}: what is written is one line of ASCII"),

@@ -4,6 +4,7 @@ use super::filter::{Filter, Operator, Test, Value};
 use super::number::{signed, unsigned};
 use super::words::filter as words;
 use crate::column::Column;
+use crate::cursor::{Cursor, unprintable};
 use crate::parse_error::{ParseError, error};
 
 /// The most comparisons of a filter.
@@ -14,7 +15,7 @@ pub const OPERAND_MAX: usize = 255;
 const DEPTH: usize = 32;
 
 /// The operators, one that begins another one behind it.
-const OPERATORS: [(Operator, &str); 8] = [
+pub(crate) const OPERATORS: [(Operator, &str); 8] = [
     (Operator::Glob, "~"),
     (Operator::NotEqual, "!="),
     (Operator::Equal, "=="),
@@ -39,11 +40,7 @@ impl Operator {
 /// # Errors
 /// When the text is anything but a filter, with the column and the reason.
 pub fn read_filter(text: &str) -> Result<Filter, ParseError> {
-    if let Some((column, c)) = text
-        .chars()
-        .enumerate()
-        .find(|(_, c)| !(matches!(c, ' '..='~') || *c == '\t'))
-    {
+    if let Some((column, c)) = unprintable(text) {
         return error(column, format!("{c:?}: a filter is one line of ASCII"));
     }
     read_at(0, text)
@@ -52,22 +49,20 @@ pub fn read_filter(text: &str) -> Result<Filter, ParseError> {
 /// Reads `text`, which begins at `column` and is ASCII.
 pub(crate) fn read_at(column: usize, text: &str) -> Result<Filter, ParseError> {
     let mut reader = Reader {
-        column,
-        text,
-        at: 0,
+        cursor: Cursor::new(column, text),
         terms: 0,
         depth: 0,
     };
-    reader.blanks();
-    if reader.rest().is_empty() {
-        return reader.error(words::NO_FILTER);
+    reader.cursor.blanks();
+    if reader.cursor.rest().is_empty() {
+        return reader.cursor.error(words::NO_FILTER);
     }
     let filter = reader.alternatives()?;
-    if reader.rest().starts_with(')') {
-        return reader.error(words::TOO_MANY_CLOSE);
+    if reader.cursor.rest().starts_with(')') {
+        return reader.cursor.error(words::TOO_MANY_CLOSE);
     }
-    if !reader.rest().is_empty() {
-        return reader.error(format!(
+    if !reader.cursor.rest().is_empty() {
+        return reader.cursor.error(format!(
             "{}; `&&` or `||` belongs here",
             words::TOO_MANY_PREDS
         ));
@@ -77,48 +72,19 @@ pub(crate) fn read_at(column: usize, text: &str) -> Result<Filter, ParseError> {
 
 /// A place in the text of a filter.
 struct Reader<'a> {
-    column: usize,
-    text: &'a str,
-    at: usize,
+    cursor: Cursor<'a>,
     terms: usize,
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
-    }
-
-    fn column(&self) -> usize {
-        self.column + self.at
-    }
-
-    fn error<T>(&self, message: impl Into<String>) -> Result<T, ParseError> {
-        error(self.column(), message)
-    }
-
-    fn blanks(&mut self) {
-        while self.rest().starts_with([' ', '\t']) {
-            self.at += 1;
-        }
-    }
-
+impl Reader<'_> {
     /// Goes behind `what` and the blanks that follow, if it is here.
     fn eat(&mut self, what: &str) -> bool {
-        let found = self.rest().starts_with(what);
+        let found = self.cursor.eat(what);
         if found {
-            self.at += what.len();
-            self.blanks();
+            self.cursor.blanks();
         }
         found
-    }
-
-    /// The characters from here on that belong.
-    fn take(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
-        let rest = self.rest();
-        let end = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
-        self.at += end;
-        &rest[..end]
     }
 
     fn alternatives(&mut self) -> Result<Filter, ParseError> {
@@ -138,8 +104,8 @@ impl<'a> Reader<'a> {
     }
 
     fn condition(&mut self) -> Result<Filter, ParseError> {
-        let start = self.column();
-        let not = !self.rest().starts_with("!=") && self.eat("!");
+        let start = self.cursor.at();
+        let not = !self.cursor.rest().starts_with("!=") && self.eat("!");
         let opened = !not && self.eat("(");
         if !not && !opened {
             return self.test();
@@ -157,9 +123,9 @@ impl<'a> Reader<'a> {
         };
         self.depth -= 1;
         if opened && !self.eat(")") {
-            return match self.rest() {
-                "" => self.error(words::TOO_MANY_OPEN),
-                _ => self.error(format!(
+            return match self.cursor.rest() {
+                "" => self.cursor.error(words::TOO_MANY_OPEN),
+                _ => self.cursor.error(format!(
                     "{}; `&&`, `||` or `)` belongs here",
                     words::TOO_MANY_PREDS
                 )),
@@ -169,12 +135,14 @@ impl<'a> Reader<'a> {
     }
 
     fn test(&mut self) -> Result<Filter, ParseError> {
-        let column = Column(self.column());
+        let column = Column(self.cursor.at());
         self.terms += 1;
         if self.terms > TERMS_MAX {
-            return self.error(format!("{}; at most {TERMS_MAX}", words::TOO_MANY_PREDS));
+            return self
+                .cursor
+                .error(format!("{}; at most {TERMS_MAX}", words::TOO_MANY_PREDS));
         }
-        let field = self.take(|c| c == '_' || c.is_ascii_alphanumeric());
+        let field = self.cursor.take(|c| c == '_' || c.is_ascii_alphanumeric());
         if field.is_empty() || field.starts_with(|c: char| c.is_ascii_digit()) {
             return error(
                 column.0,
@@ -184,20 +152,20 @@ impl<'a> Reader<'a> {
                 ),
             );
         }
-        self.blanks();
-        let operator_column = self.column();
+        self.cursor.blanks();
+        let operator_column = self.cursor.at();
         let Some((operator, _)) = OPERATORS
             .iter()
-            .find(|(_, sign)| self.rest().starts_with(sign))
+            .find(|(_, sign)| self.cursor.rest().starts_with(sign))
         else {
-            return self.error(format!(
+            return self.cursor.error(format!(
                 "{}; write == != < <= > >= & or ~",
                 words::INVALID_OP
             ));
         };
         let operator = *operator;
         self.eat(operator.sign());
-        let value_column = Column(self.column());
+        let value_column = Column(self.cursor.at());
         let value = self.value()?;
         let fits = match &value {
             Value::Number(_) => operator != Operator::Glob,
@@ -229,13 +197,13 @@ impl<'a> Reader<'a> {
     }
 
     fn value(&mut self) -> Result<Value, ParseError> {
-        let start = self.column();
-        let value = match self.rest().chars().next() {
-            Some(quote @ ('"' | '\'')) => {
-                self.at += 1;
-                let text = self.take(|c| c != quote);
-                if self.rest().is_empty() {
-                    return self.error(words::MISSING_QUOTE);
+        let start = self.cursor.at();
+        let quote = ["\"", "'"].into_iter().find(|it| self.cursor.eat(it));
+        let value = match (quote, self.cursor.rest().chars().next()) {
+            (Some(quote), _) => {
+                let text = self.cursor.take(|c| !quote.contains(c));
+                if self.cursor.rest().is_empty() {
+                    return self.cursor.error(words::MISSING_QUOTE);
                 }
                 if text.len() > OPERAND_MAX {
                     return error(
@@ -246,12 +214,12 @@ impl<'a> Reader<'a> {
                         ),
                     );
                 }
-                self.at += 1;
+                self.cursor.eat(quote);
                 Value::Text(text.to_owned())
             }
-            Some('0'..='9' | '-') => {
-                let sign = self.take_sign();
-                let digits = self.take(|c| c.is_ascii_alphanumeric());
+            (None, Some('0'..='9' | '-')) => {
+                let sign = self.cursor.eat("-");
+                let digits = self.cursor.take(|c| c.is_ascii_alphanumeric());
                 let number = match sign {
                     true => signed(&format!("-{digits}")).map(i64::cast_unsigned),
                     false => unsigned(digits),
@@ -261,16 +229,10 @@ impl<'a> Reader<'a> {
                     None => return error(start, words::ILLEGAL_INTVAL),
                 }
             }
-            _ => return self.error(words::INVALID_VALUE),
+            _ => return self.cursor.error(words::INVALID_VALUE),
         };
-        self.blanks();
+        self.cursor.blanks();
         Ok(value)
-    }
-
-    fn take_sign(&mut self) -> bool {
-        let negative = self.rest().starts_with('-');
-        self.at += usize::from(negative);
-        negative
     }
 }
 

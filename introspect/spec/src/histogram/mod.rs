@@ -21,4 +21,4 @@ mod tests;
 mod trigger;
 
 pub use read::{KEYS_MAX, SIZE_MAX, VALUES_MAX, read_histogram};
-pub use trigger::{By, Histogram, Key, KeyForm, Order, Value, ValueForm};
+pub use trigger::{By, Histogram, Key, KeyForm, Order, Term, Value, ValueForm};

@@ -1,9 +1,8 @@
 //! Histograms as they are written.
 
 use std::fmt;
-use std::num::NonZeroU64;
 
-use super::trigger::{By, Histogram, Key, KeyForm, Value, ValueForm};
+use super::trigger::{By, Histogram, Key, KeyForm, Term, Value, ValueForm};
 
 /// The words of [`KeyForm`] without a number.
 pub(super) const KEY_FORMS: [(KeyForm, &str); 7] = [
@@ -27,27 +26,14 @@ pub(super) const VALUE_FORMS: [(ValueForm, &str); 4] = [
 /// The name of what every entry has.
 pub(super) const HITCOUNT: &str = "hitcount";
 
-/// A field, and what it is divided by.
-fn name(field: &str, per: Option<NonZeroU64>) -> String {
-    match per {
-        Some(per) => format!("{field}/{per}"),
-        None => field.to_owned(),
-    }
-}
-
-impl Key {
+impl<F> Term<F> {
     /// Its name with what it is divided by, as it is written.
     #[must_use]
     pub fn name(&self) -> String {
-        name(&self.field, self.per)
-    }
-}
-
-impl Value {
-    /// Its name with what it is divided by, as it is written.
-    #[must_use]
-    pub fn name(&self) -> String {
-        name(&self.field, self.per)
+        match self.per {
+            Some(per) => format!("{}/{per}", self.field),
+            None => self.field.clone(),
+        }
     }
 }
 

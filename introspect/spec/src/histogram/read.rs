@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use super::print::{BUCKETS, HITCOUNT, KEY_FORMS, VALUE_FORMS};
 use super::trigger::{By, Histogram, Key, KeyForm, Order, Value, ValueForm};
 use crate::column::Column;
+use crate::cursor::{Cursor, unprintable};
 use crate::fetch::{Filter, read_filter_at};
 use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
@@ -23,8 +24,7 @@ const SIZE: usize = 2048;
 /// # Errors
 /// When the text is anything but a histogram, with the column and the reason.
 pub fn read_histogram(text: &str) -> Result<Histogram, ParseError> {
-    let printable = |c: char| matches!(c, ' '..='~') || c == '\t';
-    if let Some((column, c)) = text.chars().enumerate().find(|(_, c)| !printable(*c)) {
+    if let Some((column, c)) = unprintable(text) {
         return error(column, format!("{c:?}: a histogram is one line of ASCII"));
     }
     let blank = |c: char| c == ' ' || c == '\t';
@@ -32,10 +32,8 @@ pub fn read_histogram(text: &str) -> Result<Histogram, ParseError> {
     let end = text[start..]
         .find(blank)
         .map_or(text.len(), |at| start + at);
-    let mut words = Words {
-        text: &text[..end],
-        at: start,
-    };
+    let mut words = Cursor::new(0, &text[..end]);
+    words.blanks();
     words.eat("hist:");
     let mut parts = Parts::default();
     loop {
@@ -45,7 +43,7 @@ pub fn read_histogram(text: &str) -> Result<Histogram, ParseError> {
         }
         words.expect(":", "`:` or `,` belongs here")?;
     }
-    parts.finish(words.at, filter(end, &text[end..])?)
+    parts.finish(words.at(), filter(end, &text[end..])?)
 }
 
 /// The filter in `text`, which begins at `column` and is what follows the clauses.
@@ -74,8 +72,8 @@ struct Parts {
 }
 
 impl Parts {
-    fn clause(&mut self, words: &mut Words<'_>) -> Result<(), ParseError> {
-        let start = words.at;
+    fn clause(&mut self, words: &mut Cursor<'_>) -> Result<(), ParseError> {
+        let start = words.at();
         let name = words.name();
         if words.rest().is_empty() || !words.eat("=") {
             let message = match name {
@@ -106,7 +104,7 @@ impl Parts {
                 self.sort.replace(sort).is_some()
             }
             "size" => {
-                let at = words.at;
+                let at = words.at();
                 let digits = words.name();
                 let size = number_in(at, digits, "size", || "missing size".to_owned())?;
                 let fits = (1..=SIZE_MAX).contains(&size);
@@ -167,15 +165,15 @@ impl Parts {
 
 /// What stands between commas, at most `most` of it.
 fn list<T>(
-    words: &mut Words<'_>,
+    words: &mut Cursor<'_>,
     most: usize,
     what: &str,
-    one: impl Fn(&mut Words<'_>) -> Result<T, ParseError>,
+    one: impl Fn(&mut Cursor<'_>) -> Result<T, ParseError>,
 ) -> Result<Vec<T>, ParseError> {
     let mut all = Vec::new();
     loop {
         if all.len() == most {
-            return error(words.at, format!("too many {what}: at most {most}"));
+            return error(words.at(), format!("too many {what}: at most {most}"));
         }
         all.push(one(words)?);
         if !words.eat(",") {
@@ -184,17 +182,17 @@ fn list<T>(
     }
 }
 
-fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
+fn key(words: &mut Cursor<'_>) -> Result<Key, ParseError> {
     let (column, field) = words.field()?;
     let per = words.per()?;
     let mut form = KeyForm::Plain;
     if words.eat(".") {
-        let at = words.at;
+        let at = words.at();
         let found = KEY_FORMS.iter().find(|(_, word)| words.eat_word(word));
         form = match found {
             Some((form, _)) => *form,
             None if words.eat(BUCKETS) => {
-                let at = words.at;
+                let at = words.at();
                 let digits = words.name();
                 match number_in(at, digits, "width", || "missing width".to_owned())? {
                     0 => return error(at, "a bucket has a width of at least 1"),
@@ -220,7 +218,7 @@ fn key(words: &mut Words<'_>) -> Result<Key, ParseError> {
 }
 
 /// `None` for what every entry has.
-fn value(words: &mut Words<'_>) -> Result<Option<Value>, ParseError> {
+fn value(words: &mut Cursor<'_>) -> Result<Option<Value>, ParseError> {
     let (column, field) = words.field()?;
     let per = words.per()?;
     let mut form = ValueForm::Sum;
@@ -231,7 +229,7 @@ fn value(words: &mut Words<'_>) -> Result<Option<Value>, ParseError> {
         };
     }
     if words.eat(".") {
-        let at = words.at;
+        let at = words.at();
         let found = VALUE_FORMS.iter().find(|(_, word)| words.eat_word(word));
         let Some((found, _)) = found else {
             return error(at, "write hex, avg, min or max");
@@ -246,37 +244,19 @@ fn value(words: &mut Words<'_>) -> Result<Option<Value>, ParseError> {
     }))
 }
 
-fn order(words: &mut Words<'_>) -> Result<(usize, String, bool), ParseError> {
+fn order(words: &mut Cursor<'_>) -> Result<(usize, String, bool), ParseError> {
     let (column, field) = words.field()?;
     let mut descending = false;
     if words.eat(".") {
         descending = words.eat_word("descending");
         if !descending && !words.eat_word("ascending") {
-            return error(words.at, "write ascending or descending");
+            return error(words.at(), "write ascending or descending");
         }
     }
     Ok((column.0, field.to_owned(), descending))
 }
 
-/// A place in the text of the clauses.
-struct Words<'a> {
-    text: &'a str,
-    at: usize,
-}
-
-impl<'a> Words<'a> {
-    fn rest(&self) -> &'a str {
-        &self.text[self.at..]
-    }
-
-    fn eat(&mut self, what: &str) -> bool {
-        let found = self.rest().starts_with(what);
-        if found {
-            self.at += what.len();
-        }
-        found
-    }
-
+impl<'a> Cursor<'a> {
     /// Goes behind `what`, if it is here and no longer word is.
     fn eat_word(&mut self, what: &str) -> bool {
         let behind = self.rest().strip_prefix(what);
@@ -285,19 +265,9 @@ impl<'a> Words<'a> {
         found && self.eat(what)
     }
 
-    fn expect(&mut self, what: &str, message: &str) -> Result<(), ParseError> {
-        match self.eat(what) {
-            true => Ok(()),
-            false => error(self.at, message),
-        }
-    }
-
     /// Letters, digits and `_` from here on.
     fn name(&mut self) -> &'a str {
-        let rest = self.rest();
-        let end = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
-        self.at += end;
-        &rest[..end]
+        self.take(is_of_name)
     }
 
     /// What a field is divided by, if it is.
@@ -305,7 +275,7 @@ impl<'a> Words<'a> {
         if !self.eat("/") {
             return Ok(None);
         }
-        let at = self.at;
+        let at = self.at();
         let missing = || "missing number to divide by".to_owned();
         let number = number_in(at, self.name(), "number to divide by", missing)?;
         match NonZeroU64::new(number) {
@@ -315,7 +285,7 @@ impl<'a> Words<'a> {
     }
 
     fn field(&mut self) -> Result<(Column, &'a str), ParseError> {
-        let column = Column(self.at);
+        let column = Column(self.at());
         match self.name() {
             "" => error(column.0, "the name of a field belongs here"),
             name => Ok((column, name)),

@@ -36,18 +36,24 @@ impl Key {
     }
 }
 
-/// A field by which hits are told apart.
+/// A field, and what it is taken for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct Term<F> {
     /// Where its name begins.
     pub column: Column,
     /// Its name.
     pub field: String,
     /// What it is divided by first, towards zero.
     pub per: Option<NonZeroU64>,
-    /// What is made of it.
-    pub form: KeyForm,
+    /// What is made, or told, of it.
+    pub form: F,
 }
+
+/// A field by which hits are told apart.
+pub type Key = Term<KeyForm>;
+
+/// A field that is added up.
+pub type Value = Term<ValueForm>;
 
 /// What is made of a field that is a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,19 +77,6 @@ pub enum KeyForm {
     Buckets(u64),
     /// `.usecs`: a time in microseconds.
     Usecs,
-}
-
-/// A field that is added up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Value {
-    /// Where its name begins.
-    pub column: Column,
-    /// Its name.
-    pub field: String,
-    /// What it is divided by first, towards zero.
-    pub per: Option<NonZeroU64>,
-    /// What is told of it.
-    pub form: ValueForm,
 }
 
 /// What is told of a field that is added up.

@@ -24,7 +24,6 @@
 //! The line that says where a probe goes is a [`definition`](crate::definition).
 
 mod budget;
-mod cursor;
 mod read;
 pub mod text;
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
 
-use super::cursor::Cursor;
 use super::text;
 use crate::actions::{Change, Condition, Decision, Hold, Then};
+use crate::cursor::{Cursor, unprintable};
 use crate::errno;
 use crate::item::Item;
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
@@ -87,17 +87,13 @@ fn whole<'a, T>(
     read: impl FnOnce(&mut Cursor<'a>) -> Result<T, ParseError>,
 ) -> Result<T, ParseError> {
     // From here on a byte is a character, so that byte offsets are columns.
-    if let Some((column, c)) = text
-        .chars()
-        .enumerate()
-        .find(|(_, c)| !matches!(c, ' '..='~' | '\t'))
-    {
+    if let Some((column, c)) = unprintable(text) {
         return error(
             column,
             format!("{c:?} cannot be here: write printable ASCII"),
         );
     }
-    let mut cursor = Cursor::new(text);
+    let mut cursor = Cursor::new(0, text);
     cursor.blanks();
     let read = read(&mut cursor)?;
     cursor.blanks();

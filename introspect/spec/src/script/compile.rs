@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Told, Written, mark};
+use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, mark};
 use super::read::in_line;
 use super::syntax::{
     Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
-    Statement, StatementKind,
+    Statement, StatementKind, Told,
 };
 use super::times;
 use crate::definition::{self, FileError};
@@ -325,7 +325,7 @@ impl Compiling {
         what: &Gather,
         probes: std::ops::Range<usize>,
     ) -> Result<(), ParseError> {
-        let told = told(what);
+        let told = what.told;
         let (histogram, parts) = self.histogram(column, keys, what)?;
         let gathered = self.maps.entry(map.to_owned()).or_insert_with(|| Gathered {
             told,
@@ -411,7 +411,7 @@ impl Compiling {
                 }
             });
         }
-        let value = match what.operand() {
+        let value = match &what.of {
             None => None,
             Some(of) => {
                 let name = self.counted(of.column.0, &of.kind)?;
@@ -422,9 +422,9 @@ impl Compiling {
                 Some((of.column.0, format!("{name}{per}")))
             }
         };
-        match (what, &value) {
-            (Gather::Powers(_), Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
-            (Gather::Steps { step, .. }, Some((at, name))) => {
+        match (what.told, &value) {
+            (Told::Powers, Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
+            (Told::Steps { step, .. }, Some((at, name))) => {
                 fields.push((*at, format!("{name}.buckets={step}")));
             }
             // A histogram has a key; this one has few values.
@@ -436,10 +436,8 @@ impl Compiling {
             written.push(*at, if index == 0 { "keys=" } else { "," });
             written.push(*at, field);
         }
-        if let (
-            Gather::Sum(_) | Gather::Average(_) | Gather::Least(_) | Gather::Greatest(_),
-            Some((at, name)),
-        ) = (what, &value)
+        if let (Told::Sum | Told::Average | Told::Least | Told::Greatest, Some((at, name))) =
+            (what.told, &value)
         {
             written.push(*at, &format!(":vals={name}"));
         }
@@ -470,7 +468,7 @@ impl<'a> Used<'a> {
             match &statement.kind {
                 StatementKind::Gather { keys, what, .. } => {
                     operands.extend(keys);
-                    operands.extend(what.operand());
+                    operands.extend(&what.of);
                 }
                 StatementKind::Printf { values, .. } => operands.extend(values),
                 _ => {}
@@ -562,22 +560,6 @@ fn of_histograms(column: usize, builtin: Builtin) -> Result<&'static str, ParseE
             return error(column, "not supported in maps: `elapsed`; write nsecs");
         }
     })
-}
-
-fn told(what: &Gather) -> Told {
-    match what {
-        Gather::Count => Told::Hits,
-        Gather::Sum(_) => Told::Sum,
-        Gather::Average(_) => Told::Average,
-        Gather::Least(_) => Told::Least,
-        Gather::Greatest(_) => Told::Greatest,
-        Gather::Powers(_) => Told::Powers,
-        Gather::Steps { min, max, step, .. } => Told::Steps {
-            min: *min,
-            max: *max,
-            step: *step,
-        },
-    }
 }
 
 /// A value that is printed where there is no hit.

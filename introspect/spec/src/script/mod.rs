@@ -38,9 +38,9 @@ mod times;
 
 pub use compile::compile;
 pub use format::{Conversion, Directive, Format, Piece};
-pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Told, Written, position};
+pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, position};
 pub use read::{SCRIPT_MAX, in_line, read_script};
 pub use syntax::{
     Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
-    Statement, StatementKind,
+    Statement, StatementKind, Told,
 };

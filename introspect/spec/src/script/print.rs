@@ -5,7 +5,7 @@ use std::fmt;
 use super::format::{Format, Piece};
 use super::syntax::{
     BUILTINS, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
-    Statement, StatementKind,
+    Statement, StatementKind, Told,
 };
 use crate::fetch::Operator;
 
@@ -128,14 +128,16 @@ impl fmt::Display for Statement {
 
 impl fmt::Display for Gather {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count => f.write_str("count()"),
-            Self::Sum(of) => write!(f, "sum({of})"),
-            Self::Average(of) => write!(f, "avg({of})"),
-            Self::Least(of) => write!(f, "min({of})"),
-            Self::Greatest(of) => write!(f, "max({of})"),
-            Self::Powers(of) => write!(f, "hist({of})"),
-            Self::Steps { of, min, max, step } => write!(f, "lhist({of}, {min}, {max}, {step})"),
+        let of = self.of.as_ref().map(ToString::to_string);
+        let of = of.unwrap_or_default();
+        match self.told {
+            Told::Hits => f.write_str("count()"),
+            Told::Sum => write!(f, "sum({of})"),
+            Told::Average => write!(f, "avg({of})"),
+            Told::Least => write!(f, "min({of})"),
+            Told::Greatest => write!(f, "max({of})"),
+            Told::Powers => write!(f, "hist({of})"),
+            Told::Steps { min, max, step } => write!(f, "lhist({of}, {min}, {max}, {step})"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use super::format::Format;
-use super::syntax::Builtin;
+use super::syntax::{Builtin, Told};
 use crate::definition::Definition;
 use crate::parse_error::ParseError;
 
@@ -96,32 +96,6 @@ pub struct Map {
     pub told: Told,
     /// Where they come from.
     pub counted: Vec<Counted>,
-}
-
-/// What is told of an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// How many hits it has.
-    Hits,
-    /// The sum of the first value of its histogram.
-    Sum,
-    /// Its average.
-    Average,
-    /// The least.
-    Least,
-    /// The greatest.
-    Greatest,
-    /// How many hits there are between powers of two, by the last key of its histogram.
-    Powers,
-    /// How many there are in each step, likewise.
-    Steps {
-        /// Where they begin.
-        min: u64,
-        /// Where they end.
-        max: u64,
-        /// How wide they are.
-        step: u64,
-    },
 }
 
 /// A histogram that a map has entries of.

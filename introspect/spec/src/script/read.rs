@@ -5,7 +5,7 @@ use super::format::{Conversion, Directive, read_format};
 use super::read_operand::{read_condition, read_map, read_thread, read_value};
 use super::syntax::{
     Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
-    StatementKind,
+    StatementKind, Told,
 };
 use crate::column::Column;
 use crate::definition::FileError;
@@ -287,7 +287,10 @@ fn form(word: &str) -> String {
 /// What stands in the parentheses of `word`, which begins at `start`.
 fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather, ParseError> {
     if word == "count" {
-        return Ok(Gather::Count);
+        return Ok(Gather {
+            told: Told::Hits,
+            of: None,
+        });
     }
     let of = read_value(cursor)?;
     if of.kind.is_literal() {
@@ -296,12 +299,12 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
     if of.kind.is_text() {
         return error(of.column.0, format!("{word}() is of a number"));
     }
-    Ok(match word {
-        "sum" => Gather::Sum(of),
-        "avg" => Gather::Average(of),
-        "min" => Gather::Least(of),
-        "max" => Gather::Greatest(of),
-        "hist" => Gather::Powers(of),
+    let told = match word {
+        "sum" => Told::Sum,
+        "avg" => Told::Average,
+        "min" => Told::Least,
+        "max" => Told::Greatest,
+        "hist" => Told::Powers,
         _ => {
             let mut number = |what| {
                 cursor.expect(",", "lhist is written lhist(x, MIN, MAX, STEP)")?;
@@ -333,9 +336,10 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
             if (max - min) / step > STEPS_MAX {
                 return error(start, format!("lhist has at most {STEPS_MAX} steps"));
             }
-            Gather::Steps { of, min, max, step }
+            Told::Steps { min, max, step }
         }
-    })
+    };
+    Ok(Gather { told, of: Some(of) })
 }
 
 /// Values between commas, of `what` there are `most`, and the `close` behind them.

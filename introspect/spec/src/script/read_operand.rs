@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use super::cursor::Cursor;
 use super::syntax::{BUILTINS, Builtin, Condition, Fetched, Operand, OperandKind};
 use crate::column::Column;
-use crate::fetch::{Operator, TERMS_MAX};
+use crate::fetch::{OPERATORS, Operator, TERMS_MAX};
 use crate::parse_error::{ParseError, error};
 
 /// How deep parentheses and `!` can be nested.
@@ -24,16 +24,11 @@ const NO_ARITHMETIC: &str = "not supported: calculating with values, but for div
 const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
      args.NAME, retval, duration, str() and ksym()";
 
-/// The operators, one that begins another one behind it.
-const OPERATORS: [(Operator, &str); 7] = [
-    (Operator::NotEqual, "!="),
-    (Operator::Equal, "=="),
-    (Operator::LessOrEqual, "<="),
-    (Operator::Less, "<"),
-    (Operator::GreaterOrEqual, ">="),
-    (Operator::Greater, ">"),
-    (Operator::AnyBit, "&"),
-];
+/// The operators: those of filters, but for the one that takes a pattern.
+fn operators() -> impl Iterator<Item = &'static (Operator, &'static str)> {
+    let all = OPERATORS.iter();
+    all.filter(|(operator, _)| *operator != Operator::Glob)
+}
 
 /// The value here, which may be divided and nothing else is calculated with, and the blanks behind it.
 pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
@@ -49,7 +44,7 @@ pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
         operand.kind = read_divided(cursor, operand.kind, is_inside)?;
     }
     no_arithmetic(cursor)?;
-    let comparison = OPERATORS.iter().any(|(_, sign)| cursor.sees(sign));
+    let comparison = operators().any(|(_, sign)| cursor.sees(sign));
     if comparison || cursor.sees("||") || cursor.sees("?") {
         return cursor.error(
             "not supported: comparing here; write the condition before the clause: /CONDITION/ { ... }",
@@ -410,7 +405,7 @@ impl Reader<'_> {
         }
         if self.cursor.sees("@") {
             let map = read_kept(self.cursor)?;
-            if OPERATORS.iter().any(|(_, sign)| self.cursor.sees(sign)) && !self.cursor.sees("&&") {
+            if operators().any(|(_, sign)| self.cursor.sees(sign)) && !self.cursor.sees("&&") {
                 return self
                     .cursor
                     .error("not supported: comparing what is in a map");
@@ -479,7 +474,7 @@ impl Reader<'_> {
         if self.cursor.sees("&&") {
             return Ok(None);
         }
-        let found = OPERATORS.iter().find(|(_, sign)| self.cursor.sees(sign));
+        let found = operators().find(|(_, sign)| self.cursor.sees(sign));
         if let Some((_, sign)) = found {
             if self.cursor.sees("<<") || self.cursor.sees(">>") {
                 return self.cursor.error(NO_ARITHMETIC);

@@ -138,23 +138,30 @@ pub enum StatementKind {
 
 /// What is told of the hits that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Gather {
-    /// `count()`: how many they are.
-    Count,
-    /// `sum(x)`.
-    Sum(Operand),
-    /// `avg(x)`.
-    Average(Operand),
-    /// `min(x)`.
-    Least(Operand),
-    /// `max(x)`.
-    Greatest(Operand),
-    /// `hist(x)`: how many there are between powers of two.
-    Powers(Operand),
-    /// `lhist(x, MIN, MAX, STEP)`: how many there are in each step.
+pub struct Gather {
+    /// What is told.
+    pub told: Told,
+    /// Of which value; none if it is told of the hits themselves.
+    pub of: Option<Operand>,
+}
+
+/// What is told of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// `count()`: how many hits it has.
+    Hits,
+    /// `sum(x)`: the sum of the first value of its histogram.
+    Sum,
+    /// `avg(x)`: its average.
+    Average,
+    /// `min(x)`: the least.
+    Least,
+    /// `max(x)`: the greatest.
+    Greatest,
+    /// `hist(x)`: how many hits there are between powers of two, by the last key of its histogram.
+    Powers,
+    /// `lhist(x, MIN, MAX, STEP)`: how many there are in each step, likewise.
     Steps {
-        /// What is counted.
-        of: Operand,
         /// Where they begin.
         min: u64,
         /// Where they end.
@@ -307,21 +314,6 @@ impl Condition {
             Self::Test { operand, .. } => operand.column.0,
             Self::Kept { column, .. } => column.0,
             Self::Not(inner) | Self::And(inner, _) | Self::Or(inner, _) => inner.column(),
-        }
-    }
-}
-
-impl Gather {
-    /// What is added up or counted, if it is not the hits themselves.
-    pub(super) fn operand(&self) -> Option<&Operand> {
-        match self {
-            Self::Count => None,
-            Self::Sum(of)
-            | Self::Average(of)
-            | Self::Least(of)
-            | Self::Greatest(of)
-            | Self::Powers(of)
-            | Self::Steps { of, .. } => Some(of),
         }
     }
 }

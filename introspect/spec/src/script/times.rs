@@ -233,19 +233,10 @@ impl Resolving<'_> {
     }
 
     fn gather(&self, what: &Gather) -> Result<Gather, ParseError> {
-        Ok(match what {
-            Gather::Count => Gather::Count,
-            Gather::Sum(of) => Gather::Sum(self.operand(of)?),
-            Gather::Average(of) => Gather::Average(self.operand(of)?),
-            Gather::Least(of) => Gather::Least(self.operand(of)?),
-            Gather::Greatest(of) => Gather::Greatest(self.operand(of)?),
-            Gather::Powers(of) => Gather::Powers(self.operand(of)?),
-            Gather::Steps { of, min, max, step } => Gather::Steps {
-                of: self.operand(of)?,
-                min: *min,
-                max: *max,
-                step: *step,
-            },
+        let of = what.of.as_ref().map(|of| self.operand(of));
+        Ok(Gather {
+            told: what.told,
+            of: of.transpose()?,
         })
     }
 }

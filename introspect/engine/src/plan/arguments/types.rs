@@ -1,6 +1,6 @@
 //! Types that arguments are looked up in and shown as.
 
-use hvprobe_linux::types::{Kind, Limits, MemberPlace, TypeId, Types};
+use hvprobe_linux::types::{Field, Kind, Limits, TypeId, Types};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::fetch::{Element, Shown, words};
 use hvprobe_spec::shape::{Shape, ShapeKind};
@@ -43,7 +43,7 @@ pub(super) fn offset(
 }
 
 /// Where in its structure the bytes of a member begin and, of a bit field, which of their bits it has.
-pub(super) fn within(types: &Types, member: &MemberPlace) -> (u64, Option<(u64, u8)>) {
+pub(super) fn within(types: &Types, member: &Field<'_>) -> (u64, Option<(u64, u8)>) {
     let Some(width) = member.width else {
         return (member.bit_offset / 8, None);
     };
