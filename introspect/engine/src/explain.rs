@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
-use hvprobe_arch::insn::{self, SlotKind};
+use hvprobe_arch::insn;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::{Actions, Item, Mechanism, ProbeSpec};
 
@@ -22,7 +22,7 @@ use crate::registered::{BATCH_MAX, Skipped};
 use crate::registry::expand::singles;
 use crate::registry::hooks::may_watch;
 use crate::registry::optimize::needs_exit;
-use crate::registry::slots::slot_kind;
+use crate::registry::slots::{mechanism_of, slot_kind};
 use crate::unoptimized::Unoptimized;
 
 /// What one probe comes to.
@@ -115,11 +115,7 @@ fn with_exits(spec: &ProbeSpec, point: &Probepoint) -> Mechanism {
     let ends = spec.actions.post || spec.actions.faults;
     let least = spec.mechanism.unwrap_or(Mechanism::Emulated);
     let least = least.max(Mechanism::Emulated);
-    match slot_kind(&point.displaced, point.fixup, ends, least) {
-        None => Mechanism::Emulated,
-        Some(SlotKind::Boosted) => Mechanism::Boosted,
-        Some(SlotKind::Trapped) => Mechanism::Stepped,
-    }
+    mechanism_of(slot_kind(&point.displaced, point.fixup, ends, least))
 }
 
 /// What has to be so in a guest for the jump that displaces `span`.

@@ -280,20 +280,16 @@ impl Obstacles {
     pub(crate) fn first(self) -> Obstacle {
         self.first
     }
+
+    /// In the order in which they were found.
+    pub(crate) fn all(self) -> impl Iterator<Item = Obstacle> {
+        std::iter::once(self.first).chain(self.others)
+    }
 }
 
 impl From<Obstacle> for Obstacles {
     fn from(first: Obstacle) -> Self {
         let others = Vec::new();
         Self { first, others }
-    }
-}
-
-impl IntoIterator for Obstacles {
-    type Item = Obstacle;
-    type IntoIter = std::iter::Chain<std::iter::Once<Obstacle>, std::vec::IntoIter<Obstacle>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        std::iter::once(self.first).chain(self.others)
     }
 }

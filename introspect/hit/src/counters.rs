@@ -108,29 +108,19 @@ impl Counters {
     /// The sums over all virtual CPUs.
     #[must_use]
     pub fn sum(&self) -> Counts {
-        let mut sum = Counts::default();
-        for counts in &self.vcpus {
-            sum.hits = sum.hits.saturating_add(counts.hits.load(Ordering::Relaxed));
-            sum.missed = sum
-                .missed
-                .saturating_add(counts.missed.load(Ordering::Relaxed));
-            sum.faults = sum
-                .faults
-                .saturating_add(counts.faults.load(Ordering::Relaxed));
-            sum.vetoed = sum
-                .vetoed
-                .saturating_add(counts.vetoed.load(Ordering::Relaxed));
-            sum.orphans = sum
-                .orphans
-                .saturating_add(counts.orphans.load(Ordering::Relaxed));
-            sum.errors = sum
-                .errors
-                .saturating_add(counts.errors.load(Ordering::Relaxed));
-            sum.throttled = sum
-                .throttled
-                .saturating_add(counts.throttled.load(Ordering::Relaxed));
+        let sum = |of: fn(&VcpuCounts) -> &AtomicU64| {
+            let counts = self.vcpus.iter().map(|it| of(it).load(Ordering::Relaxed));
+            counts.fold(0, u64::saturating_add)
+        };
+        Counts {
+            hits: sum(|c| &c.hits),
+            missed: sum(|c| &c.missed),
+            faults: sum(|c| &c.faults),
+            vetoed: sum(|c| &c.vetoed),
+            orphans: sum(|c| &c.orphans),
+            errors: sum(|c| &c.errors),
+            throttled: sum(|c| &c.throttled),
         }
-        sum
     }
 
     fn add(&self, vcpu: u32, which: impl Fn(&VcpuCounts) -> &AtomicU64) {
@@ -139,18 +129,21 @@ impl Counters {
         }
     }
 
+    /// Adds what no virtual CPU is known for.
+    fn add_number(&self, number: u64, which: impl Fn(&VcpuCounts) -> &AtomicU64) {
+        if let Some(counts) = self.vcpus.first() {
+            which(counts).fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
     /// Adds hits that no virtual CPU is known for.
     pub fn add_hits(&self, number: u64) {
-        if let Some(counts) = self.vcpus.first() {
-            counts.hits.fetch_add(number, Ordering::Relaxed);
-        }
+        self.add_number(number, |c| &c.hits);
     }
 
     /// Adds hits that a condition left alone.
     pub fn add_vetoed(&self, number: u64) {
-        if let Some(counts) = self.vcpus.first() {
-            counts.vetoed.fetch_add(number, Ordering::Relaxed);
-        }
+        self.add_number(number, |c| &c.vetoed);
     }
 
     /// Counts a hit.
@@ -160,16 +153,12 @@ impl Counters {
 
     /// Adds calls that there was no free instance for.
     pub fn add_missed(&self, number: u64) {
-        if let Some(counts) = self.vcpus.first() {
-            counts.missed.fetch_add(number, Ordering::Relaxed);
-        }
+        self.add_number(number, |c| &c.missed);
     }
 
     /// Adds calls that never returned.
     pub fn add_orphans(&self, number: u64) {
-        if let Some(counts) = self.vcpus.first() {
-            counts.orphans.fetch_add(number, Ordering::Relaxed);
-        }
+        self.add_number(number, |c| &c.orphans);
     }
 
     /// Counts a hit without handlers.

@@ -45,10 +45,14 @@ pub(super) type Output = Box<dyn FnMut(&[u8]) + Send>;
 pub(super) type Edge = Box<dyn Fn() -> io::Result<()> + Send>;
 
 /// The console of one machine.
-#[derive(Debug)]
 pub(super) struct Console(Mutex<State>);
 
-#[derive(Debug)]
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Console")
+    }
+}
+
 struct State {
     uart: Serial<Interrupt, NoEvents, Sink>,
     pending: VecDeque<u8>,
@@ -134,12 +138,6 @@ impl State {
 /// The console's interrupt line.
 struct Interrupt(Edge);
 
-impl fmt::Debug for Interrupt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Interrupt")
-    }
-}
-
 impl Trigger for Interrupt {
     type E = io::Error;
 
@@ -150,12 +148,6 @@ impl Trigger for Interrupt {
 
 /// Where the guest's output goes.
 struct Sink(Output);
-
-impl fmt::Debug for Sink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Sink")
-    }
-}
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -125,20 +125,15 @@ struct Counted {
 impl Counted {
     /// Looks whether modules have told.
     fn know_more(&mut self) {
-        let told = self
-            .awaited
-            .extract_if(.., |(_, probe)| match probe.told() {
-                Some(told) => {
-                    *probe = told;
-                    true
-                }
-                None => false,
-            });
-        for (index, probe) in told {
-            if let Err(why) = count(&mut self.table, index, &probe) {
+        self.awaited.retain(|(index, probe)| {
+            let Some(told) = probe.told() else {
+                return true;
+            };
+            if let Err(why) = count(&mut self.table, *index, &told) {
                 self.refused.get_or_insert(why);
             }
-        }
+            false
+        });
     }
 
     fn checked(&self) -> Result<(), AggregateError> {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use hvprobe_devices::acpi::{self, AcpiError};
@@ -196,19 +196,15 @@ impl Loaded {
         let host = host::open_kvm()?;
         check_count(&host, config.cpus)?;
         let vm = create_vm(&host)?;
-        let Files {
-            kernel,
-            initrd,
-            ram,
-        } = files;
+        let ram = files.ram;
         ram.register(&vm)?;
         let rsdp = acpi::write(&ram, ACPI_TABLES, config.cpus)?;
         let cmdline = match config.cmdline.trim() {
             "" => DEFAULT_CMDLINE,
             given => given,
         };
-        let pieces: Vec<&[u8]> = initrd.iter().map(Vec::as_slice).collect();
-        let entry = loader::load(&kernel, &ram, &pieces, cmdline, rsdp)?;
+        let pieces: Vec<&[u8]> = files.initrd.iter().map(Vec::as_slice).collect();
+        let entry = loader::load(&files.kernel, &ram, &pieces, cmdline, rsdp)?;
         Ok(Self {
             host,
             vm,
@@ -360,27 +356,27 @@ fn run(
             waited_since: None,
             ioctls: Arc::clone(&machine.ioctls[index]),
         };
-        let thread = thread::Builder::new()
-            .name(format!("vcpu{index}"))
-            .spawn(move || vcpu.run())
-            .map_err(|error| {
-                machine.shared.control.end();
-                BootError::Thread(error)
-            })?;
-        threads.push(thread);
+        threads.push(spawn(machine, format!("vcpu{index}"), move || vcpu.run())?);
     }
     debug!("virtual CPUs started");
     let supervised = Arc::clone(machine);
-    thread::Builder::new()
-        .name("supervisor".to_owned())
-        .spawn(move || {
-            supervised.supervise(&inbox, threads, collector);
-            // The VM goes after its virtual CPUs.
-            drop(vm);
-        })
-        .map_err(|error| {
-            machine.shared.control.end();
-            BootError::Thread(error)
-        })?;
+    spawn(machine, "supervisor".to_owned(), move || {
+        supervised.supervise(&inbox, threads, collector);
+        // The VM goes after its virtual CPUs.
+        drop(vm);
+    })?;
     Ok(())
+}
+
+/// Starts a thread; if that fails, those that were started before end.
+fn spawn(
+    machine: &Machine,
+    name: String,
+    run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, BootError> {
+    let thread = thread::Builder::new().name(name).spawn(run);
+    thread.map_err(|error| {
+        machine.shared.control.end();
+        BootError::Thread(error)
+    })
 }

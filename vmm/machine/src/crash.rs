@@ -39,52 +39,27 @@ pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) 
         text.push_str(&trail(cpu));
         return text;
     }
-    let line = |text: &mut String, values: &[(&str, u64)]| {
-        for (name, value) in values {
-            let _ = write!(text, "{name:>6} {value:016x}");
-        }
-        text.push('\n');
-    };
-    line(
-        &mut text,
-        &[
+    let cs = u64::from(sregs.cs.selector);
+    let lines = [
+        [
             ("rip", regs.rip),
             ("rflags", regs.rflags),
             ("rsp", regs.rsp),
         ],
-    );
-    line(
-        &mut text,
-        &[("rax", regs.rax), ("rbx", regs.rbx), ("rcx", regs.rcx)],
-    );
-    line(
-        &mut text,
-        &[("rdx", regs.rdx), ("rsi", regs.rsi), ("rdi", regs.rdi)],
-    );
-    line(
-        &mut text,
-        &[("rbp", regs.rbp), ("r8", regs.r8), ("r9", regs.r9)],
-    );
-    line(
-        &mut text,
-        &[("r10", regs.r10), ("r11", regs.r11), ("r12", regs.r12)],
-    );
-    line(
-        &mut text,
-        &[("r13", regs.r13), ("r14", regs.r14), ("r15", regs.r15)],
-    );
-    line(
-        &mut text,
-        &[("cr0", sregs.cr0), ("cr2", sregs.cr2), ("cr3", sregs.cr3)],
-    );
-    line(
-        &mut text,
-        &[
-            ("cr4", sregs.cr4),
-            ("efer", sregs.efer),
-            ("cs", u64::from(sregs.cs.selector)),
-        ],
-    );
+        [("rax", regs.rax), ("rbx", regs.rbx), ("rcx", regs.rcx)],
+        [("rdx", regs.rdx), ("rsi", regs.rsi), ("rdi", regs.rdi)],
+        [("rbp", regs.rbp), ("r8", regs.r8), ("r9", regs.r9)],
+        [("r10", regs.r10), ("r11", regs.r11), ("r12", regs.r12)],
+        [("r13", regs.r13), ("r14", regs.r14), ("r15", regs.r15)],
+        [("cr0", sregs.cr0), ("cr2", sregs.cr2), ("cr3", sregs.cr3)],
+        [("cr4", sregs.cr4), ("efer", sregs.efer), ("cs", cs)],
+    ];
+    for line in lines {
+        for (name, value) in line {
+            let _ = write!(text, "{name:>6} {value:016x}");
+        }
+        text.push('\n');
+    }
     text.push_str(&code_at(Gva(regs.rip), &sregs, ram));
     text.push('\n');
     text.push_str(&trail(cpu));

@@ -195,13 +195,9 @@ impl State {
 }
 
 impl Decisions {
-    fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-        // No step leaves the state half changed, so a panic elsewhere does not spoil it.
-        state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
-        Self::lock(&self.0)
+        // No step leaves the state half changed, so a panic elsewhere does not spoil it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a client decide at the hits of `probes`, or of all probes that ask when it is empty,
@@ -223,7 +219,7 @@ impl Decisions {
         }
         drop(state);
         Asker {
-            state: Arc::clone(&self.0),
+            decisions: Self(Arc::clone(&self.0)),
             name,
             questions,
         }
@@ -335,7 +331,7 @@ impl Drop for Asked<'_> {
 /// A client that decides. Questions it leaves open when it goes are unanswered at once.
 #[derive(Debug)]
 pub struct Asker {
-    state: Arc<Mutex<State>>,
+    decisions: Decisions,
     name: u64,
     questions: Receiver<Question>,
 }
@@ -358,7 +354,7 @@ impl Asker {
     /// deadlines one after another.
     #[must_use]
     pub fn was_dropped(&self) -> bool {
-        let state = Decisions::lock(&self.state);
+        let state = self.decisions.state();
         !state.closed && state.clients.iter().all(|client| client.name != self.name)
     }
 
@@ -368,13 +364,13 @@ impl Asker {
     /// When the question is not open any more, or the decision exceeds a limit.
     pub fn answer(&self, token: Token, decision: Decision) -> Result<(), AnswerError> {
         decision.check()?;
-        Decisions::lock(&self.state).answer(self.name, token, decision)
+        self.decisions.state().answer(self.name, token, decision)
     }
 }
 
 impl Drop for Asker {
     fn drop(&mut self) {
-        let mut state = Decisions::lock(&self.state);
+        let mut state = self.decisions.state();
         state.clients.retain(|client| client.name != self.name);
         state.abandon(|client| client == self.name);
     }

@@ -47,9 +47,7 @@ impl Machine {
         self.shared.control.release(vcpu);
         Ok(())
     }
-}
 
-impl Machine {
     /// Another kernel runs: nothing we know tells how to read it.
     pub(crate) fn kernel_replaced(&self) {
         let before = std::mem::replace(&mut self.life().kernel_replaced, true);

@@ -135,11 +135,15 @@ impl Machine {
     /// Blocks until it is doing something else than `last` says; tells what.
     #[must_use]
     pub fn wait_change(&self, last: &Status) -> Status {
+        self.wait_for(|life| Some(self.status_in(life)).filter(|status| status != last))
+    }
+
+    /// Blocks until `found` finds something.
+    fn wait_for<T>(&self, found: impl Fn(&Life) -> Option<T>) -> T {
         let mut life = self.life();
         loop {
-            let status = self.status_in(&life);
-            if status != *last {
-                return status;
+            if let Some(found) = found(&life) {
+                return found;
             }
             life = self
                 .changed
@@ -159,30 +163,13 @@ impl Machine {
     /// has ended; tells which by its status.
     #[must_use]
     pub fn wait_live(&self) -> Status {
-        let mut life = self.life();
-        while !life.live && life.ending.is_none() {
-            life = self
-                .changed
-                .wait(life)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(life);
-        self.status()
+        self.wait_for(|life| (life.live || life.ending.is_some()).then(|| self.status_in(life)))
     }
 
     /// Blocks until the machine has ended.
     #[must_use]
     pub fn wait(&self) -> Ending {
-        let mut life = self.life();
-        loop {
-            if let Some(ending) = &life.ending {
-                return ending.clone();
-            }
-            life = self
-                .changed
-                .wait(life)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        self.wait_for(|life| life.ending.clone())
     }
 
     /// Stops all virtual CPUs until [`Machine::resume`]; they have stopped when this returns.

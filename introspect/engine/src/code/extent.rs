@@ -90,7 +90,7 @@ impl Extent {
         if let Some(Place { start, .. }) = self.place {
             return Ok(start);
         }
-        let start = self.empty_entries(mem, tables, window)?;
+        let start = empty_entries(mem, tables, window, self.pages)?;
         let chunk = [filling; 4096];
         for offset in (0..self.len()).step_by(chunk.len()) {
             mem.write(self.at.wrapping_add(offset), &chunk)?;
@@ -134,29 +134,33 @@ impl Extent {
         place.entered = true;
         Ok(())
     }
+}
 
-    fn empty_entries(
-        &self,
-        mem: &dyn PhysMemory,
-        tables: &PageTables,
-        window: Window,
-    ) -> Result<Gva, HiddenError> {
-        let (mut first, mut run) = (window.start, 0);
-        let mut at = window.start;
-        while at < window.end {
-            let (_, value) = tables.entry_at(mem, at, 2)?;
-            if value == 0 {
-                run += 1;
-                if run == self.pages {
-                    return Ok(first);
-                }
-            } else {
-                (first, run) = (at.wrapping_add(LARGE_PAGE), 0);
+/// What the first `count` entries side by side that are empty map, of the level-2 table in `window`.
+///
+/// # Errors
+/// When there are none, or the tables cannot be followed.
+pub(super) fn empty_entries(
+    mem: &dyn PhysMemory,
+    tables: &PageTables,
+    window: Window,
+    count: u64,
+) -> Result<Gva, HiddenError> {
+    let (mut first, mut run) = (window.start, 0);
+    let mut at = window.start;
+    while at < window.end {
+        let (_, value) = tables.entry_at(mem, at, 2)?;
+        if value == 0 {
+            run += 1;
+            if run == count {
+                return Ok(first);
             }
-            at = at.wrapping_add(LARGE_PAGE);
+        } else {
+            (first, run) = (at.wrapping_add(LARGE_PAGE), 0);
         }
-        Err(HiddenError::WindowFull(window))
+        at = at.wrapping_add(LARGE_PAGE);
     }
+    Err(HiddenError::WindowFull(window))
 }
 
 /// The bit that forbids fetching instructions, if the guest uses it anywhere in the level-2 table

@@ -39,6 +39,7 @@ use hvprobe_hit::region::{
 
 use crate::code::detours::{self, Detours};
 use crate::code::error::HiddenError;
+use crate::code::extent::empty_entries;
 
 const PAGE: u64 = 4096;
 const EMPTY_TABLE: [u8; 4096] = [0; 4096];
@@ -121,7 +122,8 @@ impl HiddenRegion {
         if self.mapped.is_some() {
             return Ok(());
         }
-        let (start, entry_at) = self.empty_entry(mem, tables)?;
+        let start = empty_entries(mem, tables, self.window, 1)?;
+        let (entry_at, _) = tables.entry_at(mem, start, 2)?;
         mem.write(self.at, &EMPTY_TABLE)?;
         self.add_page(mem, CODE_PAGE)?;
         let stubs = self.at.wrapping_add(CODE_PAGE * PAGE);
@@ -165,22 +167,6 @@ impl HiddenRegion {
         let frame = self.at.wrapping_add(IDT_PAGE * PAGE);
         mem.write(frame, &table)?;
         self.enter(mem, IDT_PAGE)
-    }
-
-    fn empty_entry(
-        &self,
-        mem: &dyn PhysMemory,
-        tables: &PageTables,
-    ) -> Result<(Gva, Gpa), HiddenError> {
-        let mut at = self.window.start;
-        while at < self.window.end {
-            let (entry_at, value) = tables.entry_at(mem, at, 2)?;
-            if value == 0 {
-                return Ok((at, entry_at));
-            }
-            at = at.wrapping_add(TABLE_SPAN);
-        }
-        Err(HiddenError::WindowFull(self.window))
     }
 
     /// Removes the region from the guest's address space. All slots must have been released.

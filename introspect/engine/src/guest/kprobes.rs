@@ -131,12 +131,7 @@ impl Layout {
         tables: &PageTables,
         mem: &dyn PhysMemory,
     ) -> Result<BTreeSet<Gva>, Unknown> {
-        let word = |at: Gva| {
-            let mut word = [0; 8];
-            let read = tables.read(mem, at, &mut word);
-            read.map_err(|_| Unknown)?;
-            Ok(u64::from_le_bytes(word))
-        };
+        let word = |at| tables.read_u64(mem, at).map_err(|_| Unknown);
         let (mut found, mut followed) = (BTreeSet::new(), 0);
         for chain in 0..CHAINS {
             let mut link = word(self.table.wrapping_add(8 * chain))?;
@@ -163,9 +158,8 @@ impl Layout {
         tables: &PageTables,
         mem: &dyn PhysMemory,
     ) -> Result<BTreeSet<Gva>, Unknown> {
-        let mut owner = [0; 8];
-        match tables.read(mem, self.held, &mut owner) {
-            Ok(()) if owner == [0; 8] => self.registered(tables, mem),
+        match tables.read_u64(mem, self.held) {
+            Ok(0) => self.registered(tables, mem),
             _ => Err(Unknown),
         }
     }

@@ -60,10 +60,7 @@ impl KernelReaders {
         let (Some(current), Some(disabled)) = (per_cpu(task.current_task), disabled(image)) else {
             return Err("nothing tells where a task says that it takes no page faults");
         };
-        let mut found = LOADERS.map(|_| None);
-        for (found, (name, size)) in found.iter_mut().zip(LOADERS) {
-            *found = loader(image, view, mem, name, size);
-        }
+        let found = LOADERS.map(|(name, size)| loader(image, view, mem, name, size));
         let [Some(one), Some(two), Some(four), Some(eight)] = found else {
             return Err("the kernel has no loads of its own that a fault does not hurt");
         };

@@ -149,22 +149,16 @@ const NEVER_RETURN: [&str; 8] = [
 
 /// [R7]: refuses functions whose return would not be that of the call.
 fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
-    let refused = |why| Refused::NeverReturns {
-        symbol: symbol.name.to_owned(),
-        why,
-    };
-    if STACK_SWITCHERS.contains(&symbol.name) {
-        return Err(refused("switches stacks"));
-    }
-    if NEVER_RETURN.contains(&symbol.name) {
-        return Err(refused("never returns"));
-    }
-    let code = function(symbol, text);
-    if insn::may_return(&code, symbol.addr) {
-        Ok(())
+    let may_return = || insn::may_return(&function(symbol, text), symbol.addr);
+    let why = if STACK_SWITCHERS.contains(&symbol.name) {
+        "switches stacks"
+    } else if NEVER_RETURN.contains(&symbol.name) || !may_return() {
+        "never returns"
     } else {
-        Err(refused("never returns"))
-    }
+        return Ok(());
+    };
+    let symbol = symbol.name.to_owned();
+    Err(Refused::NeverReturns { symbol, why })
 }
 
 fn resolve<'a>(
@@ -173,7 +167,7 @@ fn resolve<'a>(
     text: &dyn PristineText,
 ) -> Result<(Gva, Owner<'a>), Refused> {
     let image = Owner::Image(kernel.image);
-    let (name, offset, symbol, owner) = match target {
+    let (module, name, offset) = match target {
         Target::Address(at) => {
             let module = kernel.module_at(*at).map(Owner::Module);
             return Ok((*at, module.unwrap_or(image)));
@@ -183,10 +177,13 @@ fn resolve<'a>(
             return Err(Refused::Pattern { pattern });
         }
         Target::Symbol {
-            module: Some(wanted),
+            module,
             name,
             offset,
-        } => {
+        } => (module, name, *offset),
+    };
+    let (symbol, owner) = match module {
+        Some(wanted) => {
             let not_loaded = || Refused::ModuleNotLoaded {
                 module: wanted.clone(),
             };
@@ -194,18 +191,14 @@ fn resolve<'a>(
             let loaded = |module: &&Module| kernel.is_loaded(module);
             modules.get(wanted).filter(loaded).ok_or_else(not_loaded)?;
             let (module, symbol) = modules.lookup_in(wanted, name)?;
-            (name, offset, symbol, Owner::Module(module))
+            (symbol, Owner::Module(module))
         }
-        Target::Symbol {
-            module: None,
-            name,
-            offset,
-        } => match (kernel.image.symbols().lookup(name), kernel.modules) {
-            (Ok(symbol), _) => (name, offset, symbol, image),
+        None => match (kernel.image.symbols().lookup(name), kernel.modules) {
+            (Ok(symbol), _) => (symbol, image),
             (Err(unknown @ LookupError::Unknown { .. }), Some(modules)) => {
                 match modules.lookup(name) {
                     Ok((module, symbol)) if kernel.is_loaded(module) => {
-                        (name, offset, symbol, Owner::Module(module))
+                        (symbol, Owner::Module(module))
                     }
                     Ok(_) | Err(ModuleLookupError::Unknown { .. }) => return Err(unknown.into()),
                     Err(error) => return Err(error.into()),
@@ -214,18 +207,17 @@ fn resolve<'a>(
             (Err(error), _) => return Err(error.into()),
         },
     };
-    if *offset >= symbol.size && *offset > 0 {
+    if offset >= symbol.size && offset > 0 {
         return Err(Refused::OffsetOutside {
             symbol: name.clone(),
-            offset: *offset,
+            offset,
             size: symbol.size,
         });
     }
     // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
-    let landing = if *offset == 0 {
-        entry_skip(symbol.addr, owner, text)
-    } else {
-        *offset
+    let landing = match offset {
+        0 => entry_skip(symbol.addr, owner, text),
+        _ => offset,
     };
     Ok((symbol.addr.wrapping_add(landing), owner))
 }

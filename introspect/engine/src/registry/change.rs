@@ -141,8 +141,7 @@ impl Registry {
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
     pub fn unregister_all(&mut self, world: &dyn World) -> Result<(), ChangeError> {
-        let all: Vec<ProbeId> = self.probes.ids();
-        self.unregister(&all, world)
+        self.unregister(&self.probes.ids(), world)
     }
 
     /// Enables or disables `ids`, all or none. A disabled probe makes no event any more when this
@@ -227,8 +226,7 @@ impl Registry {
         let before = std::mem::replace(&mut self.switches.armed, on);
         self.commit(world).map_err(|error| {
             self.switches.armed = before;
-            let all: Vec<ProbeId> = self.probes.ids();
-            self.change_error(error, &all)
+            self.change_error(error, &self.probes.ids())
         })?;
         self.silence_disabled(world);
         Ok(())
@@ -244,8 +242,7 @@ impl Registry {
         self.commit(world).map_err(|error| {
             self.switches.optimize = before;
             self.provide_hooks(world.memory());
-            let all: Vec<ProbeId> = self.probes.ids();
-            self.change_error(error, &all)
+            self.change_error(error, &self.probes.ids())
         })
     }
 

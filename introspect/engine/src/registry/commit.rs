@@ -128,7 +128,8 @@ impl Registry {
         }
         for (at, code) in slots {
             if let Some(site) = self.sites.get_mut(&at) {
-                let (displaced, old) = (site.displaced, std::mem::replace(&mut site.slot, code));
+                let displaced = site.point.displaced;
+                let old = std::mem::replace(&mut site.slot, code);
                 if let Some(code) = &code {
                     self.revive(code);
                 }
@@ -193,7 +194,7 @@ impl Registry {
 
     /// Whether `site` is to carry an int3 or a jump.
     pub(crate) fn is_wanted(&self, site: &SiteState) -> bool {
-        let left_to_ftrace = site.occupied || site.ftrace && self.hooks.ftrace_patches;
+        let left_to_ftrace = site.occupied || site.point.ftrace && self.hooks.ftrace_patches;
         self.switches.armed
             && !left_to_ftrace
             && (site.internal.is_some() || self.has_enabled(site))
@@ -207,11 +208,8 @@ impl Registry {
 
     /// Whether probe `id` takes part in hits.
     pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
-        !self.probes.is_leaving(id)
-            && self
-                .probes
-                .get(id)
-                .is_some_and(|probe| !probe.spec.disabled)
+        let probe = self.probes.get_staying(id);
+        probe.is_some_and(|probe| !probe.spec.disabled)
     }
 
     /// Takes the slots that armed sites need now and have not, plants the gate and makes the text of
@@ -229,7 +227,7 @@ impl Registry {
             arming.iter().map(|(at, patch)| (*at, patch)).collect();
         next.extend(disarming.iter().map(|at| (*at, &NONE)));
         let jumping = |site: &SiteState| {
-            let patch = next.get(&site.displaced.at()).copied();
+            let patch = next.get(&site.point.displaced.at()).copied();
             matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
         };
         let slots = self.take_slots(&jumping, mem, still)?;
@@ -255,8 +253,7 @@ impl Registry {
                 edits.push(edit);
             }
         }
-        let needs_gate = arming.iter().map(|(at, _)| *at);
-        let planted = plant_gate(live, &text, needs_gate);
+        let planted = plant_gate(live, &text, arming);
         if let Err(obstacles) = planted.and_then(|()| text.replace(&edits)) {
             self.give_back(slots, mem);
             return Err(obstacles);
@@ -282,7 +279,7 @@ impl Registry {
             })
             .collect();
         for (_, site) in empty {
-            self.let_go(site.displaced, site.slot, mem);
+            self.let_go(site.point.displaced, site.slot, mem);
         }
     }
 
@@ -360,10 +357,10 @@ impl Registry {
                     Role::Return { .. } | Role::Internal(_) => false,
                 };
                 Site {
-                    displaced: site.displaced,
+                    displaced: site.point.displaced,
                     slot: site.slot,
                     detour: site.jump().map(|jump| Arc::clone(&jump.detour)),
-                    after_sti: site.after_sti,
+                    after_sti: site.point.after_sti,
                     posts: members.iter().any(has_post),
                     members,
                 }
@@ -371,8 +368,8 @@ impl Registry {
             .collect();
         let returning = self
             .probes
-            .iter()
-            .filter(|(id, probe)| probe.pool.is_some() && !self.probes.is_leaving(*id))
+            .staying()
+            .filter(|(_, probe)| probe.pool.is_some())
             .map(|(id, probe)| {
                 let returning = Returning {
                     counters: Arc::clone(&probe.counters),
@@ -408,29 +405,24 @@ impl Registry {
 
     fn members(&self, site: &SiteState) -> Box<[Member]> {
         let stubs = self.stubs(site);
-        let following = |id: &ProbeId, pool: &Arc<Pool>| match stubs.get(id) {
+        let following = |id: ProbeId, pool: &Arc<Pool>| match stubs.get(&id) {
             Some(source) => Following::Stubs(Arc::clone(source)),
             None => Following::Trampoline(Arc::clone(pool)),
         };
-        let own = site
-            .members
-            .iter()
-            .filter(|id| self.is_enabled(**id))
-            .filter_map(|id| Some((id, self.probes.get(*id)?)))
-            .map(|(id, probe)| {
-                let actions = Arc::clone(&probe.actions);
-                Member {
-                    id: *id,
-                    counters: Arc::clone(&probe.counters),
-                    role: match &probe.pool {
-                        None => Role::Probe(actions),
-                        Some(pool) => Role::Return {
-                            actions,
-                            calls: following(id, pool),
-                        },
+        let own = self.enabled_members(site).map(|(id, probe)| {
+            let actions = Arc::clone(&probe.actions);
+            Member {
+                id,
+                counters: Arc::clone(&probe.counters),
+                role: match &probe.pool {
+                    None => Role::Probe(actions),
+                    Some(pool) => Role::Return {
+                        actions,
+                        calls: following(id, pool),
                     },
-                }
-            });
+                },
+            }
+        });
         let internal = site.internal.map(|internal| Member {
             id: Internal::ID,
             counters: Arc::new(Counters::new(0)),
@@ -441,11 +433,9 @@ impl Registry {
 
     /// Whether some return probe has a probepoint and is not about to leave.
     pub(crate) fn has_return_probes(&self) -> bool {
-        self.probes.iter().any(|(id, probe)| {
-            probe.pool.is_some()
-                && !self.probes.is_leaving(id)
-                && matches!(probe.place, Place::At(_))
-        })
+        self.probes
+            .staying()
+            .any(|(_, probe)| probe.pool.is_some() && matches!(probe.place, Place::At(_)))
     }
 }
 
@@ -456,7 +446,7 @@ fn edit<'s>(
     patch: &Patch,
     next: &'s BTreeMap<Gva, &'s Patch>,
 ) -> Edit {
-    let at = site.displaced.at();
+    let at = site.point.displaced.at();
     let (now, then) = (site.original(&site.patch), site.original(patch));
     let original = if now.len() > then.len() { now } else { then };
     Edit {
@@ -470,20 +460,14 @@ fn edit<'s>(
 
 /// Patches the #BP entry for the sites `arming`, if there are any, this machine needs it and it is not
 /// patched yet. No site can be armed without it.
-fn plant_gate(
-    live: &mut Live,
-    text: &Text<'_>,
-    mut arming: impl Iterator<Item = Gva>,
-) -> Result<(), Obstacles> {
-    let Some(gate) = live.gate.as_ref().filter(|_| !live.gate_planted) else {
-        return Ok(());
-    };
-    let Some(first) = arming.next() else {
+fn plant_gate(live: &mut Live, text: &Text<'_>, arming: &[(Gva, Patch)]) -> Result<(), Obstacles> {
+    let is_needed = !live.gate_planted && !arming.is_empty();
+    let Some(gate) = live.gate.as_ref().filter(|_| is_needed) else {
         return Ok(());
     };
     if let Err(why) = text.plant_gate(gate) {
-        let all = std::iter::once(first).chain(arming).map(|at| Obstacle {
-            at,
+        let all = arming.iter().map(|(at, _)| Obstacle {
+            at: *at,
             why: why.clone(),
         });
         return Obstacles::of(all).map_or(Ok(()), Err);

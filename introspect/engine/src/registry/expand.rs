@@ -8,12 +8,11 @@
 
 use std::borrow::Cow;
 
-use hvprobe_arch::Gva;
-use hvprobe_linux::symbols::{Symbol, SymbolKind, Symbols};
+use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_spec::ProbeSpec;
-use hvprobe_spec::definition::{Definition, Kind, Target, is_event_name, is_symbol_name};
+use hvprobe_spec::definition::{Kind, Target, is_event_name, is_symbol_name};
 
-use crate::plan::kernel::Probeable;
+use crate::plan::kernel::{Owner, Probeable};
 use crate::refusal::Refused;
 use crate::registered::BATCH_MAX;
 
@@ -36,18 +35,14 @@ pub(crate) fn singles<'s>(
                 module: name.clone(),
                 pattern: pattern.clone(),
             })?;
-            let is_text = |at| module.text().contains(&at);
-            add(&mut targets, pattern, Some(name), module.symbols(), is_text);
+            add(&mut targets, pattern, Some(name), Owner::Module(module));
         }
         None => {
-            let image = kernel.image;
-            let is_text = |at| image.is_text(at);
-            add(&mut targets, pattern, None, image.symbols(), is_text);
+            add(&mut targets, pattern, None, Owner::Image(kernel.image));
             let modules = kernel.modules.into_iter().flatten();
             for module in modules.filter(|module| kernel.is_loaded(module)) {
-                let is_text = |at| module.text().contains(&at);
                 let name = Some(module.name());
-                add(&mut targets, pattern, name, module.symbols(), is_text);
+                add(&mut targets, pattern, name, Owner::Module(module));
             }
         }
     }
@@ -64,23 +59,13 @@ pub(crate) fn singles<'s>(
             max: BATCH_MAX,
         });
     }
-    let single = |(name, target)| {
-        let definition = Definition {
-            kind: spec.definition.kind,
-            name,
-            target,
-            arguments: spec.definition.arguments.clone(),
-            filter: spec.definition.filter.clone(),
-        };
-        Cow::Owned(ProbeSpec {
-            definition,
-            ..spec.clone()
-        })
+    let single = |found: Found<'_>| {
+        let mut single = spec.clone();
+        let definition = &mut single.definition;
+        (definition.name, definition.target) = found.named(definition.kind);
+        Cow::Owned(single)
     };
-    Ok(targets
-        .into_iter()
-        .map(|found: Found<'_>| single(found.named(spec.definition.kind)))
-        .collect())
+    Ok(targets.into_iter().map(single).collect())
 }
 
 /// A function that matches.
@@ -114,14 +99,9 @@ impl Found<'_> {
     }
 }
 
-/// Adds the functions among `symbols` whose names match `pattern`, by address.
-fn add<'a>(
-    found: &mut Vec<Found<'a>>,
-    pattern: &str,
-    module: Option<&'a str>,
-    symbols: &'a Symbols,
-    is_text: impl Fn(Gva) -> bool,
-) {
+/// Adds the functions of `owner` whose names match `pattern`, by address.
+fn add<'a>(found: &mut Vec<Found<'a>>, pattern: &str, module: Option<&'a str>, owner: Owner<'a>) {
+    let symbols = owner.symbols();
     // What was read as a definition is a good pattern.
     let Ok(matching) = symbols.glob(pattern) else {
         return;
@@ -130,7 +110,7 @@ fn add<'a>(
     let mut last = None;
     for symbol in matching {
         let is_function = symbol.kind == SymbolKind::Text
-            && is_text(symbol.addr)
+            && owner.is_text(symbol.addr)
             && (with_parts || !symbol.name.contains('.'))
             && !PADDING.iter().any(|mark| symbol.name.starts_with(mark));
         if is_function && last.replace(symbol.addr) != Some(symbol.addr) {

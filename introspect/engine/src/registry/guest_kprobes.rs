@@ -41,7 +41,7 @@ impl Registry {
     /// Whether the guest has to be watched at [`PREPARES`].
     pub(crate) fn has_to_know_kprobes(&self) -> bool {
         let jumps = self.sites.values().any(|site| {
-            site.span.is_ok() && site.members.iter().any(|id| !self.probes.is_leaving(*id))
+            site.point.span.is_ok() && site.members.iter().any(|id| !self.probes.is_leaving(*id))
         });
         let possible = self.switches.optimize && self.code.region.detours.is_some();
         possible && jumps && matches!(self.kprobes.known, Known::Table(_))
@@ -68,25 +68,21 @@ impl Registry {
             return;
         }
         let registered = layout.settled(&live.view.tables, mem);
-        let mut unused = Vec::new();
-        jumps.retain(|at, jump| {
+        let unused = jumps.extract_if(.., |at, _| {
             let site = self.sites.get_mut(at);
             let why = match (&registered, site.as_deref()) {
                 // A jump in the place of another: the guest has none there.
                 (Err(Unknown), Some(site)) if site.jump().is_some() => None,
                 (Err(Unknown), _) => Some(Unoptimized::KprobesChange),
                 (Ok(registered), site) => site
-                    .and_then(|site| first_that_meets(site.span.as_ref().ok()?, registered))
+                    .and_then(|site| first_that_meets(site.point.span.as_ref().ok()?, registered))
                     .map(|at| Unoptimized::Kprobe { at }),
             };
-            if why.is_none() {
-                return true;
-            }
-            if let Some(site) = site {
+            let is_unused = why.is_some();
+            if let Some(site) = site.filter(|_| is_unused) {
                 site.unprepared = why;
             }
-            unused.push((*at, jump.clone()));
-            false
+            is_unused
         });
         self.code.give_jumps_back(unused);
     }
@@ -114,7 +110,7 @@ impl Registry {
         let at =
             Gva(address.map_err(|error| format!("where it is to be cannot be read: {error}"))?);
         let here = |site: &SiteState| {
-            let span = site.span.as_ref();
+            let span = site.point.span.as_ref();
             site.jump().is_some() && span.is_ok_and(|span| meets(span, at))
         };
         let sites = self.sites.iter().filter(|(_, site)| here(site));

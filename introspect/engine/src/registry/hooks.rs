@@ -247,26 +247,17 @@ impl Registry {
         let is_used = |site: &SiteState| {
             site.internal.is_some() || site.members.iter().any(|id| !self.probes.is_leaving(*id))
         };
-        self.sites.values().any(|site| site.ftrace && is_used(site))
+        self.sites
+            .values()
+            .any(|site| site.point.ftrace && is_used(site))
     }
 
     /// Whether tasks make calls after their end that a return probe follows.
     fn has_last_entered(&self) -> bool {
-        let returns = |id: &ProbeId| {
-            let probe = self
-                .probes
-                .get(*id)
-                .filter(|_| !self.probes.is_leaving(*id));
-            probe.is_some_and(|probe| probe.pool.is_some())
-        };
         self.sites.values().any(|site| {
             // The compiler may have made a clone of it.
-            let (name, _) = site
-                .symbol
-                .0
-                .split_once('.')
-                .unwrap_or((&site.symbol.0, ""));
-            name == LAST_ENTERED && site.members.iter().any(returns)
+            let name = site.point.symbol.0.split('.').next();
+            name == Some(LAST_ENTERED) && self.probes.any_follows_calls(&site.members)
         })
     }
 
@@ -275,10 +266,9 @@ impl Registry {
         let may_fault = |it: &Displaced| !matches!(it.action(), Action::Emulate(_));
         let jumps = self.switches.optimize && self.code.region.detours.is_some();
         self.sites.values().any(|site| {
-            let mut members = self.enabled_members(site).peekable();
-            let span = site.span.as_ref().ok().filter(|_| jumps);
-            members.peek().is_some()
-                && (may_fault(&site.displaced)
+            let span = site.point.span.as_ref().ok().filter(|_| jumps);
+            self.has_enabled(site)
+                && (may_fault(&site.point.displaced)
                     || span.is_some_and(|span| span.instructions().any(may_fault)))
         })
     }
@@ -329,7 +319,7 @@ impl Registry {
         };
         site.internal = None;
         let mut names = HOOKS.iter().flat_map(|hook| hook.functions);
-        let name = names.find(|name| **name == site.symbol.0).copied();
+        let name = names.find(|name| **name == site.point.symbol.0).copied();
         if site.members.is_empty() {
             self.sites.remove(at);
         }
@@ -377,19 +367,16 @@ impl Registry {
     }
 
     pub(crate) fn has_module_probes(&self) -> bool {
-        self.probes.iter().any(|(id, probe)| {
-            let of_module = match &probe.place {
-                Place::Pending => matches!(
-                    probe.spec.definition.target,
-                    Target::Symbol {
-                        module: Some(_),
-                        ..
-                    }
-                ),
-                Place::At(at) => !self.kernel.image.is_text(*at),
-                Place::Refused(_) | Place::Gone => false,
-            };
-            of_module && !self.probes.is_leaving(id)
+        self.probes.staying().any(|(_, probe)| match &probe.place {
+            Place::Pending => matches!(
+                probe.spec.definition.target,
+                Target::Symbol {
+                    module: Some(_),
+                    ..
+                }
+            ),
+            Place::At(at) => !self.kernel.image.is_text(*at),
+            Place::Refused(_) | Place::Gone => false,
         })
     }
 

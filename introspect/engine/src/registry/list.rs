@@ -33,8 +33,8 @@ impl Registry {
             name: probe.spec.definition.event_name(),
             definition: probe.spec.definition.to_string(),
             kind: probe.spec.definition.kind,
-            addr: site.map(|site| site.displaced.at()),
-            symbol: site.map(|site| site.symbol.clone()),
+            addr: site.map(|site| site.point.displaced.at()),
+            symbol: site.map(|site| site.point.symbol.clone()),
             state: match &probe.place {
                 Place::Pending => ProbeState::Pending,
                 Place::Refused(why) => ProbeState::Refused(why.to_string()),
@@ -60,7 +60,7 @@ impl Registry {
         let Some(live) = &self.live else { return false };
         let tables = &live.view.tables;
         let text = Text { tables, mem };
-        let at = site.displaced.at();
+        let at = site.point.displaced.at();
         let original = site.original(&site.patch);
         let as_left = patched(&self.sites, at, original, |_, site| &site.patch);
         site.gone || !text.holds(at, &as_left)
@@ -75,7 +75,7 @@ impl Registry {
             .sites
             .iter()
             .filter(|(_, site)| {
-                let left_to_ftrace = site.ftrace && !site.is_armed();
+                let left_to_ftrace = site.point.ftrace && !site.is_armed();
                 !site.gone && !left_to_ftrace && self.is_rewritten(site, mem)
             })
             .map(|(at, _)| *at)
@@ -87,7 +87,7 @@ impl Registry {
         for at in rewritten {
             if let Some(site) = self.sites.get_mut(&at) {
                 site.gone = true;
-                let (name, offset) = &site.symbol;
+                let (name, offset) = &site.point.symbol;
                 warn!(%at, symbol = name, offset, "the guest rewrote the text under a probe");
             }
         }

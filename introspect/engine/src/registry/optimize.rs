@@ -113,7 +113,7 @@ impl Registry {
                 return Err(Unoptimized::Synchronous { probe: id, what });
             }
         }
-        let span = site.span.as_ref().map_err(Clone::clone)?;
+        let span = site.point.span.as_ref().map_err(Clone::clone)?;
         if span.needs_quiescence() && !self.can_scan {
             return Err(Unoptimized::Unscannable);
         }
@@ -151,12 +151,14 @@ impl Registry {
 
     /// Why `site` carries an int3 although it is armed; `None` for one that does not.
     pub(crate) fn unoptimized(&self, site: &SiteState) -> Option<Unoptimized> {
-        match &site.patch {
-            Patch::Breakpoint => Some(match self.fit(site) {
-                Err(why) => why,
-                Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
-            }),
-            Patch::None | Patch::Jump(_) => None,
+        matches!(site.patch, Patch::Breakpoint).then(|| self.without_jump(site))
+    }
+
+    /// Why `site` has no jump.
+    pub(crate) fn without_jump(&self, site: &SiteState) -> Unoptimized {
+        match self.fit(site) {
+            Err(why) => why,
+            Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
         }
     }
 
@@ -252,7 +254,7 @@ impl Registry {
             })
             .collect();
         let site = self.sites.get(&at).ok_or(Unoptimized::NoRoom)?;
-        let span = site.span.as_ref().map_err(Clone::clone)?;
+        let span = site.point.span.as_ref().map_err(Clone::clone)?;
         let recorder = Recorder::new(span, &around.ring, &recorders)?;
         let size = recorder.size() as u64;
         let detours = self

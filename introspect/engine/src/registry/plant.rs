@@ -240,13 +240,8 @@ impl Registry {
 
     /// Why `site`, for which no jump was made, will have an int3; `None` if it will not.
     fn denial(&self, site: &SiteState) -> Option<Unoptimized> {
-        if !self.is_wanted(site) || self.keeps_jump(site) {
-            return None;
-        }
-        Some(match self.fit(site) {
-            Err(why) => why,
-            Ok(_) => site.unprepared.clone().unwrap_or(Unoptimized::NoRoom),
-        })
+        let is_denied = self.is_wanted(site) && !self.keeps_jump(site);
+        is_denied.then(|| self.without_jump(site))
     }
 
     /// Refuses the new probes at the sites that cannot be armed.
@@ -261,7 +256,7 @@ impl Registry {
         }
         let before = new.refused.len();
         let mut others = Vec::new();
-        for obstacle in obstacles {
+        for obstacle in obstacles.all() {
             let Obstacle { at, why } = &obstacle;
             let members = self.sites.get(at).map(|site| site.members.as_slice());
             let members: Vec<_> = members.unwrap_or_default().to_vec();

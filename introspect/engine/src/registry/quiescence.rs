@@ -43,7 +43,7 @@ fn boundaries_without_int3(span: &Span) -> Vec<Gva> {
 
 impl Registry {
     fn unproven(&self, at: Gva, site: &SiteState) -> Option<Unproven> {
-        let points = boundaries_without_int3(site.span.as_ref().ok()?);
+        let points = boundaries_without_int3(site.point.span.as_ref().ok()?);
         if points.is_empty() || site.jump().is_some() {
             return None;
         }
@@ -52,7 +52,7 @@ impl Registry {
             .ghost_slots
             .iter()
             .map(|(displaced, code)| (*displaced, *code));
-        let own = site.slot.map(|code| (site.displaced, code));
+        let own = site.slot.map(|code| (site.point.displaced, code));
         let slots = slots.chain(own).filter_map(|(displaced, code)| {
             let leads = displaced.leads_to().any(|to| points.contains(&to));
             leads.then(|| (code.at(), code.bytes().len() as u64))
@@ -94,9 +94,6 @@ impl Registry {
             .keys()
             .filter_map(|at| self.unproven(*at, self.sites.get(at)?))
             .collect();
-        if unproven.is_empty() {
-            return;
-        }
         for Unproven {
             site,
             points,
@@ -112,7 +109,7 @@ impl Registry {
             }
             debug!(at = %site, "somebody may be under the jump");
             if let Some(jump) = jumps.remove(&site) {
-                self.code.give_jumps_back(vec![(site, jump)]);
+                self.code.let_jump_go(site, jump);
             }
             if let Some(site) = self.sites.get_mut(&site) {
                 site.unprepared = Some(Unoptimized::Interrupted);

@@ -220,16 +220,12 @@ impl Registry {
             skipped: Vec::new(),
         };
         for (index, spec) in specs.iter().enumerate() {
-            if self.replaced {
-                let refused = Skipped::new(index, spec, Refused::Replaced);
-                if refusals == Refusals::Fail {
-                    return Err(refused.into());
-                }
-                batch.skipped.push(refused);
-                continue;
-            }
             let room = BATCH_MAX.saturating_sub(batch.probes.len() + batch.skipped.len());
-            let singles = singles(&self.kernel.probeable(), spec, room).and_then(|singles| {
+            let singles = match self.replaced {
+                true => Err(Refused::Replaced),
+                false => singles(&self.kernel.probeable(), spec, room),
+            };
+            let singles = singles.and_then(|singles| {
                 self.has_room(batch.probes.len() + singles.len())?;
                 Ok(singles)
             });

@@ -110,10 +110,8 @@ impl Registry {
 
     fn has_another_banner(&self, mem: &dyn PhysMemory) -> bool {
         self.live.as_ref().is_some_and(|live| {
-            let known = live.banner.as_ref();
-            known.is_some_and(|known| {
-                Banner::read(&self.kernel.image, &live.view.tables, mem).as_ref() != Some(known)
-            })
+            let now = || Banner::read(&self.kernel.image, &live.view.tables, mem);
+            live.banner.is_some() && live.banner != now()
         })
     }
 

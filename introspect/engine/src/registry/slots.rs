@@ -30,12 +30,10 @@ impl Registry {
     pub(crate) fn mechanism(&self, site: &SiteState) -> Mechanism {
         let enabled = |id: &ProbeId| self.is_enabled(*id);
         let any = site.members.iter().any(enabled);
-        match self.slot_kind_for(site, |id| !any || enabled(&id)) {
-            _ if self.is_or_would_be_jump(site) => Mechanism::Optimized,
-            None => Mechanism::Emulated,
-            Some(SlotKind::Boosted) => Mechanism::Boosted,
-            Some(SlotKind::Trapped) => Mechanism::Stepped,
+        if self.is_or_would_be_jump(site) {
+            return Mechanism::Optimized;
         }
+        mechanism_of(self.slot_kind_for(site, |id| !any || enabled(&id)))
     }
 
     fn is_or_would_be_jump(&self, site: &SiteState) -> bool {
@@ -65,7 +63,7 @@ impl Registry {
                 least = least.max(probe.spec.mechanism.unwrap_or(least));
             }
         }
-        slot_kind(&site.displaced, site.fixup, ends, least)
+        slot_kind(&site.point.displaced, site.point.fixup, ends, least)
     }
 
     /// Takes and fills the slots that wanted sites need and have not; those that are `jumping` need
@@ -83,7 +81,7 @@ impl Registry {
             .filter(|(_, site)| !site.gone && self.is_wanted(site))
             .map(|(at, site)| {
                 let kind = (!jumping(site)).then(|| self.slot_kind(site));
-                (*at, site.displaced, kind.flatten())
+                (*at, site.point.displaced, kind.flatten())
             })
             .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
             .collect();
@@ -129,15 +127,8 @@ impl Registry {
 
     /// The sites with return probes, none of which can be armed because of `source`.
     fn unmapped_returns(&self, source: &HiddenError) -> impl Iterator<Item = Obstacle> {
-        let is_return = |id: &ProbeId| {
-            !self.probes.is_leaving(*id)
-                && self
-                    .probes
-                    .get(*id)
-                    .is_some_and(|probe| probe.pool.is_some())
-        };
         let sites = self.sites.iter();
-        let sites = sites.filter(move |(_, site)| site.members.iter().any(is_return));
+        let sites = sites.filter(|(_, site)| self.probes.any_follows_calls(&site.members));
         sites.map(|(at, _)| Obstacle {
             at: *at,
             why: Refused::Slot {
@@ -184,10 +175,7 @@ impl Registry {
             SlotKind::Trapped => displaced.trapped(slot),
         };
         if matches!(copy(at), Err(RelocateError::Emulated { .. })) {
-            let wanted = match kind {
-                SlotKind::Boosted => Mechanism::Boosted,
-                SlotKind::Trapped => Mechanism::Stepped,
-            };
+            let wanted = mechanism_of(Some(kind));
             return Err(Refused::Mechanism { at, wanted });
         }
         self.code.region.map(mem, &tables).map_err(refused)?;
@@ -289,14 +277,21 @@ pub(crate) fn slot_kind(
     ends: bool,
     least: Mechanism,
 ) -> Option<SlotKind> {
-    let is_emulated =
-        matches!(displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated;
-    if is_emulated {
+    if matches!(displaced.action(), Action::Emulate(_)) && least == Mechanism::Emulated {
         None
     } else if ends || fixup || least == Mechanism::Stepped {
         Some(SlotKind::Trapped)
     } else {
         Some(SlotKind::Boosted)
+    }
+}
+
+/// How an instruction with such a slot, or with none, takes effect.
+pub(crate) fn mechanism_of(kind: Option<SlotKind>) -> Mechanism {
+    match kind {
+        None => Mechanism::Emulated,
+        Some(SlotKind::Boosted) => Mechanism::Boosted,
+        Some(SlotKind::Trapped) => Mechanism::Stepped,
     }
 }
 

@@ -281,16 +281,11 @@ impl Registry {
         self.sites
             .entry(point.displaced.at())
             .or_insert_with(|| SiteState {
-                symbol: point.symbol,
-                displaced: point.displaced,
-                fixup: point.fixup,
-                after_sti: point.after_sti,
-                ftrace: point.ftrace,
+                point,
                 occupied: false,
                 slot: None,
                 members: Vec::new(),
                 internal: None,
-                span: point.span,
                 patch: Patch::None,
                 unprepared: None,
                 gone: false,

@@ -94,6 +94,22 @@ impl Probes {
         self.leaving.contains(&id)
     }
 
+    /// Probe `id`, unless it is about to leave.
+    pub(crate) fn get_staying(&self, id: ProbeId) -> Option<&Probe> {
+        self.get(id).filter(|_| !self.is_leaving(id))
+    }
+
+    /// Those that are not about to leave.
+    pub(crate) fn staying(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
+        self.iter().filter(|(id, _)| !self.is_leaving(*id))
+    }
+
+    /// Whether one of `ids` is a return probe that is not about to leave.
+    pub(crate) fn any_follows_calls(&self, ids: &[ProbeId]) -> bool {
+        let mut staying = ids.iter().filter_map(|id| self.get_staying(*id));
+        staying.any(|probe| probe.pool.is_some())
+    }
+
     /// Those that are about to leave.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
         self.iter().filter(|(id, _)| self.is_leaving(*id))

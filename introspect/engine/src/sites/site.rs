@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::{JUMP, Span};
-use hvprobe_arch::insn::{Displaced, SlotCode};
+use hvprobe_arch::detour::JUMP;
+use hvprobe_arch::insn::SlotCode;
 use hvprobe_arch::trap::INT3;
 use hvprobe_hit::Counters;
 use hvprobe_hit::calls::Pool;
@@ -20,6 +20,7 @@ use hvprobe_spec::{Actions, ProbeId, ProbeSpec};
 
 use crate::code::jump::Jump;
 use crate::info::{Awaited, Shown};
+use crate::plan::probepoint::Probepoint;
 use crate::refusal::Refused;
 use crate::unoptimized::Unoptimized;
 
@@ -47,17 +48,9 @@ pub(crate) enum Place {
 
 #[derive(Debug)]
 pub(crate) struct SiteState {
-    pub(crate) symbol: (String, u64),
-    pub(crate) displaced: Displaced,
-    /// The instruction may fault and must then be found in its place.
-    pub(crate) fixup: bool,
-    /// The instruction before it may be `sti`.
-    pub(crate) after_sti: bool,
-    /// What a jump would displace, if there can be one.
-    pub(crate) span: Result<Span, Unoptimized>,
-    /// The guest's ftrace puts a call there while it traces the function.
-    pub(crate) ftrace: bool,
-    /// That call is there now.
+    /// Where it is, and what was found out about that place.
+    pub(crate) point: Probepoint,
+    /// The call that the guest's ftrace puts there is there now.
     pub(crate) occupied: bool,
     pub(crate) slot: Option<SlotCode>,
     pub(crate) members: Vec<ProbeId>,
@@ -96,9 +89,9 @@ impl SiteState {
     /// The text as its author wrote it, as far as `patch` has to do with it: the site's instruction,
     /// or all those under a jump.
     pub(crate) fn original(&self, patch: &Patch) -> &[u8] {
-        match (patch, &self.span) {
+        match (patch, &self.point.span) {
             (Patch::Jump(_), Ok(span)) => span.bytes(),
-            _ => self.displaced.bytes(),
+            _ => self.point.displaced.bytes(),
         }
     }
 }
@@ -124,17 +117,31 @@ pub(crate) fn patched<'s>(
     of: impl Fn(Gva, &'s SiteState) -> &'s Patch,
 ) -> Vec<u8> {
     let mut text = original.to_vec();
-    let end = at.wrapping_add(original.len() as u64);
-    // A jump may begin before and reach in.
-    let first = at.wrapping_sub(JUMP as u64 - 1);
-    for (start, site) in sites.range(first.min(at)..end.max(at)) {
-        for (n, byte) in (0..).zip(of(*start, site).bytes()) {
-            let offset = start.wrapping_add(n).offset_from(at);
-            let offset = offset.and_then(|offset| usize::try_from(offset).ok());
-            if let Some(into) = offset.and_then(|offset| text.get_mut(offset)) {
+    for (start, site) in reaching(sites, at, original.len()) {
+        for (n, byte) in (0..).zip(of(start, site).bytes()) {
+            if let Some(into) = byte_at(&mut text, at, start.wrapping_add(n)) {
                 *into = byte;
             }
         }
     }
     text
+}
+
+/// The sites whose patches may reach into the `len` bytes at `at`.
+pub(super) fn reaching(
+    sites: &BTreeMap<Gva, SiteState>,
+    at: Gva,
+    len: usize,
+) -> impl Iterator<Item = (Gva, &SiteState)> {
+    let end = at.wrapping_add(len as u64);
+    // A jump may begin before and reach in.
+    let first = at.wrapping_sub(JUMP as u64 - 1);
+    let range = sites.range(first.min(at)..end.max(at));
+    range.map(|(start, site)| (*start, site))
+}
+
+/// The byte of `text`, which begins at `start`, that is at `at`, if it reaches there.
+pub(super) fn byte_at(text: &mut [u8], start: Gva, at: Gva) -> Option<&mut u8> {
+    let offset = usize::try_from(at.offset_from(start)?).ok()?;
+    text.get_mut(offset)
 }

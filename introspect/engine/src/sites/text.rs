@@ -7,13 +7,12 @@
 use std::collections::BTreeMap;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::trap::GATE_PORT;
 
-use super::site::SiteState;
+use super::site::{SiteState, byte_at, reaching};
 use crate::plan::text::PristineText;
 use crate::refusal::{Obstacle, Obstacles, Refused};
 
@@ -42,12 +41,6 @@ pub(crate) struct Text<'a> {
 }
 
 impl Text<'_> {
-    fn byte(&self, at: Gva) -> Option<u8> {
-        let mut byte = [0];
-        self.tables.read(self.mem, at, &mut byte).ok()?;
-        Some(byte[0])
-    }
-
     /// Whether the text at `at` is `bytes`.
     pub(crate) fn holds(&self, at: Gva, bytes: &[u8]) -> bool {
         let mut now = [0; 2 * hvprobe_arch::insn::MAX_LEN];
@@ -91,18 +84,14 @@ impl Text<'_> {
         if !self.holds(at, &gate.original()) {
             return Err(Refused::TextChanged { at });
         }
-        self.tables
-            .write(self.mem, at, &GateHead::patch(GATE_PORT))
+        self.write(at, &GateHead::patch(GATE_PORT))
             .map_err(|_| Refused::Unmapped { at })
     }
 
     /// Takes our `out` away again; `false` when it is no longer there.
     pub(crate) fn remove_gate(&self, gate: &GateHead) -> bool {
         self.holds(gate.at(), &GateHead::patch(GATE_PORT))
-            && self
-                .tables
-                .write(self.mem, gate.at(), &gate.original())
-                .is_ok()
+            && self.write(gate.at(), &gate.original()).is_ok()
     }
 }
 
@@ -115,15 +104,10 @@ pub(crate) struct LiveText<'a> {
 impl LiveText<'_> {
     /// Takes out our patches from `bytes`, which are at `at`.
     fn clean(&self, at: Gva, bytes: &mut [u8]) {
-        let end = at.wrapping_add(bytes.len() as u64);
-        // A jump may begin before and reach in.
-        let first = at.wrapping_sub(JUMP as u64 - 1);
-        for (start, site) in self.sites.range(first.min(at)..end.max(at)) {
+        for (start, site) in reaching(self.sites, at, bytes.len()) {
             let original = site.original(&site.patch);
             for ((n, ours), original) in (0..).zip(site.patch.bytes()).zip(original) {
-                let offset = start.wrapping_add(n).offset_from(at);
-                let offset = offset.and_then(|offset| usize::try_from(offset).ok());
-                if let Some(byte) = offset.and_then(|offset| bytes.get_mut(offset))
+                if let Some(byte) = byte_at(bytes, at, start.wrapping_add(n))
                     && *byte == ours
                 {
                     *byte = *original;
@@ -135,16 +119,12 @@ impl LiveText<'_> {
 
 impl PristineText for LiveText<'_> {
     fn read(&self, at: Gva, into: &mut [u8]) -> usize {
+        let Text { tables, mem } = self.text;
         let mut got = into.len();
-        if self.text.tables.read(self.text.mem, at, into).is_err() {
-            got = 0;
-            for (n, byte) in (0_u64..).zip(into.iter_mut()) {
-                match self.text.byte(at.wrapping_add(n)) {
-                    Some(value) => *byte = value,
-                    None => break,
-                }
-                got += 1;
-            }
+        if tables.read(mem, at, into).is_err() {
+            let bytes = (0..).zip(into.chunks_mut(1));
+            let read = bytes.map(|(n, byte)| tables.read(mem, at.wrapping_add(n), byte));
+            got = read.take_while(Result::is_ok).count();
         }
         self.clean(at, &mut into[..got]);
         got

@@ -26,12 +26,13 @@ const NUMBER: u8 = 1;
 const TEXT: u8 = 2;
 const STACK_TRACE: u8 = 3;
 
+/// Appends what stands for something that could not be read.
+pub(super) fn push_unreadable(key: &mut Vec<u8>) {
+    key.push(UNREADABLE);
+}
+
 /// Appends a number that `part` is made of.
-pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: Option<u64>) {
-    let Some(number) = number else {
-        key.push(UNREADABLE);
-        return;
-    };
+pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
     let made = match part.form {
         KeyForm::Plain
         | KeyForm::Hex
@@ -53,21 +54,14 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: Option<u64>) {
 }
 
 /// Appends a text, up to its NUL if it has one.
-pub(super) fn push_text(key: &mut Vec<u8>, text: Option<&[u8]>) {
-    let Some(text) = text else {
-        key.push(UNREADABLE);
-        return;
-    };
+pub(super) fn push_text(key: &mut Vec<u8>, text: &[u8]) {
     let end = text.iter().position(|byte| *byte == 0);
     push_bytes(key, TEXT, &text[..end.unwrap_or(text.len())]);
 }
 
 /// Appends a stack, as it was captured.
-pub(super) fn push_stack_trace(key: &mut Vec<u8>, captured: Option<&[u8]>) {
-    match captured {
-        Some(captured) => push_bytes(key, STACK_TRACE, captured),
-        None => key.push(UNREADABLE),
-    }
+pub(super) fn push_stack_trace(key: &mut Vec<u8>, captured: &[u8]) {
+    push_bytes(key, STACK_TRACE, captured);
 }
 
 fn push_bytes(key: &mut Vec<u8>, kind: u8, bytes: &[u8]) {

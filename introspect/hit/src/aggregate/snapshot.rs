@@ -71,19 +71,12 @@ pub struct Snapshot {
     pub lost: u64,
 }
 
-/// What numbers a sort compares.
-pub(super) struct Signs<'a> {
-    /// Of each key whether it is a number with a sign.
-    pub(super) keys: &'a [bool],
-    /// What is told of each value.
-    pub(super) values: &'a [ValueForm],
-}
-
-/// Puts `rows` into the order that is asked for.
-pub(super) fn sort(rows: &mut [Row], asked: &[Order], signs: &Signs<'_>) {
+/// Puts `rows` into the order that is asked for. Of each key it is told whether it is a number with a sign
+/// (`signed`), and of each value what is shown of it (`forms`).
+pub(super) fn sort(rows: &mut [Row], asked: &[Order], signed: &[bool], forms: &[ValueForm]) {
     rows.sort_unstable_by(|one, other| {
         let by_orders = asked.iter().map(|order| {
-            let found = compare(one, other, order.by, signs);
+            let found = compare(one, other, order.by, signed, forms);
             match order.descending {
                 true => found.reverse(),
                 false => found,
@@ -92,17 +85,17 @@ pub(super) fn sort(rows: &mut [Row], asked: &[Order], signs: &Signs<'_>) {
         let decided = by_orders.fold(Ordering::Equal, Ordering::then);
         let keys = 0..one.keys.len();
         keys.fold(decided, |decided, key| {
-            decided.then_with(|| compare(one, other, By::Key(key), signs))
+            decided.then_with(|| compare(one, other, By::Key(key), signed, forms))
         })
     });
 }
 
-fn compare(one: &Row, other: &Row, by: By, signs: &Signs<'_>) -> Ordering {
+fn compare(one: &Row, other: &Row, by: By, signed: &[bool], forms: &[ValueForm]) -> Ordering {
     match by {
         By::Hits => one.hits.cmp(&other.hits),
         By::Key(at) => match (one.keys.get(at), other.keys.get(at)) {
             (Some(KeyValue::Number(one)), Some(KeyValue::Number(other)))
-                if signs.keys.get(at).is_some_and(|signed| *signed) =>
+                if signed.get(at).is_some_and(|signed| *signed) =>
             {
                 one.cast_signed().cmp(&other.cast_signed())
             }
@@ -110,7 +103,7 @@ fn compare(one: &Row, other: &Row, by: By, signs: &Signs<'_>) -> Ordering {
         },
         By::Value(at) => {
             let told = |row: &Row| {
-                let form = signs.values.get(at).copied()?;
+                let form = forms.get(at).copied()?;
                 Some(row.sums.get(at)?.told(form))
             };
             told(one).cmp(&told(other))

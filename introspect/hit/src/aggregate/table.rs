@@ -8,8 +8,8 @@ use hvprobe_spec::histogram::{Histogram, KeyForm, Order, ValueForm};
 use hvprobe_spec::predicate::Field;
 use hvprobe_spec::{Actions, ProbeId};
 
-use super::key::{parts, push_number, push_stack_trace, push_text};
-use super::snapshot::{Row, Signs, Snapshot, Sum, sort};
+use super::key::{parts, push_number, push_stack_trace, push_text, push_unreadable};
+use super::snapshot::{Row, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
 use crate::filter::Seen;
 
@@ -125,20 +125,20 @@ impl Table {
             return;
         }
         let number = |of: &Measured| number(of, event, &seen);
-        self.key.clear();
+        let key = &mut self.key;
+        key.clear();
         for part in &what.keys {
-            match &part.of {
+            let read = match &part.of {
                 Measured::Field(Field::Text(source)) => {
-                    let key = &mut self.key;
-                    let read = seen.bytes(source, |text| push_text(key, Some(text)));
-                    if read.is_none() {
-                        push_text(&mut self.key, None);
-                    }
+                    seen.bytes(source, |text| push_text(key, text))
                 }
                 Measured::StackTrace(item) => {
-                    push_stack_trace(&mut self.key, seen.item(*item));
+                    seen.item(*item).map(|stack| push_stack_trace(key, stack))
                 }
-                of => push_number(&mut self.key, part, number(of).map(|(value, _)| value)),
+                of => number(of).map(|(value, _)| push_number(key, part, value)),
+            };
+            if read.is_none() {
+                push_unreadable(key);
             }
         }
         if !self.rows.contains_key(self.key.as_slice()) {
@@ -213,11 +213,7 @@ impl Copied {
             comm: entry.comm,
         });
         let mut rows: Vec<_> = rows.collect();
-        let signs = Signs {
-            keys: &self.signed,
-            values: &self.forms,
-        };
-        sort(&mut rows, &self.sort, &signs);
+        sort(&mut rows, &self.sort, &self.signed, &self.forms);
         Snapshot {
             rows,
             hits: self.hits,

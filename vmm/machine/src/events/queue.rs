@@ -182,11 +182,8 @@ impl<T, L: Loss> Entrance<T, L> {
     /// With the item, when it does not fit or the queue takes nothing now.
     pub fn put(&mut self, item: T, weight: usize) -> Result<(), T> {
         let waiting = self.shared.waiting.load(Ordering::Relaxed);
-        if !self.is_taking() || waiting.saturating_add(weight) > self.limit {
-            self.losing = true;
-            return Err(item);
-        }
-        let Some(share) = self.pool.take(weight) else {
+        let fits = self.is_taking() && waiting.saturating_add(weight) <= self.limit;
+        let Some(share) = fits.then(|| self.pool.take(weight)).flatten() else {
             self.losing = true;
             return Err(item);
         };
@@ -272,9 +269,8 @@ impl<T, L: Loss> Exit<T, L> {
     pub async fn next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
-                Ok(taken) => return Some(taken),
-                Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => {}
+                taken => return taken.ok(),
             }
             // After the last one there may be a loss to tell.
             if let Some(entry) = self.from.recv().await
@@ -289,9 +285,8 @@ impl<T, L: Loss> Exit<T, L> {
     pub fn blocking_next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
-                Ok(taken) => return Some(taken),
-                Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => {}
+                taken => return taken.ok(),
             }
             if let Some(entry) = self.from.blocking_recv()
                 && let Some(taken) = self.take(entry)

@@ -23,40 +23,9 @@ pub struct Fact {
 
 /// Features of processors that decide how guests run, or that a guest's kernel makes use of, as
 /// `/proc/cpuinfo` has them.
-const FEATURES: [&str; 32] = [
-    "vmx",
-    "svm",
-    "ept",
-    "vpid",
-    "tpr_shadow",
-    "vnmi",
-    "npt",
-    "nrip_save",
-    "decodeassists",
-    "vgif",
-    "avic",
-    "hypervisor",
-    "constant_tsc",
-    "nonstop_tsc",
-    "tsc_adjust",
-    "tsc_known_freq",
-    "tsc_deadline_timer",
-    "tsc_scale",
-    "x2apic",
-    "la57",
-    "smep",
-    "smap",
-    "umip",
-    "pti",
-    "ibt",
-    "user_shstk",
-    "fred",
-    "lkgs",
-    "lass",
-    "xsave",
-    "avx",
-    "avx512f",
-];
+const FEATURES: &str = "vmx svm ept vpid tpr_shadow vnmi npt nrip_save decodeassists vgif avic \
+    hypervisor constant_tsc nonstop_tsc tsc_adjust tsc_known_freq tsc_deadline_timer tsc_scale \
+    x2apic la57 smep smap umip pti ibt user_shstk fred lkgs lass xsave avx avx512f";
 
 /// What is used beside [`NEEDED`], where there is any.
 const USED: [(Cap, &str); 12] = [
@@ -138,8 +107,9 @@ fn processor(root: &Path) -> Vec<Fact> {
         .filter_map(value)
         .flat_map(str::split_whitespace)
         .collect();
-    let (with, without): (Vec<&str>, Vec<&str>) =
-        FEATURES.iter().partition(|feature| all.contains(feature));
+    let (with, without): (Vec<&str>, Vec<&str>) = FEATURES
+        .split_whitespace()
+        .partition(|feature| all.contains(feature));
     facts.push(fact("processor", "has", with.join(" ")));
     facts.push(fact("processor", "has not", without.join(" ")));
     facts

@@ -10,7 +10,7 @@ use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
-use super::micro_guest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA};
+use super::micro_guest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA, kvm_error};
 use crate::catch_mode::CatchMode;
 use crate::entry;
 
@@ -56,8 +56,7 @@ pub(super) fn int3() -> Seen<CatchMode> {
     if let Err(refused) = debug(&guest, KVM_GUESTDBG_USE_SW_BP, [0; 8]) {
         return Ok(Err(refused));
     }
-    let stop = guest.run(LIMIT);
-    let rip = rip(&guest)?;
+    let (stop, rip) = run(&mut guest)?;
     Ok(match stop {
         Stop::Debug { exception: 3, .. } if rip == int3 => Ok(CatchMode::DebugExit),
         Stop::EmulationFailed { ref bytes } if rip == int3 && bytes.first() == Some(&0xcc) => {
@@ -86,8 +85,7 @@ pub(super) fn hw_breakpoint() -> Seen<()> {
     if let Err(refused) = debug(&guest, KVM_GUESTDBG_USE_HW_BP, registers) {
         return Ok(Err(refused));
     }
-    let stop = guest.run(LIMIT);
-    let rip = rip(&guest)?;
+    let (stop, rip) = run(&mut guest)?;
     Ok(match stop {
         Stop::Debug { exception: 1, .. } if rip == at => Ok(()),
         other => Err(words(&other, rip)),
@@ -102,8 +100,7 @@ pub(super) fn out() -> Seen<OutRip> {
         0xf4, // hlt
     ];
     let mut guest = guest(&code)?;
-    let stop = guest.run(LIMIT);
-    let rip = rip(&guest)?;
+    let (stop, rip) = run(&mut guest)?;
     Ok(match stop {
         Stop::Out { port, ref data } if port == u16::from(END) && data == &[0x5a] => {
             match rip.checked_sub(CODE.0) {
@@ -171,8 +168,7 @@ pub(super) fn syscall() -> Seen<()> {
         (LSTAR, CODE.0 + u64::from(KERNEL)),
         (FMASK, 0x200),
     ])?;
-    let stop = guest.run(LIMIT);
-    let rip = rip(&guest)?;
+    let (stop, rip) = run(&mut guest)?;
     Ok(match stop {
         Stop::Out { port, ref data }
             if port == u16::from(END) && data == &entry::CODE.to_le_bytes()[..1] =>
@@ -203,15 +199,11 @@ fn debug(guest: &MicroGuest, flags: u32, registers: [u64; 8]) -> Result<(), Stri
         .map_err(|error| format!("KVM refuses it: {error}"))
 }
 
-fn rip(guest: &MicroGuest) -> Result<u64, MicroGuestError> {
-    let regs = guest
-        .vcpu
-        .get_regs()
-        .map_err(|source| MicroGuestError::Kvm {
-            what: "read the registers",
-            source,
-        })?;
-    Ok(regs.rip)
+/// How a run of `guest` ends, and where RIP is then.
+fn run(guest: &mut MicroGuest) -> Result<(Stop, u64), MicroGuestError> {
+    let stop = guest.run(LIMIT);
+    let regs = guest.vcpu.get_regs();
+    Ok((stop, regs.map_err(kvm_error("read the registers"))?.rip))
 }
 
 /// An unexpected end, for a reader who knows processors.

@@ -184,11 +184,8 @@ impl Guest {
             micro.ram.write(Gpa(stub), &[0xe6, PORT, 0xf4])?;
             micro.set_handler_in(Gpa(WINDOW), vector, Gpa(stub))?;
         }
-        let read = |vcpu: &kvm_ioctls::VcpuFd| {
-            vcpu.get_sregs()
-                .map_err(kvm_error("read the system registers"))
-        };
-        let mut sregs = read(&micro.vcpu)?;
+        let sregs = micro.vcpu.get_sregs();
+        let mut sregs = sregs.map_err(kvm_error("read the system registers"))?;
         sregs.fs.base = FS_BASE;
         sregs.gs.base = GS_BASE;
         micro

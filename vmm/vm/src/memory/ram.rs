@@ -19,7 +19,8 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use kvm_bindings::{KVMIO, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use vm_memory::VolatileMemory;
-use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr, ioctl_with_ref};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
 
 use super::slot::{HUGE_PAGE, MIN_RAM, MemoryError, Slot};
 
@@ -31,11 +32,13 @@ pub(crate) const HOLE_END: u64 = 4 << 30;
 
 const GIB: u64 = 1 << 30;
 
-/// The number of the request in the KVM API.
-const KVM_SET_USER_MEMORY_REGION: u32 = 0x46;
-/// The size of its argument, which is part of the request.
-const REGION_SIZE: u32 = 32;
-const _: () = assert!(size_of::<kvm_userspace_memory_region>() == 32);
+// The request as the KVM API has it.
+ioctl_iow_nr!(
+    KVM_SET_USER_MEMORY_REGION,
+    KVMIO,
+    0x46,
+    kvm_userspace_memory_region
+);
 
 /// The memory of one machine.
 #[derive(Debug)]
@@ -192,7 +195,6 @@ impl GuestRam {
         let Some(vm) = self.vm.get() else {
             return Ok(());
         };
-        let request = ioctl_expr(_IOC_WRITE, KVMIO, KVM_SET_USER_MEMORY_REGION, REGION_SIZE);
         let region = kvm_userspace_memory_region {
             slot: number,
             flags,
@@ -202,12 +204,7 @@ impl GuestRam {
         };
         // SAFETY: the request takes exactly this structure and only reads it. The memory it names
         // is `slot`'s mapping, which is unmapped only after `drop` has taken the slot back.
-        let ret = unsafe { ioctl_with_ref(&vm.as_fd(), request, &region) };
-        if ret == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        done(unsafe { ioctl_with_ref(&vm.as_fd(), KVM_SET_USER_MEMORY_REGION(), &region) })
     }
 
     /// The word at `at`, if it is at a multiple of 8.
@@ -312,6 +309,14 @@ impl PhysMemory for GuestRam {
             Some(word) => Ok(u64::from_le(word.load(Ordering::Relaxed))),
             None => self.read_elsewhere(at),
         }
+    }
+}
+
+/// What an ioctl that returned `ret` came to.
+pub(super) fn done(ret: libc::c_int) -> io::Result<()> {
+    match ret {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -13,15 +13,14 @@ use std::os::fd::AsFd;
 
 use hvprobe_arch::Gpa;
 use kvm_bindings::{KVM_MEM_LOG_DIRTY_PAGES, KVMIO, kvm_dirty_log, kvm_dirty_log__bindgen_ty_1};
-use vmm_sys_util::ioctl::{_IOC_WRITE, ioctl_expr, ioctl_with_ref};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
 
-use super::ram::GuestRam;
+use super::ram::{GuestRam, done};
 
 const PAGE: u64 = 4096;
-/// The number of the request in the KVM API, and the size of its argument.
-const KVM_GET_DIRTY_LOG: u32 = 0x42;
-const DIRTY_LOG_SIZE: u32 = 16;
-const _: () = assert!(size_of::<kvm_dirty_log>() == 16);
+// The request as the KVM API has it.
+ioctl_iow_nr!(KVM_GET_DIRTY_LOG, KVMIO, 0x42, kvm_dirty_log);
 
 impl GuestRam {
     /// Begins to note which pages of RAM the guest writes, or ends that: KVM's dirty log. Writes of
@@ -68,7 +67,6 @@ impl GuestRam {
 
     fn dirty_log(&self, number: u32, bits: &mut [u64]) -> io::Result<()> {
         let vm = self.vm.get().ok_or(io::ErrorKind::NotConnected)?;
-        let request = ioctl_expr(_IOC_WRITE, KVMIO, KVM_GET_DIRTY_LOG, DIRTY_LOG_SIZE);
         let log = kvm_dirty_log {
             slot: number,
             padding1: 0,
@@ -78,11 +76,6 @@ impl GuestRam {
         };
         // SAFETY: the request takes exactly this structure, and writes a bit for each page of the
         // slot, in whole words (KVM API, KVM_GET_DIRTY_LOG): as many as `bits` was made for.
-        let ret = unsafe { ioctl_with_ref(&vm.as_fd(), request, &log) };
-        if ret == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        done(unsafe { ioctl_with_ref(&vm.as_fd(), KVM_GET_DIRTY_LOG(), &log) })
     }
 }

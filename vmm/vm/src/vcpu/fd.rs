@@ -314,8 +314,8 @@ impl CpuFd {
     pub fn set_regs_now(&mut self, regs: &Regs) -> Result<(), kvm_ioctls::Error> {
         self.ioctls.other += 1;
         self.fd.clear_sync_dirty_reg(SyncReg::Register);
-        let regs = to_kvm(regs);
-        self.fd.sync_regs_mut().regs = regs;
+        *self.regs_mut() = *regs;
+        let regs = self.fd.sync_regs_mut().regs;
         self.fd.set_regs(&regs)
     }
 
@@ -515,11 +515,6 @@ const _: () = {
     }
     same!(rax rbx rcx rdx rsi rdi rsp rbp r8 r9 r10 r11 r12 r13 r14 r15 rip rflags);
 };
-
-fn to_kvm(regs: &Regs) -> kvm_regs {
-    // SAFETY: both are eighteen integers of 64 bits in the same order, as is asserted above.
-    unsafe { std::mem::transmute(*regs) }
-}
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@
 //! kernel/trace/trace_probe.h): one first value, and an offset for each memory access after it.
 
 use hvprobe_arch::regs::Gpr;
-use hvprobe_linux::types::{Kind, Place, TypeId, Types};
+use hvprobe_linux::types::{Place, TypeId, Types};
 use hvprobe_spec::fetch::{Access, Expr, ExprKind, Register, words};
 use hvprobe_spec::{Base, Common, Memory, ParseError, Pointer};
 
@@ -116,16 +116,10 @@ impl Around<'_> {
                 self.path(column, chain, path)?
             }
             ExprKind::Comm => Chain::of(Start::Common(Common::Comm), None),
+            ExprKind::Current { path } if path.is_empty() => Chain::base(Base::Task),
             ExprKind::Current { path } => {
-                let chain = Chain::base(Base::Task);
-                match self.function.types() {
-                    _ if path.is_empty() => chain,
-                    Ok(types) => {
-                        let task = types::structure(types, column, "task_struct")?;
-                        self.members(column, chain, Some(task), path)?
-                    }
-                    Err(why) => return Err(no_types(column, why)),
-                }
+                let task = types::structure(self.types(column)?, column, "task_struct")?;
+                self.members(column, Chain::base(Base::Task), Some(task), path)?
             }
             ExprKind::Immediate(value) => Chain::base(Base::Constant(*value)),
             ExprKind::Text(text) => Chain::of(Start::Text(text.clone()), None),
@@ -180,14 +174,19 @@ impl Around<'_> {
 
     /// An argument of a system call.
     pub(super) fn of_call(&self, call: &Call, argument: &CallArgument) -> Chain {
-        let registers = match self.returns {
-            true => Base::Entry(call.registers),
-            false => Base::Register(call.registers),
-        };
-        let mut chain = Chain::base(registers).at(argument.offset, Memory::Kernel);
+        let registers = Chain::base(self.at_entry(call.registers));
+        let mut chain = registers.at(argument.offset, Memory::Kernel);
         chain.ty = argument.ty;
         chain.characters = argument.characters;
         chain
+    }
+
+    /// What `gpr` held at the function's entry.
+    fn at_entry(&self, gpr: Gpr) -> Base {
+        match self.returns {
+            true => Base::Entry(gpr),
+            false => Base::Register(gpr),
+        }
     }
 
     /// A parameter at `place`.
@@ -197,12 +196,8 @@ impl Around<'_> {
         place: Place,
         ty: Option<TypeId>,
     ) -> Result<Chain, ParseError> {
-        let base = |gpr| match self.returns {
-            true => Base::Entry(gpr),
-            false => Base::Register(gpr),
-        };
         let start = match place {
-            Place::Register(gpr) => Start::Base(base(gpr)),
+            Place::Register(gpr) => Start::Base(self.at_entry(gpr)),
             Place::Registers(first, second) => Start::Two(first, second),
             Place::Stack(word) => Start::Parameter(word),
             Place::Unknown => {
@@ -239,18 +234,15 @@ impl Around<'_> {
         let Some(first) = path.first() else {
             return Ok(chain);
         };
-        let of = match self.function.types() {
-            Ok(types) => chain.ty.and_then(|ty| types.pointee(ty)),
-            Err(why) => return Err(no_types(column, why)),
-        };
-        if chain.ty.is_none() {
+        let types = self.types(column)?;
+        let Some(ty) = chain.ty else {
             self.function.note_unknown();
             return Err(refused(column, words::NO_BTF_ENTRY));
-        }
+        };
         if !first.arrow {
             return Err(refused(first.column.0, words::NOSUP_DAT_ARG));
         }
-        self.members(column, chain, of, path)
+        self.members(column, chain, types.pointee(ty), path)
     }
 
     /// The member that `path` leads to from what `chain` points to, which is an `of`.
@@ -271,7 +263,7 @@ impl Around<'_> {
                 chain = chain.at(0, Memory::Kernel);
                 chain.ty = target;
             }
-            let Some(of) = chain.ty.filter(|ty| is_structure(types, *ty)) else {
+            let Some(of) = chain.ty.filter(|ty| types::is_structure(types, *ty)) else {
                 return Err(refused(at, words::NO_PTR_STRCT));
             };
             let found = types.member(of, &access.field).ok_or_else(|| {
@@ -316,22 +308,14 @@ impl Around<'_> {
     }
 
     fn types(&self, column: usize) -> Result<&Types, ParseError> {
-        self.function.types().map_err(|why| no_types(column, why))
+        let types = self.function.types();
+        types.map_err(|why| refused(column, format!("{}; {why}", words::NOSUP_BTFARG)))
     }
 }
 
 /// Pointers that are followed in `path` after its first step.
 fn arrows(path: &[Access]) -> usize {
     path.iter().skip(1).filter(|access| access.arrow).count()
-}
-
-fn no_types(column: usize, why: &str) -> ParseError {
-    refused(column, format!("{}; {why}", words::NOSUP_BTFARG))
-}
-
-fn is_structure(types: &Types, ty: TypeId) -> bool {
-    let kind = types.resolve(ty).and_then(|ty| types.kind(ty));
-    matches!(kind, Some(Kind::Struct { .. }))
 }
 
 /// What `pt_regs` holds at every kprobe: the selectors of the kernel (arch/x86/include/asm/segment.h),

@@ -97,19 +97,20 @@ impl<'a> Function<'a> {
 
     /// All parameters, and what the function returns; the reason when nothing tells.
     pub(super) fn whole(&self) -> Result<(&[Parameter], Option<TypeId>), &str> {
-        match &self.prototype {
-            Ok(found) => Ok((&found.parameters, found.returns)),
-            Err(why) => {
-                self.note_unknown();
-                Err(why)
-            }
-        }
+        let found = self.found()?;
+        Ok((&found.parameters, found.returns))
+    }
+
+    fn found(&self) -> Result<&Found, &str> {
+        self.prototype.as_ref().map_err(|why| {
+            self.note_unknown();
+            why.as_str()
+        })
     }
 
     /// The parameter `name`.
     pub(super) fn by_name(&self, column: usize, name: &str) -> Result<&Parameter, ParseError> {
-        let found = self.prototype.as_ref().map_err(|why| {
-            self.note_unknown();
+        let found = self.found().map_err(|why| {
             let words = match self.types {
                 Ok(_) => words::NO_BTF_ENTRY,
                 Err(_) => words::NOSUP_BTFARG,

@@ -14,6 +14,7 @@ use hvprobe_spec::{Argument, Common, ParseError, ProbeId, Source};
 
 use super::filter;
 use super::refused::refused;
+use super::types::named;
 
 /// Which events the fields are looked up in.
 #[derive(Clone, Copy)]
@@ -75,17 +76,16 @@ fn part(key: &Key, of: Events<'_>) -> Result<Part, ParseError> {
 
 fn summed(value: &Value, of: Events<'_>) -> Result<Measured, ParseError> {
     let column = value.column.0;
-    match measured(column, &value.field, of)?.0 {
-        Measured::Field(Field::Text(_)) => Err(refused(
-            column,
-            format!("`{}` is a text: only numbers are added up", value.field),
-        )),
-        Measured::StackTrace(_) => Err(refused(
-            column,
-            format!("`{}` is a stack: only numbers are added up", value.field),
-        )),
-        measured => Ok(divided(measured, value.per)),
-    }
+    let what = match measured(column, &value.field, of)?.0 {
+        Measured::Field(Field::Text(_)) => "text",
+        Measured::StackTrace(_) => "stack",
+        measured => return Ok(divided(measured, value.per)),
+    };
+    let why = "only numbers are added up";
+    Err(refused(
+        column,
+        format!("`{}` is a {what}: {why}", value.field),
+    ))
 }
 
 fn divided(of: Measured, per: Option<NonZeroU64>) -> Measured {
@@ -134,7 +134,8 @@ fn measured(column: usize, name: &str, of: Events<'_>) -> Result<(Measured, Shap
             let Some(item) = of.stack_trace else {
                 return Err(refused(column, "the probe does not record stacks"));
             };
-            return Ok((Measured::StackTrace(item), addresses()));
+            let addresses = named("unsigned long[]", 0, ShapeKind::Bytes);
+            return Ok((Measured::StackTrace(item), addresses));
         }
         _ => {
             let arguments = of.arguments.iter().map(|it| it.name.as_str());
@@ -144,12 +145,7 @@ fn measured(column: usize, name: &str, of: Events<'_>) -> Result<(Measured, Shap
             return Err(refused(column, message));
         }
     };
-    let shape = Shape {
-        name: ty.to_owned(),
-        size,
-        kind,
-    };
-    Ok((Measured::Field(field), shape))
+    Ok((Measured::Field(field), named(ty, size, kind)))
 }
 
 /// The names of what every event has.
@@ -163,34 +159,16 @@ const EVERY: [&str; 7] = [
     "probe",
 ];
 
-/// The type of a stack.
-fn addresses() -> Shape {
-    Shape {
-        name: "unsigned long[]".to_owned(),
-        size: 0,
-        kind: ShapeKind::Bytes,
-    }
-}
-
 /// The type of what comes of dividing.
 fn quotient(of: &Measured) -> Shape {
-    let (name, kind) = match of.is_signed() {
-        true => ("long", ShapeKind::Signed),
-        false => ("unsigned long", ShapeKind::Unsigned),
-    };
-    Shape {
-        name: name.to_owned(),
-        size: 8,
-        kind,
+    match of.is_signed() {
+        true => named("long", 8, ShapeKind::Signed),
+        false => named("unsigned long", 8, ShapeKind::Unsigned),
     }
 }
 
 fn nanoseconds() -> Shape {
-    Shape {
-        name: "unsigned long".to_owned(),
-        size: 8,
-        kind: ShapeKind::Unsigned,
-    }
+    named("unsigned long", 8, ShapeKind::Unsigned)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::parameter::Parameter;
 use super::refused::refused;
 use super::syscall::Call;
 use super::types::{self, Characters};
-use super::value::{From, Value, shaped, share, value};
+use super::value::{From, Value, plain, share, value};
 use crate::info::Shown;
 use crate::plan::kernel::Probeable;
 use crate::plan::probepoint::Probepoint;
@@ -45,16 +45,12 @@ impl Resolved {
 
     /// Of a probe that has none.
     fn without(spec: &ProbeSpec) -> Result<Self, Refused> {
-        let mut actions = spec.actions.clone();
-        add_filter(spec, &[], &mut actions)?;
-        Ok(Self {
-            shown: Shown {
-                registers: spec.actions.registers,
-                ..Shown::default()
-            },
-            actions,
+        let mut resolved = Self {
             awaited: false,
-        })
+            ..Self::awaited(spec)
+        };
+        add_filter(spec, &[], &mut resolved.actions)?;
+        Ok(resolved)
     }
 }
 
@@ -160,8 +156,9 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
                     .function
                     .whole()
                     .map_err(|why| refused(column, format!("{}; {why}", words::NO_BTF_ENTRY)))?;
-                let all = parameters.iter().map(|it| parameter(it, around, column));
-                all.collect::<Result<Vec<_>, _>>()?
+                let all = parameters.iter();
+                all.map(|it| parameter(it, around, column, None))
+                    .collect::<Result<Vec<_>, _>>()?
             }
             kind => {
                 let typed = match kind {
@@ -180,9 +177,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
                     _ => argument.shown_name(found.len()),
                 };
                 let chain = around.chain(&argument.expr)?;
-                let types = around.function.types().ok();
-                let ty = argument.ty.as_ref();
-                let value = value(column, chain, ty, types, around.returns)?;
+                let value = of_chain(column, chain, argument.ty.as_ref(), around)?;
                 vec![Found { name, value }]
             }
         };
@@ -213,7 +208,7 @@ fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
         let next = parameters.get(number + 1);
         let as_text = texts.contains(&it.name.as_str()) || free && is_text(it, next, around);
         let text = as_text.then(|| text(it, around)).flatten();
-        text.or_else(|| parameter(it, around, 0).ok())
+        text.or_else(|| parameter(it, around, 0, None).ok())
     });
     let mut found = found.collect::<Option<Vec<_>>>()?;
     if let Some(ty) = returns.filter(|_| around.returns) {
@@ -231,14 +226,8 @@ fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found
         let text =
             texts.contains(&it.name.as_str()) && it.characters || it.text && around.kernel.readable;
         let value = match text {
-            true => value(
-                0,
-                chain,
-                Some(&string()),
-                around.function.types().ok(),
-                false,
-            ),
-            false => shaped(chain, it.shape.clone(), false),
+            true => of_chain(0, chain, Some(&STRING), around),
+            false => plain(0, chain, it.shape.clone(), false),
         };
         Some(Found {
             name: it.name.clone(),
@@ -248,17 +237,29 @@ fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found
     found.collect()
 }
 
+/// A parameter, shown as `ty` if that is given, or as its own type has it.
 fn parameter(
     parameter: &Parameter,
     around: &Around<'_>,
     column: usize,
+    ty: Option<&TypeName>,
 ) -> Result<Found, ParseError> {
     let chain = around.parameter(column, parameter.place, Some(parameter.ty))?;
-    let types = around.function.types().ok();
     Ok(Found {
         name: parameter.name.clone(),
-        value: value(column, chain, None, types, around.returns)?,
+        value: of_chain(column, chain, ty, around)?,
     })
+}
+
+/// What `chain` is shown as there.
+fn of_chain(
+    column: usize,
+    chain: Chain,
+    ty: Option<&TypeName>,
+    around: &Around<'_>,
+) -> Result<Value, ParseError> {
+    let types = around.function.types().ok();
+    value(column, chain, ty, types, around.returns)
 }
 
 /// Whether a parameter is a text: it points to characters that the function does not change, and the next
@@ -272,33 +273,24 @@ fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>)
 }
 
 /// A parameter that points to characters, as text.
-fn text(parameter: &Parameter, around: &Around<'_>) -> Option<Found> {
+fn text(it: &Parameter, around: &Around<'_>) -> Option<Found> {
     let types = around.function.types().ok()?;
-    if types::characters(types, parameter.ty) != Some(Characters::Behind) {
+    if types::characters(types, it.ty) != Some(Characters::Behind) {
         return None;
     }
-    let chain = around
-        .parameter(0, parameter.place, Some(parameter.ty))
-        .ok()?;
-    let value = value(0, chain, Some(&string()), Some(types), around.returns).ok()?;
-    Some(Found {
-        name: parameter.name.clone(),
-        value,
-    })
+    parameter(it, around, 0, Some(&STRING)).ok()
 }
 
 /// What is shown as text.
-fn string() -> TypeName {
-    TypeName {
-        column: Column(0),
-        element: Element::String,
-        count: None,
-    }
-}
+const STRING: TypeName = TypeName {
+    column: Column(0),
+    element: Element::String,
+    count: None,
+};
 
 fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
     let chain = Chain::of(Start::Common(Common::Retval), Some(ty));
-    let value = value(0, chain, None, around.function.types().ok(), true).ok()?;
+    let value = of_chain(0, chain, None, around).ok()?;
     // What is larger is not in RAX alone.
     (value.shape.size <= 8).then(|| Found {
         name: name.to_owned(),

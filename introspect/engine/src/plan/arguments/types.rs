@@ -16,12 +16,14 @@ const LIMITS: Limits = Limits {
 
 /// The structure or union `name`.
 pub(super) fn structure(types: &Types, column: usize, name: &str) -> Result<TypeId, ParseError> {
-    let is_structure = |id: &TypeId| {
-        let kind = types.resolve(*id).and_then(|id| types.kind(id));
-        matches!(kind, Some(Kind::Struct { .. }))
-    };
-    let found = types.named(name).find(is_structure);
+    let found = types.named(name).find(|id| is_structure(types, *id));
     found.ok_or_else(|| refused(column, format!("the kernel has no structure `{name}`")))
+}
+
+/// Whether `ty` is a structure or union, by whatever name.
+pub(super) fn is_structure(types: &Types, ty: TypeId) -> bool {
+    let kind = types.resolve(ty).and_then(|ty| types.kind(ty));
+    matches!(kind, Some(Kind::Struct { .. }))
 }
 
 /// The offset of `path`, members with `.` between them, in the structure `of`.
@@ -63,22 +65,20 @@ pub(super) fn shape(types: &Types, ty: TypeId) -> Option<Shape> {
     types.shape(ty, LIMITS)
 }
 
+/// The shape of a type that is called `name`.
+pub(super) fn named(name: &str, size: u32, kind: ShapeKind) -> Shape {
+    let name = name.to_owned();
+    Shape { name, size, kind }
+}
+
 /// What is not said to be anything.
 pub(super) fn word() -> Shape {
-    Shape {
-        name: "x64".to_owned(),
-        size: 8,
-        kind: ShapeKind::Hex,
-    }
+    named("x64", 8, ShapeKind::Hex)
 }
 
 /// A text.
 pub(super) fn text() -> Shape {
-    Shape {
-        name: "string".to_owned(),
-        size: 0,
-        kind: ShapeKind::String,
-    }
+    named("string", 0, ShapeKind::String)
 }
 
 /// What a value of a type that a definition names is shown as.

@@ -46,7 +46,11 @@ pub(super) fn value(
             Start::Text(text) => Source::Constant(text.into_bytes()),
             _ => Source::Common(Common::Comm),
         };
-        return Ok(of_event(source, types::text()));
+        return Ok(Value {
+            from: From::Event(source),
+            bits: None,
+            shape: types::text(),
+        });
     }
     let Some(ty) = ty else {
         return untyped(column, chain, types, returns);
@@ -80,11 +84,10 @@ pub(super) fn value(
         _ => {}
     }
     let mut shape = types::element(ty.element, ty.to_string());
-    if let Element::Bitfield { width, offset, .. } = ty.element {
-        chain.bits = Some((offset.into(), width));
-    } else {
-        chain.bits = None;
-    }
+    chain.bits = match ty.element {
+        Element::Bitfield { width, offset, .. } => Some((offset.into(), width)),
+        _ => None,
+    };
     if let Some(count) = ty.count {
         if chain.pointers.is_empty() {
             return Err(refused(at, words::BAD_STRING));
@@ -99,11 +102,6 @@ pub(super) fn value(
         };
     }
     plain(column, chain, shape, returns)
-}
-
-/// What `chain` is shown as, which is `shape`.
-pub(super) fn shaped(chain: Chain, shape: Shape, returns: bool) -> Result<Value, ParseError> {
-    plain(0, chain, shape, returns)
 }
 
 /// As its own type has it, or as a number.
@@ -123,8 +121,13 @@ fn untyped(
     plain(column, chain, shape, returns)
 }
 
-/// A value of a fixed size.
-fn plain(column: usize, chain: Chain, shape: Shape, returns: bool) -> Result<Value, ParseError> {
+/// A value of a fixed size, which is shown as `shape`.
+pub(super) fn plain(
+    column: usize,
+    chain: Chain,
+    shape: Shape,
+    returns: bool,
+) -> Result<Value, ParseError> {
     let bits = chain
         .bits
         .and_then(|(offset, width)| Some((u8::try_from(offset).ok()?, width)));
@@ -215,14 +218,6 @@ fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError
         bits: None,
         shape: types::text(),
     })
-}
-
-fn of_event(source: Source, shape: Shape) -> Value {
-    Value {
-        from: From::Event(source),
-        bits: None,
-        shape,
-    }
 }
 
 /// Says how long the texts among `items`, all that an event captures, may be.
