@@ -1,5 +1,6 @@
 //! The client's end of the gRPC interface.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,10 @@ use hvprobe_proto::v1::probes_client::ProbesClient;
 use hvprobe_proto::v1::sessions_client::SessionsClient;
 use hvprobe_proto::v1::sources_client::SourcesClient;
 use hvprobe_proto::v1::symbols_client::SymbolsClient;
-use hvprobe_proto::v1::{self, ListMachinesRequest, ListProbesRequest, MachineState};
+use hvprobe_proto::v1::{
+    self, ConsoleOutput, ConsoleRequest, GetMachineRequest, ListMachinesRequest, ListProbesRequest,
+    MachineState,
+};
 use hvprobe_server::Token;
 use hyper_util::rt::TokioIo;
 use prost_types::FieldMask;
@@ -24,10 +28,10 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Endpoint, Uri};
-use tonic::{Request, Status};
+use tonic::{Request, Status, Streaming};
 
 use crate::failure::{Refused, WrongUsage};
-use crate::server_args::{OnMachine, ServerAt, SocketAt, Url};
+use crate::server_args::{OnMachine, ServerAt, SocketAt};
 use crate::versions::Explained;
 
 /// Bytes of the longest list of probes we take: of all a machine can reasonably have, with all they
@@ -63,40 +67,13 @@ impl Interceptor for Shown {
     }
 }
 
-/// Where there should have been a server, and how to start one.
-struct Absent {
-    place: String,
-    start: String,
-}
-
-impl Absent {
-    fn unix(path: &Path) -> Self {
-        Self {
-            place: path.display().to_string(),
-            start: "hvprobe serve".to_owned(),
+/// What to tell when connecting to `place` failed so; `start` starts a server there.
+fn absent(place: impl fmt::Display, start: &str, error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            anyhow!("no server listens on {place}; start one with `{start}`")
         }
-    }
-
-    fn tcp(url: Url, token: &Path) -> Self {
-        Self {
-            place: url.to_string(),
-            start: format!(
-                "hvprobe serve --listen {} --token-file {}",
-                url.0,
-                token.display()
-            ),
-        }
-    }
-
-    /// What to tell when connecting failed so.
-    fn or(self, error: io::Error) -> anyhow::Error {
-        let Self { place, start } = self;
-        match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                anyhow!("no server listens on {place}; start one with `{start}`")
-            }
-            _ => anyhow::Error::from(error).context(format!("cannot connect to {place}")),
-        }
+        _ => anyhow::Error::from(error).context(format!("cannot connect to {place}")),
     }
 }
 
@@ -121,9 +98,11 @@ impl Client {
             (Some(url), Some(file)) => {
                 // Sooner than a server is told that somebody wants to call it.
                 let token = Token::read(file)?;
-                let stream = TcpStream::connect(url.0)
-                    .await
-                    .map_err(|error| Absent::tcp(url, file).or(error))?;
+                let stream = TcpStream::connect(url.0).await.map_err(|error| {
+                    let (address, token) = (url.0, file.display());
+                    let start = format!("hvprobe serve --listen {address} --token-file {token}");
+                    absent(url, &start, error)
+                })?;
                 stream.set_nodelay(true)?;
                 Self::over(stream, Some(&token)).await
             }
@@ -131,7 +110,7 @@ impl Client {
                 let path = socket_path(&server.at);
                 let stream = UnixStream::connect(&path)
                     .await
-                    .map_err(|error| Absent::unix(&path).or(error))?;
+                    .map_err(|error| absent(path.display(), "hvprobe serve", error))?;
                 Self::over(stream, None).await
             }
         }
@@ -194,19 +173,32 @@ impl Client {
         let running = machines.into_iter();
         // A server that is older than `states` tells all.
         let running = running.filter(|machine| machine.state() != MachineState::Stopped);
-        let mut running: Vec<String> = running.map(|machine| machine.name).collect();
-        match (running.pop(), running.is_empty()) {
-            (Some(only), true) => Ok(only),
-            (Some(last), false) => {
-                running.push(last);
-                Err(WrongUsage(format!(
-                    "several machines run, name one: {}",
-                    running.join(", ")
-                ))
-                .into())
+        let running: Vec<String> = running.map(|machine| machine.name).collect();
+        match running.as_slice() {
+            [] => bail!("no machine runs; boot one with `hvprobe vm boot`"),
+            [only] => Ok(only.clone()),
+            several => {
+                let names = several.join(", ");
+                Err(WrongUsage(format!("several machines run, name one: {names}")).into())
             }
-            (None, _) => bail!("no machine runs; boot one with `hvprobe vm boot`"),
         }
+    }
+
+    /// What is known of `machine`.
+    pub(crate) async fn get_machine(&mut self, machine: String) -> Result<v1::Machine, Refused> {
+        let answer = self.machines.get_machine(GetMachineRequest { machine });
+        Ok(answer.await.map_err(Refused::from)?.into_inner())
+    }
+
+    /// What the console of `machine` prints, or only what is kept of that.
+    pub(crate) async fn console(
+        &mut self,
+        machine: String,
+        kept_only: bool,
+    ) -> Result<Streaming<ConsoleOutput>, Refused> {
+        let request = ConsoleRequest { machine, kept_only };
+        let answer = self.machines.console(request).await;
+        Ok(answer.map_err(Refused::from)?.into_inner())
     }
 
     /// All machines that `request` asks for.

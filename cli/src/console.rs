@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hvprobe_proto::v1::{ConsoleOutput, ConsoleRequest, ConsoleWriteRequest};
+use hvprobe_proto::v1::{ConsoleOutput, ConsoleWriteRequest};
 use tokio::sync::mpsc;
 
 use crate::client::Client;
@@ -57,7 +57,7 @@ pub(crate) enum Step {
 impl Console {
     /// Connects to the console of `machine`, makes the terminal raw and starts to read it.
     pub(crate) async fn connect(mut client: Client, machine: &str) -> anyhow::Result<Self> {
-        let output = output(&mut client, machine).await?;
+        let output = client.console(machine.to_owned(), false).await?;
         let raw = Raw::enter().context("cannot make the terminal raw")?;
         if raw.is_some() {
             crate::output::tell(format_args!("connected to the console, Ctrl-] leaves"));
@@ -116,22 +116,6 @@ impl Console {
     }
 }
 
-async fn output(
-    client: &mut Client,
-    machine: &str,
-) -> anyhow::Result<tonic::Streaming<ConsoleOutput>> {
-    let machine = machine.to_owned();
-    let answer = client
-        .machines
-        .console(ConsoleRequest {
-            machine,
-            kept_only: false,
-        })
-        .await
-        .map_err(Refused::from)?;
-    Ok(answer.into_inner())
-}
-
 /// Reads standard input on a thread of its own, which ends with the process: a read from a terminal
 /// cannot be called off.
 fn keyboard() -> mpsc::Receiver<Key> {
@@ -180,7 +164,7 @@ impl Tail {
     /// Keeps the end of `machine`'s console until it ends.
     pub(crate) async fn keep(mut client: Client, machine: String) -> Self {
         let mut tail = Self::default();
-        if let Ok(mut output) = output(&mut client, &machine).await {
+        if let Ok(mut output) = client.console(machine, false).await {
             while let Ok(Some(piece)) = output.message().await {
                 tail.push(&piece.data);
             }

@@ -22,6 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::args::Decide;
 use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage};
+use crate::never::or_never;
 use crate::output::events::{self, Labels};
 use crate::output::names::Names;
 use crate::output::times::Times;
@@ -84,7 +85,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
                 // The machine has ended.
                 None => Next::Done,
             },
-            line = line(&mut lines) => match line {
+            line = or_never(lines.as_mut().map(mpsc::Receiver::recv)) => match line {
                 Some(line) => desk.typed(&line).await,
                 None => Next::Done,
             },
@@ -233,10 +234,8 @@ impl Desk {
 
     /// Returns when the deadline of the question that is put to the user has passed.
     async fn expiry(&self) {
-        match self.open.front() {
-            Some(question) => tokio::time::sleep(until(question.deadline_ns)).await,
-            None => std::future::pending().await,
-        }
+        let first = self.open.front();
+        or_never(first.map(|question| tokio::time::sleep(until(question.deadline_ns)))).await;
     }
 
     fn expired(&mut self) -> Next {
@@ -257,14 +256,6 @@ impl Desk {
 /// How long it is until `ns` of the server's clock, which is ours: the server is on this machine.
 fn until(ns: u64) -> Duration {
     Duration::from_nanos(ns.saturating_sub(clock::now()))
-}
-
-/// The next line typed; never, if nobody types.
-async fn line(lines: &mut Option<mpsc::Receiver<String>>) -> Option<String> {
-    match lines {
-        Some(lines) => lines.recv().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Reads lines on a thread of its own, which ends with the process: a read from a terminal cannot be

@@ -35,12 +35,9 @@ pub(crate) fn specs(
         .into_iter()
         .map(|(text, definition)| {
             let mut hit = hit.clone();
-            if histograms.iter().any(|it| it.needs_stacks(&definition)) {
-                hit.record_stacks();
-            }
-            if histograms.iter().any(|it| it.is_of(&definition)) {
-                hit.wait_for_room();
-            }
+            let is_counted = histograms.iter().any(|it| it.is_of(&definition));
+            let by_stack = histograms.iter().any(|it| it.needs_stacks(&definition));
+            hit.acts.count(is_counted, by_stack);
             Ok(ProbeSpec {
                 disabled,
                 ..hit.spec(hold, &text, definition)?

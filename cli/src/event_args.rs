@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
 use hvprobe_proto::v1::SubscribeRequest;
-use hvprobe_spec::ParseError;
 use hvprobe_spec::fetch::read_filter;
 
-use crate::failure::{Refused, WrongUsage, detail};
+use crate::failure::{Refused, WrongUsage, mistake};
 use crate::output::times::TimeFormat;
 use crate::typed::{self, bad_option};
 
@@ -58,15 +57,13 @@ impl WantedArgs {
 
     /// Why a server does not take it, and where the filter is wrong if it says so.
     pub(crate) fn refused(&self, status: tonic::Status) -> anyhow::Error {
-        let column = detail(&status).and_then(|detail| detail.column);
-        let column = column.and_then(|column| usize::try_from(column).ok());
-        match (&self.filter, column) {
-            (Some(text), Some(column)) => {
+        match (&self.filter, mistake(&status)) {
+            (Some(text), Some(mut error)) => {
                 // What it puts in front stands here, too.
-                let message = status.message();
-                let message = message.strip_prefix("bad filter: ").unwrap_or(message);
-                let message = message.to_owned();
-                bad_option("filter", text, &ParseError { column, message }).into()
+                if let Some(message) = error.message.strip_prefix("bad filter: ") {
+                    error.message = message.to_owned();
+                }
+                bad_option("filter", text, &error).into()
             }
             _ => Refused::from(status).into(),
         }

@@ -2,14 +2,13 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
-use hvprobe_server::{ExplainError, Explanation, Kernel, explain};
-use hvprobe_spec::ParseError;
+use hvprobe_server::{ExplainError, explain};
 
 use crate::definition;
 use crate::explain_args::Explain;
-use crate::failure::{DONE, FAILED, Refused, detail};
+use crate::failure::{DONE, FAILED, Refused, mistake};
 use crate::output::{self, explained, json};
+use crate::perf_probe::open_kernel;
 use crate::typed::bad;
 use crate::{events_file, guest};
 
@@ -21,22 +20,15 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
     let (probes, histograms) =
         definition::specs(&definitions, &args.events, false, &args.hit, &args.hold)?;
     events_file::refuse(&histograms, "`hvprobe explain`")?;
-    let kernel = Kernel::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let kernel = open_kernel(&path)?;
     let all = match explain(&kernel, probes) {
         Ok(all) => all,
         Err(ExplainError::Request(status)) => return Err(Refused::from(status).into()),
         Err(error) => return Err(error.into()),
     };
     let mut status = DONE;
-    for (
-        number,
-        Explanation {
-            definition,
-            outcome,
-        },
-    ) in all.iter().enumerate()
-    {
-        match outcome {
+    for (number, explanation) in all.iter().enumerate() {
+        match &explanation.outcome {
             Ok(explained) if args.json => json::print(&explained::json(explained))?,
             Ok(explained) => {
                 let gap = if number > 0 { "\n" } else { "" };
@@ -44,7 +36,7 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
             }
             Err(refused) => {
                 status = ExitCode::from(FAILED);
-                output::tell_failure(format_args!("{}", told(definition, refused)));
+                output::tell_failure(format_args!("{}", told(&explanation.definition, refused)));
             }
         }
     }
@@ -53,12 +45,8 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
 
 /// Why `definition` is refused, and where it is wrong if that is known.
 fn told(definition: &str, refused: &tonic::Status) -> String {
-    let column = detail(refused).and_then(|detail| detail.column);
-    match column.and_then(|column| usize::try_from(column).ok()) {
-        Some(column) => {
-            let message = refused.message().to_owned();
-            bad("definition", definition, &ParseError { column, message }).0
-        }
+    match mistake(refused) {
+        Some(error) => bad("definition", definition, &error).0,
         None => format!("{definition}: {}", Refused::from(refused.clone())),
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::ErrorDetail;
+use hvprobe_spec::ParseError;
 use prost::Message as _;
 
 use crate::output::remedy::can;
@@ -53,11 +54,26 @@ impl From<tonic::Status> for Refused {
     }
 }
 
+/// What an answer amounts to that says nothing but that it is done.
+pub(crate) fn done<T>(
+    answer: Result<tonic::Response<T>, tonic::Status>,
+) -> anyhow::Result<ExitCode> {
+    answer.map_err(Refused::from)?;
+    Ok(DONE)
+}
+
 /// What the server says for programs.
 pub(crate) fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
     let packed = tonic_types::Status::decode(status.details()).ok()?;
     let detail = packed.details.first()?;
     ErrorDetail::decode(detail.value.as_slice()).ok()
+}
+
+/// What the server says is wrong with a text, if it says where.
+pub(crate) fn mistake(status: &tonic::Status) -> Option<ParseError> {
+    let column = usize::try_from(detail(status)?.column?).ok()?;
+    let message = status.message().to_owned();
+    Some(ParseError { column, message })
 }
 
 /// Prints `error` with its causes and says which exit status belongs to it.

@@ -41,7 +41,7 @@ pub(crate) enum Batch {
 /// Prints events and counts them.
 #[derive(Debug)]
 pub(crate) struct Printer {
-    format: Format,
+    pub(crate) format: Format,
     /// Where to, if it is a file.
     file: Option<OutputFile>,
     /// Hits still to be printed; `None` for all.

@@ -19,9 +19,10 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::client::Client;
 use crate::events_file::FileHistogram;
-use crate::failure::{Refused, WrongUsage, detail};
+use crate::failure::{Refused, WrongUsage, mistake};
 use crate::flame;
 use crate::follow::Format;
+use crate::never::or_never;
 use crate::output;
 use crate::output::histogram::{self, Look};
 use crate::output::histogram_key::is_symbol;
@@ -221,12 +222,7 @@ impl Histograms {
 
     /// Returns when they are to be printed again; never, if only at the end.
     pub(crate) async fn tick(&mut self) {
-        match &mut self.ticks {
-            Some(ticks) => {
-                ticks.tick().await;
-            }
-            None => std::future::pending().await,
-        }
+        or_never(self.ticks.as_mut().map(Interval::tick)).await;
     }
 
     /// Prints what was counted until now, or draws it.
@@ -252,14 +248,6 @@ impl Histograms {
             }
         }
         Ok(())
-    }
-}
-
-/// Returns when histograms are to be printed; never, if there are none.
-pub(crate) async fn tick(histograms: &mut Option<Histograms>) {
-    match histograms {
-        Some(histograms) => histograms.tick().await,
-        None => std::future::pending().await,
     }
 }
 
@@ -375,12 +363,8 @@ impl Uncounted {
             Self::Refused(status) => status,
             Self::Gone(error) => return error,
         };
-        let column = detail(&status).and_then(|detail| detail.column);
-        match column.and_then(|column| usize::try_from(column).ok()) {
-            Some(column) => {
-                let message = status.message().to_owned();
-                wrong(ParseError { column, message }).into()
-            }
+        match mistake(&status) {
+            Some(error) => wrong(error).into(),
             None => Refused::from(status).into(),
         }
     }

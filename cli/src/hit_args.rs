@@ -127,16 +127,6 @@ impl From<ActArgs> for HitArgs {
 }
 
 impl HitArgs {
-    /// Has the kernel's stack recorded.
-    pub(crate) fn record_stacks(&mut self) {
-        self.acts.record_stacks();
-    }
-
-    /// Has hits wait for room.
-    pub(crate) fn wait_for_room(&mut self) {
-        self.acts.wait_for_room();
-    }
-
     /// Adds what is asked for to the probe `text` defines.
     pub(crate) fn spec(
         &self,
@@ -167,14 +157,10 @@ impl HitArgs {
 }
 
 impl ActArgs {
-    /// Has the kernel's stack recorded.
-    pub(crate) fn record_stacks(&mut self) {
-        self.stack = true;
-    }
-
-    /// Has hits wait for room, as they are counted.
-    pub(crate) fn wait_for_room(&mut self) {
-        self.wait_for_room = true;
+    /// Has hits wait for room if they `are_counted`, and the kernel's stack recorded if that is `by_stack`.
+    pub(crate) fn count(&mut self, are_counted: bool, by_stack: bool) {
+        self.wait_for_room |= are_counted;
+        self.stack |= by_stack;
     }
 
     fn spec(

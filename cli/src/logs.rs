@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use hvprobe_proto::v1::ConsoleRequest;
 use tokio::time::timeout;
 
 use crate::client::Client;
@@ -23,12 +22,7 @@ pub(crate) async fn logs(
     follow: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
-    let request = ConsoleRequest {
-        machine,
-        kept_only: !follow,
-    };
-    let answer = client.machines.console(request).await;
-    let mut pieces = answer.map_err(Refused::from)?.into_inner();
+    let mut pieces = client.console(machine, !follow).await?;
     let plain = io::stdout().is_terminal();
     loop {
         let next = async {

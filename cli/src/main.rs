@@ -26,6 +26,7 @@ mod in_process;
 mod label;
 mod log;
 mod logs;
+mod never;
 mod output;
 mod perf_probe;
 mod plant;

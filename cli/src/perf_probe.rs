@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
-use hvprobe_proto::v1::GetMachineRequest;
 use hvprobe_server::{Kernel, Sources, SourcesError};
+use hvprobe_spec::language::text::hex;
 use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
 use tracing::info;
 
 use crate::client::Client;
-use crate::failure::Refused;
 use crate::output;
 use crate::typed::bad;
 
@@ -38,9 +37,7 @@ impl DebugArgs {
             return Ok(definitions);
         };
         let path = kernel()?;
-        let kernel = Kernel::open(&path);
-        let kernel = kernel.with_context(|| format!("cannot read {}", path.display()))?;
-        self.expand(definitions, &open(&kernel, file)?)
+        self.expand(definitions, &open(&open_kernel(&path)?, file)?)
     }
 
     /// `definitions` for whichever kernel the debug information is of, which a machine has to have then.
@@ -52,9 +49,7 @@ impl DebugArgs {
             });
         };
         // The file is the kernel, too, with everything that was stripped from the other one.
-        let kernel = Kernel::open(file);
-        let kernel = kernel.with_context(|| format!("cannot read {}", file.display()))?;
-        let sources = open(&kernel, file)?;
+        let sources = open(&open_kernel(file)?, file)?;
         Ok(Made {
             definitions: self.expand(definitions, &sources)?,
             kernel: Some(TheirKernel {
@@ -118,17 +113,14 @@ pub(crate) struct TheirKernel {
 impl TheirKernel {
     /// Refuses a machine that has another one.
     pub(crate) async fn check(&self, client: &mut Client, machine: &str) -> anyhow::Result<()> {
-        let request = GetMachineRequest {
-            machine: machine.to_owned(),
-        };
-        let shown = client.machines.get_machine(request).await;
-        match shown.map_err(Refused::from)?.into_inner().kernel_build_id {
+        let shown = client.get_machine(machine.to_owned()).await?;
+        match shown.kernel_build_id {
             Some(own) if own == self.build_id => Ok(()),
             Some(own) => bail!(
                 "cannot use {}: its build id is {}, that of {machine}'s kernel {}",
                 self.file.display(),
-                output::build_id(&self.build_id),
-                output::build_id(&own)
+                hex(&self.build_id),
+                hex(&own)
             ),
             None => bail!(
                 "cannot use {}: {machine} tells no build id of its kernel",
@@ -138,6 +130,12 @@ impl TheirKernel {
     }
 }
 
-fn open(kernel: &Kernel, file: &Path) -> anyhow::Result<Sources> {
+/// The kernel in the file at `path`.
+pub(crate) fn open_kernel(path: &Path) -> anyhow::Result<Kernel> {
+    Kernel::open(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The debug information in `file`, for `kernel`.
+pub(crate) fn open(kernel: &Kernel, file: &Path) -> anyhow::Result<Sources> {
     Sources::open(kernel, file).with_context(|| format!("cannot use {}", file.display()))
 }

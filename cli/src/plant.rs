@@ -11,6 +11,7 @@ use crate::client::Client;
 use crate::definition;
 use crate::events_file::FileHistogram;
 use crate::failure::WrongUsage;
+use crate::histogram::HistogramArgs;
 use crate::hit_args::{ActArgs, HoldArgs};
 use crate::output::{self, skipped};
 use crate::perf_probe::{DebugArgs, Made, TheirKernel};
@@ -74,17 +75,11 @@ pub(crate) struct Planted {
 }
 
 impl PlantArgs {
-    /// Has the probes record the kernel's stack, if there are any.
-    pub(crate) fn record_stacks(&mut self) {
+    /// Has the probes record what `histograms` need, if there are any probes.
+    pub(crate) fn count(&mut self, histograms: &HistogramArgs) {
         if !self.definitions.is_empty() || !self.events.is_empty() {
-            self.acts.record_stacks();
-        }
-    }
-
-    /// Has their hits wait for room, if there are any, as they are counted.
-    pub(crate) fn wait_for_room(&mut self) {
-        if !self.definitions.is_empty() || !self.events.is_empty() {
-            self.acts.wait_for_room();
+            let (are_counted, by_stack) = (histograms.is_given(), histograms.need_stacks());
+            self.acts.count(are_counted, by_stack);
         }
     }
 
@@ -189,10 +184,21 @@ pub(crate) async fn turn_off(client: &mut Client, machine: &str, ids: Vec<u32>) 
     }
 }
 
-/// Returns when the server has taken out what was planted, and why; never, if there is nothing.
-pub(crate) async fn lost(planted: &mut Option<Planted>) -> anyhow::Error {
-    match planted {
-        Some(planted) => planted.session.lost().await,
-        None => std::future::pending().await,
+impl Planted {
+    /// Comes to what `work` comes to, or to why the server has taken out what was planted, and ends the session.
+    pub(crate) async fn during<T>(
+        planted: Option<Self>,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        let Some(Self { mut session, .. }) = planted else {
+            return work.await;
+        };
+        let outcome = tokio::select! {
+            outcome = work => outcome,
+            why = session.lost() => Err(why),
+        };
+        let closed = session.close().await;
+        // What went wrong first says more.
+        outcome.and_then(|done| closed.map(|()| done))
     }
 }

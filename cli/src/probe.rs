@@ -15,7 +15,7 @@ use crate::args::{Add, ChosenProbes, Probe, Switch};
 use crate::client::{self, Client};
 use crate::definition;
 use crate::events_file;
-use crate::failure::{DONE, Refused};
+use crate::failure::{DONE, Refused, done};
 use crate::output::{self, json, skipped, table};
 use crate::perf_probe::Made;
 
@@ -68,41 +68,29 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
         Probe::Remove(chosen) => {
             let (mut client, machine, ids) = choose(&chosen).await?;
             let request = UnregisterRequest { machine, ids };
-            let answer = client.probes.unregister(request).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.probes.unregister(request).await)
         }
         Probe::Enable(chosen) => {
             let (mut client, machine, ids) = choose(&chosen).await?;
-            let answer = client.probes.enable(EnableRequest { machine, ids }).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.probes.enable(EnableRequest { machine, ids }).await)
         }
         Probe::Disable(chosen) => {
             let (mut client, machine, ids) = choose(&chosen).await?;
-            let answer = client.probes.disable(DisableRequest { machine, ids }).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.probes.disable(DisableRequest { machine, ids }).await)
         }
         Probe::ArmAll(on) => {
             let (mut client, machine) = Client::on_machine(&on).await?;
-            let answer = client.probes.arm_all(ArmAllRequest { machine }).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.probes.arm_all(ArmAllRequest { machine }).await)
         }
         Probe::DisarmAll(on) => {
             let (mut client, machine) = Client::on_machine(&on).await?;
-            let answer = client.probes.disarm_all(DisarmAllRequest { machine }).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.probes.disarm_all(DisarmAllRequest { machine }).await)
         }
         Probe::Optimization { on, switch } => {
             let (mut client, machine) = Client::on_machine(&on).await?;
             let on = switch == Switch::On;
             let request = SetOptimizationRequest { machine, on };
-            let answer = client.probes.set_optimization(request).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.probes.set_optimization(request).await)
         }
         Probe::List { on, owner, json } => {
             let (mut client, machine) = Client::on_machine(&on).await?;

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use hvprobe_proto::v1::{
-    BootRequest, DisableRequest, EndReason, Ending, GetMachineRequest, Machine, MachineState,
-    Probe, ProbeState, SubscribeResponse, WatchRequest,
+    BootRequest, DisableRequest, EndReason, Ending, Machine, MachineState, Probe, ProbeState,
+    SubscribeResponse, WatchRequest,
 };
 use tokio::task::JoinHandle;
+use tonic::Streaming;
 
 use crate::args::Run;
 use crate::client::Client;
@@ -26,9 +27,10 @@ use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
+use crate::never::or_never;
 use crate::output::{skipped, table};
 use crate::progress::Progress;
-use crate::script::{self, Running, Script};
+use crate::script::{Running, Script};
 use crate::signals::Interrupt;
 use crate::{doctor, guest, output, size, trace};
 
@@ -42,12 +44,8 @@ const PANIC: &str = "Kernel panic - not syncing: ";
 pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitCode> {
     let script = args.script.read()?;
     args.histograms.check()?;
-    if args.histograms.need_stacks() {
-        args.guest.hit.record_stacks();
-    }
-    if args.histograms.is_given() {
-        args.guest.hit.wait_for_room();
-    }
+    let (are_counted, by_stack) = (args.histograms.is_given(), args.histograms.need_stacks());
+    args.guest.hit.acts.count(are_counted, by_stack);
     let format = match (args.json, args.console) {
         (true, _) => Format::Json,
         (false, true) => Format::Aside,
@@ -165,7 +163,7 @@ async fn boot_and_follow(
     let over = over?;
     counted?;
     if options.script.is_none() {
-        trace::close(&mut printer, &probes, options.format)?;
+        trace::close(&mut printer, &probes)?;
     }
     match over {
         Over::Enough => Ok(DONE),
@@ -180,10 +178,10 @@ struct Session {
     client: Client,
     machine: String,
     /// Unless they are counted.
-    events: Option<tonic::Streaming<SubscribeResponse>>,
+    events: Option<Streaming<SubscribeResponse>>,
     histograms: Option<Histograms>,
     script: Option<Running>,
-    states: tonic::Streaming<Machine>,
+    states: Streaming<Machine>,
     console: Option<Console>,
     /// Collects the console's end where nobody looks at it.
     tail: Option<JoinHandle<Tail>>,
@@ -262,7 +260,7 @@ impl Session {
             }
             tokio::select! {
                 () = interrupt.asked() => return Ok(Over::Interrupted),
-                batch = next(&mut self.events) => {
+                batch = or_never(self.events.as_mut().map(Streaming::message)) => {
                     let batch = batch.map_err(Refused::from)?;
                     let batch = batch.ok_or_else(|| anyhow!("the server went away"))?;
                     if !batch.events.is_empty() {
@@ -293,13 +291,15 @@ impl Session {
                         ));
                     }
                 }
-                () = histogram::tick(&mut self.histograms) => self.print_histograms().await?,
-                index = script::tick(&mut self.script) => {
+                () = or_never(self.histograms.as_mut().map(Histograms::tick)) => {
+                    self.print_histograms().await?;
+                }
+                index = or_never(self.script.as_mut().map(Running::tick)) => {
                     if let Some(script) = &mut self.script {
                         script.ticked(&mut self.client, index).await?;
                     }
                 }
-                step = step(&mut self.console) => match step? {
+                step = or_never(self.console.as_mut().map(Console::step)) => match step? {
                     Step::More => {}
                     Step::Leave => return Ok(Over::Interrupted),
                     // The events say how.
@@ -361,11 +361,8 @@ impl Session {
 
     /// When the guest executed its first instruction, if it has.
     async fn first_entry_ns(&mut self) -> Option<u64> {
-        let request = GetMachineRequest {
-            machine: self.machine.clone(),
-        };
-        let answer = self.client.machines.get_machine(request).await;
-        answer.ok()?.into_inner().first_entry_ns
+        let machine = self.client.get_machine(self.machine.clone()).await;
+        machine.ok()?.first_entry_ns
     }
 
     /// Takes out the probes of a machine that still runs, and reads their last counters.
@@ -383,24 +380,6 @@ impl Session {
             // The guest has just ended by itself.
             Err(_) => Ok(probes),
         }
-    }
-}
-
-/// The next batch; never, if there are no events.
-pub(crate) async fn next(
-    events: &mut Option<tonic::Streaming<SubscribeResponse>>,
-) -> Result<Option<SubscribeResponse>, tonic::Status> {
-    match events {
-        Some(events) => events.message().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// A step of the console; never, if there is none.
-async fn step(console: &mut Option<Console>) -> anyhow::Result<Step> {
-    match console {
-        Some(console) => console.step().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -17,7 +17,7 @@ use crate::failure::{Refused, WrongUsage, detail};
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::typed::bad;
 
-pub(crate) use running::{Running, tick};
+pub(crate) use running::Running;
 
 /// What a script has its own ways for.
 const OTHERS: [&str; 11] = [
@@ -103,12 +103,8 @@ impl Script {
     ) -> Result<Vec<ProbeSpec>, WrongUsage> {
         let specs = self.program.probes.iter().map(|planted| {
             let mut hit = hit.clone();
-            if planted.stacks {
-                hit.record_stacks();
-            }
-            if !self.program.maps.is_empty() {
-                hit.wait_for_room();
-            }
+            hit.acts
+                .count(!self.program.maps.is_empty(), planted.stacks);
             hit.spec(hold, &planted.written.text, planted.definition.clone())
         });
         specs.collect()

@@ -3,9 +3,8 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use hvprobe_proto::v1::{ListLinesRequest, ListVariablesRequest};
-use hvprobe_server::{Kernel, Sources};
+use hvprobe_server::Sources;
 use hvprobe_spec::point::Point;
 use serde::Serialize;
 
@@ -13,6 +12,7 @@ use crate::client::Client;
 use crate::failure::{DONE, Refused, WrongUsage};
 use crate::guest;
 use crate::output::{self, json};
+use crate::perf_probe::{self, open_kernel};
 use crate::server_args::OnMachine;
 use crate::sources_args::{Files, Lines, Vars};
 use crate::typed::bad;
@@ -30,12 +30,8 @@ enum Asked {
 async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
     let file = match files.debug_info {
         Some(file) if !on.is_said() => {
-            let path = guest::kernel(files.kernel)?;
-            let kernel = Kernel::open(&path);
-            let kernel = kernel.with_context(|| format!("cannot read {}", path.display()))?;
-            let sources = Sources::open(&kernel, &file);
-            let sources = sources.with_context(|| format!("cannot use {}", file.display()))?;
-            return Ok(Asked::File(sources));
+            let kernel = open_kernel(&guest::kernel(files.kernel)?)?;
+            return Ok(Asked::File(perf_probe::open(&kernel, &file)?));
         }
         file => file,
     };

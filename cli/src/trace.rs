@@ -2,18 +2,19 @@
 
 use std::process::ExitCode;
 
-use crate::event_args::WantedArgs;
-use hvprobe_proto::v1::WaitRequest;
+use hvprobe_proto::v1::{Ending, Probe, WaitRequest};
+use tonic::Streaming;
 
 use crate::args::Trace;
 use crate::client::{self, Client};
+use crate::event_args::WantedArgs;
 use crate::events_file::FileHistogram;
 use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, Histograms};
+use crate::never::or_never;
 use crate::output::{self, json, summary, table};
 use crate::plant::{self, Planted};
-use crate::run::next;
 use crate::script::{Running, Script};
 use crate::signals::Interrupt;
 
@@ -22,12 +23,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
         return run_script(args, script).await;
     }
     args.histograms.check()?;
-    if args.histograms.need_stacks() {
-        args.plant.record_stacks();
-    }
-    if args.histograms.is_given() {
-        args.plant.wait_for_room();
-    }
+    args.plant.count(&args.histograms);
     let to_plant = args.plant.clone().read()?;
     let in_files = to_plant
         .as_ref()
@@ -43,7 +39,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(format, args.hits, &args.output)?;
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
-    let mut planted = match to_plant {
+    let planted = match to_plant {
         Some(probes) => {
             let refused = |status| Refused::from(status).into();
             Some(probes.plant(&mut client, &machine, refused).await?)
@@ -54,16 +50,8 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
         ids: planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone()),
         in_files,
     };
-    let outcome = tokio::select! {
-        outcome = trace_probes(args, client, &machine, own, printer, &mut interrupt) => outcome,
-        why = plant::lost(&mut planted) => Err(why),
-    };
-    if let Some(planted) = planted {
-        let closed = planted.session.close().await;
-        // What went wrong first says more.
-        return outcome.and_then(|status| closed.map(|()| status));
-    }
-    outcome
+    let traced = trace_probes(args, client, &machine, own, printer, &mut interrupt);
+    Planted::during(planted, traced).await
 }
 
 /// What the command has planted.
@@ -89,16 +77,14 @@ async fn trace_probes(
         client::choose(&client.list_probes(machine).await?, &args.probes)?
     };
     chosen.extend(&own.ids);
-    let format = match args.json {
-        true => Format::Json,
-        false => Format::Text,
-    };
+    let format = printer.format;
     let (counted, in_files) = (&args.histograms, &own.in_files);
     let mut probes = match counted.is_given() || !in_files.is_empty() {
         true => client.list_probes(machine).await?,
         false => Vec::new(),
     };
-    probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
+    let is_chosen = |probe: &Probe| chosen.is_empty() || chosen.contains(&probe.id);
+    probes.retain(is_chosen);
     let printed = histogram::printed(&probes, counted, in_files);
     let mut histograms =
         Histograms::begin(&mut client, machine, &probes, counted, in_files, format).await?;
@@ -119,14 +105,14 @@ async fn trace_probes(
         .into_inner();
 
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
-    probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
+    probes.retain(is_chosen);
     printer.prepare(&mut client, machine, &probes).await;
 
     let status = loop {
         let batch = tokio::select! {
             batch = stream.message() => batch.map_err(Refused::from)?,
             () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
-            () = histogram::tick(&mut histograms) => {
+            () = or_never(histograms.as_mut().map(Histograms::tick)) => {
                 histogram::print(&mut histograms, &mut client).await?;
                 continue;
             }
@@ -136,11 +122,7 @@ async fn trace_probes(
         };
         match printer.show(&mut client, batch).await? {
             Batch::More => {}
-            Batch::Ended(ending) => {
-                let how = table::ending_text(&ending);
-                output::tell(format_args!("{machine} ended: {how}"));
-                break DONE;
-            }
+            Batch::Ended(ending) => break ended(machine, Some(ending)),
             Batch::Enough => break DONE,
         }
     };
@@ -149,8 +131,8 @@ async fn trace_probes(
     plant::turn_off(&mut client, machine, own.ids).await;
     histogram::print(&mut histograms, &mut client).await?;
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
-    probes.retain(|probe| chosen.is_empty() || chosen.contains(&probe.id));
-    close(&mut printer, &probes, format)?;
+    probes.retain(is_chosen);
+    close(&mut printer, &probes)?;
     Ok(status)
 }
 
@@ -160,7 +142,7 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
     // A script may do without any.
-    let mut planted: Option<Planted> = match script.program.probes.is_empty() {
+    let planted = match script.program.probes.is_empty() {
         true => None,
         false => {
             let refused = |status| script.refused(status);
@@ -168,16 +150,8 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
         }
     };
     let ids = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
-    let outcome = tokio::select! {
-        outcome = follow_script(client, &machine, ids, script, &mut interrupt) => outcome,
-        why = plant::lost(&mut planted) => Err(why),
-    };
-    if let Some(planted) = planted {
-        let closed = planted.session.close().await;
-        // What went wrong first says more.
-        return outcome.and_then(|status| closed.map(|()| status));
-    }
-    outcome
+    let followed = follow_script(client, &machine, ids, script, &mut interrupt);
+    Planted::during(planted, followed).await
 }
 
 /// Carries out `script`, whose probes are `ids`.
@@ -201,10 +175,10 @@ async fn follow_script(
         }
     };
     let mut waiting = client.machines.clone();
-    let ended = waiting.wait(WaitRequest {
+    let end = waiting.wait(WaitRequest {
         machine: machine.to_owned(),
     });
-    tokio::pin!(ended);
+    tokio::pin!(end);
     let status = loop {
         if running.is_over() {
             break DONE;
@@ -212,22 +186,17 @@ async fn follow_script(
         tokio::select! {
             () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
             index = running.tick() => running.ticked(&mut client, index).await?,
-            batch = next(&mut stream) => match batch.map_err(Refused::from)? {
-                Some(batch) => {
-                    if let Batch::Ended(ending) = running.show(&mut client, batch).await? {
-                        let how = table::ending_text(&ending);
-                        output::tell(format_args!("{machine} ended: {how}"));
-                        break DONE;
-                    }
+            batch = or_never(stream.as_mut().map(Streaming::message)) => {
+                let Some(batch) = batch.map_err(Refused::from)? else {
+                    break DONE;
+                };
+                if let Batch::Ended(ending) = running.show(&mut client, batch).await? {
+                    break ended(machine, Some(ending));
                 }
-                None => break DONE,
-            },
+            }
             // With events, they say how.
-            ended = &mut ended, if stream.is_none() => {
-                let ending = ended.map_err(Refused::from)?.into_inner().ending;
-                let how = table::ending_text(&ending.unwrap_or_default());
-                output::tell(format_args!("{machine} ended: {how}"));
-                break DONE;
+            answer = &mut end, if stream.is_none() => {
+                break ended(machine, answer.map_err(Refused::from)?.into_inner().ending);
             }
         }
     };
@@ -243,19 +212,15 @@ async fn count(
     mut histograms: Histograms,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
-    let request = WaitRequest {
-        machine: machine.to_owned(),
-    };
     let mut waiting = client.machines.clone();
-    let ended = waiting.wait(request);
-    tokio::pin!(ended);
+    let end = waiting.wait(WaitRequest {
+        machine: machine.to_owned(),
+    });
+    tokio::pin!(end);
     let status = loop {
         tokio::select! {
-            ended = &mut ended => {
-                let ending = ended.map_err(Refused::from)?.into_inner().ending;
-                let how = table::ending_text(&ending.unwrap_or_default());
-                output::tell(format_args!("{machine} ended: {how}"));
-                break DONE;
+            answer = &mut end => {
+                break ended(machine, answer.map_err(Refused::from)?.into_inner().ending);
             }
             () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
             () = histograms.tick() => histograms.print(&mut client).await?,
@@ -265,16 +230,19 @@ async fn count(
     Ok(status)
 }
 
+/// Tells how `machine` has ended; what that is for the command.
+fn ended(machine: &str, ending: Option<Ending>) -> ExitCode {
+    let how = table::ending_text(&ending.unwrap_or_default());
+    output::tell(format_args!("{machine} ended: {how}"));
+    DONE
+}
+
 /// Prints what a trace amounted to.
-pub(crate) fn close(
-    printer: &mut Printer,
-    probes: &[hvprobe_proto::v1::Probe],
-    format: Format,
-) -> anyhow::Result<()> {
+pub(crate) fn close(printer: &mut Printer, probes: &[Probe]) -> anyhow::Result<()> {
     let rows = printer.tally.rows(probes);
-    if format == Format::Json {
-        for row in &rows {
-            let line = serde_json::to_string(&json::Line::Summary(row.into()))?;
+    if printer.format == Format::Json {
+        for row in rows {
+            let line = serde_json::to_string(&json::Line::Summary(row))?;
             printer.write(&format!("{line}\n"))?;
         }
     } else if !rows.is_empty() {

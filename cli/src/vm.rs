@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{
-    DeleteMachineRequest, GetMachineRequest, InjectNmiRequest, ListMachinesRequest, Machine,
-    MachineState, PauseRequest, ResumeRequest, StopRequest, WaitRequest,
+    DeleteMachineRequest, InjectNmiRequest, ListMachinesRequest, Machine, MachineState,
+    PauseRequest, ResumeRequest, StopRequest, WaitRequest,
 };
 
 use crate::args::{Boot, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
-use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, done};
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
@@ -75,8 +75,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
         }
         Vm::Show(on) => {
             let (mut client, machine) = find(&on).await?;
-            let answer = client.machines.get_machine(GetMachineRequest { machine });
-            let machine = answer.await.map_err(Refused::from)?.into_inner();
+            let machine = client.get_machine(machine).await?;
             json::print(&json::Machine::from(&machine))?;
             Ok(DONE)
         }
@@ -96,9 +95,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
         Vm::Remove(on) => {
             let (mut client, machine) = find(&on).await?;
             let request = DeleteMachineRequest { machine };
-            let answer = client.machines.delete_machine(request).await;
-            answer.map_err(Refused::from)?;
-            Ok(DONE)
+            done(client.machines.delete_machine(request).await)
         }
         Vm::Pause(on) => {
             let (mut client, machine) = find(&on).await?;

@@ -8,9 +8,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hvprobe_proto::v1::{
-    BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, GetMachineRequest, Machine,
-    Mechanism, PauseRequest, Probe, ProbeSpec, ReadKernelRequest, RegisterRequest, ResumeRequest,
-    StopRequest, UnregisterRequest,
+    BootRequest, ConsoleOutput, ConsoleWriteRequest, Mechanism, PauseRequest, Probe, ProbeSpec,
+    ReadKernelRequest, RegisterRequest, ResumeRequest, StopRequest, UnregisterRequest,
 };
 use tokio::time::timeout;
 
@@ -193,13 +192,8 @@ impl<'a> Guest<'a> {
         };
         let booted = client.machines.boot(request).await.map_err(Refused::from)?;
         let machine = booted.into_inner().name;
-        let request = ConsoleRequest {
-            machine: machine.clone(),
-            kept_only: false,
-        };
-        let console = client.machines.console(request).await;
         Ok(Self {
-            console: console.map_err(Refused::from)?.into_inner(),
+            console: client.console(machine.clone(), false).await?,
             client,
             machine,
             printed,
@@ -227,19 +221,11 @@ impl<'a> Guest<'a> {
     }
 
     async fn ending(&mut self) -> anyhow::Result<String> {
-        let machine = self.machine().await?;
+        let machine = self.client.get_machine(self.machine.clone()).await?;
         Ok(machine
             .ending
             .as_ref()
             .map_or_else(|| "nobody knows how".to_owned(), table::ending_text))
-    }
-
-    async fn machine(&mut self) -> anyhow::Result<Machine> {
-        let request = GetMachineRequest {
-            machine: self.machine.clone(),
-        };
-        let answer = self.client.machines.get_machine(request).await;
-        Ok(answer.map_err(Refused::from)?.into_inner())
     }
 
     /// Asks for [`BATCHES`] batches, one after another.
@@ -265,15 +251,11 @@ impl<'a> Guest<'a> {
 
     /// How often `KVM_RUN` was called, which is counted at a pause.
     async fn runs(&mut self) -> anyhow::Result<u64> {
-        let machine = self.machine.clone();
-        let answer = self
-            .client
-            .machines
-            .pause(PauseRequest {
-                machine,
-                ..Default::default()
-            })
-            .await;
+        let request = PauseRequest {
+            machine: self.machine.clone(),
+            ..Default::default()
+        };
+        let answer = self.client.machines.pause(request).await;
         let runs = answer.map_err(Refused::from)?.into_inner().runs;
         let machine = self.machine.clone();
         let answer = self.client.machines.resume(ResumeRequest { machine }).await;
@@ -311,7 +293,6 @@ impl<'a> Guest<'a> {
         let request = RegisterRequest {
             machine: self.machine.clone(),
             probes: vec![spec],
-            skip_refused: false,
             ..Default::default()
         };
         let answer = self.client.probes.register(request).await;
@@ -348,10 +329,7 @@ impl<'a> Guest<'a> {
         let last = if kind == 'r' { 0 } else { REACH };
         let mut first_reason = None;
         for offset in 0..=last {
-            let place = match offset {
-                0 => FUNCTION.to_owned(),
-                _ => format!("{FUNCTION}+{offset:#x}"),
-            };
+            let place = table::at(FUNCTION, offset);
             let spec = ProbeSpec {
                 definition: format!("{kind} {place}"),
                 mechanism: mechanism.into(),

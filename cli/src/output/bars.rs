@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use hvprobe_proto::v1::{
     HistogramEntry, HistogramForm, HistogramKey, HistogramKeyValue, HistogramSchema,
-    histogram_key_value,
+    histogram_key_value::What,
 };
 
 use super::harmless;
@@ -15,7 +15,14 @@ use super::histogram_key::shown;
 use super::names::Names;
 
 /// The length of the longest bar.
-const LONGEST: u64 = 52;
+const LONGEST: u8 = 52;
+
+/// The bar of so many hits, where the longest is that of `most`, with the room for that.
+pub(super) fn bar(hits: u64, most: u64) -> String {
+    let length = u128::from(hits) * u128::from(LONGEST) / u128::from(most);
+    let bar = "@".repeat(usize::try_from(length).unwrap_or(0));
+    format!("|{bar:<longest$}|", longest = LONGEST.into())
+}
 
 /// `entries` with their bars.
 pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
@@ -43,10 +50,8 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
         let width = rows.iter().map(|(label, _)| label.chars().count()).max();
         let most = rows.iter().map(|(_, hits)| *hits).max().unwrap_or(1).max(1);
         for (label, hits) in rows {
-            let bar = u128::from(hits) * u128::from(LONGEST) / u128::from(most);
-            let bar = "@".repeat(usize::try_from(bar).unwrap_or(0));
-            let (width, longest) = (width.unwrap_or(0), usize::try_from(LONGEST).unwrap_or(0));
-            writeln!(text, "{label:<width$} {hits:>10} |{bar:<longest$}|")
+            let (width, bar) = (width.unwrap_or(0), bar(hits, most));
+            writeln!(text, "{label:<width$} {hits:>10} {bar}")
                 .expect("writing to a string cannot fail");
         }
     }
@@ -85,7 +90,7 @@ fn is_range(key: &HistogramKey) -> bool {
 
 fn number(value: &HistogramKeyValue) -> Option<u64> {
     match value.what {
-        Some(histogram_key_value::What::Number(number)) => Some(number),
+        Some(What::Number(number)) => Some(number),
         _ => None,
     }
 }

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 
 use hvprobe_proto::v1::{
     HistogramEntry, HistogramField, HistogramForm, HistogramKey, HistogramKeyValue,
-    HistogramSchema, HistogramSum, HistogramTotals, histogram_key_value,
+    HistogramSchema, HistogramSum, HistogramTotals, histogram_key_value::What,
 };
 use serde::Serialize;
 
@@ -90,9 +90,7 @@ fn folded(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -
     for entry in entries {
         let keys = schema.keys.iter().zip(&entry.keys);
         let keys = keys.map(|(key, value)| match &value.what {
-            Some(histogram_key_value::What::StackTrace(stack)) => {
-                StackTrace::from(stack).folded(names)
-            }
+            Some(What::StackTrace(stack)) => StackTrace::from(stack).folded(names),
             _ => shown(key, value, &entry.comm, names).replace([';', ' '], "_"),
         });
         let keys: Vec<_> = keys.collect();
@@ -154,14 +152,14 @@ fn signed(field: &HistogramField, number: u64) -> String {
 fn padded(key: &HistogramKey, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
     let shown = shown(key, value, comm, names);
     match (&value.what, key.form()) {
-        (Some(histogram_key_value::What::StackTrace(stack)), _) => {
+        (Some(What::StackTrace(stack)), _) => {
             // As the kernel: the stack begins on a line of its own.
             format!(
                 "{}\n",
                 StackTrace::from(stack).indented("\n         ", names)
             )
         }
-        (Some(histogram_key_value::What::Text(_)), _) => format!("{shown:<50}"),
+        (Some(What::Text(_)), _) => format!("{shown:<50}"),
         (None, _) => format!("{shown:>10}"),
         (_, HistogramForm::Symbol) => behind_address(&shown, 45),
         (_, HistogramForm::SymbolOffset) => behind_address(&shown, 55),
@@ -256,19 +254,13 @@ fn json(
 fn json_key(key: &HistogramKey, value: &HistogramKeyValue, names: &Names) -> Json {
     match (&value.what, key.form()) {
         (None, _) => Json::Null,
-        (Some(histogram_key_value::What::StackTrace(stack)), _) => {
-            StackTrace::from(stack).json(names)
-        }
-        (Some(histogram_key_value::What::Text(text)), _) => {
-            Json::of(&text_value(text, false), names)
-        }
-        (Some(histogram_key_value::What::Number(number)), HistogramForm::Unspecified) => {
+        (Some(What::StackTrace(stack)), _) => StackTrace::from(stack).json(names),
+        (Some(What::Text(text)), _) => Json::of(&text_value(text, false), names),
+        (Some(What::Number(number)), HistogramForm::Unspecified) => {
             Json::of(&typed(key, *number), names)
         }
-        (Some(histogram_key_value::What::Number(number)), HistogramForm::Hex) => {
-            Json::Text(format!("{number:#x}"))
-        }
-        (Some(histogram_key_value::What::Number(number)), form) => match form {
+        (Some(What::Number(number)), HistogramForm::Hex) => Json::Text(format!("{number:#x}")),
+        (Some(What::Number(number)), form) => match form {
             HistogramForm::Symbol | HistogramForm::SymbolOffset => Json::Text(names.of(*number)),
             _ => Json::Unsigned(*number),
         },

@@ -1,6 +1,8 @@
 //! The parts of a histogram's keys as text.
 
-use hvprobe_proto::v1::{HistogramForm, HistogramKey, HistogramKeyValue, histogram_key_value};
+use hvprobe_proto::v1::{
+    HistogramForm, HistogramKey, HistogramKeyValue, histogram_key_value::What,
+};
 
 use super::harmless;
 use super::names::Names;
@@ -25,11 +27,11 @@ pub(crate) fn shown(
 ) -> String {
     let number = match &value.what {
         None => return "(fault)".to_owned(),
-        Some(histogram_key_value::What::Text(text)) => return harmless(text),
-        Some(histogram_key_value::What::StackTrace(stack)) => {
+        Some(What::Text(text)) => return harmless(text),
+        Some(What::StackTrace(stack)) => {
             return StackTrace::from(stack).innermost(names);
         }
-        Some(histogram_key_value::What::Number(number)) => *number,
+        Some(What::Number(number)) => *number,
     };
     match key.form() {
         HistogramForm::Hex => format!("{number:x}"),

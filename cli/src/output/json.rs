@@ -13,12 +13,13 @@ use hvprobe_spec::language::text::hex;
 use serde::{Serialize, Serializer};
 
 use super::events::Label;
+use super::harmless;
 use super::names::Names;
+use super::registers::general;
 use super::summary::Row;
 use super::times::realtime;
 use super::value_json::Json;
 use super::{asked, captured};
-use super::{build_id, harmless};
 
 /// A 64-bit value that is shown in hexadecimal.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +60,7 @@ pub(crate) enum Line {
         ending: Ending,
     },
     /// What became of a probe.
-    Summary(Summary),
+    Summary(Row),
 }
 
 /// A hit.
@@ -127,7 +128,7 @@ impl From<v1::Call> for Call {
             duration_ns: told(call.duration_ns),
             value: Hex(call.value),
             error: errno::returned(call.value),
-            entry: call.entry.unwrap_or_default().into(),
+            entry: Registers(call.entry.unwrap_or_default()),
         }
     }
 }
@@ -149,50 +150,16 @@ impl From<captured::Item<'_>> for Captured {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Registers {
-    rax: Option<Hex>,
-    rbx: Option<Hex>,
-    rcx: Option<Hex>,
-    rdx: Option<Hex>,
-    rsi: Option<Hex>,
-    rdi: Option<Hex>,
-    rsp: Option<Hex>,
-    rbp: Option<Hex>,
-    r8: Option<Hex>,
-    r9: Option<Hex>,
-    r10: Option<Hex>,
-    r11: Option<Hex>,
-    r12: Option<Hex>,
-    r13: Option<Hex>,
-    r14: Option<Hex>,
-    r15: Option<Hex>,
-    rip: Hex,
-    rflags: Hex,
-}
+/// Registers with their names.
+#[derive(Debug)]
+struct Registers(v1::Registers);
 
-impl From<v1::Registers> for Registers {
-    fn from(regs: v1::Registers) -> Self {
-        Self {
-            rax: regs.rax.map(Hex),
-            rbx: regs.rbx.map(Hex),
-            rcx: regs.rcx.map(Hex),
-            rdx: regs.rdx.map(Hex),
-            rsi: regs.rsi.map(Hex),
-            rdi: regs.rdi.map(Hex),
-            rsp: regs.rsp.map(Hex),
-            rbp: regs.rbp.map(Hex),
-            r8: regs.r8.map(Hex),
-            r9: regs.r9.map(Hex),
-            r10: regs.r10.map(Hex),
-            r11: regs.r11.map(Hex),
-            r12: regs.r12.map(Hex),
-            r13: regs.r13.map(Hex),
-            r14: regs.r14.map(Hex),
-            r15: regs.r15.map(Hex),
-            rip: Hex(regs.rip),
-            rflags: Hex(regs.rflags),
-        }
+impl Serialize for Registers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(regs) = self;
+        let special = [("rip", Some(regs.rip)), ("rflags", Some(regs.rflags))];
+        let all = general(regs).into_iter().chain(special);
+        serializer.collect_map(all.map(|(name, value)| (name, value.map(Hex))))
     }
 }
 
@@ -240,7 +207,7 @@ impl Line {
             comm: task.map(|task| harmless(&task.comm)),
             cost_ns: event.cost_ns,
             kind: super::table::event_kind(event.kind()),
-            registers: event.registers.unwrap_or_default().into(),
+            registers: Registers(event.registers.unwrap_or_default()),
             fault: event.fault.map(|fault| Fault {
                 exception: super::events::exception(fault.vector),
                 vector: fault.vector,
@@ -269,46 +236,6 @@ impl From<&v1::Ending> for Ending {
             reason: super::table::reason(ending.reason()),
             guest_status: ending.guest_status,
             report: (!ending.report.is_empty()).then(|| ending.report.clone()),
-        }
-    }
-}
-
-/// What became of a probe.
-#[derive(Debug, Serialize)]
-pub(crate) struct Summary {
-    probe: Option<u32>,
-    event: String,
-    at: Option<String>,
-    state: Option<String>,
-    mechanism: Option<&'static str>,
-    hits: Option<u64>,
-    missed: Option<u64>,
-    throttled: u64,
-    events: u64,
-    cost_median_ns: Option<u64>,
-    cost_p99_ns: Option<u64>,
-    duration_median_ns: Option<u64>,
-    duration_p99_ns: Option<u64>,
-    duration_max_ns: Option<u64>,
-}
-
-impl From<&Row> for Summary {
-    fn from(row: &Row) -> Self {
-        Self {
-            probe: Some(row.id),
-            event: row.name.clone(),
-            at: row.place.clone(),
-            state: row.state.clone(),
-            mechanism: row.mechanism,
-            hits: row.hits,
-            missed: row.missed,
-            throttled: row.throttled,
-            events: row.events,
-            cost_median_ns: row.cost_ns.map(|(median, _)| median),
-            cost_p99_ns: row.cost_ns.map(|(_, p99)| p99),
-            duration_median_ns: row.duration_ns.map(|(median, _, _)| median),
-            duration_p99_ns: row.duration_ns.map(|(_, p99, _)| p99),
-            duration_max_ns: row.duration_ns.map(|(_, _, max)| max),
         }
     }
 }
@@ -383,7 +310,7 @@ impl From<&v1::Machine> for Machine {
             }),
             disarmed: machine.disarmed,
             kernel_replaced: machine.kernel_replaced,
-            kernel_build_id: machine.kernel_build_id.as_deref().map(build_id),
+            kernel_build_id: machine.kernel_build_id.as_deref().map(hex),
         }
     }
 }

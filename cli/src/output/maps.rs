@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hvprobe_proto::v1::{HistogramEntry, HistogramSchema, histogram_key_value};
+use hvprobe_proto::v1::{HistogramEntry, HistogramSchema, histogram_key_value::What};
 
 use super::histogram_key::shown;
 use super::names::Names;
@@ -11,7 +11,7 @@ use super::stack_trace::StackTrace;
 /// Whether `entries` are told apart by stacks.
 pub(super) fn has_stacks(entries: &[HistogramEntry]) -> bool {
     let mut keys = entries.iter().flat_map(|entry| &entry.keys);
-    keys.any(|key| matches!(key.what, Some(histogram_key_value::What::StackTrace(_))))
+    keys.any(|key| matches!(key.what, Some(What::StackTrace(_))))
 }
 
 /// `entries`, each with all of its keys: a stack with an address a line.
@@ -20,7 +20,7 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
     for entry in entries {
         let keys = schema.keys.iter().zip(&entry.keys);
         let keys = keys.map(|(key, value)| match &value.what {
-            Some(histogram_key_value::What::StackTrace(stack)) => {
+            Some(What::StackTrace(stack)) => {
                 format!("{}\n", StackTrace::from(stack).indented("\n    ", names))
             }
             _ => shown(key, value, &entry.comm, names),

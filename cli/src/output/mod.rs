@@ -92,11 +92,6 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// A build id as it is written: in hexadecimal digits.
-pub(crate) fn build_id(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// `raw` as text that cannot steer a terminal: what is not a printable character becomes `?`.
 pub(crate) fn harmless(raw: &[u8]) -> String {
     String::from_utf8_lossy(raw)

@@ -7,8 +7,7 @@ use std::fmt::Write as _;
 
 use hvprobe_spec::script::Told;
 
-/// The length of the longest bar.
-const LONGEST: u128 = 52;
+use super::bars::bar;
 
 /// A part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -155,10 +154,8 @@ fn rows(told: Told, hits: &BTreeMap<u64, u64>) -> String {
             Told::Steps { min, max, step } => step_label(row, min, max, step),
             _ => power_label(row),
         };
-        let bar = u128::from(hits) * LONGEST / u128::from(most);
-        let bar = "@".repeat(usize::try_from(bar).unwrap_or(0));
-        writeln!(text, "{label:<16}{hits:>8} |{bar:<52}|")
-            .expect("writing to a string cannot fail");
+        let bar = bar(hits, most);
+        writeln!(text, "{label:<16}{hits:>8} {bar}").expect("writing to a string cannot fail");
     }
     text
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use hvprobe_proto::v1::{self, EventKind};
+use serde::Serialize;
 
 use super::events::{self, Label};
 use super::table::{self, table};
@@ -62,19 +63,17 @@ impl Tally {
     /// The rows for `probes`, and for those that were seen but are no longer among them.
     pub(crate) fn rows(&self, probes: &[v1::Probe]) -> Vec<Row> {
         let listed = probes.iter().map(|probe| {
-            let seen = self.probes.get(&probe.id);
+            let seen = self.probes.get(&probe.id).map(Seen::row);
             Row {
-                id: probe.id,
-                name: probe.name.clone(),
-                place: table::place(probe).or_else(|| probe.address.map(|at| format!("{at:#x}"))),
+                probe: probe.id,
+                event: probe.name.clone(),
+                at: table::place(probe).or_else(|| probe.address.map(|at| format!("{at:#x}"))),
                 state: Some(table::state(probe)),
                 mechanism: table::mechanism(probe.mechanism()),
                 hits: Some(probe.hits),
                 missed: Some(probe.missed),
                 throttled: probe.throttled,
-                events: seen.map_or(0, |seen| seen.events),
-                cost_ns: seen.and_then(Seen::costs),
-                duration_ns: seen.and_then(Seen::durations),
+                ..seen.unwrap_or_default()
             }
         });
         let removed = self
@@ -82,40 +81,32 @@ impl Tally {
             .iter()
             .filter(|(id, _)| probes.iter().all(|probe| probe.id != **id))
             .map(|(id, seen)| Row {
-                id: *id,
-                name: seen.label.name.clone(),
-                place: seen
-                    .label
-                    .symbol
-                    .as_ref()
-                    .map(|(name, offset)| match offset {
-                        0 => name.clone(),
-                        offset => format!("{name}+{offset:#x}"),
-                    }),
-                state: None,
-                mechanism: None,
-                hits: None,
-                missed: None,
-                throttled: 0,
-                events: seen.events,
-                cost_ns: seen.costs(),
-                duration_ns: seen.durations(),
+                probe: *id,
+                ..seen.row()
             });
         listed.chain(removed).collect()
     }
 }
 
 impl Seen {
-    /// Median and 99th percentile of the hits, if any took an exit.
-    fn costs(&self) -> Option<(u64, u64)> {
-        (!self.costs.is_empty()).then(|| quantiles(&self.costs))
-    }
-
-    /// Median, 99th percentile and longest of the calls.
-    fn durations(&self) -> Option<(u64, u64, u64)> {
-        let durations = self.durations.as_ref()?;
-        let (median, p99) = quantiles(durations);
-        Some((median, p99, durations.max()))
+    /// What is known of a probe by its events alone.
+    fn row(&self) -> Row {
+        let symbol = self.label.symbol.as_ref();
+        let costs = Some(&self.costs).filter(|costs| !costs.is_empty());
+        let durations = self.durations.as_ref();
+        let (cost_median_ns, cost_p99_ns) = costs.map(quantiles).unzip();
+        let (duration_median_ns, duration_p99_ns) = durations.map(quantiles).unzip();
+        Row {
+            event: self.label.name.clone(),
+            at: symbol.map(|(name, offset)| table::at(name, *offset)),
+            events: self.events,
+            cost_median_ns,
+            cost_p99_ns,
+            duration_median_ns,
+            duration_p99_ns,
+            duration_max_ns: durations.map(Histogram::max),
+            ..Row::default()
+        }
     }
 }
 
@@ -137,22 +128,25 @@ fn quantiles(costs: &Histogram<u32>) -> (u64, u64) {
     (costs.value_at_quantile(0.5), costs.value_at_quantile(0.99))
 }
 
-/// A probe at the end of a trace. What is not known of a probe that is gone is `None`.
-#[derive(Debug)]
+/// A probe at the end of a trace, as JSON has it. What is not known of a probe that is gone is `None`.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
-    pub(crate) id: u32,
-    pub(crate) name: String,
-    pub(crate) place: Option<String>,
-    pub(crate) state: Option<String>,
-    pub(crate) mechanism: Option<&'static str>,
-    pub(crate) hits: Option<u64>,
-    pub(crate) missed: Option<u64>,
-    pub(crate) throttled: u64,
-    pub(crate) events: u64,
-    /// Median and 99th percentile.
-    pub(crate) cost_ns: Option<(u64, u64)>,
-    /// Median, 99th percentile and longest of the calls of a return probe.
-    pub(crate) duration_ns: Option<(u64, u64, u64)>,
+    probe: u32,
+    event: String,
+    at: Option<String>,
+    state: Option<String>,
+    mechanism: Option<&'static str>,
+    hits: Option<u64>,
+    missed: Option<u64>,
+    throttled: u64,
+    events: u64,
+    /// Of the hits, if any took an exit.
+    cost_median_ns: Option<u64>,
+    cost_p99_ns: Option<u64>,
+    /// Of the calls of a return probe.
+    duration_median_ns: Option<u64>,
+    duration_p99_ns: Option<u64>,
+    duration_max_ns: Option<u64>,
 }
 
 /// `rows` as a table, with a line about dropped events if there are any.
@@ -167,7 +161,7 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
         ("MEDIAN", true),
         ("P99", true),
     ];
-    let with_calls = rows.iter().any(|row| row.duration_ns.is_some());
+    let with_calls = rows.iter().any(|row| row.duration_max_ns.is_some());
     if with_calls {
         columns.extend([
             ("CALL MEDIAN", true),
@@ -176,13 +170,13 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
         ]);
     }
     let known = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let duration = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), events::duration);
     let mut text = table(
         &columns,
         rows.iter().map(|row| {
-            let (median, p99) = row.cost_ns.unzip();
             let mut cells = vec![
-                row.name.clone(),
-                row.place.clone().unwrap_or_else(|| "-".to_owned()),
+                row.event.clone(),
+                row.at.clone().unwrap_or_else(|| "-".to_owned()),
                 known(row.hits),
                 known(row.missed),
                 row.events.to_string(),
@@ -191,14 +185,13 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
                     (None, Some(state)) => state.clone(),
                     (None, None) => "-".to_owned(),
                 },
-                microseconds(median),
-                microseconds(p99),
+                microseconds(row.cost_median_ns),
+                microseconds(row.cost_p99_ns),
             ];
             if with_calls {
-                cells.extend(match row.duration_ns {
-                    Some((median, p99, max)) => [median, p99, max].map(events::duration),
-                    None => ["-"; 3].map(str::to_owned),
-                });
+                cells.push(duration(row.duration_median_ns));
+                cells.push(duration(row.duration_p99_ns));
+                cells.push(duration(row.duration_max_ns));
             }
             cells
         }),
@@ -207,7 +200,7 @@ pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
     for row in throttled {
         text.push_str(&format!(
             "\n{} hits of {} were throttled; HITS does not count them",
-            row.throttled, row.name
+            row.throttled, row.event
         ));
     }
     if dropped > 0 {

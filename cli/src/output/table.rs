@@ -104,33 +104,13 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
         ("FAULTS", true),
         ("ORPHANS", true),
     ];
-    let with_owners = probes.iter().any(|probe| !probe.owner.is_empty());
-    if with_owners {
-        columns.push(("OWNER", false));
-    }
-    let with_budgets = probes.iter().any(|probe| probe.budget.is_some());
-    if with_budgets {
-        columns.push(("THROTTLED", true));
-    }
-    let with_arguments = probes.iter().any(|probe| !probe.arguments.is_empty());
-    if with_arguments {
-        columns.push(("ARGUMENTS", false));
-    }
-    let actions: Vec<String> = probes
-        .iter()
-        .map(|probe| {
-            let mut words = asked::of(probe);
-            words.extend(asked::budget(probe.budget.as_ref()));
-            words.join(" ")
-        })
-        .collect();
-    let with_actions = actions.iter().any(|actions| !actions.is_empty());
-    if with_actions {
-        columns.push(("ACTIONS", false));
-    }
+    let is_told = |cell: Cell| probes.iter().any(|probe| cell(probe).is_some());
+    let optional = OPTIONAL.iter().filter(|(_, _, cell)| is_told(*cell));
+    let optional: Vec<_> = optional.collect();
+    columns.extend(optional.iter().map(|(column, _, _)| *column));
     table(
         &columns,
-        probes.iter().zip(actions).map(|(probe, actions)| {
+        probes.iter().map(|probe| {
             let mut row = vec![
                 probe.id.to_string(),
                 probe.name.clone(),
@@ -153,36 +133,42 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
                     _ => "-".to_owned(),
                 },
             ];
-            if with_owners {
-                row.push(match probe.owner.as_str() {
-                    "" => "-".to_owned(),
-                    owner => harmless(owner.as_bytes()),
-                });
-            }
-            if with_budgets {
-                row.push(match probe.budget {
-                    Some(_) => probe.throttled.to_string(),
-                    None => "-".to_owned(),
-                });
-            }
-            if with_arguments {
-                row.push(match argument_names(probe).as_slice() {
-                    [] => "-".to_owned(),
-                    names => names.join(","),
-                });
-            }
-            if with_actions {
-                row.push(actions);
-            }
+            let optional = optional.iter().map(|(_, none, cell)| (none, cell(probe)));
+            row.extend(optional.map(|(none, cell)| cell.unwrap_or_else(|| (*none).to_owned())));
             row
         }),
     )
 }
 
-/// What the arguments of a probe are called.
-fn argument_names(probe: &v1::Probe) -> Vec<String> {
+/// What a probe has in a column that is there only if one of them has anything in it.
+type Cell = fn(&v1::Probe) -> Option<String>;
+
+/// These columns, each with what stands there of a probe that has nothing.
+const OPTIONAL: [(Column, &str, Cell); 4] = [
+    (("OWNER", false), "-", owner),
+    (("THROTTLED", true), "-", throttled),
+    (("ARGUMENTS", false), "-", argument_names),
+    (("ACTIONS", false), "", actions),
+];
+
+fn owner(probe: &v1::Probe) -> Option<String> {
+    (!probe.owner.is_empty()).then(|| harmless(probe.owner.as_bytes()))
+}
+
+fn throttled(probe: &v1::Probe) -> Option<String> {
+    probe.budget.map(|_| probe.throttled.to_string())
+}
+
+fn argument_names(probe: &v1::Probe) -> Option<String> {
     let names = probe.arguments.iter().map(|each| each.name.as_bytes());
-    names.map(harmless).collect()
+    let names: Vec<_> = names.map(harmless).collect();
+    (!names.is_empty()).then(|| names.join(","))
+}
+
+fn actions(probe: &v1::Probe) -> Option<String> {
+    let mut words = asked::of(probe);
+    words.extend(asked::budget(probe.budget.as_ref()));
+    (!words.is_empty()).then(|| words.join(" "))
 }
 
 /// `[DISABLED] [BOOSTED]`: what is special about a probe, and how its instruction takes effect.
@@ -266,11 +252,15 @@ fn arranged_findings(arrangement: ContentArrangement, findings: &[v1::Finding]) 
 /// Symbol and offset of a probepoint.
 pub(crate) fn place(probe: &v1::Probe) -> Option<String> {
     let symbol = probe.symbol.as_ref()?;
-    let name = harmless(symbol.name.as_bytes());
-    Some(match symbol.offset {
-        0 => name,
-        offset => format!("{name}+{offset:#x}"),
-    })
+    Some(at(&harmless(symbol.name.as_bytes()), symbol.offset))
+}
+
+/// So far behind the beginning of a symbol.
+pub(crate) fn at(symbol: &str, offset: u64) -> String {
+    match offset {
+        0 => symbol.to_owned(),
+        _ => format!("{symbol}+{offset:#x}"),
+    }
 }
 
 /// Where a probe stands, in words.

@@ -118,17 +118,11 @@ impl Running {
         at: usize,
         counted: &Counted,
     ) -> anyhow::Result<Option<(usize, Counting)>> {
-        let mut ids: Vec<_> = self
-            .positions
-            .iter()
-            .filter(|(_, position)| counted.probes.contains(position))
-            .map(|(id, _)| *id)
-            .collect();
+        let ids = self.ids(|position| counted.probes.contains(position));
         if ids.is_empty() {
             // It was told why they are not there.
             return Ok(None);
         }
-        ids.sort_unstable();
         let text = &counted.histogram.text;
         let counting = Counting::begin(client, &self.machine, ids, text).await;
         let told = |error| self.script.wrong_in(&counted.histogram, error);
@@ -154,17 +148,16 @@ impl Running {
 
     /// The probes whose events are needed, by their ids; none if all that hits do is count.
     pub(crate) fn wanted(&self) -> Vec<u32> {
-        let program = &self.script.program;
-        let acts = |position: &usize| {
-            let planted = program.probes.get(*position);
+        self.ids(|position| {
+            let planted = self.script.program.probes.get(*position);
             planted.is_some_and(|planted| !planted.actions.is_empty())
-        };
-        let mut ids: Vec<_> = self
-            .positions
-            .iter()
-            .filter(|(_, position)| acts(position))
-            .map(|(id, _)| *id)
-            .collect();
+        })
+    }
+
+    /// The ids of those of its probes whose position is `wanted`, in their order.
+    fn ids(&self, wanted: impl Fn(&usize) -> bool) -> Vec<u32> {
+        let found = self.positions.iter().filter(|(_, it)| wanted(it));
+        let mut ids: Vec<_> = found.map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids
     }
@@ -468,13 +461,5 @@ fn number(key: &HistogramKey, value: &HistogramKeyValue) -> Option<i128> {
         TypeKind::Enum if ty.signed => Some(number.cast_signed().into()),
         TypeKind::Enum | TypeKind::Char | TypeKind::Bool => Some(number.into()),
         _ => None,
-    }
-}
-
-/// Returns when an interval of a script is over, and which; never, if there is no script.
-pub(crate) async fn tick(script: &mut Option<Running>) -> usize {
-    match script {
-        Some(script) => script.tick().await,
-        None => std::future::pending().await,
     }
 }

@@ -6,7 +6,7 @@ use hvprobe_engine::Explained;
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_machine::Kernel;
 use hvprobe_proto::v1::{self, ErrorKind};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::status::{Failure, chain, refused};
 use crate::wire::registration;
@@ -43,7 +43,7 @@ pub fn explain(
     for (index, spec) in specs.iter().enumerate() {
         spec.check().map_err(|error| {
             let message = format!("{}: {}", spec.definition, chain(&error));
-            let failure = Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message);
+            let failure = Failure::invalid(ErrorKind::BadActions, message);
             Status::from(failure.at_index(index))
         })?;
     }

@@ -6,9 +6,10 @@ use std::io;
 use std::sync::OnceLock;
 
 use hvprobe_proto::v1::{self, ErrorKind};
+use hvprobe_spec::language::text::hex;
 use prost::Message;
 use rustix::rand::{GetRandomFlags, getrandom};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::limits;
 use crate::status::Failure;
@@ -65,7 +66,7 @@ pub(crate) fn hash(request: &impl Message) -> u64 {
 /// The request of this id is not the one that it was used for.
 pub(crate) fn reused(request_id: &str) -> Status {
     let message = format!("the request's id {request_id:?} was used for another request");
-    Failure::new(Code::InvalidArgument, ErrorKind::RequestIdReused, message)
+    Failure::invalid(ErrorKind::RequestIdReused, message)
         .on("request_id")
         .into()
 }
@@ -82,7 +83,7 @@ fn label(text: &str) -> Result<(), Status> {
             "bad label {text:?}: its name, and what is not empty of its value, are made as the name of a \
              machine is"
         );
-        Failure::new(Code::InvalidArgument, ErrorKind::BadName, message).into()
+        Failure::invalid(ErrorKind::BadName, message).into()
     })
 }
 
@@ -148,18 +149,14 @@ pub(crate) fn uuid() -> io::Result<String> {
     }
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut text = String::with_capacity(2 * UUID + 4);
-    for (at, byte) in bytes.iter().enumerate() {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    Ok(text)
+    let parts = [0..4, 4..6, 6..8, 8..10, 10..UUID];
+    Ok(parts.map(|part| hex(&bytes[part])).join("-"))
 }
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
 
     #[test]

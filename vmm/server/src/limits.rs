@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use hvprobe_proto::v1::ErrorKind;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::status::Failure;
 
@@ -43,12 +43,8 @@ pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Sta
     if length <= limit {
         return Ok(());
     }
-    Err(Failure::new(
-        Code::InvalidArgument,
-        ErrorKind::TooLarge,
-        format!("{what} is too large: {length}, at most {limit}"),
-    )
-    .into())
+    let message = format!("{what} is too large: {length}, at most {limit}");
+    Err(Failure::invalid(ErrorKind::TooLarge, message).into())
 }
 
 /// That `name` can be a machine's.
@@ -69,14 +65,11 @@ fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Failure> {
     {
         return Ok(());
     }
-    Err(Failure::new(
-        Code::InvalidArgument,
-        kind,
-        format!(
-            "bad {what}: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
-             digit first"
-        ),
-    ))
+    let message = format!(
+        "bad {what}: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
+         digit first"
+    );
+    Err(Failure::invalid(kind, message))
 }
 
 /// `path`, which has to be absolute: a server's working directory is not its clients'.
@@ -85,13 +78,9 @@ pub(crate) fn path(what: &str, field: &str, path: String) -> Result<PathBuf, Sta
     if Path::new(&path).is_absolute() && !path.contains('\0') {
         return Ok(path.into());
     }
-    Err(Failure::new(
-        Code::InvalidArgument,
-        ErrorKind::BadMachine,
-        format!("{what} has to be an absolute path"),
-    )
-    .on(field)
-    .into())
+    let message = format!("{what} has to be an absolute path");
+    let failure = Failure::invalid(ErrorKind::BadMachine, message);
+    Err(failure.on(field).into())
 }
 
 #[cfg(test)]

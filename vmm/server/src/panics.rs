@@ -5,6 +5,7 @@ use std::any::Any;
 use std::future::Future;
 
 use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::Response;
@@ -17,6 +18,16 @@ type Answer = fn(Box<dyn Any + Send>) -> Response<Body>;
 /// Answers a request whose handling panics.
 pub(crate) fn layer() -> CatchPanicLayer<Answer> {
     CatchPanicLayer::custom((|_| broken("a request").into_http()) as Answer)
+}
+
+/// A stream to a client, in which there is room for so many messages; what `work` makes of its end fills it.
+pub(crate) fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+    room: usize,
+    work: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
+) -> ReceiverStream<Result<T, Status>> {
+    let (to_client, messages) = mpsc::channel(room);
+    spawn(to_client.clone(), work(to_client));
+    ReceiverStream::new(messages)
 }
 
 /// Has `work` fill the stream that leads `to_client`. If it panics, the stream does not end as if that

@@ -9,6 +9,7 @@ mod source_text;
 mod tests;
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::path::Path;
 
 use hvprobe_arch::Gva;
@@ -57,9 +58,9 @@ impl Sources {
                 file,
                 at: At::Text(text),
             } => text_in_function(&info, name, file.as_deref(), text, source)
-                .map_err(|why| refused(probe.column.0, why))?,
+                .map_err(|why| wrong(probe.column.0, &*why))?,
             Point::Text { file, text } => text_in_file(&info, file, text, source)
-                .map_err(|why| refused(probe.column.0, why))?,
+                .map_err(|why| wrong(probe.column.0, &*why))?,
             point => match info.places(point) {
                 Ok(places) => places,
                 Err(error) => {
@@ -298,13 +299,12 @@ fn text_in_function(
     file: Option<&str>,
     text: &str,
     source: Option<&Path>,
-) -> Result<Vec<PointPlace>, String> {
+) -> Result<Vec<PointPlace>, Box<dyn Error>> {
     let folder = source.ok_or(NO_SOURCE)?;
-    let told = |error: &dyn std::error::Error| error.to_string();
-    let pattern = Pattern::new(text).map_err(|error| told(&error))?;
+    let pattern = Pattern::new(text)?;
     let mut places = Vec::new();
-    for function in info.lines(name, file).map_err(|error| told(&error))? {
-        let source = Source::read(folder, &function.file).map_err(|error| told(&error))?;
+    for function in info.lines(name, file)? {
+        let source = Source::read(folder, &function.file)?;
         let matching: BTreeSet<u64> = source.lines(&pattern).collect();
         let is_one = |line: &&Line| {
             let number = function.first.checked_add(line.number);
@@ -316,15 +316,10 @@ fn text_in_function(
                 file: Some(function.file.clone()),
                 at: At::Line(line.number),
             };
-            places.extend(info.places(&point).map_err(|error| told(&error))?);
+            places.extend(info.places(&point)?);
         }
     }
-    places.sort_by_key(|place| place.at);
-    places.dedup_by_key(|place| place.at);
-    match places.is_empty() {
-        true => Err(format!("no line of {name} that has code is `{text}`")),
-        false => Ok(places),
-    }
+    each_once(places, name, text)
 }
 
 /// The places of the lines of files, whose paths end with `file`, that a text is in.
@@ -333,21 +328,27 @@ fn text_in_file(
     file: &str,
     text: &str,
     source: Option<&Path>,
-) -> Result<Vec<PointPlace>, String> {
+) -> Result<Vec<PointPlace>, Box<dyn Error>> {
     let folder = source.ok_or(NO_SOURCE)?;
-    let told = |error: &dyn std::error::Error| error.to_string();
-    let pattern = Pattern::new(text).map_err(|error| told(&error))?;
+    let pattern = Pattern::new(text)?;
     let mut places = Vec::new();
-    for path in info.files(file).map_err(|error| told(&error))? {
-        let source = Source::read(folder, &path).map_err(|error| told(&error))?;
-        let matching = source.lines(&pattern).collect();
-        let here = info.places_of_lines(&path, &matching);
-        places.extend(here.map_err(|error| told(&error))?);
+    for path in info.files(file)? {
+        let matching = Source::read(folder, &path)?.lines(&pattern).collect();
+        places.extend(info.places_of_lines(&path, &matching)?);
     }
+    each_once(places, file, text)
+}
+
+/// `places`, in their order, of which there has to be one where `text` was looked for in `what`.
+fn each_once(
+    mut places: Vec<PointPlace>,
+    what: &str,
+    text: &str,
+) -> Result<Vec<PointPlace>, Box<dyn Error>> {
     places.sort_by_key(|place| place.at);
     places.dedup_by_key(|place| place.at);
     match places.is_empty() {
-        true => Err(format!("no line of {file} that has code is `{text}`")),
+        true => Err(format!("no line of {what} that has code is `{text}`").into()),
         false => Ok(places),
     }
 }
@@ -393,6 +394,6 @@ fn refused(column: usize, message: impl Into<String>) -> SourcesError {
     })
 }
 
-fn wrong(column: usize, error: &dyn std::error::Error) -> SourcesError {
+fn wrong(column: usize, error: &dyn Error) -> SourcesError {
     refused(column, error.to_string())
 }

@@ -20,15 +20,10 @@ use std::time::Duration;
 
 use hvprobe_hit::event::Sink;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
-use hvprobe_proto::v1::decisions_server::{self, DecisionsServer};
-use hvprobe_proto::v1::events_server;
-use hvprobe_proto::v1::histograms_server::{self, HistogramsServer};
-use hvprobe_proto::v1::host_server::{self, HostServer};
-use hvprobe_proto::v1::machines_server::{self, MachinesServer};
-use hvprobe_proto::v1::probes_server::{self, ProbesServer};
-use hvprobe_proto::v1::sessions_server::{self, SessionsServer};
-use hvprobe_proto::v1::sources_server::{self, SourcesServer};
-use hvprobe_proto::v1::symbols_server::{self, SymbolsServer};
+use hvprobe_proto::v1::{
+    decisions_server, events_server, histograms_server, host_server, machines_server,
+    probes_server, sessions_server, sources_server, symbols_server,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -216,41 +211,18 @@ impl Server {
                     .build_v1alpha()?
                     .max_decoding_message_size(limits::REFLECTED),
             )
-            .add_service(
-                MachinesServer::new(machines::Service::new(fleet.clone(), held.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
-            .add_service(
-                ProbesServer::new(probes::Service::new(fleet.clone(), held.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
+            .add_service(machines::Service::server(fleet.clone(), held.clone()))
+            .add_service(probes::Service::server(fleet.clone(), held.clone()))
             .add_service(EventsServer::new(events::Service::new(
                 fleet.clone(),
                 self.published,
             )))
-            .add_service(
-                DecisionsServer::new(decisions::Service::new(fleet.clone(), held.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
-            .add_service(
-                HistogramsServer::new(histograms::Service::new(fleet.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
-            .add_service(
-                SessionsServer::new(sessions::Service::new(held.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
-            .add_service(
-                SymbolsServer::new(symbols::Service::new(fleet.clone()))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
-            .add_service(
-                SourcesServer::new(sources::Service::new(fleet.clone(), debug_dir))
-                    .max_decoding_message_size(limits::MESSAGE),
-            )
-            .add_service(
-                HostServer::new(host::Service::new()).max_decoding_message_size(limits::MESSAGE),
-            )
+            .add_service(decisions::Service::server(fleet.clone(), held.clone()))
+            .add_service(histograms::Service::server(fleet.clone()))
+            .add_service(sessions::Service::server(held.clone()))
+            .add_service(symbols::Service::server(fleet.clone()))
+            .add_service(sources::Service::server(fleet.clone(), debug_dir))
+            .add_service(host::Service::server())
             .serve_with_incoming_shutdown(connections.map(Ok::<_, io::Error>), closing);
         let served = tokio::select! {
             served = server => served,

@@ -59,6 +59,11 @@ impl Failure {
         }
     }
 
+    /// One of a request that no server could do.
+    pub(crate) fn invalid(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, kind, message)
+    }
+
     /// Tells which field of the request is to blame, by its path.
     pub(crate) fn on(mut self, field: impl Into<String>) -> Self {
         self.also.field = Some(field.into());
@@ -204,12 +209,11 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
                 .offering(near.iter().cloned())
         }
         Refused::Symbol(LookupError::Ambiguous { at, .. }) => {
-            Failure::new(Code::InvalidArgument, ErrorKind::AmbiguousSymbol, message)
+            Failure::invalid(ErrorKind::AmbiguousSymbol, message)
                 .offering(at.iter().map(ToString::to_string))
         }
         Refused::Argument(error) => {
-            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
-                .at_column(error.column)
+            Failure::invalid(ErrorKind::Definition, message).at_column(error.column)
         }
         Refused::TooManyProbes { there, max } => Failure::new(
             Code::ResourceExhausted,
@@ -239,22 +243,18 @@ pub(crate) fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
 
 /// Why a batch was not registered, for clients.
 pub(crate) fn register_error(machine: &str, error: &RegisterError) -> Status {
+    let refused_at = |index: usize, why| {
+        let failure = refused(chain(error), why).at_index(index);
+        failure.on(format!("probes[{index}].definition")).into()
+    };
     match error {
-        RegisterError::Refused { index, source, .. } => refused(chain(error), source)
-            .at_index(*index)
-            .on(format!("probes[{index}].definition"))
-            .into(),
-        RegisterError::SomeRefused { index, first, .. } => refused(chain(error), &first.why)
-            .at_index(*index)
-            .on(format!("probes[{index}].definition"))
-            .into(),
+        RegisterError::Refused { index, source, .. } => refused_at(*index, source),
+        RegisterError::SomeRefused { index, first, .. } => refused_at(*index, &first.why),
         RegisterError::Unplanted { source } => refused(chain(error), source).into(),
-        RegisterError::Spec { index, .. } => {
-            Failure::new(Code::InvalidArgument, ErrorKind::BadActions, chain(error))
-                .at_index(*index)
-                .on(format!("probes[{index}]"))
-                .into()
-        }
+        RegisterError::Spec { index, .. } => Failure::invalid(ErrorKind::BadActions, chain(error))
+            .at_index(*index)
+            .on(format!("probes[{index}]"))
+            .into(),
         RegisterError::Stop(stop) => stop_error(machine, stop),
     }
 }
@@ -306,9 +306,9 @@ pub(crate) fn over_deadline() -> Status {
     Failure::new(Code::DeadlineExceeded, kind, why).into()
 }
 
-/// The messages of a stream make no sense in that order.
+/// A message that cannot come where it does in a client's stream.
 pub(crate) fn out_of_order(message: &str) -> Status {
-    Failure::new(Code::InvalidArgument, ErrorKind::BadStream, message).into()
+    Failure::invalid(ErrorKind::BadStream, message).into()
 }
 
 /// The machine `name` has ended.

@@ -1,5 +1,5 @@
 use expect_test::{Expect, expect};
-use hvprobe_proto::v1::{Type, TypeKind};
+use hvprobe_proto::v1::{Type, TypeKind, histogram_key_value};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! What probes without exits record with: their sources of records, the instances and the code of
 //! those that follow calls.
 //!
-//! Invariant: what a detour, or a call in flight, refers to stays as it is for as long as `reuse.rs`
+//! Invariant: what a detour, or a call in flight, refers to stays as it is for as long as `reclaim.rs`
 //! says that somebody may come there.
 
 use std::collections::BTreeMap;
@@ -151,7 +151,8 @@ impl Registry {
         returning().filter(move |_| possible).map(|(id, _)| id)
     }
 
-    /// The return probes, and where they are, that need code that calls return to , and not a detour, which brings it with it.
+    /// The return probes, and where they are, that need code that calls return to, but no detour, which would
+    /// bring it along.
     pub(crate) fn wanted_stubs(&self) -> Vec<(Gva, ProbeId)> {
         let mut wanted = Vec::new();
         for (at, site) in &self.sites {

@@ -10,6 +10,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use hvprobe_spec::language::text::hex;
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq as _;
 
@@ -173,11 +174,7 @@ fn fill(mut file: File) -> io::Result<()> {
     if getrandom(&mut chance, GetRandomFlags::empty())? != CHANCE {
         return Err(io::Error::other("the system gave too few random bytes"));
     }
-    let mut line = String::with_capacity(2 * CHANCE + 1);
-    for byte in chance {
-        line.push_str(&format!("{byte:02x}"));
-    }
-    line.push('\n');
+    let line = hex(&chance) + "\n";
     file.write_all(line.as_bytes())
 }
 

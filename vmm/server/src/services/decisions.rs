@@ -8,13 +8,12 @@
 //! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
 //! falls to the default.
 
-use std::pin::Pin;
-
 use hvprobe_machine::{AnswerError, Asker, MISSES, Question, Token};
 use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
     self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, SessionEnd, decide_request,
-    decide_response, decisions_server,
+    decide_response,
+    decisions_server::{self, DecisionsServer},
 };
 use hvprobe_spec::ProbeId;
 use tokio::sync::{mpsc, watch};
@@ -39,12 +38,13 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet, sessions: Sessions<Handle>) -> Self {
-        Self { fleet, sessions }
+    /// The service, as it is served.
+    pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> DecisionsServer<Self> {
+        DecisionsServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
-type Responses = Pin<Box<ReceiverStream<Result<DecideResponse, Status>>>>;
+type Responses = ReceiverStream<Result<DecideResponse, Status>>;
 
 #[tonic::async_trait]
 impl decisions_server::Decisions for Service {
@@ -57,9 +57,8 @@ impl decisions_server::Decisions for Service {
         let mut answers = request.into_inner();
         let first = answers.message().await?.and_then(|first| first.what);
         let Some(decide_request::What::DecideFor(decide_for)) = first else {
-            return Err(out_of_order(
-                "the first message has to say what to decide for",
-            ));
+            let message = "the first message has to say what to decide for";
+            return Err(out_of_order(message));
         };
         let DecideFor {
             machine,
@@ -74,16 +73,17 @@ impl decisions_server::Decisions for Service {
         let ids = probes.into_iter().map(ProbeId).collect();
         let asker = handle.machine()?.decisions().attach(ids);
 
-        let (to_client, messages) = mpsc::channel(MESSAGES);
-        let desk = Desk {
-            asker,
-            answers,
-            to_client: to_client.clone(),
-            over,
-            anchor: anchor::Told::default(),
+        let decide = |to_client| {
+            let desk = Desk {
+                asker,
+                answers,
+                to_client,
+                over,
+                anchor: anchor::Told::default(),
+            };
+            desk.run(chosen)
         };
-        panics::spawn(to_client, desk.run(chosen));
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        Ok(Response::new(panics::stream(MESSAGES, decide)))
     }
 }
 
@@ -91,25 +91,19 @@ impl decisions_server::Decisions for Service {
 fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> {
     if ids.is_empty() {
         let message = "name the probes to decide for";
-        return Err(Failure::new(Code::InvalidArgument, ErrorKind::NoSuchProbe, message).into());
+        return Err(Failure::invalid(ErrorKind::NoSuchProbe, message).into());
     }
     for (index, id) in ids.iter().enumerate() {
         let Some(probe) = known.iter().find(|probe| probe.id == *id) else {
             let message = format!("there is no probe {id} (index {index})");
-            return Err(
-                Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)
-                    .at_index(index)
-                    .into(),
-            );
+            let failure = Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message);
+            return Err(failure.at_index(index).into());
         };
         let hold = probe.actions.as_ref().and_then(|all| all.hold.as_ref());
         if !matches!(hold, Some(Hold::Ask(_))) {
             let message = format!("probe {id} asks nobody: register it with a deadline to ask by");
-            return Err(
-                Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message)
-                    .at_index(index)
-                    .into(),
-            );
+            let failure = Failure::invalid(ErrorKind::BadActions, message);
+            return Err(failure.at_index(index).into());
         }
     }
     let mut chosen = known;
@@ -178,15 +172,12 @@ impl Desk {
     /// Takes an answer to the machine.
     async fn take(&mut self, request: DecideRequest) -> Result<(), Over> {
         let Some(decide_request::What::Answer(Answer { token, decision })) = request.what else {
-            return Err(Over::Because(out_of_order(
-                "only answers can follow the first message",
-            )));
+            let message = "only answers can follow the first message";
+            return Err(Over::Because(out_of_order(message)));
         };
         let bad = |error: &dyn std::error::Error| {
             let message = format!("the answer to question {token}: {}", chain(error));
-            Over::Because(
-                Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message).into(),
-            )
+            Over::Because(Failure::invalid(ErrorKind::BadActions, message).into())
         };
         let decision = actions::decision(decision.unwrap_or_default()).map_err(|e| bad(&e))?;
         match self.asker.answer(Token(token), decision) {

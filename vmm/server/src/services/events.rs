@@ -58,13 +58,12 @@ impl Service {
         let SubscribeRequest { machine, after, .. } = request;
         // One for all machines' streams of this client.
         let place = Arc::new(self.fleet.totals().subscribers.take()?);
-        let (to_client, messages) = mpsc::channel(MESSAGES);
         let (origin, events, is_live) = if let Some((name, events)) = self.published.get(&machine) {
             (Origin::Published(Arc::clone(name)), events.clone(), true)
         } else if machine.is_empty() {
             let nameless = |kind, what| {
                 let message = format!("{what} belong to a machine: name it");
-                Err(Failure::new(Code::InvalidArgument, kind, message).into())
+                Err(Failure::invalid(kind, message).into())
             };
             if !wanted.probes.is_empty() {
                 return nameless(ErrorKind::NoSuchProbe, "probe ids");
@@ -72,11 +71,9 @@ impl Service {
             if after.is_some() {
                 return nameless(ErrorKind::BadPosition, "positions");
             }
-            panics::spawn(
-                to_client.clone(),
-                holding(place, All::new(self.fleet.clone(), wanted, to_client).run()),
-            );
-            return Ok(ReceiverStream::new(messages));
+            let fleet = self.fleet.clone();
+            let all = |to_client| holding(place, All::new(fleet, wanted, to_client).run());
+            return Ok(panics::stream(MESSAGES, all));
         } else {
             let handle = self.fleet.get(&machine)?;
             let (events, is_live) = (handle.events().clone(), handle.machine().is_ok());
@@ -99,9 +96,8 @@ impl Service {
             true => Some(events.subscribe(wanted, after).map_err(beyond)?),
             false => None,
         };
-        let feed = Feed::new(origin, to_client.clone()).run(events);
-        panics::spawn(to_client, holding(place, feed));
-        Ok(ReceiverStream::new(messages))
+        let feed = |to_client| holding(place, Feed::new(origin, to_client).run(events));
+        Ok(panics::stream(MESSAGES, feed))
     }
 }
 
@@ -113,7 +109,7 @@ async fn holding<P>(place: Arc<P>, feed: impl Future<Output = ()>) {
 
 fn beyond(_: Beyond) -> Status {
     let message = "the machine has not come to that position";
-    Failure::new(Code::InvalidArgument, ErrorKind::BadPosition, message).into()
+    Failure::invalid(ErrorKind::BadPosition, message).into()
 }
 
 /// Feeds a client the events of all machines, and of those that come later.

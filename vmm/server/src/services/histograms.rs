@@ -6,12 +6,11 @@
 //! What is kept true: a histogram counts for as long as its stream lives, and goes with it; what was counted
 //! comes behind the schema by which it is to be read.
 
-use std::pin::Pin;
-
 use hvprobe_machine::{AGGREGATIONS_MAX, AggregateError, Aggregation};
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
-    HistogramCommand, HistogramSchema, aggregate_request, aggregate_response, histograms_server,
+    HistogramCommand, HistogramSchema, aggregate_request, aggregate_response,
+    histograms_server::{self, HistogramsServer},
 };
 use hvprobe_spec::ProbeId;
 use hvprobe_spec::histogram::read_histogram;
@@ -35,12 +34,13 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet) -> Self {
-        Self { fleet }
+    /// The service, as it is served.
+    pub(crate) fn server(fleet: Fleet) -> HistogramsServer<Self> {
+        HistogramsServer::new(Self { fleet }).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
-type Responses = Pin<Box<ReceiverStream<Result<AggregateResponse, Status>>>>;
+type Responses = ReceiverStream<Result<AggregateResponse, Status>>;
 
 #[tonic::async_trait]
 impl histograms_server::Histograms for Service {
@@ -57,16 +57,17 @@ impl histograms_server::Histograms for Service {
         };
         let handle = self.fleet.get(&wanted.machine)?;
         let aggregation = begin(&handle, wanted).await?;
-        let (to_client, messages) = mpsc::channel(MESSAGES);
-        let counting = Counting {
-            handle,
-            aggregation,
-            commands,
-            to_client: to_client.clone(),
-            schema: HistogramSchema::default(),
+        let count = |to_client| {
+            let counting = Counting {
+                handle,
+                aggregation,
+                commands,
+                to_client,
+                schema: HistogramSchema::default(),
+            };
+            counting.run()
         };
-        panics::spawn(to_client, counting.run());
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        Ok(Response::new(panics::stream(MESSAGES, count)))
     }
 }
 
@@ -79,11 +80,11 @@ async fn begin(handle: &Handle, wanted: AggregateFor) -> Result<Aggregation, Sta
     limits::at_most("the histogram", histogram.len(), limits::DEFINITION)?;
     if probes.is_empty() {
         let message = "name the probes to count";
-        return Err(Failure::new(Code::InvalidArgument, ErrorKind::NoSuchProbe, message).into());
+        return Err(Failure::invalid(ErrorKind::NoSuchProbe, message).into());
     }
     let histogram = read_histogram(&histogram).map_err(|error| {
         let message = format!("bad histogram: {error}");
-        Failure::new(Code::InvalidArgument, ErrorKind::Definition, message).at_column(error.column)
+        Failure::invalid(ErrorKind::Definition, message).at_column(error.column)
     })?;
     let ids: Vec<_> = probes.into_iter().map(ProbeId).collect();
     let begun = handle
@@ -108,7 +109,7 @@ fn refused(error: &AggregateError) -> Status {
                 .into()
         }
         AggregateError::Field { index, source, .. } => {
-            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+            Failure::invalid(ErrorKind::Definition, message)
                 .at_index(*index)
                 .at_column(source.column)
                 .into()

@@ -1,9 +1,13 @@
 //! `hvprobe.v1.Host`.
 
 use hvprobe_machine::host;
-use hvprobe_proto::v1::{self, ReportRequest, ReportResponse, host_server};
+use hvprobe_proto::v1::{
+    self, ReportRequest, ReportResponse,
+    host_server::{self, HostServer},
+};
 use tonic::{Request, Response, Status};
 
+use crate::limits;
 use crate::status::chain;
 use crate::threads::Lane;
 use crate::wire::convert;
@@ -16,10 +20,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new() -> Self {
-        Self {
-            looks: Lane::new("the self-check", 1),
-        }
+    /// The service, as it is served.
+    pub(crate) fn server() -> HostServer<Self> {
+        let looks = Lane::new("the self-check", 1);
+        HostServer::new(Self { looks }).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
@@ -32,31 +36,29 @@ impl host_server::Host for Service {
         let looked = || (host::check(), host::facts());
         let (report, facts) = self.looks.run(looked).await?;
         let facts = facts.into_iter().map(convert::fact).collect();
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Response::new(match report {
-            Ok(report) => ReportResponse {
-                guests_can_run: report.can_run_linux,
-                catch_mode: report
-                    .catch_mode
-                    .map_or(v1::CatchMode::Unspecified, convert::catch_mode)
-                    .into(),
-                findings: report.items.into_iter().map(convert::finding).collect(),
-                version,
-                facts,
-            },
+        let (guests_can_run, catch_mode, findings) = match report {
+            Ok(report) => (
+                report.can_run_linux,
+                report.catch_mode.map(convert::catch_mode),
+                report.items.into_iter().map(convert::finding).collect(),
+            ),
             // A host without KVM is a finding, too.
-            Err(error) => ReportResponse {
-                guests_can_run: false,
-                catch_mode: v1::CatchMode::Unspecified.into(),
-                findings: vec![v1::Finding {
+            Err(error) => {
+                let finding = v1::Finding {
                     what: "KVM".to_owned(),
                     seen: chain(&error),
                     meaning: "no guest can run here".to_owned(),
                     verdict: v1::Verdict::Bad.into(),
-                }],
-                version,
-                facts,
-            },
+                };
+                (false, None, vec![finding])
+            }
+        };
+        Ok(Response::new(ReportResponse {
+            guests_can_run,
+            catch_mode: catch_mode.unwrap_or_default().into(),
+            findings,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            facts,
         }))
     }
 }

@@ -1,7 +1,6 @@
 //! `hvprobe.v1.Machines`.
 
 use std::error::Error as _;
-use std::pin::Pin;
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{
@@ -12,7 +11,8 @@ use hvprobe_proto::v1::{
     DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
     InjectNmiResponse, ListMachinesRequest, ListMachinesResponse, MachineState, PauseRequest,
     ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest,
-    WatchMachinesRequest, WatchMachinesResponse, WatchRequest, machines_server,
+    WatchMachinesRequest, WatchMachinesResponse, WatchRequest,
+    machines_server::{self, MachinesServer},
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -51,14 +51,15 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet, sessions: Sessions<Handle>) -> Self {
-        Self { fleet, sessions }
+    /// The service, as it is served.
+    pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> MachinesServer<Self> {
+        MachinesServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
-type Machines = Pin<Box<ReceiverStream<Result<v1::Machine, Status>>>>;
-type Changes = Pin<Box<ReceiverStream<Result<WatchMachinesResponse, Status>>>>;
-type Output = Pin<Box<ReceiverStream<Result<ConsoleOutput, Status>>>>;
+type Machines = ReceiverStream<Result<v1::Machine, Status>>;
+type Changes = ReceiverStream<Result<WatchMachinesResponse, Status>>;
+type Output = ReceiverStream<Result<ConsoleOutput, Status>>;
 
 #[tonic::async_trait]
 impl machines_server::Machines for Service {
@@ -121,11 +122,9 @@ impl machines_server::Machines for Service {
     ) -> Result<Response<Changes>, Status> {
         let WatchMachinesRequest { labels, read_mask } = request.into_inner();
         let mask = Mask::new(read_mask)?.with(["name", "uid"]);
-        let (to_client, messages) = mpsc::channel(1);
         let labels = labels.into_iter().collect();
-        let watcher = Watcher::new(&self.fleet, labels, mask, to_client.clone());
-        panics::spawn(to_client, watcher.run());
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        let watch = |to_client| Watcher::new(&self.fleet, labels, mask, to_client).run();
+        Ok(Response::new(panics::stream(1, watch)))
     }
 
     async fn get_machine(
@@ -138,9 +137,8 @@ impl machines_server::Machines for Service {
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Machines>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
-        let (to_client, messages) = mpsc::channel(1);
-        panics::spawn(to_client.clone(), watch(handle, to_client));
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        let watch = |to_client| watch(handle, to_client);
+        Ok(Response::new(panics::stream(1, watch)))
     }
 
     async fn pause(&self, request: Request<PauseRequest>) -> Result<Response<v1::Machine>, Status> {
@@ -202,22 +200,17 @@ impl machines_server::Machines for Service {
     async fn console(&self, request: Request<ConsoleRequest>) -> Result<Response<Output>, Status> {
         let ConsoleRequest { machine, kept_only } = request.into_inner();
         let handle = self.fleet.get(&machine)?;
-        let (to_client, messages) = mpsc::channel(1);
-        match handle.remains() {
-            Some(remains) => {
-                let kept = remains.console.clone();
-                panics::spawn(to_client.clone(), show(kept, to_client));
-            }
-            None if kept_only => {
-                let kept = handle.machine()?.console_kept();
-                panics::spawn(to_client.clone(), show(kept, to_client));
-            }
-            None => {
-                let console = handle.machine()?.console();
-                panics::spawn(to_client.clone(), follow(console, to_client));
-            }
-        }
-        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+        let kept = match handle.remains() {
+            Some(remains) => Some(remains.console.clone()),
+            None if kept_only => Some(handle.machine()?.console_kept()),
+            None => None,
+        };
+        Ok(Response::new(if let Some(kept) = kept {
+            panics::stream(1, |to_client| show(kept, to_client))
+        } else {
+            let console = handle.machine()?.console();
+            panics::stream(1, |to_client| follow(console, to_client))
+        }))
     }
 
     async fn read_kernel(
@@ -325,9 +318,7 @@ fn pause_error(machine: &str, error: &PauseError) -> Status {
 /// Why no NMI was sent, for clients.
 fn nmi_error(machine: &str, error: &NmiError) -> Status {
     match error {
-        NmiError::NoSuchVcpu { .. } => {
-            Failure::new(Code::InvalidArgument, ErrorKind::NoSuchCpu, chain(error)).into()
-        }
+        NmiError::NoSuchVcpu { .. } => Failure::invalid(ErrorKind::NoSuchCpu, chain(error)).into(),
         NmiError::Stop(stop) => stop_error(machine, stop),
     }
 }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use hvprobe_engine::ChangeError;
+use hvprobe_machine::Machine;
 use hvprobe_proto::v1::{
     ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
     DisarmAllResponse, EnableRequest, EnableResponse, ListProbesRequest, ListProbesResponse,
     RegisterRequest, RegisterResponse, SetOptimizationRequest, SetOptimizationResponse,
-    UnregisterRequest, UnregisterResponse, probes_server,
+    UnregisterRequest, UnregisterResponse,
+    probes_server::{self, ProbesServer},
 };
 use hvprobe_spec::ProbeId;
 use tonic::{Request, Response, Status};
@@ -26,24 +29,37 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet, sessions: Sessions<Handle>) -> Self {
-        Self { fleet, sessions }
+    /// The service, as it is served.
+    pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> ProbesServer<Self> {
+        ProbesServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 
-    /// The machine, and the ids as the engine has them.
-    fn change(&self, machine: &str, ids: Vec<u32>) -> Result<(Handle, Vec<ProbeId>), Status> {
+    /// Has `change` made to these probes of a machine.
+    async fn change(
+        &self,
+        machine: &str,
+        ids: Vec<u32>,
+        change: fn(&Machine, &[ProbeId]) -> Result<(), ChangeError>,
+    ) -> Result<(), Status> {
         limits::at_most("the number of probes", ids.len(), limits::BATCH)?;
-        let ids = ids.into_iter().map(ProbeId).collect();
-        Ok((self.fleet.get(machine)?, ids))
+        let ids: Vec<_> = ids.into_iter().map(ProbeId).collect();
+        let handle = self.fleet.get(machine)?;
+        let changed = handle
+            .blocking(move |machine| change(machine, &ids))
+            .await?;
+        changed.map_err(|error| change_error(machine, &error))
     }
 
-    /// Turns the global switch of a machine.
-    async fn switch(&self, machine: &str, on: bool) -> Result<(), Status> {
+    /// Turns a switch of a machine.
+    async fn switch(
+        &self,
+        machine: &str,
+        on: bool,
+        switch: fn(&Machine, bool) -> Result<(), ChangeError>,
+    ) -> Result<(), Status> {
         let handle = self.fleet.get(machine)?;
-        handle
-            .blocking(move |machine| machine.set_armed(on))
-            .await?
-            .map_err(|error| change_error(machine, &error))?;
+        let switched = handle.blocking(move |machine| switch(machine, on)).await?;
+        switched.map_err(|error| change_error(machine, &error))?;
         handle.touch();
         Ok(())
     }
@@ -87,11 +103,7 @@ impl probes_server::Probes for Service {
         request: Request<UnregisterRequest>,
     ) -> Result<Response<UnregisterResponse>, Status> {
         let UnregisterRequest { machine, ids } = request.into_inner();
-        let (handle, ids) = self.change(&machine, ids)?;
-        handle
-            .blocking(move |machine| machine.unregister(&ids))
-            .await?
-            .map_err(|error| change_error(&machine, &error))?;
+        self.change(&machine, ids, Machine::unregister).await?;
         Ok(Response::new(UnregisterResponse {}))
     }
 
@@ -100,11 +112,7 @@ impl probes_server::Probes for Service {
         request: Request<EnableRequest>,
     ) -> Result<Response<EnableResponse>, Status> {
         let EnableRequest { machine, ids } = request.into_inner();
-        let (handle, ids) = self.change(&machine, ids)?;
-        handle
-            .blocking(move |machine| machine.enable(&ids))
-            .await?
-            .map_err(|error| change_error(&machine, &error))?;
+        self.change(&machine, ids, Machine::enable).await?;
         Ok(Response::new(EnableResponse {}))
     }
 
@@ -113,11 +121,7 @@ impl probes_server::Probes for Service {
         request: Request<DisableRequest>,
     ) -> Result<Response<DisableResponse>, Status> {
         let DisableRequest { machine, ids } = request.into_inner();
-        let (handle, ids) = self.change(&machine, ids)?;
-        handle
-            .blocking(move |machine| machine.disable(&ids))
-            .await?
-            .map_err(|error| change_error(&machine, &error))?;
+        self.change(&machine, ids, Machine::disable).await?;
         Ok(Response::new(DisableResponse {}))
     }
 
@@ -125,7 +129,8 @@ impl probes_server::Probes for Service {
         &self,
         request: Request<ArmAllRequest>,
     ) -> Result<Response<ArmAllResponse>, Status> {
-        self.switch(&request.into_inner().machine, true).await?;
+        let ArmAllRequest { machine } = request.into_inner();
+        self.switch(&machine, true, Machine::set_armed).await?;
         Ok(Response::new(ArmAllResponse {}))
     }
 
@@ -133,7 +138,8 @@ impl probes_server::Probes for Service {
         &self,
         request: Request<DisarmAllRequest>,
     ) -> Result<Response<DisarmAllResponse>, Status> {
-        self.switch(&request.into_inner().machine, false).await?;
+        let DisarmAllRequest { machine } = request.into_inner();
+        self.switch(&machine, false, Machine::set_armed).await?;
         Ok(Response::new(DisarmAllResponse {}))
     }
 
@@ -142,12 +148,7 @@ impl probes_server::Probes for Service {
         request: Request<SetOptimizationRequest>,
     ) -> Result<Response<SetOptimizationResponse>, Status> {
         let SetOptimizationRequest { machine, on } = request.into_inner();
-        let handle = self.fleet.get(&machine)?;
-        handle
-            .blocking(move |machine| machine.set_optimization(on))
-            .await?
-            .map_err(|error| change_error(&machine, &error))?;
-        handle.touch();
+        self.switch(&machine, on, Machine::set_optimization).await?;
         Ok(Response::new(SetOptimizationResponse {}))
     }
 

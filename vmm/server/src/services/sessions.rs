@@ -8,17 +8,17 @@
 //! What is kept true: the session is open exactly while its task holds it; the last message comes when all
 //! that the session had is let go of.
 
-use std::pin::Pin;
 use std::time::Duration;
 
 use hvprobe_proto::v1::{
     ErrorKind, HoldRequest, HoldResponse, ListSessionsRequest, ListSessionsResponse, OpenSession,
-    Session, SessionEnd, SessionEnded, hold_request, hold_response, sessions_server,
+    Session, SessionEnd, SessionEnded, hold_request, hold_response,
+    sessions_server::{self, SessionsServer},
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::fleet::Handle;
 use crate::limits;
@@ -44,13 +44,14 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(sessions: Sessions<Handle>) -> Self {
-        Self { sessions }
+    /// The service, as it is served.
+    pub(crate) fn server(sessions: Sessions<Handle>) -> SessionsServer<Self> {
+        SessionsServer::new(Self { sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
 type Answer = Result<HoldResponse, Status>;
-type Answers = Pin<Box<ReceiverStream<Answer>>>;
+type Answers = ReceiverStream<Answer>;
 
 #[tonic::async_trait]
 impl sessions_server::Sessions for Service {
@@ -61,7 +62,7 @@ impl sessions_server::Sessions for Service {
         request: Request<Streaming<HoldRequest>>,
     ) -> Result<Response<Answers>, Status> {
         let answers = hold(&self.sessions, request.into_inner()).await?;
-        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+        Ok(Response::new(ReceiverStream::new(answers)))
     }
 
     async fn list_sessions(
@@ -85,7 +86,7 @@ fn list<P: Place>(
     } = request;
     let mut all = sessions.all();
     all.retain(|(_, session)| owner.is_empty() || session.owner == owner);
-    let (sessions, next_page_token) = page::of_sessions(all, page_size, &page_token)?;
+    let (sessions, next_page_token) = page::of_numbered(all, page_size, &page_token)?;
     Ok(ListSessionsResponse {
         sessions,
         next_page_token,
@@ -135,7 +136,7 @@ fn asked(open: OpenSession) -> Result<Asked, Status> {
             SHORTEST.as_millis(),
             LONGEST.as_millis()
         );
-        return Err(Failure::new(Code::InvalidArgument, ErrorKind::BadTtl, message).into());
+        return Err(Failure::invalid(ErrorKind::BadTtl, message).into());
     }
     let what = "the number of sessions to take over";
     limits::at_most(what, take_over.len(), TAKE_OVER)?;

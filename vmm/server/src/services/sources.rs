@@ -12,9 +12,11 @@ use hvprobe_linux::debug_info::{DebugError, DebugFile};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_proto::v1::{
     ErrorKind, ListLinesRequest, ListLinesResponse, ListVariablesRequest, ListVariablesResponse,
-    UploadDebugInfoRequest, UploadDebugInfoResponse, sources_server,
+    UploadDebugInfoRequest, UploadDebugInfoResponse,
+    sources_server::{self, SourcesServer},
 };
 use hvprobe_spec::ParseError;
+use hvprobe_spec::language::text::hex;
 use hvprobe_spec::point::Point;
 use prost::Message;
 use tokio::time::timeout;
@@ -47,14 +49,16 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet, folder: PathBuf) -> Self {
-        Self {
+    /// The service, as it is served.
+    pub(crate) fn server(fleet: Fleet, folder: PathBuf) -> SourcesServer<Self> {
+        let service = Self {
             fleet,
             folder: folder.into(),
             uploads: Arc::default(),
             looks: Lane::new("a look at sources", 1),
             writes: Lane::new("an upload", limits::UPLOADS_AT_ONCE),
-        }
+        };
+        SourcesServer::new(service).max_decoding_message_size(limits::MESSAGE)
     }
 
     /// What `ask` is answered of the sources of `machine`'s kernel.
@@ -162,7 +166,7 @@ fn read(point: &str) -> Result<Point, Status> {
 }
 
 fn wrong(message: impl Into<String>) -> Failure {
-    Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+    Failure::invalid(ErrorKind::Definition, message)
 }
 
 /// The debug information in `folder` of the kernel whose image that is.
@@ -202,9 +206,8 @@ fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> V
     if let Some((first, rest)) = build_id.and_then(<[u8]>::split_first)
         && (1..BUILD_ID_MAX).contains(&rest.len())
     {
-        let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
         let folder = folder.join(".build-id").join(format!("{first:02x}"));
-        places.push(folder.join(format!("{rest}.debug")));
+        places.push(folder.join(format!("{}.debug", hex(rest))));
     }
     // A name that leads nowhere else.
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+~".contains(c);

@@ -1,7 +1,6 @@
 //! `hvprobe.v1.Symbols`: symbols and types.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -10,7 +9,8 @@ use hvprobe_linux::modules::Module;
 use hvprobe_linux::symbols::{PatternError, Symbol, SymbolKind, Symbols};
 use hvprobe_proto::v1::{
     self, DescribeTypesRequest, DescribeTypesResponse, ErrorKind, ListSymbolsRequest,
-    ListSymbolsResponse, symbols_server,
+    ListSymbolsResponse,
+    symbols_server::{self, SymbolsServer},
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -39,15 +39,14 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(fleet: Fleet) -> Self {
-        Self {
-            fleet,
-            lookups: Arc::new(Lane::new("a look-up", LOOKUPS)),
-        }
+    /// The service, as it is served.
+    pub(crate) fn server(fleet: Fleet) -> SymbolsServer<Self> {
+        let lookups = Arc::new(Lane::new("a look-up", LOOKUPS));
+        SymbolsServer::new(Self { fleet, lookups }).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
-type Responses = Pin<Box<ReceiverStream<Result<ListSymbolsResponse, Status>>>>;
+type Responses = ReceiverStream<Result<ListSymbolsResponse, Status>>;
 
 #[tonic::async_trait]
 impl symbols_server::Symbols for Service {
@@ -76,7 +75,7 @@ impl symbols_server::Symbols for Service {
                     found.await?.and_then(|module| symbol_of(&module, address))
                 }
             };
-            return Ok(Response::new(Box::pin(one(found))));
+            return Ok(Response::new(one(found)));
         }
         let limit = match limit {
             0 => usize::MAX,
@@ -88,7 +87,7 @@ impl symbols_server::Symbols for Service {
             let symbols = symbols.map(|(position, found)| (position, symbol(&image, &found)));
             Ok(symbols.collect())
         };
-        Ok(Response::new(Box::pin(stream(&self.lookups, limit, find))))
+        Ok(Response::new(stream(&self.lookups, limit, find)))
     }
 
     async fn describe_types(
@@ -127,19 +126,13 @@ impl symbols_server::Symbols for Service {
 
 /// `found` with what probes of it would meet.
 fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
-    let forbidden = (found.kind == SymbolKind::Text)
-        .then(|| image.forbidden(found.addr))
-        .flatten();
-    convert::symbol(found, forbidden.map(|why| why.to_string()))
+    convert::symbol(found, |at| image.forbidden(at))
 }
 
 /// The symbol of `module` that `address` lies in, as `MODULE:SYMBOL`.
 fn symbol_of(module: &Module, address: Gva) -> Option<v1::Symbol> {
     let (found, _) = module.symbols().containing(address)?;
-    let forbidden = (found.kind == SymbolKind::Text)
-        .then(|| module.forbidden(found.addr))
-        .flatten();
-    let mut symbol = convert::symbol(&found, forbidden.map(|why| why.to_string()));
+    let mut symbol = convert::symbol(&found, |at| module.forbidden(at));
     symbol.name = format!("{}:{}", module.name(), symbol.name);
     Some(symbol)
 }
@@ -151,9 +144,8 @@ fn containing<'a>(
     pattern: &str,
 ) -> Result<Option<Symbol<'a>>, Failure> {
     if !pattern.is_empty() {
-        let (code, kind) = (Code::InvalidArgument, ErrorKind::BadPattern);
         let why = "both a pattern and an address: give one of them";
-        return Err(Failure::new(code, kind, why));
+        return Err(Failure::invalid(ErrorKind::BadPattern, why));
     }
     let found = symbols.containing(address).map(|(symbol, _)| symbol);
     // Nothing lies in a number that is no address.
@@ -161,7 +153,7 @@ fn containing<'a>(
 }
 
 /// A stream of at most one symbol.
-fn one(symbol: Option<v1::Symbol>) -> ReceiverStream<Result<ListSymbolsResponse, Status>> {
+fn one(symbol: Option<v1::Symbol>) -> Responses {
     let (to_client, messages) = mpsc::channel(MESSAGES);
     if let Some(symbol) = symbol {
         let symbols = vec![symbol];
@@ -173,17 +165,12 @@ fn one(symbol: Option<v1::Symbol>) -> ReceiverStream<Result<ListSymbolsResponse,
 
 /// What `find` finds from a position on, at most so many at a time and `limit` in all. A client that
 /// does not read takes no thread: the next ones are looked for when there is room for them.
-fn stream<F>(
-    lookups: &Arc<Lane>,
-    limit: usize,
-    find: F,
-) -> ReceiverStream<Result<ListSymbolsResponse, Status>>
+fn stream<F>(lookups: &Arc<Lane>, limit: usize, find: F) -> Responses
 where
     F: Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync + 'static,
 {
-    let (to_client, messages) = mpsc::channel(MESSAGES);
     let (find, lookups) = (Arc::new(find), Arc::clone(lookups));
-    panics::spawn(to_client.clone(), async move {
+    panics::stream(MESSAGES, |to_client| async move {
         let (mut first, mut left) = (0, limit);
         while left > 0
             // A client that is gone needs no more.
@@ -194,8 +181,8 @@ where
             let found = match lookups.run(move || find(first, most)).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => {
-                    let (code, kind) = (Code::InvalidArgument, ErrorKind::BadPattern);
-                    return room.send(Err(Failure::new(code, kind, chain(&error)).into()));
+                    let bad = Failure::invalid(ErrorKind::BadPattern, chain(&error));
+                    return room.send(Err(bad.into()));
                 }
                 Err(error) => return room.send(Err(error)),
             };
@@ -210,8 +197,7 @@ where
             let symbols = found.into_iter().map(|(_, symbol)| symbol).collect();
             room.send(Ok(ListSymbolsResponse { symbols }));
         }
-    });
-    ReceiverStream::new(messages)
+    })
 }
 
 #[cfg(test)]

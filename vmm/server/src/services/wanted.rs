@@ -4,7 +4,7 @@ use hvprobe_engine::on_any_event;
 use hvprobe_proto::v1::{ErrorKind, EventKind, SubscribeRequest};
 use hvprobe_spec::fetch::read_filter;
 use hvprobe_spec::predicate::Predicate;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::events::wanted::Wanted;
 use crate::limits;
@@ -30,7 +30,7 @@ pub(crate) fn wanted(request: &mut SubscribeRequest) -> Result<Wanted, Status> {
         |kind: &i32| EventKind::try_from(*kind).is_ok_and(|kind| kind != EventKind::Unspecified);
     if let Some(kind) = request.kinds.iter().find(|kind| !is_kind(kind)) {
         let message = format!("no event is of the kind {kind}");
-        return Err(Failure::new(Code::InvalidArgument, ErrorKind::Filter, message).into());
+        return Err(Failure::invalid(ErrorKind::Filter, message).into());
     }
     let filter = match request.filter.as_str() {
         "" => None,
@@ -49,13 +49,9 @@ pub(crate) fn wanted(request: &mut SubscribeRequest) -> Result<Wanted, Status> {
 fn filter(text: &str) -> Result<Predicate, Status> {
     let read = read_filter(text).and_then(|filter| on_any_event(&filter));
     read.map_err(|error| {
-        Failure::new(
-            Code::InvalidArgument,
-            ErrorKind::Filter,
-            format!("bad filter: {error}"),
-        )
-        .at_column(error.column)
-        .into()
+        Failure::invalid(ErrorKind::Filter, format!("bad filter: {error}"))
+            .at_column(error.column)
+            .into()
     })
 }
 
@@ -67,6 +63,7 @@ mod tests {
     use hvprobe_proto::v1;
     use hvprobe_spec::{ProbeId, RegisterSet};
     use prost::Message as _;
+    use tonic::Code;
 
     use super::*;
     use crate::events::wanted::Facts;

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::fetched;
-use super::registers::{self, Meaningless, base, named, register};
+use super::registers::{self, Meaningless, base, from_wire, named, on_wire, register};
 use hvprobe_arch::Gva;
 use hvprobe_proto::v1;
 use hvprobe_spec::{
@@ -25,14 +25,18 @@ const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
     (Comparison::AnyBit, v1::Comparison::AnyBit),
 ];
 
+/// Every mechanism with its name on the wire.
+pub(super) const MECHANISMS: [(Mechanism, v1::Mechanism); 4] = [
+    (Mechanism::Optimized, v1::Mechanism::Optimized),
+    (Mechanism::Emulated, v1::Mechanism::Emulated),
+    (Mechanism::Boosted, v1::Mechanism::Boosted),
+    (Mechanism::Stepped, v1::Mechanism::Stepped),
+];
+
 /// The mechanism wished for.
 pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
     match v1::Mechanism::try_from(number) {
-        Ok(v1::Mechanism::Unspecified) => Ok(None),
-        Ok(v1::Mechanism::Optimized) => Ok(Some(Mechanism::Optimized)),
-        Ok(v1::Mechanism::Emulated) => Ok(Some(Mechanism::Emulated)),
-        Ok(v1::Mechanism::Boosted) => Ok(Some(Mechanism::Boosted)),
-        Ok(v1::Mechanism::Stepped) => Ok(Some(Mechanism::Stepped)),
+        Ok(wire) => Ok(from_wire(&MECHANISMS, &wire)),
         Err(_) => Err(Meaningless::Unknown {
             what: "mechanism",
             number,
@@ -99,14 +103,10 @@ fn all<W, T>(
 }
 
 fn condition(wire: v1::Condition) -> Result<Condition, Meaningless> {
-    let wanted = wire.comparison();
-    let comparison = COMPARISONS.iter().find(|(_, wire)| *wire == wanted);
+    let comparison = from_wire(&COMPARISONS, &wire.comparison());
     Ok(Condition {
         register: register(wire.register)?,
-        comparison: match comparison {
-            Some((comparison, _)) => *comparison,
-            None => return Err(Meaningless::Missing("the comparison of a condition")),
-        },
+        comparison: comparison.ok_or(Meaningless::Missing("the comparison of a condition"))?,
         value: wire.value,
     })
 }
@@ -198,14 +198,9 @@ pub fn decision_to_wire(decision: &Decision) -> v1::Decision {
 }
 
 fn wire_condition(condition: &Condition) -> v1::Condition {
-    let comparison = COMPARISONS
-        .iter()
-        .find(|(comparison, _)| *comparison == condition.comparison);
     v1::Condition {
         register: named(condition.register).into(),
-        comparison: comparison
-            .map_or(v1::Comparison::Unspecified, |(_, wire)| *wire)
-            .into(),
+        comparison: on_wire(&COMPARISONS, &condition.comparison).into(),
         value: condition.value,
     }
 }

@@ -1,7 +1,7 @@
 //! From the terms of the engine and the machine to those of the wire.
 
-use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::{Gva, Regs};
 use hvprobe_engine::{ProbeInfo, ProbeState};
 use hvprobe_hit::event::{Call, Event, EventKind};
 use hvprobe_linux::symbols::{Symbol, SymbolKind};
@@ -9,8 +9,8 @@ use hvprobe_linux::task::Task;
 use hvprobe_machine::host::{Fact, Finding, Verdict};
 use hvprobe_machine::{CatchMode, EndReason, Ending, Machine, State};
 use hvprobe_proto::v1;
+use hvprobe_spec::RegisterSet;
 use hvprobe_spec::definition::Kind;
-use hvprobe_spec::{Mechanism, RegisterSet};
 
 use super::{actions, anchor, arguments, budget, registers};
 
@@ -88,13 +88,8 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         ProbeState::Refused(why) => (v1::ProbeState::Refused, why),
         ProbeState::Gone => (v1::ProbeState::Gone, String::new()),
     };
-    let mechanism = match info.mechanism {
-        None => v1::Mechanism::Unspecified,
-        Some(Mechanism::Optimized) => v1::Mechanism::Optimized,
-        Some(Mechanism::Emulated) => v1::Mechanism::Emulated,
-        Some(Mechanism::Boosted) => v1::Mechanism::Boosted,
-        Some(Mechanism::Stepped) => v1::Mechanism::Stepped,
-    };
+    let mechanism = info.mechanism.as_ref();
+    let mechanism = mechanism.map(|it| registers::on_wire(&actions::MECHANISMS, it));
     let kind = match info.kind {
         Kind::Probe => v1::ProbeKind::Probe,
         Kind::Return { .. } => v1::ProbeKind::Return,
@@ -110,7 +105,7 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         state: state.into(),
         refusal,
         disabled: info.disabled,
-        mechanism: mechanism.into(),
+        mechanism: mechanism.unwrap_or_default().into(),
         unoptimized: info
             .unoptimized
             .map_or_else(String::new, |why| why.to_string()),
@@ -229,19 +224,22 @@ pub(crate) fn comm(task: &Task) -> &[u8] {
     comm.unwrap_or_default()
 }
 
-/// `forbidden` is the reason why no probe can be planted at it.
-pub(crate) fn symbol(symbol: &Symbol<'_>, forbidden: Option<String>) -> v1::Symbol {
-    let kind = match symbol.kind {
-        SymbolKind::Text => v1::SymbolKind::Text,
-        SymbolKind::Data => v1::SymbolKind::Data,
-        SymbolKind::Absolute => v1::SymbolKind::Absolute,
+/// `forbidden` tells why no probe can be planted at an address of the kernel's text.
+pub(crate) fn symbol<W: ToString>(
+    symbol: &Symbol<'_>,
+    forbidden: impl FnOnce(Gva) -> Option<W>,
+) -> v1::Symbol {
+    let (kind, forbidden) = match symbol.kind {
+        SymbolKind::Text => (v1::SymbolKind::Text, forbidden(symbol.addr)),
+        SymbolKind::Data => (v1::SymbolKind::Data, None),
+        SymbolKind::Absolute => (v1::SymbolKind::Absolute, None),
     };
     v1::Symbol {
         name: symbol.name.to_owned(),
         address: symbol.addr.0,
         size: symbol.size,
         kind: kind.into(),
-        forbidden: forbidden.unwrap_or_default(),
+        forbidden: forbidden.map_or_else(String::new, |why| why.to_string()),
     }
 }
 

@@ -25,24 +25,12 @@ const BYTES: u32 = 2;
 const EVENTS: u32 = 3;
 
 /// The registers in the order of their fields, which count from 1; RIP and RFLAGS follow.
-const FIELDS: [Gpr; 16] = [
-    Gpr::Rax,
-    Gpr::Rbx,
-    Gpr::Rcx,
-    Gpr::Rdx,
-    Gpr::Rsi,
-    Gpr::Rdi,
-    Gpr::Rsp,
-    Gpr::Rbp,
-    Gpr::R8,
-    Gpr::R9,
-    Gpr::R10,
-    Gpr::R11,
-    Gpr::R12,
-    Gpr::R13,
-    Gpr::R14,
-    Gpr::R15,
-];
+const FIELDS: [Gpr; 16] = {
+    use Gpr::{R8, R9, R10, R11, R12, R13, R14, R15, Rax, Rbp, Rbx, Rcx, Rdi, Rdx, Rsi, Rsp};
+    [
+        Rax, Rbx, Rcx, Rdx, Rsi, Rdi, Rsp, Rbp, R8, R9, R10, R11, R12, R13, R14, R15,
+    ]
+};
 
 /// Appends `event` as one of a `SubscribeResponse`'s events. Allocates nothing if `into` has room
 /// for [`EVENT_MAX`] more.

@@ -3,7 +3,7 @@
 use hvprobe_proto::v1::{self, fetched_item};
 use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read};
 
-use super::registers::{Meaningless, named, register};
+use super::registers::{self, Meaningless, named, register};
 
 /// Whose memory, with its name on the wire.
 const MEMORY: [(Memory, v1::MemoryOf); 3] = [
@@ -40,11 +40,7 @@ pub(super) fn from_wire(wire: v1::FetchedItem) -> Result<Fetched, Meaningless> {
 
 fn pointer(wire: v1::Pointer) -> Result<Pointer, Meaningless> {
     let memory = match v1::MemoryOf::try_from(wire.memory) {
-        Ok(v1::MemoryOf::Unspecified) => Memory::Kernel,
-        Ok(wanted) => MEMORY
-            .iter()
-            .find(|(_, wire)| *wire == wanted)
-            .map_or(Memory::Kernel, |(memory, _)| *memory),
+        Ok(wire) => registers::from_wire(&MEMORY, &wire).unwrap_or(Memory::Kernel),
         Err(_) => {
             return Err(Meaningless::Unknown {
                 what: "memory",
@@ -67,11 +63,7 @@ pub(super) fn to_wire(fetched: &Fetched) -> v1::FetchedItem {
     };
     let pointer = |it: &Pointer| v1::Pointer {
         offset: it.offset,
-        memory: MEMORY
-            .iter()
-            .find(|(memory, _)| *memory == it.memory)
-            .map_or(v1::MemoryOf::Unspecified, |(_, wire)| *wire)
-            .into(),
+        memory: registers::on_wire(&MEMORY, &it.memory).into(),
     };
     v1::FetchedItem {
         base: Some(base),

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use hvprobe_proto::v1::{Ending, ErrorKind, Machine};
 use prost_types::FieldMask;
-use tonic::Code;
 
 use crate::limits;
 use crate::status::Failure;
@@ -72,9 +71,7 @@ impl Mask {
     /// # Errors
     /// When it names a field that there is not.
     pub(crate) fn new(mask: Option<FieldMask>) -> Result<Self, Failure> {
-        let bad = |why: String| {
-            Failure::new(Code::InvalidArgument, ErrorKind::BadReadMask, why).on("read_mask")
-        };
+        let bad = |why: String| Failure::invalid(ErrorKind::BadReadMask, why).on("read_mask");
         let Some(FieldMask { paths }) = mask.filter(|mask| !mask.paths.is_empty()) else {
             return Ok(Self { fields: None });
         };
@@ -133,6 +130,7 @@ mod tests {
     use hvprobe_proto::v1::{EndReason, MachineState};
     use prost::Message as _;
     use prost_types::FileDescriptorSet;
+    use tonic::Code;
     use tonic::Status;
 
     use super::*;

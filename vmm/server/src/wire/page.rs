@@ -8,7 +8,6 @@ use std::str::FromStr;
 
 use hvprobe_proto::v1::{self, ErrorKind};
 use prost::Message;
-use tonic::Code;
 
 use crate::limits;
 use crate::status::Failure;
@@ -51,12 +50,12 @@ impl Room {
 
 fn bad_token() -> Failure {
     let why = "bad page token: take it from the answer before";
-    Failure::new(Code::InvalidArgument, ErrorKind::BadPage, why).on("page_token")
+    Failure::invalid(ErrorKind::BadPage, why).on("page_token")
 }
 
 /// The page of `items`, which are in the order of their numbers, behind the one that ended with `token`;
 /// with the token for the next.
-fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
+pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
     mut items: Vec<(N, T)>,
     most: u32,
     token: &str,
@@ -82,15 +81,6 @@ pub(crate) fn of_probes(
 ) -> Result<(Vec<v1::Probe>, String), Failure> {
     let numbered = probes.into_iter().map(|probe| (probe.id, probe));
     of_numbered(numbered.collect(), most, token)
-}
-
-/// The page of `sessions`, each with its place in the order they were opened.
-pub(crate) fn of_sessions(
-    sessions: Vec<(u64, v1::Session)>,
-    most: u32,
-    token: &str,
-) -> Result<(Vec<v1::Session>, String), Failure> {
-    of_numbered(sessions, most, token)
 }
 
 /// A page of machines, which are added in the order of their names.

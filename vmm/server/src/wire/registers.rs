@@ -48,14 +48,22 @@ pub enum Meaningless {
     },
 }
 
+/// What `ours` is on the wire, by a table of both: unspecified, if it is not in there.
+pub(super) fn on_wire<T: PartialEq, W: Copy + Default>(table: &[(T, W)], ours: &T) -> W {
+    let row = table.iter().find(|(it, _)| it == ours);
+    row.map(|(_, wire)| *wire).unwrap_or_default()
+}
+
+/// What `wire` is here, by such a table.
+pub(super) fn from_wire<T: Copy, W: PartialEq>(table: &[(T, W)], wire: &W) -> Option<T> {
+    let row = table.iter().find(|(_, it)| it == wire);
+    row.map(|(ours, _)| *ours)
+}
+
 /// `None` for REGISTER_UNSPECIFIED.
 pub(super) fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
     match v1::Register::try_from(number) {
-        Ok(v1::Register::Unspecified) => Ok(None),
-        Ok(wanted) => Ok(REGISTERS
-            .iter()
-            .find(|(_, wire)| *wire == wanted)
-            .map(|(gpr, _)| *gpr)),
+        Ok(wire) => Ok(from_wire(&REGISTERS, &wire)),
         Err(_) => Err(Meaningless::Unknown {
             what: "register",
             number,
@@ -84,6 +92,5 @@ pub(super) fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
 
 /// The name of `gpr`.
 pub(super) fn named(gpr: Gpr) -> v1::Register {
-    let row = REGISTERS.iter().find(|(row, _)| *row == gpr);
-    row.map_or(v1::Register::Unspecified, |(_, wire)| *wire)
+    on_wire(&REGISTERS, &gpr)
 }

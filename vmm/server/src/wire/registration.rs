@@ -7,7 +7,7 @@ use hvprobe_engine::{Refusals, Registered, Skipped};
 use hvprobe_proto::v1::{self, ErrorKind, RegisterResponse};
 use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::actions;
 use super::budget;
@@ -23,13 +23,13 @@ pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
         limits::at_most("a definition", probe.definition.len(), limits::DEFINITION)?;
         let definition = definition::parse(&probe.definition).map_err(|error| {
             let message = format!("probe {index}, column {}: {error}", error.column);
-            Failure::new(Code::InvalidArgument, ErrorKind::Definition, message)
+            Failure::invalid(ErrorKind::Definition, message)
                 .at_index(index)
                 .at_column(error.column)
         })?;
         let bad = |error: Meaningless| {
             let message = format!("probe {index} ({definition}): {error}");
-            Failure::new(Code::InvalidArgument, ErrorKind::BadActions, message).at_index(index)
+            Failure::invalid(ErrorKind::BadActions, message).at_index(index)
         };
         specs.push(ProbeSpec {
             mechanism: actions::mechanism(probe.mechanism).map_err(bad)?,
@@ -89,6 +89,7 @@ mod tests {
 
     use hvprobe_engine::Refused;
     use hvprobe_spec::ProbeId;
+    use tonic::Code;
 
     use super::*;
 

@@ -80,11 +80,7 @@ fn function(
             Failure::new(Code::NotFound, ErrorKind::UnknownType, message)
                 .offering(candidates(types, near, name))
         }
-        PrototypeError::Ambiguous(_) => Failure::new(
-            Code::InvalidArgument,
-            ErrorKind::AmbiguousType,
-            chain(&error),
-        ),
+        PrototypeError::Ambiguous(_) => Failure::invalid(ErrorKind::AmbiguousType, chain(&error)),
         PrototypeError::Malformed(_) => {
             Failure::new(Code::FailedPrecondition, ErrorKind::NoTypes, chain(&error))
         }

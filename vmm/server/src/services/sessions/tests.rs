@@ -5,6 +5,7 @@ use hvprobe_proto::v1::{self, RenewSession, SessionState};
 use proptest::prelude::*;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
+use tonic::Code;
 
 use super::*;
 use crate::sessions::keeper::Ticket;
