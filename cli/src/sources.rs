@@ -21,7 +21,7 @@ use crate::upload;
 /// Who is asked.
 enum Asked {
     /// A file of this machine.
-    File(Sources),
+    File(Box<Sources>),
     /// A server, of one of its machines.
     Server(Box<Client>, String),
 }
@@ -31,7 +31,7 @@ async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
     let file = match files.debug_info {
         Some(file) if !on.is_said() => {
             let kernel = open_kernel(&guest::kernel(files.kernel)?)?;
-            return Ok(Asked::File(perf_probe::open(&kernel, &file)?));
+            return Ok(Asked::File(Box::new(perf_probe::open(&kernel, &file)?)));
         }
         file => file,
     };
