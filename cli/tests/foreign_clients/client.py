@@ -19,7 +19,7 @@ CALLS = "while :; do workload calls getpgid 3; done"
 
 
 class Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
-            grpc.StreamStreamClientInterceptor):
+            grpc.StreamUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
     """Shows the token with each call, as credentials go over TLS only."""
 
     def __init__(self, token):
@@ -28,7 +28,7 @@ class Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor,
     def intercept_unary_unary(self, call, details, request):
         return call(details._replace(metadata=self.metadata), request)
 
-    intercept_unary_stream = intercept_stream_stream = intercept_unary_unary
+    intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = intercept_unary_unary
 
 
 def hits(method, kernel, initrd):
