@@ -8,6 +8,7 @@
 //! Invariants: a file has no name, so nothing is left of it, however the server ends; all of them together, those
 //! that are not whole included, have no more bytes than there is room for.
 
+use std::env;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -23,7 +24,8 @@ use crate::limits;
 use crate::sources::Sources;
 use crate::status::Failure;
 
-/// Where temporary files are that may be large (hier(7)), unless `TMPDIR` says otherwise.
+/// Where temporary files are that may be large (hier(7)), unless `TMPDIR` says otherwise. A small system may
+/// not have it.
 const FOLDER: &str = "/var/tmp";
 
 /// The files of a server.
@@ -64,8 +66,13 @@ pub(crate) struct Upload {
 
 impl Default for Uploads {
     fn default() -> Self {
-        let folder = std::env::var_os("TMPDIR").map_or_else(|| FOLDER.into(), PathBuf::from);
-        Self::new(folder, limits::UPLOAD, limits::UPLOADS)
+        let is_there = |folder: &PathBuf| env::var_os("TMPDIR").is_none() && folder.is_dir();
+        let folder = Some(PathBuf::from(FOLDER)).filter(is_there);
+        Self::new(
+            folder.unwrap_or_else(env::temp_dir),
+            limits::UPLOAD,
+            limits::UPLOADS,
+        )
     }
 }
 
@@ -214,7 +221,7 @@ mod tests {
     }
 
     fn uploads(each: u64, all: u64) -> Uploads {
-        Uploads::new(std::env::temp_dir(), each, all)
+        Uploads::new(env::temp_dir(), each, all)
     }
 
     fn handed_in(uploads: &Uploads, file: &[u8]) -> Upload {
