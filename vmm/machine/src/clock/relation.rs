@@ -30,8 +30,9 @@ use super::times::{Moment, Times, rdtsc};
 /// before them every fourth, and so on.
 const KEPT: usize = 256;
 const LEVELS: usize = 24;
-/// How far ahead of now a time may be that is worked out, in nanoseconds.
-const AHEAD: u64 = 100_000;
+/// How far ahead of now a time may be that is worked out, in nanoseconds: as far as times may be off where
+/// counters cannot be trusted. KVM reads its two clocks one after the other, and may lose its processor in between.
+const AHEAD: u64 = 200_000;
 /// Offsets so far apart, in ticks, are not one: tens of microseconds.
 const APART: u64 = 1 << 16;
 /// How often what relates kvmclock to the host's counter is renewed, in ticks: tens of milliseconds.
@@ -67,6 +68,11 @@ impl Told {
             tsc,
             ns,
         })
+    }
+
+    /// What [`Relation`] remembers it by.
+    fn noted(self) -> u64 {
+        1 << 32 | u64::from(self.version)
     }
 }
 
@@ -139,14 +145,17 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn clear(&mut self) {
-        self.levels.clear();
+    /// Forgets what was read of a counter that seemed to go on: what KVM has told holds for any.
+    fn forget_read(&mut self) {
+        for level in &mut self.levels {
+            level.retain(|since| since.version.is_some());
+        }
     }
 
     fn note(&mut self, since: Since) {
         // A counter that was set back has no past that could be told from what is to come.
         if self.newest().is_some_and(|last| since.from < last.from) {
-            self.clear();
+            self.levels.clear();
         }
         let mut moved = Some(since);
         for level in 0..LEVELS {
@@ -169,7 +178,7 @@ impl Offsets {
     }
 
     fn newest(&self) -> Option<&Since> {
-        self.levels.first()?.back()
+        self.levels.iter().find_map(VecDeque::back)
     }
 
     /// The one for a reading of `tsc`.
@@ -212,7 +221,7 @@ pub(crate) struct Relation {
     /// Where KVM tells the guest, and the lowest bit set if it does.
     told_at: AtomicU64,
     stalls: AtomicBool,
-    /// The newest version that was noted, and bit 32 set.
+    /// [`Told::noted`] of the newest; 0 if there is none.
     noted: AtomicU64,
     /// The newest offset.
     offset: AtomicU64,
@@ -251,11 +260,14 @@ impl Relation {
         self.told_at.store(msr, Ordering::Relaxed);
     }
 
-    /// The counter stalls: what was noted before is no use.
+    /// The counter stalls: what was read of it is no use.
     pub(crate) fn set_stalling(&self) {
         self.marks.prepare();
         self.stalls.store(true, Ordering::Relaxed);
-        self.lock().clear();
+        let mut offsets = self.lock();
+        offsets.forget_read();
+        // What was told last may have been passed over for what was read.
+        self.noted.store(0, Ordering::Relaxed);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Offsets> {
@@ -300,22 +312,30 @@ impl Relation {
 
     /// Notes what KVM has `told` the guest, if that is new; waits for nobody.
     pub(crate) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
-        let version = 1 << 32 | u64::from(told.version);
-        if self.noted.load(Ordering::Relaxed) == version {
+        let Some(offset) = self.news(told, kvmclock) else {
             return;
+        };
+        match self.offsets.try_lock() {
+            Ok(mut offsets) => self.note_told(&mut offsets, told, offset),
+            Err(TryLockError::Poisoned(poisoned)) => {
+                self.note_told(&mut poisoned.into_inner(), told, offset);
+            }
+            // The collector is about to see the same.
+            Err(TryLockError::WouldBlock) => self.offset.store(offset, Ordering::Relaxed),
+        }
+    }
+
+    /// The offset by what KVM has `told`, unless that is noted.
+    fn news(&self, told: Told, kvmclock: &mut Kvmclock) -> Option<u64> {
+        if self.noted.load(Ordering::Relaxed) == told.noted() {
+            return None;
         }
         kvmclock.renew();
-        let offset = told.tsc.wrapping_sub(kvmclock.tsc_at(told.ns));
-        let mut offsets = match self.offsets.try_lock() {
-            Ok(offsets) => offsets,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // The collector is about to see the same.
-            Err(TryLockError::WouldBlock) => {
-                self.offset.store(offset, Ordering::Relaxed);
-                return;
-            }
-        };
-        self.noted.store(version, Ordering::Relaxed);
+        Some(told.tsc.wrapping_sub(kvmclock.tsc_at(told.ns)))
+    }
+
+    fn note_told(&self, offsets: &mut Offsets, told: Told, offset: u64) {
+        self.noted.store(told.noted(), Ordering::Relaxed);
         // What was read is more exact.
         let is_known = || {
             let off = offset.wrapping_sub(self.offset()).cast_signed();
@@ -359,10 +379,15 @@ impl Relation {
 
     /// The offset for a reading of `tsc` that was made not long ago.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
-        if let Some(told) = self.told_soon() {
-            self.renew(told, kvmclock);
+        let news = self.told_soon().and_then(|told| {
+            let offset = self.news(told, kvmclock)?;
+            Some((told, offset))
+        });
+        let mut offsets = self.lock();
+        if let Some((told, offset)) = news {
+            self.note_told(&mut offsets, told, offset);
         }
-        self.lock().at(tsc)
+        offsets.at(tsc)
     }
 }
 

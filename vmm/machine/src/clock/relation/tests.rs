@@ -220,6 +220,53 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     assert!((90_000..=90_000 + now - start + 10_000).contains(&hit.guest_tsc));
 }
 
+/// Before, it seemed to go on, and was related by what was read of it. What KVM tells then is what it told before:
+/// that was passed over, as it said the same.
+#[test]
+fn a_counter_that_is_seen_to_stall_late_has_a_time_at_once() {
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
+    relation.set_told_at(TOLD_AT | 1);
+    let times = Arc::new(Times::new());
+    let timeline = Timeline::new(
+        Arc::clone(&times),
+        Box::new([Arc::clone(&relation)]),
+        kvmclock(),
+    );
+    let start = rdtsc() / TICKS * TICKS;
+    tell(&ram, 2, 5000, start / TICKS);
+    relation.note(4000, 5000_u64.wrapping_sub(start));
+    let line = times.line();
+    let off = |tsc| {
+        let told = time(&timeline, Some(0), tsc).expect("a time");
+        told.abs_diff(line.at(start - 5000 + tsc))
+    };
+    assert!(off(5100) < 1000);
+    relation.set_stalling();
+    assert_eq!(relation.lock().newest(), None);
+    assert!(off(5100) < 1000);
+    assert!(off(4900) < 1000);
+}
+
+#[test]
+fn what_kvm_told_of_a_counter_before_it_was_seen_to_stall_still_holds() {
+    let ram = ram();
+    let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
+    relation.set_told_at(TOLD_AT | 1);
+    let mut kvmclock = kvmclock();
+    let start = rdtsc() / TICKS * TICKS;
+    for (version, tsc, ns) in [(2, 5000, 0), (4, 6000, MS), (6, 7000, 2 * MS)] {
+        tell(&ram, version, tsc, start / TICKS + ns);
+        relation.renew(relation.told().unwrap(), &mut kvmclock);
+    }
+    relation.note(8000, 1);
+    relation.set_stalling();
+    let [first, second, third] = [5500, 6500, 7500].map(|tsc| relation.lock().at(tsc).unwrap());
+    assert_eq!(first.wrapping_sub(second), TICKS * MS - 1000);
+    assert_eq!(second.wrapping_sub(third), TICKS * MS - 1000);
+    assert_ne!(relation.lock().at(9000), Some(1));
+}
+
 /// Ten rounds of a counter that goes on only while it is read, as often as not for longer than the
 /// virtual CPU was left alone.
 #[test]
