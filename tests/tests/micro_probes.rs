@@ -322,6 +322,9 @@ fn an_int3_of_the_guests_own_reaches_its_handler_unchanged() {
     assert_eq!(events.len(), 6);
 }
 
+/// How often an undisturbed run is tried for.
+const RUNS: usize = 10;
+
 #[test]
 fn int3s_of_the_guests_own_cost_no_ioctl_but_the_run() {
     let Some(mode) = kvm("own int3s") else { return };
@@ -351,11 +354,15 @@ fn int3s_of_the_guests_own_cost_no_ioctl_but_the_run() {
     };
     for probes in [&[][..], &["p elsewhere"]] {
         let few = other_ioctls(2, probes);
-        let many = other_ioctls(400, probes);
-        // Whatever else comes in between may cost one.
+        // Whatever else comes in between may cost some, such as a stop on a busy host, which reads the clocks again
+        // and again. What an int3 costs is in all runs, so the one that was disturbed least tells.
+        let mut many = Vec::new();
+        while many.len() < RUNS && many.iter().all(|cost| *cost > few + 20) {
+            many.push(other_ioctls(400, probes));
+        }
         assert!(
-            many <= few + 20,
-            "{mode:?} {probes:?}: {few} for 2, {many} for 400"
+            many.iter().any(|cost| *cost <= few + 20),
+            "{mode:?} {probes:?}: {few} for 2, {many:?} for 400"
         );
     }
 }
