@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::calls::{self, Call};
 use crate::{files, sys};
 
-const TRACEFS: &str = "/sys/kernel/tracing";
+pub(crate) const TRACEFS: &str = "/sys/kernel/tracing";
 const OPTIMIZATION: &str = "/proc/sys/debug/kprobes-optimization";
 /// The guest's kprobes, with what became of each.
 const LIST: &str = "/sys/kernel/debug/kprobes/list";
@@ -35,14 +35,16 @@ pub(crate) enum Trigger {
 }
 
 impl Trigger {
-    fn letter(self) -> char {
+    /// What begins its definition. By default a kernel that is not preemptible sees one call per CPU return,
+    /// at most.
+    fn kind(self) -> &'static str {
         match self {
-            Self::Entry | Self::Optimized => 'p',
-            Self::Return => 'r',
+            Self::Entry | Self::Optimized => "p",
+            Self::Return => "r16",
         }
     }
 
-    fn event(self) -> &'static str {
+    pub(crate) fn event(self) -> &'static str {
         match self {
             Self::Entry | Self::Optimized => "own",
             Self::Return => "own_return",
@@ -68,8 +70,8 @@ impl OwnEvent {
             let on = trigger == Trigger::Optimized;
             files::write(OPTIMIZATION, if on { "1" } else { "0" })?;
         }
-        let (letter, event) = (trigger.letter(), trigger.event());
-        command(&format!("{letter}:{GROUP}/{event} {place}"))?;
+        let (kind, event) = (trigger.kind(), trigger.event());
+        command(&format!("{kind}:{GROUP}/{event} {place}"))?;
         Ok(Self(trigger))
     }
 

@@ -25,6 +25,8 @@ mod kexec;
 mod kprobe_event;
 mod kprobe_events;
 mod modules;
+mod own_calls;
+mod pit;
 mod raw;
 mod rng;
 mod shared;
@@ -65,8 +67,9 @@ Calls:
                          FILTER` at the end
 Long calls:
   sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs
-  naps THREADS N         each sleeps N times in nanosleep, for no time and for 10 ms, while moved
-                         between CPUs; prints `nap: THREAD NS TICKS NS TICKS` for each two
+  naps THREADS N ROUNDS  each sleeps N times in nanosleep, for no time and for 10 ms, while moved
+                         between CPUs, in each round, when a line comes in; prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT` for each two:
+                         nanoseconds by the clock and by the interval timer, and in do_nanosleep
   ping-pong PAIRS N      pairs of processes exchange a byte through pipes N times
   nested DEPTH N         N nested calls of ep_loop_check_proc, DEPTH (1 to 4) deep
   deaths N THREADS       N processes die while THREADS + 1 tasks of theirs are in pipe_read
@@ -153,7 +156,9 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             tsc_loop::run_probed(probes, &place.join(" "), Call::named(name)?, number(count)?)
         }
         ["sleepers", threads, count] => sleepers::run(number(threads)?, number(count)?),
-        ["naps", threads, count] => sleepers::naps(number(threads)?, number(count)?),
+        ["naps", threads, count, rounds] => {
+            sleepers::naps(number(threads)?, number(count)?, number(rounds)?)
+        }
         ["ping-pong", pairs, count] => ping_pong::run(number(pairs)?, number(count)?),
         ["nested", depth, count] => nested::run(number(depth)?, number(count)?),
         ["deaths", rounds, threads] => deaths::run(number(rounds)?, number(threads)?),

@@ -204,7 +204,7 @@ pub(crate) fn epoll_add(epoll: BorrowedFd<'_>, watched: BorrowedFd<'_>) -> io::R
     .map(drop)
 }
 
-/// Lets this thread write to one port.
+/// Lets this thread, and those that it starts, use one port.
 pub(crate) fn grant_port(port: u16) -> io::Result<()> {
     // SAFETY: grants access to a port; what is written there is the business of who writes.
     match unsafe { libc::ioperm(libc::c_ulong::from(port), 1, 1) } {
@@ -221,6 +221,17 @@ pub(crate) fn write_port(port: u16, byte: u8) {
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }
+}
+
+/// Reads a byte from a port that was granted.
+pub(crate) fn read_port(port: u16) -> u8 {
+    let byte;
+    // SAFETY: without access the instruction faults and the program ends; with it, a byte comes from a port and no
+    // memory is touched.
+    unsafe {
+        asm!("in al, dx", in("dx") port, out("al") byte, options(nomem, nostack, preserves_flags));
+    }
+    byte
 }
 
 /// Writes bytes to a port that was granted, one after the other.

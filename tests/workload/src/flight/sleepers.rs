@@ -3,18 +3,21 @@
 //! `__x64_sys_nanosleep` and `hrtimer_nanosleep` are entered once per sleep, and most of these
 //! sleeps end on another CPU than they began on.
 
-use std::arch::x86_64::_rdtsc;
 use std::error::Error;
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::own_calls::OwnCalls;
+use crate::pit::{self, Pit};
 use crate::rng::Rng;
 use crate::sys;
 
 /// How long a nap is.
 const NAP: u32 = 10_000_000;
+/// Where `hrtimer_nanosleep` sleeps, and does little else.
+const SLEEP: &str = "do_nanosleep";
 
 /// `threads` threads sleep `count` times each.
 pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
@@ -24,32 +27,67 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// `threads` threads sleep ten milliseconds `count` times each, and for no time before each. Prints
-/// `nap: THREAD NS TICKS NS TICKS` for each two, in the order of its thread's, by the kernel's monotonic clock and
-/// by the time stamp counter: no less than the kernel's function took, and more by the ways into it and out of it.
-/// Neither can be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
-/// virtual CPU waits for a processor, and the clock that is made of it stands still after it ran ahead.
-pub(crate) fn naps(threads: usize, count: usize) -> Result<(), Box<dyn Error>> {
-    let timed = |ns| {
-        let (at, before) = (Instant::now(), ticks());
-        sys::nanosleep(ns)?;
-        let ticks = ticks().wrapping_sub(before);
-        Ok::<_, io::Error>((at.elapsed().as_nanos(), ticks))
-    };
-    let nap = || Ok((sys::thread_id(), timed(0)?, timed(NAP)?));
-    let (naps, _) = moved(threads, |_| {
-        (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
-    })?;
-    for (thread, none, nap) in naps.into_iter().flatten() {
-        println!("nap: {thread} {} {} {} {}", none.0, none.1, nap.0, nap.1);
+/// In each of `rounds`, which begins when a line comes in, `threads` threads sleep ten milliseconds `count` times
+/// each, and for no time before each. Prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT` for each two, in the order of
+/// its thread's: by the kernel's monotonic clock and by the interval timer, which is no less than the kernel's
+/// function took, and more by the ways into it and out of it; and what the kernel's own probes say that the sleep
+/// in it took.
+/// The clock cannot be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
+/// virtual CPU waits for a processor, so the clock that is made of it does, too, and stands still after it ran ahead.
+pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
+    let (calls, pit) = (OwnCalls::trace(SLEEP)?, Pit::start()?);
+    for round in 0..rounds {
+        println!("ready: {round}");
+        io::stdin().read_line(&mut String::new())?;
+        let naps = timed_naps(threads, count, || pit.count())?;
+        let mut slept = calls.take()?;
+        for Nap {
+            thread,
+            none: [none, none_pit],
+            nap: [nap, nap_pit],
+        } in naps
+        {
+            let mut slept = || slept.get_mut(&thread)?.pop_front();
+            let (Some(none_slept), Some(slept)) = (slept(), slept()) else {
+                return Err(format!("the kernel's trace lacks sleeps of thread {thread}").into());
+            };
+            let durations = [none, none_pit, none_slept, nap, nap_pit, slept];
+            let durations = durations.map(|duration| format!(" {}", duration.as_nanos()));
+            println!("nap: {thread}{}", durations.concat());
+        }
+        println!("over: {round}");
     }
-    println!("naps: {}", threads * count);
     Ok(())
 }
 
-fn ticks() -> u64 {
-    // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
-    unsafe { _rdtsc() }
+/// How long two calls of a thread took, by the clock and by the interval timer.
+struct Nap {
+    thread: i32,
+    none: [Duration; 2],
+    nap: [Duration; 2],
+}
+
+fn timed_naps(
+    threads: usize,
+    count: usize,
+    timer: impl Fn() -> u16 + Sync,
+) -> io::Result<Vec<Nap>> {
+    let timed = |ns| {
+        let (since, before) = (Instant::now(), timer());
+        sys::nanosleep(ns)?;
+        Ok::<_, io::Error>([since.elapsed(), pit::between(before, timer())])
+    };
+    let nap = || {
+        Ok(Nap {
+            thread: sys::thread_id(),
+            none: timed(0)?,
+            nap: timed(NAP)?,
+        })
+    };
+    let (naps, _) = moved(threads, |_| {
+        (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
+    })?;
+    Ok(naps.into_iter().flatten().collect())
 }
 
 /// Runs `work` in as many threads, each with its number, while they are moved from CPU to CPU. Returns
@@ -116,6 +154,6 @@ mod tests {
     #[test]
     fn sleepers_end() {
         super::run(3, 5).unwrap();
-        super::naps(2, 3).unwrap();
+        assert_eq!(super::timed_naps(2, 3, || 0).unwrap().len(), 6);
     }
 }
