@@ -61,7 +61,11 @@ mod tests {
     #[test]
     fn counts_go_down_and_begin_anew() {
         assert_eq!(between(5, 5), Duration::ZERO);
-        assert_eq!(between(20_000, 8_068), Duration::from_micros(10_000));
-        assert_eq!(between(5_000, 58_604), Duration::from_micros(10_000));
+        // Counts of a hundredth of a second, over the end and not.
+        for (first, second) in [(20_000, 8_068), (5_000, 58_604)] {
+            let hundredth = between(first, second);
+            let off = hundredth.abs_diff(Duration::from_millis(10));
+            assert!(off < Duration::from_micros(1), "{hundredth:?}");
+        }
     }
 }
