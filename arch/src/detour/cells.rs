@@ -5,8 +5,12 @@
 
 /// The size of a cell in bytes: a cache line.
 pub const CELL: usize = 64;
+/// The most cells a record has, but for a copy of the stack.
+pub const RECORD_CELLS: u16 = 16;
+/// The most cells of a copy of the stack: those of [`STACK_MAX`](super::STACK_MAX) bytes.
+pub(super) const STACK_CELLS: u16 = 74;
 /// The most cells a record has.
-pub const MAX_RECORD_CELLS: u16 = 16;
+pub const MAX_RECORD_CELLS: u16 = RECORD_CELLS + STACK_CELLS;
 
 /// How words that are numbered from zero lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +23,7 @@ pub(super) enum Spread {
 
 impl Spread {
     /// The words of a cell, without its mark.
-    const CELL_WORDS: usize = CELL / 8 - 1;
+    pub(super) const CELL_WORDS: usize = CELL / 8 - 1;
 
     /// Where the word is.
     pub(super) fn offset(self, word: usize) -> usize {
@@ -52,7 +56,7 @@ pub enum Malformed {
     Cells {
         /// What the record says.
         found: u16,
-        /// What is possible.
+        /// What is possible: the most, where it depends on the hit.
         want: u16,
     },
 }

@@ -2,10 +2,11 @@
 //!
 //! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`].
 //! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
-//! the frame calls `cell` the record's address. What reads memory has RSI, RDI and R8, too, if it loops.
+//! the frame calls `cell` the record's address. What reads memory has RSI, RDI and R8, too, if it loops,
+//! and so has what copies the stack.
 
-use super::record::{CPU, END, Header, IDENTITY, Layout, TSC, Values};
-use super::{BuildError, CELL, Capture, MAX_RECORD_CELLS, Ring, TaskFields};
+use super::record::{CPU, END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
+use super::{BuildError, CELL, Capture, RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;
@@ -66,6 +67,15 @@ pub(super) struct Full {
     pub(super) next: CodeLabel,
     /// Whether the host is asked for room before.
     pub(super) waits: bool,
+}
+
+/// How many cells a record takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cells {
+    /// Those that all records of the source have.
+    pub(super) fixed: u16,
+    /// For more: where the record has how many (u32). [`Emitter::reserve`] takes them from R8.
+    pub(super) more: Option<usize>,
 }
 
 /// A cold piece of code: asks the host for room.
@@ -141,7 +151,7 @@ impl<'a> Emitter<'a> {
             reachable(what, at)?;
         }
         let is_possible = ring.capacity.is_power_of_two()
-            && (2 * u32::from(MAX_RECORD_CELLS)..=1 << 24).contains(&ring.capacity)
+            && (2 * u32::from(RECORD_CELLS)..=1 << 24).contains(&ring.capacity)
             && (1..ring.capacity).contains(&ring.watermark);
         if !is_possible {
             return Err(BuildError::Ring {
@@ -263,7 +273,7 @@ impl<'a> Emitter<'a> {
 
     /// Reserves `cells` cells and writes the time there, or does what is to be done where the ring is
     /// full.
-    pub(super) fn reserve(&mut self, cells: u16, full: Full) -> Result<(), BuildError> {
+    pub(super) fn reserve(&mut self, cells: Cells, full: Full) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let mut retry = self.a.create_label();
         let lost = self.counting("the count of lost records", full.lost, full.next)?;
@@ -280,7 +290,11 @@ impl<'a> Emitter<'a> {
             absolute(self.ring.head),
         )?;
         a.set_label(&mut retry)?;
-        a.lea(rcx, qword_ptr(rax + i32::from(cells)))?;
+        let fixed = i32::from(cells.fixed);
+        match cells.more {
+            None => a.lea(rcx, qword_ptr(rax + fixed))?,
+            Some(_) => a.lea(rcx, qword_ptr(rax + r8 + fixed))?,
+        }
         // A head that was read too long ago may pass here; then the exchange finds out.
         a.cmp(rcx, qword_ptr(absolute(self.ring.limit)))?;
         a.ja(full)?;
@@ -289,9 +303,12 @@ impl<'a> Emitter<'a> {
         // The cell's index, below 2^24, times its size.
         a.and(eax, (self.ring.capacity - 1).cast_signed())?;
         a.shl(eax, CELL.trailing_zeros())?;
-        let cells = absolute(self.ring.cells);
-        a.mov(qword_ptr(rax + (cells + i64::from(TSC))), cell)?;
-        a.lea(cell, qword_ptr(rax + cells))?;
+        let first = absolute(self.ring.cells);
+        a.mov(qword_ptr(rax + (first + i64::from(TSC))), cell)?;
+        a.lea(cell, qword_ptr(rax + first))?;
+        if let Some(at) = cells.more {
+            a.mov(dword_ptr(cell + at), r8d)?;
+        }
         Ok(())
     }
 
@@ -409,19 +426,33 @@ impl<'a> Emitter<'a> {
     }
 
     /// Writes the mark of a record, and rings the doorbell if that passed the watermark.
-    pub(super) fn publish(&mut self, source: u32, cells: u16) -> Result<(), BuildError> {
-        let identity = Header::identity(source, cells)?;
+    pub(super) fn publish(&mut self, source: u32, cells: Cells) -> Result<(), BuildError> {
+        let identity = Header::identity(source, cells.fixed)?;
         let label = self.a.create_label();
         let mut next = self.a.create_label();
         self.ringing.push(Ringing { label, next });
         let cell = self.frame.cell;
-        let cells = i32::from(cells);
+        let bell = qword_ptr(absolute(self.ring.bell));
         let a = &mut self.a;
         a.mov(dword_ptr(cell + END), ecx)?;
-        a.mov(dword_ptr(cell + IDENTITY), identity)?;
         // Of all that fill the ring, one is the first to make it so full.
-        a.sub(rcx, qword_ptr(absolute(self.ring.bell)))?;
-        a.cmp(rcx, cells)?;
+        match cells.more {
+            None => {
+                a.mov(dword_ptr(cell + IDENTITY), identity)?;
+                a.sub(rcx, bell)?;
+                a.cmp(rcx, i32::from(cells.fixed))?;
+            }
+            Some(at) => {
+                a.mov(eax, dword_ptr(cell + at))?;
+                a.mov(edx, eax)?;
+                a.shl(edx, SOURCE_BITS)?;
+                a.add(edx, identity.cast_signed())?;
+                a.mov(dword_ptr(cell + IDENTITY), edx)?;
+                a.add(eax, i32::from(cells.fixed))?;
+                a.sub(rcx, bell)?;
+                a.cmp(rcx, rax)?;
+            }
+        }
         a.jb(label)?;
         self.place(&mut next)
     }

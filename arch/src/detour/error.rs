@@ -1,7 +1,7 @@
 //! Why no code can be made.
 
 use super::capture::STACK_WORDS_MAX;
-use super::cells::MAX_RECORD_CELLS;
+use super::cells::{MAX_RECORD_CELLS, RECORD_CELLS};
 use crate::Gva;
 
 /// Why no code can be made.
@@ -50,6 +50,14 @@ pub enum BuildError {
     /// Memory at a return.
     #[error("memory cannot be read without exits when a function returns")]
     FetchAtReturn,
+    /// The stack in a ring of few cells.
+    #[error(
+        "a stack takes up to {MAX_RECORD_CELLS} cells, which a ring of {capacity} has no room for"
+    )]
+    RingForStacks {
+        /// How many cells the ring has.
+        capacity: u32,
+    },
     /// A text that no pointer leads to.
     #[error("a text is behind a pointer")]
     TextOfNothing,
@@ -60,7 +68,7 @@ pub enum BuildError {
         count: usize,
     },
     /// A record of more cells than there are.
-    #[error("a record of {words} words is too large for {MAX_RECORD_CELLS} cells")]
+    #[error("a record of {words} words is too large for {RECORD_CELLS} cells")]
     TooLarge {
         /// How many words it would have.
         words: usize,

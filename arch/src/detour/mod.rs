@@ -8,10 +8,12 @@
 //!   at: jmp ────────▶ save flags and 4 registers
 //!                     would a stack word leave the page? ─▶ escape: restore; int3
 //!                     can memory be read here? ─ no ──────▶ escape
+//!                     is the task's own stack copied whole? ▶ escape
 //!                     each member: conditions ─ no ─▶ vetoed += 1
 //!                                  reserve cells ─ full ─▶ out room port ─ more ─▶ reserve again
 //!                                                       └────────────────┴ none ─▶ lost += 1
-//!                                  fill, read memory, publish ───────▶ record
+//!                                  fill, read memory, copy the
+//!                                  stack, publish ───────────────────▶ record
 //!                                  watermark passed ─▶ out doorbell
 //!                     restore
 //!                     tail: copies of the displaced instructions
@@ -42,9 +44,11 @@ mod record;
 mod recorder;
 mod returns;
 mod span;
+mod stack;
+mod stack_copy;
 
 pub use capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
-pub use cells::{CELL, MAX_RECORD_CELLS, Malformed};
+pub use cells::{CELL, MAX_RECORD_CELLS, Malformed, RECORD_CELLS};
 pub use error::BuildError;
 pub use fetching::{Fetching, Readers};
 pub use instance::{ENTERED_MAX, Instance, InstanceLayout, Instances};
@@ -52,6 +56,7 @@ pub use record::{Call, Capture, Header, Layout, Record, Ring, StackWords, Task, 
 pub use recorder::{Detour, Member, Part, Recorder};
 pub use returns::{Exit, ReturnCode, STUB};
 pub use span::{JUMP, OutOfReach, Span, Unfit};
+pub use stack::{STACK_MAX, StackCopy, StackFields};
 
 #[cfg(test)]
 mod tests;

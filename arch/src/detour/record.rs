@@ -33,14 +33,19 @@
 //!               u64 each selected stack word  |     u64 each selected stack word at entry
 //!               u64 bits: not read            |
 //!               u64 × each item of memory     |
+//!               u64 the stack's end, u64 n    |
+//!   n cells     the stack up to there         |
 //! ```
 //!
 //! (pid, tgid and comm only if a task is captured; a CPU that is not captured is zero.)
 
 use super::capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
-use super::cells::{CELL, MAX_RECORD_CELLS, Malformed, Spread, array, word};
+use super::cells::{
+    CELL, MAX_RECORD_CELLS, Malformed, RECORD_CELLS, STACK_CELLS, Spread, array, word,
+};
 use super::error::BuildError;
 use super::fetching::{Fetching, Rooms};
+use super::stack::{CopyLayout, StackCopy, StackFields};
 use crate::Gva;
 use crate::fetch::TextHeader;
 use crate::regs::{Gpr, RegisterSet, Regs};
@@ -59,7 +64,7 @@ const TASK_WORDS: usize = 3;
 /// How many words a call has before its flags.
 const CALL_WORDS: usize = 3;
 /// How many bits of a record's identity tell the source; the others tell the number of cells.
-const SOURCE_BITS: u32 = 24;
+pub(super) const SOURCE_BITS: u32 = 24;
 /// The length of a task's name (`TASK_COMM_LEN`).
 const COMM: usize = 16;
 
@@ -95,6 +100,8 @@ pub struct Capture {
     pub cpu: Option<u32>,
     /// What is read of memory.
     pub fetching: Option<Fetching>,
+    /// All of the stack, up to its end.
+    pub stack_copy: Option<StackFields>,
 }
 
 /// Where the current task and what is recorded of it are.
@@ -245,6 +252,7 @@ pub struct Layout {
     task: Option<usize>,
     values: Values,
     rooms: Option<Rooms>,
+    copy: Option<CopyLayout>,
     call: Option<CallLayout>,
 }
 
@@ -379,14 +387,17 @@ impl Layout {
         let values = Values::at(Spread::Cells, FLAGS, first, registers, stack)?;
         let fetching = capture.fetching.as_ref();
         let rooms = fetching.map(|fetching| Rooms::new(values.end(), &fetching.items));
+        let rooms = rooms.transpose()?;
+        let copied = rooms.as_ref().map_or(values.end(), Rooms::end);
         let layout = Self {
             has_cpu: capture.cpu.is_some(),
             task: task.then_some(TASK),
             values,
-            rooms: rooms.transpose()?,
+            rooms,
+            copy: capture.stack_copy.map(|_| CopyLayout::new(copied)),
             call: None,
         };
-        if layout.size() > usize::from(MAX_RECORD_CELLS) * CELL {
+        if layout.size() > usize::from(RECORD_CELLS) * CELL {
             let words = layout.end();
             return Err(BuildError::TooLarge { words });
         }
@@ -401,7 +412,7 @@ impl Layout {
         if !capture.stack.is_empty() {
             return Err(BuildError::StackAtReturn);
         }
-        if capture.fetching.is_some() {
+        if capture.fetching.is_some() || capture.stack_copy.is_some() {
             return Err(BuildError::FetchAtReturn);
         }
         let plain = Self::new(capture)?;
@@ -420,23 +431,40 @@ impl Layout {
 
     /// The word that follows.
     fn end(&self) -> usize {
-        match (&self.call, &self.rooms) {
-            (Some(call), _) => call.values.end(),
-            (None, Some(rooms)) => rooms.end(),
-            (None, None) => self.values.end(),
+        match (&self.call, &self.copy, &self.rooms) {
+            (Some(call), ..) => call.values.end(),
+            (None, Some(copy), _) => copy.end(),
+            (None, None, Some(rooms)) => rooms.end(),
+            (None, None, None) => self.values.end(),
         }
     }
 
-    /// The size of a record in bytes.
+    /// The size of a record in bytes, without a copy of the stack.
     #[must_use]
     pub fn size(&self) -> usize {
         Spread::Cells.offset(self.end() - 1) + 8
     }
 
-    /// How many cells a record takes.
+    /// How many cells a record takes, without a copy of the stack, for which there are cells of their own.
     #[must_use]
     pub fn cells(&self) -> u16 {
-        u16::try_from(self.size().div_ceil(CELL)).unwrap_or(MAX_RECORD_CELLS)
+        u16::try_from(self.size().div_ceil(CELL)).unwrap_or(RECORD_CELLS)
+    }
+
+    pub(super) fn copy(&self) -> Option<CopyLayout> {
+        self.copy
+    }
+
+    /// The copy of the stack in the record that `bytes` begins with, and that can be [decoded](Self::decode).
+    ///
+    /// # Errors
+    /// When the bytes end before that.
+    pub fn stack_copy<'a>(&self, bytes: &'a [u8]) -> Result<Option<StackCopy<'a>>, Malformed> {
+        let Some(copy) = self.copy else {
+            return Ok(None);
+        };
+        let header = Header::of_mark(word(bytes, 0)?)?;
+        copy.of(bytes, self.cells()..header.cells).map(Some)
     }
 
     pub(super) fn task(&self) -> Option<usize> {
@@ -489,10 +517,14 @@ impl Layout {
     /// When `bytes` is no finished record of this layout.
     pub fn decode(&self, bytes: &[u8]) -> Result<Record, Malformed> {
         let header = Header::of_mark(word(bytes, 0)?)?;
-        if header.cells != self.cells() {
+        let (fewest, most) = match self.copy {
+            None => (self.cells(), self.cells()),
+            Some(_) => (self.cells() + 1, self.cells() + STACK_CELLS),
+        };
+        if !(fewest..=most).contains(&header.cells) {
             return Err(Malformed::Cells {
                 found: header.cells,
-                want: self.cells(),
+                want: most,
             });
         }
         let task = self.task.map(|at| {

@@ -4,13 +4,17 @@
 //! [`Recorder`] is assembled once, its size is known before there is a place for it, and
 //! [`Recorder::place`] fills in the rest.
 
-use super::emit::{Assembled, CALL, Emitter, Frame, Full};
+use super::emit::{Assembled, CALL, Cells, Emitter, Frame, Full};
 use super::span::{JUMP, Span, here, jump};
-use super::{BuildError, Capture, EntryCapture, Fetching, Instances, Layout, Ring};
+use super::{
+    BuildError, Capture, EntryCapture, Fetching, Instances, Layout, MAX_RECORD_CELLS, Ring,
+    StackFields,
+};
 use crate::Gva;
 use crate::condition::Condition;
 use crate::regs::Gpr;
 use iced_x86::code_asm::registers::r11;
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use std::ops::Range;
 
 /// One probe that shares a detour.
@@ -64,7 +68,11 @@ pub struct Recorder {
     escape: Option<usize>,
     /// Offsets of calls, and what they call.
     calls: Vec<(usize, Gva)>,
+    depths: Depths,
 }
+
+/// How many bytes are pushed from which offset of the code on, but for the copies.
+type Depths = Vec<(usize, i32)>;
 
 /// A detour.
 #[derive(Clone, Debug)]
@@ -73,9 +81,11 @@ pub struct Detour {
     code: Vec<u8>,
     jump: [u8; JUMP],
     tail: Gva,
+    tail_len: usize,
     escape: Option<Gva>,
     /// Each displaced instruction and its copy.
     copies: Vec<(Gva, Gva)>,
+    depths: Depths,
     /// Where the copies lead.
     exits: Vec<Gva>,
 }
@@ -88,7 +98,7 @@ const FRAME: Frame = Frame {
     cell: r11,
 };
 
-/// The same where memory is read in a loop.
+/// The same where memory is read in a loop, or the stack is copied.
 const LOOPING: Frame = Frame {
     saved: &[
         Gpr::Rax,
@@ -111,21 +121,29 @@ impl Recorder {
     /// When it cannot be made as asked for.
     pub fn new(span: &Span, ring: &Ring, members: &[Member<'_>]) -> Result<Self, BuildError> {
         let fetching = || members.iter().filter_map(|member| member.part.fetching());
-        let frame = match fetching().any(Fetching::loops) {
+        let copied = members.iter().find_map(|member| member.part.copied());
+        let frame = match copied.is_some() || fetching().any(Fetching::loops) {
             true => &LOOPING,
             false => &FRAME,
         };
+        if copied.is_some() && ring.capacity < 2 * u32::from(MAX_RECORD_CELLS) {
+            let capacity = ring.capacity;
+            return Err(BuildError::RingForStacks { capacity });
+        }
         let mut emitter = Emitter::new(frame, ring)?;
         let mut escape = emitter.a.create_label();
         let highest = members.iter().flat_map(|member| member.part.stack()).max();
         let readers = fetching().next().map(|fetching| &fetching.readers);
-        let escapes = highest.is_some() || readers.is_some();
+        let escapes = highest.is_some() || readers.is_some() || copied.is_some();
         emitter.save()?;
         if let Some(highest) = highest {
             emitter.check_page(*highest, escape)?;
         }
         if let Some(readers) = readers {
             emitter.check_readable(readers, escape)?;
+        }
+        if let Some(fields) = copied {
+            emitter.check_stack(&fields, escape)?;
         }
         for member in members {
             emitter.member(member)?;
@@ -153,11 +171,14 @@ impl Recorder {
             labels: [tail, trap],
             calls,
         } = emitter.finish(0, [&tail, &trap])?;
+        let tail = tail..tail + room;
+        let escape = escapes.then_some(trap);
         Ok(Self {
             span: span.clone(),
+            depths: depths(&code, &tail, escape, frame.rsp()),
             code,
-            tail: tail..tail + room,
-            escape: escapes.then_some(trap),
+            tail,
+            escape,
             calls,
         })
     }
@@ -202,8 +223,10 @@ impl Recorder {
                 at,
             })?,
             tail,
+            tail_len: self.tail.len(),
             escape: self.escape.map(|offset| here(at, &self.code[..offset])),
             copies,
+            depths: self.depths.clone(),
             exits: self
                 .span
                 .copies()
@@ -242,8 +265,8 @@ impl Detour {
     }
 
     /// The int3 that is run, with the registers of the probepoint and before any member did
-    /// anything, when a stack word asked for is not in the stack pointer's page, or memory asked for
-    /// cannot be read there. The host serves the members and goes on at the [tail](Self::tail). `None` if
+    /// anything, when a stack word asked for is not in the stack pointer's page, memory asked for
+    /// cannot be read there, or a stack asked for is not the task's own or is too deep. The host serves the members and goes on at the [tail](Self::tail). `None` if
     /// neither is asked for.
     #[must_use]
     pub fn escape(&self) -> Option<Gva> {
@@ -262,6 +285,26 @@ impl Detour {
         self.copies
             .iter()
             .find_map(|(original, copy)| (*original == boundary).then_some(*copy))
+    }
+
+    /// The probepoint, and how many bytes are pushed on the stack where `at` comes next, if that is in the code
+    /// that serves the probes before the [tail](Self::tail).
+    #[must_use]
+    pub fn interrupted(&self, at: Gva) -> Option<(Gva, u64)> {
+        let offset = usize::try_from(at.offset_from(self.at)?).ok()?;
+        let is_copy = (self.tail..self.tail_end()).contains(&at);
+        if is_copy || offset >= self.code.len() {
+            return None;
+        }
+        let behind = self.depths.partition_point(|(from, _)| *from <= offset);
+        let (_, depth) = self.depths.get(behind.checked_sub(1)?)?;
+        let (probepoint, _) = self.copies.first()?;
+        Some((*probepoint, u64::try_from(*depth).ok()?))
+    }
+
+    /// Where the copies and the jump back end.
+    fn tail_end(&self) -> Gva {
+        self.tail.wrapping_add(self.tail_len as u64)
     }
 
     /// Where the displaced instruction is whose copy is at `at`.
@@ -289,6 +332,14 @@ impl Part<'_> {
             Self::Return { .. } => None,
         }
     }
+
+    /// Where the stack is that it copies.
+    fn copied(&self) -> Option<StackFields> {
+        match self {
+            Self::Record { capture, .. } => capture.stack_copy,
+            Self::Return { .. } => None,
+        }
+    }
 }
 
 impl Emitter<'_> {
@@ -308,13 +359,24 @@ impl Emitter<'_> {
                 waits,
             } => {
                 let layout = Layout::new(capture)?;
-                self.reserve(layout.cells(), Full { lost, next, waits })?;
+                let copied = layout.copy().zip(capture.stack_copy);
+                let cells = Cells {
+                    fixed: layout.cells(),
+                    more: copied.map(|(copy, _)| copy.cells()),
+                };
+                if let Some((_, fields)) = &copied {
+                    self.count_stack(fields)?;
+                }
+                self.reserve(cells, Full { lost, next, waits })?;
                 self.header(&layout, capture)?;
                 self.values(r11, layout.values(), &capture.stack)?;
                 if let (Some(rooms), Some(fetching)) = (layout.rooms(), &capture.fetching) {
                     self.fetch(rooms, fetching)?;
                 }
-                self.publish(source, layout.cells())?;
+                if let Some((copy, fields)) = &copied {
+                    self.copy_stack(*copy, layout.cells(), fields)?;
+                }
+                self.publish(source, cells)?;
             }
             Part::Return {
                 instances,
@@ -328,6 +390,25 @@ impl Emitter<'_> {
         }
         self.place(&mut next)
     }
+}
+
+/// How deep the stack is in `code`: all that is behind the copies, and behind the escape's int3, is come to with
+/// all of the frame pushed.
+fn depths(code: &[u8], tail: &Range<usize>, escape: Option<usize>, frame: i32) -> Depths {
+    let mut depths = vec![(0, 0)];
+    let mut depth = 0;
+    for instruction in &mut Decoder::new(64, code, DecoderOptions::NONE) {
+        let at = usize::try_from(instruction.ip()).unwrap_or(usize::MAX);
+        let next = at + instruction.len();
+        if tail.contains(&at) || Some(at) == escape {
+            depth = frame;
+        } else if instruction.flow_control() != FlowControl::Call {
+            depth -= instruction.stack_pointer_increment();
+        }
+        depths.push((next, depth));
+    }
+    depths.dedup_by_key(|(_, depth)| *depth);
+    depths
 }
 
 /// How many bytes the copies of the displaced instructions have.

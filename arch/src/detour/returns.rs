@@ -25,7 +25,7 @@
 //! none of this.
 
 use super::emit::{
-    CALL, CALL_REL32, Emitter, Frame, Full, ORIGIN, absolute, load, load_per_cpu, reachable,
+    CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, load_per_cpu, reachable,
 };
 use super::instance::{ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
@@ -208,7 +208,11 @@ impl Emitter<'_> {
             next: free,
             waits: exit.waits,
         };
-        self.reserve(layout.cells(), full)?;
+        let cells = Cells {
+            fixed: layout.cells(),
+            more: None,
+        };
+        self.reserve(cells, full)?;
         self.header(&layout, capture)?;
         self.values(rdi, layout.values(), &[])?;
         if let Some(call) = layout.call() {
@@ -230,7 +234,7 @@ impl Emitter<'_> {
                 a.mov(qword_ptr(rdi + to), rax)?;
             }
         }
-        self.publish(source, layout.cells())?;
+        self.publish(source, cells)?;
 
         self.place(&mut free)?;
         self.index(instances)?;

@@ -56,6 +56,7 @@ fn few() -> Capture {
         task: None,
         cpu: Some(0x1_0000),
         fetching: None,
+        stack_copy: None,
     }
 }
 
@@ -150,6 +151,28 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
     let escape = detour.escape().unwrap();
     let offset = usize::try_from(escape.0 - DETOUR.0).unwrap();
     assert_eq!(detour.code()[offset], 0xcc);
+    // Pushes, between, pops, before the copies and in them, at the escape and its int3, in a cold piece.
+    let depths = [
+        (0, Some(0)),
+        (1, Some(8)),
+        (6, Some(40)),
+        (0x84, Some(40)),
+        (0xba, Some(40)),
+        (0xc2, Some(32)),
+        (0xc6, Some(8)),
+        (0xc7, None),
+        (0xcf, None),
+        (0xd4, Some(40)),
+        (0xe0, Some(8)),
+        (0xe1, Some(0)),
+        (0xe2, Some(40)),
+        (0xfa, Some(40)),
+        (0xfc, None),
+    ];
+    for (offset, depth) in depths {
+        let found = detour.interrupted(DETOUR.wrapping_add(offset));
+        assert_eq!(found, depth.map(|depth| (AT, depth)), "{offset:#x}");
+    }
     assert_eq!(detour.resume(AT), Some(detour.tail()));
     assert_eq!(
         detour.resume(AT.wrapping_add(1)),

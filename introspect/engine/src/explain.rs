@@ -21,7 +21,7 @@ use crate::refusal::Refused;
 use crate::registered::{BATCH_MAX, Skipped};
 use crate::registry::expand::singles;
 use crate::registry::hooks::may_watch;
-use crate::registry::optimize::needs_exit;
+use crate::registry::optimize::{Abilities, STACKS, needs_exit, stack_fields};
 use crate::registry::slots::{mechanism_of, slot_kind};
 use crate::unoptimized::Unoptimized;
 
@@ -79,7 +79,13 @@ fn explained(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Explained, Refu
     kernel.check_stacks(spec)?;
     let point = plan(spec, kernel, &Booted(kernel.image))?;
     let Resolved { shown, actions, .. } = resolve(spec, Some(&point), kernel)?;
-    let what = needs_exit(spec, &actions, kernel.readable);
+    let can = Abilities {
+        read: kernel.readable,
+        stacks: stack_fields(kernel.image, kernel.image.task_layout().ok())
+            .map(|_| ())
+            .ok_or(STACKS),
+    };
+    let what = needs_exit(spec, &actions, || can);
     let fit = match (what, &point.span) {
         (Some(what), _) => Err(format!("it {what}")),
         (None, Err(why)) => Err(why.to_string()),
@@ -145,6 +151,10 @@ fn provided(
         (
             reads,
             "the kernel's own loads, by which memory is read, are not probed and are as they should be",
+        ),
+        (
+            actions.record_stacks(),
+            "there is no return probe, which would have another address on the stack",
         ),
         (
             spec.is_return() && kernel.image.task_layout().is_err(),

@@ -12,6 +12,7 @@ pub mod aggregate;
 pub mod calls;
 mod clock;
 mod context;
+mod copied_stack;
 mod counters;
 pub mod event;
 mod fetch;
@@ -35,6 +36,7 @@ mod vacated;
 mod view;
 
 pub use clock::{Clock, Reading};
+pub use copied_stack::Stacks;
 pub use counters::{Counters, Counts};
 pub use filter::passes_by_task;
 pub use followed::Followed;

@@ -1,7 +1,7 @@
 //! The places in the hidden region that a hit knows: stubs, trampoline and interrupt descriptor table,
 //! the ring, and the counters of detours. The engine maps the region and fills it.
 
-use hvprobe_arch::detour::MAX_RECORD_CELLS;
+use hvprobe_arch::detour::RECORD_CELLS;
 use hvprobe_arch::insn::{ENDBR64, GateHead};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::trap::{GATE_PORT, VECTORS};
@@ -38,6 +38,14 @@ pub struct Window {
     pub start: Gva,
     /// First address past it.
     pub end: Gva,
+}
+
+impl Window {
+    /// Whether `at` lies in it.
+    #[must_use]
+    pub fn contains(&self, at: Gva) -> bool {
+        (self.start..self.end).contains(&at)
+    }
 }
 
 /// The fixed places of a mapped region.
@@ -133,7 +141,7 @@ impl RingPlace {
         let all = self.capacity.into();
         // No more than that, unless the guest has written the head: then nothing can be reserved.
         let free = if free <= all { free } else { 0 };
-        Ok(Room::of(free, all, MAX_RECORD_CELLS.into()))
+        Ok(Room::of(free, all, RECORD_CELLS.into()))
     }
 
     /// Tells detours up to where they may reserve cells, and where to ring.

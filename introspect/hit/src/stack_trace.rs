@@ -5,7 +5,7 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_linux::unwind::{Start, Surroundings};
+use hvprobe_linux::unwind::{Start, Surroundings, Unwinder};
 use hvprobe_spec::{FRAME, FRAMES_MAX, TextHeader};
 
 use super::context::Scene;
@@ -18,11 +18,22 @@ pub(super) fn stack_trace<M: PhysMemory + ?Sized, C>(
     most: u8,
     start: Start<'_>,
 ) {
+    walk(scene.table.unwinder(), scene, into, most, start);
+}
+
+/// The same by what `unwinder` knows of `guest`; that it could not be read, without one.
+pub(crate) fn walk(
+    unwinder: Option<&Unwinder>,
+    guest: &(impl Surroundings + ?Sized),
+    into: &mut Captured,
+    most: u8,
+    start: Start<'_>,
+) {
     let most = usize::from(most);
     into.text(most * FRAME, |bytes| {
         let mut frames = [Gva(0); FRAMES_MAX];
         let room = frames.get_mut(..most)?;
-        let (count, goes_on) = scene.table.unwinder()?.walk(scene, start, room);
+        let (count, goes_on) = unwinder?.walk(guest, start, room);
         for (into, frame) in bytes.chunks_exact_mut(FRAME).zip(&room[..count]) {
             let [low @ .., _, _, _, _] = frame.0.to_le_bytes();
             into.copy_from_slice(&low);
@@ -40,6 +51,9 @@ impl<M: PhysMemory + ?Sized, C> Surroundings for Scene<'_, M, C> {
     }
 
     fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva> {
+        if self.table.stands_for(found).is_some() {
+            return Some(found);
+        }
         let to = self.table.leads_to(self.around.mem, found)?;
         if !self.table.is_trampoline(to) {
             return Some(to);
@@ -50,7 +64,7 @@ impl<M: PhysMemory + ?Sized, C> Surroundings for Scene<'_, M, C> {
         known.or_else(|| self.table.vacated(task, slot))
     }
 
-    fn in_place(&self, at: Gva) -> Gva {
-        self.table.in_place(at).map_or(at, |(place, _)| place)
+    fn in_place(&self, at: Gva) -> (Gva, u64) {
+        self.table.stands_for(at).unwrap_or((at, 0))
     }
 }

@@ -320,6 +320,17 @@ impl ProbeTable {
             .find_map(|site| Some((site.detour.as_ref()?.in_place(at)?, site)))
     }
 
+    /// The instruction that our code at `at` stands for, a copy or what serves probes before it, and how many bytes of
+    /// the stack that has pushed. Likewise.
+    pub(crate) fn stands_for(&self, at: Gva) -> Option<(Gva, u64)> {
+        if !KERNEL_WINDOW.contains(at) {
+            return None;
+        }
+        let copied = self.in_place(at).map(|(place, _)| (place, 0));
+        let mut detours = self.sites.iter().filter_map(|site| site.detour.as_ref());
+        copied.or_else(|| detours.find_map(|detour| detour.interrupted(at)))
+    }
+
     /// The site whose detour asks for an exit at `at`.
     pub(crate) fn escape(&self, at: Gva) -> Option<u32> {
         self.by_escape.get(&at.0).copied()
@@ -363,8 +374,7 @@ impl ProbeTable {
     pub(crate) fn leads_to(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Option<Gva> {
         let mut leads_to = at;
         for _ in 0..NESTED_MAX {
-            let is_ours = KERNEL_WINDOW.start <= leads_to && leads_to < KERNEL_WINDOW.end;
-            if !is_ours || self.is_trampoline(leads_to) {
+            if !KERNEL_WINDOW.contains(leads_to) || self.is_trampoline(leads_to) {
                 return Some(leads_to);
             }
             let mut calls = self.followed.iter().filter_map(|source| source.followed());

@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, TaskFields};
+use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, StackFields, TaskFields};
 
 /// The size of an arena, and the distance between them.
 const SIZE: u64 = 16 << 20;
@@ -50,10 +50,14 @@ const CELLS_MAX: u32 = 1 << 16;
 /// Displacements relative to GS, and offsets in the task.
 const GS_CPU: u32 = 0x10;
 const GS_CURRENT: u32 = 0x20;
+const TASK_STACK: u16 = 0x20;
 const PID: u16 = 0x98;
 const TGID: u16 = 0x9c;
 const COMM: u16 = 0x120;
 const DISABLED: u16 = 0x1f8;
+
+/// The size of a task's stack (`THREAD_SIZE`).
+const THREAD_SIZE: u64 = 16 << 10;
 
 /// The number of the CPU that all threads run on.
 pub const CPU: u32 = 0x1234;
@@ -188,6 +192,22 @@ impl Arena {
             tgid: i32::from(TGID),
             comm: i32::from(COMM),
         }
+    }
+
+    /// How its stack is found.
+    #[must_use]
+    pub fn stack_fields(&self) -> StackFields {
+        StackFields {
+            current: GS_CURRENT,
+            stack: i32::from(TASK_STACK),
+        }
+    }
+
+    /// Has the current task's stack end at `end`.
+    pub fn set_stack_end(&self, end: Gva) {
+        let at = self.current().wrapping_add(u64::from(TASK_STACK));
+        let start = end.0.wrapping_sub(THREAD_SIZE);
+        self.write(at, &start.to_le_bytes());
     }
 
     /// Offset in the task of `pagefault_disabled`; what is behind it is nothing.

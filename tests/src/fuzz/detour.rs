@@ -2,8 +2,8 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{
-    BuildError, Capture, Detour, EntryCapture, Fetching, Header, InstanceLayout, JUMP, Layout,
-    Member, Part, Readers, Recorder, Ring, Span, TaskFields,
+    BuildError, CELL, Capture, Detour, EntryCapture, Fetching, Header, InstanceLayout, JUMP,
+    Layout, Member, Part, Readers, Recorder, Ring, Span, StackFields, TaskFields,
 };
 use hvprobe_arch::fetch::{Base, Fetched, Memory, Pointer, Read};
 use hvprobe_arch::insn::MAX_LEN;
@@ -57,6 +57,7 @@ pub fn detour(data: &[u8]) -> bool {
     };
     let capture = Capture {
         fetching: fetching(&mut input),
+        stack_copy: None,
         ..Capture::default()
     };
     let member = Member {
@@ -295,6 +296,10 @@ pub fn record(data: &[u8]) -> bool {
         }),
         cpu: (asked & 0x4000 != 0).then_some(0x2000),
         fetching: None,
+        stack_copy: (asked & 0x9000 == 0x1000).then_some(StackFields {
+            current: 0x1000,
+            stack: 32,
+        }),
     };
     let entry = EntryCapture {
         registers,
@@ -320,6 +325,16 @@ pub fn record(data: &[u8]) -> bool {
         assert_eq!(record.source, header.source);
         assert!(rest.len() >= layout.size());
         assert_eq!(record.call.is_some(), asked & 0x8000 != 0);
+        let copy = layout.stack_copy(rest);
+        let is_whole = rest.len() >= usize::from(header.cells) * CELL;
+        assert_eq!(copy.is_ok(), is_whole || capture.stack_copy.is_none());
+        if let Ok(Some(copy)) = copy {
+            // A word is there whole, or not at all.
+            for at in [record.tsc, record.regs.rsp, record.regs.rdi, 0, u64::MAX].map(Gva) {
+                let next = copy.word(at.wrapping_add(4));
+                assert!(copy.word(at).is_none() || next.is_none(), "{at}");
+            }
+        }
     }
     let instances = InstanceLayout::new(&entry).unwrap_or_else(|error| panic!("{error}"));
     let _ = instances.read(rest);

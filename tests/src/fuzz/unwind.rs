@@ -35,8 +35,9 @@ impl Surroundings for Stack<'_> {
         Some(found)
     }
 
-    fn in_place(&self, at: Gva) -> Gva {
-        at
+    fn in_place(&self, at: Gva) -> (Gva, u64) {
+        // Any that is odd is in code that has pushed something.
+        (at, if at.0 & 1 == 0 { 0 } else { at.0 & 0xf0 })
     }
 }
 

@@ -55,6 +55,7 @@ pub(crate) fn capture(random: &mut Random, arena: &Arena) -> Capture {
         task: random.chance(50).then(|| arena.task()),
         cpu: random.chance(50).then(|| arena.cpu()),
         fetching: None,
+        stack_copy: None,
     }
 }
 

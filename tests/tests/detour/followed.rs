@@ -133,6 +133,7 @@ pub(crate) fn everything(arena: &Arena) -> (EntryCapture, Capture) {
         task: Some(arena.task()),
         cpu: Some(arena.cpu()),
         fetching: None,
+        stack_copy: None,
     };
     (entry, capture)
 }

@@ -15,6 +15,7 @@ mod loads;
 mod overtaken;
 mod returns;
 mod rings;
+mod stack_copies;
 mod unfinished;
 mod world;
 

@@ -54,6 +54,7 @@ fn records_are_found_behind_one_that_stops_at_any_instruction() {
         task: Some(arena.task()),
         cpu: Some(arena.cpu()),
         fetching: None,
+        stack_copy: None,
     };
     let layout = Layout::new(&capture).unwrap();
     assert_eq!(layout.cells(), 6);

@@ -19,6 +19,7 @@ fn all() -> (Capture, EntryCapture) {
         task: Some(task()),
         cpu: Some(0x3_0000),
         fetching: None,
+        stack_copy: None,
     };
     let entry = EntryCapture {
         registers: RegisterSet::default(),
@@ -155,7 +156,7 @@ fn what_is_no_record_is_refused() {
     set_cells(&mut huge, 0xff);
     check(
         &huge,
-        expect!["a record of 255 cells where one of 16 belongs"],
+        expect!["a record of 255 cells where one of 90 belongs"],
     );
 }
 

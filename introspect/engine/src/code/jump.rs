@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hvprobe_arch::detour::{Detour, Readers, Ring, TaskFields};
+use hvprobe_arch::detour::{Detour, Readers, Ring, StackFields, TaskFields};
 use hvprobe_spec::ProbeId;
 
 /// A site's jump.
@@ -29,4 +29,6 @@ pub(crate) struct DetourContext {
     pub(crate) task: Option<TaskFields>,
     /// What reads memory, if anything can.
     pub(crate) readers: Option<Readers>,
+    /// Where a task's stack is, if that can be told.
+    pub(crate) stack: Option<StackFields>,
 }

@@ -11,6 +11,7 @@ use hvprobe_spec::ProbeId;
 use tracing::{info, warn};
 
 use super::commit::CommitError;
+use super::optimize::stack_fields;
 use super::plant::PlantError;
 use super::state::{Live, Registry};
 use crate::code::scan::is_feasible;
@@ -45,6 +46,7 @@ impl Registry {
             gate_planted: false,
             banner: Banner::read(image, &view.tables, mem),
             readers,
+            stack: stack_fields(image, view.task.ok()),
         });
         self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());

@@ -11,7 +11,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{Fate, Pool};
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_hit::table::{Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
-use hvprobe_hit::{Counters, vacate};
+use hvprobe_hit::{Counters, Stacks, vacate};
 use hvprobe_spec::ProbeId;
 use tracing::warn;
 
@@ -145,7 +145,14 @@ impl Registry {
         self.settle_sources();
         self.reclaim_jumps(mem, still, &sent_to);
         self.tidy(&BTreeMap::new(), mem);
-        Ok(Arc::new(self.table()))
+        let table = Arc::new(self.table());
+        if let Some(live) = &self.live {
+            self.code.sources.follow_stacks(Stacks {
+                table: Arc::clone(&table),
+                kernel: live.view.tables,
+            });
+        }
+        Ok(table)
     }
 
     /// Lets the guest see the memory of detours, if there is to be any.

@@ -14,9 +14,9 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::{Member, Recorder, Span, TaskFields};
+use hvprobe_arch::detour::{Member, Recorder, Span, StackFields, TaskFields};
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_linux::image::TaskLayout;
+use hvprobe_linux::image::{KernelImage, TaskLayout};
 use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, ProbeSpec, Then};
 use tracing::debug;
 
@@ -27,15 +27,26 @@ use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
 use crate::unoptimized::Unoptimized;
 
-/// What needs an exit: the host follows the stack, by tables that detours do not have.
-const STACKS: &str = "records the kernel's stack";
+/// What needs an exit where no detour can copy the stack for the host to follow it later.
+pub(crate) const STACKS: &str = "records the kernel's stack";
+/// The same, where calls return elsewhere than to what is on the stack, and nobody knows later where to.
+const STACKS_OF_CALLS: &str = "records the kernel's stack while there are return probes";
 
-/// Whether hits of the probe `spec` with these actions can be told without an exit, if detours can read memory
-/// or not; if they cannot, what needs one.
+/// What detours can do, beside recording what registers hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Abilities {
+    /// Read memory.
+    pub(crate) read: bool,
+    /// Copy stacks; if not, what of a probe needs an exit.
+    pub(crate) stacks: Result<(), &'static str>,
+}
+
+/// Whether hits of the probe `spec` with these actions can be told without an exit, by detours that `can` do so
+/// much; if they cannot, what needs one.
 pub(crate) fn needs_exit(
     spec: &ProbeSpec,
     actions: &Actions,
-    can_read: bool,
+    can: impl Fn() -> Abilities,
 ) -> Option<&'static str> {
     if spec.mechanism.is_some_and(|it| it > Mechanism::Optimized) {
         Some("asks for an exit")
@@ -44,12 +55,16 @@ pub(crate) fn needs_exit(
     } else if spec.is_return() {
         unfollowable(spec, actions)
     } else {
-        synchronous(actions, can_read)
+        synchronous(actions, can)
     }
 }
 
 /// Whether the calls of a return probe can be followed without exits; if not, what needs one.
 pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'static str> {
+    const NOTHING: Abilities = Abilities {
+        read: false,
+        stacks: Err(STACKS),
+    };
     if spec.maxactive_auto {
         Some("adds instances as calls need them")
     } else if actions.record_stacks() {
@@ -57,13 +72,14 @@ pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'stat
     } else if !actions.capture_at_return.is_empty() {
         Some("reads memory when the function returns")
     } else {
-        synchronous(actions, false)
+        synchronous(actions, || NOTHING)
     }
 }
 
-/// Whether a probe's hits can be recorded without an exit, if detours can read memory or not; if they
-/// cannot, what needs one.
-fn synchronous(actions: &Actions, can_read: bool) -> Option<&'static str> {
+/// Whether a probe's hits can be recorded without an exit, by detours that `can` do so much; if they cannot,
+/// what needs one.
+fn synchronous(actions: &Actions, can: impl Fn() -> Abilities) -> Option<&'static str> {
+    let reads = actions.capture.iter().any(Item::reaches_memory);
     if actions.post {
         Some("has a post-handler")
     } else if actions.hold.is_some() {
@@ -74,13 +90,24 @@ fn synchronous(actions: &Actions, can_read: bool) -> Option<&'static str> {
         Some("changes registers or memory")
     } else if actions.faults {
         Some("reports faults")
-    } else if actions.record_stacks() {
-        Some(STACKS)
-    } else if !can_read && actions.capture.iter().any(Item::reaches_memory) {
+    } else if actions.record_stacks()
+        && let Err(why) = can().stacks
+    {
+        Some(why)
+    } else if reads && !can().read {
         Some("reads memory that may not be there")
     } else {
         None
     }
+}
+
+/// Where the stack of a task is in a kernel whose tasks are found so, if that can be told.
+pub(crate) fn stack_fields(image: &KernelImage, task: Option<TaskLayout>) -> Option<StackFields> {
+    let stack = image.member_offset("task_struct", "stack").ok()?;
+    Some(StackFields {
+        current: per_cpu(task?.current_task)?,
+        stack: i32::try_from(stack).ok()?,
+    })
 }
 
 fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
@@ -106,9 +133,8 @@ impl Registry {
         if site.internal.is_some() {
             return Err(Unoptimized::Internal);
         }
-        let can_read = self.can_read_in_detours();
         for (id, probe) in self.enabled_members(site) {
-            let what = needs_exit(&probe.spec, &probe.actions, can_read);
+            let what = needs_exit(&probe.spec, &probe.actions, || self.abilities());
             if let Some(what) = what {
                 return Err(Unoptimized::Synchronous { probe: id, what });
             }
@@ -125,6 +151,19 @@ impl Registry {
             return Err(Unoptimized::Neighbour { at: *at });
         }
         Ok(span)
+    }
+
+    fn abilities(&self) -> Abilities {
+        let is_known = self.live.as_ref().is_some_and(|live| live.stack.is_some());
+        let stacks = match (is_known, self.probes.follow_calls()) {
+            (false, _) => Err(STACKS),
+            (true, true) => Err(STACKS_OF_CALLS),
+            (true, false) => Ok(()),
+        };
+        Abilities {
+            read: self.can_read_in_detours(),
+            stacks,
+        }
     }
 
     /// Whether detours can read memory: by code of the kernel, which is not probed itself, as their own
@@ -226,6 +265,7 @@ impl Registry {
             cpu,
             task: task.transpose()?,
             readers: live.readers.as_ref().ok().map(|found| found.readers),
+            stack: live.stack,
         })
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{
-    Capture, EntryCapture, Exit, Fetching, InstanceLayout, Instances, ReturnCode, STUB,
+    Capture, EntryCapture, Exit, Fetching, InstanceLayout, Instances, ReturnCode, STUB, StackFields,
 };
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::{Gpr, RegisterSet};
@@ -42,6 +42,14 @@ fn fetching(actions: &Actions, around: &DetourContext) -> Option<Fetching> {
     Some(Fetching { readers, items })
 }
 
+/// The registers that a stack is followed from.
+const OF_STACKS: [Gpr; 6] = [Gpr::Rsp, Gpr::Rbp, Gpr::Rdx, Gpr::Rdi, Gpr::R10, Gpr::R13];
+
+/// Where the stack is that is copied for a probe with these actions, if it is to be and can be.
+fn stack_copy(actions: &Actions, around: &DetourContext) -> Option<StackFields> {
+    around.stack.filter(|_| actions.record_stacks())
+}
+
 /// The registers that are recorded of those that are to be shown. What a function returned is told of
 /// every return.
 fn recorded(shown: RegisterSet, returns: bool) -> RegisterSet {
@@ -50,19 +58,23 @@ fn recorded(shown: RegisterSet, returns: bool) -> RegisterSet {
 
 /// What is recorded for a probe with these actions: at its hits, or when a function returns.
 fn capture(probe: &Probe, around: &DetourContext) -> Capture {
-    let (stack, fetching) = match probe.pool {
+    let (stack, fetching, stack_copy) = match probe.pool {
         None => (
             stack_words(&probe.actions),
             fetching(&probe.actions, around),
+            stack_copy(&probe.actions, around),
         ),
-        Some(_) => (Vec::new(), None),
+        Some(_) => (Vec::new(), None, None),
     };
+    let shown = recorded(probe.actions.registers, probe.pool.is_some());
+    let followed_from = OF_STACKS.into_iter().filter(|_| stack_copy.is_some());
     Capture {
-        registers: recorded(probe.actions.registers, probe.pool.is_some()),
+        registers: shown.iter().chain(followed_from).collect(),
         stack,
         task: around.task,
         cpu: around.cpu,
         fetching,
+        stack_copy,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::StackFields;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{CELLS, Calls, MaxActive};
@@ -46,6 +47,8 @@ pub(crate) struct Live {
     pub(crate) banner: Option<Banner>,
     /// By which code of the kernel detours read memory, or why they cannot.
     pub(crate) readers: Result<KernelReaders, &'static str>,
+    /// Where a task's stack is, if that can be told.
+    pub(crate) stack: Option<StackFields>,
 }
 
 /// The probes of one machine.

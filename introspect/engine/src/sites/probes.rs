@@ -19,6 +19,8 @@ use super::site::Probe;
 pub(crate) struct Probes {
     by_id: BTreeMap<ProbeId, Probe>,
     leaving: BTreeSet<ProbeId>,
+    /// The return probes.
+    following: BTreeSet<ProbeId>,
     next: u32,
 }
 
@@ -27,6 +29,7 @@ impl Default for Probes {
         Self {
             by_id: BTreeMap::new(),
             leaving: BTreeSet::new(),
+            following: BTreeSet::new(),
             next: 1,
         }
     }
@@ -41,6 +44,9 @@ impl Probes {
     /// Adds a probe, which has [`Self::next_id`].
     pub(crate) fn add(&mut self, probe: Probe) -> ProbeId {
         let id = self.next_id();
+        if probe.spec.is_return() {
+            self.following.insert(id);
+        }
         self.by_id.insert(id, probe);
         self.next = self.next.saturating_add(1);
         id
@@ -48,6 +54,7 @@ impl Probes {
 
     pub(crate) fn remove(&mut self, id: ProbeId) -> Option<Probe> {
         self.leaving.remove(&id);
+        self.following.remove(&id);
         self.by_id.remove(&id)
     }
 
@@ -102,6 +109,11 @@ impl Probes {
     /// Those that are not about to leave.
     pub(crate) fn staying(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
         self.iter().filter(|(id, _)| !self.is_leaving(*id))
+    }
+
+    /// Whether there is a return probe that is not about to leave.
+    pub(crate) fn follow_calls(&self) -> bool {
+        self.following.iter().any(|id| !self.is_leaving(*id))
     }
 
     /// Whether one of `ids` is a return probe that is not about to leave.

@@ -9,6 +9,7 @@ mod reader;
 mod room;
 mod source;
 mod sources;
+mod stack;
 #[cfg(test)]
 mod tests;
 
@@ -16,3 +17,4 @@ pub use collection::Collection;
 pub use reader::Reader;
 pub use source::{RecordSource, Stamp, Tallies, What, When};
 pub use sources::{NESTED_MAX, RecordSources};
+pub use stack::Follower;

@@ -101,6 +101,8 @@ pub struct Reader {
     rests: Option<Instant>,
     /// Guest and host time of the newest event of each CPU.
     newest: Vec<(u64, u64)>,
+    /// For a copy of a record.
+    buffer: Box<[u8; RECORD_MAX]>,
 }
 
 impl Reader {
@@ -121,6 +123,7 @@ impl Reader {
             idle: 0,
             rests: None,
             newest: Vec::new(),
+            buffer: Box::new([0; RECORD_MAX]),
         }
     }
 
@@ -137,7 +140,7 @@ impl Reader {
 
     /// Whether anybody may record.
     pub(super) fn records(&self) -> bool {
-        !self.sources.now().0.is_empty()
+        !self.sources.now().by_id.is_empty()
     }
 
     /// Whether somebody has begun a record and not finished it.
@@ -186,6 +189,8 @@ impl Reader {
             around: Around {
                 when: &when,
                 return_address: &return_address,
+                mem,
+                follower: sources.follower.as_deref(),
             },
         };
         let mut left = look.most;
@@ -353,12 +358,11 @@ impl Reader {
     /// Takes the record at `position`, which is finished.
     fn take(&mut self, position: u64, header: Header, guest: &Guest<'_>, into: &mut Vec<Event>) {
         let at = self.cell(position);
-        let mut bytes = [0; RECORD_MAX];
         // Not more than that: `finished` has looked at the number of cells.
-        let record = &mut bytes[..usize::from(header.cells) * CELL];
+        let record = &mut self.buffer[..usize::from(header.cells) * CELL];
         let read = guest.mem.read(at, record);
         let cleared = guest.mem.write_u64(at, 0);
-        let source = guest.sources.0.get(&header.source);
+        let source = guest.sources.by_id.get(&header.source);
         match source.map(|source| source.event(record, position, &guest.around)) {
             Some(Ok(event)) if read.is_ok() && cleared.is_ok() => {
                 into.extend(event.map(|event| self.in_order(event)));
@@ -466,7 +470,7 @@ impl Reader {
     /// Accounts for the hits that detours only counted. Returns how many of them left no record.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let sources = self.sources.now();
-        let lost = sources.0.values().map(|source| source.settle(mem));
+        let lost = sources.by_id.values().map(|source| source.settle(mem));
         lost.fold(0, u64::saturating_add)
     }
 }

@@ -9,6 +9,7 @@ use hvprobe_arch::{Gpa, Gva, Regs};
 use hvprobe_linux::task::Task;
 use hvprobe_spec::{Actions, Item, ProbeId};
 
+use super::stack::Follower;
 use crate::counters::Counters;
 use crate::event::{self, Captured, Event, EventKind};
 use crate::filter::Seen;
@@ -237,7 +238,7 @@ impl RecordSource {
             tgid: task.tgid.cast_signed(),
             comm: task.comm,
         });
-        let captured = self.captured(bytes, stack.as_slice())?;
+        let captured = self.captured(bytes, &regs, stack.as_slice(), around)?;
         if let Some(filter) = &self.actions.filter {
             let seen = Seen {
                 actions: &self.actions,
@@ -291,19 +292,38 @@ impl RecordSource {
 
 impl RecordSource {
     /// What was captured, in the order of its items: words of the stack, and what was read of memory.
-    fn captured(&self, record: &[u8], stack: &[u64]) -> Result<Captured, Malformed> {
+    fn captured(
+        &self,
+        record: &[u8],
+        regs: &Regs,
+        stack: &[u64],
+        around: &Around<'_>,
+    ) -> Result<Captured, Malformed> {
         let mut captured = Captured::nothing();
         let mut words = stack.iter();
         let mut fetched = 0;
         let mut malformed = None;
         for item in &self.actions.capture {
-            if let Item::Stack(_) = item {
-                captured.item(8, |bytes| {
-                    let word = words.next();
-                    bytes.copy_from_slice(&word.copied().unwrap_or_default().to_le_bytes());
-                    word.is_some()
-                });
-                continue;
+            match item {
+                Item::Stack(_) => {
+                    captured.item(8, |bytes| {
+                        let word = words.next();
+                        bytes.copy_from_slice(&word.copied().unwrap_or_default().to_le_bytes());
+                        word.is_some()
+                    });
+                    continue;
+                }
+                Item::StackTrace(most) => {
+                    let copy = self.layout.stack_copy(record)?;
+                    match copy.zip(around.follower) {
+                        Some((copy, follower)) => {
+                            follower.follow(&copy, regs, around.mem, *most, &mut captured);
+                        }
+                        None => captured.text(0, |_| None),
+                    }
+                    continue;
+                }
+                Item::Memory { .. } | Item::Fetched(_) => {}
             }
             let (index, layout) = (fetched, &self.layout);
             fetched += 1;
@@ -369,4 +389,7 @@ pub(super) struct Around<'a> {
     pub(super) when: &'a dyn Fn(Stamp) -> When,
     /// Where a function really returns to that found an address on its stack.
     pub(super) return_address: &'a dyn Fn(Gva) -> Gva,
+    pub(super) mem: &'a dyn PhysMemory,
+    /// Of copied stacks.
+    pub(super) follower: Option<&'a dyn Follower>,
 }

@@ -8,24 +8,30 @@ use hvprobe_spec::ProbeId;
 use rustc_hash::FxHashMap;
 
 use super::source::RecordSource;
+use super::stack::Follower;
 use crate::region::KERNEL_WINDOW;
 
 /// How many return probes one call can be followed by.
 pub const NESTED_MAX: usize = 16;
 
-/// All sources, by the number their records have.
+/// All sources, and what their records are read with.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Map(pub(super) FxHashMap<u32, Arc<RecordSource>>);
+pub(super) struct Map {
+    /// By the number that records have.
+    pub(super) by_id: FxHashMap<u32, Arc<RecordSource>>,
+    /// Of copied stacks.
+    pub(super) follower: Option<Arc<dyn Follower>>,
+}
 
 impl Map {
     /// Where a function really returns to that found `at` on its stack: another return probe may
     /// have come before.
     pub(super) fn return_address(&self, mut at: Gva, mem: &dyn PhysMemory) -> Gva {
         for _ in 0..NESTED_MAX {
-            if at < KERNEL_WINDOW.start || at >= KERNEL_WINDOW.end {
+            if !KERNEL_WINDOW.contains(at) {
                 break;
             }
-            let mut followed = self.0.values().filter_map(|source| source.followed());
+            let mut followed = self.by_id.values().filter_map(|source| source.followed());
             match followed.find_map(|calls| calls.return_address(at, mem)) {
                 Some(to) => at = to,
                 None => break,
@@ -52,22 +58,27 @@ impl RecordSources {
     /// That of probe `id`.
     #[must_use]
     pub fn get(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
-        self.now().0.get(&id.0).cloned()
+        self.now().by_id.get(&id.0).cloned()
     }
 
     /// Adds one, in the place of another of the same probe.
     pub fn add(&self, source: Arc<RecordSource>) {
-        self.change(|map| map.0.insert(source.probe.0, source));
+        self.change(|map| map.by_id.insert(source.probe.0, source));
     }
 
     /// Takes out that of probe `id`.
     pub fn remove(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
-        self.change(|map| map.0.remove(&id.0))
+        self.change(|map| map.by_id.remove(&id.0))
+    }
+
+    /// Has `follower` follow the stacks that were copied.
+    pub fn follow_stacks(&self, follower: impl Follower + 'static) {
+        self.change(|map| map.follower = Some(Arc::new(follower)));
     }
 
     /// All there are now.
     pub fn iter(&self) -> impl Iterator<Item = Arc<RecordSource>> + use<> {
-        let sources: Vec<_> = self.now().0.values().cloned().collect();
+        let sources: Vec<_> = self.now().by_id.values().cloned().collect();
         sources.into_iter()
     }
 }

@@ -8,10 +8,10 @@ pub trait Surroundings {
     fn word(&self, at: Gva) -> Option<u64>;
 
     /// Where the call that has `found` in the place of its return address, at `slot`, returns to;
-    /// `None` if that cannot be told.
+    /// `None` if that cannot be told. It may be in code that is not the kernel's own.
     fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva>;
 
-    /// Where the instruction is whose copy is at `at`, in code that is not the kernel's own; `at` itself if
-    /// it is none.
-    fn in_place(&self, at: Gva) -> Gva;
+    /// Where the instruction is that code which is not the kernel's own, with `at` in it, stands for, and how many
+    /// bytes of the stack that code has pushed there; `at` itself, and none, if it is the kernel's.
+    fn in_place(&self, at: Gva) -> (Gva, u64);
 }

@@ -17,6 +17,8 @@ const OTHER: u64 = 0xffff_c900_0010_0000;
 const TRAMPOLINE: u64 = TEXT + 0x900;
 /// What return probes put there.
 const OURS: u64 = 0xffff_ffff_8000_1000;
+/// In a detour for the beginning of a function.
+const DETOUR: u64 = 0xffff_ffff_8000_2000;
 
 /// A kernel's way to write entries.
 #[derive(Clone, Copy, Debug)]
@@ -136,10 +138,11 @@ impl Surroundings for Guest {
         }
     }
 
-    fn in_place(&self, at: Gva) -> Gva {
+    fn in_place(&self, at: Gva) -> (Gva, u64) {
         match at.0 {
-            OURS => Gva(TEXT + 0x600),
-            _ => at,
+            OURS => (Gva(TEXT + 0x600), 0),
+            DETOUR => (Gva(TEXT + 0x100), 24),
+            _ => (at, 0),
         }
     }
 }
@@ -244,6 +247,24 @@ fn what_return_probes_put_there_is_told_as_what_was_there() {
     // The guest's own is named, and ends it.
     let found = stack(V64, at(0x100), false, &[(STACK, TRAMPOLINE)]);
     assert_eq!(found, (vec![0x100, 0x900], true));
+}
+
+#[test]
+fn stacks_lead_through_code_that_serves_probes() {
+    let caller = TEXT + 0x620;
+    // An interrupt came upon it, and it has called a function of the kernel's.
+    let frame = STACK + 8;
+    let words = [
+        (frame, DETOUR),
+        (frame + 8, 0x10),
+        (frame + 24, OTHER),
+        (OTHER + 24, caller),
+    ];
+    let found = stack(V64, at(0x520), false, &words);
+    assert_eq!(found, (vec![0x520, 0x100, 0x620], false));
+    let words = [(STACK, DETOUR), (STACK + 8 + 24, caller)];
+    let found = stack(V64, at(0x100), false, &words);
+    assert_eq!(found, (vec![0x100, 0x100, 0x620], false));
 }
 
 #[test]

@@ -182,15 +182,20 @@ impl State<'_> {
                 let rbp = rbp.or_else(|| read(others, Register::Rbp, guest));
                 self.enter(Gva(sp))?;
                 self.others = others;
-                (guest.in_place(Gva(ip)), rbp)
+                (Gva(ip), rbp)
             }
         };
+        let (ip, pushed) = guest.in_place(ip);
+        if pushed > 0 {
+            self.enter(self.sp.wrapping_add(pushed))?;
+        }
         if ip.0 < KERNEL_TEXT {
             return None;
         }
         self.ip = ip;
         self.bp = rbp.unwrap_or(self.bp);
-        self.interrupted = caller.interrupted;
+        // What pushes is no function of its own.
+        self.interrupted = caller.interrupted || pushed > 0;
         Some(Step::Caller)
     }
 

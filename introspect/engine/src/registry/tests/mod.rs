@@ -28,6 +28,7 @@ mod replaced;
 mod returns;
 mod rewritten;
 mod slots;
+mod stacks;
 mod switch;
 mod throttle;
 mod window;

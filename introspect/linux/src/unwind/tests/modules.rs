@@ -33,8 +33,8 @@ impl Surroundings for Whole {
         Some(found)
     }
 
-    fn in_place(&self, at: Gva) -> Gva {
-        at
+    fn in_place(&self, at: Gva) -> (Gva, u64) {
+        (at, 0)
     }
 }
 

@@ -1,0 +1,89 @@
+//! Where a record has a copy of the stack, and what the host finds in it.
+//!
+//! ```text
+//!   RSP ┌──────────────────────────────┐ end
+//! └──┬──┴────────┬───────────┬─────────┘
+//!    │ 7 words   │ 7 words   │ 7 words       in a cell each
+//! ```
+//!
+//! Kept true: the last word of the last cell is the stack's last; what is below RSP is nothing of the stack's.
+
+use std::ops::Range;
+
+use super::cells::{CELL, Malformed, STACK_CELLS, Spread, word};
+use crate::Gva;
+
+/// The most bytes of a stack that are copied.
+pub const STACK_MAX: usize = 4096;
+/// The bytes of a cell, without its mark.
+pub(super) const CELL_BYTES: usize = 8 * Spread::CELL_WORDS;
+
+const _: () = assert!(STACK_MAX.div_ceil(CELL_BYTES) == STACK_CELLS as usize);
+
+/// Where the stack of the current task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackFields {
+    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task.
+    pub current: u32,
+    /// Offset in the task of the pointer to its stack (`stack` of `task_struct`).
+    pub stack: i32,
+}
+
+/// Where a record has the copy of a stack: the word of its end, and then the word of how many cells it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CopyLayout {
+    first: usize,
+}
+
+impl CopyLayout {
+    /// From the word `first` on.
+    pub(super) fn new(first: usize) -> Self {
+        Self { first }
+    }
+
+    /// The word that follows.
+    pub(super) fn end(self) -> usize {
+        self.first + 2
+    }
+
+    /// Where it has the stack's end.
+    pub(super) fn stack_end(self) -> usize {
+        Spread::Cells.offset(self.first)
+    }
+
+    /// Where it has how many cells there are.
+    pub(super) fn cells(self) -> usize {
+        Spread::Cells.offset(self.first + 1)
+    }
+
+    /// The copy in these cells of a record.
+    pub(super) fn of(self, record: &[u8], cells: Range<u16>) -> Result<StackCopy<'_>, Malformed> {
+        let [from, to] = [cells.start, cells.end].map(|cells| usize::from(cells) * CELL);
+        let cells = record.get(from..to).ok_or(Malformed::Short {
+            have: record.len(),
+            want: to,
+        })?;
+        let end = Gva(word(record, self.stack_end())?);
+        Ok(StackCopy { end, cells })
+    }
+}
+
+/// A copy of a stack.
+#[derive(Clone, Copy, Debug)]
+pub struct StackCopy<'a> {
+    end: Gva,
+    cells: &'a [u8],
+}
+
+impl StackCopy<'_> {
+    /// What was at `at`; `None` for what is not in the copy.
+    #[must_use]
+    pub fn word(&self, at: Gva) -> Option<u64> {
+        let bytes = self.cells.len() / CELL * CELL_BYTES;
+        let first = Gva(self.end.0.checked_sub(u64::try_from(bytes).ok()?)?);
+        let offset = usize::try_from(at.offset_from(first)?).ok()?;
+        let is_word = offset.is_multiple_of(8) && offset < bytes;
+        let at = is_word.then(|| Spread::Cells.offset(offset / 8))?;
+        word(self.cells, at).ok()
+    }
+}

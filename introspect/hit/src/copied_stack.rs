@@ -1,0 +1,74 @@
+//! Following a stack that a detour has copied, when its record is read.
+//!
+//! Invariant: all of the stack is in the copy, so what the guest's memory is asked for beside it is what stays
+//! there: the tables of its modules. Detours copy stacks only while no return probe replaces return addresses,
+//! so what leads to code of theirs is no return address, and the stack ends there.
+
+use std::sync::Arc;
+
+use hvprobe_arch::detour::StackCopy;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_arch::{Gva, Regs};
+use hvprobe_linux::unwind::{Start, Surroundings};
+
+use crate::event::Captured;
+use crate::record::Follower;
+use crate::region::KERNEL_WINDOW;
+use crate::stack_trace::walk;
+use crate::table::ProbeTable;
+
+/// What copied stacks are followed with.
+#[derive(Debug)]
+pub struct Stacks {
+    /// Knows where the instructions are whose copies hits may have interrupted, and the unwind tables.
+    pub table: Arc<ProbeTable>,
+    /// The kernel's own page tables.
+    pub kernel: PageTables,
+}
+
+impl Follower for Stacks {
+    fn follow(
+        &self,
+        copy: &StackCopy<'_>,
+        regs: &Regs,
+        mem: &dyn PhysMemory,
+        most: u8,
+        into: &mut Captured,
+    ) {
+        let start = Start {
+            regs,
+            returned: false,
+        };
+        let guest = Copied {
+            copy,
+            stacks: self,
+            mem,
+        };
+        walk(self.table.unwinder(), &guest, into, most, start);
+    }
+}
+
+/// The guest as it was, as far as its stack goes.
+struct Copied<'a> {
+    copy: &'a StackCopy<'a>,
+    stacks: &'a Stacks,
+    mem: &'a dyn PhysMemory,
+}
+
+impl Surroundings for Copied<'_> {
+    fn word(&self, at: Gva) -> Option<u64> {
+        let copied = self.copy.word(at);
+        copied.or_else(|| self.stacks.kernel.read_u64(self.mem, at).ok())
+    }
+
+    fn returns_to(&self, found: Gva, _slot: Gva) -> Option<Gva> {
+        let table = &self.stacks.table;
+        let is_told = !KERNEL_WINDOW.contains(found) || table.stands_for(found).is_some();
+        is_told.then_some(found)
+    }
+
+    fn in_place(&self, at: Gva) -> (Gva, u64) {
+        self.stacks.table.stands_for(at).unwrap_or((at, 0))
+    }
+}
