@@ -61,7 +61,11 @@ pub(crate) struct Profile {
 
 /// An event that is set; disabled at first, removed when dropped.
 #[derive(Debug)]
-pub(crate) struct OwnEvent(Trigger);
+pub(crate) struct OwnEvent {
+    trigger: Trigger,
+    /// Whether each hit records the kernel's stack.
+    stacks: bool,
+}
 
 impl OwnEvent {
     /// Sets the event at `place` (`NAME[+OFFSET]`, and fetch arguments).
@@ -72,24 +76,35 @@ impl OwnEvent {
         }
         let (kind, event) = (trigger.kind(), trigger.event());
         command(&format!("{kind}:{GROUP}/{event} {place}"))?;
-        Ok(Self(trigger))
+        Ok(Self {
+            trigger,
+            stacks: false,
+        })
     }
 
     /// Which hits make an event.
     pub(crate) fn filter(&self, filter: &str) -> io::Result<()> {
-        let path = format!("{TRACEFS}/events/{GROUP}/{}/filter", self.0.event());
+        let path = format!("{TRACEFS}/events/{GROUP}/{}/filter", self.trigger.event());
         files::write(&path, filter)
     }
 
+    /// Has each hit record the kernel's stack, or no more.
+    pub(crate) fn record_stacks(&mut self, on: bool) -> io::Result<()> {
+        let path = format!("{TRACEFS}/events/{GROUP}/{}/trigger", self.trigger.event());
+        files::write(&path, if on { "stacktrace" } else { "!stacktrace" })?;
+        self.stacks = on;
+        Ok(())
+    }
+
     pub(crate) fn enable(&self, on: bool) -> io::Result<()> {
-        let path = format!("{TRACEFS}/events/{GROUP}/{}/enable", self.0.event());
+        let path = format!("{TRACEFS}/events/{GROUP}/{}/enable", self.trigger.event());
         files::write(&path, if on { "1" } else { "0" })
     }
 
     /// Waits until the kernel has made of the enabled event what it is to be. It optimizes kprobes in
     /// its own time, and tells nobody.
     pub(crate) fn settle(&self) -> io::Result<()> {
-        if self.0 != Trigger::Optimized {
+        if self.trigger != Trigger::Optimized {
             return Ok(());
         }
         if !Path::new(LIST).exists() {
@@ -108,7 +123,7 @@ impl OwnEvent {
     /// What was counted since the event was set.
     pub(crate) fn profile(&self) -> io::Result<Profile> {
         let path = format!("{TRACEFS}/kprobe_profile");
-        let event = self.0.event();
+        let event = self.trigger.event();
         parse_profile(&files::read(&path)?, event)
             .ok_or_else(|| io::Error::other(format!("{path} has no line for {event}")))
     }
@@ -116,9 +131,14 @@ impl OwnEvent {
 
 impl Drop for OwnEvent {
     fn drop(&mut self) {
-        let removed = self
-            .enable(false)
-            .and_then(|()| command(&format!("-:{GROUP}/{}", self.0.event())));
+        // With a trigger it could not be removed.
+        let quiet = match self.stacks {
+            true => self.record_stacks(false),
+            false => Ok(()),
+        };
+        let removed = quiet
+            .and_then(|()| self.enable(false))
+            .and_then(|()| command(&format!("-:{GROUP}/{}", self.trigger.event())));
         if let Err(error) = removed {
             eprintln!("workload: {error}");
         }

@@ -63,7 +63,8 @@ Calls:
   tsc-loop CALL N [PROBES SYM [ARGS...]]
                          print the time stamp counter's ticks per call, fastest and median batch of
                          100, and of all together; with the guest's own PROBES on SYM[+OFF]: p, r or
-                         pr, or o for a kprobe that is optimized first; with fetch arguments, and `if
+                         pr, o for a kprobe that is optimized first, or s for one that
+                         records the stack; with fetch arguments, and `if
                          FILTER` at the end
 Long calls:
   sleepers THREADS N     each sleeps N times in nanosleep while moved between CPUs

@@ -37,7 +37,8 @@ pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
 }
 
 /// The same while the guest's own probes are at `place`, a symbol and fetch arguments, with `if FILTER`
-/// behind them or not: `p`, `r`, or `pr` for both; `o` is a `p` whose int3 the kernel has replaced by a jump.
+/// behind them or not: `p`, `r`, or `pr` for both; `o` is a `p` whose int3 the kernel has replaced by a jump, and
+/// `s` one that records the stack, too.
 pub(crate) fn run_probed(
     probes: &str,
     place: &str,
@@ -52,12 +53,16 @@ pub(crate) fn run_probed(
         .chars()
         .map(|letter| {
             let trigger = match letter {
-                'p' => Trigger::Entry,
+                'p' | 's' => Trigger::Entry,
                 'o' => Trigger::Optimized,
                 'r' => Trigger::Return,
-                _ => return Err(format!("a probe is p, r or o, not {letter}").into()),
+                _ => return Err(format!("a probe is p, r, o or s, not {letter}").into()),
             };
-            Ok(OwnEvent::set(trigger, place)?)
+            let mut event = OwnEvent::set(trigger, place)?;
+            if letter == 's' {
+                event.record_stacks(true)?;
+            }
+            Ok(event)
         })
         .collect::<Result<_, Box<dyn Error>>>()?;
     for event in &events {

@@ -23,7 +23,7 @@ mod table;
 mod targets;
 
 use guest::Ticks;
-use ours::{EMULATED, Fetch, Loop, MECHANISMS, Machine, Mechanism, OPTIMIZED, Work};
+use ours::{EMULATED, Fetch, Loop, MECHANISMS, Machine, Mechanism, OPTIMIZED, WITH_STACK, Work};
 use qemu::Accelerator;
 use slowdown::Slower;
 use table::{Row, Unit};
@@ -57,11 +57,13 @@ const OWN_FTRACE: &str = "guest's kprobe, by ftrace";
 const OWN_INT3: &str = "guest's kprobe, by int3";
 const OWN_RETURN: &str = "guest's kretprobe, by ftrace";
 const OWN_BOTH: &str = "guest's kprobe + kretprobe, by ftrace";
-const OWN: [(&str, &str, &str); 4] = [
+const OWN_STACK: &str = "guest's kprobe, with the stack";
+const OWN: [(&str, &str, &str); 5] = [
     (OWN_FTRACE, "p", FUNCTION),
     (OWN_INT3, "p", PAST_FTRACE),
     (OWN_RETURN, "r", FUNCTION),
     (OWN_BOTH, "pr", FUNCTION),
+    (OWN_STACK, "s", FUNCTION),
 ];
 /// An instruction that a stock guest's kernel optimizes its kprobe on: the one behind the nop of the entry,
 /// and where there is one the ENDBR64 before that. At [`PAST_FTRACE`] it does not:
@@ -91,13 +93,14 @@ const FETCHES: [Fetch; 3] = [
 ];
 const GDB: &str = "gdb's breakpoint in QEMU";
 
-const RATIOS: [Ratio; 12] = [
+const RATIOS: [Ratio; 13] = [
     ratio(EMULATED.name, EXIT, 1.25),
     ratio("return probe", EMULATED.name, 1.75),
     ratio("kprobe + return probe", "return probe", 1.25),
     ratio(OPTIMIZED.name, OWN_FTRACE, 0.25),
     ratio(OPTIMIZED.name, OWN_INT3, 0.25),
     ratio(SAME_PLACE, OWN_OPTIMIZED, 1.0),
+    ratio(WITH_STACK.name, OWN_STACK, 0.25),
     ratio("return probe, optimized", OWN_RETURN, 0.35),
     ratio("kprobe + return probe, optimized", OWN_BOTH, 0.35),
     ratio(FETCHES[0].name, FETCHES[0].own, 0.25),
@@ -105,13 +108,14 @@ const RATIOS: [Ratio; 12] = [
     ratio(FETCHES[2].name, FETCHES[2].own, 0.25),
     ratio(EMULATED.name, GDB, 0.1),
 ];
-const RUNS: [Runs; 10] = [
+const RUNS: [Runs; 11] = [
     runs(EMULATED.name, 1),
     runs("kprobe, boosted", 1),
     runs("kprobe, stepped", 2),
     runs("return probe", 1),
     runs("return probe, exit at the return", 2),
     runs(OPTIMIZED.name, 0),
+    runs(WITH_STACK.name, 0),
     runs("return probe, optimized", 0),
     runs(FETCHES[0].name, 0),
     runs(FETCHES[1].name, 0),

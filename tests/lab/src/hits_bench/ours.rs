@@ -61,7 +61,13 @@ pub(crate) const OPTIMIZED: Mechanism = Mechanism {
     add: &["--mechanism", "optimized", "p {}"],
 };
 
-pub(crate) const MECHANISMS: [Mechanism; 11] = [
+pub(crate) const WITH_STACK: Mechanism = Mechanism {
+    name: "kprobe, optimized, with the stack",
+    counted_as: None,
+    add: &["--mechanism", "optimized", "--stack", "p {}"],
+};
+
+pub(crate) const MECHANISMS: [Mechanism; 12] = [
     EMULATED,
     Mechanism {
         name: "kprobe, boosted",
@@ -100,6 +106,7 @@ pub(crate) const MECHANISMS: [Mechanism; 11] = [
         add: &["--mechanism", "emulated", "--maxactive", "auto", "r {}"],
     },
     OPTIMIZED,
+    WITH_STACK,
     Mechanism {
         name: "return probe, optimized",
         counted_as: None,
