@@ -527,6 +527,10 @@ impl Layout {
                 want: most,
             });
         }
+        if let Some(copy) = self.copy {
+            // Looked at by `stack_copy` only, but no record is without them.
+            word(bytes, copy.cells())?;
+        }
         let task = self.task.map(|at| {
             Ok(Task {
                 pid: u32::from_le_bytes(array(bytes, at)?),
