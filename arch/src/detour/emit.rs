@@ -5,6 +5,7 @@
 //! the frame calls `cell` the record's address. What reads memory has RSI, RDI and R8, too, if it loops,
 //! and so has what copies the stack.
 
+use super::cold::{Slowly, Unread};
 use super::record::{CPU, END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
 use super::{BuildError, CELL, Capture, RECORD_CELLS, Ring, TaskFields};
 use crate::Gva;
@@ -89,28 +90,6 @@ struct Asking {
 struct Ringing {
     label: CodeLabel,
     next: CodeLabel,
-}
-
-/// A cold piece of code: an item could not be read.
-pub(super) struct Unread {
-    pub(super) label: CodeLabel,
-    /// Offset in the record of the bits.
-    pub(super) at: usize,
-    pub(super) bit: usize,
-    pub(super) next: CodeLabel,
-}
-
-/// A cold piece of code: eight bytes of a text could not be read at once.
-pub(super) struct Slowly {
-    pub(super) label: CodeLabel,
-    pub(super) reader: Gva,
-    pub(super) fault: CodeLabel,
-    /// Offset in the record of the first byte that is not wanted any more.
-    pub(super) enough: usize,
-    /// Where the text has ended.
-    pub(super) done: CodeLabel,
-    /// Where eight bytes were read.
-    pub(super) counted: CodeLabel,
 }
 
 /// An assembler with what is not yet written.

@@ -17,7 +17,8 @@
 //! guest has it set, the host serves the hit as well.
 
 use super::BuildError;
-use super::emit::{Emitter, Slowly, Unread, load_per_cpu};
+use super::cold::Unread;
+use super::emit::{Emitter, load_per_cpu};
 use super::fetching::{Fetching, Readers, Room, Rooms};
 use crate::Gva;
 use crate::fetch::{Base, Fetched, Memory, Read};
@@ -202,7 +203,7 @@ impl Emitter<'_> {
     }
 
     /// Makes RDX what is at RAX.
-    fn load(&mut self, reader: Gva, fault: CodeLabel) -> Result<(), BuildError> {
+    pub(super) fn load(&mut self, reader: Gva, fault: CodeLabel) -> Result<(), BuildError> {
         self.call(reader)?;
         self.a.test(eax, eax)?;
         self.a.jne(fault)?;
@@ -244,85 +245,10 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Copies a text of at most so many bytes from RAX, with what is behind it in its last eight bytes.
-    fn text(
-        &mut self,
-        [one, .., eight]: &[Gva; 4],
-        most: usize,
-        room: Room,
-        fault: CodeLabel,
-    ) -> Result<(), BuildError> {
-        const ONES: u64 = u64::from_le_bytes([1; 8]);
-        const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
-        let cell = self.frame().cell;
-        let [mut again, mut counted, mut same, mut done] = [(); 4].map(|()| self.a.create_label());
-        let slowly = self.a.create_label();
-        let a = &mut self.a;
-        a.mov(rsi, rax)?;
-        a.lea(rdi, qword_ptr(cell + room.offset(0)))?;
-        a.mov(r8d, u32::try_from(room.words).unwrap_or(0))?;
-        a.set_label(&mut again)?;
-        a.mov(rax, rsi)?;
-        self.load(*eight, slowly)?;
-        let a = &mut self.a;
-        a.mov(qword_ptr(rdi), rdx)?;
-        // A byte is zero if it has its highest bit in this, and none is if none has.
-        a.mov(rax, ONES.wrapping_neg())?;
-        a.add(rax, rdx)?;
-        a.not(rdx)?;
-        a.and(rdx, rax)?;
-        a.mov(rax, HIGH)?;
-        a.test(rdx, rax)?;
-        a.jne(done)?;
-        a.add(rsi, 8)?;
-        a.add(rdi, 8)?;
-        self.place(&mut counted)?;
-        let a = &mut self.a;
-        // The first word of a cell is its mark, which is not ours.
-        a.test(edi, 56)?;
-        a.jne(same)?;
-        a.add(rdi, 8)?;
-        a.set_label(&mut same)?;
-        a.dec(r8d)?;
-        a.jne(again)?;
-        self.place(&mut done)?;
-        self.slowly.push(Slowly {
-            label: slowly,
-            reader: *one,
-            fault,
-            enough: room.offset(most),
-            done,
-            counted,
-        });
-        Ok(())
-    }
-
     /// Writes the cold pieces.
     pub(super) fn cold_reads(&mut self) -> Result<(), BuildError> {
+        self.cold_texts()?;
         let cell = self.frame().cell;
-        for mut slowly in std::mem::take(&mut self.slowly) {
-            let mut nothing = self.a.create_label();
-            // The text may end before what is not there.
-            self.a.set_label(&mut slowly.label)?;
-            self.a.mov(rax, rsi)?;
-            self.load(slowly.reader, nothing)?;
-            let a = &mut self.a;
-            a.mov(byte_ptr(rdi), dl)?;
-            a.test(dl, dl)?;
-            a.je(slowly.done)?;
-            a.inc(rsi)?;
-            a.inc(rdi)?;
-            a.test(edi, 7)?;
-            a.jne(slowly.label)?;
-            a.jmp(slowly.counted)?;
-            // All of it was there: that it ends cannot be seen, so it goes on.
-            a.set_label(&mut nothing)?;
-            a.lea(rax, qword_ptr(cell + slowly.enough))?;
-            a.cmp(rdi, rax)?;
-            a.jb(slowly.fault)?;
-            a.mov(byte_ptr(rdi), 1)?;
-            a.jmp(slowly.done)?;
-        }
         for mut unread in std::mem::take(&mut self.unread) {
             self.a.set_label(&mut unread.label)?;
             self.a.or(

@@ -22,9 +22,9 @@
 //!
 //! What a detour keeps true: at `tail` every register, every flag and all of the stack at and above
 //! the stack pointer are as they were at the probepoint; x87, SSE and AVX state is never touched; no
-//! memory is read that could fault, but by the copies and by the guest's own code for it (`load.rs`);
-//! no lock is taken. So it may be interrupted
-//! anywhere, by an NMI whose handler runs into the same detour too.
+//! memory is read that could fault, but by the copies and by the guest's own code for it (`load.rs`,
+//! `text.rs`); no lock is taken. So it may be interrupted anywhere, by an NMI whose handler runs into
+//! the same detour too.
 //!
 //! The memory a detour refers to, and the detour, lie where 32 bits, sign-extended, tell the address:
 //! the upper 2 GiB of the address space, where the kernel is (or the lower 2 GiB, in tests).
@@ -35,6 +35,7 @@
 
 mod capture;
 mod cells;
+mod cold;
 mod emit;
 mod error;
 mod fetching;
@@ -46,6 +47,7 @@ mod returns;
 mod span;
 mod stack;
 mod stack_copy;
+mod text;
 
 pub use capture::{BY_HOST, EntryCapture, STACK_WORDS_MAX};
 pub use cells::{CELL, MAX_RECORD_CELLS, Malformed, RECORD_CELLS};

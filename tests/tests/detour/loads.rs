@@ -106,7 +106,15 @@ impl Draft<'_, '_> {
     /// A text somewhere around `at`, or none: zeros are few.
     fn text(&mut self, at: u64, most: u64) {
         let len = self.random.below(most + 10);
-        let text: Vec<u8> = (0..len).map(|n| b'a' + (n % 26) as u8).collect();
+        let mut text: Vec<u8> = (0..len).map(|n| b'a' + (n % 26) as u8).collect();
+        // What looks like an end at first, and what is next to that.
+        if self.random.chance(50) {
+            for byte in &mut text {
+                if self.random.chance(20) {
+                    *byte = self.random.pick(&[0x01, 0x7f, 0x80, 0x81, 0xff]);
+                }
+            }
+        }
         self.world.put(at, &text);
         if self.random.chance(70) {
             self.world.put(at.wrapping_add(len), &[0]);

@@ -1,0 +1,198 @@
+//! The part of a detour that reads a text.
+//!
+//! ```text
+//!   the first words    read eight bytes, store ─ one may be zero ─▶ is one? ─ yes ─▶ done
+//!         │                                    ◀────── no ─────────┘ └ nothing there ─┐
+//!         ▼ the text may be longer                                                   ▼
+//!   each word behind   read eight bytes, store, is one zero? ◀─ eight ─ byte by byte: the text may end
+//!                        └ nothing there ─────────────────────────────▶ before what is not there
+//! ```
+//!
+//! What is kept true: no byte behind the room is written, and each byte of the room up to the text's end was
+//! read by the guest's own code. The straight way is for texts as they are, short and of ASCII: six
+//! instructions for eight characters besides that code. It takes whatever has a byte that is zero or above
+//! 0x80 for a text that may end there, and what could not be read, too, as its readers make that zero.
+
+use super::BuildError;
+use super::cold::{End, Slowly};
+use super::emit::Emitter;
+use super::fetching::Room;
+use crate::Gva;
+use iced_x86::code_asm::{CodeLabel, byte_ptr, qword_ptr, registers::*};
+
+const ONES: u64 = u64::from_le_bytes([1; 8]);
+const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
+/// How many words are read straight, each by code of its own: 64 characters, and the byte that says whether they
+/// are all.
+const STRAIGHT: usize = 9;
+
+impl Emitter<'_> {
+    /// Copies a text of at most so many bytes from RAX, with what is behind it in its last eight bytes.
+    pub(super) fn text(
+        &mut self,
+        [one, .., eight]: &[Gva; 4],
+        most: usize,
+        room: Room,
+        fault: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
+        let mut done = self.a.create_label();
+        let mut ends = Vec::new();
+        self.a.mov(rsi, rax)?;
+        self.a.mov(rdi, ONES.wrapping_neg())?;
+        self.a.mov(r8, HIGH)?;
+        for word in 0..room.words.min(STRAIGHT) {
+            if word > 0 {
+                self.a.lea(rax, qword_ptr(rsi + 8 * word))?;
+            }
+            self.call(*eight)?;
+            let [end, mut next, nothing] = [(); 3].map(|()| self.a.create_label());
+            let to = qword_ptr(cell + room.offset(8 * word));
+            let a = &mut self.a;
+            if word + 1 == room.words {
+                // Whether it ends there is for the host to see.
+                a.test(eax, eax)?;
+                a.jne(nothing)?;
+                a.mov(to, rdx)?;
+            } else {
+                a.mov(to, rdx)?;
+                // A byte is zero only if it has its highest bit in this.
+                a.add(rdx, rdi)?;
+                a.test(rdx, r8)?;
+                a.jne(end)?;
+            }
+            self.place(&mut next)?;
+            ends.push(End { end, next, nothing });
+        }
+        let more = self.a.create_label();
+        if room.words > STRAIGHT {
+            self.a.jmp(more)?;
+        }
+        self.place(&mut done)?;
+        self.slowly.push(Slowly {
+            one: *one,
+            eight: *eight,
+            fault,
+            room,
+            most,
+            ends,
+            more,
+            done,
+        });
+        Ok(())
+    }
+
+    /// Writes the cold pieces.
+    pub(super) fn cold_texts(&mut self) -> Result<(), BuildError> {
+        for mut text in std::mem::take(&mut self.slowly) {
+            let [words, bytes] = [(); 2].map(|()| self.a.create_label());
+            for (word, end) in std::mem::take(&mut text.ends).into_iter().enumerate() {
+                self.end(&text, word, end, bytes)?;
+            }
+            if text.room.words > STRAIGHT {
+                self.a.set_label(&mut text.more)?;
+                self.begin(text.room, STRAIGHT)?;
+                self.a.jmp(words)?;
+            }
+            self.rest(&text, words, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a word that was read straight has the end, or was not there.
+    fn end(
+        &mut self,
+        text: &Slowly,
+        word: usize,
+        mut at: End,
+        bytes: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
+        if word + 1 < text.room.words {
+            let a = &mut self.a;
+            a.set_label(&mut at.end)?;
+            a.test(eax, eax)?;
+            a.jne(at.nothing)?;
+            // Of the bytes that have their highest bit in the difference, those are zero that had none before.
+            a.mov(rax, qword_ptr(cell + text.room.offset(8 * word)))?;
+            a.not(rax)?;
+            a.and(rdx, rax)?;
+            a.test(rdx, r8)?;
+            a.je(at.next)?;
+            a.jmp(text.done)?;
+        }
+        self.a.set_label(&mut at.nothing)?;
+        self.begin(text.room, word)?;
+        self.a.jmp(bytes)?;
+        Ok(())
+    }
+
+    /// Makes RSI, which is where the text begins, and RDI where `word` is and goes, and R8 how many there are
+    /// from it on.
+    fn begin(&mut self, room: Room, word: usize) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
+        let offset = i32::try_from(8 * word).unwrap_or(0);
+        let left = u32::try_from(room.words - word).unwrap_or(0);
+        if offset > 0 {
+            self.a.add(rsi, offset)?;
+        }
+        self.a.lea(rdi, qword_ptr(cell + room.offset(8 * word)))?;
+        self.a.mov(r8d, left)?;
+        Ok(())
+    }
+
+    /// Reads words, and their bytes where they cannot be read at once.
+    fn rest(
+        &mut self,
+        text: &Slowly,
+        mut words: CodeLabel,
+        mut bytes: CodeLabel,
+    ) -> Result<(), BuildError> {
+        let cell = self.frame().cell;
+        let [mut counted, mut same, mut nothing] = [(); 3].map(|()| self.a.create_label());
+        self.a.set_label(&mut words)?;
+        self.a.mov(rax, rsi)?;
+        self.load(text.eight, bytes)?;
+        let a = &mut self.a;
+        a.mov(qword_ptr(rdi), rdx)?;
+        a.mov(rax, ONES.wrapping_neg())?;
+        a.add(rax, rdx)?;
+        a.not(rdx)?;
+        a.and(rdx, rax)?;
+        a.mov(rax, HIGH)?;
+        a.test(rdx, rax)?;
+        a.jne(text.done)?;
+        a.add(rsi, 8)?;
+        a.add(rdi, 8)?;
+        a.set_label(&mut counted)?;
+        // The first word of a cell is its mark, which is not ours.
+        a.test(edi, 56)?;
+        a.jne(same)?;
+        a.add(rdi, 8)?;
+        a.set_label(&mut same)?;
+        a.dec(r8d)?;
+        a.jne(words)?;
+        a.jmp(text.done)?;
+
+        a.set_label(&mut bytes)?;
+        a.mov(rax, rsi)?;
+        self.load(text.one, nothing)?;
+        let a = &mut self.a;
+        a.mov(byte_ptr(rdi), dl)?;
+        a.test(dl, dl)?;
+        a.je(text.done)?;
+        a.inc(rsi)?;
+        a.inc(rdi)?;
+        a.test(edi, 7)?;
+        a.jne(bytes)?;
+        a.jmp(counted)?;
+        // All of it was there: that it ends cannot be seen, so it goes on.
+        a.set_label(&mut nothing)?;
+        a.lea(rax, qword_ptr(cell + text.room.offset(text.most)))?;
+        a.cmp(rdi, rax)?;
+        a.jb(text.fault)?;
+        a.mov(byte_ptr(rdi), 1)?;
+        a.jmp(text.done)?;
+        Ok(())
+    }
+}
