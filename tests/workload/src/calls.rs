@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
@@ -46,6 +47,8 @@ pub(crate) enum Call {
     /// Two calls, as a program makes that does little else: a byte is read from `/dev/zero` and
     /// written to `/dev/null`. One `vfs_read` and one `vfs_write`.
     Copy(Devices),
+    /// Two calls, the first of which goes deep: a datagram of a byte is sent to this program, and received.
+    Send(&'static UdpSocket),
 }
 
 /// Open for as long as the program runs.
@@ -72,6 +75,14 @@ impl Devices {
     }
 }
 
+/// A socket that what it sends comes back to.
+fn to_itself() -> io::Result<UdpSocket> {
+    sys::bring_up_loopback()?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect(socket.local_addr()?)?;
+    Ok(socket)
+}
+
 impl Call {
     pub(crate) fn named(name: &str) -> Result<Self, Box<dyn Error>> {
         match name {
@@ -85,6 +96,7 @@ impl Call {
             "text" => Ok(Self::Text),
             "nowhere" => Ok(Self::Nowhere),
             "copy" => Ok(Self::Copy(Devices::open()?)),
+            "send" => Ok(Self::Send(Box::leak(Box::new(to_itself()?)))),
             _ => Err(format!("no system call `{name}` here; see `workload help`").into()),
         }
     }
@@ -97,6 +109,10 @@ impl Call {
                 return Ok(());
             }
             Self::Copy(devices) => return devices.copy(),
+            Self::Send(socket) => {
+                socket.send(&[0])?;
+                return socket.recv(&mut [0]).map(drop);
+            }
             Self::Nowhere => {
                 static NEXT: AtomicUsize = AtomicUsize::new(0);
                 let next = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -44,7 +44,8 @@ const USAGE: &str = "\
 usage: workload COMMAND
 CALL is getpgid, getsid, sched_get_priority_max; text: getpgid of a text of 64 characters, which is nobody;
 nowhere: getpgid of addresses at which there is nothing;
-copy: two calls, a byte from /dev/zero to /dev/null; or out: no call, but a write to an idle port.
+copy: two calls, a byte from /dev/zero to /dev/null; send: two calls, a datagram to itself;
+or out: no call, but a write to an idle port.
 
 Calls:
   calls CALL N           make exactly N calls

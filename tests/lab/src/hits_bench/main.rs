@@ -91,9 +91,17 @@ const FETCHES: [Fetch; 3] = [
         words: "a=%di if a == 1",
     },
 ];
+/// A call that goes deep, and a function at its bottom, sixteen frames down in 6.1.
+const DEEP_CALL: &str = "send";
+const DEEP_FUNCTION: &str = "enqueue_to_backlog";
+const DEEP_ARGUMENT: &str = "skb=%di";
+const OWN_DEEP: &str = "guest's kprobe, with a deep stack";
+const DEEP: &str = "kprobe, optimized, with a deep stack";
+/// What a stack of sixteen frames may take, in instructions.
+const DEEP_TICKS: f64 = 400.0;
 const GDB: &str = "gdb's breakpoint in QEMU";
 
-const RATIOS: [Ratio; 13] = [
+const RATIOS: [Ratio; 14] = [
     ratio(EMULATED.name, EXIT, 1.25),
     ratio("return probe", EMULATED.name, 1.75),
     ratio("kprobe + return probe", "return probe", 1.25),
@@ -101,6 +109,7 @@ const RATIOS: [Ratio; 13] = [
     ratio(OPTIMIZED.name, OWN_INT3, 0.25),
     ratio(SAME_PLACE, OWN_OPTIMIZED, 1.0),
     ratio(WITH_STACK.name, OWN_STACK, 0.25),
+    ratio(DEEP, OWN_DEEP, 0.25),
     ratio("return probe, optimized", OWN_RETURN, 0.35),
     ratio("kprobe + return probe, optimized", OWN_BOTH, 0.35),
     ratio(FETCHES[0].name, FETCHES[0].own, 0.25),
@@ -108,7 +117,7 @@ const RATIOS: [Ratio; 13] = [
     ratio(FETCHES[2].name, FETCHES[2].own, 0.25),
     ratio(EMULATED.name, GDB, 0.1),
 ];
-const RUNS: [Runs; 11] = [
+const RUNS: [Runs; 12] = [
     runs(EMULATED.name, 1),
     runs("kprobe, boosted", 1),
     runs("kprobe, stepped", 2),
@@ -116,6 +125,7 @@ const RUNS: [Runs; 11] = [
     runs("return probe, exit at the return", 2),
     runs(OPTIMIZED.name, 0),
     runs(WITH_STACK.name, 0),
+    runs(DEEP, 0),
     runs("return probe, optimized", 0),
     runs(FETCHES[0].name, 0),
     runs(FETCHES[1].name, 0),
@@ -264,6 +274,12 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
         call: READER,
         ..work
     };
+    let deep = Work {
+        call: DEEP_CALL,
+        function: DEEP_FUNCTION,
+        recorded: DEEP_ARGUMENT,
+        ..work
+    };
     let all = |machine: &mut Machine| -> Result<Vec<Loop>> {
         let mut loops = vec![machine.exit(options.calls)?, machine.bare(&work, None)?];
         for (name, probes, place) in OWN {
@@ -286,6 +302,11 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
             loops.push(machine.bare(&reading, Some(&own))?);
             loops.push(machine.fetched(&reading, fetch.words)?);
         }
+        progress(DEEP);
+        let own = format!("s {DEEP_FUNCTION}");
+        loops.push(machine.bare(&deep, None)?);
+        loops.push(machine.bare(&deep, Some(&own))?);
+        loops.push(machine.probed(&deep, &WITH_STACK)?);
         Ok(loops)
     };
     let mut timed = Vec::new();
@@ -318,13 +339,13 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
             ..difference(name, &measured, &base)
         });
     }
-    let base = loops.next().context("nothing was read")?;
-    let names = FETCHES.iter().flat_map(|fetch| [fetch.own, fetch.name]);
-    rows.extend(
-        names
-            .zip(loops)
-            .map(|(name, measured)| difference(name, &measured, &base)),
-    );
+    let fetches = FETCHES.iter().flat_map(|fetch| [fetch.own, fetch.name]);
+    for names in [fetches.collect(), vec![OWN_DEEP, DEEP]] {
+        let base = loops.next().context("nothing was read")?;
+        for (name, measured) in names.into_iter().zip(loops.by_ref()) {
+            rows.push(difference(name, &measured, &base));
+        }
+    }
     Ok(rows)
 }
 
@@ -396,6 +417,13 @@ fn all_targets(options: &Options, rows: &[Row], ways: &[Slower]) -> Vec<Target> 
         at_most: INSTRUCTIONS,
         measured: counted_as(options, "emulated").map(f64::from),
     });
+    if options.ticks_are_instructions {
+        targets.push(Target {
+            what: format!("{DEEP}: instructions"),
+            at_most: DEEP_TICKS,
+            measured: table::named(rows, DEEP).map(|row| row.fastest),
+        });
+    }
     targets.extend(RUNS.iter().map(|runs| runs.target(rows)));
     targets.push(targets::ioctls(rows));
     targets
