@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
 use hvprobe_proto::roomy;
@@ -31,6 +32,7 @@ use tonic::transport::{Endpoint, Uri};
 use tonic::{Request, Status, Streaming};
 
 use crate::failure::{Refused, WrongUsage};
+use crate::output::lines::Lines;
 use crate::server_args::{OnMachine, ServerAt, SocketAt};
 use crate::versions::Explained;
 
@@ -89,6 +91,8 @@ pub(crate) struct Client {
     pub(crate) host: HostClient<Calls>,
     pub(crate) histograms: HistogramsClient<Calls>,
     pub(crate) sessions: SessionsClient<Calls>,
+    /// Lines of the sources of a machine's kernel, if they are known here.
+    pub(crate) lines: Option<Arc<Lines>>,
 }
 
 impl Client {
@@ -142,6 +146,7 @@ impl Client {
             host: HostClient::new(calls.clone()),
             histograms: HistogramsClient::new(calls.clone()),
             sessions: SessionsClient::new(calls),
+            lines: None,
         })
     }
 

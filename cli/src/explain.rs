@@ -14,7 +14,7 @@ use crate::{events_file, guest};
 
 pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
     let path = guest::kernel(args.kernel)?;
-    let definitions = args
+    let (definitions, _) = args
         .debug
         .of_kernel(args.definitions, || Ok(path.clone()))?;
     let (probes, histograms) =

@@ -11,17 +11,27 @@ use crate::definition;
 use crate::events_file::FileHistogram;
 use crate::hit_args::HoldArgs;
 use crate::label::Label;
+use crate::output::lines::Lines;
 
-/// The request for `guest`, and what its files of definitions have counted. Paths are made absolute and
-/// definitions are checked.
+/// What boots a guest, and what is known of it before.
+#[derive(Debug)]
+pub(crate) struct Requested {
+    pub(crate) request: BootRequest,
+    /// What files of definitions have counted.
+    pub(crate) histograms: Vec<FileHistogram>,
+    /// The lines of its kernel's sources, if there is debug information.
+    pub(crate) lines: Option<Lines>,
+}
+
+/// The request for `guest`. Paths are made absolute and definitions are checked.
 pub(crate) fn request(
     name: Option<String>,
     labels: Vec<Label>,
     guest: Guest,
     hold: &HoldArgs,
-) -> anyhow::Result<(BootRequest, Vec<FileHistogram>)> {
+) -> anyhow::Result<Requested> {
     let given = guest.kernel.clone();
-    let definitions = guest.debug.of_kernel(guest.probes, || kernel(given))?;
+    let (definitions, lines) = guest.debug.of_kernel(guest.probes, || kernel(given))?;
     let (probes, histograms) =
         definition::specs(&definitions, &guest.events, false, &guest.hit, hold)?;
     let kernel = kernel(guest.kernel)?;
@@ -46,7 +56,11 @@ pub(crate) fn request(
             .collect(),
         request_id: String::new(),
     };
-    Ok((request, histograms))
+    Ok(Requested {
+        request,
+        histograms,
+        lines,
+    })
 }
 
 /// The kernel that was `given`, or the one of the guest that `cargo lab setup` made.

@@ -1,6 +1,8 @@
-//! Probes as `perf probe` defines them, made into definitions before anything else looks at those.
+//! What debug information is good for: probes as `perf probe` defines them, which are made into definitions before
+//! anything else looks at those, and lines in stacks.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
@@ -11,13 +13,14 @@ use tracing::info;
 
 use crate::client::Client;
 use crate::output;
+use crate::output::lines::Lines;
 use crate::typed::bad;
 
 /// Where lines of sources and their variables are known from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DebugArgs {
-    /// vmlinux with the debug information (DWARF) of the guest's kernel. Probes can then be defined as for
-    /// `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
+    /// vmlinux with the debug information (DWARF) of the guest's kernel. Stacks are shown with lines of its
+    /// sources then, and probes can be defined as for `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     debug_info: Option<PathBuf>,
 
@@ -27,35 +30,44 @@ pub(crate) struct DebugArgs {
 }
 
 impl DebugArgs {
-    /// `definitions` for the kernel at the path that `kernel` tells, which is asked for only if it is needed.
+    /// `definitions` for the kernel at the path that `kernel` tells, which is asked for only if there is debug
+    /// information; and the lines of that kernel.
     pub(crate) fn of_kernel(
         &self,
         definitions: Vec<String>,
         kernel: impl FnOnce() -> anyhow::Result<PathBuf>,
-    ) -> anyhow::Result<Vec<String>> {
-        let Some(file) = self.wanted(&definitions) else {
-            return Ok(definitions);
+    ) -> anyhow::Result<(Vec<String>, Option<Lines>)> {
+        let Some(file) = &self.debug_info else {
+            return Ok((definitions, None));
         };
-        let path = kernel()?;
-        self.expand(definitions, &open(&open_kernel(&path)?, file)?)
+        let sources = open(&open_kernel(&kernel()?)?, file)?;
+        let definitions = self.expand(definitions, &sources)?;
+        Ok((definitions, Some(Lines::new(sources))))
     }
 
     /// `definitions` for whichever kernel the debug information is of, which a machine has to have then.
     pub(crate) fn of_any(&self, definitions: Vec<String>) -> anyhow::Result<Made> {
-        let Some(file) = self.wanted(&definitions) else {
+        let Some(file) = &self.debug_info else {
+            let theirs = Theirs::default();
             return Ok(Made {
                 definitions,
-                kernel: None,
+                theirs,
             });
         };
         // The file is the kernel, too, with everything that was stripped from the other one.
         let sources = open(&open_kernel(file)?, file)?;
+        let definitions = self.expand(definitions, &sources)?;
+        let kernel = TheirKernel {
+            file: file.to_owned(),
+            build_id: sources.build_id().to_owned(),
+        };
+        let theirs = Theirs {
+            kernel: Some(kernel),
+            lines: Some(Lines::new(sources)),
+        };
         Ok(Made {
-            definitions: self.expand(definitions, &sources)?,
-            kernel: Some(TheirKernel {
-                file: file.to_owned(),
-                build_id: sources.build_id().to_owned(),
-            }),
+            definitions,
+            theirs,
         })
     }
 
@@ -85,34 +97,43 @@ impl DebugArgs {
         }
         Ok(all)
     }
-
-    /// The file, if one of `definitions` needs it.
-    fn wanted(&self, definitions: &[String]) -> Option<&Path> {
-        let file = self.debug_info.as_deref()?;
-        definitions
-            .iter()
-            .any(|text| is_perf_probe(text))
-            .then_some(file)
-    }
 }
 
-/// Definitions, and the kernel that they are for, if they are for one only.
+/// Definitions, and what they were made with.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) definitions: Vec<String>,
-    pub(crate) kernel: Option<TheirKernel>,
+    pub(crate) theirs: Theirs,
 }
 
-/// The kernel that definitions were made for.
+/// What is known of a machine's kernel from a file, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Theirs {
+    kernel: Option<TheirKernel>,
+    lines: Option<Lines>,
+}
+
+impl Theirs {
+    /// Has stacks of `machine` shown with lines, if it has that kernel; otherwise it is refused.
+    pub(crate) async fn give(self, client: &mut Client, machine: &str) -> anyhow::Result<()> {
+        if let Some(kernel) = self.kernel {
+            kernel.check(client, machine).await?;
+        }
+        client.lines = self.lines.map(Arc::new);
+        Ok(())
+    }
+}
+
+/// The kernel that debug information is of.
 #[derive(Debug)]
-pub(crate) struct TheirKernel {
+struct TheirKernel {
     file: PathBuf,
     build_id: Vec<u8>,
 }
 
 impl TheirKernel {
     /// Refuses a machine that has another one.
-    pub(crate) async fn check(&self, client: &mut Client, machine: &str) -> anyhow::Result<()> {
+    async fn check(&self, client: &mut Client, machine: &str) -> anyhow::Result<()> {
         let shown = client.get_machine(machine.to_owned()).await?;
         match shown.kernel_build_id {
             Some(own) if own == self.build_id => Ok(()),

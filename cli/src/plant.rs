@@ -14,7 +14,7 @@ use crate::failure::WrongUsage;
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{ActArgs, HoldArgs};
 use crate::output::{self, skipped};
-use crate::perf_probe::{DebugArgs, Made, TheirKernel};
+use crate::perf_probe::{DebugArgs, Made, Theirs};
 use crate::script::Script;
 use crate::session::Session;
 
@@ -63,8 +63,6 @@ pub(crate) struct ToPlant {
     pub(crate) histograms: Vec<FileHistogram>,
     skip_refused: bool,
     owner: String,
-    /// The kernel that they are for, if it is one.
-    kernel: Option<TheirKernel>,
 }
 
 /// Probes that are planted, until the session ends.
@@ -83,19 +81,20 @@ impl PlantArgs {
         }
     }
 
-    /// The probes of `script` to plant.
-    pub(crate) fn read_script(self, script: &Script) -> Result<ToPlant, WrongUsage> {
-        Ok(ToPlant {
+    /// The probes of `script` to plant, and what is known of the kernel.
+    pub(crate) fn read_script(self, script: &Script) -> anyhow::Result<(ToPlant, Theirs)> {
+        let Made { theirs, .. } = self.debug.of_any(Vec::new())?;
+        let to_plant = ToPlant {
             probes: script.specs(&self.acts.into(), &self.hold)?,
             histograms: Vec::new(),
             skip_refused: self.skip_refused || script.has_patterns(),
             owner: self.owner.unwrap_or_else(owner),
-            kernel: None,
-        })
+        };
+        Ok((to_plant, theirs))
     }
 
-    /// The probes to plant, if any.
-    pub(crate) fn read(self) -> anyhow::Result<Option<ToPlant>> {
+    /// The probes to plant, if any, and what is known of the kernel.
+    pub(crate) fn read(self) -> anyhow::Result<(Option<ToPlant>, Theirs)> {
         let Self {
             definitions,
             events,
@@ -108,7 +107,7 @@ impl PlantArgs {
         if definitions.is_empty() && events.is_empty() {
             let idle = acts == ActArgs::default() && hold == HoldArgs::default();
             if idle && !skip_refused && owner.is_none() {
-                return Ok(None);
+                return Ok((None, debug.of_any(Vec::new())?.theirs));
             }
             let message = "what probes do at hits, and whose they are, goes with probes to plant: give -p, \
                            or --events";
@@ -116,7 +115,7 @@ impl PlantArgs {
         }
         let Made {
             definitions,
-            kernel,
+            theirs,
         } = debug.of_any(definitions)?;
         let probes = definition::specs(&definitions, &events, false, &acts.into(), &hold);
         let (probes, histograms) = probes.map_err(|WrongUsage(message)| {
@@ -128,13 +127,13 @@ impl PlantArgs {
                 None => message,
             })
         })?;
-        Ok(Some(ToPlant {
+        let to_plant = ToPlant {
             probes,
             histograms,
             skip_refused,
             owner: owner.unwrap_or_else(self::owner),
-            kernel,
-        }))
+        };
+        Ok((Some(to_plant), theirs))
     }
 }
 
@@ -151,9 +150,6 @@ impl ToPlant {
         machine: &str,
         refused: impl Fn(tonic::Status) -> anyhow::Error,
     ) -> anyhow::Result<Planted> {
-        if let Some(kernel) = &self.kernel {
-            kernel.check(client, machine).await?;
-        }
         let session = Session::open(client, self.owner).await?;
         let request = RegisterRequest {
             machine: machine.to_owned(),

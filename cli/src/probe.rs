@@ -35,15 +35,13 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             } = *add;
             let Made {
                 definitions,
-                kernel,
+                theirs,
             } = debug.of_any(definitions)?;
             let (probes, histograms) =
                 definition::specs(&definitions, &events, disabled, &hit, &hold)?;
             events_file::refuse(&histograms, "`hvprobe probe add`")?;
             let (mut client, machine) = Client::on_machine(&on).await?;
-            if let Some(kernel) = kernel {
-                kernel.check(&mut client, &machine).await?;
-            }
+            theirs.give(&mut client, &machine).await?;
             let request = RegisterRequest {
                 machine: machine.clone(),
                 probes,

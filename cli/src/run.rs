@@ -6,6 +6,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
@@ -57,8 +58,8 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
     let with_command = !args.guest.command.is_empty();
     let hold = HoldArgs::default();
     let of_script = script.as_ref().map(|it| it.specs(&args.guest.hit, &hold));
-    let guest = guest::request(None, Vec::new(), args.guest, &hold);
-    let (mut request, in_files) = guest?;
+    let guest = guest::request(None, Vec::new(), args.guest, &hold)?;
+    let (mut request, in_files) = (guest.request, guest.histograms);
     if let Some(specs) = of_script {
         request.probes = specs?;
         request.skip_refused |= script.as_ref().is_some_and(Script::has_patterns);
@@ -72,7 +73,8 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
         script,
     };
     let mut timings = Timings::new(started);
-    let (server, client) = InProcess::start().await?;
+    let (server, mut client) = InProcess::start().await?;
+    client.lines = guest.lines.map(Arc::new);
     let outcome = boot_and_follow(client, request, options, printer, interrupt, &mut timings).await;
     let stopped = server.stop().await;
     if args.timings {

@@ -30,8 +30,10 @@ pub(crate) async fn look_up(
     let _in_time = tokio::time::timeout(PATIENCE, asked).await;
 }
 
-/// Makes all functions of the kernel known to `names`, if they are not, as far as the server tells them.
+/// Makes all functions of the kernel known to `names`, if they are not, as far as the server tells them, and the
+/// lines of their sources, if there are any.
 pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machine: &str) {
+    names.set_lines(client.lines.clone());
     if names.has_functions() {
         return;
     }

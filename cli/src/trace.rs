@@ -24,7 +24,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     }
     args.histograms.check()?;
     args.plant.count(&args.histograms);
-    let to_plant = args.plant.clone().read()?;
+    let (to_plant, theirs) = args.plant.clone().read()?;
     let in_files = to_plant
         .as_ref()
         .map_or_else(Vec::new, |it| it.histograms.clone());
@@ -39,6 +39,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     let printer = Printer::new(format, args.hits, &args.output)?;
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
+    theirs.give(&mut client, &machine).await?;
     let planted = match to_plant {
         Some(probes) => {
             let refused = |status| Refused::from(status).into();
@@ -138,9 +139,10 @@ async fn trace_probes(
 
 /// Carries out `script` until the machine ends, or the script does.
 async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
-    let to_plant = args.plant.read_script(&script)?;
+    let (to_plant, theirs) = args.plant.read_script(&script)?;
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
+    theirs.give(&mut client, &machine).await?;
     // A script may do without any.
     let planted = match script.program.probes.is_empty() {
         true => None,

@@ -11,6 +11,7 @@ use crate::args::{Boot, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
 use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, done};
+use crate::guest::Requested;
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
@@ -27,7 +28,11 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 hold,
                 json,
             } = *boot;
-            let (request, histograms) = guest::request(name, labels, guest, &hold)?;
+            let Requested {
+                request,
+                histograms,
+                ..
+            } = guest::request(name, labels, guest, &hold)?;
             events_file::refuse(&histograms, "`hvprobe vm boot`")?;
             let mut client = Client::connect(&server).await?;
             let answer = client.machines.boot(request).await.map_err(Refused::from)?;

@@ -14,6 +14,7 @@ pub(crate) mod explained;
 pub(crate) mod histogram;
 pub(crate) mod histogram_key;
 pub(crate) mod json;
+pub(crate) mod lines;
 mod maps;
 pub(crate) mod names;
 pub(crate) mod printf;

@@ -5,8 +5,12 @@
 //! ended, too, which cannot be asked any more.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+
+use hvprobe_server::SourceLine;
 
 use super::harmless;
+use super::lines::Lines;
 
 /// The most addresses whose names are kept.
 const MOST: usize = 4096;
@@ -17,6 +21,8 @@ pub(crate) struct Names {
     asked: HashMap<u64, Option<Named>>,
     /// By where they begin.
     functions: Vec<Function>,
+    /// The lines of sources that they are of, if debug information tells.
+    lines: Option<Arc<Lines>>,
 }
 
 /// A function of the kernel.
@@ -35,6 +41,23 @@ struct Named {
 }
 
 impl Names {
+    /// The lines of addresses are those that `lines` tell, if there are any.
+    pub(crate) fn set_lines(&mut self, lines: Option<Arc<Lines>>) {
+        self.lines = lines;
+    }
+
+    /// Whether lines are told.
+    pub(super) fn has_lines(&self) -> bool {
+        self.lines.is_some()
+    }
+
+    /// The line of the sources that the code at `address` is of.
+    pub(super) fn line(&self, address: u64) -> Option<SourceLine> {
+        let lines = self.lines.as_ref()?;
+        let (symbol, offset) = self.symbol(address)?;
+        lines.at(address, symbol, offset)
+    }
+
     /// `SYMBOL+OFFSET`, or the address where no symbol is known.
     pub(crate) fn of(&self, address: u64) -> String {
         match self.symbol(address) {

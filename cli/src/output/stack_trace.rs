@@ -1,6 +1,7 @@
 //! Stacks of the kernel as text.
 
 use hvprobe_proto::v1;
+use hvprobe_server::SourceLine;
 use hvprobe_spec::FRAME;
 
 use super::names::Names;
@@ -37,7 +38,8 @@ impl StackTrace {
         }
     }
 
-    /// As ftrace shows it with `sym-offset`: an address a line, each after a line break.
+    /// As ftrace shows it with `sym-offset`: an address a line, each after a line break, and with its line of the
+    /// sources behind it, if that is known.
     pub(super) fn text(&self, names: &Names) -> String {
         let mut text = self.indented("\n => ", names);
         if self.goes_on {
@@ -48,25 +50,40 @@ impl StackTrace {
 
     /// An address a line, each after `before`.
     pub(crate) fn indented(&self, before: &str, names: &Names) -> String {
-        let frames = self.addresses.iter();
-        frames
-            .map(|address| format!("{before}{}", place(*address, names)))
-            .collect()
+        let frames = self.addresses.iter().enumerate();
+        let text = |(depth, address): (usize, &u64)| {
+            let line = line(depth, *address, names);
+            let line = line.map(|it| format!(" ({}:{})", it.file, it.line));
+            format!(
+                "{before}{}{}",
+                place(*address, names),
+                line.unwrap_or_default()
+            )
+        };
+        frames.map(text).collect()
     }
 
     /// Its addresses with their symbols, as JSON.
     pub(super) fn json(&self, names: &Names) -> Json {
-        let frame = |address: &u64| {
+        let frame = |(depth, address): (usize, &u64)| {
             let symbol = names.symbol(*address);
             let name = symbol.map_or(Json::Null, |(name, _)| Json::Text(name.to_owned()));
             let offset = symbol.map_or(Json::Null, |(_, offset)| Json::Unsigned(offset));
-            Json::Object(vec![
+            let mut told = vec![
                 ("addr".to_owned(), Json::Text(format!("{address:#x}"))),
                 ("symbol".to_owned(), name),
                 ("offset".to_owned(), offset),
-            ])
+            ];
+            if names.has_lines() {
+                let (file, number) = match line(depth, *address, names) {
+                    Some(line) => (Json::Text(line.file), Json::Unsigned(line.line)),
+                    None => (Json::Null, Json::Null),
+                };
+                told.extend([("file".to_owned(), file), ("line".to_owned(), number)]);
+            }
+            Json::Object(told)
         };
-        Json::List(self.addresses.iter().map(frame).collect())
+        Json::List(self.addresses.iter().enumerate().map(frame).collect())
     }
 
     /// The function where it begins.
@@ -90,6 +107,14 @@ impl StackTrace {
     }
 }
 
+/// The line of the frame at that depth: of all but the innermost, that of the call, which is before the address.
+fn line(depth: usize, address: u64, names: &Names) -> Option<SourceLine> {
+    names.line(match depth {
+        0 => address,
+        _ => address.checked_sub(1)?,
+    })
+}
+
 /// `SYMBOL+OFFSET [MODULE]`.
 fn place(address: u64, names: &Names) -> String {
     match names.symbol(address) {
@@ -108,7 +133,12 @@ fn in_module(symbol: &str, behind: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use hvprobe_server::{Kernel, Sources};
+
     use super::*;
+    use crate::output::lines::Lines;
 
     const READ: u64 = 0xffff_ffff_8100_0010;
     const EXT4: u64 = 0xffff_ffff_c000_0020;
@@ -147,6 +177,38 @@ mod tests {
         assert_eq!(
             stack(false).folded(&names()),
             "0xffffffffc1234567;a_b_c_[ext4];vfs_read"
+        );
+    }
+
+    #[test]
+    fn lines_of_the_sources_stand_behind_of_callers_those_of_the_call() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("vmlinux");
+        std::fs::write(&path, hvprobe_fixtures::dwarf::file()).unwrap();
+        let sources = Sources::open(&Kernel::open(&path).unwrap(), &path).unwrap();
+        let mut names = Names::default();
+        // Where this kernel was loaded to.
+        names.know([
+            (READ, 0x80, "vfs_test".to_owned()),
+            (EXT4, 0x80, "elsewhere".to_owned()),
+        ]);
+        names.set_lines(Some(Arc::new(Lines::new(sources))));
+        let stack = StackTrace {
+            // Calls at the ends of lines 10 and 14, and one of a symbol that the debug information does not have.
+            addresses: vec![READ + 0x50, READ + 0x38, READ + 4, EXT4 + 1],
+            goes_on: false,
+        };
+        let told = "\n => vfs_test+0x50 (fs/test.c:15)\n => vfs_test+0x38 (fs/test.c:14)\
+                    \n => vfs_test+0x4 (fs/test.c:10)\n => elsewhere+0x1";
+        assert_eq!(stack.text(&names), told);
+        // They are kept.
+        assert_eq!(stack.text(&names), told);
+        let json = serde_json::to_string(&stack.json(&names)).unwrap();
+        assert!(
+            json.ends_with(
+                r#"{"addr":"0xffffffff81000014","symbol":"vfs_test","offset":4,"file":"fs/test.c","line":10},{"addr":"0xffffffffc0000021","symbol":"elsewhere","offset":1,"file":null,"line":null}]"#
+            ),
+            "{json}"
         );
     }
 

@@ -51,6 +51,7 @@ pub fn debug_info(data: &[u8]) -> bool {
             found = true;
         }
     }
+    let units = info.text_units();
     for point in POINTS {
         let point = Point::parse(point).expect("a point");
         let places = match info.places(&point) {
@@ -61,6 +62,9 @@ pub fn debug_info(data: &[u8]) -> bool {
             }
         };
         for place in places.iter().take(PLACES) {
+            if let Ok(units) = &units {
+                let _ = info.line_at(units, place.at);
+            }
             for variable in info.variables(place).unwrap_or_default() {
                 assert!(!variable.declaration.is_empty());
                 for path in paths() {

@@ -6,6 +6,7 @@
 //! is an error that tells where it is, never a panic or unbounded work. A file answers for no kernel but the
 //! one it was made with: their build ids are compared before the first question.
 
+mod addresses;
 mod budget;
 mod error;
 mod file;
@@ -22,6 +23,7 @@ mod tests;
 mod typename;
 mod variables;
 
+pub use addresses::{SourceLine, TextUnits};
 pub use error::DebugError;
 pub use file::DebugFile;
 pub use info::DebugInfo;

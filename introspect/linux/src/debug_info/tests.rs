@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use expect_test::expect;
+use hvprobe_arch::Gva;
 use hvprobe_fixtures::dwarf::{BUILD_ID, FUNCTION, TABLE, file};
 use hvprobe_spec::perf_probe::Step;
 use hvprobe_spec::point::Point;
@@ -64,6 +65,37 @@ fn lines_of_a_function_are_told_with_their_places() {
         (5, vec![0x50]),
     ];
     assert_eq!(lines.collect::<Vec<_>>(), wanted);
+}
+
+#[test]
+fn addresses_are_told_with_their_lines() {
+    let file = DebugFile::parse(&file()).unwrap();
+    let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
+    let units = info.text_units().unwrap();
+    let line = |at: u64| {
+        let found = info.line_at(&units, Gva(at)).unwrap()?;
+        assert_eq!(found.file, "fs/test.c");
+        Some(found.line)
+    };
+    // Its first and last byte of each row, with what is inlined in the third.
+    let wanted = [
+        (0, 10),
+        (3, 10),
+        (4, 11),
+        (0x1f, 11),
+        (0x20, 4),
+        (0x2f, 4),
+        (0x30, 14),
+        (0x3f, 11),
+        (0x50, 15),
+        (0x7f, 15),
+    ];
+    for (offset, number) in wanted {
+        assert_eq!(line(FUNCTION + offset), Some(number), "{offset:#x}");
+    }
+    for nowhere in [0, FUNCTION - 1, FUNCTION + 0x80, TABLE, u64::MAX] {
+        assert_eq!(line(nowhere), None, "{nowhere:#x}");
+    }
 }
 
 #[test]
