@@ -1,5 +1,6 @@
 //! Probe definitions, read here before they are sent, so that a mistake is shown where it is.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use hvprobe_proto::v1::ProbeSpec;
@@ -12,17 +13,32 @@ use crate::failure::WrongUsage;
 use crate::hit_args::{HitArgs, HoldArgs};
 use crate::typed::bad;
 
+/// Definitions, as they are sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Definitions {
+    pub(crate) texts: Vec<String>,
+    /// Of those that were made for one build of a module, its build id.
+    pub(crate) builds: HashMap<String, Vec<u8>>,
+}
+
+impl From<Vec<String>> for Definitions {
+    fn from(texts: Vec<String>) -> Self {
+        let builds = HashMap::new();
+        Self { texts, builds }
+    }
+}
+
 /// The specifications of `definitions` and of those in `files`, all with the same of everything else; and the
 /// histograms that are in `files`.
 pub(crate) fn specs(
-    definitions: &[String],
+    definitions: &Definitions,
     files: &[PathBuf],
     disabled: bool,
     hit: &HitArgs,
     hold: &HoldArgs,
 ) -> Result<(Vec<ProbeSpec>, Vec<FileHistogram>), WrongUsage> {
     let (mut wanted, mut histograms) = (Vec::new(), Vec::new());
-    for text in definitions {
+    for text in &definitions.texts {
         let read = definition::parse(text).map_err(|error| bad_definition(text, &error))?;
         wanted.push((text.clone(), read));
     }
@@ -40,6 +56,7 @@ pub(crate) fn specs(
             hit.acts.count(is_counted, by_stack);
             Ok(ProbeSpec {
                 disabled,
+                module_build_id: definitions.builds.get(&text).cloned(),
                 ..hit.spec(hold, &text, definition)?
             })
         })
@@ -66,7 +83,7 @@ mod tests {
     fn read(definitions: &[&str]) -> Result<Vec<ProbeSpec>, WrongUsage> {
         let definitions: Vec<String> = definitions.iter().map(|&text| text.to_owned()).collect();
         specs(
-            &definitions,
+            &definitions.into(),
             &[],
             true,
             &HitArgs::default(),
@@ -99,7 +116,7 @@ mod tests {
         let text = "p:a vfs_open\np:b vfs_read\nevents/kprobes/b/trigger:hist:keys=stacktrace\n";
         std::fs::write(&file, text).unwrap();
         let (hit, hold) = (HitArgs::default(), HoldArgs::default());
-        let (specs, _) = specs(&[], &[file], false, &hit, &hold).unwrap();
+        let (specs, _) = specs(&Definitions::default(), &[file], false, &hit, &hold).unwrap();
         let items = specs.iter().map(|spec| {
             let actions = spec.actions.as_ref();
             actions.map_or(0, |actions| actions.capture.len())
@@ -113,7 +130,7 @@ mod tests {
         let file = folder.path().join("events");
         std::fs::write(&file, "p:g/e  vfs_open x=%di # why\nr4 vfs_read\n").unwrap();
         let (hit, hold) = (HitArgs::default(), HoldArgs::default());
-        let (specs, _) = specs(&["p a".to_owned()], &[file], false, &hit, &hold).unwrap();
+        let (specs, _) = specs(&vec!["p a".to_owned()].into(), &[file], false, &hit, &hold).unwrap();
         let definitions: Vec<_> = specs.into_iter().map(|spec| spec.definition).collect();
         assert_eq!(definitions, ["p a", "p:g/e vfs_open x=%di", "r4 vfs_read"]);
     }

@@ -31,7 +31,9 @@ pub(crate) fn request(
     hold: &HoldArgs,
 ) -> anyhow::Result<Requested> {
     let given = guest.kernel.clone();
-    let (definitions, lines) = guest.debug.of_kernel(guest.probes, || kernel(given))?;
+    let (definitions, lines) = guest
+        .debug
+        .of_kernel(guest.probes, || kernel(given.clone()))?;
     let (probes, histograms) =
         definition::specs(&definitions, &guest.events, false, &guest.hit, hold)?;
     let kernel = kernel(guest.kernel)?;

@@ -7,11 +7,14 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
 use hvprobe_server::{Kernel, Sources, SourcesError};
+use hvprobe_spec::ParseError;
 use hvprobe_spec::language::text::hex;
 use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
 use tracing::info;
 
 use crate::client::Client;
+use crate::definition::Definitions;
+use crate::failure::WrongUsage;
 use crate::output;
 use crate::output::lines::Lines;
 use crate::typed::bad;
@@ -19,68 +22,83 @@ use crate::typed::bad;
 /// Where lines of sources and their variables are known from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DebugArgs {
-    /// vmlinux with the debug information (DWARF) of the guest's kernel. Stacks are shown with lines of its
-    /// sources then, and probes can be defined as for `perf probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
+    /// vmlinux with the debug information (DWARF) of the guest's kernel, or the file of a module with its own;
+    /// repeatable. Stacks are shown with lines of the kernel's sources then, and probes can be defined as for `perf
+    /// probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    debug_info: Option<PathBuf>,
+    debug_info: Vec<PathBuf>,
 
     /// Folder with the sources of that kernel, in which `;TEXT` looks for lines
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "debug_info")]
     source: Option<PathBuf>,
 }
 
+/// What the files have.
+#[derive(Debug, Default)]
+struct Opened<'a> {
+    kernel: Option<(&'a Path, Sources)>,
+    modules: Vec<(&'a Path, Sources)>,
+}
+
 impl DebugArgs {
     /// `definitions` for the kernel at the path that `kernel` tells, which is asked for only if there is debug
-    /// information; and the lines of that kernel.
+    /// information of one; and the lines of that kernel.
     pub(crate) fn of_kernel(
         &self,
         definitions: Vec<String>,
-        kernel: impl FnOnce() -> anyhow::Result<PathBuf>,
-    ) -> anyhow::Result<(Vec<String>, Option<Lines>)> {
-        let Some(file) = &self.debug_info else {
-            return Ok((definitions, None));
-        };
-        let sources = open(&open_kernel(&kernel()?)?, file)?;
-        let definitions = self.expand(definitions, &sources)?;
-        Ok((definitions, Some(Lines::new(sources))))
+        kernel: impl Fn() -> anyhow::Result<PathBuf>,
+    ) -> anyhow::Result<(Definitions, Option<Lines>)> {
+        let opened = self.open(|_| open_kernel(&kernel()?))?;
+        let definitions = self.expand(definitions, &opened)?;
+        Ok((definitions, opened.lines()))
     }
 
     /// `definitions` for whichever kernel the debug information is of, which a machine has to have then.
     pub(crate) fn of_any(&self, definitions: Vec<String>) -> anyhow::Result<Made> {
-        let Some(file) = &self.debug_info else {
-            let theirs = Theirs::default();
-            return Ok(Made {
-                definitions,
-                theirs,
-            });
-        };
         // The file is the kernel, too, with everything that was stripped from the other one.
-        let sources = open(&open_kernel(file)?, file)?;
-        let definitions = self.expand(definitions, &sources)?;
-        let kernel = TheirKernel {
-            file: file.to_owned(),
+        let opened = self.open(open_kernel)?;
+        let definitions = self.expand(definitions, &opened)?;
+        let kernel = opened.kernel.as_ref().map(|(file, sources)| TheirKernel {
+            file: (*file).to_owned(),
             build_id: sources.build_id().to_owned(),
-        };
-        let theirs = Theirs {
-            kernel: Some(kernel),
-            lines: Some(Lines::new(sources)),
-        };
+        });
+        let lines = opened.lines();
         Ok(Made {
             definitions,
-            theirs,
+            theirs: Theirs { kernel, lines },
         })
     }
 
+    /// Opens the files, that of a kernel for the one that `kernel` says.
+    fn open(&self, kernel: impl Fn(&Path) -> anyhow::Result<Kernel>) -> anyhow::Result<Opened<'_>> {
+        let mut opened = Opened::default();
+        for file in &self.debug_info {
+            if let Some(module) = open_module(file)? {
+                opened.modules.push((file, module));
+                continue;
+            }
+            if let Some((other, _)) = &opened.kernel {
+                let (other, file) = (other.display(), file.display());
+                let message = format!("--debug-info: {other} and {file} are both of a kernel");
+                return Err(WrongUsage(message).into());
+            }
+            opened.kernel = Some((file, open(&kernel(file)?, file)?));
+        }
+        Ok(opened)
+    }
+
     /// `definitions`, those as perf has them made into what they stand for.
-    fn expand(&self, definitions: Vec<String>, sources: &Sources) -> anyhow::Result<Vec<String>> {
-        let mut all = Vec::new();
-        for text in definitions {
-            if !is_perf_probe(&text) {
-                all.push(text);
+    fn expand(&self, texts: Vec<String>, opened: &Opened<'_>) -> anyhow::Result<Definitions> {
+        let mut all = Definitions::default();
+        for text in texts {
+            // Without debug information they are refused where they are read.
+            if self.debug_info.is_empty() || !is_perf_probe(&text) {
+                all.texts.push(text);
                 continue;
             }
             let probe =
                 PerfProbe::parse(&text).map_err(|error| bad("definition", &text, &error))?;
+            let sources = opened.that_knows(&text, &probe)?;
             let made = sources
                 .definitions(&probe, self.source.as_deref())
                 .map_err(|error| match error {
@@ -92,17 +110,56 @@ impl DebugArgs {
             }
             for line in &made.lines {
                 info!(definition = line, "made of a probe as perf has it");
+                if sources.module().is_some() {
+                    let build_id = sources.build_id().to_owned();
+                    all.builds.insert(line.clone(), build_id);
+                }
             }
-            all.extend(made.lines);
+            all.texts.extend(made.lines);
         }
         Ok(all)
+    }
+}
+
+impl Opened<'_> {
+    /// The sources that `probe`, written so, is of.
+    fn that_knows(&self, text: &str, probe: &PerfProbe) -> anyhow::Result<&Sources> {
+        let all: Vec<_> = self.kernel.iter().chain(&self.modules).collect();
+        let mut knowing = Vec::new();
+        for (file, sources) in &all {
+            if all.len() == 1 || sources.knows(&probe.point)? {
+                knowing.push((file, sources));
+            }
+        }
+        match (knowing.as_slice(), all.first()) {
+            ([(_, sources)], _) => Ok(sources),
+            // It says what there is not.
+            ([], Some((_, first))) => Ok(first),
+            (several, _) => {
+                let files: Vec<_> = several
+                    .iter()
+                    .map(|(it, _)| it.display().to_string())
+                    .collect();
+                let message = format!("it is in {}: give only one of them", files.join(" and in "));
+                let error = ParseError {
+                    column: probe.column.0,
+                    message,
+                };
+                Err(bad("definition", text, &error).into())
+            }
+        }
+    }
+
+    /// The lines of the kernel.
+    fn lines(self) -> Option<Lines> {
+        self.kernel.map(|(_, sources)| Lines::new(sources))
     }
 }
 
 /// Definitions, and what they were made with.
 #[derive(Debug)]
 pub(crate) struct Made {
-    pub(crate) definitions: Vec<String>,
+    pub(crate) definitions: Definitions,
     pub(crate) theirs: Theirs,
 }
 
@@ -154,6 +211,11 @@ impl TheirKernel {
 /// The kernel in the file at `path`.
 pub(crate) fn open_kernel(path: &Path) -> anyhow::Result<Kernel> {
     Kernel::open(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The debug information in `file`, if that is of a module.
+pub(crate) fn open_module(file: &Path) -> anyhow::Result<Option<Sources>> {
+    Sources::open_module(file).with_context(|| format!("cannot use {}", file.display()))
 }
 
 /// The debug information in `file`, for `kernel`.

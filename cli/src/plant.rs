@@ -119,7 +119,10 @@ impl PlantArgs {
         } = debug.of_any(definitions)?;
         let probes = definition::specs(&definitions, &events, false, &acts.into(), &hold);
         let (probes, histograms) = probes.map_err(|WrongUsage(message)| {
-            let named = definitions.iter().find(|it| !it.contains([' ', ':', '\t']));
+            let named = definitions
+                .texts
+                .iter()
+                .find(|it| !it.contains([' ', ':', '\t']));
             WrongUsage(match named {
                 Some(name) => {
                     format!("{message}\n`--probe {name}` is a probe that is there already")

@@ -1,5 +1,5 @@
-//! `hvprobe lines` and `hvprobe vars`: what a kernel's debug information says of its sources, here or where a
-//! server is.
+//! `hvprobe lines` and `hvprobe vars`: what the debug information of a kernel or of a module says of its sources,
+//! here or where a server is.
 
 use std::process::ExitCode;
 
@@ -28,6 +28,12 @@ enum Asked {
 
 /// Who has the debug information: a file that is named, unless a server is, too, which is given it then.
 async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
+    // A module's file says all that there is to say.
+    if let Some(file) = &files.debug_info
+        && let Some(module) = perf_probe::open_module(file)?
+    {
+        return Ok(Asked::File(Box::new(module)));
+    }
     let file = match files.debug_info {
         Some(file) if !on.is_said() => {
             let kernel = open_kernel(&guest::kernel(files.kernel)?)?;

@@ -15,7 +15,8 @@ pub(crate) struct Files {
     pub(crate) kernel: Option<PathBuf>,
 
     /// vmlinux with the debug information (DWARF) of that kernel, or of the machine's: the server is
-    /// given it, and has it as long as the machine runs [default: what the server has of its machine's]
+    /// given it, and has it as long as the machine runs; or the file of a module, which is looked into
+    /// without either [default: what the server has of its machine's]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) debug_info: Option<PathBuf>,
 

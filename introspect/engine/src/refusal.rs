@@ -1,5 +1,7 @@
 //! Why a probe is refused.
 
+use std::fmt;
+
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{self, Refusal};
 use hvprobe_hit::calls::PoolError;
@@ -8,10 +10,23 @@ use hvprobe_linux::modules::{ModuleError, ModuleLookupError, NoModuleTypes};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_linux::task::TaskUnknown;
 use hvprobe_linux::unwind::OrcError;
+use hvprobe_spec::language::text::hex;
 use hvprobe_spec::{Mechanism, ParseError, SpecError};
 
 use crate::code::error::HiddenError;
 use crate::unoptimized::Unoptimized;
+
+/// Bytes, or that there are none.
+struct Hex<'a>(Option<&'a [u8]>);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => f.write_str(&hex(bytes)),
+            None => f.write_str("not known"),
+        }
+    }
+}
 
 /// Why a probe was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +37,21 @@ pub enum Refused {
     /// The symbol of a module is unknown or ambiguous.
     #[error(transparent)]
     ModuleSymbol(#[from] ModuleLookupError),
+    /// Another build of the module is loaded than the one that the probe is for.
+    #[error(
+        "module {module} is another build than the debug information is of: its build id is {}, that of the debug \
+         information {}",
+        Hex(.loaded.as_deref()),
+        Hex(Some(.wanted))
+    )]
+    OtherBuild {
+        /// The module.
+        module: String,
+        /// The build id of what is loaded, if the guest's kernel tells it.
+        loaded: Option<Vec<u8>>,
+        /// The build id of what was wanted.
+        wanted: Vec<u8>,
+    },
     /// No function matches the pattern.
     #[error("no function matches `{pattern}`{}", hvprobe_linux::symbols::Offer(.near))]
     NoMatch {

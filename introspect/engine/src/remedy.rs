@@ -23,6 +23,7 @@ impl Refused {
         match self {
             Self::Symbol(_)
             | Self::ModuleSymbol(_)
+            | Self::OtherBuild { .. }
             | Self::NoMatch { .. }
             | Self::TooManyMatches { .. }
             | Self::Pattern { .. }

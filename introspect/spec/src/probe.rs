@@ -27,6 +27,8 @@ pub struct ProbeSpec {
     /// Of a definition without arguments at a function's entry, or of a return probe: show those of the
     /// function, and what it returns, in place of the registers, where types tell them.
     pub default_arguments: bool,
+    /// The build of the module that the definition names, if it was made for one: it goes nowhere else.
+    pub module_build_id: Option<Vec<u8>>,
     /// What happens at a hit.
     pub actions: Actions,
 }
@@ -40,6 +42,7 @@ impl From<Definition> for ProbeSpec {
             maxactive_auto: false,
             budget: None,
             default_arguments: false,
+            module_build_id: None,
             actions: Actions::default(),
         }
     }

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
@@ -47,8 +47,9 @@ pub(crate) enum Call {
     /// Two calls, as a program makes that does little else: a byte is read from `/dev/zero` and
     /// written to `/dev/null`. One `vfs_read` and one `vfs_write`.
     Copy(Devices),
-    /// Two calls, the first of which goes deep: a datagram of a byte is sent to this program, and received.
-    Send(&'static UdpSocket),
+    /// `poll` of an epoll instance that watches another, and so on, the last of them something that is ready: a call
+    /// that goes deep, and the same way each time.
+    Poll(&'static OwnedFd),
 }
 
 /// Open for as long as the program runs.
@@ -75,12 +76,18 @@ impl Devices {
     }
 }
 
-/// A socket that what it sends comes back to.
-fn to_itself() -> io::Result<UdpSocket> {
-    sys::bring_up_loopback()?;
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    socket.connect(socket.local_addr()?)?;
-    Ok(socket)
+/// As many instances as may watch one another (`EP_MAX_NESTS` in fs/eventpoll.c), and one.
+const CHAIN: usize = 5;
+
+/// The first of a chain of epoll instances.
+fn chain() -> io::Result<&'static OwnedFd> {
+    let mut next = Box::leak(Box::new(sys::ready_event()?));
+    for _ in 0..CHAIN {
+        let front = sys::epoll()?;
+        sys::epoll_add(front.as_fd(), next.as_fd())?;
+        next = Box::leak(Box::new(front));
+    }
+    Ok(next)
 }
 
 impl Call {
@@ -96,7 +103,7 @@ impl Call {
             "text" => Ok(Self::Text),
             "nowhere" => Ok(Self::Nowhere),
             "copy" => Ok(Self::Copy(Devices::open()?)),
-            "send" => Ok(Self::Send(Box::leak(Box::new(to_itself()?)))),
+            "poll" => Ok(Self::Poll(chain()?)),
             _ => Err(format!("no system call `{name}` here; see `workload help`").into()),
         }
     }
@@ -109,10 +116,7 @@ impl Call {
                 return Ok(());
             }
             Self::Copy(devices) => return devices.copy(),
-            Self::Send(socket) => {
-                socket.send(&[0])?;
-                return socket.recv(&mut [0]).map(drop);
-            }
+            Self::Poll(front) => return sys::poll(front.as_fd()),
             Self::Nowhere => {
                 static NEXT: AtomicUsize = AtomicUsize::new(0);
                 let next = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -8,8 +8,6 @@
 use std::arch::asm;
 use std::ffi::CStr;
 use std::io;
-use std::mem;
-use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
 
@@ -206,18 +204,26 @@ pub(crate) fn epoll_add(epoll: BorrowedFd<'_>, watched: BorrowedFd<'_>) -> io::R
     .map(drop)
 }
 
-/// Makes the network interface work that leads back to this machine.
-pub(crate) fn bring_up_loopback() -> io::Result<()> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    // SAFETY: all zeros are a request of an interface without a name.
-    let mut request: libc::ifreq = unsafe { mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
-        *to = from.cast_signed();
+/// An event that has happened, and stays so.
+pub(crate) fn ready_event() -> io::Result<OwnedFd> {
+    // SAFETY: the call takes integers only.
+    let fd = checked(unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) })?;
+    // SAFETY: the kernel has just handed it out, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `poll(2)` for what is ready, without waiting.
+pub(crate) fn poll(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mut polled = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one is given, which lives until the call has returned.
+    match checked(unsafe { libc::poll(&raw mut polled, 1, 0) })? {
+        0 => Err(io::ErrorKind::WouldBlock.into()),
+        _ => Ok(()),
     }
-    request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).unwrap_or_default();
-    // SAFETY: the request lives until the call has returned.
-    checked(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })
-        .map(drop)
 }
 
 /// Lets this thread, and those that it starts, use one port.

@@ -33,6 +33,8 @@ pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 pub(crate) const COMM: usize = 16;
 /// Characters of a text that is wrong which are shown of it.
 pub(crate) const SHOWN: usize = 64;
+/// Bytes of a build id: linkers give 8 to 20 unless they are told what it is.
+pub(crate) const BUILD_ID: usize = 64;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
 /// Bytes of the name of a machine, and of a session's owner.

@@ -24,7 +24,7 @@ use hvprobe_spec::perf_probe::{PerfArgument, PerfProbe, PerfValue, Step};
 use hvprobe_spec::point::{At, Point};
 
 use self::source_text::{Pattern, Source};
-use crate::sources::{Sources, SourcesError};
+use crate::sources::{OF_MODULE, Sources, SourcesError};
 
 /// Where offsets from are known in every kernel.
 const BEGINNINGS: [&str; 2] = ["_stext", "_text"];
@@ -105,7 +105,7 @@ impl Sources {
             At::Offset(offset) => *offset,
             At::Line(_) | At::Text(_) => return None,
         };
-        let symbol = self.image().symbols().lookup(name).ok()?;
+        let symbol = self.symbols().lookup(name).ok()?;
         let at = symbol.addr.0.checked_add(offset)?;
         (offset < symbol.size.max(1)).then(|| PointPlace::of_symbol(Gva(at), name))
     }
@@ -143,7 +143,7 @@ impl Sources {
 
     /// An address by a symbol that is alone with its name.
     fn probepoint(&self, at: Gva) -> Option<String> {
-        let symbols = self.image().symbols();
+        let symbols = self.symbols();
         let (symbol, _) = symbols.containing(at)?;
         let is_alone = symbols
             .lookup(symbol.name)
@@ -222,6 +222,7 @@ impl Sources {
         let is_text = matches!(ty, Some("string" | "ustring"));
         let (place, is_memory) = match &selected.location {
             Location::Fetch(fetch) => (fetch.to_string(), !fetch.offsets.is_empty()),
+            Location::Static(_) if self.module().is_some() => return Err(OF_MODULE.to_owned()),
             Location::Static(at) => {
                 let place = self.probepoint(*at);
                 let place = place.ok_or("in memory of its own, where there is no symbol")?;

@@ -29,7 +29,7 @@ impl SourceLines {
     /// # Errors
     /// When the debug information is damaged.
     pub fn at(&self, symbol: &str, offset: u64) -> Result<Option<SourceLine>, SourcesError> {
-        let Ok(symbol) = self.sources.image().symbols().lookup(symbol) else {
+        let Ok(symbol) = self.sources.symbols().lookup(symbol) else {
             return Ok(None);
         };
         let info = self.sources.info()?;

@@ -1,23 +1,37 @@
-//! What a kernel's debug information says of its sources. No machine is needed.
+//! What the debug information of a kernel or of a module says of its sources. No machine is needed.
 //!
-//! Invariant: a place is named by a symbol of the kernel that was given, so a definition can have it as it is.
+//! Invariant: a place is named by a symbol of the kernel or module that was given, so a definition can have it as it
+//! is, wherever that is loaded to.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use hvprobe_arch::Gva;
-use hvprobe_linux::debug_info::{DebugError, DebugFile, DebugInfo, Line, Location, Variable};
+use hvprobe_linux::debug_info::{
+    DebugError, DebugFile, DebugInfo, Line, Location, ModuleFile, Variable, is_module_name,
+};
 use hvprobe_linux::image::{ImageError, KernelImage};
+use hvprobe_linux::symbols::Symbols;
 use hvprobe_machine::Kernel;
 use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::point::{At, Point};
 
-/// A kernel with its debug information.
+/// Why a variable of a module's own cannot be read.
+pub(crate) const OF_MODULE: &str = "in the module's own memory, which a definition cannot name";
+
+/// A kernel or a module with its debug information.
 #[derive(Debug)]
 pub struct Sources {
-    image: Arc<KernelImage>,
+    of: Of,
     file: DebugFile,
+}
+
+#[derive(Debug)]
+enum Of {
+    Kernel(Arc<KernelImage>),
+    /// The module of that name, of which the file has all that is needed.
+    Module(String),
 }
 
 /// Why nothing is said of sources.
@@ -29,6 +43,11 @@ pub enum SourcesError {
     /// The debug information does not answer.
     #[error(transparent)]
     Debug(#[from] DebugError),
+    /// A module's file says nowhere what the module is called.
+    #[error(
+        "no module can be called `{0}`, as the file is: name it as its module is called, with .ko"
+    )]
+    Unnamed(String),
     /// A definition asks for what is not there.
     #[error(transparent)]
     Definition(ParseError),
@@ -44,25 +63,95 @@ impl Sources {
         Ok(Self::of(Arc::new(image), DebugFile::open(path)?)?)
     }
 
+    /// The debug information of a module, in its file at `path`, which is called as the module is unless the file
+    /// says something else (`ext4.ko`, `ext4.ko.debug`); `None`, if it is no object file, as that of a kernel.
+    ///
+    /// # Errors
+    /// When it cannot be read, or does not say which build of which module it is of.
+    pub fn open_module(path: &Path) -> Result<Option<Self>, SourcesError> {
+        if !DebugFile::is_unlinked(path)? {
+            return Ok(None);
+        }
+        let file = DebugFile::open(path)?;
+        let Some(module) = file.module() else {
+            return Ok(None);
+        };
+        let name = match module.name() {
+            Some(name) => name.to_owned(),
+            None => {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let (first, _) = name.split_once(".ko").unwrap_or((&name, ""));
+                is_module_name(first)
+                    .then(|| first.replace('-', "_"))
+                    .ok_or_else(|| SourcesError::Unnamed(first.to_owned()))?
+            }
+        };
+        if file.build_id().is_none() {
+            return Err(DebugError::NoBuildId.into());
+        }
+        let of = Of::Module(name);
+        let sources = Self { of, file };
+        sources.info()?;
+        Ok(Some(sources))
+    }
+
     /// The debug information in `file`, for the kernel whose image that is.
     pub(crate) fn of(image: Arc<KernelImage>, file: DebugFile) -> Result<Self, DebugError> {
-        let sources = Self { image, file };
+        let of = Of::Kernel(image);
+        let sources = Self { of, file };
         sources.info()?;
         Ok(sources)
     }
 
-    /// The build id that the kernel and its debug information share.
+    /// The build id that the kernel, or the module, and its debug information share.
     #[must_use]
     pub fn build_id(&self) -> &[u8] {
-        self.image.build_id().unwrap_or_default()
+        self.file.build_id().unwrap_or_default()
     }
 
-    pub(crate) fn image(&self) -> &KernelImage {
-        &self.image
+    /// The module that it is of, if it is one.
+    #[must_use]
+    pub fn module(&self) -> Option<&str> {
+        match &self.of {
+            Of::Kernel(_) => None,
+            Of::Module(name) => Some(name),
+        }
+    }
+
+    /// The symbols that places are named by, without the module's name.
+    pub(crate) fn symbols(&self) -> &Symbols {
+        /// What no module's file is without.
+        static NONE: LazyLock<Symbols> = LazyLock::new(Symbols::default);
+        match &self.of {
+            Of::Kernel(image) => image.symbols(),
+            Of::Module(_) => self.file.module().map_or(&NONE, ModuleFile::symbols),
+        }
     }
 
     pub(crate) fn info(&self) -> Result<DebugInfo<'_>, DebugError> {
-        DebugInfo::new(&self.file, self.image.build_id())
+        let build_id = match &self.of {
+            Of::Kernel(image) => image.build_id(),
+            Of::Module(_) => self.file.build_id(),
+        };
+        DebugInfo::new(&self.file, build_id)
+    }
+
+    /// Whether it has the function, or the file, that `point` is in.
+    ///
+    /// # Errors
+    /// When the debug information is damaged.
+    pub fn knows(&self, point: &Point) -> Result<bool, SourcesError> {
+        let info = self.info()?;
+        let found = match point {
+            Point::Function { name, file, .. } => info.lines(name, file.as_deref()).map(drop),
+            Point::Line { file, .. } | Point::Text { file, .. } => info.files(file).map(drop),
+        };
+        match found {
+            Ok(()) => Ok(true),
+            Err(DebugError::NoFunction { name, .. }) => Ok(self.symbols().lookup(&name).is_ok()),
+            Err(DebugError::NoFile(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The lines that take a probe of the functions that `point` stands for.
@@ -122,6 +211,7 @@ impl Sources {
     fn variable(&self, variable: Variable) -> v1::Variable {
         let (fetch, unreadable) = match variable.location {
             Location::Fetch(fetch) => (fetch.to_string(), ""),
+            Location::Static(_) if self.module().is_some() => (String::new(), OF_MODULE),
             Location::Static(at) => (format!("@{}", self.named(at)), ""),
             Location::Constant(value) => (format!("\\{value}"), ""),
             Location::Nowhere(why) => (String::new(), why),
@@ -135,12 +225,23 @@ impl Sources {
         }
     }
 
-    /// An address as definitions name it: `SYMBOL+0x10`, or by itself if no symbol is there.
+    /// An address as definitions name it: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or by itself if no symbol is there.
     pub(crate) fn named(&self, at: Gva) -> String {
-        match self.image.symbols().containing(at) {
-            Some((symbol, 0)) => symbol.name.to_owned(),
-            Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
-            None => at.to_string(),
+        let Some((symbol, offset)) = self.symbols().containing(at) else {
+            return at.to_string();
+        };
+        let name = self.qualified(symbol.name);
+        match offset {
+            0 => name,
+            _ => format!("{name}+{offset:#x}"),
+        }
+    }
+
+    /// `symbol` with the name of its module, if it is of one.
+    pub(crate) fn qualified(&self, symbol: &str) -> String {
+        match self.module() {
+            Some(module) => format!("{module}:{symbol}"),
+            None => symbol.to_owned(),
         }
     }
 }

@@ -54,6 +54,13 @@ impl Registry {
         })
     }
 
+    /// The build id of `module`, one of those that were read last, if the guest's kernel keeps it.
+    pub(crate) fn build_id(&self, module: &Module, mem: &dyn PhysMemory) -> Option<Vec<u8>> {
+        let live = self.live.as_ref()?;
+        let reader = self.kernel.module_reader.as_ref().ok()?;
+        reader.build_id(module, &live.view.tables, mem)
+    }
+
     /// The module in whose memory `at` is now; `None` as well if that cannot be told.
     #[must_use]
     pub fn module_at(&self, at: Gva, mem: &dyn PhysMemory) -> Option<Module> {

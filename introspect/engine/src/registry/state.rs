@@ -13,7 +13,7 @@ use hvprobe_hit::record::Reader;
 use hvprobe_hit::table::Returns;
 use hvprobe_hit::{Counters, KernelView, Vacated, entry_data_size};
 use hvprobe_linux::image::KernelImage;
-use hvprobe_spec::definition::Kind;
+use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use rustc_hash::FxHashSet;
 
@@ -25,6 +25,7 @@ use crate::guest::kprobes::GuestKprobes;
 use crate::guest::readers::KernelReaders;
 use crate::info::{Awaited, Throttled};
 use crate::plan::arguments::{Resolved, resolve};
+use crate::plan::kernel::Probeable;
 use crate::plan::probepoint::{Probepoint, plan};
 use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
@@ -251,6 +252,7 @@ impl Registry {
                     text: Text { tables, mem },
                     sites: &self.sites,
                 };
+                self.check_build(spec, &kernel, mem)?;
                 let point = plan(&text)?;
                 let at = point.displaced.at();
                 let wants_types = spec.default_arguments || !spec.definition.arguments.is_empty();
@@ -268,6 +270,34 @@ impl Registry {
                     _ => Ok(point),
                 }
             }
+        }
+    }
+
+    /// Refuses another build of a module than the one that `spec` is for, if that is loaded.
+    fn check_build(
+        &self,
+        spec: &ProbeSpec,
+        kernel: &Probeable<'_>,
+        mem: &dyn PhysMemory,
+    ) -> Result<(), Refused> {
+        let Target::Symbol {
+            module: Some(name), ..
+        } = &spec.definition.target
+        else {
+            return Ok(());
+        };
+        let loaded = kernel.modules.and_then(|modules| modules.get(name));
+        let loaded = loaded.filter(|module| kernel.is_loaded(module));
+        let (Some(wanted), Some(module)) = (&spec.module_build_id, loaded) else {
+            return Ok(());
+        };
+        match self.build_id(module, mem) {
+            Some(id) if id == *wanted => Ok(()),
+            loaded => Err(Refused::OtherBuild {
+                module: module.name().to_owned(),
+                loaded,
+                wanted: wanted.clone(),
+            }),
         }
     }
 

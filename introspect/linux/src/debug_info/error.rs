@@ -14,9 +14,17 @@ pub enum DebugError {
     /// An ELF file for another processor.
     #[error("the file is for ELF machine {0}, not x86-64 (62)")]
     Machine(u16),
-    /// An object file or a module, whose addresses are known only once it is linked or loaded.
-    #[error("the file is not linked: a vmlinux is wanted, not a module or an object file")]
+    /// An object file that is no module, whose addresses are known only once it is linked.
+    #[error("the file is not linked: a vmlinux or a module is wanted, not an object file")]
     Unlinked,
+    /// A relocation that leads out of its section, or that debug information of modules has no use for.
+    #[error("section {section} has a relocation of its byte {at:#x} that makes no sense")]
+    Relocation {
+        /// The section that it is for.
+        section: &'static str,
+        /// Where it begins there.
+        at: u64,
+    },
     /// Thousands of sections, or sections that share bytes of the file.
     #[error("the file's sections overlap")]
     Overlap,
@@ -36,6 +44,9 @@ pub enum DebugError {
         "the debug information of the unit at {0:#x} is in a file of its own (CONFIG_DEBUG_INFO_SPLIT), which is not read"
     )]
     Split(usize),
+    /// A file that does not say which build it is of.
+    #[error("the file has no build id, so which build it is of cannot be told")]
+    NoBuildId,
     /// Debug information of another kernel.
     #[error(
         "the debug information is of another kernel: its build id is {file}, the kernel's {kernel}"

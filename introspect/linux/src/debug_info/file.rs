@@ -15,6 +15,7 @@ use object::read::elf::{ElfFile64, FileHeader};
 use object::{CompressionFormat, LittleEndian, Object, ObjectSection, ReadCache, ReadRef, elf};
 
 use super::error::{BuildId, DebugError};
+use super::module::{ModuleFile, Placed};
 use crate::notes::build_id;
 
 /// More sections than a kernel has: look-ups go through all of them.
@@ -33,12 +34,13 @@ const UNUSED: [SectionId; 5] = [
     SectionId::DebugTypes,
 ];
 
-/// The debug information of a kernel, read from its file.
+/// The debug information of a kernel or of a module, read from its file.
 pub struct DebugFile {
     pub(super) sections: DwarfSections<Vec<u8>>,
     /// How stack frames are laid out.
     pub(super) frame: Vec<u8>,
     pub(super) build_id: Option<Vec<u8>>,
+    module: Option<ModuleFile>,
 }
 
 impl std::fmt::Debug for DebugFile {
@@ -47,6 +49,17 @@ impl std::fmt::Debug for DebugFile {
             .field("build_id", &BuildId(self.build_id.clone()).to_string())
             .finish_non_exhaustive()
     }
+}
+
+/// The file at `path`, which may be no other than a regular one.
+fn regular(path: &Path) -> Result<File, DebugError> {
+    // A pipe would be waited for, and a device has no end.
+    if !fs::metadata(path).map_err(DebugError::Read)?.is_file() {
+        return Err(DebugError::Read(io::Error::other(
+            "it is not a regular file",
+        )));
+    }
+    File::open(path).map_err(DebugError::Read)
 }
 
 /// The bytes of sections.
@@ -58,13 +71,25 @@ impl DebugFile {
     /// # Errors
     /// When there is none, or none that can be used.
     pub fn open(path: &Path) -> Result<Self, DebugError> {
-        // A pipe would be waited for, and a device has no end.
-        if !fs::metadata(path).map_err(DebugError::Read)?.is_file() {
-            return Err(DebugError::Read(io::Error::other(
-                "it is not a regular file",
-            )));
-        }
-        Self::of(&File::open(path).map_err(DebugError::Read)?)
+        Self::of(&regular(path)?)
+    }
+
+    /// Whether the file at `path` is an object file, as a module's is, which takes no look at the rest of it.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn is_unlinked(path: &Path) -> Result<bool, DebugError> {
+        // The beginning of an ELF file, up to its type and with it (`struct Elf64_Ehdr`).
+        let mut header = [0; 18];
+        let file = regular(path)?;
+        let begins = match file.read_exact_at(&mut header, 0) {
+            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            read => read.map_err(DebugError::Read),
+        };
+        begins?;
+        let [magic @ .., low, high] = header;
+        let ty = elf::FileType(u16::from_le_bytes([low, high]));
+        Ok(magic.starts_with(&elf::ELFMAG) && ty == elf::ET_REL)
     }
 
     /// Reads the debug information in `file`, from its beginning. Nobody else may read it meanwhile, as the
@@ -95,7 +120,13 @@ impl DebugFile {
         })
     }
 
-    /// What tells which build of a kernel it is of, if it says so.
+    /// What it says of its module, if it is of one and not of a kernel.
+    #[must_use]
+    pub fn module(&self) -> Option<&ModuleFile> {
+        self.module.as_ref()
+    }
+
+    /// What tells which build of a kernel or a module it is of, if it says so.
     #[must_use]
     pub fn build_id(&self) -> Option<&[u8]> {
         self.build_id.as_deref()
@@ -108,14 +139,17 @@ impl DebugFile {
         if machine != elf::EM_X86_64 {
             return Err(DebugError::Machine(machine.0));
         }
-        if ![elf::ET_EXEC, elf::ET_DYN].contains(&header.e_type(LittleEndian)) {
-            return Err(DebugError::Unlinked);
-        }
         if file.elf_section_table().len() > MOST_SECTIONS
             || file.elf_program_headers().len() > MOST_SECTIONS
         {
             return Err(DebugError::Overlap);
         }
+        let mut placed = match header.e_type(LittleEndian) {
+            elf::ET_EXEC | elf::ET_DYN => None,
+            elf::ET_REL => Some(Placed::of(&file, len)?.ok_or(DebugError::Unlinked)?),
+            _ => return Err(DebugError::Unlinked),
+        };
+        let module = placed.as_ref().map(|placed| placed.module(&file));
         let mut left = len;
         let mut load = |id: SectionId| -> Result<Vec<u8>, DebugError> {
             let name = id.name();
@@ -136,6 +170,9 @@ impl DebugFile {
             left = left.checked_sub(size).ok_or(DebugError::Overlap)?;
             let mut bytes = vec![0; usize::try_from(size).map_err(|_| DebugError::Cut(name))?];
             fetch(at, &mut bytes)?;
+            if let Some(placed) = &mut placed {
+                placed.relocate(&file, &section, name, &mut bytes)?;
+            }
             Ok(bytes)
         };
         let sections = DwarfSections::load(|id| match UNUSED.contains(&id) {
@@ -153,6 +190,7 @@ impl DebugFile {
             sections,
             frame,
             build_id: build_id.map(<[u8]>::to_vec),
+            module,
         })
     }
 }

@@ -72,6 +72,19 @@ pub(super) struct Unwind {
     pub(super) entries: u64,
 }
 
+/// Where it is kept where the notes of a module are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Notes {
+    /// Of the pointer to all of it, in `struct module`.
+    pub(super) all: u64,
+    /// Of the first `struct bin_attribute` there, which others follow, each of that length.
+    pub(super) first: u64,
+    pub(super) len: u64,
+    /// In each of them: of the address, and of the length in bytes, a u64.
+    pub(super) start: u64,
+    pub(super) size: u64,
+}
+
 /// Offsets, in bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
@@ -101,6 +114,7 @@ pub(super) struct Layout {
     pub(super) lock_entry: Option<LockEntry>,
     pub(super) types_entry: Option<TypesEntry>,
     pub(super) unwind: Option<Unwind>,
+    pub(super) notes: Option<Notes>,
 }
 
 /// The structures that are asked about.
@@ -200,6 +214,16 @@ impl Answers<'_> {
         })
     }
 
+    fn notes(&self) -> Option<Notes> {
+        Some(Notes {
+            all: self.optional("module", "notes_attrs", 8)?,
+            first: self.get("module_notes_attrs", "attrs")?.offset,
+            len: self.structures.size("bin_attribute")?,
+            start: self.optional("bin_attribute", "private", 8)?,
+            size: self.optional("bin_attribute", "size", 8)?,
+        })
+    }
+
     fn types_entry(&self) -> Option<TypesEntry> {
         let offset = |path, size| self.optional("btf_module", path, size);
         Some(TypesEntry {
@@ -217,12 +241,14 @@ impl Answers<'_> {
 impl Layout {
     /// Reads the layout, in one pass over the types.
     pub(super) fn of(image: &KernelImage) -> Result<Self, ModuleError> {
-        const NAMES: [&str; 5] = [
+        const NAMES: [&str; 7] = [
             "module",
             "mod_kallsyms",
             "smp_alt_module",
             "btf_module",
             "btf",
+            "module_notes_attrs",
+            "bin_attribute",
         ];
         let answers = Answers {
             structures: image.types()?.structures(&NAMES),
@@ -252,6 +278,7 @@ impl Layout {
             lock_entry: answers.lock_entry(),
             types_entry: answers.types_entry(),
             unwind: answers.unwind(),
+            notes: answers.notes(),
             // Last, when all else was asked for.
             len: usize::try_from(answers.len.get().min(LONGEST)).unwrap_or(0),
         })

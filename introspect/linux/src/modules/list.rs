@@ -32,6 +32,7 @@ pub struct Module {
     pub(super) state: ModuleState,
     pub(super) text: Range<Gva>,
     pub(super) init_text: Option<Range<Gva>>,
+    pub(super) memory: Vec<Range<Gva>>,
     pub(super) symbols: Symbols,
     pub(super) lists: Lists,
     /// The first list that could not be read.
@@ -79,6 +80,11 @@ impl Module {
                 .init_text
                 .as_ref()
                 .is_some_and(|text| text.contains(&at))
+    }
+
+    /// Whether `at` is in its memory.
+    pub(super) fn has(&self, at: Gva) -> bool {
+        self.memory.iter().any(|memory| memory.contains(&at))
     }
 
     /// Its symbols, those of init text as long as it has it.

@@ -12,6 +12,7 @@
 //! `post_relocation`, `ftrace_module_init` and `complete_formation`, all before `do_init_module`
 //! runs its init function. Init text is there until that function has returned.
 
+mod build_id;
 mod error;
 mod layout;
 mod list;

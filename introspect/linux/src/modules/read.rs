@@ -192,6 +192,10 @@ impl ModuleReader {
             state,
             text: memory(&|memory| !memory.init && memory.text.is_some()).unwrap_or(Gva(0)..Gva(0)),
             init_text: memory(&|memory| memory.init && memory.text.is_some()),
+            memory: raw
+                .memories(layout)
+                .map(|memory| Gva(memory.start)..Gva(memory.end))
+                .collect(),
             symbols: Symbols::default(),
             lists: Lists::default(),
             unreadable: None,

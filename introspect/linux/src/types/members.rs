@@ -210,6 +210,13 @@ pub(crate) struct Structures<'a> {
 }
 
 impl Structures<'_> {
+    /// How many bytes the structure has; of several with that name, the first.
+    pub(crate) fn size(&self, of: &str) -> Option<u64> {
+        let mut named = self.entries.iter();
+        let found = named.find(|ty| self.types.is_named(ty.name, of))?;
+        Some(found.size_or_type.into())
+    }
+
     /// Where a member of the structure `of` lies.
     pub(crate) fn member(&self, of: &str, path: &str) -> Option<Member> {
         let mut budget = MOST_MEMBERS;

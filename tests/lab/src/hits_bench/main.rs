@@ -92,9 +92,9 @@ const FETCHES: [Fetch; 3] = [
     },
 ];
 /// A call that goes deep, and a function at its bottom, sixteen frames down in 6.1.
-const DEEP_CALL: &str = "send";
-const DEEP_FUNCTION: &str = "enqueue_to_backlog";
-const DEEP_ARGUMENT: &str = "skb=%di";
+const DEEP_CALL: &str = "poll";
+const DEEP_FUNCTION: &str = "eventfd_poll";
+const DEEP_ARGUMENT: &str = "file=%di";
 const OWN_DEEP: &str = "guest's kprobe, with a deep stack";
 const DEEP: &str = "kprobe, optimized, with a deep stack";
 /// What a stack of sixteen frames may take, in instructions.

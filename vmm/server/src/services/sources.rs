@@ -29,8 +29,6 @@ use crate::status::{Failure, chain, out_of_order};
 use crate::threads::Lane;
 use crate::uploads::{Upload, Uploads};
 
-/// The longest build id that a file is looked for by; linkers make 20 bytes at most.
-const BUILD_ID_MAX: usize = 64;
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;
 
@@ -204,7 +202,7 @@ fn open(image: &Arc<KernelImage>, folder: &Path) -> Result<Sources, Failure> {
 fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> Vec<PathBuf> {
     let mut places = Vec::new();
     if let Some((first, rest)) = build_id.and_then(<[u8]>::split_first)
-        && (1..BUILD_ID_MAX).contains(&rest.len())
+        && (1..limits::BUILD_ID).contains(&rest.len())
     {
         let folder = folder.join(".build-id").join(format!("{first:02x}"));
         places.push(folder.join(format!("{}.debug", hex(rest))));
@@ -228,7 +226,7 @@ fn failed(error: &SourcesError) -> Failure {
     let debug = match error {
         SourcesError::Debug(debug) => debug,
         SourcesError::Definition(at) => return wrong(message).at_column(at.column),
-        SourcesError::Image(_) => {
+        SourcesError::Image(_) | SourcesError::Unnamed(_) => {
             return Failure::new(Code::FailedPrecondition, ErrorKind::NoSymbols, message);
         }
     };
@@ -243,6 +241,8 @@ fn failed(error: &SourcesError) -> Failure {
         | DebugError::NotElf(_)
         | DebugError::Machine(_)
         | DebugError::Unlinked
+        | DebugError::Relocation { .. }
+        | DebugError::NoBuildId
         | DebugError::Overlap
         | DebugError::Cut(_)
         | DebugError::Compressed(_)

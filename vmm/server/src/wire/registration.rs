@@ -6,7 +6,7 @@
 use hvprobe_engine::{Refusals, Registered, Skipped};
 use hvprobe_proto::v1::{self, ErrorKind, RegisterResponse};
 use hvprobe_spec::ProbeSpec;
-use hvprobe_spec::definition;
+use hvprobe_spec::definition::{self, Target};
 use tonic::Status;
 
 use super::actions;
@@ -31,12 +31,32 @@ pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
             let message = format!("probe {index} ({definition}): {error}");
             Failure::invalid(ErrorKind::BadActions, message).at_index(index)
         };
+        if let Some(id) = &probe.module_build_id {
+            let names_one = matches!(
+                definition.target,
+                Target::Symbol {
+                    module: Some(_),
+                    ..
+                }
+            );
+            if !names_one || !(1..=limits::BUILD_ID).contains(&id.len()) {
+                let message = format!(
+                    "probe {index} ({definition}): module_build_id has 1 to {} bytes, and goes with \
+                     MODULE:SYMBOL",
+                    limits::BUILD_ID
+                );
+                return Err(Failure::invalid(ErrorKind::Definition, message)
+                    .at_index(index)
+                    .into());
+            }
+        }
         specs.push(ProbeSpec {
             mechanism: actions::mechanism(probe.mechanism).map_err(bad)?,
             actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
             maxactive_auto: probe.maxactive_auto,
             default_arguments: probe.default_arguments,
+            module_build_id: probe.module_build_id,
             budget: probe.budget.map(budget::budget).transpose().map_err(bad)?,
             definition,
         });

@@ -1,0 +1,212 @@
+//! The files of modules, which are linked only when they are loaded.
+//!
+//! ```text
+//!   sections that are loaded ──▶ one behind the other, where modules may be ──▶ addresses of symbols
+//!   .rela.debug_*            ──▶ those addresses, and offsets of other sections, in the debug information
+//! ```
+//!
+//! What is kept true: all that is told of a module is told by its symbols, so it does not matter where it really is.
+//! Nothing of the file is trusted: a relocation writes within its section or is an error, and there are no more of
+//! them than the file has room for.
+
+use std::ops::Range;
+
+use hvprobe_arch::Gva;
+use object::elf::{self, SectionHeader64};
+use object::read::elf::{ElfFile64, ElfSection64, SectionHeader as _};
+use object::{
+    LittleEndian, Object, ObjectSection, ObjectSymbol, ReadRef, RelocationKind, RelocationTarget,
+    SectionFlags, SectionIndex,
+};
+
+use super::error::DebugError;
+use crate::symbols::{RawSymbol, SymbolKind, Symbols};
+
+/// The section of every module, with its `struct module` (scripts/module.lds.S).
+const THIS_MODULE: &[u8] = b".gnu.linkonce.this_module";
+/// What a module says of itself, texts of the form `WORD=VALUE` that zeros part.
+const MODINFO: &[u8] = b".modinfo";
+/// Where its sections are taken to be: the kernel's modules are there, and nothing is at 0.
+const SPACE: Range<u64> = 0xffff_ffff_c000_0000..0xffff_ffff_ff00_0000;
+/// More than any module has.
+const MOST_SYMBOLS: usize = 1 << 18;
+const LONGEST_MODINFO: u64 = 1 << 20;
+/// The longest name of a symbol (`KSYM_NAME_LEN`).
+const LONGEST_NAME: usize = 512;
+/// `MODULE_NAME_LEN`: 64 less a long (include/linux/moduleparam.h).
+const LONGEST_MODULE_NAME: usize = 55;
+
+type File<'d, R> = ElfFile64<'d, LittleEndian, R>;
+
+/// What a module's file says of the module.
+#[derive(Debug)]
+pub struct ModuleFile {
+    pub(super) name: Option<String>,
+    pub(super) symbols: Symbols,
+}
+
+impl ModuleFile {
+    /// What the module is called, if the file says so.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Its symbols, at the addresses that its debug information has for them.
+    #[must_use]
+    pub fn symbols(&self) -> &Symbols {
+        &self.symbols
+    }
+}
+
+/// Where the sections of a module are taken to be.
+#[derive(Debug)]
+pub(super) struct Placed {
+    /// By their numbers; 0 for those that are not loaded.
+    starts: Vec<u64>,
+    ranges: Vec<Range<u64>>,
+    /// Relocations that there may be yet.
+    left: u64,
+}
+
+impl Placed {
+    /// Places the sections of `file`, of that length; `None` if it is no module.
+    pub(super) fn of<'d, R: ReadRef<'d>>(
+        file: &File<'d, R>,
+        len: u64,
+    ) -> Result<Option<Self>, DebugError> {
+        let named = |section: &ElfSection64<'d, '_, LittleEndian, R>| {
+            section.name_bytes() == Ok(THIS_MODULE)
+        };
+        if !file.sections().any(|section| named(&section)) {
+            return Ok(None);
+        }
+        let count = file.elf_section_table().len();
+        let mut starts = vec![0; count];
+        let mut ranges = Vec::new();
+        let mut at = SPACE.start;
+        for section in file.sections() {
+            let SectionFlags::Elf { sh_flags, .. } = section.flags() else {
+                continue;
+            };
+            let start = starts.get_mut(section.index().0);
+            let Some(start) = start.filter(|_| sh_flags.contains(elf::SHF_ALLOC)) else {
+                continue;
+            };
+            let begins = at.checked_next_multiple_of(section.align().max(1));
+            let end = begins.and_then(|begins| begins.checked_add(section.size()));
+            let (Some(begins), Some(end)) = (begins, end.filter(|end| *end <= SPACE.end)) else {
+                return Err(DebugError::Overlap);
+            };
+            *start = begins;
+            ranges.push(begins..end);
+            // So that no end is another one's beginning.
+            at = end + 1;
+        }
+        Ok(Some(Self {
+            starts,
+            ranges,
+            left: len / size_of::<elf::Rela64<LittleEndian>>() as u64,
+        }))
+    }
+
+    /// Carries out the relocations of `section`, called `name`, whose bytes those are.
+    pub(super) fn relocate<'d, R: ReadRef<'d>>(
+        &mut self,
+        file: &File<'d, R>,
+        section: &ElfSection64<'d, '_, LittleEndian, R>,
+        name: &'static str,
+        bytes: &mut [u8],
+    ) -> Result<(), DebugError> {
+        for (at, relocation) in section.relocations() {
+            self.left = self.left.checked_sub(1).ok_or(DebugError::Overlap)?;
+            let wrong = || DebugError::Relocation { section: name, at };
+            let base = match relocation.target() {
+                RelocationTarget::Symbol(index) => {
+                    let symbol = file.symbol_by_index(index).map_err(|_| wrong())?;
+                    let section = symbol.section_index();
+                    let start = section.and_then(|it| self.starts.get(it.0));
+                    // What is elsewhere, in the kernel or another module, is nowhere here.
+                    start.map_or(0, |start| start.wrapping_add(symbol.address()))
+                }
+                RelocationTarget::Absolute => 0,
+                _ => return Err(wrong()),
+            };
+            if relocation.kind() != RelocationKind::Absolute {
+                return Err(wrong());
+            }
+            let value = base.wrapping_add_signed(relocation.addend());
+            let len = usize::from(relocation.size() / 8);
+            let start = usize::try_from(at).map_err(|_| wrong())?;
+            let place = start
+                .checked_add(len)
+                .and_then(|end| bytes.get_mut(start..end));
+            let place = place.filter(|place| matches!(place.len(), 4 | 8));
+            let place = place.ok_or_else(wrong)?;
+            let value = value.to_le_bytes();
+            place.copy_from_slice(value.get(..len).ok_or_else(wrong)?);
+        }
+        Ok(())
+    }
+
+    /// What `file` says of the module.
+    pub(super) fn module<'d, R: ReadRef<'d>>(&self, file: &File<'d, R>) -> ModuleFile {
+        ModuleFile {
+            name: name(file),
+            symbols: self.symbols(file),
+        }
+    }
+
+    fn symbols<'d, R: ReadRef<'d>>(&self, file: &File<'d, R>) -> Symbols {
+        let names = file.elf_symbol_table().string_section();
+        let names = section(file, names).and_then(|it| it.data(LittleEndian, file.data()).ok());
+        let names = names.unwrap_or_default();
+        let symbols = file.symbols().take(MOST_SYMBOLS).filter_map(|symbol| {
+            let start = *self.starts.get(symbol.section_index()?.0)?;
+            let addr = start.checked_add(symbol.address()).filter(|_| start != 0)?;
+            let kind = match symbol.kind() {
+                object::SymbolKind::Text => SymbolKind::Text,
+                object::SymbolKind::Data => SymbolKind::Data,
+                _ => return None,
+            };
+            let at = usize::try_from(symbol.elf_symbol().st_name.get(LittleEndian)).ok()?;
+            let rest = names.get(at..)?;
+            let rest = rest.get(..LONGEST_NAME).unwrap_or(rest);
+            let end = rest.iter().position(|byte| *byte == 0)?;
+            Some(RawSymbol {
+                name: std::str::from_utf8(rest.get(..end)?).ok()?,
+                addr: Gva(addr),
+                size: Some(symbol.size()).filter(|size| *size != 0),
+                kind,
+            })
+        });
+        Symbols::new(symbols, &self.ranges)
+    }
+}
+
+fn section<'f, 'd, R: ReadRef<'d>>(
+    file: &'f File<'d, R>,
+    index: SectionIndex,
+) -> Option<&'f SectionHeader64<LittleEndian>> {
+    file.elf_section_table().section(index).ok()
+}
+
+/// What the module is called, if its file has that, of the letters that such names are of.
+fn name<'d, R: ReadRef<'d>>(file: &File<'d, R>) -> Option<String> {
+    let mut sections = file.sections();
+    let section = sections.find(|section| section.name_bytes() == Ok(MODINFO))?;
+    if section.size() > LONGEST_MODINFO {
+        return None;
+    }
+    let texts = section.data().ok()?.split(|byte| *byte == 0);
+    let mut names = texts.filter_map(|text| text.strip_prefix(b"name="));
+    let name = std::str::from_utf8(names.next()?).ok()?;
+    is_module_name(name).then(|| name.to_owned())
+}
+
+/// Whether a module may be called that.
+#[must_use]
+pub fn is_module_name(name: &str) -> bool {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    (1..=LONGEST_MODULE_NAME).contains(&name.len()) && name.chars().all(fits)
+}

@@ -1,0 +1,46 @@
+//! Which build of a module is loaded.
+//!
+//! What is kept true: a build id is the guest's word, as all of a module; so many bytes of notes of the module's own
+//! memory are looked into, and no more.
+//!
+//! The kernel keeps where the notes of a module are for `/sys/module/NAME/notes` (`add_notes_attrs` in
+//! kernel/module/sysfs.c), before its init function runs.
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+
+use super::list::Module;
+use super::read::{Guest, ModuleReader};
+use crate::notes::build_id;
+
+/// Sections of notes that are looked into, and bytes of each; modules have two or three short ones.
+const MOST_NOTES: u64 = 8;
+const LONGEST_NOTES: u64 = 4096;
+/// More bytes than all of them have.
+const BUDGET: usize = 1 << 20;
+
+impl ModuleReader {
+    /// The build id of `module`, if the kernel keeps it.
+    #[must_use]
+    pub fn build_id<M: PhysMemory + ?Sized>(
+        &self,
+        module: &Module,
+        tables: &PageTables,
+        mem: &M,
+    ) -> Option<Vec<u8>> {
+        let notes = self.layout.notes?;
+        let mut guest = Guest::with(BUDGET, tables, mem);
+        let all = guest.u64(module.address().wrapping_add(notes.all))?;
+        let first = Gva(all).wrapping_add(notes.first);
+        (0..MOST_NOTES).find_map(|number| {
+            let note = first.wrapping_add(number * notes.len);
+            let start = Gva(guest.u64(note.wrapping_add(notes.start))?);
+            let len = guest.u64(note.wrapping_add(notes.size))?;
+            let fits = len <= LONGEST_NOTES && module.has(start);
+            let len = usize::try_from(len).ok().filter(|_| fits)?;
+            let bytes = guest.bytes(start, len).ok()??;
+            build_id(&bytes).map(<[u8]>::to_vec)
+        })
+    }
+}
