@@ -130,7 +130,8 @@ mod tests {
         let file = folder.path().join("events");
         std::fs::write(&file, "p:g/e  vfs_open x=%di # why\nr4 vfs_read\n").unwrap();
         let (hit, hold) = (HitArgs::default(), HoldArgs::default());
-        let (specs, _) = specs(&vec!["p a".to_owned()].into(), &[file], false, &hit, &hold).unwrap();
+        let (specs, _) =
+            specs(&vec!["p a".to_owned()].into(), &[file], false, &hit, &hold).unwrap();
         let definitions: Vec<_> = specs.into_iter().map(|spec| spec.definition).collect();
         assert_eq!(definitions, ["p a", "p:g/e vfs_open x=%di", "r4 vfs_read"]);
     }

@@ -9,7 +9,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use expect_test::{Expect, expect};
-use hvprobe_fixtures::dwarf;
+use hvprobe_fixtures::{dwarf, module_file};
 use tempfile::TempDir;
 
 /// What the program says to `words` of the made-up kernel, and its status.
@@ -206,4 +206,87 @@ fn probes_as_perf_has_them_are_read_where_definitions_are() {
         err.ends_with("give --debug-info, or begin with `p` or `r`\n"),
         "{err}"
     );
+}
+
+/// What the program says of files of modules in a folder, `test_drv.ko` and `other-drv.ko.debug` that does not say
+/// what it is called, and of the `vmlinux` there.
+fn said_of_modules(words: &[&str]) -> (String, String, Option<i32>) {
+    let folder = TempDir::new().unwrap();
+    let files = [
+        ("vmlinux", dwarf::file()),
+        ("test_drv.ko", module_file::file(dwarf::BUILD_ID, true)),
+        (
+            "other-drv.ko.debug",
+            module_file::file(b"another id of it", false),
+        ),
+    ];
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_hvprobe"))
+        .args(words)
+        .current_dir(folder.path())
+        .env("RUST_LOG", "error")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    (out, err, output.status.code())
+}
+
+#[test]
+fn modules_files_are_read_without_a_kernel() {
+    let (out, err, status) = said_of_modules(&["lines", "vfs_test", "--debug-info", "test_drv.ko"]);
+    assert_eq!((err.as_str(), status), ("", Some(0)));
+    expect![[r#"
+        vfs_test fs/test.c:10
+              0  test_drv:vfs_test
+              1  test_drv:vfs_test+0x4 test_drv:vfs_test+0x38
+              3  test_drv:vfs_test+0x20
+              4  test_drv:vfs_test+0x30
+              5  test_drv:vfs_test+0x50
+    "#]]
+    .assert_eq(&out);
+    // It is called as its file is.
+    let words = ["vars", "vfs_test:5", "--debug-info", "other-drv.ko.debug"];
+    let (out, err, status) = said_of_modules(&words);
+    assert_eq!((err.as_str(), status), ("", Some(0)));
+    expect![[r#"
+        other_drv:vfs_test+0x50
+          struct file *file  (not kept here)
+          int count  +8(%sp)
+          int flags  \-7
+          int gone  (optimised out)
+          int ret  +16(+8(%bx))
+          struct file table  (in the module's own memory, which a definition cannot name)
+    "#]]
+    .assert_eq(&out);
+}
+
+#[test]
+fn probes_as_perf_has_them_go_to_the_module_that_knows_their_function() {
+    let explain = |files: &[&str]| {
+        let files = files.iter().flat_map(|file| ["--debug-info", file]);
+        let words = ["explain", "--kernel", "vmlinux", "vfs_test:1 count"];
+        said_of_modules(&words.into_iter().chain(files).collect::<Vec<_>>())
+    };
+    let (_, err, _) = explain(&["test_drv.ko"]);
+    assert!(
+        err.contains("p:probe/vfs_test_L1 test_drv:vfs_test+0x4 count=+8(%sp):s32"),
+        "{err}"
+    );
+    let (out, err, status) = explain(&["test_drv.ko", "vmlinux"]);
+    assert_eq!((out.as_str(), status), ("", Some(2)));
+    expect![[r#"
+        hvprobe: bad definition: it is in vmlinux and in test_drv.ko: give only one of them
+          vfs_test:1 count
+          ^
+    "#]]
+    .assert_eq(&err);
+    let (out, err, status) = explain(&["vmlinux", "vmlinux"]);
+    assert_eq!((out.as_str(), status), ("", Some(2)));
+    expect![[r#"
+        hvprobe: --debug-info: vmlinux and vmlinux are both of a kernel
+    "#]]
+    .assert_eq(&err);
 }

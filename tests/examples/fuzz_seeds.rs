@@ -55,6 +55,8 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     }
 
     add("debug_info", "file", hvprobe_fixtures::dwarf::file());
+    let module = hvprobe_fixtures::module_file::file(hvprobe_fixtures::dwarf::BUILD_ID, true);
+    add("debug_info", "module", module);
 
     let kernel = small_kernel();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());

@@ -1,6 +1,7 @@
 //! Probes of kernel modules that come and go, on a stock guest.
 
 mod arguments;
+mod builds;
 
 use hvprobe_arch::Gva;
 use hvprobe_engine::Refused;

@@ -1,5 +1,7 @@
 //! Tests on a file that is made up.
 
+mod modules;
+
 use std::time::{Duration, Instant};
 
 use expect_test::expect;

@@ -1,8 +1,10 @@
 //! Probes of modules, which come and go.
 
 mod arguments;
+mod builds;
 
 use hvprobe_arch::Gva;
+use hvprobe_fixtures::dwarf::{BUILD_ID, note_of};
 use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use hvprobe_fixtures::modules::{
     Age, EXTABLE, Guest as Modules, LOCKS, MODULES, RawSym, STATE, TYPES, types,
@@ -86,6 +88,7 @@ impl Loader {
             .code(0, &ENTER)
             .code(0x40, &WORK)
             .symbols(SYMBOLS)
+            .notes(&[vec![0; 24], note_of(BUILD_ID)])
             .relative(EXTABLE, 12, &[0x40]);
         Loaded {
             base: made.base,
