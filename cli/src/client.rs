@@ -91,7 +91,7 @@ pub(crate) struct Client {
     pub(crate) host: HostClient<Calls>,
     pub(crate) histograms: HistogramsClient<Calls>,
     pub(crate) sessions: SessionsClient<Calls>,
-    /// Lines of the sources of a machine's kernel, if they are known here.
+    /// Lines of the sources of a machine's kernel and modules, if they are known here.
     pub(crate) lines: Option<Arc<Lines>>,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Requested {
     pub(crate) request: BootRequest,
     /// What files of definitions have counted.
     pub(crate) histograms: Vec<FileHistogram>,
-    /// The lines of its kernel's sources, if there is debug information.
+    /// The lines of its kernel's and modules' sources, if there is debug information.
     pub(crate) lines: Option<Lines>,
 }
 

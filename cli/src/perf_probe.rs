@@ -42,7 +42,7 @@ struct Opened<'a> {
 
 impl DebugArgs {
     /// `definitions` for the kernel at the path that `kernel` tells, which is asked for only if there is debug
-    /// information of one; and the lines of that kernel.
+    /// information of one; and the lines of what there is.
     pub(crate) fn of_kernel(
         &self,
         definitions: Vec<String>,
@@ -150,9 +150,16 @@ impl Opened<'_> {
         }
     }
 
-    /// The lines of the kernel.
+    /// The lines of the kernel and of the modules, if there are any.
     fn lines(self) -> Option<Lines> {
-        self.kernel.map(|(_, sources)| Lines::new(sources))
+        let kernel = self.kernel.map(|(_, sources)| sources);
+        let modules: Vec<_> = self
+            .modules
+            .into_iter()
+            .map(|(_, sources)| sources)
+            .collect();
+        let is_any = kernel.is_some() || !modules.is_empty();
+        is_any.then(|| Lines::new(kernel, modules))
     }
 }
 

@@ -22,8 +22,9 @@ pub(crate) async fn look_up(
         for address in missing {
             // What cannot be told now is not asked for again.
             let symbol = symbol_at(client, machine, address).await.unwrap_or(None);
+            let build_id = symbol.as_ref().and_then(|it| it.module_build_id.clone());
             let symbol = symbol.as_ref().map(|it| (it.name.as_str(), it.address));
-            names.insert(address, symbol);
+            names.insert_of_build(address, symbol, build_id);
         }
     };
     // Without an answer they stay numbers.

@@ -38,6 +38,8 @@ struct Function {
 struct Named {
     symbol: String,
     offset: u64,
+    /// The build of the module that it is in.
+    build_id: Option<Vec<u8>>,
 }
 
 impl Names {
@@ -51,11 +53,16 @@ impl Names {
         self.lines.is_some()
     }
 
-    /// The line of the sources that the code at `address` is of.
-    pub(super) fn line(&self, address: u64) -> Option<SourceLine> {
+    /// The line of the sources that the code at `address` is of; of what is before it, if that `is_after` a call.
+    pub(super) fn line(&self, address: u64, is_after: bool) -> Option<SourceLine> {
         let lines = self.lines.as_ref()?;
-        let (symbol, offset) = self.symbol(address)?;
-        lines.at(address, symbol, offset)
+        let at = address.checked_sub(is_after.into())?;
+        if let Some(function) = self.function(at) {
+            return lines.at(at, &function.name, at - function.start, None);
+        }
+        let named = self.asked.get(&address)?.as_ref()?;
+        let offset = named.offset.checked_sub(is_after.into())?;
+        lines.at(at, &named.symbol, offset, named.build_id.as_deref())
     }
 
     /// `SYMBOL+OFFSET`, or the address where no symbol is known.
@@ -116,16 +123,30 @@ impl Names {
         wanted
     }
 
-    /// `address` is in the symbol of that name, which begins there, or in none.
-    pub(crate) fn insert(&mut self, address: u64, symbol: Option<(&str, u64)>) {
+    /// `address` is in the symbol of that name, which begins there, or in none; if it is a module's, of a build that may
+    /// be known.
+    pub(crate) fn insert_of_build(
+        &mut self,
+        address: u64,
+        symbol: Option<(&str, u64)>,
+        build_id: Option<Vec<u8>>,
+    ) {
         let name = symbol.and_then(|(name, start)| {
-            let offset = address.checked_sub(start)?;
-            let symbol = harmless(name.as_bytes());
-            Some(Named { symbol, offset })
+            Some(Named {
+                offset: address.checked_sub(start)?,
+                symbol: harmless(name.as_bytes()),
+                build_id,
+            })
         });
         if self.asked.len() < MOST {
             self.asked.insert(address, name);
         }
+    }
+
+    /// The same of no module.
+    #[cfg(test)]
+    pub(crate) fn insert(&mut self, address: u64, symbol: Option<(&str, u64)>) {
+        self.insert_of_build(address, symbol, None);
     }
 }
 

@@ -109,10 +109,7 @@ impl StackTrace {
 
 /// The line of the frame at that depth: of all but the innermost, that of the call, which is before the address.
 fn line(depth: usize, address: u64, names: &Names) -> Option<SourceLine> {
-    names.line(match depth {
-        0 => address,
-        _ => address.checked_sub(1)?,
-    })
+    names.line(address, depth > 0)
 }
 
 /// `SYMBOL+OFFSET [MODULE]`.
@@ -135,6 +132,7 @@ fn in_module(symbol: &str, behind: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use hvprobe_fixtures::module_file;
     use hvprobe_server::{Kernel, Sources};
 
     use super::*;
@@ -186,13 +184,17 @@ mod tests {
         let path = folder.path().join("vmlinux");
         std::fs::write(&path, hvprobe_fixtures::dwarf::file()).unwrap();
         let sources = Sources::open(&Kernel::open(&path).unwrap(), &path).unwrap();
+        let of_module = folder.path().join("test_drv.ko");
+        std::fs::write(&of_module, module_file::file(b"build", true)).unwrap();
+        let module = Sources::open_module(&of_module).unwrap();
         let mut names = Names::default();
         // Where this kernel was loaded to.
         names.know([
             (READ, 0x80, "vfs_test".to_owned()),
             (EXT4, 0x80, "elsewhere".to_owned()),
         ]);
-        names.set_lines(Some(Arc::new(Lines::new(sources))));
+        let lines = Lines::new(Some(sources), module.into_iter().collect());
+        names.set_lines(Some(Arc::new(lines)));
         let stack = StackTrace {
             // Calls at the ends of lines 10 and 14, and one of a symbol that the debug information does not have.
             addresses: vec![READ + 0x50, READ + 0x38, READ + 4, EXT4 + 1],
@@ -203,6 +205,19 @@ mod tests {
         assert_eq!(stack.text(&names), told);
         // They are kept.
         assert_eq!(stack.text(&names), told);
+        let builds = [Some(b"build".to_vec()), Some(b"other".to_vec()), None];
+        for ((number, id), told) in (0..).zip(builds).zip([" (fs/test.c:10)", "", ""]) {
+            let address = NOWHERE + 0x100 * number;
+            let symbol = Some(("test_drv:vfs_test", address - 4));
+            names.insert_of_build(address, symbol, id);
+            let stack = StackTrace {
+                addresses: vec![READ, address],
+                goes_on: false,
+            };
+            let text = stack.text(&names);
+            let frame = format!("=> vfs_test+0x4 [test_drv]{told}");
+            assert!(text.ends_with(&frame), "{text}");
+        }
         let json = serde_json::to_string(&stack.json(&names)).unwrap();
         assert!(
             json.ends_with(

@@ -561,6 +561,7 @@ mod tests {
             size: 0x2a0,
             kind: v1::SymbolKind::Text.into(),
             forbidden: String::new(),
+            ..Default::default()
         };
         let allowed = symbol(&text);
         text.forbidden = "in .noinstr.text".into();

@@ -317,6 +317,12 @@ impl Machine {
         self.registry().module_at(at, &*self.shared.ram)
     }
 
+    /// The build id of `module`, as the guest has it loaded, if its kernel keeps that.
+    #[must_use]
+    pub fn build_id(&self, module: &Module) -> Option<Vec<u8>> {
+        self.registry().build_id(module, &*self.shared.ram)
+    }
+
     /// How often KVM was called for each virtual CPU. Up to date while paused or stopped.
     #[must_use]
     pub fn ioctls(&self) -> Vec<Ioctls> {

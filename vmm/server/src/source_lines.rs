@@ -1,4 +1,4 @@
-//! The lines that addresses of a kernel are of, for stacks. No machine is needed.
+//! The lines that addresses of a kernel or of a module are of, for stacks. No machine is needed.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use hvprobe_linux::debug_info::{SourceLine, TextUnits};
 
 use crate::sources::{Sources, SourcesError};
 
-/// The lines of a kernel's text.
+/// The lines of the text of a kernel or of a module.
 #[derive(Debug)]
 pub struct SourceLines {
     sources: Sources,
@@ -23,7 +23,14 @@ impl SourceLines {
         Self { sources, units }
     }
 
-    /// The line of what is `offset` bytes into `symbol`, wherever the kernel was loaded to; none, if that cannot be
+    /// Whether they are of that build of the module called `name`; as for `modprobe`, `-` and `_` are the same.
+    #[must_use]
+    pub fn is_of(&self, name: &str, build_id: Option<&[u8]>) -> bool {
+        let own = self.sources.module().map(|own| own.replace('-', "_"));
+        own == Some(name.replace('-', "_")) && build_id == Some(self.sources.build_id())
+    }
+
+    /// The line of what is `offset` bytes into `symbol`, wherever that was loaded to; none, if that cannot be
     /// told, or if there are several symbols of that name.
     ///
     /// # Errors

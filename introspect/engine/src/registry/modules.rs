@@ -54,8 +54,9 @@ impl Registry {
         })
     }
 
-    /// The build id of `module`, one of those that were read last, if the guest's kernel keeps it.
-    pub(crate) fn build_id(&self, module: &Module, mem: &dyn PhysMemory) -> Option<Vec<u8>> {
+    /// The build id of `module`, as the guest has it loaded, if its kernel keeps that.
+    #[must_use]
+    pub fn build_id(&self, module: &Module, mem: &dyn PhysMemory) -> Option<Vec<u8>> {
         let live = self.live.as_ref()?;
         let reader = self.kernel.module_reader.as_ref().ok()?;
         reader.build_id(module, &live.view.tables, mem)

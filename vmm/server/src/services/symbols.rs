@@ -71,8 +71,13 @@ impl symbols_server::Symbols for Service {
             let found = match found.map(|found| symbol(&image, &found)) {
                 Some(found) => Some(found),
                 None => {
-                    let found = handle.blocking(move |machine| machine.module_at(address));
-                    found.await?.and_then(|module| symbol_of(&module, address))
+                    let found = handle.blocking(move |machine| {
+                        let module = machine.module_at(address)?;
+                        let mut symbol = symbol_of(&module, address)?;
+                        symbol.module_build_id = machine.build_id(&module);
+                        Some(symbol)
+                    });
+                    found.await?
                 }
             };
             return Ok(Response::new(one(found)));

@@ -240,6 +240,7 @@ pub(crate) fn symbol<W: ToString>(
         size: symbol.size,
         kind: kind.into(),
         forbidden: forbidden.map_or_else(String::new, |why| why.to_string()),
+        module_build_id: None,
     }
 }
 

@@ -134,6 +134,30 @@ mod tests {
     }
 
     #[test]
+    fn builds_are_those_of_a_module_that_is_named() {
+        let read = |definition: &str, len| {
+            specs(vec![v1::ProbeSpec {
+                definition: definition.to_owned(),
+                module_build_id: Some(vec![7; len]),
+                ..Default::default()
+            }])
+        };
+        let spec = read("p ext4:ext4_sync_fs", 20).unwrap().remove(0);
+        assert_eq!(spec.module_build_id, Some(vec![7; 20]));
+        for (definition, len) in [
+            ("p ext4:ext4_sync_fs", 0),
+            ("p ext4:ext4_sync_fs", limits::BUILD_ID + 1),
+            ("p vfs_read", 20),
+            ("p 0xffffffff81000000", 20),
+            ("p ext4:ext4_*", 20),
+        ] {
+            let status = read(definition, len).unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument, "{definition}");
+            assert!(status.message().contains("goes with MODULE:SYMBOL"), "{status}");
+        }
+    }
+
+    #[test]
     fn answer_says_what_came_of_each_entry_and_what_was_left_out() {
         let answer = response(&Registered {
             probes: vec![(0, ProbeId(7)), (2, ProbeId(8)), (2, ProbeId(9))],
