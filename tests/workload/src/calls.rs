@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,9 +48,9 @@ pub(crate) enum Call {
     /// Two calls, as a program makes that does little else: a byte is read from `/dev/zero` and
     /// written to `/dev/null`. One `vfs_read` and one `vfs_write`.
     Copy(Devices),
-    /// `poll` of an epoll instance that watches another, and so on, the last of them something that is ready: a call
+    /// `epoll_wait` for an instance that watches another, and so on, the last of them something that is ready: a call
     /// that goes deep, and the same way each time.
-    Poll(&'static OwnedFd),
+    EpollWait(&'static OwnedFd),
 }
 
 /// Open for as long as the program runs.
@@ -79,13 +80,16 @@ impl Devices {
 /// As many instances as may watch one another (`EP_MAX_NESTS` in fs/eventpoll.c), and one.
 const CHAIN: usize = 5;
 
-/// The first of a chain of epoll instances.
+/// The first of a chain of epoll instances, the last of which watches a socket that can always be written to.
 fn chain() -> io::Result<&'static OwnedFd> {
-    let mut next = Box::leak(Box::new(sys::ready_event()?));
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut next: &OwnedFd = Box::leak(Box::new(socket.into()));
+    let mut ready = libc::EPOLLOUT;
     for _ in 0..CHAIN {
         let front = sys::epoll()?;
-        sys::epoll_add(front.as_fd(), next.as_fd())?;
+        sys::epoll_add(front.as_fd(), next.as_fd(), ready)?;
         next = Box::leak(Box::new(front));
+        ready = libc::EPOLLIN;
     }
     Ok(next)
 }
@@ -103,7 +107,7 @@ impl Call {
             "text" => Ok(Self::Text),
             "nowhere" => Ok(Self::Nowhere),
             "copy" => Ok(Self::Copy(Devices::open()?)),
-            "poll" => Ok(Self::Poll(chain()?)),
+            "epoll_wait" => Ok(Self::EpollWait(chain()?)),
             _ => Err(format!("no system call `{name}` here; see `workload help`").into()),
         }
     }
@@ -116,7 +120,7 @@ impl Call {
                 return Ok(());
             }
             Self::Copy(devices) => return devices.copy(),
-            Self::Poll(front) => return sys::poll(front.as_fd()),
+            Self::EpollWait(front) => return sys::epoll_wait(front.as_fd()),
             Self::Nowhere => {
                 static NEXT: AtomicUsize = AtomicUsize::new(0);
                 let next = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -44,7 +44,7 @@ const USAGE: &str = "\
 usage: workload COMMAND
 CALL is getpgid, getsid, sched_get_priority_max; text: getpgid of a text of 64 characters, which is nobody;
 nowhere: getpgid of addresses at which there is nothing;
-copy: two calls, a byte from /dev/zero to /dev/null; poll: of a chain of epoll instances;
+copy: two calls, a byte from /dev/zero to /dev/null; epoll_wait: for a chain of epoll instances;
 or out: no call, but a write to an idle port.
 
 Calls:

@@ -186,10 +186,14 @@ pub(crate) fn epoll() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes `epoll` watch `watched` for input.
-pub(crate) fn epoll_add(epoll: BorrowedFd<'_>, watched: BorrowedFd<'_>) -> io::Result<()> {
+/// Makes `epoll` watch `watched` for these events.
+pub(crate) fn epoll_add(
+    epoll: BorrowedFd<'_>,
+    watched: BorrowedFd<'_>,
+    events: c_int,
+) -> io::Result<()> {
     let mut event = libc::epoll_event {
-        events: u32::try_from(libc::EPOLLIN).map_err(io::Error::other)?,
+        events: events.cast_unsigned(),
         u64: 0,
     };
     // SAFETY: both descriptors are open; the event is ours.
@@ -204,23 +208,11 @@ pub(crate) fn epoll_add(epoll: BorrowedFd<'_>, watched: BorrowedFd<'_>) -> io::R
     .map(drop)
 }
 
-/// An event that has happened, and stays so.
-pub(crate) fn ready_event() -> io::Result<OwnedFd> {
-    // SAFETY: the call takes integers only.
-    let fd = checked(unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) })?;
-    // SAFETY: the kernel has just handed it out, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// `poll(2)` for what is ready, without waiting.
-pub(crate) fn poll(fd: BorrowedFd<'_>) -> io::Result<()> {
-    let mut polled = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one is given, which lives until the call has returned.
-    match checked(unsafe { libc::poll(&raw mut polled, 1, 0) })? {
+/// `epoll_wait(2)` for what is ready, without waiting.
+pub(crate) fn epoll_wait(epoll: BorrowedFd<'_>) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    // SAFETY: there is room for one, which lives until the call has returned.
+    match checked(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, 0) })? {
         0 => Err(io::ErrorKind::WouldBlock.into()),
         _ => Ok(()),
     }

@@ -23,7 +23,7 @@ pub(crate) fn run(depth: usize, count: u64) -> Result<(), Box<dyn Error>> {
     for length in 0..depth {
         let front = sys::epoll()?;
         if let Some(next) = chain.last() {
-            sys::epoll_add(front.as_fd(), next.as_fd())?;
+            sys::epoll_add(front.as_fd(), next.as_fd(), libc::EPOLLIN)?;
         }
         entries += u64::try_from(length)?;
         chain.push(front);
@@ -31,7 +31,7 @@ pub(crate) fn run(depth: usize, count: u64) -> Result<(), Box<dyn Error>> {
     let next = chain.last().ok_or("no chain")?;
     for _ in 0..count {
         let front = sys::epoll()?;
-        sys::epoll_add(front.as_fd(), next.as_fd())?;
+        sys::epoll_add(front.as_fd(), next.as_fd(), libc::EPOLLIN)?;
         entries += u64::try_from(depth)?;
     }
     println!("ep_loop_check_proc: {entries}");

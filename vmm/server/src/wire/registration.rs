@@ -153,7 +153,10 @@ mod tests {
         ] {
             let status = read(definition, len).unwrap_err();
             assert_eq!(status.code(), Code::InvalidArgument, "{definition}");
-            assert!(status.message().contains("goes with MODULE:SYMBOL"), "{status}");
+            assert!(
+                status.message().contains("goes with MODULE:SYMBOL"),
+                "{status}"
+            );
         }
     }
 
