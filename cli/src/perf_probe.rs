@@ -1,6 +1,7 @@
 //! What debug information is good for: probes as `perf probe` defines them, which are made into definitions before
 //! anything else looks at those, and lines in stacks.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -222,6 +223,7 @@ pub(crate) fn open_kernel(path: &Path) -> anyhow::Result<Kernel> {
 
 /// The debug information in `file`, if that is of a module.
 pub(crate) fn open_module(file: &Path) -> anyhow::Result<Option<Sources>> {
+    fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
     Sources::open_module(file).with_context(|| format!("cannot use {}", file.display()))
 }
 

@@ -283,6 +283,12 @@ fn probes_as_perf_has_them_go_to_the_module_that_knows_their_function() {
           ^
     "#]]
     .assert_eq(&err);
+    let (_, err, status) = explain(&["test_drv.ko", "missing"]);
+    assert_eq!(status, Some(1));
+    assert!(
+        err.starts_with("hvprobe: cannot read missing: No such file"),
+        "{err}"
+    );
     let (out, err, status) = explain(&["vmlinux", "vmlinux"]);
     assert_eq!((out.as_str(), status), ("", Some(2)));
     expect![[r#"
