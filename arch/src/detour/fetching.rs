@@ -25,9 +25,9 @@ pub struct Fetching {
 /// Code of the guest's kernel that loads from memory and lives through a fault.
 ///
 /// Each is called with an address in RAX. It makes RDX what is there, with zeros above, and RAX zero; or
-/// RAX something else and RDX zero, when nothing is there (`bad_get_user` in arch/x86/lib/getuser.S). It leaves all other registers as they are but for the
-/// arithmetic flags and AC, which it may clear. They are in the order of their sizes: 1, 2, 4 and 8
-/// bytes.
+/// RAX something else and RDX zero, when nothing is there (`bad_get_user` in arch/x86/lib/getuser.S). It
+/// leaves all other registers as they are but for the arithmetic flags and AC, which it may clear. They
+/// are in the order of their sizes: 1, 2, 4 and 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readers {
     /// Those for addresses of the kernel's half.
