@@ -3,6 +3,7 @@
 
 use std::sync::OnceLock;
 
+use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_vm::loader::Kernel;
 
@@ -112,14 +113,27 @@ fn chosen(function: &'static str, is_there: impl Fn(&str) -> bool) -> &'static s
 pub fn behind_entry(function: &str) -> u64 {
     const ENDBR64: u64 = 4;
     const NOP: u64 = 5;
-    let at = match image().symbols().lookup(function) {
-        Ok(symbol) => symbol.addr,
-        Err(error) => panic!("{error}"),
-    };
+    let at = address(function);
     let is_ftrace_site = |offset: &u64| image().is_ftrace_site(at.wrapping_add(*offset));
     match [0, ENDBR64].into_iter().find(is_ftrace_site) {
         Some(offset) => offset + NOP,
         None => panic!("{function} has no entry nop"),
+    }
+}
+
+/// How many bytes behind the beginning of the kernel's text, `_stext`, `function` begins.
+///
+/// # Panics
+/// When the guests' kernel cannot be read, or has no such function.
+#[must_use]
+pub fn behind_stext(function: &str) -> u64 {
+    address(function).0.wrapping_sub(address("_stext").0)
+}
+
+fn address(symbol: &str) -> Gva {
+    match image().symbols().lookup(symbol) {
+        Ok(symbol) => symbol.addr,
+        Err(error) => panic!("{error}"),
     }
 }
 

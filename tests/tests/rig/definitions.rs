@@ -3,6 +3,7 @@
 //!
 //! Where we mean to differ is listed in `exceptions`, with the reason.
 
+mod beginnings;
 mod exceptions;
 mod generate;
 mod values;

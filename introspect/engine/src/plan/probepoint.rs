@@ -207,13 +207,22 @@ fn resolve<'a>(
             (Err(error), _) => return Err(error.into()),
         },
     };
-    if offset >= symbol.size && offset > 0 {
-        return Err(Refused::OffsetOutside {
-            symbol: name.clone(),
-            offset,
-            size: symbol.size,
-        });
-    }
+    let (symbol, offset) = match offset >= symbol.size && offset > 0 {
+        false => (symbol, offset),
+        // A place of the text, whatever function it is in.
+        true if target.is_from_beginning() => {
+            let at = symbol.addr.wrapping_add(offset);
+            let found = owner.symbols().containing(at);
+            found.ok_or(Refused::NoSymbol { at })?
+        }
+        true => {
+            return Err(Refused::OffsetOutside {
+                symbol: name.clone(),
+                offset,
+                size: symbol.size,
+            });
+        }
+    };
     // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
     let landing = match offset {
         0 => entry_skip(symbol.addr, owner, text),

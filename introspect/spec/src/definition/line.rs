@@ -56,6 +56,25 @@ pub enum Target {
     Address(Gva),
 }
 
+/// Symbols that the kernel's text begins with. An offset from one of them may lead into any function of it, which is
+/// how `perf probe` writes all places (`kernel_get_ref_reloc_sym` in tools/perf/util/probe-event.c).
+pub const BEGINNINGS: [&str; 2] = ["_stext", "_text"];
+
+impl Target {
+    /// Whether it may be in any function of the kernel, by how far behind the text's beginning it is.
+    #[must_use]
+    pub fn is_from_beginning(&self) -> bool {
+        match self {
+            Self::Symbol {
+                module: None,
+                name,
+                offset: 1..,
+            } => BEGINNINGS.contains(&name.as_str()),
+            _ => false,
+        }
+    }
+}
+
 impl Definition {
     /// Its event and the group of that, as files of tracefs are called: `GROUP/EVENT`.
     #[must_use]

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
-//! a return probe is 0. A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
+//! a return probe is 0, unless it counts from where the kernel's [text begins](BEGINNINGS). A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
 //! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. ARGUMENT and FILTER
 //! are those of [`fetch`](crate::fetch). Blanks are spaces and tabs, also around the whole. What is kept
 //! true: the printed form of a [`Definition`] that came out of [`parse`] parses to that same definition;
@@ -28,6 +28,6 @@ mod tests;
 mod written;
 
 pub use file::{Events, FileError, Line, Trigger, parse_file};
-pub use line::{Definition, Kind, Target, event_path};
+pub use line::{BEGINNINGS, Definition, Kind, Target, event_path};
 pub use names::{is_event_name, is_symbol_name};
 pub use parse::parse;

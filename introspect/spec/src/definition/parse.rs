@@ -51,7 +51,10 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
         Kind::Probe if returns => Kind::Return { maxactive: None },
         kind => kind,
     };
-    if let (Kind::Return { .. }, Target::Symbol { offset: 1.., .. }) = (kind, &target) {
+    let is_anywhere = target.is_from_beginning();
+    if let (Kind::Return { .. }, Target::Symbol { offset: 1.., .. }, false) =
+        (kind, &target, is_anywhere)
+    {
         return error(
             at + word.find('+').unwrap_or(0),
             "a return probe begins at the function's entry: leave out the offset",
@@ -69,7 +72,7 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     }
     let place = Place {
         returns: matches!(kind, Kind::Return { .. }),
-        entry: !matches!(target, Target::Symbol { offset, .. } if offset > ENTRY),
+        entry: is_anywhere || !matches!(target, Target::Symbol { offset, .. } if offset > ENTRY),
     };
     let arguments = read_arguments(arguments, place)?;
     let filter = match filter {

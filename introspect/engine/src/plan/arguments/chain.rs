@@ -46,6 +46,8 @@ pub(super) enum Start {
 pub(super) struct Around<'a> {
     pub(super) function: &'a Function<'a>,
     pub(super) kernel: &'a Probeable<'a>,
+    /// Whether what the function was given is there.
+    pub(super) is_entry: bool,
     /// Whether it is a return probe, whose parameters are those of the call's entry.
     pub(super) returns: bool,
 }
@@ -104,6 +106,7 @@ impl Around<'_> {
                 registers(Gpr::Rsp).at(i64::from(*word) * 8, Memory::Kernel)
             }
             ExprKind::Argument(number) => {
+                self.check_entry(column)?;
                 let (known, place) = self.function.by_number(*number);
                 self.parameter(column, place, known.map(|it| it.ty))?
             }
@@ -124,6 +127,7 @@ impl Around<'_> {
             ExprKind::Immediate(value) => Chain::base(Base::Constant(*value)),
             ExprKind::Text(text) => Chain::of(Start::Text(text.clone()), None),
             ExprKind::Variable { name, path } => {
+                self.check_entry(column)?;
                 if let Some(argument) = self
                     .call_argument(column, name)?
                     .filter(|_| path.is_empty())
@@ -154,6 +158,14 @@ impl Around<'_> {
                 path,
             } => self.cast(column, of, member.as_deref(), inner, path)?,
         })
+    }
+
+    /// Refuses what only a function's entry, or its return, has.
+    pub(super) fn check_entry(&self, column: usize) -> Result<(), ParseError> {
+        match self.is_entry {
+            true => Ok(()),
+            false => Err(refused(column, words::NOFENTRY_ARGS)),
+        }
     }
 
     /// The argument `name` of the system call that the function is the entry of, unless a parameter of its own

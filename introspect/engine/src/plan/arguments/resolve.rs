@@ -74,6 +74,7 @@ pub(crate) fn resolve(
         return Resolved::without(spec);
     }
     let named = match &definition.target {
+        target if target.is_from_beginning() => None,
         Target::Symbol { name, .. } => Some(name.as_str()),
         Target::Functions { .. } | Target::Address(_) => None,
     };
@@ -81,6 +82,7 @@ pub(crate) fn resolve(
     let around = Around {
         function: &function,
         kernel,
+        is_entry: has_function,
         returns: spec.is_return(),
     };
     let (found, call) = if by_default {
@@ -152,6 +154,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
         let column = argument.column.0;
         let new = match &argument.expr.kind {
             ExprKind::Arguments => {
+                around.check_entry(column)?;
                 let (parameters, _) = around
                     .function
                     .whole()

@@ -50,6 +50,39 @@ fn every_refusal_says_why() {
     );
     check(
         rig,
+        "p _stext+0x10f",
+        expect![
+            "probe 0 (p _stext+0x10f): 0xffffffff8100010f is inside the instruction `mov rax, [rdi+8]` at 0xffffffff8100010d, 4 bytes long"
+        ],
+    );
+    check(
+        rig,
+        "p _stext+0x10d $arg1",
+        expect!["probe 0 (p _stext+0x10d $arg1): $arg* can be used only on function entry or exit"],
+    );
+    check(
+        rig,
+        "r _stext+0x10d",
+        expect![
+            "probe 0 (r _stext+0x10d): 0xffffffff8100010d is 0xd bytes into vfs_read: only a function's entry can be used for return probes"
+        ],
+    );
+    check(
+        rig,
+        "p _stext+0x7fffffffffff",
+        expect![
+            "probe 0 (p _stext+0x7fffffffffff): no symbol contains 0x7fff80ffffff, so instruction boundaries cannot be checked"
+        ],
+    );
+    check(
+        rig,
+        "p _stext+0xffffffffffffffff",
+        expect![
+            "probe 0 (p _stext+0xffffffffffffffff): no symbol contains 0xffffffff80ffffff, so instruction boundaries cannot be checked"
+        ],
+    );
+    check(
+        rig,
         "p init_top_pgt",
         expect!["probe 0 (p init_top_pgt): 0xffffffff82a00000 is not in the kernel's text"],
     );
@@ -134,6 +167,10 @@ fn every_refusal_says_why() {
 fn legal_places_have_the_cheapest_mechanism() {
     let rig = &mut Rig::live();
     check(rig, "p vfs_read", expect!["vfs_read+0x4 emulated"]);
+    check(rig, "p _stext+0x100", expect!["vfs_read+0x4 emulated"]);
+    check(rig, "p _stext+0x10d", expect!["vfs_read+0xd boosted"]);
+    check(rig, "r _stext+0x100", expect!["vfs_read+0x4 emulated"]);
+    check(rig, "p _stext+0x200", expect!["twin+0x0 emulated"]);
     check(rig, "p vfs_read+9", expect!["vfs_read+0x9 emulated"]);
     check(rig, "p vfs_read+0xd", expect!["vfs_read+0xd boosted"]);
     check(rig, "p vfs_read+0x11", expect!["vfs_read+0x11 emulated"]);
