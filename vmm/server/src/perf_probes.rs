@@ -26,9 +26,6 @@ use hvprobe_spec::point::{At, Point};
 use self::source_text::{Pattern, Source};
 use crate::sources::{OF_MODULE, Sources, SourcesError};
 
-/// Where offsets from are known in every kernel.
-const BEGINNINGS: [&str; 2] = ["_stext", "_text"];
-
 const NO_SOURCE: &str = "a text is looked for in the sources: give --source";
 
 /// What a probe of perf's comes to.
@@ -118,9 +115,8 @@ impl Sources {
         made: &mut Definitions,
     ) -> Result<String, SourcesError> {
         let is_return = matches!(&probe.point, Point::Function { at: At::Return, .. });
-        let probepoint = self.probepoint(place.at);
-        let probepoint = probepoint
-            .ok_or_else(|| refused(probe.column.0, format!("{} belongs to no symbol", place.at)))?;
+        let probepoint = self.address(place.at);
+        let probepoint = probepoint.map_err(|why| wrong(probe.column.0, &why))?;
         let kind = if is_return { 'r' } else { 'p' };
         let group = probe.group.as_deref().unwrap_or("probe");
         let event = event(probe, place, made.lines.len());
@@ -139,22 +135,6 @@ impl Sources {
             line.push_str(&format!(" if {filter}"));
         }
         Ok(line)
-    }
-
-    /// An address by a symbol that is alone with its name.
-    fn probepoint(&self, at: Gva) -> Option<String> {
-        let symbols = self.symbols();
-        let (symbol, _) = symbols.containing(at)?;
-        let is_alone = symbols
-            .lookup(symbol.name)
-            .is_ok_and(|it| it.addr == symbol.addr);
-        if is_alone {
-            return Some(self.named(at));
-        }
-        BEGINNINGS.into_iter().find_map(|name| {
-            let offset = at.0.checked_sub(symbols.lookup(name).ok()?.addr.0)?;
-            Some(format!("{name}+{offset:#x}"))
-        })
     }
 
     /// The fetch arguments that an argument stands for.
@@ -224,8 +204,8 @@ impl Sources {
             Location::Fetch(fetch) => (fetch.to_string(), !fetch.offsets.is_empty()),
             Location::Static(_) if self.module().is_some() => return Err(OF_MODULE.to_owned()),
             Location::Static(at) => {
-                let place = self.probepoint(*at);
-                let place = place.ok_or("in memory of its own, where there is no symbol")?;
+                let place = self.address(*at);
+                let place = place.map_err(|why| format!("in memory of its own: {why}"))?;
                 (format!("@{place}"), true)
             }
             Location::Constant(value) => (format!("\\{value}"), false),

@@ -15,6 +15,7 @@ use hvprobe_linux::symbols::Symbols;
 use hvprobe_machine::Kernel;
 use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
+use hvprobe_spec::definition::BEGINNINGS;
 use hvprobe_spec::point::{At, Point};
 
 /// Why a variable of a module's own cannot be read.
@@ -51,6 +52,24 @@ pub enum SourcesError {
     /// A definition asks for what is not there.
     #[error(transparent)]
     Definition(ParseError),
+}
+
+/// Why no definition can name an address.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unnameable {
+    /// It is in none.
+    #[error("{0} belongs to no symbol")]
+    Nowhere(Gva),
+    /// It is in one of several symbols of one name.
+    #[error(
+        "several symbols are called {name}, and a definition cannot say which of them is meant"
+    )]
+    Shared {
+        /// Their name.
+        name: String,
+        /// The address by that name.
+        place: String,
+    },
 }
 
 impl Sources {
@@ -225,15 +244,46 @@ impl Sources {
         }
     }
 
-    /// An address as definitions name it: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or by itself if no symbol is there.
+    /// An address as [`address`](Self::address) has it, or else as near to that as there is a name.
     pub(crate) fn named(&self, at: Gva) -> String {
-        let Some((symbol, offset)) = self.symbols().containing(at) else {
-            return at.to_string();
-        };
+        self.address(at).unwrap_or_else(|why| match why {
+            Unnameable::Nowhere(at) => at.to_string(),
+            Unnameable::Shared { place, .. } => place,
+        })
+    }
+
+    /// An address as definitions name it: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or `_stext+0x1234`, if several
+    /// symbols of the kernel have the name of the one that it is in.
+    ///
+    /// # Errors
+    /// When nothing is called that way.
+    pub(crate) fn address(&self, at: Gva) -> Result<String, Unnameable> {
+        let symbols = self.symbols();
+        let (symbol, offset) = symbols.containing(at).ok_or(Unnameable::Nowhere(at))?;
+        let is_alone = symbols
+            .lookup(symbol.name)
+            .is_ok_and(|it| it.addr == symbol.addr);
+        let beginning = BEGINNINGS
+            .into_iter()
+            .filter(|_| !is_alone && self.module().is_none())
+            .find_map(|name| {
+                let offset = at.0.checked_sub(symbols.lookup(name).ok()?.addr.0)?;
+                Some(format!("{name}+{offset:#x}"))
+            });
+        if let Some(place) = beginning {
+            return Ok(place);
+        }
         let name = self.qualified(symbol.name);
-        match offset {
+        let place = match offset {
             0 => name,
             _ => format!("{name}+{offset:#x}"),
+        };
+        match is_alone {
+            true => Ok(place),
+            false => Err(Unnameable::Shared {
+                name: symbol.name.to_owned(),
+                place,
+            }),
         }
     }
 
