@@ -74,14 +74,18 @@ pub(crate) fn kernel(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
 
 /// The file `name` of the guest that `cargo lab setup` made, if it is there.
 fn cached(name: &str) -> Option<PathBuf> {
+    Some(cache()?.join("guest").join(name)).filter(|file| file.exists())
+}
+
+/// The folder of what can be had again: `$HVPROBE_CACHE`, else `$XDG_CACHE_HOME/hvprobe`, else `~/.cache/hvprobe`.
+pub(crate) fn cache() -> Option<PathBuf> {
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
-    let cache = variable("HVPROBE_CACHE").map(PathBuf::from).or_else(|| {
+    variable("HVPROBE_CACHE").map(PathBuf::from).or_else(|| {
         variable("XDG_CACHE_HOME")
             .map(PathBuf::from)
             .or_else(|| Some(Path::new(&variable("HOME")?).join(".cache")))
             .map(|caches| caches.join("hvprobe"))
-    })?;
-    Some(cache.join("guest").join(name)).filter(|file| file.exists())
+    })
 }
 
 fn absolute(file: &Path) -> anyhow::Result<String> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
-use hvprobe_server::{Kernel, Sources, SourcesError};
+use hvprobe_server::{Indexes, Kernel, Sources, SourcesError};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::language::text::hex;
 use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
@@ -16,6 +16,7 @@ use tracing::info;
 use crate::client::Client;
 use crate::definition::Definitions;
 use crate::failure::WrongUsage;
+use crate::guest;
 use crate::output;
 use crate::output::lines::Lines;
 use crate::typed::bad;
@@ -227,7 +228,13 @@ pub(crate) fn open_module(file: &Path) -> anyhow::Result<Option<Sources>> {
     Sources::open_module(file).with_context(|| format!("cannot use {}", file.display()))
 }
 
+/// The indexes of debug information that was asked before.
+pub(crate) fn indexes() -> Option<Indexes> {
+    Some(Indexes::new(guest::cache()?.join("debug-info")))
+}
+
 /// The debug information in `file`, for `kernel`.
 pub(crate) fn open(kernel: &Kernel, file: &Path) -> anyhow::Result<Sources> {
-    Sources::open(kernel, file).with_context(|| format!("cannot use {}", file.display()))
+    Sources::open(kernel, file, indexes().as_ref())
+        .with_context(|| format!("cannot use {}", file.display()))
 }

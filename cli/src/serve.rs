@@ -9,7 +9,7 @@ use crate::client::socket_path;
 use crate::failure::DONE;
 use crate::server_args::{Serve, Url};
 use crate::signals::Interrupt;
-use crate::{config, output};
+use crate::{config, output, perf_probe};
 
 /// How long a message may take to be read that is printed by somebody who has other things to do.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -27,6 +27,9 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     let mut server = Server::new().with_limits(limits);
     if let Some(folder) = args.debug_dir {
         server = server.with_debug_dir(folder);
+    }
+    if let Some(indexes) = perf_probe::indexes() {
+        server = server.with_indexes(indexes);
     }
     let listener = Listener::bind(&socket_path(&args.at))?;
     let mut also = None;

@@ -11,6 +11,7 @@ use hvprobe_tests::fuzz::bzimage_around;
 
 use hvprobe_fixtures::btf;
 use hvprobe_fixtures::kernel::{self, Layout, TEXT};
+use hvprobe_linux::debug_info::DebugFile;
 
 /// Where the targets link the table under test to.
 const TABLE: u64 = 0xffff_ffff_8200_0000;
@@ -54,7 +55,11 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("unwind", name, stack(format, [call, registers, end]));
     }
 
-    add("debug_info", "file", hvprobe_fixtures::dwarf::file());
+    let file = hvprobe_fixtures::dwarf::file();
+    let of = DebugFile::parse(&file).expect("debug information");
+    let index = of.index().expect("sound debug information");
+    add("debug_index", "index", index.to_bytes());
+    add("debug_info", "file", file);
     let module = hvprobe_fixtures::module_file::file(hvprobe_fixtures::dwarf::BUILD_ID, true);
     add("debug_info", "module", module);
 

@@ -183,7 +183,7 @@ mod tests {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("vmlinux");
         std::fs::write(&path, hvprobe_fixtures::dwarf::file()).unwrap();
-        let sources = Sources::open(&Kernel::open(&path).unwrap(), &path).unwrap();
+        let sources = Sources::open(&Kernel::open(&path).unwrap(), &path, None).unwrap();
         let of_module = folder.path().join("test_drv.ko");
         std::fs::write(&of_module, module_file::file(b"build", true)).unwrap();
         let module = Sources::open_module(&of_module).unwrap();

@@ -51,7 +51,6 @@ pub fn debug_info(data: &[u8]) -> bool {
             found = true;
         }
     }
-    let units = info.text_units();
     for point in POINTS {
         let point = Point::parse(point).expect("a point");
         let places = match info.places(&point) {
@@ -62,9 +61,7 @@ pub fn debug_info(data: &[u8]) -> bool {
             }
         };
         for place in places.iter().take(PLACES) {
-            if let Ok(units) = &units {
-                let _ = info.line_at(units, place.at);
-            }
+            let _ = info.line_at(place.at);
             for variable in info.variables(place).unwrap_or_default() {
                 assert!(!variable.declaration.is_empty());
                 for path in paths() {

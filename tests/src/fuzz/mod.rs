@@ -6,6 +6,7 @@
 //! mutations of it. Where bytes that are merely random would be turned down at the door, the target
 //! builds a sound file around them.
 
+mod debug_index;
 mod debug_info;
 mod definition;
 mod detour;
@@ -21,6 +22,7 @@ mod symbols;
 mod types;
 mod unwind;
 
+pub use debug_index::debug_index;
 pub use debug_info::debug_info;
 pub use definition::definition;
 pub use detour::{detour, fetched, record};
@@ -44,10 +46,11 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
+    target("debug_index", debug_index),
     target("debug_info", debug_info),
     target("definition", definition),
     target("detour", detour),

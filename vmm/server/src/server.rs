@@ -36,6 +36,7 @@ use crate::allowed::Limits;
 use crate::events::broadcast::Broadcast;
 use crate::events::published::Published;
 use crate::fleet::Fleet;
+use crate::indexes::Indexes;
 use crate::limits;
 use crate::listen::connection::{self, Connection};
 use crate::listen::deadline::DeadlineLayer;
@@ -83,6 +84,7 @@ pub struct Server {
     published: Published,
     loopback: Option<Loopback>,
     debug_dir: Option<PathBuf>,
+    indexes: Option<Indexes>,
 }
 
 impl Server {
@@ -104,6 +106,13 @@ impl Server {
     #[must_use]
     pub fn with_debug_dir(mut self, folder: PathBuf) -> Self {
         self.debug_dir = Some(folder);
+        self
+    }
+
+    /// The same server, which keeps the indexes of the debug information that it finds there.
+    #[must_use]
+    pub fn with_indexes(mut self, indexes: Indexes) -> Self {
+        self.indexes = Some(indexes);
         self
     }
 
@@ -221,7 +230,11 @@ impl Server {
             .add_service(histograms::Service::server(fleet.clone()))
             .add_service(sessions::Service::server(held.clone()))
             .add_service(symbols::Service::server(fleet.clone()))
-            .add_service(sources::Service::server(fleet.clone(), debug_dir))
+            .add_service(sources::Service::server(
+                fleet.clone(),
+                debug_dir,
+                self.indexes,
+            ))
             .add_service(host::Service::server())
             .serve_with_incoming_shutdown(connections.map(Ok::<_, io::Error>), closing);
         let served = tokio::select! {

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::{
-    DebugError, DebugFile, DebugInfo, Line, Location, ModuleFile, Variable, is_module_name,
+    DebugError, DebugFile, DebugInfo, Index, Line, Location, ModuleFile, Variable, is_module_name,
 };
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::Symbols;
@@ -17,6 +17,8 @@ use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::BEGINNINGS;
 use hvprobe_spec::point::{At, Point};
+
+use crate::indexes::Indexes;
 
 /// Why a variable of a module's own cannot be read.
 pub(crate) const OF_MODULE: &str = "in the module's own memory, which a definition cannot name";
@@ -73,13 +75,18 @@ pub(crate) enum Unnameable {
 }
 
 impl Sources {
-    /// The debug information in the file at `path`, for `kernel`.
+    /// The debug information in the file at `path`, for `kernel`; its index is among `indexes`, or is kept there.
     ///
     /// # Errors
     /// When one of them cannot be read, or the file is that of another kernel.
-    pub fn open(kernel: &Kernel, path: &Path) -> Result<Self, SourcesError> {
+    pub fn open(
+        kernel: &Kernel,
+        path: &Path,
+        indexes: Option<&Indexes>,
+    ) -> Result<Self, SourcesError> {
         let image = KernelImage::parse(kernel.elf())?;
-        Ok(Self::of(Arc::new(image), DebugFile::open(path)?)?)
+        let file = DebugFile::open(path)?;
+        Ok(Self::indexed(Arc::new(image), file, indexes)?)
     }
 
     /// The debug information of a module, in its file at `path`, which is called as the module is unless the file
@@ -120,6 +127,25 @@ impl Sources {
         let sources = Self { of, file };
         sources.info()?;
         Ok(sources)
+    }
+
+    /// The same, with the index among `indexes`, or kept there.
+    pub(crate) fn indexed(
+        image: Arc<KernelImage>,
+        file: DebugFile,
+        indexes: Option<&Indexes>,
+    ) -> Result<Self, DebugError> {
+        let is_known = indexes.is_none_or(|indexes| indexes.find(&file));
+        let sources = Self::of(image, file)?;
+        if let Some(indexes) = indexes.filter(|_| !is_known) {
+            indexes.keep(&sources.file, sources.file.index()?);
+        }
+        Ok(sources)
+    }
+
+    /// Which units of the file say what.
+    pub(crate) fn index(&self) -> Result<&Arc<Index>, DebugError> {
+        self.file.index()
     }
 
     /// The build id that the kernel, or the module, and its debug information share.

@@ -13,9 +13,9 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use hvprobe_linux::debug_info::{DebugError, DebugFile};
+use hvprobe_linux::debug_info::{DebugError, DebugFile, Index};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_proto::v1::ErrorKind;
 use tonic::Code;
@@ -27,6 +27,9 @@ use crate::status::Failure;
 /// Where temporary files are that may be large (hier(7)), unless `TMPDIR` says otherwise. A small system may
 /// not have it.
 const FOLDER: &str = "/var/tmp";
+
+/// The longest index that stays in memory; that of a distribution's kernel has 3 MB.
+const LONGEST_INDEX: usize = 16 << 20;
 
 /// The files of a server.
 #[derive(Debug)]
@@ -62,6 +65,9 @@ pub(crate) struct Upload {
     room: Arc<Room>,
     /// How many bytes it has, which are taken from the room.
     length: u64,
+    /// Made when it is looked at first. It is not kept with those of the host's own files, as nobody else may rely
+    /// on what a client has handed in.
+    index: OnceLock<Arc<Index>>,
 }
 
 impl Default for Uploads {
@@ -105,6 +111,7 @@ impl Uploads {
             file,
             room: Arc::clone(&self.room),
             length: 0,
+            index: OnceLock::new(),
         })
     }
 
@@ -193,7 +200,16 @@ impl Upload {
     /// # Errors
     /// When there is none of that kernel.
     pub(crate) fn sources(&self, image: &Arc<KernelImage>) -> Result<Sources, DebugError> {
-        Sources::of(Arc::clone(image), DebugFile::of(&self.file)?)
+        let file = DebugFile::of(&self.file)?;
+        if let Some(index) = self.index.get() {
+            file.adopt(Arc::clone(index));
+        }
+        let sources = Sources::of(Arc::clone(image), file)?;
+        let index = sources.index()?;
+        if index.length() <= LONGEST_INDEX {
+            self.index.get_or_init(|| Arc::clone(index));
+        }
+        Ok(sources)
     }
 }
 

@@ -3,20 +3,11 @@
 //! What is kept true: an address is of the last row at or before it in its unit's table of lines, as long as
 //! that row's sequence goes on; of nothing, if no unit says that its code is there.
 
-use std::ops::Range;
-
 use hvprobe_arch::Gva;
 
 use super::error::DebugError;
 use super::info::{DebugInfo, Unit};
 use super::rows::path;
-
-/// Which units have code where: what is asked for with many addresses is found out once.
-#[derive(Debug)]
-pub struct TextUnits {
-    /// In the order of their beginnings, each with the unit's number.
-    ranges: Vec<(Range<u64>, usize)>,
-}
 
 /// A line of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,40 +18,15 @@ pub struct SourceLine {
     pub line: u64,
 }
 
-impl TextUnits {
-    fn of(&self, at: u64) -> Option<usize> {
-        let behind = self.ranges.partition_point(|(range, _)| range.start <= at);
-        let (range, unit) = self.ranges.get(behind.checked_sub(1)?)?;
-        range.contains(&at).then_some(*unit)
-    }
-}
-
 impl DebugInfo<'_> {
-    /// Which units have code where.
-    ///
-    /// # Errors
-    /// When the debug information is damaged.
-    pub fn text_units(&self) -> Result<TextUnits, DebugError> {
-        self.budget.begin();
-        let mut ranges = Vec::new();
-        for index in 0..self.unit_count() {
-            let unit = self.unit(index)?;
-            let root = unit.own.header.root_offset();
-            let own = unit.ranges(&unit.entry(root)?)?;
-            ranges.extend(own.into_iter().map(|range| (range, index)));
-        }
-        ranges.sort_by_key(|(range, _)| range.start);
-        Ok(TextUnits { ranges })
-    }
-
     /// The line that the instruction at `at`, as linked, was made of; of what was inlined there, the innermost
     /// function's. `None` where there is none, as in assembly without debug information.
     ///
     /// # Errors
     /// When the debug information is damaged.
-    pub fn line_at(&self, units: &TextUnits, at: Gva) -> Result<Option<SourceLine>, DebugError> {
+    pub fn line_at(&self, at: Gva) -> Result<Option<SourceLine>, DebugError> {
         self.budget.begin();
-        let Some(index) = units.of(at.0) else {
+        let Some(index) = self.unit_at(at.0) else {
             return Ok(None);
         };
         let unit = self.unit(index)?;

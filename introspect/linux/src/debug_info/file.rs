@@ -1,20 +1,27 @@
-//! A file with debug information, of which only that is read.
+//! A file with debug information, of which only what is asked for is read.
 //!
-//! What is kept true: the sections are within the file and share no bytes, so they take no more memory than
-//! the file is long. A kernel's file is much longer than its debug information, half of it relocations that
-//! were applied long ago, so the rest is left where it is. Nothing is mapped: a file that changes later does
-//! no harm.
+//! ```text
+//!   opened ──▶ where the sections are, the build id ──a question──▶ the index ──▶ units, tables that they need
+//! ```
+//! What is kept true: the sections are within the file and share no bytes, and neither do units, so they take no
+//! more memory than the file is long. A kernel's file is much longer than its debug information, half of it
+//! relocations that were applied long ago, and a question takes a few units of that. Nothing is mapped: a file that
+//! changes later does no harm.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
-use gimli::{DwarfSections, SectionId};
+use gimli::{Dwarf, DwarfSections, EndianSlice, LittleEndian as Little, SectionId};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{CompressionFormat, LittleEndian, Object, ObjectSection, ReadCache, ReadRef, elf};
 
 use super::error::{BuildId, DebugError};
+use super::index::{Index, UnitPlace};
+use super::info::Reader;
+use super::later::{Later, once};
 use super::module::{ModuleFile, Placed};
 use crate::notes::build_id;
 
@@ -25,22 +32,32 @@ const MOST_SECTIONS: usize = 4096;
 const MOST_NOTES: usize = 8;
 const LONGEST_NOTES: u64 = 1 << 16;
 
-/// Sections that nothing is asked of.
-const UNUSED: [SectionId; 5] = [
+/// Sections that nothing is asked of, and the one that is read unit by unit.
+const UNUSED: [SectionId; 6] = [
     SectionId::DebugAranges,
+    SectionId::DebugInfo,
     SectionId::DebugMacinfo,
     SectionId::DebugMacro,
     SectionId::DebugNames,
     SectionId::DebugTypes,
 ];
 
+/// Sections of which only variables are asked, and which are long.
+const LOCATIONS: [SectionId; 2] = [SectionId::DebugLoc, SectionId::DebugLocLists];
+
 /// The debug information of a kernel or of a module, read from its file.
 pub struct DebugFile {
-    pub(super) sections: DwarfSections<Vec<u8>>,
+    /// Where it is read from, unless all of it was.
+    file: Option<File>,
+    pub(super) info: Later,
+    pub(super) sections: DwarfSections<Later>,
     /// How stack frames are laid out.
-    pub(super) frame: Vec<u8>,
+    frame: Later,
     pub(super) build_id: Option<Vec<u8>>,
     module: Option<ModuleFile>,
+    index: OnceLock<Arc<Index>>,
+    /// The bytes of units, by their numbers.
+    units: OnceLock<Vec<OnceLock<Vec<u8>>>>,
 }
 
 impl std::fmt::Debug for DebugFile {
@@ -62,7 +79,7 @@ fn regular(path: &Path) -> Result<File, DebugError> {
     File::open(path).map_err(DebugError::Read)
 }
 
-/// The bytes of sections.
+/// The bytes of sections that are read at once.
 type Fetch<'f> = &'f dyn Fn(u64, &mut [u8]) -> Result<(), DebugError>;
 
 impl DebugFile {
@@ -99,11 +116,10 @@ impl DebugFile {
     /// When there is none, or none that can be used.
     pub fn of(file: &File) -> Result<Self, DebugError> {
         let len = file.metadata().map_err(DebugError::Read)?.len();
-        let again = file.try_clone().map_err(DebugError::Read)?;
-        let cache = ReadCache::new(again);
-        Self::read(&cache, len, &|at, bytes| {
-            file.read_exact_at(bytes, at).map_err(DebugError::Read)
-        })
+        let again = || file.try_clone().map_err(DebugError::Read);
+        let cache = ReadCache::new(again()?);
+        let fetch = |at, bytes: &mut [u8]| file.read_exact_at(bytes, at).map_err(DebugError::Read);
+        Self::read(&cache, len, &fetch, Some(again()?))
     }
 
     /// Reads the debug information in a file of these bytes.
@@ -112,12 +128,13 @@ impl DebugFile {
     /// When there is none, or none that can be used.
     pub fn parse(bytes: &[u8]) -> Result<Self, DebugError> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        Self::read(bytes, len, &|at, wanted| {
+        let fetch = |at, wanted: &mut [u8]| {
             let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
             let found = rest.and_then(|rest| rest.get(..wanted.len()));
             wanted.copy_from_slice(found.ok_or(DebugError::Overlap)?);
             Ok(())
-        })
+        };
+        Self::read(bytes, len, &fetch, None)
     }
 
     /// What it says of its module, if it is of one and not of a kernel.
@@ -132,7 +149,76 @@ impl DebugFile {
         self.build_id.as_deref()
     }
 
-    fn read<'d>(data: impl ReadRef<'d>, len: u64, fetch: Fetch<'_>) -> Result<Self, DebugError> {
+    /// How many bytes of debug information there are to go through, its tables left aside.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.info.len
+    }
+
+    /// Which units say what; all of them are read for that, unless it was [adopted](Self::adopt).
+    ///
+    /// # Errors
+    /// When the debug information is damaged.
+    pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
+        once(&self.index, || Index::build(self).map(Arc::new))
+    }
+
+    /// Takes `index`, which is of this file, so that it is not made again.
+    pub fn adopt(&self, index: Arc<Index>) {
+        let _ = self.index.set(index);
+    }
+
+    /// Its tables, without `.debug_info`, and without where variables are unless that is `wanted`.
+    pub(super) fn dwarf(&self, locations: bool) -> Result<Dwarf<Reader<'_>>, DebugError> {
+        let mut failed = None;
+        let dwarf = self.sections.borrow(|part| {
+            let is_wanted = locations || !LOCATIONS.contains(&part.id);
+            let read = match is_wanted {
+                true => part.read(self.file.as_ref()),
+                false => Ok([].as_slice()),
+            };
+            let bytes = read.unwrap_or_else(|why| {
+                failed.get_or_insert(why);
+                &[]
+            });
+            EndianSlice::new(bytes, Little)
+        });
+        failed.map_or(Ok(dwarf), Err)
+    }
+
+    /// How stack frames are laid out.
+    pub(super) fn frame(&self) -> Result<&[u8], DebugError> {
+        self.frame.read(self.file.as_ref())
+    }
+
+    /// All of `.debug_info`, if it was not read before.
+    pub(super) fn whole_info(&self) -> Result<Vec<u8>, DebugError> {
+        self.info.part(self.file.as_ref(), 0, self.info.len)
+    }
+
+    /// The bytes of the unit with that number in the index, which is at `place`.
+    pub(super) fn unit(&self, number: usize, place: &UnitPlace) -> Result<&[u8], DebugError> {
+        let range = place.range();
+        let cut = || DebugError::Cut(self.info.id.name());
+        if let Some(whole) = self.info.read_already() {
+            return whole.get(range).ok_or_else(cut);
+        }
+        let count = self.index()?.units().len();
+        let units = self
+            .units
+            .get_or_init(|| (0..count).map(|_| OnceLock::new()).collect());
+        let read = || self.info.part(self.file.as_ref(), range.start, range.len());
+        let bytes = once(units.get(number).ok_or_else(cut)?, read)?;
+        Ok(bytes)
+    }
+
+    /// Reads what there is in a file of `len` bytes, and of that which `later` is not there for all.
+    fn read<'d>(
+        data: impl ReadRef<'d>,
+        len: u64,
+        fetch: Fetch<'_>,
+        later: Option<File>,
+    ) -> Result<Self, DebugError> {
         let file = ElfFile64::<LittleEndian, _>::parse(data).map_err(DebugError::NotElf)?;
         let header = file.elf_header();
         let machine = header.e_machine(LittleEndian);
@@ -151,11 +237,11 @@ impl DebugFile {
         };
         let module = placed.as_ref().map(|placed| placed.module(&file));
         let mut left = len;
-        let mut load = |id: SectionId| -> Result<Vec<u8>, DebugError> {
+        let mut load = |id: SectionId| -> Result<Later, DebugError> {
             let name = id.name();
             let mut sections = file.sections();
             let Some(section) = sections.find(|it| it.name_bytes() == Ok(name.as_bytes())) else {
-                return Ok(Vec::new());
+                return Ok(Later::known(id, Vec::new()));
             };
             let range = section.compressed_file_range();
             let range = range.map_err(DebugError::NotElf)?;
@@ -168,17 +254,22 @@ impl DebugFile {
                 return Err(DebugError::Cut(name));
             }
             left = left.checked_sub(size).ok_or(DebugError::Overlap)?;
-            let mut bytes = vec![0; usize::try_from(size).map_err(|_| DebugError::Cut(name))?];
+            let size = usize::try_from(size).map_err(|_| DebugError::Cut(name))?;
+            if placed.is_none() && later.is_some() {
+                return Ok(Later::new(id, at, size));
+            }
+            let mut bytes = vec![0; size];
             fetch(at, &mut bytes)?;
             if let Some(placed) = &mut placed {
                 placed.relocate(&file, &section, name, &mut bytes)?;
             }
-            Ok(bytes)
+            Ok(Later::known(id, bytes))
         };
         let sections = DwarfSections::load(|id| match UNUSED.contains(&id) {
-            true => Ok(Vec::new()),
+            true => Ok(Later::known(id, Vec::new())),
             false => load(id),
         })?;
+        let info = load(SectionId::DebugInfo)?;
         let frame = load(SectionId::DebugFrame)?;
         let notes = file.sections().filter(|section| {
             let name = section.name_bytes().unwrap_or_default();
@@ -187,10 +278,14 @@ impl DebugFile {
         let mut notes = notes.take(MOST_NOTES);
         let build_id = notes.find_map(|section| build_id(section.data().ok()?));
         Ok(Self {
+            file: later,
+            info,
             sections,
             frame,
             build_id: build_id.map(<[u8]>::to_vec),
             module,
+            index: OnceLock::new(),
+            units: OnceLock::new(),
         })
     }
 }

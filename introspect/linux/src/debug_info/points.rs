@@ -95,7 +95,7 @@ impl<'f> DebugInfo<'f> {
     pub fn files(&self, file: &str) -> Result<BTreeSet<String>, DebugError> {
         self.budget.begin();
         let mut paths = BTreeSet::new();
-        for index in 0..self.unit_count() {
+        for index in self.units_with_file(file) {
             let unit = self.unit(index)?;
             let files = files_named(&unit, file)?;
             paths.extend(files.into_iter().map(|file| path(&unit, file)));
@@ -115,15 +115,14 @@ impl<'f> DebugInfo<'f> {
     ) -> Result<(), DebugError> {
         let mut elsewhere = BTreeSet::new();
         let mut is_found = false;
-        for index in self.units_naming(name)? {
+        for index in self.units_with_function(name) {
             let unit = self.unit(index)?;
             let scopes = Scopes::read(&unit)?;
             // By where functions are described.
             let mut members = BTreeMap::<usize, (Function<'f>, Vec<usize>)>::new();
-            for (number, scope) in scopes.list.iter().enumerate() {
+            for (number, _) in scopes.with_code() {
                 let function = scopes.function(number);
-                let function = function.filter(|it| it.name == name.as_bytes());
-                if let Some(function) = function.filter(|_| scope.entry().is_some()) {
+                if let Some(function) = function.filter(|it| it.name == name.as_bytes()) {
                     let entry = members.entry(function.root.0);
                     let (_, members) = entry.or_insert_with(|| (function, Vec::new()));
                     members.push(number);
@@ -238,7 +237,7 @@ impl<'f> DebugInfo<'f> {
         let mut places = Vec::new();
         let mut lines = BTreeSet::new();
         let mut is_known = false;
-        for index in 0..self.unit_count() {
+        for index in self.units_with_file(file) {
             let unit = self.unit(index)?;
             let files = files_named(&unit, file)?;
             if files.is_empty() {
@@ -261,15 +260,15 @@ impl<'f> DebugInfo<'f> {
                 let scope = scopes.of_line(self, row.at, row.file, row.line)?;
                 places.push(place(&scopes, index, row.at, scope));
             }
-            for (number, scope) in scopes.list.iter().enumerate() {
-                let Some(at) = scope.entry() else { continue };
+            for (number, at) in scopes.with_code() {
                 let begins = scopes.function(number).map(|it| (it.file, it.line));
                 let is_here =
                     |place: (u64, u64)| files.contains(&place.0) && wanted.contains(&place.1);
                 if begins.is_some_and(is_here) {
                     places.push(place(&scopes, index, at, Some(number)));
                 }
-                if scope.call.is_some_and(is_here) {
+                let scope = scopes.list.get(number);
+                if let Some(scope) = scope.filter(|it| it.call.is_some_and(is_here)) {
                     places.push(place(&scopes, index, at, scope.parent));
                 }
             }

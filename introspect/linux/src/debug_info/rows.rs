@@ -87,6 +87,23 @@ pub(super) fn ends_with(path: &str, wanted: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/') || wanted.starts_with('/'))
 }
 
+/// The names of a unit's files, without their folders.
+pub(super) fn file_names<'f>(unit: &Unit<'_, 'f>) -> Result<Vec<&'f [u8]>, DebugError> {
+    let Some(program) = &unit.own.line_program else {
+        return Ok(Vec::new());
+    };
+    let files = program.header().file_names();
+    unit.info.budget.spend(files.len())?;
+    let names = files.iter().filter_map(|file| unit.text(file.path_name()));
+    let last = names.map(|name| {
+        let name = name.get(..LONGEST_PATH).unwrap_or(name);
+        let folders = name.iter().rposition(|byte| *byte == b'/');
+        name.get(folders.map_or(0, |at| at + 1)..)
+            .unwrap_or_default()
+    });
+    Ok(last.collect())
+}
+
 /// The numbers of a unit's files whose paths end with `wanted`.
 pub(super) fn files_named(unit: &Unit<'_, '_>, wanted: &str) -> Result<BTreeSet<u64>, DebugError> {
     let count = unit

@@ -15,6 +15,8 @@ use super::info::{DebugInfo, Entry, Unit, Value};
 
 /// Steps from a scope to where its name is said.
 const MOST_STEPS: usize = 8;
+/// More scopes than a unit has, whatever is inlined into its functions.
+const MOST_SCOPES: usize = 1 << 20;
 
 /// A function, or a place that one was inlined at.
 #[derive(Debug)]
@@ -92,6 +94,9 @@ impl<'f> Scopes<'f> {
             drop(entry);
             entry = unit.entry(at)?;
             entries.skip_attributes(attributes).map_err(wrong)?;
+            if list.len() == MOST_SCOPES {
+                return Err(DebugError::TooMuch);
+            }
             let mut scope = scope(unit, &entry)?;
             scope.parent = around.last().map(|(_, outer)| *outer);
             by_offset.insert(at.0, list.len());
@@ -107,6 +112,12 @@ impl<'f> Scopes<'f> {
     /// What the scope with that number is the code of, if that is said.
     pub(super) fn function(&self, scope: usize) -> Option<Function<'f>> {
         self.functions.get(scope).copied().flatten()
+    }
+
+    /// The scopes that have code, by their numbers, each with where that begins.
+    pub(super) fn with_code(&self) -> impl Iterator<Item = (usize, u64)> {
+        let all = self.list.iter().enumerate();
+        all.filter_map(|(number, scope)| Some((number, scope.entry()?)))
     }
 
     /// The scopes with code at `at`, each with its number.

@@ -1,5 +1,6 @@
 //! Tests on a file that is made up.
 
+mod index;
 mod modules;
 
 use std::time::{Duration, Instant};
@@ -73,9 +74,8 @@ fn lines_of_a_function_are_told_with_their_places() {
 fn addresses_are_told_with_their_lines() {
     let file = DebugFile::parse(&file()).unwrap();
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
-    let units = info.text_units().unwrap();
     let line = |at: u64| {
-        let found = info.line_at(&units, Gva(at)).unwrap()?;
+        let found = info.line_at(Gva(at)).unwrap()?;
         assert_eq!(found.file, "fs/test.c");
         Some(found.line)
     };

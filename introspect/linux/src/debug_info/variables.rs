@@ -6,7 +6,7 @@
 use std::cell::OnceCell;
 
 use gimli::{
-    AttributeValue, BaseAddresses, CfaRule, DebugFrame, UnitOffset, UnwindContext,
+    AttributeValue, BaseAddresses, CfaRule, DebugFrame, LittleEndian, UnitOffset, UnwindContext,
     UnwindSection as _, constants as dw,
 };
 
@@ -130,12 +130,12 @@ impl<'f> DebugInfo<'f> {
 
     /// The caller's frame at `at`: where the stack was before the call.
     fn cfa(&self, at: u64) -> Option<Sum> {
-        let bytes = gimli::Section::reader(&self.frame).len();
-        self.budget.spend(bytes).ok()?;
+        let bytes = self.file.frame().ok()?;
+        self.budget.spend(bytes.len()).ok()?;
+        let frame = DebugFrame::new(bytes, LittleEndian);
         let bases = BaseAddresses::default();
         let mut context = UnwindContext::new();
-        let row = self
-            .frame
+        let row = frame
             .unwind_info_for_address(&bases, &mut context, at, DebugFrame::cie_from_offset)
             .ok()?;
         match row.cfa() {
@@ -218,11 +218,8 @@ impl<'f> Unit<'_, 'f> {
             return Ok(Some(expression));
         }
         let wrong = |source| self.damaged(".debug_loclists", source);
-        let list = self
-            .info
-            .dwarf
-            .attr_locations(&self.own, value)
-            .map_err(wrong)?;
+        let dwarf = self.info.with_locations()?;
+        let list = dwarf.attr_locations(&self.own, value).map_err(wrong)?;
         let Some(mut list) = list else {
             return Ok(None);
         };

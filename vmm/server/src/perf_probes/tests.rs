@@ -41,7 +41,7 @@ fn check(texts: &[&str], expected: &Expect) {
     fs::write(&path, dwarf::file()).unwrap();
     fs::create_dir(folder.path().join("fs")).unwrap();
     fs::write(folder.path().join("fs/test.c"), SOURCE).unwrap();
-    let sources = Sources::open(&Kernel::open(&path).unwrap(), &path).unwrap();
+    let sources = Sources::open(&Kernel::open(&path).unwrap(), &path, None).unwrap();
     let all: String = texts
         .iter()
         .map(|text| told(&sources, text, folder.path()))

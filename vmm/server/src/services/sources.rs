@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fleet::Fleet;
+use crate::indexes::Indexes;
 use crate::limits;
 use crate::sources::{Sources, SourcesError};
 use crate::status::{Failure, chain, out_of_order};
@@ -41,6 +42,7 @@ pub(crate) struct Service {
     fleet: Fleet,
     /// Where debug information is.
     folder: Arc<Path>,
+    indexes: Option<Indexes>,
     uploads: Arc<Uploads>,
     looks: Lane,
     writes: Lane,
@@ -48,10 +50,15 @@ pub(crate) struct Service {
 
 impl Service {
     /// The service, as it is served.
-    pub(crate) fn server(fleet: Fleet, folder: PathBuf) -> SourcesServer<Self> {
+    pub(crate) fn server(
+        fleet: Fleet,
+        folder: PathBuf,
+        indexes: Option<Indexes>,
+    ) -> SourcesServer<Self> {
         let service = Self {
             fleet,
             folder: folder.into(),
+            indexes,
             uploads: Arc::default(),
             looks: Lane::new("a look at sources", 1),
             writes: Lane::new("an upload", limits::UPLOADS_AT_ONCE),
@@ -67,11 +74,12 @@ impl Service {
     ) -> Result<Response<T>, Status> {
         let image = Arc::clone(self.fleet.get(machine)?.machine()?.image());
         let folder = Arc::clone(&self.folder);
+        let indexes = self.indexes.clone();
         let uploads = Arc::clone(&self.uploads);
         let answered = self.looks.run(move || {
             let sources = match uploads.of(&image) {
                 Some(upload) => upload.sources(&image).map_err(|why| unusable(&why))?,
-                None => open(&image, &folder)?,
+                None => open(&image, &folder, indexes.as_ref())?,
             };
             ask(&sources).map_err(|error| failed(&error))
         });
@@ -168,12 +176,16 @@ fn wrong(message: impl Into<String>) -> Failure {
 }
 
 /// The debug information in `folder` of the kernel whose image that is.
-fn open(image: &Arc<KernelImage>, folder: &Path) -> Result<Sources, Failure> {
+fn open(
+    image: &Arc<KernelImage>,
+    folder: &Path,
+    indexes: Option<&Indexes>,
+) -> Result<Sources, Failure> {
     let none = |message| Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message);
     let places = places_of(image.build_id(), image.release(), folder);
     for path in &places {
         let opened = DebugFile::open(path);
-        match opened.and_then(|file| Sources::of(Arc::clone(image), file)) {
+        match opened.and_then(|file| Sources::indexed(Arc::clone(image), file, indexes)) {
             Ok(sources) => return Ok(sources),
             Err(DebugError::Read(why)) if why.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {

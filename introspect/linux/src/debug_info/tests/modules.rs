@@ -40,8 +40,7 @@ fn a_modules_file_tells_the_same_as_a_kernels_by_its_own_symbols() {
         let theirs: Vec<_> = theirs.map(moved).collect();
         assert_eq!(variables(&info, point), theirs, "{point}");
     }
-    let units = info.text_units().unwrap();
-    let line = info.line_at(&units, function.addr).unwrap().unwrap();
+    let line = info.line_at(function.addr).unwrap().unwrap();
     assert_eq!(line.line, 10);
 }
 

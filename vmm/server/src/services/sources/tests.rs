@@ -34,7 +34,7 @@ fn told(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
 
 #[test]
 fn debug_information_is_found_by_the_build_id() {
-    let sources = open(&image(), folder(&dwarf::file()).path()).unwrap();
+    let sources = open(&image(), folder(&dwarf::file()).path(), None).unwrap();
     let found = sources.lines(&read("vfs_test").unwrap()).unwrap().functions;
     let [function] = found.as_slice() else {
         panic!("{found:?}");
@@ -67,7 +67,7 @@ fn debug_information_is_found_by_the_build_id() {
 #[test]
 fn what_there_is_not_is_told_with_what_there_is() {
     let folder = folder(&dwarf::file());
-    let sources = open(&image(), folder.path()).unwrap();
+    let sources = open(&image(), folder.path(), None).unwrap();
     let error = sources
         .lines(&read("vfs_test@other.c").unwrap())
         .unwrap_err();
@@ -93,7 +93,7 @@ fn what_there_is_not_is_told_with_what_there_is() {
 fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
     let empty = tempfile::tempdir().unwrap();
     let path = by_build_id(empty.path());
-    let (code, kind, _, message) = told(open(&image(), empty.path()).unwrap_err());
+    let (code, kind, _, message) = told(open(&image(), empty.path(), None).unwrap_err());
     assert_eq!(
         (code, kind),
         (Code::FailedPrecondition, ErrorKind::NoDebugInfo)
@@ -103,7 +103,8 @@ fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
         (dwarf::file_of(b"another build"), "of another kernel"),
         (b"no file of that kind".to_vec(), "ELF"),
     ] {
-        let (code, kind, _, message) = told(open(&image(), folder(&file).path()).unwrap_err());
+        let (code, kind, _, message) =
+            told(open(&image(), folder(&file).path(), None).unwrap_err());
         assert_eq!(
             (code, kind),
             (Code::FailedPrecondition, ErrorKind::NoDebugInfo)

@@ -1,0 +1,45 @@
+//! The index of a kernel's debug information.
+
+use std::sync::{Arc, LazyLock};
+
+use hvprobe_arch::Gva;
+use hvprobe_fixtures::dwarf::{self, FUNCTION};
+use hvprobe_linux::debug_info::{DebugFile, DebugInfo, Index};
+use hvprobe_spec::point::Point;
+
+/// What is asked with each index: of a function, of what is inlined into it, of a file, and what there is not.
+const POINTS: [&str; 5] = [
+    "vfs_test:5",
+    "helper:1",
+    "fs/test.c:14",
+    "nothing",
+    "other.c:3",
+];
+
+/// An index, of the file of the corpus if it says so.
+pub fn debug_index(data: &[u8]) -> bool {
+    static BYTES: LazyLock<Vec<u8>> = LazyLock::new(dwarf::file);
+    let file = DebugFile::parse(&BYTES).expect("a sound file");
+    let Some(index) = Index::parse(data, &file) else {
+        return false;
+    };
+    let again = Index::parse(&index.to_bytes(), &file);
+    assert!(again.as_ref() == Some(&index));
+    file.adopt(Arc::new(index));
+    let info = DebugInfo::new(&file, file.build_id()).expect("the file's own build id");
+    for point in POINTS {
+        let point = Point::parse(point).expect("a point");
+        match info.places(&point) {
+            Ok(places) => {
+                for place in places {
+                    let _ = info.variables(&place);
+                }
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    for at in [0, FUNCTION, u64::MAX] {
+        let _ = info.line_at(Gva(at));
+    }
+    true
+}
