@@ -1,9 +1,14 @@
 //! Probes that were made with the debug information of one build of a module: the guest's kernel tells which is
 //! loaded.
 
+use std::fs;
+
 use hvprobe_engine::Refused;
+use hvprobe_fixtures::module_file;
 use hvprobe_machine::{ProbeSpec, ProbeState};
+use hvprobe_tests::program::hvprobe;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
+use tempfile::TempDir;
 
 /// Loads the module, prints its note, and then reads lines and does what they say.
 const GUEST: &str = "insmod /lib/modules/dummy.ko && echo note: $(od -An -v -tx1 \
@@ -22,13 +27,8 @@ fn of_build(definition: &str, id: &[u8]) -> ProbeSpec {
     }
 }
 
-#[test]
-fn probes_for_a_build_of_a_module_go_to_no_other() {
-    if rig("builds of modules").is_none() {
-        return;
-    }
-    let mut running = Running::boot(guest(1, &["sh", "-c", GUEST]));
-    let machine = running.machine.clone();
+/// What the guest prints of the module's build.
+fn build_id(running: &mut Running) -> Vec<u8> {
     let printed = running.wait_for("end of note");
     let note = printed.split("note: ").nth(1).expect("a note");
     let bytes = note
@@ -39,7 +39,18 @@ fn probes_for_a_build_of_a_module_go_to_no_other() {
         note.len() > HEAD && note[HEAD - 4..HEAD] == *b"GNU\0",
         "{note:x?}"
     );
-    let own = &note[HEAD..];
+    note[HEAD..].to_vec()
+}
+
+#[test]
+fn probes_for_a_build_of_a_module_go_to_no_other() {
+    if rig("builds of modules").is_none() {
+        return;
+    }
+    let mut running = Running::boot(guest(1, &["sh", "-c", GUEST]));
+    let machine = running.machine.clone();
+    let own = build_id(&mut running);
+    let own = own.as_slice();
     let mut other = own.to_vec();
     other[0] ^= 1;
 
@@ -76,4 +87,46 @@ fn probes_for_a_build_of_a_module_go_to_no_other() {
     let (ending, _, printed) = running.finish();
     assert!(!printed.contains("failed"), "{printed}");
     assert_clean(&ending, &printed, 0);
+}
+
+/// Debug information is made up here, as that of distributions is long: of a function that the module has, too.
+#[test]
+fn files_of_a_module_lead_to_the_build_that_they_are_of() {
+    if rig("files of modules").is_none() {
+        return;
+    }
+    let mut running = Running::boot(guest(1, &["sh", "-c", GUEST]));
+    let own = build_id(&mut running);
+    running.machine.console_input(b"end\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+
+    let mut other = own.clone();
+    other[0] ^= 1;
+    let [own_text, other_text] = [&own, &other].map(|id| hex(id));
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("dummy.ko");
+    let run = |id: &[u8]| {
+        let bytes = module_file::file_of_function(id, "dummy_setup");
+        fs::write(&file, bytes).expect("a file");
+        let file = file.to_str().expect("UTF-8");
+        let probe = ["-p", "dummy_setup file"];
+        let command = ["--", "insmod", "/lib/modules/dummy.ko"];
+        hvprobe(&[&["run", "--debug-info", file], &probe[..], &command].concat())
+    };
+    let found = run(&own);
+    let hit = |line: &String| line.contains("dummy_setup: (") && line.contains(" file=0xffff");
+    assert_eq!(
+        found.out.iter().filter(|line| hit(line)).count(),
+        1,
+        "{found:#?}"
+    );
+    let refused = run(&other);
+    assert!(!refused.out.iter().any(hit), "{refused:#?}");
+    let says = |id: &str| refused.err.iter().any(|line| line.contains(id));
+    assert!(says(&own_text) && says(&other_text), "{refused:#?}");
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
