@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use hvprobe_arch::Gva;
 use hvprobe_fixtures::dwarf::{self, FUNCTION};
-use hvprobe_linux::debug_info::{DebugFile, DebugInfo, Index};
+use hvprobe_linux::debug_info::{DebugFile, DebugInfo};
 use hvprobe_spec::point::Point;
 
 /// What is asked with each index: of a function, of what is inlined into it, of a file, and what there is not.
@@ -20,10 +20,10 @@ const POINTS: [&str; 5] = [
 pub fn debug_index(data: &[u8]) -> bool {
     static BYTES: LazyLock<Vec<u8>> = LazyLock::new(dwarf::file);
     let file = DebugFile::parse(&BYTES).expect("a sound file");
-    let Some(index) = Index::parse(data, &file) else {
+    let Some(index) = file.read_index(data) else {
         return false;
     };
-    let again = Index::parse(&index.to_bytes(), &file);
+    let again = file.read_index(&index.to_bytes());
     assert!(again.as_ref() == Some(&index));
     file.adopt(Arc::new(index));
     let info = DebugInfo::new(&file, file.build_id()).expect("the file's own build id");

@@ -47,7 +47,7 @@ impl Indexes {
             return false;
         };
         let index = match read(&path) {
-            Ok(index) => Index::parse(&index, file),
+            Ok(index) => file.read_index(&index),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 debug!(path = %path.display(), %error, "cannot read an index");

@@ -19,8 +19,7 @@ use object::read::elf::{ElfFile64, FileHeader};
 use object::{CompressionFormat, LittleEndian, Object, ObjectSection, ReadCache, ReadRef, elf};
 
 use super::error::{BuildId, DebugError};
-use super::index::{Index, UnitPlace};
-use super::info::Reader;
+use super::index::{Index, Of, UnitPlace, VERSION};
 use super::later::{Later, once};
 use super::module::{ModuleFile, Placed};
 use crate::notes::build_id;
@@ -55,7 +54,7 @@ pub struct DebugFile {
     frame: Later,
     pub(super) build_id: Option<Vec<u8>>,
     module: Option<ModuleFile>,
-    index: OnceLock<Arc<Index>>,
+    pub(super) index: OnceLock<Arc<Index>>,
     /// The bytes of units, by their numbers.
     units: OnceLock<Vec<OnceLock<Vec<u8>>>>,
 }
@@ -155,12 +154,25 @@ impl DebugFile {
         self.info.len
     }
 
-    /// Which units say what; all of them are read for that, unless it was [adopted](Self::adopt).
-    ///
-    /// # Errors
-    /// When the debug information is damaged.
-    pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
-        once(&self.index, || Index::build(self).map(Arc::new))
+    /// The index in `bytes`, if it is of this file and in one piece.
+    #[must_use]
+    pub fn read_index(&self, bytes: &[u8]) -> Option<Index> {
+        Index::parse(bytes, &self.identity(), self.info.len)
+    }
+
+    /// What its index says of it.
+    pub(super) fn identity(&self) -> Of {
+        let mut lengths = vec![self.info.len];
+        self.sections.borrow(|part| {
+            lengths.push(part.len);
+            EndianSlice::new(&[], Little)
+        });
+        let lengths = lengths.into_iter().map(|len| len as u64);
+        Of {
+            version: VERSION,
+            build_id: self.build_id.clone().unwrap_or_default(),
+            lengths: lengths.collect(),
+        }
     }
 
     /// Takes `index`, which is of this file, so that it is not made again.
@@ -169,7 +181,10 @@ impl DebugFile {
     }
 
     /// Its tables, without `.debug_info`, and without where variables are unless that is `wanted`.
-    pub(super) fn dwarf(&self, locations: bool) -> Result<Dwarf<Reader<'_>>, DebugError> {
+    pub(super) fn dwarf(
+        &self,
+        locations: bool,
+    ) -> Result<Dwarf<EndianSlice<'_, Little>>, DebugError> {
         let mut failed = None;
         let dwarf = self.sections.borrow(|part| {
             let is_wanted = locations || !LOCATIONS.contains(&part.id);
@@ -203,7 +218,7 @@ impl DebugFile {
         if let Some(whole) = self.info.read_already() {
             return whole.get(range).ok_or_else(cut);
         }
-        let count = self.index()?.units().len();
+        let count = self.index.get().map_or(0, |index| index.units().len());
         let units = self
             .units
             .get_or_init(|| (0..count).map(|_| OnceLock::new()).collect());

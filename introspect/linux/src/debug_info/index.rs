@@ -14,22 +14,17 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use gimli::{EndianSlice, LittleEndian, UnitType};
 use prost::Message as _;
 use prost::bytes::Buf;
 use prost::encoding::{decode_varint, encode_varint};
 use rustc_hash::FxHashMap;
 
 use super::error::DebugError;
-use super::file::DebugFile;
-use super::info::DebugInfo;
-use super::rows::file_names;
-use super::scopes::Scopes;
 
 /// The way in which indexes are written, and what they hold.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// More units than a kernel has source files, with all its drivers.
-const MOST_UNITS: usize = 1 << 17;
+pub(super) const MOST_UNITS: usize = 1 << 17;
 /// More names than a kernel has, and more units that have them: one with all its drivers has half a million
 /// functions, and some ten million times a file is used.
 const MOST_NAMES: usize = 1 << 20;
@@ -41,31 +36,31 @@ const MOST_TEXT: usize = 64 << 20;
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Index {
     #[prost(message, required, tag = "1")]
-    of: Of,
+    pub(super) of: Of,
     /// In their order.
     #[prost(message, repeated, tag = "2")]
-    units: Vec<UnitPlace>,
+    pub(super) units: Vec<UnitPlace>,
     /// Functions that have code there.
     #[prost(message, required, tag = "3")]
-    functions: Names,
+    pub(super) functions: Names,
     /// Source files, without their folders.
     #[prost(message, required, tag = "4")]
-    files: Names,
+    pub(super) files: Names,
     /// Code, in the order of its addresses.
     #[prost(message, repeated, tag = "5")]
-    code: Vec<Code>,
+    pub(super) code: Vec<Code>,
 }
 
 /// The file that an index is of.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-struct Of {
+pub(super) struct Of {
     #[prost(uint32, tag = "1")]
-    version: u32,
+    pub(super) version: u32,
     #[prost(bytes = "vec", tag = "2")]
-    build_id: Vec<u8>,
+    pub(super) build_id: Vec<u8>,
     /// The lengths of its sections.
     #[prost(uint64, repeated, tag = "3")]
-    lengths: Vec<u64>,
+    pub(super) lengths: Vec<u64>,
 }
 
 /// Where a unit is.
@@ -73,17 +68,17 @@ struct Of {
 pub(super) struct UnitPlace {
     /// In `.debug_info`.
     #[prost(fixed64, tag = "1")]
-    start: u64,
+    pub(super) start: u64,
     #[prost(fixed64, tag = "2")]
-    end: u64,
+    pub(super) end: u64,
     /// Where its table is in `.debug_abbrev`.
     #[prost(fixed64, tag = "3")]
-    abbreviations: u64,
+    pub(super) abbreviations: u64,
 }
 
 /// Names, in their order, each with units.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-struct Names {
+pub(super) struct Names {
     #[prost(bytes = "vec", tag = "1")]
     texts: Vec<u8>,
     /// Where each ends in `texts`.
@@ -99,13 +94,13 @@ struct Names {
 
 /// A piece of code.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-struct Code {
+pub(super) struct Code {
     #[prost(fixed64, tag = "1")]
-    start: u64,
+    pub(super) start: u64,
     #[prost(fixed64, tag = "2")]
-    end: u64,
+    pub(super) end: u64,
     #[prost(uint32, tag = "3")]
-    unit: u32,
+    pub(super) unit: u32,
 }
 
 impl UnitPlace {
@@ -120,55 +115,9 @@ impl UnitPlace {
 }
 
 impl Index {
-    /// Reads all of `file`.
-    pub(super) fn build(file: &DebugFile) -> Result<Self, DebugError> {
-        let read;
-        let bytes = match file.info.read_already() {
-            Some(bytes) => bytes,
-            None => {
-                read = file.whole_info()?;
-                read.as_slice()
-            }
-        };
-        let mut index = Self {
-            of: Of::file(file),
-            units: units(bytes)?,
-            ..Self::default()
-        };
-        let info = DebugInfo::over(file, &index.units, None, Some(bytes))?;
-        info.budget.begin();
-        let mut functions = Gathered::default();
-        let mut files = Gathered::default();
-        let mut code = Vec::new();
-        for number in 0..index.units.len() {
-            let unit = info.unit(number)?;
-            let own = u32::try_from(number).map_err(|_| DebugError::TooMuch)?;
-            let scopes = Scopes::read(&unit)?;
-            for (scope, _) in scopes.with_code() {
-                if let Some(function) = scopes.function(scope) {
-                    functions.add(function.name, own)?;
-                }
-            }
-            for name in file_names(&unit)? {
-                files.add(name, own)?;
-            }
-            let root = unit.entry(unit.own.header.root_offset())?;
-            code.extend(unit.ranges(&root)?.into_iter().map(|range| Code {
-                start: range.start,
-                end: range.end,
-                unit: own,
-            }));
-        }
-        code.sort_by_key(|code| code.start);
-        index.functions = Names::new(functions)?;
-        index.files = Names::new(files)?;
-        index.code = code;
-        Ok(index)
-    }
-
-    /// The index in `bytes`, if it is of `file` and in one piece.
-    #[must_use]
-    pub fn parse(bytes: &[u8], file: &DebugFile) -> Option<Self> {
+    /// The index in `bytes`, if it is in one piece and of the file that says that of itself, with so many bytes of
+    /// `.debug_info`.
+    pub(super) fn parse(bytes: &[u8], of: &Of, length: usize) -> Option<Self> {
         let index = Self::decode(bytes).ok()?;
         let mut end = 0;
         let units = index.units.iter();
@@ -178,10 +127,10 @@ impl Index {
                 end = unit.end;
                 is_behind
             });
-        (is_sound && end <= file.info.len && index.of == Of::file(file)).then_some(index)
+        (is_sound && end <= length && index.of == *of).then_some(index)
     }
 
-    /// What [`Index::parse`] reads.
+    /// What [`DebugFile::read_index`](super::DebugFile::read_index) reads.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.encode_to_vec()
@@ -216,55 +165,9 @@ impl Index {
     }
 }
 
-impl Of {
-    fn file(file: &DebugFile) -> Self {
-        let mut lengths = vec![file.info.len];
-        // What there is to look at is told by all of them.
-        file.sections.borrow(|part| {
-            lengths.push(part.len);
-            EndianSlice::new(&[], LittleEndian)
-        });
-        let lengths = lengths.into_iter().map(|len| len as u64);
-        Self {
-            version: VERSION,
-            build_id: file.build_id.clone().unwrap_or_default(),
-            lengths: lengths.collect(),
-        }
-    }
-}
-
-/// Where the units are in `bytes`, all of `.debug_info`.
-fn units(bytes: &[u8]) -> Result<Vec<UnitPlace>, DebugError> {
-    let mut units = Vec::new();
-    let mut headers = gimli::DebugInfo::from(EndianSlice::new(bytes, LittleEndian)).units();
-    let mut at = 0;
-    while let Some(header) = headers.next().map_err(|source| DebugError::Damaged {
-        section: ".debug_info",
-        unit: at,
-        source,
-    })? {
-        let end = at + header.length_including_self();
-        if units.len() == MOST_UNITS {
-            return Err(DebugError::TooMuch);
-        }
-        match header.type_() {
-            UnitType::Compilation | UnitType::Partial => units.push(UnitPlace {
-                start: at as u64,
-                end: end as u64,
-                abbreviations: header.debug_abbrev_offset().0 as u64,
-            }),
-            UnitType::Skeleton(_) => return Err(DebugError::Split(at)),
-            // Types only, or what is never in a linked file.
-            _ => {}
-        }
-        at = end;
-    }
-    Ok(units)
-}
-
 /// Names with the units that have them.
 #[derive(Default)]
-struct Gathered<'f> {
+pub(super) struct Gathered<'f> {
     units: FxHashMap<&'f [u8], Vec<u32>>,
     text: usize,
     named: usize,
@@ -272,7 +175,7 @@ struct Gathered<'f> {
 
 impl<'f> Gathered<'f> {
     /// Adds that `unit` has `name`; units come in their order.
-    fn add(&mut self, name: &'f [u8], unit: u32) -> Result<(), DebugError> {
+    pub(super) fn add(&mut self, name: &'f [u8], unit: u32) -> Result<(), DebugError> {
         let units = self.units.entry(name).or_default();
         if units.is_empty() {
             self.text = self.text.saturating_add(name.len());
@@ -292,7 +195,7 @@ impl<'f> Gathered<'f> {
 }
 
 impl Names {
-    fn new(names: Gathered<'_>) -> Result<Self, DebugError> {
+    pub(super) fn new(names: Gathered<'_>) -> Result<Self, DebugError> {
         let mut names: Vec<_> = names.units.into_iter().collect();
         names.sort_unstable();
         let mut all = Self::default();

@@ -12,7 +12,7 @@ use gimli::{
 };
 
 use super::budget::Budget;
-use super::error::{BuildId, DebugError};
+use super::error::DebugError;
 use super::file::DebugFile;
 use super::index::{Index, UnitPlace};
 
@@ -53,24 +53,6 @@ pub(super) struct Unit<'a, 'f> {
 }
 
 impl<'f> DebugInfo<'f> {
-    /// The debug information in `file`, for the kernel with this build id.
-    ///
-    /// # Errors
-    /// When it is that of another kernel, or of none that can be told; when its units are damaged.
-    pub fn new(file: &'f DebugFile, build_id: Option<&[u8]>) -> Result<Self, DebugError> {
-        if file.build_id.is_none() || file.build_id.as_deref() != build_id {
-            return Err(DebugError::OtherKernel {
-                file: BuildId(file.build_id.clone()),
-                kernel: BuildId(build_id.map(<[u8]>::to_vec)),
-            });
-        }
-        if file.info.len == 0 {
-            return Err(DebugError::None);
-        }
-        let index = file.index()?;
-        Self::over(file, index.units(), Some(index), None)
-    }
-
     /// The debug information of `units`, with all their bytes if they were read.
     pub(super) fn over(
         file: &'f DebugFile,

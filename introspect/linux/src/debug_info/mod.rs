@@ -11,6 +11,7 @@ mod budget;
 mod error;
 mod file;
 mod index;
+mod indexing;
 mod info;
 mod later;
 mod lines;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use hvprobe_fixtures::dwarf::file_of;
 use tempfile::NamedTempFile;
 
-use super::super::index::Index;
 use super::*;
 
 /// A file of these bytes.
@@ -53,7 +52,7 @@ fn an_index_that_was_kept_answers_as_the_one_that_was_made() {
     let index = made.index().unwrap().to_bytes();
     for file in [DebugFile::parse(&bytes), DebugFile::open(written.path())] {
         let file = file.unwrap();
-        let kept = Index::parse(&index, &file).unwrap();
+        let kept = file.read_index(&index).unwrap();
         file.adopt(Arc::new(kept));
         assert_eq!(answers(&file), expected);
     }
@@ -66,9 +65,9 @@ fn an_index_is_of_one_file() {
     let made = DebugFile::parse(&file()).unwrap();
     let index = made.index().unwrap().to_bytes();
     let other = DebugFile::parse(&file_of(b"another build id")).unwrap();
-    assert!(Index::parse(&index, &other).is_none());
-    assert!(Index::parse(&[], &made).is_none());
-    assert!(Index::parse(&index[..index.len() - 1], &made).is_none());
+    assert!(other.read_index(&index).is_none());
+    assert!(made.read_index(&[]).is_none());
+    assert!(made.read_index(&index[..index.len() - 1]).is_none());
 }
 
 #[test]
@@ -95,7 +94,7 @@ proptest! {
             index[at] = byte;
         }
         let file = DebugFile::parse(&bytes).unwrap();
-        if let Some(index) = Index::parse(&index, &file) {
+        if let Some(index) = file.read_index(&index) {
             file.adopt(Arc::new(index));
             let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
             for point in ["vfs_test:1", "helper:1", "test.c:14", "nothing"] {

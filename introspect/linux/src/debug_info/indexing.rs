@@ -1,0 +1,121 @@
+//! Making the index: all units are read for it, once.
+//!
+//! What is kept true: whatever is damaged in a file is found then, so it is told of the first question and not of
+//! some. Of the units' bytes nothing stays.
+
+use std::sync::Arc;
+
+use gimli::{EndianSlice, LittleEndian, UnitType};
+
+use super::error::{BuildId, DebugError};
+use super::file::DebugFile;
+use super::index::{Code, Gathered, Index, MOST_UNITS, Names, UnitPlace};
+use super::info::DebugInfo;
+use super::later::once;
+use super::rows::file_names;
+use super::scopes::Scopes;
+
+impl DebugFile {
+    /// Which units say what; all of them are read for that, unless it was [adopted](Self::adopt).
+    ///
+    /// # Errors
+    /// When the debug information is damaged.
+    pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
+        once(&self.index, || build(self).map(Arc::new))
+    }
+}
+
+impl<'f> DebugInfo<'f> {
+    /// The debug information in `file`, for the kernel with this build id.
+    ///
+    /// # Errors
+    /// When it is that of another kernel, or of none that can be told; when its units are damaged.
+    pub fn new(file: &'f DebugFile, build_id: Option<&[u8]>) -> Result<Self, DebugError> {
+        if file.build_id.is_none() || file.build_id.as_deref() != build_id {
+            return Err(DebugError::OtherKernel {
+                file: BuildId(file.build_id.clone()),
+                kernel: BuildId(build_id.map(<[u8]>::to_vec)),
+            });
+        }
+        if file.info.len == 0 {
+            return Err(DebugError::None);
+        }
+        let index = file.index()?;
+        Self::over(file, index.units(), Some(index), None)
+    }
+}
+
+/// Reads all of `file`.
+fn build(file: &DebugFile) -> Result<Index, DebugError> {
+    let read;
+    let bytes = match file.info.read_already() {
+        Some(bytes) => bytes,
+        None => {
+            read = file.whole_info()?;
+            read.as_slice()
+        }
+    };
+    let mut index = Index {
+        of: file.identity(),
+        units: units(bytes)?,
+        ..Index::default()
+    };
+    let info = DebugInfo::over(file, &index.units, None, Some(bytes))?;
+    info.budget.begin();
+    let mut functions = Gathered::default();
+    let mut files = Gathered::default();
+    let mut code = Vec::new();
+    for number in 0..index.units.len() {
+        let unit = info.unit(number)?;
+        let own = u32::try_from(number).map_err(|_| DebugError::TooMuch)?;
+        let scopes = Scopes::read(&unit)?;
+        for (scope, _) in scopes.with_code() {
+            if let Some(function) = scopes.function(scope) {
+                functions.add(function.name, own)?;
+            }
+        }
+        for name in file_names(&unit)? {
+            files.add(name, own)?;
+        }
+        let root = unit.entry(unit.own.header.root_offset())?;
+        code.extend(unit.ranges(&root)?.into_iter().map(|range| Code {
+            start: range.start,
+            end: range.end,
+            unit: own,
+        }));
+    }
+    code.sort_by_key(|code| code.start);
+    index.functions = Names::new(functions)?;
+    index.files = Names::new(files)?;
+    index.code = code;
+    Ok(index)
+}
+
+/// Where the units are in `bytes`, all of `.debug_info`.
+fn units(bytes: &[u8]) -> Result<Vec<UnitPlace>, DebugError> {
+    let mut units = Vec::new();
+    let mut headers = gimli::DebugInfo::from(EndianSlice::new(bytes, LittleEndian)).units();
+    let mut at = 0;
+    while let Some(header) = headers.next().map_err(|source| DebugError::Damaged {
+        section: ".debug_info",
+        unit: at,
+        source,
+    })? {
+        let end = at + header.length_including_self();
+        if units.len() == MOST_UNITS {
+            return Err(DebugError::TooMuch);
+        }
+        match header.type_() {
+            UnitType::Compilation | UnitType::Partial => units.push(UnitPlace {
+                start: at as u64,
+                end: end as u64,
+                abbreviations: header.debug_abbrev_offset().0 as u64,
+            }),
+            UnitType::Skeleton(_) => return Err(DebugError::Split(at)),
+            // Types only, or what is never in a linked file.
+            _ => {}
+        }
+        at = end;
+    }
+    Ok(units)
+}
