@@ -92,6 +92,7 @@ impl<'f> Unit<'_, 'f> {
     fn own_name(&self, entry: &Entry<'f>) -> String {
         let name = entry.attr_value(dw::DW_AT_name);
         let name = name.and_then(|name| self.text(name));
+        let name = name.filter(|name| !name.is_empty());
         let name = name.map(|name| String::from_utf8_lossy(&name[..name.len().min(LONGEST)]));
         let keyword = match entry.tag() {
             dw::DW_TAG_structure_type => "struct",
