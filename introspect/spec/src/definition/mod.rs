@@ -12,10 +12,11 @@
 //! ```
 //!
 //! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
-//! a return probe is 0, unless it counts from where the kernel's [text begins](BEGINNINGS). A PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?`
-//! and `[...]` mean what they mean to a shell; it has neither an offset nor a NAME. ARGUMENT and FILTER
-//! are those of [`fetch`](crate::fetch). Blanks are spaces and tabs, also around the whole. What is kept
-//! true: the printed form of a [`Definition`] that came out of [`parse`] parses to that same definition;
+//! a return probe is 0, unless it counts from where the kernel's [text begins](BEGINNINGS). A
+//! PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?` and `[...]` mean what
+//! they mean to a shell; it has neither an offset nor a NAME. ARGUMENT and FILTER are those of
+//! [`fetch`](crate::fetch). Blanks are spaces and tabs, also around the whole. What is kept true:
+//! the printed form of a [`Definition`] that came out of [`parse`] parses to that same definition;
 //! everything else of that language is refused by name, never read as something it is not.
 
 mod file;
