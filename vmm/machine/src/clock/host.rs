@@ -74,6 +74,7 @@ impl HostClock {
             return;
         };
         if self.stalls {
+            self.renew();
             return;
         }
         let Some((seen, again)) = self.far_apart(seen, &mut read) else {
@@ -82,6 +83,7 @@ impl HostClock {
         if again.stands_since(&seen) {
             self.stalls = true;
             self.relation.set_stalling();
+            self.renew();
             return;
         }
         let best = if again.apart < seen.apart {

@@ -4,3 +4,4 @@ pub(crate) mod host;
 mod marks;
 pub(crate) mod relation;
 pub(crate) mod times;
+mod told;

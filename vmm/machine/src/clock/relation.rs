@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use hvprobe_arch::Gpa;
@@ -25,6 +25,7 @@ use hvprobe_vm::memory::GuestRam;
 
 use super::marks::Marks;
 use super::times::{Moment, Times, rdtsc};
+use super::told::Told;
 
 /// How many of a virtual CPU's newest offsets are kept; of so many older ones every second, of as many
 /// before them every fourth, and so on.
@@ -37,44 +38,6 @@ const AHEAD: u64 = 200_000;
 const APART: u64 = 1 << 16;
 /// How often what relates kvmclock to the host's counter is renewed, in ticks: tens of milliseconds.
 const RENEW: u64 = 1 << 27;
-/// How often the collector looks whether KVM has done with writing what it tells the guest: it takes
-/// some stores, unless the host's processor does something else in between.
-const LOOKS: usize = 10_000;
-
-/// What KVM tells a guest: the counter had this value when kvmclock was at so many nanoseconds
-/// (`struct pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst in the kernel).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// Grows by two with each change.
-    version: u32,
-    tsc: u64,
-    ns: u64,
-}
-
-impl Told {
-    /// What stands at `at`, unless KVM is writing there.
-    fn read(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
-        const TSC: u64 = 8;
-        const NS: u64 = 16;
-        let version = || Some(mem.read_u64(at).ok()? & u64::from(u32::MAX));
-        let before = version()?;
-        fence(Ordering::Acquire);
-        let tsc = mem.read_u64(at.wrapping_add(TSC)).ok()?;
-        let ns = mem.read_u64(at.wrapping_add(NS)).ok()?;
-        fence(Ordering::Acquire);
-        // Zero before anything was told.
-        (before > 0 && before & 1 == 0 && version()? == before).then_some(Self {
-            version: u32::try_from(before).ok()?,
-            tsc,
-            ns,
-        })
-    }
-
-    /// What [`Relation`] remembers it by.
-    fn noted(self) -> u64 {
-        1 << 32 | u64::from(self.version)
-    }
-}
 
 /// Relates the VM's kvmclock to the host's counter.
 #[derive(Clone)]
@@ -291,23 +254,15 @@ impl Relation {
         self.offset.store(offset, Ordering::Relaxed);
     }
 
-    /// What KVM has told the guest last; `None` while it is writing it.
-    pub(crate) fn told(&self) -> Option<Told> {
+    /// Where KVM tells the guest, if it does.
+    fn told_at(&self) -> Option<Gpa> {
         let at = self.told_at.load(Ordering::Relaxed);
-        if at & 1 == 0 {
-            return None;
-        }
-        Told::read(&*self.ram, Gpa(at & !1))
+        (at & 1 == 1).then_some(Gpa(at & !1))
     }
 
-    /// The same after a moment, if KVM is writing it.
-    fn told_soon(&self) -> Option<Told> {
-        let at = Gpa(self.told_at.load(Ordering::Relaxed) & !1);
-        (0..LOOKS).find_map(|_| {
-            let told = self.told();
-            let is_written = || matches!(self.ram.read_u64(at), Ok(version) if version & 1 == 1);
-            (told.is_some() || !is_written()).then_some(told)
-        })?
+    /// What KVM has told the guest last; `None` while it is writing it.
+    pub(crate) fn told(&self) -> Option<Told> {
+        Told::read(&*self.ram, self.told_at()?)
     }
 
     /// Notes what KVM has `told` the guest, if that is new; waits for nobody.
@@ -379,13 +334,20 @@ impl Relation {
 
     /// The offset for a reading of `tsc` that was made not long ago.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
-        let news = self.told_soon().and_then(|told| {
-            let offset = self.news(told, kvmclock)?;
-            Some((told, offset))
-        });
+        let told = self.told_at();
+        let told = told.and_then(|at| Told::read_soon(&*self.ram, at));
+        let news = told.and_then(|told| Some((told, self.news(told, kvmclock)?)));
         let mut offsets = self.lock();
         if let Some((told, offset)) = news {
             self.note_told(&mut offsets, told, offset);
+        }
+        // A counter that stalls may have had others since, which only KVM knows.
+        let is_past = |newest: &Since| tsc < newest.from;
+        if told.is_none()
+            && self.stalls.load(Ordering::Relaxed)
+            && !offsets.newest().is_some_and(is_past)
+        {
+            return None;
         }
         offsets.at(tsc)
     }

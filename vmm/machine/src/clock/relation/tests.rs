@@ -102,21 +102,6 @@ proptest! {
 }
 
 #[test]
-fn what_kvm_is_about_to_write_is_not_read() {
-    let ram = ram();
-    tell(&ram, 7, 1, 2);
-    assert_eq!(Told::read(&*ram, Gpa(TOLD_AT)), None);
-    tell(&ram, 8, 1, 2);
-    let told = Told {
-        version: 8,
-        tsc: 1,
-        ns: 2,
-    };
-    assert_eq!(Told::read(&*ram, Gpa(TOLD_AT)), Some(told));
-    assert_eq!(Told::read(&*ram, Gpa(!7)), None);
-}
-
-#[test]
 fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     let ram = ram();
     let relation = stalling(&ram);
@@ -147,6 +132,26 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     assert!((back - entry).abs_diff(wanted) < 1000, "{}", back - entry);
     // Nobody can have recorded what is to come.
     assert_eq!(time(&timeline, Some(0), 6000 + 1_000_000 * MS), None);
+}
+
+#[test]
+fn while_kvm_writes_what_is_new_a_counter_that_stalls_has_a_time_only_for_what_is_past() {
+    let ram = ram();
+    let timeline = Timeline::new(
+        Arc::new(Times::new()),
+        Box::new([stalling(&ram)]),
+        kvmclock(),
+    );
+    let start = rdtsc() / TICKS * TICKS;
+    for (version, tsc, ns) in [(2, 5000, 0), (4, 6000, 1000)] {
+        tell(&ram, version, tsc, start / TICKS + ns);
+        assert!(time(&timeline, Some(0), tsc + 1).is_some());
+    }
+    tell(&ram, 5, 7000, start / TICKS);
+    assert!(time(&timeline, Some(0), 5500).is_some());
+    assert_eq!(time(&timeline, Some(0), 6500), None);
+    tell(&ram, 6, 7000, start / TICKS + 2000);
+    assert!(time(&timeline, Some(0), 6500).is_some());
 }
 
 #[test]
@@ -204,20 +209,26 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
     let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
     let mut tsc = 77_000;
-    clock.learn(|| {
+    let mut read = || {
         // How long each reading takes is another matter.
         tsc -= 1;
         Some(Counters {
             tsc,
             kvmclock: TOLD_AT | 1,
         })
-    });
+    };
+    clock.learn(&mut read);
     assert!(relation.stalls.load(Ordering::Relaxed));
     assert_eq!(relation.lock().at(77_000), None);
     let start = rdtsc() / TICKS * TICKS;
     tell(&ram, 2, 90_000, start / TICKS);
     let (hit, now) = (clock.now(), rdtsc());
     assert!((90_000..=90_000 + now - start + 10_000).contains(&hit.guest_tsc));
+    // What KVM has told is noted whenever it is parked.
+    tell(&ram, 4, 95_000, start / TICKS);
+    clock.learn(&mut read);
+    let newest = relation.lock().newest().map(|newest| newest.from);
+    assert_eq!(newest, Some(95_000));
 }
 
 /// Before, it seemed to go on, and was related by what was read of it. What KVM tells then is what it told before:

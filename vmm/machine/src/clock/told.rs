@@ -1,0 +1,148 @@
+//! What KVM tells a guest of its clocks: which value a virtual CPU's counter had when kvmclock was at
+//! so many nanoseconds (`struct pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst in the
+//! kernel).
+//!
+//! Invariant: what is read stood there as a whole. KVM makes the version odd before it writes and even
+//! again afterwards.
+
+use std::sync::atomic::{Ordering, fence};
+
+use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::PhysMemory;
+
+/// How often the collector looks whether KVM has done with writing: it takes some stores, unless the
+/// host's processor does something else in between.
+const LOOKS: usize = 10_000;
+
+/// The counter had the value `tsc` when kvmclock was at `ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Grows by two with each change.
+    pub(super) version: u32,
+    pub(super) tsc: u64,
+    pub(super) ns: u64,
+}
+
+impl Told {
+    /// What stands at `at`, unless KVM is writing there.
+    pub(super) fn read(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
+        const TSC: u64 = 8;
+        const NS: u64 = 16;
+        let before = version(mem, at)?;
+        fence(Ordering::Acquire);
+        let tsc = mem.read_u64(at.wrapping_add(TSC)).ok()?;
+        let ns = mem.read_u64(at.wrapping_add(NS)).ok()?;
+        fence(Ordering::Acquire);
+        let is_whole = before > 0 && before & 1 == 0 && version(mem, at)? == before;
+        is_whole.then_some(Self {
+            version: before,
+            tsc,
+            ns,
+        })
+    }
+
+    /// The same after a moment, if KVM writes there meanwhile.
+    pub(super) fn read_soon(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
+        let is_something_told = || version(mem, at).is_some_and(|version| version > 0);
+        (0..LOOKS)
+            .map(|_| Self::read(mem, at))
+            .find(|told| told.is_some() || !is_something_told())
+            .flatten()
+    }
+
+    /// What [`Relation`](super::relation::Relation) remembers it by.
+    pub(super) fn noted(self) -> u64 {
+        1 << 32 | u64::from(self.version)
+    }
+}
+
+/// Zero before anything was told.
+fn version(mem: &impl PhysMemory, at: Gpa) -> Option<u32> {
+    let word = mem.read_u64(at).ok()?;
+    u32::try_from(word & u64::from(u32::MAX)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use hvprobe_arch::mem::OutOfRange;
+    use hvprobe_vm::memory::GuestRam;
+
+    use super::*;
+
+    const AT: Gpa = Gpa(0x1000);
+
+    fn told(version: u32) -> Told {
+        let value = u64::from(version);
+        Told {
+            version,
+            tsc: value * 10,
+            ns: value * 100,
+        }
+    }
+
+    /// Memory that KVM writes to between the reader's looks: what it tells by how many words were read.
+    struct Written<F> {
+        words: Cell<usize>,
+        version: F,
+    }
+
+    impl<F: Fn(usize) -> u32> Written<F> {
+        fn new(version: F) -> Self {
+            let words = Cell::new(0);
+            Self { words, version }
+        }
+    }
+
+    impl<F: Fn(usize) -> u32> PhysMemory for Written<F> {
+        fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
+            let told = told((self.version)(self.words.replace(self.words.get() + 1)));
+            let word = match at.0 - AT.0 {
+                0 => u64::from(told.version),
+                8 => told.tsc,
+                16 => told.ns,
+                other => panic!("there is nothing at {other}"),
+            };
+            into.copy_from_slice(&word.to_le_bytes());
+            Ok(())
+        }
+
+        fn write(&self, _: Gpa, _: &[u8]) -> Result<(), OutOfRange> {
+            unreachable!("what KVM tells is only read")
+        }
+    }
+
+    #[test]
+    fn what_kvm_is_about_to_write_is_not_read() {
+        let is_read = |version| Told::read(&Written::new(move |_| version), AT);
+        assert_eq!([0, 7, 8].map(is_read), [None, None, Some(told(8))]);
+        let ram = GuestRam::new(64 << 20).unwrap();
+        assert_eq!(Told::read(&ram, Gpa(!7)), None);
+        assert_eq!(Told::read_soon(&ram, Gpa(!7)), None);
+    }
+
+    /// The reader lost its processor between any two of its looks, for as long as KVM took to tell something else.
+    #[test]
+    fn what_kvm_writes_as_a_whole_between_two_looks_is_read_soon() {
+        for change in 1..4 {
+            let changes = |words| if words < change { 4 } else { 6 };
+            assert_eq!(Told::read(&Written::new(changes), AT), None, "{change}");
+            let soon = Told::read_soon(&Written::new(changes), AT);
+            assert_eq!(soon, Some(told(6)), "{change}");
+        }
+    }
+
+    #[test]
+    fn what_is_being_written_is_waited_for_but_not_for_ever() {
+        let done = |words| if words < 1000 { 5 } else { 6 };
+        assert_eq!(Told::read_soon(&Written::new(done), AT), Some(told(6)));
+        let never = Written::new(|words| if words < 2 { 4 } else { 5 });
+        assert_eq!(Told::read_soon(&never, AT), None);
+        let looks = never.words.get();
+        assert!((LOOKS..=10 * LOOKS).contains(&looks), "{looks}");
+        let nothing = Written::new(|_| 0);
+        assert_eq!(Told::read_soon(&nothing, AT), None);
+        assert!(nothing.words.get() < 10);
+    }
+}
