@@ -133,11 +133,8 @@ impl Registry {
         if site.internal.is_some() {
             return Err(Unoptimized::Internal);
         }
-        for (id, probe) in self.enabled_members(site) {
-            let what = needs_exit(&probe.spec, &probe.actions, || self.abilities());
-            if let Some(what) = what {
-                return Err(Unoptimized::Synchronous { probe: id, what });
-            }
+        if let Some(why) = self.synchronous(self.enabled_members(site)) {
+            return Err(why);
         }
         let span = site.point.span.as_ref().map_err(Clone::clone)?;
         if span.needs_quiescence() && !self.can_scan {
@@ -151,6 +148,17 @@ impl Registry {
             return Err(Unoptimized::Neighbour { at: *at });
         }
         Ok(span)
+    }
+
+    /// Why the first of `probes` that cannot do without an exit needs one.
+    pub(crate) fn synchronous<'s>(
+        &self,
+        mut probes: impl Iterator<Item = (ProbeId, &'s Probe)>,
+    ) -> Option<Unoptimized> {
+        probes.find_map(|(probe, Probe { spec, actions, .. })| {
+            let what = needs_exit(spec, actions, || self.abilities())?;
+            Some(Unoptimized::Synchronous { probe, what })
+        })
     }
 
     fn abilities(&self) -> Abilities {

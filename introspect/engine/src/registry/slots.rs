@@ -30,17 +30,23 @@ impl Registry {
     pub(crate) fn mechanism(&self, site: &SiteState) -> Mechanism {
         let enabled = |id: &ProbeId| self.is_enabled(*id);
         let any = site.members.iter().any(enabled);
-        if self.is_or_would_be_jump(site) {
+        let counts = |id: &ProbeId| !any || enabled(id);
+        if self.is_or_would_be_jump(site, counts) {
             return Mechanism::Optimized;
         }
-        mechanism_of(self.slot_kind_for(site, |id| !any || enabled(&id)))
+        mechanism_of(self.slot_kind_for(site, |id| counts(&id)))
     }
 
-    fn is_or_would_be_jump(&self, site: &SiteState) -> bool {
+    fn is_or_would_be_jump(&self, site: &SiteState, counts: impl Fn(&ProbeId) -> bool) -> bool {
         if site.is_armed() {
             return site.jump().is_some();
         }
-        self.code.region.detours.is_some() && site.unprepared.is_none() && self.fit(site).is_ok()
+        let members = site.members.iter().copied().filter(counts);
+        let members = members.filter_map(|id| Some((id, self.probes.get(id)?)));
+        self.code.region.detours.is_some()
+            && site.unprepared.is_none()
+            && self.fit(site).is_ok()
+            && self.synchronous(members).is_none()
     }
 
     /// The kind of slot `site` needs for its enabled probes.

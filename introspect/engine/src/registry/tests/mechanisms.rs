@@ -34,6 +34,20 @@ fn exhaust(rig: &mut Rig) -> usize {
 }
 
 #[test]
+fn a_place_whose_probes_are_disabled_tells_how_it_would_take_effect_with_them() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&[spec("p filler_000"), post("p filler_002")]);
+    let mechanisms = |rig: &Rig| [0, 1].map(|which: usize| rig.mechanism(ids[which]));
+    let enabled = mechanisms(&rig);
+    assert_eq!(enabled[0], Mechanism::Optimized);
+    assert_ne!(enabled[1], Mechanism::Optimized);
+    rig.disable(&ids).unwrap();
+    assert_eq!(mechanisms(&rig), enabled);
+    rig.enable(&ids[1..]).unwrap();
+    assert_eq!(mechanisms(&rig), enabled);
+}
+
+#[test]
 fn cheapest_mechanism_that_keeps_the_semantics_is_chosen() {
     use Mechanism::{Boosted, Emulated, Stepped};
     let mut rig = Rig::live();
