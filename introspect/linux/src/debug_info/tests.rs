@@ -10,6 +10,7 @@ use hvprobe_arch::Gva;
 use hvprobe_fixtures::dwarf::{BUILD_ID, FUNCTION, TABLE, file};
 use hvprobe_spec::perf_probe::Step;
 use hvprobe_spec::point::Point;
+use object::{Object as _, ObjectSection as _};
 use proptest::prelude::*;
 
 use super::{DebugError, DebugFile, DebugInfo, Location};
@@ -164,6 +165,28 @@ fn variables_are_where_they_are_at_that_address() {
     wanted.push(&table);
     assert_eq!(variables(&info, "vfs_test:5"), wanted);
     assert_eq!(variables(&info, "helper:1"), ["int given = %si"]);
+}
+
+#[test]
+fn where_frames_cannot_be_read_no_variable_is_told() {
+    let mut bytes = file();
+    let elf = object::File::parse(&*bytes).unwrap();
+    let frames = elf.section_by_name(".debug_frame").unwrap();
+    let at = usize::try_from(frames.file_range().unwrap().0).unwrap();
+    // The version of the first entry, behind its length and what says that others begin there.
+    bytes[at + 8] = 99;
+    let file = DebugFile::parse(&bytes).unwrap();
+    let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
+    let place = &info.places(&Point::parse("vfs_test").unwrap()).unwrap()[0];
+    let why = info.variables(place).unwrap_err();
+    let is_told = matches!(
+        why,
+        DebugError::Damaged {
+            section: ".debug_frame",
+            ..
+        }
+    );
+    assert!(is_told, "{why}");
 }
 
 /// What a way from a variable at a point leads to, or why it leads nowhere.

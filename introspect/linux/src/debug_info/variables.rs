@@ -57,8 +57,11 @@ impl<'f> DebugInfo<'f> {
         let at = place.at.0;
         let wrong = |source| unit.damaged(".debug_info", source);
         let own = unit.own_code(start)?;
-        let cfa = OnceCell::new();
-        let cfa = || cfa.get_or_init(|| self.cfa(at)).clone();
+        let read = OnceCell::new();
+        let cfa = || {
+            let cfa = read.get_or_init(|| unit.cfa(at));
+            cfa.as_ref().ok().cloned().flatten()
+        };
         let no_base = || None;
         let outer = Frame {
             base: &no_base,
@@ -125,27 +128,30 @@ impl<'f> DebugInfo<'f> {
                 _ => skipped = Some(depth),
             }
         }
+        // What could not be read leaves nothing to tell of any place.
+        read.into_inner().transpose()?;
         Ok(found.into_iter().map(|(_, variable)| variable).collect())
-    }
-
-    /// The caller's frame at `at`: where the stack was before the call.
-    fn cfa(&self, at: u64) -> Option<Sum> {
-        let bytes = self.file.frame().ok()?;
-        self.budget.spend(bytes.len()).ok()?;
-        let frame = DebugFrame::new(bytes, LittleEndian);
-        let bases = BaseAddresses::default();
-        let mut context = UnwindContext::new();
-        let row = frame
-            .unwind_info_for_address(&bases, &mut context, at, DebugFrame::cie_from_offset)
-            .ok()?;
-        match row.cfa() {
-            CfaRule::RegisterAndOffset { register, offset } => Sum::new(*register, *offset),
-            CfaRule::Expression(_) => None,
-        }
     }
 }
 
 impl<'f> Unit<'_, 'f> {
+    /// The caller's frame at `at`: where the stack was before the call.
+    fn cfa(&self, at: u64) -> Result<Option<Sum>, DebugError> {
+        let bytes = self.info.file.frame()?;
+        self.info.budget.spend(bytes.len())?;
+        let frame = DebugFrame::new(bytes, LittleEndian);
+        let (bases, mut context) = (BaseAddresses::default(), UnwindContext::new());
+        let cie = DebugFrame::cie_from_offset;
+        match frame.unwind_info_for_address(&bases, &mut context, at, cie) {
+            Ok(row) => Ok(match row.cfa() {
+                CfaRule::RegisterAndOffset { register, offset } => Sum::new(*register, *offset),
+                CfaRule::Expression(_) => None,
+            }),
+            Err(gimli::Error::NoUnwindInfoForAddress) => Ok(None),
+            Err(source) => Err(self.damaged(".debug_frame", source)),
+        }
+    }
+
     /// The entry of the function whose code a scope is in.
     fn own_code(&self, start: UnitOffset) -> Result<Option<Entry<'f>>, DebugError> {
         let scopes = Scopes::read(self)?;
