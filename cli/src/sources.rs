@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use hvprobe_proto::v1::{ListLinesRequest, ListVariablesRequest};
 use hvprobe_server::Sources;
+use hvprobe_spec::line_range::LineRange;
 use hvprobe_spec::point::Point;
 use serde::Serialize;
 
@@ -59,10 +60,11 @@ struct LineJson<'a> {
 }
 
 pub(crate) async fn lines(args: Lines) -> anyhow::Result<ExitCode> {
-    let point = read(&args.function)?;
+    let range = LineRange::parse(&args.function)
+        .map_err(|error| bad("range of lines", &args.function, &error))?;
     let is_json = args.files.json;
     let answer = match asked(args.files, &args.on).await? {
-        Asked::File(sources) => sources.lines(&point)?,
+        Asked::File(sources) => sources.lines(&range)?,
         Asked::Server(mut client, machine) => {
             let function = args.function;
             let request = ListLinesRequest { machine, function };

@@ -32,10 +32,10 @@ Lines count from the function's first one, which is 0.
 
 Examples:
   hvprobe lines vfs_read --kernel vmlinuz --debug-info vmlinux
-  hvprobe lines vfs_read --vm web
+  hvprobe lines vfs_read:6-12 --vm web
   hvprobe lines vfs_read --vm web --debug-info vmlinux")]
 pub(crate) struct Lines {
-    /// `FUNC` or `FUNC@SRC`
+    /// `FUNC[@SRC][:LINE[-LINE|+COUNT]]`
     #[arg(value_name = "FUNC")]
     pub(crate) function: String,
 

@@ -84,6 +84,22 @@ fn lines_are_told_with_the_places_that_take_a_probe() {
     "#]],
     );
     printed(
+        &["lines", "vfs_test:1-3"],
+        &expect![[r#"
+            vfs_test fs/test.c:10
+                  1  vfs_test+0x4 vfs_test+0x38
+                  3  vfs_test+0x20
+        "#]],
+    );
+    printed(
+        &["lines", "vfs_test@test.c:2+3"],
+        &expect![[r#"
+            vfs_test fs/test.c:10
+                  3  vfs_test+0x20
+                  4  vfs_test+0x30
+        "#]],
+    );
+    printed(
         &["lines", "helper"],
         &expect![[r#"
         helper fs/test.c:3
@@ -134,10 +150,26 @@ fn what_there_is_not_is_refused_with_what_there_is() {
         "#]],
     );
     refused(
-        &["lines", "vfs_test:3"],
+        &["lines", "vfs_test:2-2"],
         &expect![[r#"
-        hvprobe: lines are told of a whole function: FUNC or FUNC@SRC
-    "#]],
+            hvprobe: no code of line 2 of vfs_test; there is line 1, line 3
+        "#]],
+    );
+    refused(
+        &["lines", "vfs_test:3-1"],
+        &expect![[r#"
+            hvprobe: bad range of lines: the last line is before the first, 3
+              vfs_test:3-1
+                         ^
+        "#]],
+    );
+    refused(
+        &["lines", "fs/test.c:3"],
+        &expect![[r#"
+            hvprobe: bad range of lines: lines are told of functions: FUNC[@SRC][:LINE[-LINE|+COUNT]] belongs here
+              fs/test.c:3
+              ^
+        "#]],
     );
     refused(
         &["vars", "vfs_test:2"],

@@ -18,6 +18,7 @@ mod id;
 mod item;
 pub mod language;
 mod limits;
+pub mod line_range;
 mod mechanism;
 mod number;
 mod parse_error;

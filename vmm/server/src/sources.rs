@@ -16,7 +16,8 @@ use hvprobe_machine::Kernel;
 use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::BEGINNINGS;
-use hvprobe_spec::point::{At, Point};
+use hvprobe_spec::line_range::LineRange;
+use hvprobe_spec::point::Point;
 
 use crate::indexes::Indexes;
 
@@ -199,23 +200,12 @@ impl Sources {
         }
     }
 
-    /// The lines that take a probe of the functions that `point` stands for.
+    /// Those of the lines that take a probe.
     ///
     /// # Errors
-    /// When it stands for anything else, there is no such function, or the debug information is damaged.
-    pub fn lines(&self, point: &Point) -> Result<v1::ListLinesResponse, SourcesError> {
-        let Point::Function {
-            name,
-            file,
-            at: At::Entry,
-        } = point
-        else {
-            return Err(SourcesError::Definition(ParseError {
-                column: 0,
-                message: "lines are told of a whole function: FUNC or FUNC@SRC".to_owned(),
-            }));
-        };
-        let functions = self.info()?.lines(name, file.as_deref())?;
+    /// When there are none, there is no such function, or the debug information is damaged.
+    pub fn lines(&self, range: &LineRange) -> Result<v1::ListLinesResponse, SourcesError> {
+        let functions = self.info()?.lines_within(range)?;
         let functions = functions.into_iter().map(|function| v1::FunctionLines {
             lines: function.lines.iter().map(|line| self.line(line)).collect(),
             name: function.name,

@@ -227,7 +227,7 @@ fn on_host(what: &str, error: &io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use hvprobe_fixtures::dwarf::{self, BUILD_ID};
-    use hvprobe_spec::point::Point;
+    use hvprobe_spec::line_range::LineRange;
     use tonic::Status;
 
     use super::*;
@@ -260,8 +260,8 @@ mod tests {
         assert_eq!(uploads.keep(upload, &one).unwrap(), BUILD_ID);
         for image in [&one, &other] {
             let sources = uploads.of(image).unwrap().sources(image).unwrap();
-            let point = Point::parse("vfs_test").unwrap();
-            assert_eq!(sources.lines(&point).unwrap().functions[0].first, 10);
+            let all = LineRange::parse("vfs_test").unwrap();
+            assert_eq!(sources.lines(&all).unwrap().functions[0].first, 10);
         }
         // The next one takes its place, and its room is free.
         for _ in 0..5 {

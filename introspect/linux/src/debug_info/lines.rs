@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_arch::Gva;
+use hvprobe_spec::line_range::LineRange;
 
 use super::error::DebugError;
 use super::info::DebugInfo;
+use super::points::nearest;
 use super::rows::path;
 
 /// The lines of a function.
@@ -65,5 +67,27 @@ impl DebugInfo<'_> {
             }
         });
         Ok(functions.collect())
+    }
+
+    /// Those of [`DebugInfo::lines`] that are in a range.
+    ///
+    /// # Errors
+    /// As it has, and when there are none in the range.
+    pub fn lines_within(&self, range: &LineRange) -> Result<Vec<FunctionLines>, DebugError> {
+        let mut functions = self.lines(&range.function, range.file.as_deref())?;
+        let lines = functions.iter().flat_map(|it| &it.lines);
+        let all: BTreeSet<u64> = lines.map(|line| line.number).collect();
+        let line = *range.lines.start();
+        if !all.is_empty() && all.range(range.lines.clone()).next().is_none() {
+            return Err(DebugError::NoLine {
+                of: range.function.clone(),
+                line,
+                near: nearest(&all, line),
+            });
+        }
+        for function in &mut functions {
+            function.lines.retain(|it| range.lines.contains(&it.number));
+        }
+        Ok(functions)
     }
 }

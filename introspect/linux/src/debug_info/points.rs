@@ -390,7 +390,7 @@ fn place(scopes: &Scopes<'_>, unit: usize, at: u64, scope: Option<usize>) -> Poi
 }
 
 /// The lines nearest to one that is not among them, before and behind.
-fn nearest(lines: &BTreeSet<u64>, line: u64) -> Vec<String> {
+pub(super) fn nearest(lines: &BTreeSet<u64>, line: u64) -> Vec<String> {
     let before = lines.range(..line).next_back();
     let behind = lines.range(line..).next();
     let near = before.into_iter().chain(behind);

@@ -17,6 +17,7 @@ use hvprobe_proto::v1::{
 };
 use hvprobe_spec::ParseError;
 use hvprobe_spec::language::text::hex;
+use hvprobe_spec::line_range::LineRange;
 use hvprobe_spec::point::Point;
 use prost::Message;
 use tokio::time::timeout;
@@ -101,8 +102,8 @@ impl sources_server::Sources for Service {
         request: Request<ListLinesRequest>,
     ) -> Result<Response<ListLinesResponse>, Status> {
         let ListLinesRequest { machine, function } = request.into_inner();
-        let point = read(&function)?;
-        let ask = move |sources: &Sources| sources.lines(&point);
+        let range = read("the function", &function, LineRange::parse)?;
+        let ask = move |sources: &Sources| sources.lines(&range);
         self.of(&machine, ask).await
     }
 
@@ -111,7 +112,7 @@ impl sources_server::Sources for Service {
         request: Request<ListVariablesRequest>,
     ) -> Result<Response<ListVariablesResponse>, Status> {
         let ListVariablesRequest { machine, point } = request.into_inner();
-        let point = read(&point)?;
+        let point = read("the point", &point, Point::parse)?;
         let ask = move |sources: &Sources| sources.variables(&point);
         self.of(&machine, ask).await
     }
@@ -165,9 +166,13 @@ fn unusable(why: &DebugError) -> Failure {
     Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
 }
 
-fn read(point: &str) -> Result<Point, Status> {
-    limits::at_most("the point", point.len(), limits::DEFINITION)?;
-    let read = Point::parse(point);
+fn read<T>(
+    what: &str,
+    text: &str,
+    parse: impl FnOnce(&str) -> Result<T, ParseError>,
+) -> Result<T, Status> {
+    limits::at_most(what, text.len(), limits::DEFINITION)?;
+    let read = parse(text);
     Ok(read.map_err(|ParseError { column, message }| wrong(message).at_column(column))?)
 }
 

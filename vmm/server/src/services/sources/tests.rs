@@ -25,6 +25,14 @@ fn folder(file: &[u8]) -> TempDir {
     folder
 }
 
+fn point(text: &str) -> Result<Point, Status> {
+    read("the point", text, Point::parse)
+}
+
+fn range(text: &str) -> Result<LineRange, Status> {
+    read("the lines", text, LineRange::parse)
+}
+
 fn told(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
     let status = Status::from(failure);
     let detail = crate::status::tests::detail(&status);
@@ -35,7 +43,10 @@ fn told(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
 #[test]
 fn debug_information_is_found_by_the_build_id() {
     let sources = open(&image(), folder(&dwarf::file()).path(), None).unwrap();
-    let found = sources.lines(&read("vfs_test").unwrap()).unwrap().functions;
+    let found = sources
+        .lines(&range("vfs_test").unwrap())
+        .unwrap()
+        .functions;
     let [function] = found.as_slice() else {
         panic!("{found:?}");
     };
@@ -47,7 +58,7 @@ fn debug_information_is_found_by_the_build_id() {
     assert_eq!(places(1), ["vfs_test+0x4", "vfs_test+0x38"]);
 
     let found = sources
-        .variables(&read("vfs_test:1").unwrap())
+        .variables(&point("vfs_test:1").unwrap())
         .unwrap()
         .places;
     assert_eq!(found[0].place, "vfs_test+0x4");
@@ -69,7 +80,7 @@ fn what_there_is_not_is_told_with_what_there_is() {
     let folder = folder(&dwarf::file());
     let sources = open(&image(), folder.path(), None).unwrap();
     let error = sources
-        .lines(&read("vfs_test@other.c").unwrap())
+        .lines(&range("vfs_test@other.c").unwrap())
         .unwrap_err();
     let (code, kind, detail, message) = told(failed(&error));
     assert_eq!(
@@ -78,15 +89,18 @@ fn what_there_is_not_is_told_with_what_there_is() {
         "{message}"
     );
     assert!(detail.candidates[0].contains("fs/test.c"), "{detail:?}");
-    let none = sources.variables(&read("vfs_test:999").unwrap());
+    let none = sources.variables(&point("vfs_test:999").unwrap());
     let (code, kind, ..) = told(failed(&none.unwrap_err()));
     assert_eq!((code, kind), (Code::NotFound, ErrorKind::NotInSources));
-    let part = sources.lines(&read("vfs_test:1").unwrap());
-    let (code, kind, detail, _) = told(failed(&part.unwrap_err()));
-    assert_eq!((code, kind), (Code::InvalidArgument, ErrorKind::Definition));
-    assert_eq!(detail.column, Some(0));
-    let bad = read("vfs_test:").unwrap_err();
-    assert_eq!(crate::status::tests::detail(&bad).column, Some(9));
+    let none = sources.lines(&range("vfs_test:999+3").unwrap());
+    let (code, kind, detail, _) = told(failed(&none.unwrap_err()));
+    assert_eq!((code, kind), (Code::NotFound, ErrorKind::NotInSources));
+    assert_eq!(detail.candidates, ["line 5"]);
+    for bad in [point("vfs_test:").map(drop), range("vfs_test:").map(drop)] {
+        let bad = bad.unwrap_err();
+        assert_eq!(bad.code(), Code::InvalidArgument);
+        assert_eq!(crate::status::tests::detail(&bad).column, Some(9));
+    }
 }
 
 #[test]
