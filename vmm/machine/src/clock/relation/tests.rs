@@ -194,7 +194,9 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
         });
         let hit = clock.now();
         let ago = rdtsc().wrapping_add(offset).wrapping_sub(hit.guest_tsc);
-        assert!(ago < MS, "{ago}");
+        // A little to come where learning was interrupted: the offset is as exact as the reading was short.
+        let ago = ago.cast_signed();
+        assert!(ago.unsigned_abs() < MS, "{ago}");
         let told = time(&timeline, Some(0), hit.guest_tsc).unwrap();
         assert!(told.abs_diff(hit.host_ns) < 20_000, "{told} {hit:?}");
     }
