@@ -121,6 +121,7 @@ impl Printer<'_> {
                 Some(Kind::Tag(to)) => id = to,
                 Some(Kind::Pointer(to)) => {
                     let words = qualifiers.words();
+                    self.spend(words.len() + "(*)".len());
                     inner = format!("*{}", joined(&words, &inner));
                     qualifiers = Qualifiers::default();
                     if self.has_suffix(to) {
@@ -129,29 +130,33 @@ impl Printer<'_> {
                     id = to;
                 }
                 Some(Kind::Array { element, count }) => {
-                    match count {
-                        0 => inner.push_str("[]"),
-                        count => write!(inner, "[{count}]").unwrap_or_default(),
-                    }
+                    let count = match count {
+                        0 => "[]".to_owned(),
+                        count => format!("[{count}]"),
+                    };
+                    self.spend(count.len());
+                    inner.push_str(&count);
                     id = element;
                 }
                 Some(Kind::Prototype {
                     returns,
                     parameters,
                 }) => {
+                    self.spend("()".len());
                     let parameters = self.parameters(parameters, depth);
                     inner = format!("{inner}({parameters})");
                     qualifiers = Qualifiers::default();
                     id = returns;
                 }
                 _ => {
-                    let base = self.base(id, indent, depth);
-                    let base = joined(&qualifiers.words(), &base);
+                    let words = qualifiers.words();
+                    self.spend(words.len());
+                    let base = joined(&words, &self.base(id, indent, depth));
                     return joined(&base, &inner);
                 }
             }
         }
-        joined(LEFT_OUT, &inner)
+        joined(&self.left_out(), &inner)
     }
 
     /// Whether what is declared goes on behind its name.
@@ -180,13 +185,17 @@ impl Printer<'_> {
                 self.spend(name.len());
                 return name.to_owned();
             }
-            _ => return LEFT_OUT.to_owned(),
+            _ => return self.left_out(),
         };
         match (name, indent) {
             ("", Some(indent)) => self.defined(id, indent, depth),
-            ("", None) => format!("{keyword} {{{LEFT_OUT}}}"),
+            ("", None) => {
+                let text = format!("{keyword} {{{LEFT_OUT}}}");
+                self.spend(text.len());
+                text
+            }
             (name, _) => {
-                self.spend(name.len());
+                self.spend(keyword.len() + name.len());
                 format!("{keyword} {name}")
             }
         }
@@ -194,6 +203,8 @@ impl Printer<'_> {
 
     /// A structure or enumeration with what is in it.
     fn defined(&mut self, id: TypeId, indent: usize, depth: u32) -> String {
+        const AROUND: usize = "struct  {\n}".len();
+        self.spend(AROUND + indent);
         let (keyword, body) = match (self.types.kind(id), depth.checked_sub(1)) {
             (Some(Kind::Struct { union, members }), Some(depth)) => {
                 let keyword = if union { "union" } else { "struct" };
@@ -202,7 +213,7 @@ impl Printer<'_> {
             (Some(Kind::Enum { signed, values }), Some(_)) => {
                 ("enum", self.values(values, signed, indent + 1))
             }
-            _ => return LEFT_OUT.to_owned(),
+            _ => return self.left_out(),
         };
         let name = joined(keyword, self.types.own_name(id));
         if body.is_empty() {
@@ -215,13 +226,13 @@ impl Printer<'_> {
         let mut body = String::new();
         let tabs = "\t".repeat(indent);
         for field in members {
-            if !self.spend(indent + field.name.len()) {
-                let _ = writeln!(body, "{tabs}{LEFT_OUT}");
-                break;
-            }
             let mut name = field.name.to_owned();
             if let Some(width) = field.width {
                 let _ = write!(name, ":{width}");
+            }
+            if !self.spend(indent + name.len() + " ;\n".len()) {
+                let _ = writeln!(body, "{tabs}{LEFT_OUT}");
+                break;
             }
             let text = self.declare(field.ty, name, Some(indent), depth);
             let _ = writeln!(body, "{tabs}{text};");
@@ -233,22 +244,23 @@ impl Printer<'_> {
         let mut body = String::new();
         let tabs = "\t".repeat(indent);
         for it in values {
-            if !self.spend(indent + it.name.len() + 8) {
+            let line = if signed {
+                format!("{tabs}{} = {},\n", it.name, it.value)
+            } else {
+                format!("{tabs}{} = {},\n", it.name, it.value.cast_unsigned())
+            };
+            if !self.spend(line.len()) {
                 let _ = writeln!(body, "{tabs}{LEFT_OUT}");
                 break;
             }
-            let _ = if signed {
-                writeln!(body, "{tabs}{} = {},", it.name, it.value)
-            } else {
-                writeln!(body, "{tabs}{} = {},", it.name, it.value.cast_unsigned())
-            };
+            body.push_str(&line);
         }
         body
     }
 
     fn parameters(&mut self, parameters: Parameters<'_>, depth: u32) -> String {
         let Some(depth) = depth.checked_sub(1) else {
-            return LEFT_OUT.to_owned();
+            return self.left_out();
         };
         let mut texts = Vec::new();
         for it in parameters {
@@ -257,7 +269,7 @@ impl Printer<'_> {
                 break;
             }
             texts.push(if it.ty == TypeId::VOID {
-                LEFT_OUT.to_owned()
+                self.left_out()
             } else {
                 self.declare(it.ty, it.name.to_owned(), None, depth)
             });
@@ -266,6 +278,12 @@ impl Printer<'_> {
             return "void".to_owned();
         }
         texts.join(", ")
+    }
+
+    /// What stands for what is left out.
+    fn left_out(&mut self) -> String {
+        self.spend(LEFT_OUT.len());
+        LEFT_OUT.to_owned()
     }
 
     /// Takes so many bytes from what may be written. Answers whether they were left.

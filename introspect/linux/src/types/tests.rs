@@ -190,6 +190,18 @@ fn loops_come_to_an_end() {
     }
 }
 
+/// Each turn of it adds more to the text than it needs to be said in the types.
+#[test]
+fn functions_that_return_themselves_come_to_an_end() {
+    let mut btf = Btf::default();
+    let parameters: Vec<_> = (0..500).map(|_| ("", 1)).collect();
+    btf.prototype(1, &parameters);
+    let types = parsed(&btf);
+    for id in types.ids() {
+        poke(&types, id);
+    }
+}
+
 /// Asks all that can be asked of a type.
 fn poke(types: &Types, id: TypeId) {
     assert!(types.name(id).len() < 4096);
