@@ -6,6 +6,7 @@ was as expected. With a kernel it boots a guest, has its hits told and decided, 
 
 import queue
 import sys
+import threading
 
 import grpc
 from google.protobuf import descriptor_pool, message_factory
@@ -77,8 +78,17 @@ def hits(method, kernel, initrd):
     print("stopped:", method(MACHINES, "Stop")(machine=name).ending.reason)
 
 
-def main(target, token_file=None, *guest):
-    channel = grpc.insecure_channel(target)
+def main(target, *rest):
+    with grpc.insecure_channel(target) as channel:
+        talk(channel, *rest)
+    # A thread of gRPC's that is still about the end of a call when Python ends is stopped where it is, which may be
+    # with a lock that Python's end then waits for.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(SECONDS)
+
+
+def talk(channel, token_file=None, *guest):
     if token_file is not None:
         with open(token_file, encoding="ascii") as token:
             channel = grpc.intercept_channel(channel, Shown(token.read().strip()))
