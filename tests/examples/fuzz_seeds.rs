@@ -9,8 +9,8 @@ use std::path::Path;
 
 use hvprobe_tests::fuzz::bzimage_around;
 
-use hvprobe_fixtures::btf;
 use hvprobe_fixtures::kernel::{self, Layout, TEXT};
+use hvprobe_fixtures::{MODULE_VIRT, btf};
 use hvprobe_linux::debug_info::DebugFile;
 
 /// Where the targets link the table under test to.
@@ -53,6 +53,9 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     .enumerate()
     {
         add("unwind", name, stack(format, [call, registers, end]));
+    }
+    for (name, age) in [("old", 0), ("new", 1)] {
+        add("modules", name, modules(age));
     }
 
     let file = hvprobe_fixtures::dwarf::file();
@@ -325,6 +328,26 @@ fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
     stack[REGISTERS + 16] = TEXT + 0x48;
     stack[REGISTERS + 17] = 0x10;
     stack[REGISTERS + 19] = 0xffff_c900_0000_0000 + 8 * 20;
+    bytes.extend(stack.iter().flat_map(|word: &u64| word.to_le_bytes()));
+    bytes
+}
+
+/// A guest whose first module has another name, and a stack that leads through two modules.
+fn modules(age: u8) -> Vec<u8> {
+    /// Where the first module's name is, as the target is told of places, and how eight bytes are written.
+    const NAME: u16 = 0x1018;
+    const WORD: u8 = 0;
+    let mut bytes = vec![age];
+    bytes.extend(NAME.to_le_bytes());
+    bytes.push(WORD);
+    bytes.extend(b"renamed\0");
+    bytes.extend([0xff; 11]);
+    // Interrupted at 0x120 of the first module, with RSP at the stack's beginning.
+    bytes.extend([0x20, 1, 0, 0]);
+    bytes.extend(0_u64.to_le_bytes());
+    let mut stack = [0; 8];
+    stack[4] = MODULE_VIRT.0 + 0x3020;
+    stack[7] = TEXT + 0x28;
     bytes.extend(stack.iter().flat_map(|word: &u64| word.to_le_bytes()));
     bytes
 }

@@ -16,6 +16,7 @@ mod insn;
 mod language;
 mod loader;
 mod memory;
+mod modules;
 mod paging;
 mod script;
 mod symbols;
@@ -30,6 +31,7 @@ pub use image::{btf, image, kallsyms, tables};
 pub use insn::{boundary, gate, insn};
 pub use language::language;
 pub use loader::{bzimage, bzimage_around, payload};
+pub use modules::modules;
 pub use paging::{hidden, walk};
 pub use script::script;
 pub use symbols::pattern;
@@ -46,7 +48,7 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
@@ -61,6 +63,7 @@ pub const TARGETS: [Target; 21] = [
     target("insn", insn),
     target("kallsyms", kallsyms),
     target("language", language),
+    target("modules", modules),
     target("pattern", pattern),
     target("payload", payload),
     target("record", record),

@@ -15,11 +15,11 @@ const TEXT_LEN: usize = 0x1000;
 const ADDRESSES: u64 = 0xffff_ffff_8200_0000;
 const ENTRIES: u64 = ADDRESSES + 0x1_0000;
 /// From where on there is a stack.
-const STACK: u64 = 0xffff_c900_0000_0000;
+pub(super) const STACK: u64 = 0xffff_c900_0000_0000;
 /// From where on there is text of the kernel's.
-const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
+pub(super) const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
 /// The last words of the entry of a function's first instruction.
-const FIRST: [u16; 3] = [0x005, 0x205, 0x203];
+pub(super) const FIRST: [u16; 3] = [0x005, 0x205, 0x203];
 
 /// A stack that is made of an input.
 struct Stack<'a>(&'a [u8]);
@@ -50,25 +50,7 @@ pub fn unwind(data: &[u8]) -> bool {
         Some(first) => tables(*first, input.take(count * 6)),
         None => (input.take(count).to_vec(), input.take(count * 2).to_vec()),
     };
-    let symbols = [
-        ("_stext", TEXT, 0, true),
-        ("one", TEXT, 0x10, true),
-        ("two", TEXT + 0x10, 0x10, true),
-        ("_etext", TEXT + TEXT_LEN as u64, 0, true),
-    ];
-    let section = |name, at, exec, data| Section {
-        name,
-        at,
-        exec,
-        data,
-    };
-    let sections = [
-        section(".text", TEXT, true, vec![0x90; TEXT_LEN]),
-        section(".orc_unwind_ip", ADDRESSES, false, addresses),
-        section(".orc_unwind", ENTRIES, false, entries),
-    ];
-    let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
-        .expect("unwind tables are not needed to read an image");
+    let image = image(addresses, entries);
     let orc = match image.orc() {
         Ok(orc) => orc,
         Err(error) => {
@@ -97,8 +79,31 @@ pub fn unwind(data: &[u8]) -> bool {
     count > 1 || !goes_on
 }
 
+/// The image of a kernel with these tables, sound or not.
+pub(super) fn image(addresses: Vec<u8>, entries: Vec<u8>) -> KernelImage {
+    let symbols = [
+        ("_stext", TEXT, 0, true),
+        ("one", TEXT, 0x10, true),
+        ("two", TEXT + 0x10, 0x10, true),
+        ("_etext", TEXT + TEXT_LEN as u64, 0, true),
+    ];
+    let section = |name, at, exec, data| Section {
+        name,
+        at,
+        exec,
+        data,
+    };
+    let sections = [
+        section(".text", TEXT, true, vec![0x90; TEXT_LEN]),
+        section(".orc_unwind_ip", ADDRESSES, false, addresses),
+        section(".orc_unwind", ENTRIES, false, entries),
+    ];
+    KernelImage::parse(&kernel::elf(&sections, &symbols))
+        .expect("unwind tables are not needed to read an image")
+}
+
 /// Tables in which two functions begin as they should, each of whose 16 bytes has another of the entries.
-fn tables(first: u16, entries: &[u8]) -> (Vec<u8>, Vec<u8>) {
+pub(super) fn tables(first: u16, entries: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut addresses, mut rules) = (Vec::new(), Vec::new());
     let mut add = |at: u64, rule: &[u8]| {
         let place = ADDRESSES + addresses.len() as u64;

@@ -5,11 +5,10 @@ mod types;
 use std::sync::{Arc, OnceLock};
 
 use hvprobe_arch::Gva;
-use hvprobe_fixtures::btf::Btf;
 use hvprobe_fixtures::kernel::{self as kernel, TEXT};
 use hvprobe_fixtures::modules::{
-    AGES, Age, BLACKLIST, CALLS, EXTABLE, FTRACE, Guest, JUMPS, KALLSYMS, KPROBES, LOCKS,
-    MODULE_COUNT, MODULES, NOINSTR, RawSym, image, types,
+    self, AGES, Age, BLACKLIST, CALLS, EXTABLE, FTRACE, Guest, JUMPS, KALLSYMS, LOCKS,
+    MODULE_COUNT, MODULES, SYMBOLS, image, own_types, types,
 };
 use hvprobe_fixtures::tables;
 use proptest::prelude::*;
@@ -19,55 +18,9 @@ use crate::image::{Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
 use crate::types::{BtfError, Types};
 
-/// The symbols of [`full`].
-const SYMBOLS: &[RawSym] = &[
-    ("", 1, 0, 0),
-    ("file.c", 0xfff1, 0, 0),
-    ("start", 1, 0, 0x40),
-    ("sites", 1, 0x100, 0),
-    ("listed", 1, 0x200, 0x20),
-    ("listed.cold", 1, 0x280, 0x10),
-    ("__SCT__own", 1, 0x300, 8),
-    ("last", 1, 0xf00, 0),
-    ("variable", 2, 0x1400, 8),
-    ("init_module", 3, 0x2000, 0x10),
-    ("printk", 0, 0x40, 0),
-    ("elsewhere", 4, 0x10_0000, 8),
-    ("not a name", 1, 0x80, 8),
-];
-
-/// A module with all there is, in a state.
+/// A [module with all there is](modules::full), in a state.
 fn full(guest: &mut Guest, name: &str, state: u32) -> Gva {
-    let age = guest.age;
-    let made = guest.add(name, state);
-    made.field(NOINSTR.0, &made.base.wrapping_add(0x400).0.to_le_bytes());
-    made.field(NOINSTR.1, &0x10_u32.to_le_bytes());
-    made.field(KPROBES.0, &made.base.wrapping_add(0x410).0.to_le_bytes());
-    made.field(KPROBES.1, &0x10_u32.to_le_bytes());
-    let made = made
-        .types(&own_types(&types(age)))
-        .code(0x110, &[0x0f, 0x1f, 0x44, 0, 0])
-        .code(0x120, &[0xeb, 0x10])
-        .symbols(SYMBOLS)
-        .relative(JUMPS, 16, &[0x110, 0x120])
-        .relative(CALLS, 8, &[0x130])
-        .relative(EXTABLE, 12, &[0x150, 0x140])
-        .words(FTRACE, &[0x100, 0])
-        .words(BLACKLIST, &[0x200])
-        .locks(&[0x160]);
-    made.at
-}
-
-/// The id of the kernel's type of characters, its first.
-const KERNELS_CHAR: u32 = 1;
-
-/// The types of [`full`]: a structure, and a function that takes it.
-fn own_types(kernel: &Btf) -> Vec<u8> {
-    let mut own = Btf::behind(kernel);
-    let device = own.structure("device", 0x40, &[("name", KERNELS_CHAR, 0x80)]);
-    let device = own.pointer(device);
-    own.function("start", 0, &[("device", device)]);
-    own.bytes()
+    modules::full(guest, name, state).at
 }
 
 fn image_with(types: Vec<u8>) -> KernelImage {
