@@ -131,6 +131,18 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("language", name, text.into());
     }
     for (name, text) in [
+        ("line", "fs/read_write.c:450 count"),
+        ("range", "vfs_read@fs/read_write.c:3-7"),
+        (
+            "every",
+            "my:ev=vfs_read@read_write.c:12 n=file->f_pos:x64 a.b[2]->c buf:string@user %ax \
+             $vars if n > 3",
+        ),
+        ("text", "ev=vfs_read;ret=x $params b=+0(%di):u32"),
+    ] {
+        add("perf_probe", name, text.into());
+    }
+    for (name, text) in [
         (
             "count",
             "kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }",

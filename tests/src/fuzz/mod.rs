@@ -18,6 +18,7 @@ mod loader;
 mod memory;
 mod modules;
 mod paging;
+mod perf_probe;
 mod script;
 mod symbols;
 mod types;
@@ -33,6 +34,7 @@ pub use language::language;
 pub use loader::{bzimage, bzimage_around, payload};
 pub use modules::modules;
 pub use paging::{hidden, walk};
+pub use perf_probe::perf_probe;
 pub use script::script;
 pub use symbols::pattern;
 pub use unwind::unwind;
@@ -48,7 +50,7 @@ pub struct Target {
 }
 
 /// All targets, by name.
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 23] = [
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
@@ -66,6 +68,7 @@ pub const TARGETS: [Target; 22] = [
     target("modules", modules),
     target("pattern", pattern),
     target("payload", payload),
+    target("perf_probe", perf_probe),
     target("record", record),
     target("script", script),
     target("tables", tables),
