@@ -16,7 +16,7 @@ use std::fmt;
 
 use crate::column::Column;
 use crate::definition::is_event_name;
-use crate::number::number_in;
+use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 use crate::point::Point;
 
@@ -104,8 +104,12 @@ pub fn is_perf_probe(text: &str) -> bool {
         return false;
     };
     let kind = word.split(':').next().unwrap_or(word);
-    let digits = kind.strip_prefix(['p', 'r']);
-    let is_kind = digits.is_some_and(|digits| digits.chars().all(|c| c.is_ascii_digit()));
+    let is_kind = kind
+        .strip_prefix(['p', 'r'])
+        .is_some_and(|number| match strip_hex(number) {
+            Some(digits) => digits.chars().all(|c| c.is_ascii_hexdigit()),
+            None => number.chars().all(|c| c.is_ascii_digit()),
+        });
     !is_kind && !word.starts_with('-')
 }
 
@@ -304,10 +308,25 @@ mod tests {
 
     #[test]
     fn lines_of_kprobe_events_are_none() {
-        for text in ["p vfs_read", " p:a vfs_read", "r4 vfs_read", "r", "-:a", ""] {
+        for text in [
+            "p vfs_read",
+            " p:a vfs_read",
+            "r4 vfs_read",
+            "r0x1f:a vfs_read",
+            "r",
+            "-:a",
+            "",
+        ] {
             assert!(!is_perf_probe(text), "{text:?}");
         }
-        for text in ["vfs_read", "pipe_read:3", "p=vfs_read", "r2d2", " fs/a.c:3"] {
+        for text in [
+            "vfs_read",
+            "pipe_read:3",
+            "p=vfs_read",
+            "r2d2",
+            "r0xyz",
+            " fs/a.c:3",
+        ] {
             assert!(is_perf_probe(text), "{text:?}");
         }
     }
