@@ -1,7 +1,8 @@
 //! One machine's events on their way to one client.
 //!
 //! Invariant: a probe is described in the message its first event is in, or before; what was lost
-//! is told with the message that follows the loss; which wall-clock times events have is told first; all
+//! is told with the message that follows the loss, all of whose events follow it, too, so that a client that
+//! deals with a part of a message counts nothing twice; which wall-clock times events have is told first; all
 //! that is before the position in a message has been sent or told as lost by then.
 
 use std::collections::HashSet;
@@ -109,13 +110,17 @@ impl Feed {
             first.head.missed = events.missed;
             first.head.dropped = events.dropped;
             self.send(first).await?;
+            let mut left = None;
             loop {
-                let taken = tokio::select! {
-                    taken = events.next() => taken,
-                    () = self.to_client.closed() => return Err(Gone),
+                let taken = match left.take() {
+                    None => tokio::select! {
+                        taken = events.next() => taken,
+                        () = self.to_client.closed() => return Err(Gone),
+                    },
+                    left => left,
                 };
                 match taken {
-                    Some(first) => self.pass_on(first, &mut events).await?,
+                    Some(first) => left = self.pass_on(first, &mut events).await?,
                     None => break,
                 }
             }
@@ -132,22 +137,28 @@ impl Feed {
         self.send(message).await
     }
 
-    /// Sends `first` and what else waits in `rest`, as much as fits in a message.
+    /// Sends `first` and what else waits in `rest`, as much as fits in a message. Returns what was taken and
+    /// belongs into the next one.
     async fn pass_on(
         &mut self,
         first: Taken<Encoded, Lost>,
         rest: &mut Subscription,
-    ) -> Result<(), Gone> {
+    ) -> Result<Option<Taken<Encoded, Lost>>, Gone> {
         let mut message = Message::default();
         let mut unknown = HashSet::new();
         let mut bytes = 0;
         let mut next = Some(first);
-        while let Some(Taken {
-            lost,
-            item,
-            notices,
-        }) = next
-        {
+        while let Some(taken) = next.take() {
+            // What was dropped in the machine has no place among the events, but a count of its own in positions.
+            if !message.events.is_empty() && taken.lost.until.seq > self.position.seq {
+                next = Some(taken);
+                break;
+            }
+            let Taken {
+                lost,
+                item,
+                notices,
+            } = taken;
             let throttled = notices.iter().map(budget::notice);
             message.head.throttled.extend(throttled);
             let dropped = &mut message.head.dropped;
@@ -171,7 +182,8 @@ impl Feed {
             message.head.probes = self.describe(unknown).await?;
         }
         message.head.position = self.told();
-        self.send(message).await
+        self.send(message).await?;
+        Ok(next)
     }
 
     /// Tells the client about the probes `unknown`; returns the last of them, for the message that

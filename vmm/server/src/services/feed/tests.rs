@@ -236,3 +236,20 @@ fn a_break_without_a_gap_loses_and_repeats_nothing() {
     assert_eq!(client.seen, (0..11).collect::<Vec<_>>());
     assert_eq!((client.dropped, client.missed), (3, 0));
 }
+
+/// Wherever it breaks off among the events before those that it lost.
+#[test]
+fn what_was_lost_is_told_once_wherever_a_client_breaks_off() {
+    /// More messages than wait for a client after a flood.
+    const MESSAGES: usize = 45;
+    let mut most_lost = 0;
+    for read in 0..MESSAGES {
+        let steps = [Step::Flood, Step::Read(read), Step::Break(0)];
+        let (client, machine) = run(&steps, Wanted::default());
+        let lost = client.dropped + client.missed;
+        let told = client.seen.len() as u64 + lost;
+        assert_eq!(told, machine.events + machine.dropped, "{read}");
+        most_lost = most_lost.max(lost - machine.dropped);
+    }
+    assert!(most_lost > 0, "the flood is too small");
+}
