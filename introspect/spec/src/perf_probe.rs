@@ -1,7 +1,7 @@
 //! Probes as `perf probe` defines them.
 //!
 //! ```text
-//! definition = [[GROUP ":"] EVENT "="] point {blanks argument} [blanks "if" blanks FILTER]
+//! definition = [[GROUP ":"] EVENT "="] point {blanks argument} [blanks "if" FILTER]
 //! argument   = [NAME "="] value [":" TYPE] ["@user"]
 //! value      = VARIABLE {member} | "$params" | "$vars" | fetched
 //! member     = "." NAME | "->" NAME | "[" NUMBER "]"
@@ -15,7 +15,7 @@
 use std::fmt;
 
 use crate::column::Column;
-use crate::definition::is_event_name;
+use crate::definition::{begins_filter, is_event_name};
 use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 use crate::point::Point;
@@ -139,10 +139,11 @@ impl PerfProbe {
         let mut arguments = Vec::new();
         let mut filter = None;
         for (column, word) in words {
-            if word == "if" {
-                let rest: String = text.chars().skip(column + word.len()).collect();
+            if begins_filter(word) {
+                let behind = column + "if".len();
+                let rest: String = text.chars().skip(behind).collect();
                 if rest.trim().is_empty() {
-                    return error(column + word.len(), "missing filter behind `if`");
+                    return error(behind, "missing filter behind `if`");
                 }
                 filter = Some(rest.trim().to_owned());
                 break;
@@ -392,6 +393,19 @@ mod tests {
     }
 
     #[test]
+    fn filters_begin_as_in_kprobe_events() {
+        for (text, filter) in [
+            ("vfs_read if pid==1", "pid==1"),
+            ("vfs_read a if(pid==1) && a", "(pid==1) && a"),
+            ("vfs_read a if!(pid==1)", "!(pid==1)"),
+        ] {
+            let probe = PerfProbe::parse(text).unwrap();
+            assert_eq!(probe.filter.as_deref(), Some(filter), "{text}");
+            assert!(probe.arguments.len() < 2, "{text}");
+        }
+    }
+
+    #[test]
     fn mistakes_are_told_where_they_are() {
         for (text, column) in [
             (" ", 0),
@@ -412,6 +426,7 @@ mod tests {
             ("vfs_read $params:u8", 9),
             ("vfs_read %ax@user", 9),
             ("vfs_read a if", 13),
+            ("vfs_read iffy(", 13),
         ] {
             let wrong = PerfProbe::parse(text).unwrap_err();
             assert_eq!(wrong.column, column, "{text}: {wrong}");

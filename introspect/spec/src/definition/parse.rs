@@ -88,10 +88,14 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     })
 }
 
+/// Whether a filter begins with `word`: its `if`, perhaps with the filter's first sign right behind it.
+pub(crate) fn begins_filter(word: &str) -> bool {
+    word == "if" || word.starts_with("if(") || word.starts_with("if!")
+}
+
 /// The fetch arguments, and where the filter begins behind its `if`.
 fn split_filter<'a, 'b>(words: &'b [(usize, &'a str)]) -> (&'b [(usize, &'a str)], Option<usize>) {
-    let begins = |word: &str| word == "if" || word.starts_with("if(") || word.starts_with("if!");
-    match words.iter().position(|(_, word)| begins(word)) {
+    match words.iter().position(|(_, word)| begins_filter(word)) {
         Some(index) => (&words[..index], Some(words[index].0 + "if".len())),
         None => (words, None),
     }
