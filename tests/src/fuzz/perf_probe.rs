@@ -23,10 +23,15 @@ pub fn perf_probe(data: &[u8]) -> bool {
         assert!(!is_perf_probe(&text));
     }
     match PerfProbe::parse(&text) {
-        Ok(probe) => check(&text, &probe),
-        Err(error) => assert_shown(&text, &error),
+        Ok(probe) => {
+            check(&text, &probe);
+            true
+        }
+        Err(error) => {
+            assert_shown(&text, &error);
+            false
+        }
     }
-    PerfProbe::parse(&text).is_ok()
 }
 
 fn check(text: &str, probe: &PerfProbe) {
