@@ -11,5 +11,6 @@ pub mod fuzz;
 pub mod micro;
 pub mod names;
 pub mod program;
+pub mod progress;
 pub mod rig;
 pub mod wait;

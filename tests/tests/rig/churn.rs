@@ -2,7 +2,7 @@
 //! often of several at once, and every one of them comes home.
 //!
 //! What happens at random is decided by a seed, which is printed: `HVPROBE_CHURN_SEED` repeats it, and
-//! `HVPROBE_CHURN_SECONDS` makes the test longer. It prints a line every [`REPORT`].
+//! `HVPROBE_CHURN_SECONDS` makes the test longer.
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use hvprobe_machine::{Mechanism, ProbeId, ProbeSpec};
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::names;
+use hvprobe_tests::progress::Progress;
 use hvprobe_tests::rig::{Running, assert_clean, chain, info, optimizing_guest, probe, rig};
 
 /// Functions in which the guest's loops sleep, or are most of the time.
@@ -29,8 +30,6 @@ const FUNCTIONS: [&str; 10] = [
 const MOST: usize = 12;
 /// How many changes there are at least.
 const CHANGES: u32 = 40;
-/// How often it says that it does.
-const REPORT: Duration = Duration::from_secs(20);
 /// For how long changes go on until a probe that leaves has been hit.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -78,7 +77,7 @@ fn every_call_comes_home(cpus: u32) {
         .map(names::own)
         .collect();
     let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
-    let (started, mut reported) = (Instant::now(), Instant::now());
+    let (started, mut progress) = (Instant::now(), Progress::start());
     let mut here: Vec<ProbeId> = Vec::new();
     let (mut changes, mut refused, mut hits) = (0_u32, 0, 0);
     // A guest that gets little of a busy machine comes to a probe only now and then.
@@ -103,10 +102,7 @@ fn every_call_comes_home(cpus: u32) {
                 panic!("a change failed: {}", chain(&error));
             }
         }
-        if reported.elapsed() >= REPORT {
-            reported = Instant::now();
-            eprintln!("{changes} changes, {hits} hits");
-        }
+        progress.tell(format_args!("{changes} changes, {hits} hits"));
     }
     if let Err(error) = machine.unregister(&here) {
         panic!("the last change failed: {}", chain(&error));

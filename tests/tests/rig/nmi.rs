@@ -14,6 +14,7 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, Refusals};
 use hvprobe_spec::Item;
 use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::progress::Progress;
 use hvprobe_tests::rig::{
     Running, amid_nmis, assert_clean, chain, guest, info, probe, rig, rig_cpus, values,
 };
@@ -63,6 +64,7 @@ struct Storm {
 impl Storm {
     /// Sends `count` at random times, in between calls of the function that `busy` is on.
     fn send(&mut self, running: &mut Running, count: u64, busy: ProbeId) {
+        let mut progress = Progress::start();
         let machine = running.machine.clone();
         let hits = |machine: &Machine| info(machine, busy).counts.hits;
         for number in 0..count {
@@ -79,7 +81,7 @@ impl Storm {
             sleep(Duration::from_micros(self.random.below(4000)));
             if number % 500 == 0 {
                 let seen = hits(&machine);
-                eprintln!("{number} NMIs, {seen} hits");
+                progress.tell(format_args!("{number} NMIs, {seen} hits"));
                 running.wait_while_running(|machine| hits(machine) > seen);
             }
         }

@@ -7,14 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hvprobe_machine::MachineConfig;
+use hvprobe_tests::progress;
 use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, probe, rig};
 
 /// The shortest timeouts the kernel takes.
 const WATCHDOGS: &str = " rcupdate.rcu_cpu_stall_timeout=3 watchdog_thresh=1";
 /// Several of them.
 const PAUSE: Duration = Duration::from_secs(12);
-/// How often a long test says that it goes on.
-const REPORT: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_guest_that_was_paused_sees_no_stall() {
@@ -58,8 +57,8 @@ fn pause(mut config: MachineConfig, length: Duration) {
     machine.pause().expect("it runs");
     let since = Instant::now();
     while let Some(left) = length.checked_sub(since.elapsed()) {
-        thread::sleep(left.min(REPORT));
-        eprintln!("paused for {:?}", since.elapsed());
+        thread::sleep(left.min(progress::EVERY));
+        progress::tell(format_args!("paused for {:?}", since.elapsed()));
     }
     machine.resume().expect("it stands");
     running.wait_for("over");

@@ -4,7 +4,7 @@
 //! The workload counts its own calls by the kernel function they enter, and rests between
 //! stretches; a probe that stays over a stretch must have counted the same calls. What happens at
 //! random is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats it, and
-//! `HVPROBE_STRESS_SECONDS` makes the test longer. It prints a line every [`REPORT`].
+//! `HVPROBE_STRESS_SECONDS` makes the test longer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use hvprobe_engine::{Refused, RegisterError};
 use hvprobe_machine::{EndReason, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec, State};
 use hvprobe_tests::differential::random::Random;
+use hvprobe_tests::progress::Progress;
 use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, infos, probe, rig, rig_cpus, values,
 };
@@ -81,8 +82,6 @@ const CHANGES: usize = 25;
 const PACE: u64 = 100;
 /// The furthest from its start that a function is probed.
 const REACH: u64 = 48;
-/// How often a long test says that it goes on.
-const REPORT: Duration = Duration::from_secs(20);
 
 fn setting(name: &str) -> Option<u64> {
     let value = env::var(name).ok()?;
@@ -258,7 +257,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
         refused: BTreeMap::new(),
     };
     let started = Instant::now();
-    let mut reported = started;
+    let mut progress = Progress::start();
     let mut stretch = 0;
     while stretch < stretches || started.elapsed() < least {
         stretch += 1;
@@ -290,10 +289,10 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
             }
         }
         before = now;
-        if reported.elapsed() >= REPORT {
-            reported = Instant::now();
-            eprintln!("{stretch} stretches, {} changes", crowd.changes);
-        }
+        progress.tell(format_args!(
+            "{stretch} stretches, {} changes",
+            crowd.changes
+        ));
     }
     let probes = machine.probes();
     let hits: u64 = probes.iter().map(|probe| probe.counts.hits).sum();
