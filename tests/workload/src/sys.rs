@@ -167,6 +167,23 @@ pub(crate) fn pin(thread: c_int, cpu: usize) -> io::Result<()> {
     checked(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) }).map(drop)
 }
 
+/// Lets no thread but those of a higher priority take the processor from this one (`SCHED_FIFO`).
+pub(crate) fn keep_processor() -> io::Result<()> {
+    // The kernel's `struct sched_param` is its priority (include/uapi/linux/sched/types.h). Some C libraries have no
+    // such function.
+    let (this, lowest): (c_int, c_int) = (0, 1);
+    // SAFETY: the kernel reads one integer, which outlives the call.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            this,
+            libc::SCHED_FIFO,
+            &raw const lowest,
+        )
+    })
+    .map(drop)
+}
+
 /// This thread's number.
 pub(crate) fn thread_id() -> c_int {
     // SAFETY: has no preconditions.

@@ -31,7 +31,8 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
 /// each, and for no time before each. Prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT` for each two, in the order of
 /// its thread's: by the kernel's monotonic clock and by the interval timer, which is no less than the kernel's
 /// function took, and more by the ways into it and out of it; and what the kernel's own probes say that the sleep
-/// in it took.
+/// in it took. No other thread takes the processor from one that woke, as these durations would say nothing of
+/// each other then: kernels that are preempted anywhere (7.0 and later, by default) let one have it on the way out.
 /// The clock cannot be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
 /// virtual CPU waits for a processor, so the clock that is made of it does, too, and stands still after it ran ahead.
 pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
@@ -39,7 +40,7 @@ pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Bo
     for round in 0..rounds {
         println!("ready: {round}");
         io::stdin().read_line(&mut String::new())?;
-        let naps = timed_naps(threads, count, || pit.count())?;
+        let naps = timed_naps(threads, count, sys::keep_processor, || pit.count())?;
         let mut slept = calls.take()?;
         for Nap {
             thread,
@@ -70,6 +71,7 @@ struct Nap {
 fn timed_naps(
     threads: usize,
     count: usize,
+    begin: impl Fn() -> io::Result<()> + Sync,
     timer: impl Fn() -> u16 + Sync,
 ) -> io::Result<Vec<Nap>> {
     let timed = |ns| {
@@ -85,6 +87,7 @@ fn timed_naps(
         })
     };
     let (naps, _) = moved(threads, |_| {
+        begin()?;
         (0..count).map(|_| nap()).collect::<io::Result<Vec<_>>>()
     })?;
     Ok(naps.into_iter().flatten().collect())
@@ -154,6 +157,6 @@ mod tests {
     #[test]
     fn sleepers_end() {
         super::run(3, 5).unwrap();
-        assert_eq!(super::timed_naps(2, 3, || 0).unwrap().len(), 6);
+        assert_eq!(super::timed_naps(2, 3, || Ok(()), || 0).unwrap().len(), 6);
     }
 }
