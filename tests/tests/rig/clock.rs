@@ -114,8 +114,9 @@ impl Counter {
     }
 }
 
-/// How long a call took by each of the guest's clocks, and what its kernel's own probes say of the sleep in it,
-/// which is all that the function does but for some instructions.
+/// How long a call took by each of the guest's clocks, and what its kernel's own probes say from just before the
+/// function to the end of the sleep in it, which is but for some instructions what the function takes, what
+/// becomes of a probe at its entry included.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     clock: Duration,

@@ -1,5 +1,5 @@
-//! How long calls of a function of the guest's kernel take, as that kernel's own probes have it: a kprobe and a
-//! kretprobe event on one function, traced by the monotonic clock.
+//! How long it takes from one function of the guest's kernel to another, as that kernel's own probes have it: a
+//! kprobe and a kretprobe event, traced by the monotonic clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -16,11 +16,12 @@ pub(crate) struct OwnCalls {
 }
 
 impl OwnCalls {
-    /// Traces calls of `function` from now on.
-    pub(crate) fn trace(function: &str) -> io::Result<Self> {
+    /// Traces what is between an entry of `from` and the next return of `to`, in threads that call both in turn, from
+    /// now on.
+    pub(crate) fn trace(from: &str, to: &str) -> io::Result<Self> {
         let calls = Self {
-            entry: OwnEvent::set(Trigger::Entry, function)?,
-            back: OwnEvent::set(Trigger::Return, function)?,
+            entry: OwnEvent::set(Trigger::Entry, from)?,
+            back: OwnEvent::set(Trigger::Return, to)?,
         };
         // Forgets what was traced before, too.
         files::write(&format!("{TRACEFS}/trace_clock"), "mono")?;

@@ -16,6 +16,8 @@ use crate::sys;
 
 /// How long a nap is.
 const NAP: u32 = 10_000_000;
+/// What the call does just before it gets to `hrtimer_nanosleep`.
+const BEFORE: &str = "get_timespec64";
 /// Where `hrtimer_nanosleep` sleeps, and does little else.
 const SLEEP: &str = "do_nanosleep";
 
@@ -30,13 +32,13 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
 /// In each of `rounds`, which begins when a line comes in, `threads` threads sleep ten milliseconds `count` times
 /// each, and for no time before each. Prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT` for each two, in the order of
 /// its thread's: by the kernel's monotonic clock and by the interval timer, which is no less than the kernel's
-/// function took, and more by the ways into it and out of it; and what the kernel's own probes say that the sleep
-/// in it took. No other thread takes the processor from one that woke, as these durations would say nothing of
+/// function took, and more by the ways into it and out of it; and what the kernel's own probes say that it took
+/// from just before that function to the end of the sleep in it. No other thread takes the processor from one that woke, as these durations would say nothing of
 /// each other then: kernels that are preempted anywhere (7.0 and later, by default) let one have it on the way out.
 /// The clock cannot be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
 /// virtual CPU waits for a processor, so the clock that is made of it does, too, and stands still after it ran ahead.
 pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
-    let (calls, pit) = (OwnCalls::trace(SLEEP)?, Pit::start()?);
+    let (calls, pit) = (OwnCalls::trace(BEFORE, SLEEP)?, Pit::start()?);
     for round in 0..rounds {
         println!("ready: {round}");
         io::stdin().read_line(&mut String::new())?;
