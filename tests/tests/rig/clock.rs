@@ -156,8 +156,8 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<Told>> {
     naps
 }
 
-/// Holds all calls of a batch against the guest's word. How many naps took as long as its kernel says that they
-/// slept.
+/// Holds all calls of a batch against the guest's word. How many naps took as long as its kernel's own
+/// probes say.
 fn check(
     name: &str,
     ids: &[ProbeId],

@@ -33,8 +33,9 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
 /// each, and for no time before each. Prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT` for each two, in the order of
 /// its thread's: by the kernel's monotonic clock and by the interval timer, which is no less than the kernel's
 /// function took, and more by the ways into it and out of it; and what the kernel's own probes say that it took
-/// from just before that function to the end of the sleep in it. No other thread takes the processor from one that woke, as these durations would say nothing of
-/// each other then: kernels that are preempted anywhere (7.0 and later, by default) let one have it on the way out.
+/// from just before that function to the end of the sleep in it. No other thread takes the processor from one
+/// that woke, as these durations would say nothing of each other then: kernels that are preempted anywhere (7.0 and
+/// later, by default) let one have it on the way out.
 /// The clock cannot be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
 /// virtual CPU waits for a processor, so the clock that is made of it does, too, and stands still after it ran ahead.
 pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
