@@ -13,6 +13,8 @@ pub mod insn;
 pub mod mem;
 pub mod paging;
 pub mod regs;
+#[cfg(test)]
+mod testing;
 pub mod trap;
 
 pub use addr::{Gpa, Gva};

@@ -76,7 +76,8 @@ pub(crate) struct Options {
     /// Go without Python's and Node's gRPC, as without network: the tests that need them are skipped
     #[arg(long)]
     without_clients: bool,
-    /// Give every property 50,000 cases, and every decoder 100,000 mutations of each input: hours
+    /// Give every property 50,000 cases (those about streams of events a quarter), and every decoder
+    /// 100,000 mutations of each input: hours
     #[arg(long)]
     long: bool,
     /// Make the same random inputs as a run that told this number

@@ -3,6 +3,7 @@ use super::super::testing::{AT, SLOT, Words, bytes};
 use super::super::{Action, boundary, instruction_len, text};
 use super::*;
 use crate::Regs;
+use crate::testing::at_least;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
@@ -476,7 +477,7 @@ fn displaced_instructions_can_be_shared_by_threads() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(20_000))]
+    #![proptest_config(at_least(20_000))]
 
     #[test]
     fn garbage_never_panics_anywhere(

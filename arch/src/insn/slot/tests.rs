@@ -1,6 +1,7 @@
 use super::super::testing::{AT, SLOT, bytes, displaced};
 use super::super::{Action, classify, decode, text};
 use super::*;
+use crate::testing::at_least;
 use iced_x86::OpKind;
 use proptest::prelude::*;
 
@@ -228,7 +229,7 @@ fn check_same(original: &Displaced, copy: &SlotCode) -> Result<(), TestCaseError
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(20_000))]
+    #![proptest_config(at_least(20_000))]
 
     #[test]
     fn copies_fit_their_slot_mean_the_same_and_lead_back(

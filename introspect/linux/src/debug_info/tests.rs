@@ -269,8 +269,6 @@ fn files_of_other_kernels_are_refused_with_both_build_ids() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn damaged_files_are_never_a_panic_nor_much_work(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..10),

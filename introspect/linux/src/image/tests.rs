@@ -358,8 +358,6 @@ fn poke(image: &KernelImage) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn garbage_is_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
         let _ = KernelImage::parse(&bytes);

@@ -423,8 +423,6 @@ fn real_kernel_describes_its_modules_when_one_is_given() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
-
     #[test]
     fn hostile_modules_are_never_a_panic(
         old: bool,

@@ -228,8 +228,6 @@ fn poke(types: &Types, id: TypeId) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn damaged_types_are_never_a_panic(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..10),

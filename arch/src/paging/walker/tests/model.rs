@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::at_least;
 
 /// What a kernel does with its tables. Each address is given by its index at levels 3, 2 and 1, each
 /// of which is 0 or 1.
@@ -215,17 +216,8 @@ fn table_that_is_freed_and_used_again_at_another_level_is_not_believed() {
     assert!(found.is_ok(), "{}", found.unwrap_err());
 }
 
-/// At least 2000 cases, or as many as are asked for.
-fn cases() -> ProptestConfig {
-    let asked = ProptestConfig::default();
-    ProptestConfig {
-        cases: asked.cases.max(2000),
-        ..asked
-    }
-}
-
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(at_least(2000))]
 
     /// Without the look at the leaf this fails at each change, without that at the entry above it at
     /// tables that were freed with their content, without that at the entry above both at tables

@@ -80,8 +80,6 @@ fn a_file_that_was_cut_since_is_an_error() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn damaged_indexes_are_never_a_panic(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),

@@ -85,8 +85,6 @@ fn object_files_that_are_no_modules_are_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     #[test]
     fn damaged_files_of_modules_are_never_a_panic_nor_much_work(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),

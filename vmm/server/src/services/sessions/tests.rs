@@ -522,8 +522,6 @@ async fn live(sessions: Sessions<Fake>, machines: [Fake; 3], script: Script) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-
     #[test]
     fn whatever_clients_do_and_however_they_end_nothing_is_left(
         scripts in prop::collection::vec(script(), 1..12),
