@@ -29,11 +29,19 @@ const MAX_PENDING: usize = 64 << 10;
 /// Registers of the UART, by offset (National Semiconductor PC16550D).
 const DATA: u16 = 0;
 const INTERRUPT_ENABLE: u16 = 1;
+const INTERRUPT_IDENTIFICATION: u16 = 2;
 const LINE_CONTROL: u16 = 3;
 const MODEM_CONTROL: u16 = 4;
+const LINE_STATUS: u8 = 5;
 
 /// Interrupt enable: data has been received.
 const RECEIVED: u8 = 1;
+/// Interrupt identification: which interrupt is pending, none, and that data has been received.
+const IDENTIFICATION: u8 = 0x0f;
+const NO_INTERRUPT: u8 = 0x01;
+const DATA_RECEIVED: u8 = 0x04;
+/// Line status: there is data in the FIFO.
+const DATA_READY: u8 = 1;
 /// Modem control: the output that connects the interrupt line in a PC.
 const OUT2: u8 = 1 << 3;
 /// Line control: the first two registers are the baud rate's divisor.
@@ -101,6 +109,9 @@ impl Console {
         let mut state = self.lock();
         for byte in data {
             *byte = state.uart.read(offset.to_le_bytes()[0]);
+            if offset == INTERRUPT_IDENTIFICATION {
+                *byte = state.identify(*byte);
+            }
         }
         if offset == DATA {
             state.feed();
@@ -117,6 +128,17 @@ impl Console {
 }
 
 impl State {
+    /// Adds what `vm-superio` leaves out of the interrupt identification: data in the FIFO stays an interrupt
+    /// until all of it is read. Linux' driver takes 256 bytes at most, then looks here whether there is more.
+    fn identify(&mut self, found: u8) -> u8 {
+        let is_idle = found & IDENTIFICATION == NO_INTERRUPT;
+        let has_data = self.uart.read(LINE_STATUS) & DATA_READY != 0;
+        match is_idle && has_data && self.enabled & RECEIVED != 0 {
+            true => found & !IDENTIFICATION | DATA_RECEIVED,
+            false => found,
+        }
+    }
+
     /// Moves input into the UART as far as it has room.
     fn feed(&mut self) {
         let receiving = self.enabled & RECEIVED != 0 && self.modem & OUT2 != 0;

@@ -8,6 +8,7 @@ use super::*;
 /// Offsets of the UART's registers.
 const DATA: u16 = COM1;
 const INTERRUPT_ENABLE: u16 = COM1 + 1;
+const INTERRUPT_IDENTIFICATION: u16 = COM1 + 2;
 const LINE_CONTROL: u16 = COM1 + 3;
 const MODEM_CONTROL: u16 = COM1 + 4;
 const LINE_STATUS: u16 = COM1 + 5;
@@ -115,6 +116,19 @@ fn more_input_than_the_fifo_holds_arrives_whole_and_in_order() {
     assert_eq!(machine.ports.console_input(&typed), 1000);
     assert_eq!(machine.drain(), typed);
     assert!(machine.interrupts() > 0);
+}
+
+#[test]
+fn data_that_a_driver_leaves_in_the_fifo_stays_an_interrupt() {
+    let machine = machine();
+    machine.open();
+    assert_eq!(machine.ports.console_input(b"typed"), 5);
+    let identified = || machine.inb(INTERRUPT_IDENTIFICATION) & 0x0f;
+    for letter in b"typed" {
+        assert_eq!(identified(), 0x04);
+        assert_eq!(machine.inb(DATA), *letter);
+    }
+    assert_eq!(identified(), 0x01);
 }
 
 #[test]
