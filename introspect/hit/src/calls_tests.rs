@@ -2,7 +2,6 @@
 //! from and abandoned. It knows the truth about every frame, and the table has to agree: every
 //! return goes to the right place, every call is reported once and as what it was, and at the end
 //! every instance is free again.
-#![cfg(not(feature = "loom"))]
 
 mod cases;
 mod guest;
@@ -13,7 +12,7 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::ProbeId;
 use proptest::prelude::*;
 
-use super::*;
+use crate::calls::*;
 use guest::{GuestTask, Probe, Probes, count};
 
 const TRAMPOLINE: Gva = Gva(0xffff_ffff_8040_0000);

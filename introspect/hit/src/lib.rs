@@ -9,7 +9,10 @@
 //! CPUs.
 
 pub mod aggregate;
+mod atomics;
 pub mod calls;
+#[cfg(test)]
+mod calls_tests;
 mod clock;
 mod context;
 mod copied_stack;

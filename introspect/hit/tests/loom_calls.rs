@@ -1,20 +1,37 @@
-//! The table of calls in flight, under every interleaving and every reordering that the memory
-//! model allows:
-//!
-//! ```text
-//! cargo test -p hvprobe-hit --features loom --test loom_calls
-//! ```
+//! The table of calls in flight, the same source that the crate has, under every interleaving and every
+//! reordering that the memory model allows.
 //!
 //! A record has many words, each a point where threads can be interleaved, so the number of
 //! preemptions is bounded where a test writes records; see [`check`].
-#![cfg(feature = "loom")]
 
 use hvprobe_arch::{Gva, Regs};
-use hvprobe_hit::calls::{Calls, DATA_MAX, Ended, Entry, Found, MaxActive, Pool};
 use hvprobe_spec::ProbeId;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::thread;
+
+mod atomics {
+    pub(crate) use loom::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    };
+
+    /// Few, as all that can happen is tried: every task may be in every cell.
+    pub(crate) const WINDOW: usize = 2;
+    pub(crate) const FIRST_LOG2: u32 = 0;
+}
+
+#[allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::enum_variant_names,
+    reason = "it is a part of the crate, of which less is used and seen here"
+)]
+#[path = "../src/calls/mod.rs"]
+mod calls;
+
+use calls::{Calls, DATA_MAX, Ended, Entry, Found, MaxActive, Pool};
 
 const A: Gva = Gva(0xffff_8880_0010_0000);
 const B: Gva = Gva(0xffff_8880_0020_0000);

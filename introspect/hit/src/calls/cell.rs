@@ -1,6 +1,6 @@
 //! Where the list of one task's calls begins.
 
-use super::sync::AtomicU64;
+use crate::atomics::AtomicU64;
 
 /// Someone has the cell open.
 pub(super) const BUSY: u64 = 1;

@@ -29,21 +29,15 @@
 //!
 //! # Model checking
 //!
-//! The orderings are checked by loom, which tries all interleavings:
-//!
-//! ```text
-//! cargo test -p hvprobe-hit --features loom --test loom_calls
-//! ```
+//! The orderings are checked by loom, which tries all interleavings: `tests/loom_calls.rs` has this very
+//! source, with loom's atomics in `crate::atomics`.
 
 mod cell;
 mod frame;
 mod pool;
 mod record;
-mod sync;
 mod table;
 mod task;
-#[cfg(test)]
-mod tests;
 
 pub use frame::{Fate, Frame, LiveCall, Removed};
 pub use pool::{AUTO_MAX, FIXED_MAX, MaxActive, Pool, PoolError};

@@ -17,12 +17,12 @@
 //! a pool whose probe has left is used again, for a later probe with the same data size, once its
 //! last call has ended.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use hvprobe_spec::ProbeId;
 
 use super::record::{DATA_MAX, Record, words};
-use super::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::atomics::{AtomicU64, FIRST_LOG2, Mutex, MutexGuard, Ordering};
 
 /// The most instances an [`MaxActive::Auto`] pool grows to.
 pub const AUTO_MAX: u32 = 1 << 16;
@@ -42,12 +42,14 @@ pub enum MaxActive {
     Auto,
 }
 
-/// Length of the first segment, and the binary logarithm of it.
+/// Locks `mutex`. A holder that panicked left nothing half done: what the locks of this module
+/// guard is published by one store at the end.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Length of the first segment.
 const FIRST: u32 = 1 << FIRST_LOG2;
-#[cfg(not(feature = "loom"))]
-const FIRST_LOG2: u32 = 4;
-#[cfg(feature = "loom")]
-const FIRST_LOG2: u32 = 0;
 /// Segments that hold `AUTO_MAX` elements together.
 const SEGMENTS: usize = (AUTO_MAX.trailing_zeros() - FIRST_LOG2 + 1) as usize;
 
@@ -295,7 +297,7 @@ pub enum PoolError {
 #[derive(Debug)]
 pub struct Pool {
     pub(super) cell: Arc<PoolCell>,
-    pub(super) index: u32,
+    pub(crate) index: u32,
     left: Arc<Mutex<Vec<u32>>>,
 }
 

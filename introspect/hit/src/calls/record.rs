@@ -8,7 +8,7 @@
 
 use hvprobe_arch::{Gva, Regs};
 
-use super::sync::{AtomicU64, Ordering};
+use crate::atomics::{AtomicU64, Ordering};
 
 /// The most private data an instance can hold, bytes.
 pub const DATA_MAX: usize = 256;

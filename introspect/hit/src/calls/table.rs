@@ -7,16 +7,11 @@ use rustc_hash::FxHashMap;
 use super::cell::{BUSY, Cell, IDLE};
 use super::frame::{Fate, Frame, LiveCall, Removed};
 use super::pool::{Link, MaxActive, Pool, PoolError, Pools};
-use super::sync::{AtomicU64, Ordering};
 use super::task::TaskCalls;
+use crate::atomics::{AtomicU64, Ordering, WINDOW};
 
 /// A number of cells that holds the tasks of any ordinary guest (0.5 MiB).
 pub const CELLS: usize = 1 << 15;
-/// In how many cells from the one it hashes to a task may be.
-#[cfg(not(feature = "loom"))]
-pub(super) const WINDOW: usize = 32;
-#[cfg(feature = "loom")]
-pub(super) const WINDOW: usize = 2;
 
 /// The calls in flight of a machine.
 #[derive(Debug)]

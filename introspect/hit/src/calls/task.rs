@@ -8,7 +8,7 @@ use super::cell::{Cell, IDLE};
 use super::frame::{Fate, Frame, LiveCall, Removed};
 use super::pool::{Link, Pool, PoolCell, Pools};
 use super::record::{DATA_MAX, Entry, Record};
-use super::sync::Ordering;
+use crate::atomics::Ordering;
 
 /// How a call came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

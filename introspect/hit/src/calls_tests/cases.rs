@@ -3,9 +3,9 @@
 use hvprobe_arch::Gva;
 use hvprobe_spec::ProbeId;
 
-use super::super::table::WINDOW;
-use super::super::*;
 use super::entry_at;
+use crate::atomics::WINDOW;
+use crate::calls::*;
 
 const TASK: Gva = Gva(0xffff_8880_0010_0000);
 

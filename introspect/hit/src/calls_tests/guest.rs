@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::ProbeId;
 
-use super::super::*;
 use super::TRAMPOLINE;
+use crate::calls::*;
 
 /// A return probe and what was counted of it.
 #[derive(Debug)]
