@@ -52,7 +52,7 @@ fn main() -> anyhow::Result<()> {
         .build(folder.path())
         .map_err(|error| anyhow::anyhow!("{error}"))?;
     config.probes = definitions.iter().map(|text| probe(text)).collect();
-    let running = Running::boot(config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
     let (ending, _) = running.end();
     ensure!(ending.guest_status == Some(42), "{ending:?}");

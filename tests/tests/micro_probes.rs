@@ -235,9 +235,10 @@ fn same_one_way(flags: u64, way: Mechanism, samples: &[Sample]) {
                 ..probe(&format!("p probed_{}+5", first + n))
             })
             .collect();
-        let running = Running::boot(config);
+        let mut running = Running::boot(config);
         let machine = running.machine.clone();
-        let (ending, events, _) = running.finish();
+        let (_, events, _) = running.finish();
+        let ending = machine.wait();
         assert_eq!(
             (ending.reason, ending.guest_status),
             (EndReason::Reset, Some(42))
@@ -303,9 +304,10 @@ fn an_int3_of_the_guests_own_reaches_its_handler_unchanged() {
         Ok(())
     });
     config.probes = vec![probe("p ours"), probe("p ours+5"), probe("p ours+6")];
-    let running = Running::boot(config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
-    let (ending, events, _) = running.finish();
+    let (_, events, _) = running.finish();
+    let ending = machine.wait();
     assert_eq!(
         (ending.reason, ending.guest_status),
         (EndReason::Reset, Some(42)),
@@ -345,9 +347,10 @@ fn int3s_of_the_guests_own_cost_no_ioctl_but_the_run() {
             kernel.asm().ret()
         });
         config.probes = probes.iter().map(|text| probe(text)).collect();
-        let running = Running::boot(config);
+        let mut running = Running::boot(config);
         let machine = running.machine.clone();
-        let (ending, _, _) = running.finish();
+        let _ = running.finish();
+        let ending = machine.wait();
         assert_eq!(ending.guest_status, Some(42), "{mode:?} {ending:?}");
         assert_eq!(word(&machine, OWN_BREAKPOINTS), u64::from(int3s));
         machine.ioctls()[0].other
@@ -375,9 +378,10 @@ fn a_guest_without_probes_keeps_its_text_and_its_int3s() {
         kernel.asm().mov(al, 42)?;
         kernel.asm().ret()
     });
-    let running = Running::boot(config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
-    let (ending, _, _) = running.finish();
+    let _ = running.finish();
+    let ending = machine.wait();
     assert_eq!(
         ending.guest_status,
         Some(42),
@@ -403,7 +407,7 @@ fn a_triple_fault_is_reported_with_registers_and_code() {
         a.ret()
     });
     let (ending, _, _) = Running::boot(config).finish();
-    let EndReason::TripleFault(report) = &ending.reason else {
+    let Some(EndReason::TripleFault(report)) = &ending.reason else {
         panic!("{ending:?}");
     };
     // kvm_amd loses the registers and the report says so.

@@ -19,6 +19,11 @@ use crate::terminal;
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
 
 const GUEST_INIT: &[u8] = include_bytes!("../../guest/init");
+/// Programs of a guest beside busybox and the workload, by their names.
+const GUEST_SCRIPTS: [(&str, &[u8]); 2] = [
+    ("commands", include_bytes!("../../guest/commands")),
+    ("complaints", include_bytes!("../../guest/complaints")),
+];
 const RIG_INIT: &[u8] = include_bytes!("../../guest/rig-init");
 
 /// Mount points and folders that programs expect.
@@ -33,6 +38,9 @@ const GUEST_MODULES: [&str; 2] = ["dummy.ko", "crc-itu-t.ko"];
 pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, GUEST_INIT)?;
+    for (name, script) in GUEST_SCRIPTS {
+        archive.file(&format!("bin/{name}"), 0o755, script)?;
+    }
     programs(&mut archive, [("workload", workload)])?;
     userland(&mut archive)?;
     if let Some(kernel) = kernel {

@@ -92,9 +92,10 @@ pub fn hangs_not<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send 
 /// When it cannot be booted, hangs, or loses events.
 #[must_use]
 pub fn run(config: MachineConfig) -> (std::sync::Arc<Machine>, Ending, Vec<Event>) {
-    let running = Running::boot(config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
-    let (ending, events, _) = within_limit("the guest", || running.finish());
+    let (_, events, _) = within_limit("the guest", move || running.finish());
+    let ending = machine.wait();
     (machine, ending, events)
 }
 

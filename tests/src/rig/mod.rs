@@ -1,22 +1,18 @@
 //! Stock Linux guests in a rig.
 
-use std::env;
-use std::mem;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
-use std::time::{Duration, Instant};
+mod running;
+mod shared;
 
-use hvprobe_arch::Gva;
-use hvprobe_arch::insn::instruction_len;
+use std::env;
+use std::path::PathBuf;
+
 use hvprobe_machine::{
-    Bounds, Console, DEFAULT_CMDLINE, Delivery, EndReason, Ending, Event, Machine, MachineConfig,
-    ProbeId, ProbeInfo, ProbeSpec, Refusals, State, Subscription,
+    Bounds, DEFAULT_CMDLINE, EndReason, Machine, MachineConfig, ProbeId, ProbeInfo, ProbeSpec,
+    Refusals,
 };
 use hvprobe_spec::definition;
 
-use crate::wait;
+pub use running::{Ended, Running};
 
 /// The rig the test runs in; `None`, and a line that says so, where there is none.
 #[must_use]
@@ -115,292 +111,6 @@ pub fn probe(definition: &str) -> ProbeSpec {
     }
 }
 
-/// A machine that runs, and what it printed.
-#[derive(Debug)]
-pub struct Running {
-    /// The machine.
-    pub machine: Arc<Machine>,
-    events: Option<Subscription>,
-    seen: Vec<Event>,
-    console: Console,
-    printed: Text,
-}
-
-impl Running {
-    /// Boots `config`.
-    ///
-    /// # Panics
-    /// When it cannot be booted.
-    #[must_use]
-    pub fn boot(config: MachineConfig) -> Self {
-        // Nothing that happens before there is somebody to hear of it.
-        let config = MachineConfig {
-            paused: true,
-            ..config
-        };
-        let machine = match Machine::boot(config) {
-            Ok(machine) => machine,
-            Err(error) => panic!("cannot boot: {}", chain(&error)),
-        };
-        let events = Some(machine.subscribe(Vec::new(), 1 << 20));
-        let console = machine.console();
-        if let Err(error) = machine.resume() {
-            panic!("cannot start: {}", chain(&error));
-        }
-        Self {
-            machine,
-            events,
-            seen: Vec::new(),
-            console,
-            printed: Text::default(),
-        }
-    }
-
-    /// Waits until probes can be planted.
-    ///
-    /// # Panics
-    /// When the guest ends before.
-    pub fn wait_live(&self) {
-        let status = self.machine.wait_live();
-        assert!(
-            !matches!(status.state, State::Stopped(_)),
-            "ended while booting: {status:?}"
-        );
-    }
-
-    /// Wants to hear of no more events: where there are many, and nobody waits for one, to hand them on is
-    /// what most of the time would go into.
-    pub fn hear_no_more(&mut self) {
-        self.events = None;
-    }
-
-    fn next_events(&mut self) -> Option<Delivery> {
-        let events = self.events.as_mut();
-        events.expect("somebody who hears").blocking_next()
-    }
-
-    /// Waits for `count` more events.
-    ///
-    /// # Panics
-    /// When the guest ends before, or after [`Running::hear_no_more`].
-    pub fn wait_for_events(&mut self, count: usize) {
-        let _quiet = Quiet::watch(&self.machine);
-        let mut seen = 0;
-        while seen < count {
-            match self.next_events() {
-                Some(delivery) => seen += delivery.events.len(),
-                None => panic!("the guest ended after {seen} of {count} events"),
-            }
-        }
-    }
-
-    /// Waits until the guest has printed `text`; returns everything it printed.
-    ///
-    /// # Panics
-    /// When the guest ends before.
-    pub fn wait_for(&mut self, text: &str) -> String {
-        self.wait_printed(|printed| printed.contains(text))
-    }
-
-    /// Waits until what the guest has printed is `enough`; returns it.
-    ///
-    /// # Panics
-    /// When the guest ends before.
-    pub fn wait_printed(&mut self, enough: impl Fn(&str) -> bool) -> String {
-        let _quiet = Quiet::watch(&self.machine);
-        while !enough(&self.printed.whole) {
-            match self.console.blocking_next() {
-                Some(more) => self.printed.extend(more.bytes),
-                None => panic!(
-                    "the guest ended too early: {:?}\n{}",
-                    self.machine.wait(),
-                    self.printed.whole
-                ),
-            }
-        }
-        self.printed.whole.clone()
-    }
-
-    /// Waits until the events since the start are `enough`; returns them.
-    ///
-    /// # Panics
-    /// When the guest ends before, an event was lost, or after [`Running::hear_no_more`].
-    pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
-        let _quiet = Quiet::watch(&self.machine);
-        while !enough(&self.seen) {
-            let Some(delivery) = self.next_events() else {
-                panic!("the guest ended after {} events", self.seen.len());
-            };
-            assert_eq!(delivery.dropped, 0, "events were lost");
-            self.seen.extend(delivery.events);
-        }
-        &self.seen
-    }
-
-    /// Waits until `enough` says so of the machine, which it has to be asked again and again.
-    ///
-    /// # Panics
-    /// When the guest ends before, or after [`wait::LIMIT`].
-    pub fn wait_while_running(&mut self, enough: impl Fn(&Machine) -> bool) {
-        let since = Instant::now();
-        while !enough(&self.machine) {
-            let status = self.machine.status();
-            if let State::Stopped(_) = status.state {
-                let printed = self.wait_printed(|_| false);
-                panic!("{printed}");
-            }
-            assert!(
-                since.elapsed() < wait::LIMIT,
-                "not within {:?}: {status:?}, {:#?}",
-                wait::LIMIT,
-                self.machine.probes()
-            );
-            thread::sleep(wait::PAUSE);
-        }
-    }
-
-    /// Registers one probe.
-    ///
-    /// # Panics
-    /// When it is refused.
-    pub fn register(&self, spec: ProbeSpec) -> ProbeId {
-        match self.machine.register(&[spec]) {
-            Ok(ids) => ids[0],
-            Err(error) => panic!("{}", chain(&error)),
-        }
-    }
-
-    /// Where `symbol` is.
-    ///
-    /// # Panics
-    /// When the kernel has none or several of that name.
-    #[must_use]
-    pub fn address(&self, symbol: &str) -> Gva {
-        match self.machine.image().symbols().lookup(symbol) {
-            Ok(symbol) => symbol.addr,
-            Err(error) => panic!("{symbol}: {error}"),
-        }
-    }
-
-    /// The function named `symbol` as the guest has it now.
-    ///
-    /// # Panics
-    /// When it cannot be read.
-    #[must_use]
-    pub fn text(&self, symbol: &str) -> Vec<u8> {
-        let found = self.machine.image().symbols().lookup(symbol);
-        let found = found.unwrap_or_else(|error| panic!("{symbol}: {error}"));
-        let mut text = vec![0; usize::try_from(found.size).expect("a function's size")];
-        match self.machine.read_kernel(found.addr, &mut text) {
-            Ok(()) => text,
-            Err(error) => panic!("{symbol}: {}", chain(&error)),
-        }
-    }
-
-    /// Where the instructions of `symbol` begin, as offsets, as the guest has it now.
-    ///
-    /// # Panics
-    /// When it cannot be read.
-    #[must_use]
-    pub fn instructions(&self, symbol: &str) -> Vec<u64> {
-        let (at, text) = (self.address(symbol), self.text(symbol));
-        let mut offsets = vec![0];
-        let mut offset = 0;
-        while let Some(len) = text.get(offset..).and_then(|code| {
-            let here = at.wrapping_add(offset as u64);
-            instruction_len(code, here)
-        }) {
-            offset += len;
-            offsets.push(offset as u64);
-        }
-        offsets
-    }
-
-    /// Waits for the guest to end by itself, whatever became of its events. Returns how it ended
-    /// and what it printed.
-    #[must_use]
-    pub fn end(mut self) -> (Ending, String) {
-        while let Some(more) = self.console.blocking_next() {
-            self.printed.extend(more.bytes);
-        }
-        (self.machine.wait(), self.printed.whole)
-    }
-
-    /// Waits for the guest to end by itself. Returns how it ended, every event, and what it
-    /// printed.
-    ///
-    /// # Panics
-    /// When an event was lost.
-    #[must_use]
-    pub fn finish(mut self) -> (Ending, Vec<Event>, String) {
-        let mut events = mem::take(&mut self.seen);
-        while let Some(delivery) = self.next_events() {
-            assert_eq!(delivery.dropped, 0, "events were lost");
-            events.extend(delivery.events);
-        }
-        let (ending, printed) = self.end();
-        (ending, events, printed)
-    }
-}
-
-/// What was printed, as far as it is text.
-#[derive(Debug, Default)]
-struct Text {
-    whole: String,
-    /// What may be the beginning of a character.
-    rest: Vec<u8>,
-}
-
-impl Text {
-    fn extend(&mut self, bytes: Vec<u8>) {
-        self.rest.extend(bytes);
-        let bytes = mem::take(&mut self.rest);
-        let mut chunks = bytes.utf8_chunks().peekable();
-        while let Some(chunk) = chunks.next() {
-            self.whole.push_str(chunk.valid());
-            match chunk.invalid() {
-                [] => {}
-                rest if chunks.peek().is_none() => self.rest = rest.to_vec(),
-                _ => self.whole.push(char::REPLACEMENT_CHARACTER),
-            }
-        }
-    }
-}
-
-/// How long a guest is waited for until the log is told where it stands, and it is ended, and the test
-/// with it: less than what `cargo lab test` lets pass in silence.
-const LONG: Duration = Duration::from_secs(80);
-
-/// Tells the log where the guest stands, and ends it, if this is not dropped for long.
-struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
-
-impl Quiet {
-    fn watch(machine: &Arc<Machine>) -> Self {
-        let (over, watched) = channel();
-        let machine = Arc::clone(machine);
-        thread::spawn(move || {
-            if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
-                tell_standings(&machine);
-                machine.stop();
-            }
-        });
-        Self(over)
-    }
-}
-
-fn tell_standings(machine: &Machine) {
-    eprintln!("waited in vain for the guest; {:?}", machine.status());
-    match machine.standings() {
-        Ok(all) => all.iter().for_each(|cpu| {
-            let place = machine.image().symbols().containing(cpu.rip());
-            let place = place.map(|(symbol, offset)| format!("{}+{offset:#x}", symbol.name));
-            let place = place.unwrap_or_else(|| "outside of the kernel".to_owned());
-            eprintln!("rip {} ({place}), rsp {}", cpu.rip(), cpu.rsp());
-        }),
-        Err(error) => eprintln!("{}", chain(&error)),
-    }
-}
-
 /// What probe `id` of `machine` is and has counted.
 ///
 /// # Panics
@@ -442,16 +152,16 @@ pub fn values(printed: &str, key: &str) -> Vec<i64> {
         .collect()
 }
 
-/// Asserts that the guest ran its command with this status and powered off by itself, and that its
-/// kernel had nothing to complain about.
+/// Asserts that the guest ran its command with this status and, unless it is shared, powered off by itself, and
+/// that its kernel had nothing to complain about.
 ///
 /// # Panics
 /// When it did not.
-pub fn assert_clean(ending: &Ending, printed: &str, status: u8) {
-    assert_eq!(
-        (&ending.reason, ending.guest_status),
-        (&EndReason::Shutdown, Some(status)),
-        "the guest printed:\n{printed}"
+pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
+    assert!(
+        matches!(ended.reason, None | Some(EndReason::Shutdown))
+            && ended.guest_status == Some(status),
+        "{ended:?}, the guest printed:\n{printed}"
     );
     for complaint in [
         // Not what a driver calls so behind its own name.

@@ -179,7 +179,7 @@ fn text_that_the_guest_rewrites_is_left_to_it() {
     });
     config.probes = one_each();
     config.probes.push(holding());
-    let running = Running::boot(config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
     assert_eq!(at_checkpoint(&machine), State::Paused);
     let probes = machine.probes();
@@ -214,7 +214,8 @@ fn text_that_the_guest_rewrites_is_left_to_it() {
         [0xf8, 0xf8, 0x48]
     );
     machine.resume().expect("it goes on");
-    let (ending, ..) = within_limit("the guest", || running.finish());
+    let _ = within_limit("the guest", move || running.finish());
+    let ending = machine.wait();
     assert!(is_done(&ending), "{ending:?}");
     assert_eq!(result(&machine, OWN_BREAKPOINTS), 0);
 }

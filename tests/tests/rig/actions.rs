@@ -75,7 +75,7 @@ fn a_capture_at_a_system_call_is_what_the_program_passed() {
     let command = format!("workload raw {SYS_GETPGID} 31007 0x1122334455667788");
     let mut config = guest(1, &script(&command));
     config.probes = vec![spec];
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let at = running.address(ENTRY);
     let (ending, events, printed) = running.finish();
@@ -125,7 +125,7 @@ fn a_changed_argument_is_the_one_the_kernel_acts_on() {
     }];
     let call = format!("workload raw {SYS_GETPGID} {NOBODY}");
     let commands = format!("{call}; read line; {call}; read line; {call}; read line; {call}");
-    let mut running = Running::boot(guest(1, &script(&commands)));
+    let mut running = Running::shared(&guest(1, &script(&commands)));
     running.wait_for("result: -3");
     let machine = running.machine.clone();
     let mut counts = Vec::new();
@@ -168,7 +168,7 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
     let commands = "echo one > /first; echo two > /other; echo first; read line; \
                     /bin/busybox cat /first; echo second; read line; \
                     workload held raw 257 -100 buffer 0";
-    let mut running = Running::boot(guest(1, &script(commands)));
+    let mut running = Running::shared(&guest(1, &script(commands)));
     let machine = running.machine.clone();
     running.wait_for("first");
     let id = running.register(spec.clone());
@@ -221,7 +221,7 @@ fn a_skipped_function_gives_user_space_the_error_we_chose() {
         inner,
         skip("p __x64_sys_getsid".to_owned(), ENOSYS),
     ];
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -246,16 +246,15 @@ fn a_function_sent_elsewhere_runs_there() {
     // The system call that takes one integer and ignores it: getppid of a child of process 1.
     let config = guest(
         1,
-        &script("workload raw 121 0; workload raw 110; echo done"),
+        &script("read line; workload raw 121 0; workload raw 110"),
     );
-    let mut running = Running::boot(config);
-    running.wait_live();
+    let mut running = Running::shared(&config);
     let mut spec = probe(&format!("p {ENTRY}"));
     spec.actions.then = Then::Jump(running.address("__x64_sys_getppid"));
     spec.actions.post = true;
     let id = running.register(spec);
-    running.wait_for("done");
     let machine = running.machine.clone();
+    machine.console_input(b"\n");
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
     let results = values(&printed, "result");
@@ -287,7 +286,7 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
         "echo ready; read line; workload calls getpgid {CALLS}; \
          workload raw {SYS_GETPGID} 1; workload raw {SYS_GETPGID} {NOBODY}"
     );
-    let mut running = Running::boot(guest(1, &script(&commands)));
+    let mut running = Running::shared(&guest(1, &script(&commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let (at, original) = (running.address(INNER), running.text(INNER));
@@ -395,7 +394,7 @@ fn an_access_to_user_memory_faults_in_its_place() {
         }
     }
     commands += "done";
-    let mut running = Running::boot(guest(1, &script(&commands)));
+    let mut running = Running::shared(&guest(1, &script(&commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let place = |&(function, fixup): &(&str, u64)| {

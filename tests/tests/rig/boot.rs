@@ -8,7 +8,7 @@ fn boots_with(cpus: u32, test: &str) {
     if rig(test).is_none() {
         return;
     }
-    let running = Running::boot(guest(cpus, &["sh", "-c", "nproc; exit 7"]));
+    let mut running = Running::boot(guest(cpus, &["sh", "-c", "nproc; exit 7"]));
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 7);
     assert!(
@@ -93,7 +93,7 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
             maxactive_auto: definition.starts_with('r'),
             ..probe(definition)
         }));
-        let running = Running::boot(config);
+        let mut running = Running::boot(config);
         let machine = running.machine.clone();
         let (ending, _, printed) = running.finish();
         assert_clean(&ending, &printed, 0);

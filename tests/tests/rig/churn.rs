@@ -69,7 +69,7 @@ fn every_call_comes_home(cpus: u32) {
     let time = Duration::from_secs(setting("HVPROBE_CHURN_SECONDS").unwrap_or(0));
     eprintln!("HVPROBE_CHURN_SEED={seed}");
     let mut random = Random::new(&[seed]);
-    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", LOOPS]));
+    let mut running = Running::shared(&optimizing_guest(cpus, &["sh", "-c", LOOPS]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let functions: Vec<&str> = names::known(&FUNCTIONS)
@@ -140,7 +140,7 @@ fn a_call_that_sleeps_while_others_take_its_probes_place_comes_home() {
     }
     let commands = "mkfifo /tmp/pipe; exec 3<>/tmp/pipe; echo ready; read line; \
         cat </tmp/pipe 3>&- & read line; exec 3>&-; wait; echo finished";
-    let mut running = Running::boot(optimizing_guest(1, &["sh", "-c", commands]));
+    let mut running = Running::shared(&optimizing_guest(1, &["sh", "-c", commands]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let register = |definitions: &[&str]| {

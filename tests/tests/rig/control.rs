@@ -47,7 +47,7 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
     // One CPU hammers on the function whose hits stop the machine, another on a file.
     let commands = "workload reads 1000000 & \
         echo ready; read line; workload calls getpgid 10; kill %1; wait; echo over";
-    let mut running = Running::boot(guest(2, &script(commands)));
+    let mut running = Running::shared(&guest(2, &script(commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let mut spec = probe(&format!("p {ENTRY}"));
@@ -104,7 +104,7 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
     if rig("the global switch").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(2, &["workload", "stdin-hold", "2"]));
+    let mut running = Running::shared(&guest(2, &["workload", "stdin-hold", "2"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let texts = |running: &Running| PROBED.map(|function| running.text(function));
@@ -151,6 +151,7 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
     machine.console_input(b"\n");
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
+    machine.set_armed(true).expect("running");
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
         spec.actions.post = post;
         let mut config = guest(2, &["workload", "hammer", "1", "2"]);
         config.probes = vec![spec];
-        let running = Running::boot(config);
+        let mut running = Running::shared(&config);
         let machine = running.machine.clone();
         running.wait_live();
         let mechanism = machine.probes()[0].mechanism;
@@ -208,7 +209,7 @@ fn thousands_are_registered_in_one_call_or_none() {
     }
     let commands = "echo ready; read line; ls -lR /sys/kernel/mm >/tmp/list; workload reads 10; \
         echo work done; read line";
-    let mut running = Running::boot(guest(2, &script(commands)));
+    let mut running = Running::shared(&guest(2, &script(commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let image = machine.image();

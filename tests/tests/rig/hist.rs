@@ -187,7 +187,7 @@ fn every_hit_is_counted_with_and_without_exits() {
                   workload calls getpgid $many & workload calls getpgid $many; wait; \
                   workload calls getsid $few & workload calls getsid $few; wait; \
                   echo finished $round; done; read line";
-    let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", script]));
+    let mut running = Running::shared(&optimizing_guest(cpus, &["sh", "-c", script]));
     running.wait_for("ready");
     // What finds a ring full is lost, and told, or waits.
     let (hits, lost, calls) = count_calls(&mut running, false);
@@ -220,7 +220,7 @@ fn sums_are_those_of_the_calls_of_four_virtual_cpus() {
     );
     let script =
         format!("echo ready; read line; for n in 1 2 3 4; do ({one}) & done; wait; read line");
-    let mut running = Running::boot(optimizing_guest(CPUS, &["sh", "-c", &script]));
+    let mut running = Running::shared(&optimizing_guest(CPUS, &["sh", "-c", &script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let mut spec = probe("p __x64_sys_getpgid");

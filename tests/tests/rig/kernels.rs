@@ -45,7 +45,7 @@ fn counts() {
     }
     let mut config = guest(2, &["workload", "hammer", "1", "2"]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -64,7 +64,7 @@ fn mechanisms() {
     }
     let calls = CALLS.to_string();
     let command = ["workload", "held", "calls", "getpgid", &calls];
-    let mut running = Running::boot(optimizing_guest(2, &command));
+    let mut running = Running::shared(&optimizing_guest(2, &command));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let text = running.text(FUNCTION);
@@ -101,7 +101,7 @@ fn follow(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> [Mechanism; 2] 
     const ESRCH: i64 = 3;
     let script = "echo ready; read go; for n in 1 2 3; do usleep 50000; done; \
         workload raw 121 31007; echo over; read go";
-    let mut running = Running::boot(config(2, &["sh", "-c", script]));
+    let mut running = Running::shared(&config(2, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let texts = [SLEEP, FUNCTION].map(|function| running.text(function));
@@ -155,7 +155,7 @@ fn returns_without_exits() {
 }
 
 /// Of a kernel whose modules nothing tells of, probes of them are refused, and the guest goes on.
-fn without_modules(running: Running, definitions: &[&str]) {
+fn without_modules(mut running: Running, definitions: &[&str]) {
     let machine = running.machine.clone();
     for definition in definitions {
         let refused = machine
@@ -178,7 +178,7 @@ fn modules() {
     }
     let script = "echo ready; read go; insmod /lib/modules/dummy.ko && echo loaded; read go; \
         cat /proc/net/dev >/dev/null; rmmod dummy && echo unloaded; read go";
-    let mut running = Running::boot(optimizing_guest(2, &["sh", "-c", script]));
+    let mut running = Running::shared(&optimizing_guest(2, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let definitions = [

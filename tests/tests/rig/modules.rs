@@ -16,11 +16,11 @@ const COMMANDS: &str = "echo ready; while read -r line; do case $line in \
     other) insmod /lib/modules/crc-itu-t.ko;; \
     stats) cat /proc/net/dev >/tmp/stats;; \
     unload) rmmod dummy;; \
-    end) break;; \
+    end) rmmod crc-itu-t 2>/dev/null; break;; \
     esac || echo failed; echo done $line; done";
 
 fn boot(cpus: u32) -> Running {
-    let mut running = Running::boot(guest(cpus, &["sh", "-c", COMMANDS]));
+    let mut running = Running::shared(&guest(cpus, &["sh", "-c", COMMANDS]));
     running.wait_for("ready");
     running
 }
@@ -214,7 +214,7 @@ fn where_the_engine_watches_modules_users_probe_too() {
     ]
     .map(probe)
     .to_vec();
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);

@@ -52,7 +52,7 @@ fn an_oops_names_the_probed_function() {
     }
     let printed = running.wait_for("told");
     let (ending, _) = running.end();
-    assert_eq!(ending.reason, EndReason::Shutdown, "{printed}");
+    assert_eq!(ending.reason, Some(EndReason::Shutdown), "{printed}");
     assert_eq!(ending.guest_status, Some(5), "{printed}");
     // An oops tells it twice.
     let named: Vec<&str> = printed

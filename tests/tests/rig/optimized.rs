@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::thread::{JoinHandle, spawn};
+use std::thread::spawn;
 
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_engine::Unoptimized;
 use hvprobe_hit::event::EventKind;
-use hvprobe_machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec, Refusals};
+use hvprobe_machine::{Event, Machine, Mechanism, ProbeInfo, ProbeSpec, Refusals, Subscription};
 use hvprobe_spec::{Comparison, Condition, Item, RegisterSet};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
@@ -34,10 +34,10 @@ fn hits_at_an_entry_are_all_recorded_without_exits() {
     let calls = CALLS.to_string();
     let mut config = optimizing_guest(1, &["workload", "held", "calls", "getpgid", &calls]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
-    let mut running = Running::boot(config);
+    let mut running = Running::shared(&config);
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let stream = follow(&machine);
+    let mut stream = machine.subscribe(Vec::new(), 1 << 16);
     let before = machine.probes().remove(0);
     assert_eq!(mechanism(&before), Mechanism::Optimized);
     let runs = exits(&machine);
@@ -50,7 +50,7 @@ fn hits_at_an_entry_are_all_recorded_without_exits() {
     assert_clean(&ending, &printed, 0);
     let after = machine.probes().remove(0);
     assert_eq!((after.counts.hits, after.counts.missed), (CALLS as u64, 0));
-    let (events, dropped) = stream.join().expect("no panic");
+    let (events, dropped) = take(&machine, &mut stream);
     // A busy host may not keep up; what it loses is counted.
     assert_eq!(events.len() as u64 + dropped, CALLS as u64);
     assert!(!events.is_empty());
@@ -88,10 +88,10 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
             ..probe(&format!("{kind} {FUNCTION}"))
         })
         .into();
-    let mut running = Running::boot(config);
+    let mut running = Running::shared(&config);
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let stream = follow(&machine);
+    let mut stream = machine.subscribe(Vec::new(), 1 << 16);
     let ids = machine
         .probes()
         .iter()
@@ -109,7 +109,7 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
     machine.console_input(b"\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
-    let (events, dropped) = stream.join().expect("no panic");
+    let (events, dropped) = take(&machine, &mut stream);
     assert_eq!(events.len() as u64 + dropped, 3 * CALLS as u64);
     for probe in machine.probes() {
         let counts = probe.counts;
@@ -169,7 +169,7 @@ fn a_breakpoint_and_a_jump_tell_the_same() {
         let taken = |kind| spec(&format!("{kind} {FUNCTION}"), number);
         let left = |kind| spec(&format!("{kind} {FUNCTION}"), number + 1);
         config.probes = vec![taken("p"), left("p"), taken("r"), left("r")];
-        let running = Running::boot(config);
+        let mut running = Running::shared(&config);
         let machine = running.machine.clone();
         let (ending, events, printed) = running.finish();
         assert_clean(&ending, &printed, 0);
@@ -189,7 +189,7 @@ fn a_breakpoint_and_a_jump_tell_the_same() {
             };
             let words = event.captured.bytes();
             (
-                event.probe,
+                probes.iter().position(|probe| probe.id == event.probe),
                 event.vcpu,
                 (
                     event.regs.rip,
@@ -215,17 +215,15 @@ fn exits(machine: &Machine) -> u64 {
     runs
 }
 
-/// Every event of a machine until it ends, and how many were lost.
-fn follow(machine: &Machine) -> JoinHandle<(Vec<Event>, u64)> {
-    let mut stream = machine.subscribe(Vec::new(), 1 << 16);
-    spawn(move || {
-        let (mut events, mut dropped) = (Vec::new(), 0);
-        while let Some(delivery) = stream.blocking_next() {
-            events.extend(delivery.events);
-            dropped += delivery.dropped;
-        }
-        (events, dropped)
-    })
+/// Every event that `stream` has got by now, and how many were lost.
+fn take(machine: &Machine, stream: &mut Subscription) -> (Vec<Event>, u64) {
+    assert!(machine.flush_events(), "events are not handed on");
+    let (mut events, mut dropped) = (Vec::new(), 0);
+    while let Some(delivery) = stream.try_next() {
+        events.extend(delivery.events);
+        dropped += delivery.dropped;
+    }
+    (events, dropped)
 }
 
 #[test]
@@ -238,7 +236,7 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let mut config = optimizing_guest(cpus, &["workload", "stdin-hold", &threads]);
     // Nobody else calls it.
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
-    let mut running = Running::boot(config);
+    let mut running = Running::shared(&config);
     running.hear_no_more();
     running.wait_for("ready");
     let machine = running.machine.clone();
@@ -368,7 +366,7 @@ fn hot_functions_carry_jumps_further_in_too() {
 fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();
-    let mut running = Running::boot(optimizing_guest(
+    let mut running = Running::shared(&optimizing_guest(
         cpus,
         &["workload", "stdin-hold", &threads],
     ));

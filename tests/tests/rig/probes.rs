@@ -80,7 +80,7 @@ fn ten_colocated_probes_all_fire_in_the_order_of_registration() {
     config.probes = (0..10)
         .map(|n| probe(&format!("p:probe{n} {FUNCTION}")))
         .collect();
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -102,7 +102,7 @@ fn an_emulated_hit_costs_one_kvm_run_and_no_other_ioctl() {
     if rig("ioctls per hit").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(1, &["workload", "stdin-hold", "1"]));
+    let mut running = Running::shared(&guest(1, &["workload", "stdin-hold", "1"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let ids = machine
@@ -140,7 +140,7 @@ fn text_is_the_original_after_probes_came_and_went_on_two_busy_vcpus() {
     if rig("changes while busy").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(2, &["workload", "stdin-hold", "2"]));
+    let mut running = Running::shared(&guest(2, &["workload", "stdin-hold", "2"]));
     running.wait_for("ready");
     let at = address(&running);
     let original = text_of(&running, at);
@@ -186,7 +186,7 @@ fn enabled_from_boot_to_end_hits_equal_the_calls_of_two_busy_vcpus() {
     }
     let mut config = guest(2, &["workload", "hammer", "2", "2"]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
-    let running = Running::boot(config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -205,7 +205,7 @@ fn the_guests_own_kprobe_counts_every_call_beside_ours() {
     let inner = format!("do_getpgid+{}", names::behind_entry("do_getpgid"));
     let mut config = guest(1, &["workload", "kprobe-event", &inner, "300"]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -218,7 +218,7 @@ fn a_refused_probe_leaves_nothing_of_its_batch() {
     if rig("all or nothing").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(1, &["workload", "stdin-hold", "1"]));
+    let mut running = Running::shared(&guest(1, &["workload", "stdin-hold", "1"]));
     running.wait_for("ready");
     let at = address(&running);
     let original = text_of(&running, at);
@@ -255,7 +255,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
     }
     let script = "echo ready; read line; ls -lR /sys/kernel/mm >/tmp/list; \
         gzip -c /tmp/list | gunzip >/dev/null; workload reads 100; echo work done";
-    let mut running = Running::boot(guest(2, &["sh", "-c", script]));
+    let mut running = Running::shared(&guest(2, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let symbols = machine.image().symbols();

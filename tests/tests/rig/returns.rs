@@ -69,20 +69,15 @@ fn value(printed: &str, key: &str) -> u64 {
     }
 }
 
-/// Runs `command` on `cpus` CPUs with `specs` from the start; returns the machine, its events and
+/// Runs `command` on `cpus` CPUs with `specs` from the start; returns the guest, its events and
 /// what it printed.
-fn run(
-    cpus: u32,
-    command: &[&str],
-    specs: &[ProbeSpec],
-) -> (std::sync::Arc<Machine>, Vec<Event>, String) {
+fn run(cpus: u32, command: &[&str], specs: &[ProbeSpec]) -> (Running, Vec<Event>, String) {
     let mut config = guest(cpus, command);
     config.probes = specs.to_vec();
-    let running = Running::boot(config);
-    let machine = running.machine.clone();
+    let mut running = Running::shared(&config);
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
-    (machine, events, printed)
+    (running, events, printed)
 }
 
 #[test]
@@ -96,7 +91,8 @@ fn a_return_tells_the_value_and_how_long_the_call_took() {
         probe("r __x64_sys_clock_nanosleep"),
         probe(&format!("r {ENTRY}")),
     ];
-    let (machine, events, printed) = run(1, &script(command), &specs);
+    let (running, events, printed) = run(1, &script(command), &specs);
+    let machine = &running.machine;
     let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
     let by_usleep = |event: &&&Event| event.task.is_some_and(|task| task.comm() == "usleep");
     let sleeps = of(&events, ids[0]);
@@ -129,11 +125,12 @@ fn hits_and_missed_are_the_calls_on_one_and_two_vcpus() {
     for cpus in [1, 2] {
         let threads = cpus.to_string();
         let specs = [probe(&format!("r {ENTRY}")), probe(&format!("r {INNER}"))];
-        let (machine, _, printed) = run(cpus, &["workload", "hammer", "2", &threads], &specs);
+        let (running, _, printed) = run(cpus, &["workload", "hammer", "2", &threads], &specs);
+        let machine = &running.machine;
         let calls = value(&printed, "calls");
         assert!(calls > 100);
         for probe in machine.probes() {
-            assert_eq!(counts(&machine, probe.id), [calls, 0, 0, 0], "{cpus} CPUs");
+            assert_eq!(counts(machine, probe.id), [calls, 0, 0, 0], "{cpus} CPUs");
         }
         eprintln!("{cpus} CPUs: {calls} calls, each through two return probes");
     }
@@ -153,10 +150,11 @@ fn several_probes_of_one_function_share_a_stop_at_its_entry_and_its_return() {
         probe(&format!("r:inner {INNER}")),
     ];
     let calls = CALLS.to_string();
-    let (machine, events, _) = run(1, &["workload", "calls", "getpgid", &calls], &specs);
+    let (running, events, _) = run(1, &["workload", "calls", "getpgid", &calls], &specs);
+    let machine = &running.machine;
     let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
     for id in &ids {
-        assert_eq!(counts(&machine, *id), [CALLS as u64, 0, 0, 0]);
+        assert_eq!(counts(machine, *id), [CALLS as u64, 0, 0, 0]);
     }
     // The innermost registration runs first.
     let order = [ids[1], ids[4], ids[3], ids[2], ids[0]];
@@ -197,7 +195,7 @@ fn a_return_knows_what_was_captured_at_its_entry() {
     ];
     spec.actions.capture_at_return = vec![Item::Stack(0)];
     let commands = "for pid in 0 31007 1 31008; do workload raw 121 $pid; done";
-    let (_, events, printed) = run(1, &script(commands), &[spec]);
+    let (_running, events, printed) = run(1, &script(commands), &[spec]);
     let results = values(&printed, "result");
     assert_eq!(results[1], -ESRCH);
     assert_eq!(events.iter().map(returned).collect::<Vec<_>>(), results);
@@ -224,9 +222,10 @@ fn a_condition_at_the_entry_leaves_other_calls_alone() {
         value: NOBODY,
     }];
     let commands = "for pid in 0 31007 0 0 31007; do workload raw 121 $pid; done";
-    let (machine, events, printed) = run(1, &script(commands), &[spec]);
+    let (running, events, printed) = run(1, &script(commands), &[spec]);
+    let machine = &running.machine;
     let id = machine.probes()[0].id;
-    assert_eq!(counts(&machine, id), [2, 0, 3, 0]);
+    assert_eq!(counts(machine, id), [2, 0, 3, 0]);
     assert_eq!(events.len(), 2);
     for event in &events {
         // The inner function returns an int.
@@ -256,7 +255,7 @@ fn a_changed_return_value_is_what_user_space_gets() {
         change("r __x64_sys_getsid", -EPERM),
     ];
     let commands = "workload raw 121 0; workload raw 124 0";
-    let (_, events, printed) = run(1, &script(commands), &specs);
+    let (_running, events, printed) = run(1, &script(commands), &specs);
     assert_eq!(values(&printed, "result"), [77, -EPERM]);
     let seen: Vec<_> = events.iter().map(returned).collect();
     assert_eq!(seen.len(), 3);
@@ -277,12 +276,13 @@ fn a_function_skipped_behind_its_return_probe_returns_through_it() {
         probe(&format!("r {ENTRY}")),
         probe(&format!("r {INNER}")),
     ];
-    let (machine, events, printed) = run(1, &["workload", "raw", "121", "0"], &specs);
+    let (running, events, printed) = run(1, &["workload", "raw", "121", "0"], &specs);
+    let machine = &running.machine;
     assert_eq!(values(&printed, "result"), [-EPERM]);
     let all: Vec<_> = machine
         .probes()
         .iter()
-        .map(|probe| counts(&machine, probe.id))
+        .map(|probe| counts(machine, probe.id))
         .collect();
     assert_eq!(
         all,
@@ -301,7 +301,7 @@ fn calls_beyond_maxactive_are_missed_and_auto_misses_none() {
     let commands = readers(&format!(
         "echo ready; read line; start {SLEEPERS}; read line; close; echo over; read line"
     ));
-    let mut running = Running::boot(guest(2, &script(&commands)));
+    let mut running = Running::shared(&guest(2, &script(&commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let entry = running.register(pipe_read("p"));
@@ -337,16 +337,17 @@ fn tasks_that_die_in_a_call_leave_orphans_whose_instances_come_back() {
     }
     let (rounds, threads) = (ROUNDS.to_string(), THREADS.to_string());
     let specs = [probe("r32 get_signal"), pipe_read("r32")];
-    let (machine, events, printed) = run(2, &["workload", "deaths", &rounds, &threads], &specs);
+    let (running, events, printed) = run(2, &["workload", "deaths", &rounds, &threads], &specs);
+    let machine = &running.machine;
     let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
     let killed = value(&printed, "killed");
     let reads = value(&printed, "pipe_read");
-    let [hits, missed, vetoed, orphans] = counts(&machine, ids[0]);
+    let [hits, missed, vetoed, orphans] = counts(machine, ids[0]);
     assert_eq!((missed, vetoed, orphans), (0, 0, killed));
     assert_eq!(hits, of(&events, ids[0]).len() as u64);
     // More died there than there are instances, so these have come back.
     assert!(killed > 20);
-    let [hits, missed, vetoed, orphans] = counts(&machine, ids[1]);
+    let [hits, missed, vetoed, orphans] = counts(machine, ids[1]);
     assert_eq!((hits, missed, vetoed, orphans), (reads, 0, 0, 0));
 }
 
@@ -355,7 +356,7 @@ fn functions_that_do_not_return_to_their_caller_are_refused() {
     if rig("refused return probes").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(1, &script("echo ready; read line")));
+    let mut running = Running::shared(&guest(1, &script("echo ready; read line")));
     running.wait_for("ready");
     let machine = running.machine.clone();
     for (function, why) in [
@@ -399,7 +400,7 @@ fn calls_that_sleep_nest_move_and_change_their_program_are_all_followed() {
     let commands = "workload sleepers 6 40 && workload nested 4 25 && workload execs 6";
     let mut config = guest(2, &script(commands));
     config.probes = specs.to_vec();
-    let running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let machine = running.machine.clone();
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -448,7 +449,7 @@ fn unregister_in_flight(optimize: bool) {
         "echo ready; read line; start 5; read line; start 3; read line; close; echo over; \
          read line",
     );
-    let mut running = Running::boot(MachineConfig {
+    let mut running = Running::shared(&MachineConfig {
         optimize,
         ..guest(2, &script(&commands))
     });
@@ -503,7 +504,7 @@ fn calls_without_exits_of_a_disabled_probe_return_in_silence() {
 fn disable_in_flight(optimize: bool) {
     let commands =
         readers("echo ready; read line; start 4; read line; close; echo over; read line");
-    let mut running = Running::boot(MachineConfig {
+    let mut running = Running::shared(&MachineConfig {
         optimize,
         ..guest(1, &script(&commands))
     });
@@ -531,7 +532,7 @@ fn return_probes_come_and_go_while_two_vcpus_call_and_return() {
     if rig("return probes under load").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(2, &["workload", "stdin-hold", "2"]));
+    let mut running = Running::shared(&guest(2, &["workload", "stdin-hold", "2"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let originals = [ENTRY, INNER].map(|function| running.text(function));
@@ -577,7 +578,7 @@ fn tasks_that_end_take_no_instance_of_what_they_call_last() {
         let mut config = guest(1, &["sh", "-c", script]);
         config.optimize = optimize;
         config.probes = vec![probe("r512 __schedule")];
-        let mut running = Running::boot(config);
+        let mut running = Running::shared(&config);
         running.wait_for("over");
         let machine = running.machine.clone();
         let id = machine.probes()[0].id;

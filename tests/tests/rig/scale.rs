@@ -16,7 +16,7 @@ fn pattern_counts_every_call_of_each_function_that_matches() {
         return;
     }
     let script = "echo ready; read line; workload calls getpgid 200";
-    let mut running = Running::boot(guest(1, &["sh", "-c", script]));
+    let mut running = Running::shared(&guest(1, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let done = machine
@@ -69,7 +69,7 @@ fn refused_functions_are_told_and_the_rest_is_planted_on_request() {
     if rig("patterns with refused functions").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(1, &["sh", "-c", "echo ready; read line"]));
+    let mut running = Running::shared(&guest(1, &["sh", "-c", "echo ready; read line"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let batch = [probe("p *debug*")];
@@ -106,7 +106,7 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
         return;
     }
     let script = "echo ready; read line; workload calls getpgid 100; echo work done; read line";
-    let mut running = Running::boot(guest(1, &["sh", "-c", script]));
+    let mut running = Running::shared(&guest(1, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let symbols = machine.image().symbols();
@@ -168,7 +168,7 @@ fn sampled_and_counted_hits_together_are_all_calls() {
         return;
     }
     let script = "echo ready; read line; workload calls getpgid 2000";
-    let mut running = Running::boot(guest(1, &["sh", "-c", script]));
+    let mut running = Running::shared(&guest(1, &["sh", "-c", script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let id = running.register(budgeted(RATE, Excess::Sample));
@@ -182,7 +182,10 @@ fn sampled_and_counted_hits_together_are_all_calls() {
     assert_eq!(counts.hits + counts.throttled + counts.missed, CALLS);
     assert!(counts.throttled > 0 && counts.hits <= u64::from(RATE) * windows);
     let (mut events, mut told) = (0, 0);
-    while let Some(delivery) = stream.blocking_next() {
+    assert!(machine.flush_events());
+    // Throttled hits are told of now and then.
+    while events + told < counts.hits + counts.throttled {
+        let delivery = stream.blocking_next().expect("the guest goes on");
         assert_eq!(delivery.dropped, 0);
         events += delivery.events.len() as u64;
         told += delivery
@@ -201,7 +204,7 @@ fn probe_beyond_its_budget_is_turned_off_and_can_be_enabled_again() {
     if rig("turning off").is_none() {
         return;
     }
-    let mut running = Running::boot(guest(1, &["workload", "stdin-hold", "1"]));
+    let mut running = Running::shared(&guest(1, &["workload", "stdin-hold", "1"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let original = running.text(FUNCTION);

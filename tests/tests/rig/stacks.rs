@@ -191,7 +191,7 @@ fn compare_stacks(mechanism: Option<Mechanism>) {
         None => guest(1, &["sh", "-c", &script()]),
         Some(_) => optimizing_guest(1, &["sh", "-c", &script()]),
     };
-    let mut running = Running::boot(config);
+    let mut running = Running::shared(&config);
     let printed = running.wait_for("ready").replace('\r', "");
     let machine = running.machine.clone();
     let probes = COMPARED.map(|it| running.register(stacks(&format!("p {}", it.function))));
@@ -241,7 +241,7 @@ fn compare_stacks(mechanism: Option<Mechanism>) {
 /// `vfs_read` of one `dd`, while calls of its caller are followed.
 fn with_returns(config: impl Fn(&[&str]) -> MachineConfig, returning: &ProbeSpec) {
     let script = format!("{WORKLOAD} echo ready; read line; work; echo more; read line; work");
-    let mut running = Running::boot(config(&["sh", "-c", &script]));
+    let mut running = Running::shared(&config(&["sh", "-c", &script]));
     running.wait_for("ready");
     let machine = running.machine.clone();
     let alone = running.register(stacks("p vfs_read"));

@@ -213,7 +213,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));
     eprintln!("HVPROBE_STRESS_SEED={seed}");
     let command = ["workload", "stress-directed", &seed.to_string()];
-    let mut running = Running::boot(MachineConfig {
+    let mut running = Running::shared(&MachineConfig {
         optimize,
         ..guest(cpus, &command)
     });
@@ -382,12 +382,12 @@ fn guests_that_die_amid_hits_are_reported() {
         return;
     }
     for how in ["panic", "triple", "reboot"] {
-        let running = dying(how);
+        let mut running = dying(how);
         let machine = running.machine.clone();
         let (ending, printed) = running.end();
         let expected = match how {
-            "triple" => matches!(ending.reason, EndReason::TripleFault(_)),
-            _ => ending.reason == EndReason::Reset,
+            "triple" => matches!(ending.reason, Some(EndReason::TripleFault(_))),
+            _ => ending.reason == Some(EndReason::Reset),
         };
         assert!(expected, "{how}: {ending:?}:\n{printed}");
         assert_eq!(ending.guest_status, None, "{how}");

@@ -39,7 +39,7 @@ fn calls_take_what_the_guests_own_events_say() {
     if rig("what system calls take").is_none() {
         return;
     }
-    let mut running = Running::boot(optimizing_guest(1, &["sh", "-c", FORMATS]));
+    let mut running = Running::shared(&optimizing_guest(1, &["sh", "-c", FORMATS]));
     let printed = running.wait_for("formats end");
     let theirs = formats(&printed);
     let machine = running.machine.clone();

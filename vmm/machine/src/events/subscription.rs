@@ -160,6 +160,11 @@ impl Subscription {
     pub fn blocking_next(&mut self) -> Option<Delivery> {
         self.queue.blocking_next().map(Delivery::from)
     }
+
+    /// The next batch if there is one by now.
+    pub fn try_next(&mut self) -> Option<Delivery> {
+        self.queue.try_next().map(Delivery::from)
+    }
 }
 
 impl From<Taken<Vec<Event>>> for Delivery {

@@ -1,0 +1,399 @@
+//! A guest that runs a test's command, and what came of it.
+//!
+//! ```text
+//!   Running::boot ───► a guest of its own, which ends with the command
+//!   Running::shared ─► a command in a guest that the tests of this program share ([`super::shared`])
+//! ```
+//! Both are used alike: the events and the output are those since the command began.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::insn::instruction_len;
+use hvprobe_machine::{
+    Console, Delivery, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeSpec, State,
+    Subscription,
+};
+
+use super::chain;
+use super::shared::Lease;
+use crate::wait;
+
+/// A machine that runs, and what it printed.
+#[derive(Debug)]
+pub struct Running {
+    /// The machine.
+    pub machine: Arc<Machine>,
+    events: Option<Subscription>,
+    seen: Vec<Event>,
+    console: Console,
+    printed: Text,
+    /// The right to a guest that other tests use, too; none if the guest is its own.
+    lease: Option<Lease>,
+}
+
+/// How a command came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// What ended the guest; none if it is shared and goes on.
+    pub reason: Option<EndReason>,
+    /// The exit status of the command, if the guest reported it.
+    pub guest_status: Option<u8>,
+}
+
+impl From<Ending> for Ended {
+    fn from(ending: Ending) -> Self {
+        Self {
+            reason: Some(ending.reason),
+            guest_status: ending.guest_status,
+        }
+    }
+}
+
+impl Running {
+    /// Boots `config`.
+    ///
+    /// # Panics
+    /// When it cannot be booted.
+    #[must_use]
+    pub fn boot(config: MachineConfig) -> Self {
+        // Nothing that happens before there is somebody to hear of it.
+        let config = MachineConfig {
+            paused: true,
+            ..config
+        };
+        let machine = match Machine::boot(config) {
+            Ok(machine) => machine,
+            Err(error) => panic!("cannot boot: {}", chain(&error)),
+        };
+        let events = Some(machine.subscribe(Vec::new(), 1 << 20));
+        let console = machine.console();
+        if let Err(error) = machine.resume() {
+            panic!("cannot start: {}", chain(&error));
+        }
+        Self {
+            machine,
+            events,
+            seen: Vec::new(),
+            console,
+            printed: Text::default(),
+            lease: None,
+        }
+    }
+
+    /// Runs the command of `config` in a guest like that of `config` which the tests of this program share,
+    /// with its probes from the start. When this is dropped, the guest has to be as it was found.
+    ///
+    /// # Panics
+    /// When there is no such guest and it cannot be booted, a probe is refused, or the command is too long
+    /// for a line of a terminal.
+    #[must_use]
+    pub fn shared(config: &MachineConfig) -> Self {
+        let lease = Lease::take(config);
+        let machine = Arc::clone(lease.machine());
+        let mut running = Self {
+            events: Some(machine.subscribe(Vec::new(), 1 << 20)),
+            seen: Vec::new(),
+            console: machine.console(),
+            printed: Text::default(),
+            machine,
+            lease: None,
+        };
+        // What earlier commands printed is kept, too.
+        let begins = lease.start(config);
+        running.wait_for(&begins);
+        running.printed.forget_before(&begins);
+        running.lease = Some(lease);
+        running
+    }
+
+    /// Waits until probes can be planted.
+    ///
+    /// # Panics
+    /// When the guest ends before.
+    pub fn wait_live(&self) {
+        let status = self.machine.wait_live();
+        assert!(
+            !matches!(status.state, State::Stopped(_)),
+            "ended while booting: {status:?}"
+        );
+    }
+
+    /// Wants to hear of no more events: where there are many, and nobody waits for one, to hand them on is
+    /// what most of the time would go into.
+    pub fn hear_no_more(&mut self) {
+        self.events = None;
+    }
+
+    fn next_events(&mut self) -> Option<Delivery> {
+        let events = self.events.as_mut();
+        events.expect("somebody who hears").blocking_next()
+    }
+
+    /// Waits for `count` more events.
+    ///
+    /// # Panics
+    /// When the guest ends before, or after [`Running::hear_no_more`].
+    pub fn wait_for_events(&mut self, count: usize) {
+        let _quiet = Quiet::watch(&self.machine);
+        let mut seen = 0;
+        while seen < count {
+            match self.next_events() {
+                Some(delivery) => seen += delivery.events.len(),
+                None => panic!("the guest ended after {seen} of {count} events"),
+            }
+        }
+    }
+
+    /// Waits until the guest has printed `text`; returns everything it printed.
+    ///
+    /// # Panics
+    /// When the guest ends before.
+    pub fn wait_for(&mut self, text: &str) -> String {
+        self.wait_printed(|printed| printed.contains(text))
+    }
+
+    /// Waits until what the guest has printed is `enough`; returns it.
+    ///
+    /// # Panics
+    /// When the guest ends before.
+    pub fn wait_printed(&mut self, enough: impl Fn(&str) -> bool) -> String {
+        let _quiet = Quiet::watch(&self.machine);
+        while !enough(&self.printed.whole) {
+            match self.console.blocking_next() {
+                Some(more) => self.printed.extend(more.bytes),
+                None => panic!(
+                    "the guest ended too early: {:?}\n{}",
+                    self.machine.wait(),
+                    self.printed.whole
+                ),
+            }
+        }
+        self.printed.whole.clone()
+    }
+
+    /// Waits until the events since the start are `enough`; returns them.
+    ///
+    /// # Panics
+    /// When the guest ends before, an event was lost, or after [`Running::hear_no_more`].
+    pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
+        let _quiet = Quiet::watch(&self.machine);
+        while !enough(&self.seen) {
+            let Some(delivery) = self.next_events() else {
+                panic!("the guest ended after {} events", self.seen.len());
+            };
+            assert_eq!(delivery.dropped, 0, "events were lost");
+            self.seen.extend(delivery.events);
+        }
+        &self.seen
+    }
+
+    /// Waits until `enough` says so of the machine, which it has to be asked again and again.
+    ///
+    /// # Panics
+    /// When the guest ends before, or after [`wait::LIMIT`].
+    pub fn wait_while_running(&mut self, enough: impl Fn(&Machine) -> bool) {
+        let since = Instant::now();
+        while !enough(&self.machine) {
+            let status = self.machine.status();
+            if let State::Stopped(_) = status.state {
+                let printed = self.wait_printed(|_| false);
+                panic!("{printed}");
+            }
+            assert!(
+                since.elapsed() < wait::LIMIT,
+                "not within {:?}: {status:?}, {:#?}",
+                wait::LIMIT,
+                self.machine.probes()
+            );
+            thread::sleep(wait::PAUSE);
+        }
+    }
+
+    /// Registers one probe.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn register(&self, spec: ProbeSpec) -> ProbeId {
+        match self.machine.register(&[spec]) {
+            Ok(ids) => ids[0],
+            Err(error) => panic!("{}", chain(&error)),
+        }
+    }
+
+    /// Where `symbol` is.
+    ///
+    /// # Panics
+    /// When the kernel has none or several of that name.
+    #[must_use]
+    pub fn address(&self, symbol: &str) -> Gva {
+        match self.machine.image().symbols().lookup(symbol) {
+            Ok(symbol) => symbol.addr,
+            Err(error) => panic!("{symbol}: {error}"),
+        }
+    }
+
+    /// The function named `symbol` as the guest has it now.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn text(&self, symbol: &str) -> Vec<u8> {
+        let found = self.machine.image().symbols().lookup(symbol);
+        let found = found.unwrap_or_else(|error| panic!("{symbol}: {error}"));
+        let mut text = vec![0; usize::try_from(found.size).expect("a function's size")];
+        match self.machine.read_kernel(found.addr, &mut text) {
+            Ok(()) => text,
+            Err(error) => panic!("{symbol}: {}", chain(&error)),
+        }
+    }
+
+    /// Where the instructions of `symbol` begin, as offsets, as the guest has it now.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn instructions(&self, symbol: &str) -> Vec<u64> {
+        let (at, text) = (self.address(symbol), self.text(symbol));
+        let mut offsets = vec![0];
+        let mut offset = 0;
+        while let Some(len) = text.get(offset..).and_then(|code| {
+            let here = at.wrapping_add(offset as u64);
+            instruction_len(code, here)
+        }) {
+            offset += len;
+            offsets.push(offset as u64);
+        }
+        offsets
+    }
+
+    /// Waits for the command to end, and for its guest if that is its own, whatever became of its events.
+    /// Returns how it ended and what the guest printed.
+    ///
+    /// # Panics
+    /// When a shared guest ends.
+    #[must_use]
+    pub fn end(&mut self) -> (Ended, String) {
+        let ended = match &self.lease {
+            Some(lease) => {
+                let ends = lease.ends();
+                let printed = self.wait_printed(|printed| ends.status(printed).is_some());
+                Ended {
+                    reason: None,
+                    guest_status: ends.status(&printed),
+                }
+            }
+            None => {
+                while let Some(more) = self.console.blocking_next() {
+                    self.printed.extend(more.bytes);
+                }
+                self.machine.wait().into()
+            }
+        };
+        (ended, self.printed.whole.clone())
+    }
+
+    /// As [`Running::end`]; returns every event, too.
+    ///
+    /// # Panics
+    /// When an event was lost, or a shared guest ends.
+    #[must_use]
+    pub fn finish(&mut self) -> (Ended, Vec<Event>, String) {
+        let mut events = mem::take(&mut self.seen);
+        let mut keep = |delivery: Delivery| {
+            assert_eq!(delivery.dropped, 0, "events were lost");
+            events.extend(delivery.events);
+        };
+        if self.lease.is_none() {
+            while let Some(delivery) = self.next_events() {
+                keep(delivery);
+            }
+        }
+        let (ended, printed) = self.end();
+        if self.lease.is_some() {
+            assert!(self.machine.flush_events(), "events are not handed on");
+            let waiting = self.events.as_mut().expect("somebody who hears");
+            while let Some(delivery) = waiting.try_next() {
+                keep(delivery);
+            }
+        }
+        (ended, events, printed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.give_back(&self.printed.whole);
+        }
+    }
+}
+
+/// What was printed, as far as it is text.
+#[derive(Debug, Default)]
+struct Text {
+    whole: String,
+    /// What may be the beginning of a character.
+    rest: Vec<u8>,
+}
+
+impl Text {
+    /// Forgets everything up to the end of `mark`.
+    fn forget_before(&mut self, mark: &str) {
+        if let Some(at) = self.whole.find(mark) {
+            self.whole.drain(..at + mark.len());
+        }
+    }
+
+    fn extend(&mut self, bytes: Vec<u8>) {
+        self.rest.extend(bytes);
+        let bytes = mem::take(&mut self.rest);
+        let mut chunks = bytes.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            self.whole.push_str(chunk.valid());
+            match chunk.invalid() {
+                [] => {}
+                rest if chunks.peek().is_none() => self.rest = rest.to_vec(),
+                _ => self.whole.push(char::REPLACEMENT_CHARACTER),
+            }
+        }
+    }
+}
+
+/// How long a guest is waited for until the log is told where it stands, and it is ended, and the test
+/// with it: less than what `cargo lab test` lets pass in silence.
+const LONG: Duration = Duration::from_secs(80);
+
+/// Tells the log where the guest stands, and ends it, if this is not dropped for long.
+struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
+
+impl Quiet {
+    fn watch(machine: &Arc<Machine>) -> Self {
+        let (over, watched) = channel();
+        let machine = Arc::clone(machine);
+        thread::spawn(move || {
+            if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+                tell_standings(&machine);
+                machine.stop();
+            }
+        });
+        Self(over)
+    }
+}
+
+fn tell_standings(machine: &Machine) {
+    eprintln!("waited in vain for the guest; {:?}", machine.status());
+    match machine.standings() {
+        Ok(all) => all.iter().for_each(|cpu| {
+            let place = machine.image().symbols().containing(cpu.rip());
+            let place = place.map(|(symbol, offset)| format!("{}+{offset:#x}", symbol.name));
+            let place = place.unwrap_or_else(|| "outside of the kernel".to_owned());
+            eprintln!("rip {} ({place}), rsp {}", cpu.rip(), cpu.rsp());
+        }),
+        Err(error) => eprintln!("{}", chain(&error)),
+    }
+}

@@ -1,0 +1,259 @@
+//! Guests that the tests of one program use one after another, as most of a test's time is its guest's boot.
+//!
+//! ```text
+//!   (none) ──boot──► free ──take──► leased, runs a command ──give_back──► free
+//!                                       └── the test failed, or the guest is not as it was ──► stopped
+//! ```
+//! A guest is leased to one test at a time. It comes back only as it was found: the command has ended, no
+//! probe is registered, and the kernel's text has the bytes that it had after the boot, but for what the
+//! kernel itself rewrites. So no test can depend on, or suffer from, one before it; which of them ran
+//! before in the same guest is not promised.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use hvprobe_arch::Gva;
+use hvprobe_machine::{Machine, MachineConfig, ProbeId, Refusals, State};
+
+use super::chain;
+use super::running::Running;
+use crate::wait;
+
+/// The program of the guest's image that runs commands (`tests/guest/commands`).
+const COMMANDS: &str = "commands";
+/// What it prints when it can be given the first one.
+const READY: &str = "hvprobe-guest: takes commands";
+/// The most that a terminal takes as one line (`N_TTY_BUF_SIZE`), with room for what goes around a command.
+const LONGEST: usize = 4000;
+
+/// Guests that nobody uses at the moment.
+static FREE: Mutex<Vec<Guest>> = Mutex::new(Vec::new());
+
+/// A guest that takes commands.
+#[derive(Debug)]
+struct Guest {
+    machine: Arc<Machine>,
+    /// What it was booted with.
+    config: MachineConfig,
+    text_at: Gva,
+    /// The kernel's text after the boot.
+    text: Vec<u8>,
+    /// Commands that it was given.
+    commands: u64,
+}
+
+/// The right to use a guest, until the test ends.
+#[derive(Debug)]
+pub(super) struct Lease(Guest);
+
+/// How the end of a command is told.
+#[derive(Debug)]
+pub(super) struct Ends(String);
+
+impl Lease {
+    /// A free guest that is like that of `config`, or a new one.
+    pub(super) fn take(config: &MachineConfig) -> Self {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let like = free.iter().position(|guest| guest.is_like(config));
+        let found = like.map(|at| free.swap_remove(at));
+        drop(free);
+        let mut guest = found.unwrap_or_else(|| Guest::boot(config));
+        guest.commands += 1;
+        Self(guest)
+    }
+
+    pub(super) fn machine(&self) -> &Arc<Machine> {
+        &self.0.machine
+    }
+
+    /// Plants the probes of `config` and starts its command; what is printed when it begins.
+    pub(super) fn start(&self, config: &MachineConfig) -> String {
+        let Guest {
+            machine, commands, ..
+        } = &self.0;
+        if let Err(error) = machine.set_optimization(config.optimize) {
+            panic!("{}", chain(&error));
+        }
+        if let Err(error) = machine.register_batch(&config.probes, config.refusals) {
+            panic!("{}", chain(&error));
+        }
+        let begins = format!("hvprobe-guest: command {commands} begins");
+        let command = quoted(&config.command);
+        self.0
+            .type_line(&format!("echo '{begins}'; {command}; over {commands} $?"));
+        begins
+    }
+
+    pub(super) fn ends(&self) -> Ends {
+        let commands = self.0.commands;
+        Ends(format!("hvprobe-guest: command {commands} ended with "))
+    }
+
+    /// Frees the guest, of which the test has seen what it `printed`.
+    ///
+    /// # Panics
+    /// When it is not as it was found, unless the test has failed already.
+    pub(super) fn give_back(self, printed: &str) {
+        let ends = self.ends();
+        let Self(guest) = self;
+        if let State::Stopped(_) = guest.machine.status().state {
+            return;
+        }
+        if thread::panicking() {
+            guest.machine.stop();
+            return;
+        }
+        let left = match ends.status(printed) {
+            Some(_) => guest.tidy_up(),
+            None => Err("the test has not waited for the end of its command".to_owned()),
+        };
+        if let Err(left) = left {
+            guest.machine.stop();
+            panic!("{left}");
+        }
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(guest);
+    }
+}
+
+impl Ends {
+    /// The status of the command, if its end was printed.
+    pub(super) fn status(&self, printed: &str) -> Option<u8> {
+        let (_, rest) = printed.split_once(&self.0)?;
+        rest.split_once(['\r', '\n'])?.0.parse().ok()
+    }
+}
+
+impl Guest {
+    fn boot(config: &MachineConfig) -> Self {
+        let config = MachineConfig {
+            command: vec![COMMANDS.to_owned()],
+            probes: Vec::new(),
+            refusals: Refusals::Fail,
+            ..config.clone()
+        };
+        let mut running = Running::boot(config.clone());
+        running.wait_for(READY);
+        let machine = Arc::clone(&running.machine);
+        let (text_at, end) = (running.address("_stext"), running.address("_etext"));
+        let size = usize::try_from(end.0 - text_at.0).expect("text fits memory");
+        let mut text = vec![0; size];
+        if let Err(error) = machine.read_kernel(text_at, &mut text) {
+            panic!("the kernel's text: {}", chain(&error));
+        }
+        Self {
+            machine,
+            config,
+            text_at,
+            text,
+            commands: 0,
+        }
+    }
+
+    fn is_like(&self, wanted: &MachineConfig) -> bool {
+        let own = &self.config;
+        (own.cpus, own.memory, own.bounds) == (wanted.cpus, wanted.memory, wanted.bounds)
+            && own.cmdline == wanted.cmdline
+            && (&own.kernel, &own.initrd) == (&wanted.kernel, &wanted.initrd)
+    }
+
+    /// Types `line` and the end of it, as fast as the guest takes it.
+    fn type_line(&self, line: &str) {
+        assert!(
+            line.len() < LONGEST,
+            "{} bytes are too long for a line: the test needs a guest of its own",
+            line.len()
+        );
+        let line = format!("{line}\n");
+        let mut rest = line.as_bytes();
+        wait::until(
+            "room for console input",
+            || {
+                rest = &rest[self.machine.console_input(rest)..];
+                rest.len()
+            },
+            |left| *left == 0,
+        );
+    }
+
+    /// Takes out what the test left to be taken out; what else is not as it was found.
+    fn tidy_up(&self) -> Result<(), String> {
+        let machine = &self.machine;
+        if !machine.armed() {
+            return Err("the test has left the global switch off".to_owned());
+        }
+        let ids: Vec<ProbeId> = machine.probes().iter().map(|probe| probe.id).collect();
+        machine.unregister(&ids).map_err(|error| chain(&error))?;
+        // The guest's own kprobes and tracers take theirs out a little later.
+        let changed = wait::until(
+            "text as it was",
+            || self.changed(),
+            |changed| !matches!(changed, Ok(changed) if !changed.is_empty()),
+        );
+        changed.map(drop)
+    }
+
+    /// Where the kernel's text is not as it was, and no place that the kernel itself rewrites.
+    fn changed(&self) -> Result<Vec<String>, String> {
+        let mut now = vec![0; self.text.len()];
+        let read = self.machine.read_kernel(self.text_at, &mut now);
+        read.map_err(|error| chain(&error))?;
+        let image = self.machine.image();
+        let changed = (0..).zip(now.iter().zip(&self.text));
+        let changed = changed.filter(|(_, (now, before))| now != before);
+        let ours = changed.map(|(offset, _)| self.text_at.wrapping_add(offset));
+        let ours = ours.filter(|at| image.forbidden(*at).is_none()).take(8);
+        let name = |at: Gva| match image.symbols().containing(at) {
+            Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),
+            None => at.to_string(),
+        };
+        Ok(ours.map(name).collect())
+    }
+}
+
+/// `command` as a shell reads it, in one line whatever its words contain.
+fn quoted(command: &[String]) -> String {
+    let mut line = String::new();
+    for word in command {
+        line.push_str(" $'");
+        for letter in word.chars() {
+            match letter {
+                '\'' | '\\' => line.extend(['\\', letter]),
+                // A terminal would take it for something else.
+                letter if letter.is_control() => {
+                    let _ = write!(line, "\\{:03o}", u32::from(letter));
+                }
+                letter => line.push(letter),
+            }
+        }
+        line.push('\'');
+    }
+    line.trim_start().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_quoted_in_one_line() {
+        let command = ["sh", "-c", "echo 'a\\b'\nread go\t\"$x\""].map(str::to_owned);
+        let line = quoted(&command);
+        assert_eq!(line, r#"$'sh' $'-c' $'echo \'a\\b\'\012read go\011"$x"'"#);
+    }
+
+    #[test]
+    fn the_end_of_a_command_is_a_whole_line_with_its_number() {
+        let ends = Ends("hvprobe-guest: command 2 ended with ".to_owned());
+        for unfinished in [
+            "",
+            "hvprobe-guest: command 1 ended with 0\r\n",
+            "hvprobe-guest: command 2 ended with 1",
+        ] {
+            assert_eq!(ends.status(unfinished), None, "{unfinished:?}");
+        }
+        let printed = "ready\r\nhvprobe-guest: command 2 ended with 17\r\n";
+        assert_eq!(ends.status(printed), Some(17));
+    }
+}
