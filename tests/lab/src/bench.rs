@@ -359,7 +359,7 @@ fn bench(
             .map(Into::into)
             .chain(["--guest".into(), guest.into()])
             .collect(),
-        test: None,
+        group: None,
         package: None,
     });
     tried(rig, &ready, &job, program)

@@ -4,10 +4,12 @@ use std::env;
 use std::io::{BufRead, BufReader, IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::building;
 use crate::process;
 
 /// The workspace this lab belongs to.
@@ -99,13 +101,20 @@ impl Workspace {
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         if !stderr().is_terminal() {
-            command.arg("--quiet");
+            building::ask_for_bar(&mut command);
+            command.stderr(Stdio::piped());
         }
         let mut child = command.spawn().context("cannot run cargo build")?;
         let messages = child.stdout.take().context("cargo build has no output")?;
+        let bar = child.stderr.take();
+        let follower = bar.map(|bar| thread::spawn(move || building::follow(bar)));
         let mut executables = Vec::new();
         for line in BufReader::new(messages).lines() {
             executables.extend(executable(&line?));
+        }
+        if let Some(follower) = follower {
+            // All of a mistake is shown before it is said that there was one.
+            let _ = follower.join();
         }
         if !child.wait()?.success() {
             bail!("cargo build {} failed", arguments.join(" "));

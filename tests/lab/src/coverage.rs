@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     job.steps.push(Step {
         program: "coverage".to_owned(),
         arguments: vec![kernel.into()],
-        test: None,
+        group: None,
         package: None,
     });
     run::run_job(Kind::Direct, &ready, &job)

@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     job.steps.push(Step {
         program: "hvprobe".to_owned(),
         arguments: ARGUMENTS.map(Into::into).to_vec(),
-        test: None,
+        group: None,
         package: None,
     });
     progress::note(&format!("$ {}", typed()));

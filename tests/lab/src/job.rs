@@ -13,6 +13,9 @@ use crate::image;
 /// The name of cargo among a job's programs.
 pub(crate) const CARGO: &str = "cargo";
 
+/// The name of the lab itself among a job's programs.
+pub(crate) const LAB: &str = "lab";
+
 /// How a step's standard streams look to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdio {
@@ -41,8 +44,8 @@ pub(crate) struct Step {
     /// The program's name in the rig's `/bin`.
     pub(crate) program: String,
     pub(crate) arguments: Vec<OsString>,
-    /// The one test of it that the arguments name, if so.
-    pub(crate) test: Option<String>,
+    /// The tests of it that the arguments name, if not all.
+    pub(crate) group: Option<Group>,
     /// The folder of the package it is a test of: its working folder on this machine.
     pub(crate) package: Option<PathBuf>,
 }
@@ -50,11 +53,36 @@ pub(crate) struct Step {
 impl Step {
     /// How it is called in what the lab prints.
     pub(crate) fn name(&self) -> String {
-        match &self.test {
-            Some(test) => format!("{}: {test}", self.program),
-            None => self.program.clone(),
+        match &self.group {
+            Some(group) if !group.name.is_empty() => format!("{}: {}", self.program, group.name),
+            None if !self.is_tests() => {
+                let arguments = self.arguments.iter().map(|it| it.to_string_lossy());
+                [self.program.as_str().into()]
+                    .into_iter()
+                    .chain(arguments)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }
+            _ => self.program.clone(),
         }
     }
+}
+
+impl Step {
+    /// Whether its program prints what libtest prints.
+    pub(crate) fn is_tests(&self) -> bool {
+        self.program != LAB
+    }
+}
+
+/// Tests of one program that run in one process, one after another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// What all their names begin with.
+    pub(crate) name: String,
+    pub(crate) tests: Vec<String>,
+    /// Whether they have the machine for themselves.
+    pub(crate) is_alone: bool,
 }
 
 /// Everything one start of a rig does.

@@ -76,7 +76,11 @@ pub(crate) struct Parser {
     line: Vec<u8>,
     counts: Counts,
     place: Place,
+    /// The test whose output is read.
+    shown: String,
+    /// Tests of the running binary that said that they cannot run.
     skips: u64,
+    skipped: Vec<String>,
     failures: Vec<String>,
     running: Option<String>,
     kept: VecDeque<String>,
@@ -89,6 +93,8 @@ pub(crate) struct Taken {
     pub(crate) counts: Counts,
     /// The tests that failed.
     pub(crate) failures: Vec<Failure>,
+    /// The tests that passed, but said that they cannot run where they are.
+    pub(crate) skipped: Vec<String>,
     /// The test that began last, if it has no result.
     pub(crate) running: Option<String>,
     /// The lines that are not about passed tests, and the reasons of those that skipped themselves.
@@ -135,6 +141,7 @@ impl Parser {
         let Self {
             counts,
             failures,
+            skipped,
             running,
             kept,
             ..
@@ -150,6 +157,7 @@ impl Parser {
         Taken {
             counts,
             failures,
+            skipped,
             running,
             lines,
         }
@@ -199,10 +207,16 @@ impl Parser {
             self.place = Place::Successes;
         } else if line == "failures:" {
             self.place = Place::Elsewhere;
-        } else if self.place != Place::Elsewhere && line.starts_with("---- ") {
+        } else if self.place != Place::Elsewhere
+            && let Some(shown) = line.strip_prefix("---- ")
+        {
             self.place = Place::Passed;
+            shown
+                .trim_end_matches(" stdout ----")
+                .clone_into(&mut self.shown);
         } else if self.place == Place::Passed && line.starts_with("skipped:") {
             self.skips += 1;
+            self.skipped.push(self.shown.clone());
             self.place = Place::Successes;
         }
     }
@@ -320,6 +334,7 @@ mod tests {
         );
         let taken = parser.take();
         assert_eq!(taken.counts.to_string(), "1 passed, 1 failed, 1 skipped");
+        assert_eq!(taken.skipped, ["c"]);
         let lines = taken.lines.join("\n");
         expect![[r#"
             running 3 tests

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 mod archive;
 mod bench;
+mod building;
 mod built;
 mod cargo;
 mod choose;
@@ -19,6 +20,7 @@ mod coverage;
 mod demo;
 mod files;
 mod fuzz;
+mod groups;
 mod image;
 mod instructions;
 mod job;

@@ -12,6 +12,7 @@ use crate::cargo::{self, Workspace};
 use crate::choose::choose;
 use crate::kernel::{Choice, NAMED};
 use crate::progress;
+use crate::retry;
 use crate::rig::Kind;
 use crate::run::MachineOptions;
 use crate::setup::Ready;
@@ -86,26 +87,25 @@ impl Table {
             self.rows.push((kernel, Vec::new()));
             return;
         };
-        let is_about = |line: &str, step: &str| {
-            line.strip_prefix(step)
+        let is_about = |line: &str, name: &str| {
+            line.strip_prefix(name)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
         };
-        let told = |lines: &[String], step: &str| lines.iter().any(|line| is_about(line, step));
-        let verdict = |step: &String| {
-            if told(&total.failed, step) {
+        let said = |lines: &[String], name: &str| lines.iter().any(|line| is_about(line, name));
+        let verdict = |(step, test): &(String, String)| {
+            let test = retry::line(step, test);
+            if said(&total.failed, &test) || said(&total.failed, step) {
                 BROKEN
-            } else if told(&total.flaky, step) {
+            } else if said(&total.flaky, &test) || said(&total.flaky, step) {
                 KEPT_LATER
-            } else if total.skipped.contains(step) {
+            } else if total.skipped.contains(&test) {
                 SKIPPED
             } else {
                 KEPT
             }
         };
-        self.rows.push((
-            kernel,
-            tests.iter().map(|(step, _)| verdict(step)).collect(),
-        ));
+        self.rows
+            .push((kernel, tests.iter().map(verdict).collect()));
         if self.promises.is_empty() {
             let name = |test: String| test.strip_prefix(PROMISES).map(str::to_owned);
             let promises = tests.into_iter().filter_map(|(_, test)| name(test));
@@ -158,12 +158,7 @@ mod tests {
         skipped: &[&str],
     ) -> Option<(Vec<(String, String)>, Total)> {
         let tests = ["counts", "returns", "returns_without_exits"];
-        let tests = tests.map(|test| {
-            (
-                format!("rig-1: {PROMISES}{test}"),
-                format!("{PROMISES}{test}"),
-            )
-        });
+        let tests = tests.map(|test| (format!("rig-1: {PROMISES}"), format!("{PROMISES}{test}")));
         let own = |lines: &[&str]| lines.iter().map(|&line| line.to_owned()).collect();
         let mut total = Total::default();
         total.failed = own(failed);

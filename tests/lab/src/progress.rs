@@ -1,18 +1,24 @@
-//! What the lab says while it works: a spinner on a terminal, plain lines otherwise. All of it
-//! goes to stderr; stdout belongs to the program that runs in the rig.
+//! What the lab says while it works: a spinner on a terminal, else a line at the start and one every few
+//! seconds. All of it goes to stderr; stdout belongs to the program that runs in the rig.
 
 use std::io::{IsTerminal, stderr};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
+/// How long the lab says nothing, at most, while it waits for something.
+pub(crate) const EVERY: Duration = Duration::from_secs(5);
+
 /// Does one step of work under its name and, on a terminal, says how long it took.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let started = Instant::now();
-    let spinner = spinner(name);
+    let waiting = Waiting::start(name);
     let result = work();
-    spinner.finish_and_clear();
+    waiting.finish();
     if result.is_ok() && stderr().is_terminal() {
         note(&format!(
             "{name} ({:.1} s)",
@@ -22,17 +28,52 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     result
 }
 
-/// A running spinner, or a line if stderr is not a terminal.
-pub(crate) fn spinner(name: &str) -> ProgressBar {
-    if !stderr().is_terminal() {
+/// Says that something is waited for, until it is finished or dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting(Arc<Shown>);
+
+#[derive(Debug)]
+enum Shown {
+    Spinner(ProgressBar),
+    /// The thread that prints lines ends with the sender.
+    Lines(Mutex<Option<Sender<()>>>),
+}
+
+impl Waiting {
+    /// For what is called `name`.
+    pub(crate) fn start(name: &str) -> Self {
+        if !stderr().is_terminal() {
+            return Self::with_lines(name);
+        }
+        let spinner = ProgressBar::new_spinner().with_message(name.to_owned());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed:.dim}") {
+            spinner.set_style(style);
+        }
+        spinner.enable_steady_tick(Duration::from_millis(100));
+        Self(Arc::new(Shown::Spinner(spinner)))
+    }
+
+    fn with_lines(name: &str) -> Self {
         note(name);
+        let (finish, finished) = channel();
+        let (name, since) = (name.to_owned(), Instant::now());
+        thread::spawn(move || {
+            while finished.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                note(&format!("{name}: {} s", since.elapsed().as_secs()));
+            }
+        });
+        Self(Arc::new(Shown::Lines(Mutex::new(Some(finish)))))
     }
-    let spinner = ProgressBar::new_spinner().with_message(name.to_owned());
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed:.dim}") {
-        spinner.set_style(style);
+
+    /// It has come; says no more.
+    pub(crate) fn finish(&self) {
+        match &*self.0 {
+            Shown::Spinner(spinner) => spinner.finish_and_clear(),
+            Shown::Lines(finish) => {
+                *finish.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            }
+        }
     }
-    spinner.enable_steady_tick(Duration::from_millis(100));
-    spinner
 }
 
 /// One line about what the lab does or decided.

@@ -66,7 +66,7 @@ pub(crate) fn run(job: &Job, ready: &Ready, times: u32, seeds: Seeds) -> Result<
             one.steps = vec![step.clone()];
             one.environment.extend(seeds.environment());
             one.timeout = deadline.saturating_duration_since(Instant::now());
-            let mut report = Report::quiet(vec![step.name()]);
+            let mut report = Report::quiet(&one.steps);
             let outcome = Kind::Direct.run(ready, &one, &mut report)?;
             let ran = report.finish();
             let why = match (&outcome.finish, &ran[..]) {

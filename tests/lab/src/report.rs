@@ -5,9 +5,27 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::libtest::{self, Parser};
+use crate::job::Step;
+use crate::libtest::{self, Counts, Parser};
 use crate::retry::Ran;
 use crate::rig::Listener;
+
+/// What is known of a step before it runs.
+#[derive(Debug)]
+struct Title {
+    name: String,
+    /// Whether it prints what libtest prints.
+    is_tests: bool,
+}
+
+impl Title {
+    fn of(step: &Step) -> Self {
+        Self {
+            name: step.name(),
+            is_tests: step.is_tests(),
+        }
+    }
+}
 
 /// Listens to one start of a rig: shows what failed tests print and keeps what came of each step.
 #[derive(Debug)]
@@ -22,16 +40,17 @@ pub(crate) struct Report {
     parser: Parser,
     /// When the running program began.
     begun: Option<Instant>,
-    /// The names of the job's programs.
-    names: Vec<String>,
+    /// Those of the job's steps.
+    titles: Vec<Title>,
     ran: Vec<Ran>,
     /// The running step.
     running: Option<usize>,
 }
 
 impl Report {
-    /// For a job whose programs have these names. `verbose` shows all output as it comes.
-    pub(crate) fn new(names: Vec<String>, verbose: bool) -> Self {
+    /// For a job of these steps. `verbose` shows all output as it comes.
+    pub(crate) fn new(steps: &[Step], verbose: bool) -> Self {
+        let titles: Vec<_> = steps.iter().map(Title::of).collect();
         Self {
             verbose,
             quiet: false,
@@ -39,34 +58,34 @@ impl Report {
             beside_others: false,
             parser: Parser::default(),
             begun: None,
-            ran: vec![Ran::NotBegun; names.len()],
-            names,
+            ran: vec![Ran::NotBegun; titles.len()],
+            titles,
             running: None,
         }
     }
 
     /// For a job whose programs run again and again: only what failed is shown.
-    pub(crate) fn quiet(names: Vec<String>) -> Self {
+    pub(crate) fn quiet(steps: &[Step]) -> Self {
         Self {
             quiet: true,
-            ..Self::new(names, false)
+            ..Self::new(steps, false)
         }
     }
 
     /// For a job beside which others run: what is said of a program is said at once.
-    pub(crate) fn beside_others(names: Vec<String>) -> Self {
+    pub(crate) fn beside_others(steps: &[Step]) -> Self {
         Self {
             beside_others: true,
-            ..Self::new(names, false)
+            ..Self::new(steps, false)
         }
     }
 
     /// Says nothing: what it would say in a test is taken for what the test's own program says.
     #[cfg(test)]
-    pub(crate) fn silent(names: Vec<String>) -> Self {
+    pub(crate) fn silent(steps: &[Step]) -> Self {
         Self {
             silent: true,
-            ..Self::quiet(names)
+            ..Self::quiet(steps)
         }
     }
 
@@ -93,8 +112,8 @@ impl Report {
 
     /// The line that names a step.
     fn heading(&self, step: usize) -> String {
-        match self.names.get(step) {
-            Some(name) if !self.quiet => format!("     Running {name}\n"),
+        match self.titles.get(step) {
+            Some(title) if !self.quiet => format!("     Running {}\n", title.name),
             _ => String::new(),
         }
     }
@@ -131,6 +150,15 @@ impl Listener for Report {
 
     fn end(&mut self, step: usize, status: u8) {
         let mut taken = self.parser.take();
+        let is_tests = self.titles.get(step).is_none_or(|title| title.is_tests);
+        if !is_tests {
+            // It counts as one, whatever it says of others' results; if it fails, its status tells.
+            taken.counts = Counts {
+                passed: u64::from(status == 0),
+                ..Counts::default()
+            };
+            taken.failures.clear();
+        }
         let seconds = self
             .begun
             .map_or(0.0, |begun| begun.elapsed().as_secs_f64());
@@ -144,7 +172,7 @@ impl Listener for Report {
                 taken.counts
             ));
         }
-        if status == 0 {
+        if status == 0 && is_tests {
             taken
                 .lines
                 .retain(|line| libtest::tells_of_skipping(line) && !self.quiet);
@@ -157,6 +185,7 @@ impl Listener for Report {
             status,
             counts: taken.counts,
             failures: taken.failures,
+            skipped: taken.skipped,
         };
         self.settle(step, ran);
     }

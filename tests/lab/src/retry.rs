@@ -26,6 +26,8 @@ pub(crate) enum Ran {
         status: u8,
         counts: Counts,
         failures: Vec<Failure>,
+        /// The tests that said that they cannot run there.
+        skipped: Vec<String>,
     },
 }
 
@@ -58,7 +60,7 @@ pub(crate) struct Book {
     /// What passed, but not at once.
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
-    /// Programs all of whose tests said that they cannot run where they are.
+    /// Tests that said that they cannot run where they are.
     pub(crate) skipped: Vec<String>,
 }
 
@@ -132,7 +134,13 @@ impl Book {
                     status,
                     counts,
                     failures,
-                } => self.ended(&mut due, status, counts, failures),
+                    skipped,
+                } => {
+                    let name = &self.names[due.step];
+                    let skipped = skipped.iter().map(|test| line(name, test));
+                    self.skipped.extend(skipped);
+                    self.ended(&mut due, status, counts, failures)
+                }
             };
             if !settled {
                 self.due.push(due);
@@ -188,9 +196,6 @@ impl Book {
         self.pass(due, &failures);
         self.counts.passed += counts.passed;
         self.counts.skipped += counts.skipped;
-        if counts.passed == 0 && failures.is_empty() && counts.skipped > 0 {
-            self.skipped.push(self.names[due.step].clone());
-        }
         let fell = due.fell.take();
         if due.tries <= self.retries && !failures.is_empty() {
             let first = std::mem::take(&mut due.again);
@@ -255,10 +260,10 @@ impl Book {
     }
 }
 
-/// A test of the program, or of the one test, called `name`.
-fn line(name: &str, test: &str) -> String {
-    match name.strip_suffix(test) {
-        Some(program) if program.ends_with(": ") => name.to_owned(),
+/// A test of the program, or of its group of tests, called `name`.
+pub(crate) fn line(name: &str, test: &str) -> String {
+    match name.rsplit_once(": ") {
+        Some((program, group)) if test.starts_with(group) => format!("{program}: {test}"),
         _ => format!("{name}: {test}"),
     }
 }

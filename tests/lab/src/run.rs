@@ -142,7 +142,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
     let step = Step {
         program: job.resolve(program)?,
         arguments: arguments.to_vec(),
-        test: None,
+        group: None,
         package: None,
     };
     job.steps.push(step);

@@ -3,8 +3,8 @@
 //! Tests are built once. Those of `tests/tests/rig/` need KVM that can run Linux guests and
 //! run in the rig only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig;
 //! all others, and the examples in the documentation, run on this machine. An emulated rig now and
-//! then fails for reasons of its own, so what failed there runs again in a fresh one. Each test is a
-//! process of its own there: one that brings the rig down takes no others with it.
+//! then fails for reasons of its own, so what failed there runs again in a fresh one. The tests of a
+//! module are one process there, as they share guests.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ use clap::Args;
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::clients;
-use crate::job::{CARGO, Job, Step};
+use crate::groups;
+use crate::job::{CARGO, Group, Job, LAB, Step};
 use crate::kernel::Choice;
 use crate::libtest;
 use crate::progress;
@@ -76,6 +77,10 @@ pub(crate) struct Options {
     /// Go without Python's and Node's gRPC, as without network: the tests that need them are skipped
     #[arg(long)]
     without_clients: bool,
+    /// Run all that a change has to pass: beside the tests, the short forms of all benches, and the tests that
+    /// hold on every kernel on two that differ most
+    #[arg(long, conflicts_with_all = ["package", "repeat", "rig_only", "kernel", "filter"])]
+    ci: bool,
     /// Give every property 50,000 cases (those about streams of events a quarter), and every decoder
     /// 100,000 mutations of each input: hours
     #[arg(long)]
@@ -107,6 +112,7 @@ impl Options {
             package: Vec::new(),
             repeat: None,
             without_clients: false,
+            ci: false,
             long: false,
             seed: None,
             verbose: false,
@@ -141,6 +147,18 @@ impl Options {
         }
     }
 }
+
+/// What `--ci` runs beside the tests, each as a step of its own: every bench goes through all of its code once,
+/// and prints the tables that docs/performance.md shows; and what holds on every kernel is tried on those that
+/// differ most from that of the tests.
+const CI: [&[&str]; 6] = [
+    &["bench", "hits", "--smoke"],
+    &["matrix", "--kernel", "6.12-cloud"],
+    &["matrix", "--kernel", "7.2-cloud"],
+    &["bench", "boot", "--smoke"],
+    &["bench", "events", "--smoke"],
+    &["bench", "batch", "--smoke"],
+];
 
 /// How many test programs run on this machine at a time: what waits, or keeps one processor busy, leaves room
 /// for another.
@@ -230,7 +248,7 @@ fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
 }
 
 /// Runs the end-to-end tests among `built` with the guest of `ready`, as part of more; returns the name
-/// of each in what is said of it and its own, and what came of them.
+/// of each with that of its step, and what came of them.
 pub(crate) fn of_rig(
     ready: &Ready,
     built: &[Executable],
@@ -239,8 +257,11 @@ pub(crate) fn of_rig(
 ) -> Result<(Vec<(String, String)>, Total)> {
     let seeds = Seeds::new(options.seed, options.long);
     let job = job_in_rig(ready, built, rig, options, seeds)?;
-    let names = |step: &Step| Some((step.name(), step.test.clone()?));
-    let tests = job.steps.iter().filter_map(names).collect();
+    let mut tests = Vec::new();
+    for step in &job.steps {
+        let group = step.group.iter().flat_map(|group| &group.tests);
+        tests.extend(group.map(|test| (step.name(), test.clone())));
+    }
     let deadline = Instant::now() + options.machine.timeout(rig.time_limit());
     let mut total = Total::default();
     total.run(job, ready, &options.how(rig, deadline))?;
@@ -250,6 +271,17 @@ pub(crate) fn of_rig(
 /// Everything but the tests that only a rig can run.
 fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds) -> Result<Job> {
     let mut job = new_job(built, options);
+    if options.ci {
+        // They take longest, so they begin first.
+        let lab = cargo::program_named(built, LAB)?;
+        job.programs.push((LAB.to_owned(), lab));
+        job.steps.extend(CI.iter().map(|words| Step {
+            program: LAB.to_owned(),
+            arguments: words.iter().map(Into::into).collect(),
+            group: None,
+            package: None,
+        }));
+    }
     for test in built.iter().filter(|executable| executable.test) {
         if !is_end_to_end(ready, test) || test.name.starts_with("micro_") {
             add(&mut job, test, options);
@@ -273,7 +305,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
         job.steps.push(Step {
             program: CARGO.to_owned(),
             arguments,
-            test: None,
+            group: None,
             package: Some(ready.workspace.root.clone()),
         });
     }
@@ -333,7 +365,7 @@ fn job_in_rig(
             if rig.is_emulated()
                 && let Some(whole) = job.steps.pop()
             {
-                job.steps.extend(one_by_one(&test.path, &whole)?);
+                job.steps.extend(by_group(&test.path, &whole)?);
             }
         }
     }
@@ -351,17 +383,15 @@ fn job_in_rig(
     Ok(job)
 }
 
-/// A step for each test that `whole` would run of the program at `path`.
-fn one_by_one(path: &Path, whole: &Step) -> Result<Vec<Step>> {
-    let tests = libtest::list(path, &whole.arguments)?;
-    Ok(tests
-        .into_iter()
-        .map(|test| Step {
-            arguments: retry::only(&whole.arguments, [test.as_str()]),
-            test: Some(test),
-            ..whole.clone()
-        })
-        .collect())
+/// A step for each group of the tests that `whole` would run of the program at `path`.
+fn by_group(path: &Path, whole: &Step) -> Result<Vec<Step>> {
+    let groups = groups::of(libtest::list(path, &whole.arguments)?);
+    let step = |group: Group| Step {
+        arguments: retry::only(&whole.arguments, group.tests.iter().map(String::as_str)),
+        group: Some(group),
+        ..whole.clone()
+    };
+    Ok(groups.into_iter().map(step).collect())
 }
 
 /// libtest's variable for how many tests run at a time.
@@ -415,7 +445,7 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
     job.steps.push(Step {
         program: name,
         arguments,
-        test: None,
+        group: None,
         package: Some(test.package.clone()),
     });
 }
@@ -458,22 +488,22 @@ mod tests {
 
     /// The tests of this very program stand for those of a rig.
     #[test]
-    fn each_test_of_a_program_is_a_step() {
+    fn each_module_of_a_program_is_a_step() {
         let whole = Step {
             program: "lab-1".to_owned(),
-            arguments: [SHOW, "each_test", "--skip", "other"]
+            arguments: [SHOW, "each_module", "--skip", "other"]
                 .map(Into::into)
                 .to_vec(),
-            test: None,
+            group: None,
             package: None,
         };
         let path = std::env::current_exe().unwrap();
-        let steps = one_by_one(&path, &whole).unwrap();
+        let steps = by_group(&path, &whole).unwrap();
         let [step] = &steps[..] else {
             panic!("{steps:?}")
         };
-        let test = "test::tests::each_test_of_a_program_is_a_step";
+        let test = "test::tests::each_module_of_a_program_is_a_step";
         assert_eq!(step.arguments, [SHOW, "--exact", test]);
-        assert_eq!(step.name(), format!("lab-1: {test}"));
+        assert_eq!(step.name(), "lab-1: test::");
     }
 }

@@ -8,8 +8,11 @@
 //! An emulated machine keeps little more than one processor busy. So all but the steps that look at the time
 //! are divided among several at first; whatever does not pass there is tried again in one that runs alone.
 
+use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,17 +26,6 @@ use crate::retry::{self, Book, Due};
 use crate::rig::{Finish, Kind};
 use crate::setup::Ready;
 use crate::signals::{self, Signals};
-
-/// How the names of tests begin that hold the time of a guest against that of its host, or keep all processors
-/// busy.
-const ALONE: [&str; 6] = [
-    "a_server_ends_all_the_machines",
-    "boot::a_probe",
-    "clock::",
-    "nmi::",
-    "pause::",
-    "stress::",
-];
 
 /// How a job is run.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +48,7 @@ pub(crate) struct Total {
     counts: Counts,
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
-    /// Programs all of whose tests said that they cannot run where they are.
+    /// Tests that said that they cannot run where they are.
     pub(crate) skipped: Vec<String>,
     /// Why no more jobs are run, if so.
     end: Option<&'static str>,
@@ -149,10 +141,9 @@ impl Runner<'_> {
         let mut job = part(self.job, &book.due);
         let left = self.how.deadline.saturating_duration_since(Instant::now());
         job.timeout = left;
-        let names = job.steps.iter().map(Step::name).collect();
         let mut report = match has_others {
-            true => Report::beside_others(names),
-            false => Report::new(names, self.how.verbose),
+            true => Report::beside_others(&job.steps),
+            false => Report::new(&job.steps, self.how.verbose),
         };
         let outcome = self.how.rig.run(self.ready, &job, &mut report)?;
         book.record(report.finish(), &outcome.finish);
@@ -172,17 +163,12 @@ impl Runner<'_> {
         let signals = Signals::take()?;
         let due = std::mem::take(&mut book.due);
         let (alone, shared): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| self.is_alone(due));
-        let rigs = self.how.rigs;
-        let lanes = (0..rigs).map(|lane| {
-            let share = shared.iter().skip(lane).step_by(rigs);
-            book.lane(share.cloned().collect())
-        });
-        let lanes: Vec<_> = lanes.collect();
+        let shares = Mutex::new(self.shares(shared));
         let is_over = AtomicBool::new(false);
         let ran: Vec<_> = thread::scope(|scope| {
-            let threads: Vec<_> = lanes
-                .into_iter()
-                .map(|lane| scope.spawn(|| self.lane(lane, &is_over)))
+            let threads: Vec<_> = (0..self.how.rigs)
+                .map(|_| book.lane(Vec::new()))
+                .map(|lane| scope.spawn(|| self.lane(lane, &shares, &is_over)))
                 .collect();
             threads
                 .into_iter()
@@ -199,6 +185,9 @@ impl Runner<'_> {
             book.take_in(lane);
             over = over.or(end(&finish));
         }
+        // What no lane has come to.
+        let shares = shares.into_inner().unwrap_or_else(PoisonError::into_inner);
+        book.due.extend(shares.into_iter().flatten());
         book.due.extend(alone);
         book.due.sort_by_key(|due| due.step);
         Ok(over)
@@ -206,15 +195,51 @@ impl Runner<'_> {
 
     fn is_alone(&self, due: &Due) -> bool {
         let step = self.job.steps.get(due.step);
-        let test = step.and_then(|step| step.test.as_deref());
-        test.is_some_and(|test| ALONE.iter().any(|begins| test.starts_with(begins)))
+        let group = step.and_then(|step| step.group.as_ref());
+        group.is_some_and(|group| group.is_alone)
     }
 
-    /// Runs what is due in `book`, each step once; how the last rig ended. Each rig ends with the job's
+    /// What is due, in shares that lanes take one after another: on this machine one step each, as nothing
+    /// has to be booted for it; of emulated machines as many as there are lanes, with about as many tests each.
+    fn shares(&self, due: Vec<Due>) -> VecDeque<Vec<Due>> {
+        if !self.how.rig.is_emulated() {
+            return due.into_iter().map(|due| vec![due]).collect();
+        }
+        let tests = |due: &Due| {
+            let step = self.job.steps.get(due.step);
+            let group = step.and_then(|step| step.group.as_ref());
+            group.map_or(1, |group| group.tests.len())
+        };
+        let mut shares = vec![(0, Vec::new()); self.how.rigs];
+        let mut largest_first = due;
+        largest_first.sort_by_key(|due| Reverse(tests(due)));
+        for due in largest_first {
+            if let Some((size, share)) = shares.iter_mut().min_by_key(|(size, _)| *size) {
+                *size += tests(&due);
+                share.push(due);
+            }
+        }
+        shares.into_iter().map(|(_, share)| share).collect()
+    }
+
+    /// Runs shares of what is due, each step once; how the last rig ended. Each rig ends with the job's
     /// deadline, and tries one step at least, so there are no more rigs than steps.
-    fn lane(&self, mut book: Book, is_over: &AtomicBool) -> Result<(Book, Finish)> {
+    fn lane(
+        &self,
+        mut book: Book,
+        shares: &Mutex<VecDeque<Vec<Due>>>,
+        is_over: &AtomicBool,
+    ) -> Result<(Book, Finish)> {
         let mut later = Vec::new();
+        let mut last = Finish::Complete;
         let finish = loop {
+            if book.due.is_empty() {
+                let mut shares = shares.lock().unwrap_or_else(PoisonError::into_inner);
+                match shares.pop_front() {
+                    Some(share) => book.due = share,
+                    None => break last,
+                }
+            }
             let finish = self.start(&mut book, true)?;
             let due = std::mem::take(&mut book.due);
             let (tried, fresh): (Vec<_>, Vec<_>) = due.into_iter().partition(Due::was_tried);
@@ -226,9 +251,10 @@ impl Runner<'_> {
                 // One of the lanes has taken it from the others.
                 signals::pass_on(signal);
             }
-            if book.due.is_empty() || end(&finish).is_some() || is_over.load(Ordering::Relaxed) {
+            if end(&finish).is_some() || is_over.load(Ordering::Relaxed) {
                 break finish;
             }
+            last = finish;
         };
         book.due.extend(later);
         Ok((book, finish))

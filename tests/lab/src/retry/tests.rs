@@ -14,6 +14,7 @@ fn passed(passed: u64) -> Ran {
             ..Counts::default()
         },
         failures: Vec::new(),
+        skipped: Vec::new(),
     }
 }
 
@@ -31,6 +32,7 @@ fn failed(tests: &[&str]) -> Ran {
             .iter()
             .map(|test| failure(test, "x.rs:1: no"))
             .collect(),
+        skipped: Vec::new(),
     }
 }
 
@@ -39,6 +41,7 @@ fn fell(status: u8) -> Ran {
         status,
         counts: Counts::default(),
         failures: Vec::new(),
+        skipped: Vec::new(),
     }
 }
 
@@ -129,6 +132,7 @@ fn what_fails_twice_has_failed() {
             skipped: 0,
         },
         failures: vec![failure("u", "y.rs:2: other")],
+        skipped: Vec::new(),
     };
     book.record(vec![again], &Finish::Complete);
     check(
@@ -232,6 +236,7 @@ fn program_that_fell_over_runs_again_as_a_whole_and_counts_once() {
         status: 134,
         counts: Counts::default(),
         failures: vec![failure("t", "no"), failure("u", "no")],
+        skipped: Vec::new(),
     };
     book.record(vec![died], &Finish::Complete);
     book.record(vec![passed(3)], &Finish::Complete);
@@ -271,6 +276,7 @@ fn status_that_contradicts_the_result_is_a_failure() {
             skipped: 0,
         },
         failures: vec![failure("t", "no")],
+        skipped: Vec::new(),
     };
     let other = Ran::Ended {
         status: 1,
@@ -279,6 +285,7 @@ fn status_that_contradicts_the_result_is_a_failure() {
             ..Counts::default()
         },
         failures: Vec::new(),
+        skipped: Vec::new(),
     };
     book.record(vec![liar, other, passed(1)], &Finish::Complete);
     check(
@@ -301,6 +308,7 @@ fn first_reason_is_kept_over_several_tries() {
             ..Counts::default()
         },
         failures: vec![failure("t", why)],
+        skipped: Vec::new(),
     };
     book.record(vec![in_test("t")], &broken("still"));
     book.record(vec![alone("second")], &Finish::Complete);

@@ -5,10 +5,10 @@ use std::io::Write;
 use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
-use indicatif::ProgressBar;
 
 use super::{Finish, Listener};
 use crate::process::Audience;
+use crate::progress::Waiting;
 use crate::serial::{Heard, Reader};
 
 /// The audience of an emulated machine's serial port.
@@ -16,7 +16,7 @@ pub(super) struct Console<'a> {
     reader: Reader,
     log: File,
     listener: &'a mut dyn Listener,
-    booting: ProgressBar,
+    booting: Waiting,
     /// The exit status of each step that ended.
     pub(super) statuses: Vec<Option<u8>>,
     /// The step that begins next; one that begins again means that the machine restarted.
@@ -31,7 +31,7 @@ impl<'a> Console<'a> {
         steps: usize,
         log: File,
         listener: &'a mut dyn Listener,
-        booting: ProgressBar,
+        booting: Waiting,
     ) -> Self {
         Self {
             reader: Reader::new(nonce),
@@ -48,7 +48,7 @@ impl<'a> Console<'a> {
         match heard {
             Heard::Output(bytes) => self.listener.output(&bytes)?,
             Heard::Begin(step) if step == self.next => {
-                self.booting.finish_and_clear();
+                self.booting.finish();
                 self.next += 1;
                 self.listener.begin(step);
             }

@@ -105,11 +105,12 @@ fn once(
         keyboard: None,
     };
     // cargo, which runs the examples of documentation, builds them first and lists no tests.
-    let tests = program(job, step).filter(|_| step.program != CARGO);
+    let tests = program(job, step).filter(|_| step.program != CARGO && step.is_tests());
     let mut words = Words {
         listener,
         watch: job
             .test_limit
+            .filter(|_| step.is_tests())
             .map(|limit| Watch::new(limit, tests.is_some())),
     };
     let end = process::watch(&mut group, &mut streams, limits, signals, &mut words)?;
@@ -286,10 +287,10 @@ esac
         job.steps.push(Step {
             program: "hangs".to_owned(),
             arguments: Vec::new(),
-            test: None,
+            group: None,
             package: None,
         });
-        let mut report = Report::silent(vec!["hangs".to_owned()]);
+        let mut report = Report::silent(&job.steps);
         let outcome = run_with(folder.path(), &job, &mut report).unwrap();
         assert_eq!(outcome.finish, Finish::Complete);
         let ran = report.finish();
@@ -298,6 +299,7 @@ esac
                 status,
                 counts,
                 failures,
+                ..
             },
         ] = &ran[..]
         else {

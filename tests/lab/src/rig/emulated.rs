@@ -17,7 +17,7 @@ use super::{Finish, Kind, Listener, Outcome, stood_still};
 use crate::image;
 use crate::job::{Job, Stdio};
 use crate::process::{self, End, Group, Limits, Streams};
-use crate::progress;
+use crate::progress::{self, Waiting};
 use crate::setup::Ready;
 use crate::signals::Signals;
 use crate::terminal::Keyboard;
@@ -126,14 +126,14 @@ pub(super) fn run(
         if plan.cpus == 1 { "CPU" } else { "CPUs" },
         plan.memory
     );
-    let spinner = progress::spinner(&booting);
-    let mut console = Console::new(&nonce, job.steps.len(), log, listener, spinner.clone());
+    let booting = Waiting::start(&booting);
+    let mut console = Console::new(&nonce, job.steps.len(), log, listener, booting.clone());
     let (mut group, mut streams) = emulator.start(&plan)?;
     if plan.input {
         streams.keyboard = Some(Keyboard::open()?);
     }
     let end = process::watch(&mut group, &mut streams, limits, &signals, &mut console);
-    spinner.finish_and_clear();
+    booting.finish();
     // The terminal is usable again and the emulator is gone before anything is said about it.
     drop(streams);
     drop(group);

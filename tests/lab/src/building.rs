@@ -1,0 +1,162 @@
+//! What cargo says while it builds, as a line every few seconds where there is no terminal.
+//!
+//! cargo draws a bar for terminals only, unless it is asked to: then every look of it comes as a piece that
+//! ends with a carriage return. From these the lab makes its lines. Names of crates are left out, and what
+//! cargo says of mistakes is passed on as it is.
+
+use std::io::{self, BufRead, BufReader, Read, Write, stderr};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::progress::{EVERY, note};
+
+/// Has cargo draw its bar though nobody looks.
+pub(crate) fn ask_for_bar(command: &mut Command) {
+    command
+        .env("CARGO_TERM_PROGRESS_WHEN", "always")
+        .env("CARGO_TERM_PROGRESS_WIDTH", "200")
+        .env("CARGO_TERM_COLOR", "never");
+}
+
+/// Passes on what cargo writes to `from`, until it ends.
+pub(crate) fn follow(from: impl Read) -> io::Result<()> {
+    let mut pieces = Pieces(BufReader::new(from));
+    let mut said = Instant::now();
+    while let Some(piece) = pieces.next()? {
+        match Said::read(&piece) {
+            Said::Progress(what) if said.elapsed() >= EVERY => {
+                note(&what);
+                said = Instant::now();
+            }
+            Said::Progress(_) | Said::Step => {}
+            Said::Waits => note("waiting for another cargo to end its build"),
+            Said::Other => stderr().lock().write_all(format!("{piece}\n").as_bytes())?,
+        }
+    }
+    Ok(())
+}
+
+/// Text up to the next end of a line or carriage return.
+struct Pieces<R>(BufReader<R>);
+
+impl<R: Read> Pieces<R> {
+    fn next(&mut self) -> io::Result<Option<String>> {
+        let mut piece = Vec::new();
+        loop {
+            let there = self.0.fill_buf()?;
+            if there.is_empty() {
+                let rest = String::from_utf8_lossy(&piece).into_owned();
+                return Ok((!piece.is_empty()).then_some(rest));
+            }
+            let end = there.iter().position(|byte| b"\r\n".contains(byte));
+            piece.extend_from_slice(&there[..end.unwrap_or(there.len())]);
+            let taken = end.map_or(there.len(), |end| end + 1);
+            self.0.consume(taken);
+            if end.is_some() {
+                return Ok(Some(String::from_utf8_lossy(&piece).into_owned()));
+            }
+        }
+    }
+}
+
+/// What a piece is.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    /// The bar: what is done, and of how much.
+    Progress(String),
+    /// That something began or is done, which the bar says, too.
+    Step,
+    /// Another cargo is at work in the folder.
+    Waits,
+    Other,
+}
+
+impl Said {
+    fn read(piece: &str) -> Self {
+        /// What stands right-aligned before what cargo does.
+        const STEPS: [&str; 10] = [
+            "Compiling",
+            "Checking",
+            "Fresh",
+            "Finished",
+            "Downloaded",
+            "Updating",
+            "Locking",
+            "Adding",
+            "Running",
+            "Dirty",
+        ];
+        // The bar is erased by blanks, or by a sequence that begins with an escape.
+        let text = piece.trim_start_matches("\u{1b}[K").trim();
+        let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
+        if text.is_empty() || STEPS.contains(&verb) && piece.starts_with(' ') {
+            return Self::Step;
+        }
+        match verb {
+            "Building" => match rest.split_once("] ") {
+                Some((_, done)) => Self::Progress(format!("building: {}", bar(done))),
+                None => Self::Other,
+            },
+            "Downloading" => Self::Progress(format!("downloading: {rest}")),
+            "Blocking" => Self::Waits,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// `12/345: a, b...` in words.
+fn bar(done: &str) -> String {
+    let (numbers, names) = done.split_once(": ").unwrap_or((done, ""));
+    let numbers = numbers.trim_end_matches(':').replace('/', " of ");
+    match names {
+        "" => numbers,
+        names => format!("{numbers} ({names})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_become_lines_and_mistakes_stay() {
+        let progress = |text: &str| Said::Progress(text.to_owned());
+        for (piece, said) in [
+            (
+                "    Building [=====>            ] 12/345: syn, hvprobe-linux",
+                progress("building: 12 of 345 (syn, hvprobe-linux)"),
+            ),
+            (
+                "\u{1b}[K    Building [> ] 0/3",
+                progress("building: 0 of 3"),
+            ),
+            (
+                " Downloading 3 crates, remaining bytes: 1.2MB",
+                progress("downloading: 3 crates, remaining bytes: 1.2MB"),
+            ),
+            ("   Compiling syn v2.0.1", Said::Step),
+            ("    Finished `dev` profile in 3s", Said::Step),
+            ("\u{1b}[K", Said::Step),
+            ("", Said::Step),
+            (
+                "    Blocking waiting for file lock on build directory",
+                Said::Waits,
+            ),
+            ("error[E0308]: mismatched types", Said::Other),
+            ("Compiling is no step here", Said::Other),
+        ] {
+            assert_eq!(Said::read(piece), said, "{piece:?}");
+        }
+    }
+
+    #[test]
+    fn pieces_end_with_lines_or_carriage_returns() {
+        let text = b"a\rb\r\nc\n\xff\nlast";
+        let mut pieces = Pieces(BufReader::with_capacity(2, &text[..]));
+        let mut all = Vec::new();
+        while let Some(piece) = pieces.next().unwrap() {
+            all.push(piece);
+        }
+        assert_eq!(all, ["a", "b", "", "c", "\u{fffd}", "last"]);
+    }
+}
