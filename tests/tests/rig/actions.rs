@@ -246,7 +246,7 @@ fn a_function_sent_elsewhere_runs_there() {
     // The system call that takes one integer and ignores it: getppid of a child of process 1.
     let config = guest(
         1,
-        &script("read line; workload raw 121 0; workload raw 110"),
+        &script("read line; workload raw 121 0; workload raw 110; echo done"),
     );
     let mut running = Running::shared(&config);
     let mut spec = probe(&format!("p {ENTRY}"));
