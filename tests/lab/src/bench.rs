@@ -86,6 +86,22 @@ enum What {
     Events,
 }
 
+impl What {
+    fn targets(self) -> &'static [&'static str] {
+        match self {
+            Self::Boot => &["--bin=hvprobe", "--bin=workload", "--bin=boot-bench"],
+            Self::Hits => &[
+                "--bin=hvprobe",
+                "--bin=workload",
+                "--bin=hits-bench",
+                "--example=hit_cost",
+            ],
+            Self::Batch => &["--bin=hvprobe", "--example=batch_cost"],
+            Self::Events => &["--example=event_path"],
+        }
+    }
+}
+
 /// Debian's QEMU: its program, its firmware, and the module it emulates processors with.
 const QEMU: &str = "qemu-system-x86_64";
 const QEMU_FILES: [&str; 7] = [
@@ -108,16 +124,16 @@ const SMOKE_PATIENCE: u64 = 60;
 const MOST_KEPT: usize = 1 << 18;
 
 impl Options {
-    /// Builds `packages`; for a short form, what the tests need, too.
-    fn build(&self, workspace: &Workspace, packages: &[&str]) -> Result<Vec<Executable>> {
+    /// Builds what is measured, all at once; for a short form, what the tests need, too.
+    fn build(&self, workspace: &Workspace) -> Result<Vec<Executable>> {
         if self.smoke {
             return workspace.build(&cargo::EVERYTHING);
         }
-        let mut arguments = packages.to_vec();
+        let mut targets = self.what.targets().to_vec();
         if !self.dev {
-            arguments.push("--release");
+            targets.push("--release");
         }
-        workspace.build(&arguments)
+        workspace.build(&targets)
     }
 
     fn timeout(&self, rig: Kind) -> Duration {
@@ -136,13 +152,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         What::Boot => {
             let runs = if options.smoke { 1 } else { options.runs };
             let arguments = ["--runs".to_owned(), runs.to_string()];
-            bench(options, &workspace, "boot-bench", true, |_| {
+            bench(options, &workspace, "boot-bench", true, |_, _| {
                 Ok(arguments.into())
             })?
         }
         What::Hits => {
             let with_qemu = options.gdb_hits > 0 && !options.smoke;
-            let arguments = |rig| hits(options, &workspace, rig);
+            let arguments = |rig, built: &[Executable]| hits(options, built, rig);
             bench(options, &workspace, "hits-bench", with_qemu, arguments)?
         }
         What::Batch => batch(options, &workspace)?,
@@ -172,7 +188,7 @@ fn check_headings(what: What, printed: &str) -> Result<()> {
 }
 
 /// What `hits-bench` is told.
-fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<String>> {
+fn hits(options: &Options, built: &[Executable], rig: Kind) -> Result<Vec<String>> {
     let mut arguments = match options.smoke {
         true => vec![
             "--calls=100".to_owned(),
@@ -190,20 +206,14 @@ fn hits(options: &Options, workspace: &Workspace, rig: Kind) -> Result<Vec<Strin
     if rig.ticks_are_instructions() {
         arguments.push("--ticks-are-instructions".to_owned());
     }
-    let counts = instructions::count(|packages| options.build(workspace, packages))?;
+    let counts = instructions::count(built)?;
     arguments.extend(counts.iter().map(|it| format!("--instructions={it}")));
     Ok(arguments)
 }
 
 /// Probes by the thousand, on the text of the guest's kernel.
 fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
-    let packages = [
-        "--package=hvprobe-engine",
-        "--example=batch_cost",
-        "--package=hvprobe-cli",
-        "--bins",
-    ];
-    let built = options.build(workspace, &packages)?;
+    let built = options.build(workspace)?;
     let ready = Ready::make_with(Kind::Direct, false, true, options.kernel.as_ref())?;
     let folder = tempfile::tempdir()?;
     let kernel = folder.path().join("vmlinux");
@@ -220,8 +230,7 @@ fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
 
 /// The way of events, which needs neither guest nor rig.
 fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
-    let packages = ["--package=hvprobe-tests", "--example=event_path"];
-    let built = options.build(workspace, &packages)?;
+    let built = options.build(workspace)?;
     let mut command = Command::new(cargo::program_named(&built, "event_path")?);
     let length = match options.smoke {
         true => "--smoke".to_owned(),
@@ -312,13 +321,11 @@ fn bench(
     workspace: &Workspace,
     program: &str,
     with_qemu: bool,
-    arguments: impl FnOnce(Kind) -> Result<Vec<String>>,
+    arguments: impl FnOnce(Kind, &[Executable]) -> Result<Vec<String>>,
 ) -> Result<Heard> {
-    let mut packages = run::PROGRAMS.to_vec();
-    packages.push("--package=hvprobe-lab");
-    let built = options.build(workspace, &packages)?;
+    let built = options.build(workspace)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
-    let arguments = arguments(rig)?;
+    let arguments = arguments(rig, &built)?;
     let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
     if with_qemu {
         packages::ensure(&["qemu-system-x86"])?;

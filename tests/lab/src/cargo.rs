@@ -31,10 +31,8 @@ pub(crate) struct Executable {
     pub(crate) path: PathBuf,
 }
 
-/// Everything that tests and short forms of benches need. What is built together has the same features:
-/// packages built one by one would have cargo build what they share again.
-pub(crate) const EVERYTHING: [&str; 5] =
-    ["--workspace", "--bins", "--tests", "--examples", FEATURES];
+/// Everything that tests and short forms of benches need.
+pub(crate) const EVERYTHING: [&str; 3] = ["--bins", "--tests", "--examples"];
 
 /// What programs are built with that not everyone has.
 pub(crate) const FEATURES: &str = "--features=hvprobe-cli/flame";
@@ -92,8 +90,25 @@ impl Workspace {
             .collect()
     }
 
-    /// Runs `cargo build` with `arguments` and lists the programs built or found fresh.
-    pub(crate) fn build(&self, arguments: &[&str]) -> Result<Vec<Executable>> {
+    /// Builds these targets, such as `--bin=hvprobe`, and lists the programs built or found fresh. They have the
+    /// features that the whole workspace has, as the alias in `.cargo/config.toml` has it for the lab itself:
+    /// with others, cargo would build again what they share.
+    pub(crate) fn build(&self, targets: &[&str]) -> Result<Vec<Executable>> {
+        self.cargo_build(&[&["--workspace", FEATURES], targets].concat())
+    }
+
+    /// Builds programs and tests of these packages, and no more than they need.
+    pub(crate) fn build_packages(&self, packages: &[String]) -> Result<Vec<Executable>> {
+        let packages: Vec<_> = packages
+            .iter()
+            .map(|it| format!("--package={it}"))
+            .collect();
+        let packages = packages.iter().map(String::as_str);
+        let arguments: Vec<_> = packages.chain(["--bins", "--tests"]).collect();
+        self.cargo_build(&arguments)
+    }
+
+    fn cargo_build(&self, arguments: &[&str]) -> Result<Vec<Executable>> {
         let mut command = cargo(self);
         command
             .args(["build", "--message-format=json-render-diagnostics"])

@@ -26,9 +26,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let ready = Ready::make(Kind::Direct, false, false)?;
-    let built = ready
-        .workspace
-        .build(&["--package=hvprobe-tests", "--bin=coverage"])?;
+    let built = ready.workspace.build(&["--bin=coverage"])?;
     let kernel = match &options.kernel {
         Some(kernel) => kernel
             .canonicalize()

@@ -1,13 +1,16 @@
 //! `cargo lab demo`: a stock Debian kernel boots under hvprobe with three probes in it.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 
 use crate::cargo::{self, Workspace};
 use crate::choose::choose;
+use crate::estimate::{self, Work};
 use crate::job::{Job, Stdio, Step};
+use crate::prefetch::{Fetch, Wanted};
 use crate::progress;
 use crate::rig::Kind;
 use crate::run::{self, MachineOptions};
@@ -22,6 +25,12 @@ pub(crate) struct Options {
     #[command(flatten)]
     machine: MachineOptions,
 }
+
+/// What it takes.
+const WORK: Work = Work {
+    build: Duration::from_secs(120),
+    rest: Duration::from_secs(20),
+};
 
 /// What a new user would type.
 const ARGUMENTS: [&str; 13] = [
@@ -42,7 +51,10 @@ const ARGUMENTS: [&str; 13] = [
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
+    estimate::say(WORK, &workspace);
+    let fetch = Fetch::start(Wanted::default());
     let built = workspace.build(&run::PROGRAMS)?;
+    drop(fetch);
     let hvprobe = cargo::program_named(&built, "hvprobe")?;
     let rig = choose(options.rig, &hvprobe)?;
     let ready = Ready::make(rig, false, true)?;

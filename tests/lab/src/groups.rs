@@ -16,6 +16,24 @@ const ALONE: [&str; 6] = [
     "stress::",
 ];
 
+/// Tests that take long and that others are like, which run for every change: on fewer virtual CPUs, or at other
+/// instructions. `cargo lab test --ci` leaves them to `cargo lab nightly`.
+const NIGHTLY: [&str; 6] = [
+    "churn::calls_of_four_vcpus_come_home_whatever_comes_and_goes",
+    "clock::a_nap_takes_as_long_as_the_guest_says_on_four_cpus",
+    "optimized::hot_functions_carry_jumps_further_in_too",
+    "pause::a_large_guest_that_was_paused_for_long_sees_no_stall",
+    "stress::every_call_of_four_vcpus_is_accounted_for_while_jumps_and_breakpoints_take_turns",
+    "stress::every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go",
+];
+
+/// Takes those out of `tests` that are left to the night.
+pub(crate) fn leave_to_the_night(tests: &mut Vec<String>) -> Vec<String> {
+    tests
+        .extract_if(.., |test| NIGHTLY.contains(&test.as_str()))
+        .collect()
+}
+
 /// The groups of these tests of one program, in the order of their first ones.
 pub(crate) fn of(tests: Vec<String>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
@@ -38,7 +56,23 @@ pub(crate) fn of(tests: Vec<String>) -> Vec<Group> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// A test that has another name now would run for every change again, or not at all.
+    #[test]
+    fn tests_that_are_left_to_the_night_exist() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/rig");
+        for test in NIGHTLY {
+            let (module, name) = test.split_once("::").unwrap();
+            let source = std::fs::read_to_string(root.join(format!("{module}.rs"))).unwrap();
+            assert!(source.contains(&format!("fn {name}()")), "{test}");
+        }
+        let mut tests = vec!["a".to_owned(), NIGHTLY[0].to_owned()];
+        assert_eq!(leave_to_the_night(&mut tests), [NIGHTLY[0]]);
+        assert_eq!(tests, ["a"]);
+    }
 
     #[test]
     fn tests_of_a_module_are_a_group_without_those_that_are_alone() {

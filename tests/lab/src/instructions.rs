@@ -26,15 +26,14 @@ const KINDS: [&str; 8] = [
 /// Hits counted together.
 const HITS: u64 = 1000;
 
-/// Each kind of hit and its instructions, as `hits-bench` takes them, of the example that `build` builds.
-/// Says so, and counts nothing, if there is no valgrind and it cannot be installed.
-pub(crate) fn count(build: impl FnOnce(&[&str]) -> Result<Vec<Executable>>) -> Result<Vec<String>> {
+/// Each kind of hit and its instructions, as `hits-bench` takes them, of the example among `built`. Says so, and
+/// counts nothing, if there is no valgrind and it cannot be installed.
+pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
     if let Err(error) = packages::ensure(&["valgrind"]) {
         progress::note(&format!("instructions are not counted: {error:#}"));
         return Ok(Vec::new());
     }
-    let built = build(&["--package=hvprobe-engine", "--example=hit_cost"])?;
-    let program = cargo::program_named(&built, "hit_cost")?;
+    let program = cargo::program_named(built, "hit_cost")?;
     progress::step("counting the instructions of hits", || {
         KINDS
             .iter()

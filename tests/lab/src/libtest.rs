@@ -13,6 +13,7 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -82,6 +83,8 @@ pub(crate) struct Parser {
     skips: u64,
     skipped: Vec<String>,
     failures: Vec<String>,
+    /// Tests that have ended, and when that was read.
+    ended: Vec<(String, Instant)>,
     running: Option<String>,
     kept: VecDeque<String>,
     kept_bytes: usize,
@@ -95,6 +98,8 @@ pub(crate) struct Taken {
     pub(crate) failures: Vec<Failure>,
     /// The tests that passed, but said that they cannot run where they are.
     pub(crate) skipped: Vec<String>,
+    /// The tests that have a result, in their order, and when it was read.
+    pub(crate) ended: Vec<(String, Instant)>,
     /// The test that began last, if it has no result.
     pub(crate) running: Option<String>,
     /// The lines that are not about passed tests, and the reasons of those that skipped themselves.
@@ -142,6 +147,7 @@ impl Parser {
             counts,
             failures,
             skipped,
+            ended,
             running,
             kept,
             ..
@@ -158,6 +164,7 @@ impl Parser {
             counts,
             failures,
             skipped,
+            ended,
             running,
             lines,
         }
@@ -189,6 +196,9 @@ impl Parser {
             .and_then(|rest| rest.split_once(" ... "))
         {
             let over = ["ok", "FAILED", "ignored"].contains(&result);
+            if over {
+                self.ended.push((test.to_owned(), Instant::now()));
+            }
             self.running = (!over).then(|| test.to_owned());
         }
         if let Some(result) = line.strip_prefix("test result: ") {

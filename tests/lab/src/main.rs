@@ -18,6 +18,7 @@ mod choose;
 mod clients;
 mod coverage;
 mod demo;
+mod estimate;
 mod files;
 mod fuzz;
 mod groups;
@@ -29,9 +30,11 @@ mod libtest;
 mod matrix;
 mod modules;
 mod needed;
+mod nightly;
 mod overdue;
 mod packages;
 mod place;
+mod prefetch;
 mod process;
 mod progress;
 mod repeat;
@@ -99,6 +102,11 @@ enum Command {
     /// The kernels are downloaded once, half a gigabyte in all. The exit status is 0 only if every
     /// promise was kept on each of them.
     Matrix(matrix::Options),
+    /// Run what takes too long for every change, and print a table
+    ///
+    /// All kernels, long runs of properties, churn and stress, instructions of a hit on bochs. Takes
+    /// hours; the exit status is 0 only if every part passed.
+    Nightly(nightly::Options),
     /// Measure hvprobe against its references, in one rig and one run
     Bench(bench::Options),
     /// Feed every decoder with inputs that libFuzzer makes up, guided by coverage
@@ -133,6 +141,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Matrix(options) => matrix::run(&options),
+        Command::Nightly(options) => nightly::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Coverage(options) => coverage::run(&options),
@@ -161,6 +170,12 @@ mod tests {
     use clap::CommandFactory as _;
     use clap::error::ErrorKind;
     use hvprobe_lab::documented;
+
+    /// Whether these words can be typed after `cargo lab`.
+    pub(crate) fn parse(words: &[String]) -> Result<Cli, clap::Error> {
+        let program = ["cargo lab".to_owned()];
+        Cli::try_parse_from(program.iter().chain(words))
+    }
 
     #[test]
     fn command_line_is_sound() {

@@ -16,6 +16,8 @@ struct Title {
     name: String,
     /// Whether it prints what libtest prints.
     is_tests: bool,
+    /// Whether it is a group of tests.
+    is_group: bool,
 }
 
 impl Title {
@@ -23,6 +25,7 @@ impl Title {
         Self {
             name: step.name(),
             is_tests: step.is_tests(),
+            is_group: step.group.is_some(),
         }
     }
 }
@@ -118,6 +121,26 @@ impl Report {
         }
     }
 
+    /// Which tests of a group took longest: they ran one after another.
+    fn slowest(&self, step: usize, ended: &[(String, Instant)]) -> String {
+        let is_group = self.titles.get(step).is_some_and(|title| title.is_group);
+        let Some(begun) = self.begun.filter(|_| is_group && ended.len() > 1) else {
+            return String::new();
+        };
+        let before = [begun].into_iter().chain(ended.iter().map(|(_, at)| *at));
+        let mut took: Vec<_> = ended
+            .iter()
+            .zip(before)
+            .map(|((test, at), before)| (at.saturating_duration_since(before), test))
+            .collect();
+        took.sort_by(|one, other| other.cmp(one));
+        let named = took.iter().take(3).map(|(took, test)| {
+            let name = test.rsplit("::").next().unwrap_or(test);
+            format!("{name} {:.1}", took.as_secs_f64())
+        });
+        format!(", most of it: {}", named.collect::<Vec<_>>().join(", "))
+    }
+
     /// What was kept of a program's output, unless it was shown as it came.
     fn shown(&self, lines: &[String]) -> String {
         match self.verbose || self.silent {
@@ -168,8 +191,9 @@ impl Listener for Report {
         };
         if !self.quiet {
             said.push_str(&format!(
-                "             {} in {seconds:.1} s\n",
-                taken.counts
+                "             {} in {seconds:.1} s{}\n",
+                taken.counts,
+                self.slowest(step, &taken.ended)
             ));
         }
         if status == 0 && is_tests {

@@ -16,12 +16,8 @@ use crate::rig::{Finish, Kind, Listener, Outcome};
 use crate::setup::Ready;
 use crate::size;
 
-/// The arguments that make cargo build the programs a rig has.
-pub(crate) const PROGRAMS: [&str; 3] = [
-    "--package=hvprobe-cli",
-    "--package=hvprobe-workload",
-    "--bins",
-];
+/// The programs a rig has, as targets of cargo's.
+pub(crate) const PROGRAMS: [&str; 2] = ["--bin=hvprobe", "--bin=workload"];
 /// As timeout(1) has it.
 const TIMED_OUT: u8 = 124;
 /// The lab itself failed, so there is no status of PROGRAM.

@@ -68,7 +68,7 @@ fn make_guest(
     guest: &Guest,
     choice: Option<&Choice>,
 ) -> Result<()> {
-    let built = workspace.build(&["--package=hvprobe-workload"])?;
+    let built = workspace.build(&["--bin=workload"])?;
     let workload = cargo::program_named(&built, "workload")?;
     let (image, kernel) = match choice {
         Some(Choice::File(file)) => (file.clone(), None),

@@ -17,10 +17,12 @@ use clap::Args;
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::clients;
+use crate::estimate::{self, Work};
 use crate::groups;
 use crate::job::{CARGO, Group, Job, LAB, Step};
 use crate::kernel::Choice;
 use crate::libtest;
+use crate::prefetch::{Fetch, Wanted};
 use crate::progress;
 use crate::repeat;
 use crate::retry::{self, SHOW};
@@ -77,8 +79,8 @@ pub(crate) struct Options {
     /// Go without Python's and Node's gRPC, as without network: the tests that need them are skipped
     #[arg(long)]
     without_clients: bool,
-    /// Run all that a change has to pass: beside the tests, the short forms of all benches, and the tests that
-    /// hold on every kernel on two that differ most
+    /// Run what a change has to pass: beside the tests, the short forms of the benches that need no guest, and
+    /// what holds on every kernel on two that differ most; a few tests that take long are left to `nightly`
     #[arg(long, conflicts_with_all = ["package", "repeat", "rig_only", "kernel", "filter"])]
     ci: bool,
     /// Give every property 50,000 cases (those about streams of events a quarter), and every decoder
@@ -120,6 +122,37 @@ impl Options {
         }
     }
 
+    /// What is fetched while the tests are built.
+    fn wanted(&self) -> Wanted {
+        Wanted {
+            kernels: if self.ci {
+                CI_KERNELS.to_vec()
+            } else {
+                Vec::new()
+            },
+            clients: !self.without_clients && !self.only_rig(),
+        }
+    }
+
+    /// What it takes, if it is all tests that are run.
+    fn work(&self) -> Option<Work> {
+        let is_whole = self.package.is_empty()
+            && self.filter.is_empty()
+            && self.arguments.is_empty()
+            && self.repeat.is_none()
+            && !self.long
+            && self.rig.is_none();
+        let rest = match (self.ci, self.only_rig()) {
+            (true, _) => 600,
+            (false, true) => 360,
+            (false, false) => 480,
+        };
+        is_whole.then_some(Work {
+            build: Duration::from_secs(300),
+            rest: Duration::from_secs(rest),
+        })
+    }
+
     fn only_rig(&self) -> bool {
         self.rig_only || self.kernel.is_some()
     }
@@ -148,17 +181,35 @@ impl Options {
     }
 }
 
-/// What `--ci` runs beside the tests, each as a step of its own: every bench goes through all of its code once,
-/// and prints the tables that docs/performance.md shows; and what holds on every kernel is tried on those that
-/// differ most from that of the tests.
-const CI: [&[&str]; 6] = [
-    &["bench", "hits", "--smoke"],
-    &["matrix", "--kernel", "6.12-cloud"],
-    &["matrix", "--kernel", "7.2-cloud"],
-    &["bench", "boot", "--smoke"],
+/// What `--ci` runs beside the tests, each as a step of its own: what holds on every kernel, on those that differ
+/// most from that of the tests; and the benches that need no guest go through all of their code once, and print the
+/// tables that docs/performance.md shows.
+const CI: [&[&str]; 4] = [
+    &["matrix", "--kernel", CI_KERNELS[0]],
+    &["matrix", "--kernel", CI_KERNELS[1]],
     &["bench", "events", "--smoke"],
     &["bench", "batch", "--smoke"],
 ];
+const CI_KERNELS: [&str; 2] = ["6.12-cloud", "7.2-cloud"];
+
+/// Test programs that take longest on this machine.
+const LONGEST: [&str; 9] = [
+    "detour",
+    "foreign_hits",
+    "hvprobe_engine",
+    "hvprobe_server",
+    "logs",
+    "loom_calls",
+    "micro_differential",
+    "server",
+    "slow_client",
+];
+
+/// Whether a step on this machine is soon over. Those begin last, so that no processor is idle in the end.
+fn is_short(step: &Step) -> bool {
+    let name = step.program.rsplit_once('-').map_or("", |(name, _)| name);
+    step.package.is_some() && step.program != CARGO && !LONGEST.contains(&name)
+}
 
 /// How many test programs run on this machine at a time: what waits, or keeps one processor busy, leaves room
 /// for another.
@@ -173,9 +224,14 @@ const LONG_FACTOR: u64 = 8;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
+    if let Some(work) = options.work() {
+        estimate::say(work, &workspace);
+    }
     let mut took = Took::default();
     let here_only = options.repeat.is_some() || !options.package.is_empty();
+    let fetch = options.work().map(|_| Fetch::start(options.wanted()));
     let built = build(&workspace, options)?;
+    drop(fetch);
     let rig = if here_only {
         Kind::Direct
     } else {
@@ -240,11 +296,7 @@ fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
     if options.package.is_empty() {
         return workspace.build(&cargo::EVERYTHING);
     }
-    let packages = options.package.iter();
-    let mut arguments: Vec<_> = packages.map(|name| format!("--package={name}")).collect();
-    arguments.extend(["--bins", "--tests"].map(str::to_owned));
-    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    workspace.build(&arguments)
+    workspace.build_packages(&options.package)
 }
 
 /// Runs the end-to-end tests among `built` with the guest of `ready`, as part of more; returns the name
@@ -309,6 +361,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
             package: Some(ready.workspace.root.clone()),
         });
     }
+    job.steps.sort_by_key(is_short);
     if options.without_clients {
         progress::note("tests with gRPC of Python and Node are skipped (--without-clients)");
     } else {
@@ -365,7 +418,7 @@ fn job_in_rig(
             if rig.is_emulated()
                 && let Some(whole) = job.steps.pop()
             {
-                job.steps.extend(by_group(&test.path, &whole)?);
+                job.steps.extend(by_group(&test.path, &whole, options.ci)?);
             }
         }
     }
@@ -384,8 +437,14 @@ fn job_in_rig(
 }
 
 /// A step for each group of the tests that `whole` would run of the program at `path`.
-fn by_group(path: &Path, whole: &Step) -> Result<Vec<Step>> {
-    let groups = groups::of(libtest::list(path, &whole.arguments)?);
+fn by_group(path: &Path, whole: &Step, ci: bool) -> Result<Vec<Step>> {
+    let mut tests = libtest::list(path, &whole.arguments)?;
+    if ci {
+        for left in groups::leave_to_the_night(&mut tests) {
+            progress::note(&format!("left to `cargo lab nightly`: {left}"));
+        }
+    }
+    let groups = groups::of(tests);
     let step = |group: Group| Step {
         arguments: retry::only(&whole.arguments, group.tests.iter().map(String::as_str)),
         group: Some(group),
@@ -498,7 +557,7 @@ mod tests {
             package: None,
         };
         let path = std::env::current_exe().unwrap();
-        let steps = by_group(&path, &whole).unwrap();
+        let steps = by_group(&path, &whole, false).unwrap();
         let [step] = &steps[..] else {
             panic!("{steps:?}")
         };

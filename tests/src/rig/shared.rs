@@ -1,10 +1,10 @@
 //! Guests that the tests of one program use one after another, as most of a test's time is its guest's boot.
 //!
 //! ```text
-//!   (none) ──boot──► free ──take──► leased, runs a command ──give_back──► free
-//!                                       └── the test failed, or the guest is not as it was ──► stopped
+//!   (none) ──boot──► leased, runs a command ──give_back──► free, paused ──take──► leased
+//!                       └── the test failed, or the guest is not as it was ──► stopped
 //! ```
-//! A guest is leased to one test at a time. It comes back only as it was found: the command has ended, no
+//! A guest is leased to one test at a time, and takes no processor from others while it is free. It comes back only as it was found: the command has ended, no
 //! probe is registered, and the kernel's text has the bytes that it had after the boot, but for what the
 //! kernel itself rewrites. So no test can depend on, or suffer from, one before it; which of them ran
 //! before in the same guest is not promised.
@@ -58,7 +58,10 @@ impl Lease {
         let like = free.iter().position(|guest| guest.is_like(config));
         let found = like.map(|at| free.swap_remove(at));
         drop(free);
-        let mut guest = found.unwrap_or_else(|| Guest::boot(config));
+        let mut guest = match found {
+            Some(guest) => guest.woken(),
+            None => Guest::boot(config),
+        };
         guest.commands += 1;
         Self(guest)
     }
@@ -108,6 +111,7 @@ impl Lease {
             Some(_) => guest.tidy_up(),
             None => Err("the test has not waited for the end of its command".to_owned()),
         };
+        let left = left.and_then(|()| guest.machine.pause().map_err(|error| chain(&error)));
         if let Err(left) = left {
             guest.machine.stop();
             panic!("{left}");
@@ -149,6 +153,13 @@ impl Guest {
             text,
             commands: 0,
         }
+    }
+
+    fn woken(self) -> Self {
+        if let Err(error) = self.machine.resume() {
+            panic!("a free guest: {}", chain(&error));
+        }
+        self
     }
 
     fn is_like(&self, wanted: &MachineConfig) -> bool {

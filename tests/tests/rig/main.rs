@@ -1,4 +1,5 @@
-//! Everything that is shown of stock Linux guests. The lab runs each test as a process of its own.
+//! Everything that is shown of stock Linux guests. The lab runs the tests of each module as one process, one after
+//! another: most of them share guests (`Running::shared`).
 
 mod actions;
 mod api;

@@ -1,0 +1,342 @@
+//! `cargo lab nightly`: what takes too long for every change, one part after another, and a table in the end.
+//!
+//! A part is a command of the lab, a process of its own: one that fails, or does not end, takes no others with
+//! it. What it prints goes into a file of its own; its last line is what the table says of it.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::cargo::{self, Workspace};
+use crate::kernel::NAMED;
+use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
+use crate::progress;
+use crate::signals::Signals;
+
+/// Which parts.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Only parts with TEXT in their commands; as often as wanted
+    #[arg(long, value_name = "TEXT")]
+    filter: Vec<String>,
+    /// Only say what the parts are
+    #[arg(long)]
+    list: bool,
+    /// How long probes come and go at random on one guest, in each of the tests that do that
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    stress: u32,
+}
+
+/// How long one part may take.
+const LIMIT: Duration = Duration::from_secs(3 * 3600);
+
+/// The kernels on which all end-to-end tests run, beside the one of every change.
+const KERNELS: [&str; 3] = ["5.10-cloud", "6.12-cloud", "7.2-cloud"];
+
+/// The benches in guests, which go through all of their code once.
+const BENCHES: [&str; 2] = ["boot", "hits"];
+
+/// The packages whose properties get many cases in one run; what those of the others check is a whole machine
+/// or server in miniature, so they run some rounds, each with another seed.
+const LONG: [&str; 9] = [
+    "hvprobe-arch",
+    "hvprobe-cli",
+    "hvprobe-hit",
+    "hvprobe-lab",
+    "hvprobe-linux",
+    "hvprobe-machine",
+    "hvprobe-spec",
+    "hvprobe-tests",
+    "hvprobe-vm",
+];
+const ROUNDS: [&str; 2] = ["hvprobe-engine", "hvprobe-server"];
+
+/// A command of the lab.
+#[derive(Debug, PartialEq, Eq)]
+struct Part(Vec<String>);
+
+impl Part {
+    fn new<'a>(words: impl IntoIterator<Item = &'a str>) -> Self {
+        Self(words.into_iter().map(str::to_owned).collect())
+    }
+
+    fn command(&self) -> String {
+        self.0.join(" ")
+    }
+
+    /// The file of what it prints, below the folder of all of them.
+    fn log(&self) -> String {
+        let name = self
+            .command()
+            .replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
+        format!("{name}.log")
+    }
+}
+
+/// All parts, those that find most first.
+fn parts() -> Vec<Part> {
+    let mut parts: Vec<Part> = NAMED
+        .iter()
+        .map(|kernel| Part::new(["matrix", "--kernel", kernel.name]))
+        .collect();
+    parts.extend(KERNELS.map(|kernel| Part::new(["test", "--kernel", kernel])));
+    parts.push(Part::new(["test"]));
+    parts.extend(BENCHES.map(|bench| Part::new(["bench", bench, "--smoke"])));
+    let alone = ["--rig-only", "--filter", "churn::", "--filter", "stress::"];
+    parts.push(Part::new(["test"].into_iter().chain(alone)));
+    parts.extend(LONG.map(|package| Part::new(["test", "--long", "--package", package])));
+    parts.extend(ROUNDS.map(|package| Part::new(["test", "--repeat", "10", "--package", package])));
+    let bochs = "bench hits --rig bochs --calls 4000 --rounds 3 --gdb-hits 0";
+    parts.push(Part::new(bochs.split(' ')));
+    parts.push(Part::new(["coverage"]));
+    parts
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let is_wanted = |part: &Part| {
+        let command = part.command();
+        options.filter.is_empty()
+            || options
+                .filter
+                .iter()
+                .any(|it| command.contains(it.as_str()))
+    };
+    let parts: Vec<_> = parts().into_iter().filter(is_wanted).collect();
+    if options.list {
+        parts
+            .iter()
+            .for_each(|part| println!("cargo lab {}", part.command()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let workspace = Workspace::locate()?;
+    let built = workspace.build(&cargo::EVERYTHING)?;
+    let lab = cargo::program_named(&built, "lab")?;
+    let folder = workspace.target.join("lab").join("nightly");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let stress = options.stress.to_string();
+    let environment = ["HVPROBE_CHURN_SECONDS", "HVPROBE_STRESS_SECONDS"]
+        .map(|name| (name, OsString::from(&stress)));
+    let mut rows = Vec::new();
+    for (number, part) in parts.iter().enumerate() {
+        progress::note(&format!(
+            "part {} of {}: cargo lab {}",
+            number + 1,
+            parts.len(),
+            part.command()
+        ));
+        let mut command = Command::new(&lab);
+        command.args(&part.0).envs(environment.clone());
+        let row = one(part, &mut command, &folder.join(part.log()))?;
+        progress::note(&row.line());
+        let is_over = row.verdict == Verdict::Interrupted;
+        rows.push(row);
+        if is_over {
+            break;
+        }
+    }
+    print!("{}", table(&rows));
+    progress::note(&format!("what they printed: {}", folder.display()));
+    let good = rows.len() == parts.len() && rows.iter().all(|row| row.verdict == Verdict::Passed);
+    Ok(if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// How a part came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+    TooLong,
+    Interrupted,
+}
+
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::TooLong => "TOO LONG",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// A row of the table.
+#[derive(Debug)]
+struct Row {
+    command: String,
+    verdict: Verdict,
+    took: Duration,
+    last: String,
+}
+
+impl Row {
+    fn line(&self) -> String {
+        let (verdict, seconds) = (self.verdict.name(), self.took.as_secs());
+        format!("{verdict} after {seconds} s: {}", self.last)
+    }
+}
+
+/// Runs one part, whose output goes into the file `log`.
+fn one(part: &Part, command: &mut Command, log: &Path) -> Result<Row> {
+    let since = Instant::now();
+    let signals = Signals::take()?;
+    let (reader, writer) = io::pipe()?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
+    let mut group = Group::start(command, Apart::Group)?;
+    // Its copies of the pipe's writing side go now, so that the pipe can end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut streams = Streams {
+        output: Some(File::from(OwnedFd::from(reader))),
+        discard: None,
+        keyboard: None,
+    };
+    let limits = Limits {
+        deadline: since + LIMIT,
+        silence: None,
+    };
+    let mut kept = Kept {
+        log: File::create(log).with_context(|| format!("cannot create {}", log.display()))?,
+        line: Vec::new(),
+        last: String::new(),
+    };
+    let end = process::watch(&mut group, &mut streams, limits, &signals, &mut kept)?;
+    let (verdict, signal) = match end {
+        End::Exited(status) if status.success() => (Verdict::Passed, None),
+        End::Exited(_) | End::Stopped | End::Overdue | End::Silent => (Verdict::Failed, None),
+        End::TimedOut => (Verdict::TooLong, Some(libc::SIGTERM)),
+        End::Interrupted(signal) => (Verdict::Interrupted, Some(signal)),
+    };
+    if let Some(signal) = signal {
+        process::wind_down(&mut group, signal, &mut streams, &signals, &mut kept)?;
+    }
+    Ok(Row {
+        command: part.command(),
+        verdict,
+        took: since.elapsed(),
+        last: kept.last,
+    })
+}
+
+/// Keeps what a part prints in its file, and the last line that says something.
+struct Kept {
+    log: File,
+    line: Vec<u8>,
+    last: String,
+}
+
+impl Audience for Kept {
+    fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>> {
+        self.log.write_all(bytes).context("cannot write the log")?;
+        for &byte in bytes {
+            if byte != b'\n' {
+                self.line.push(byte);
+                continue;
+            }
+            let line = std::mem::take(&mut self.line);
+            let line = String::from_utf8_lossy(&line);
+            if !line.trim().is_empty() && !line.starts_with("lab: ") {
+                line.trim().clone_into(&mut self.last);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let widest = rows.iter().map(|row| row.command.len()).max().unwrap_or(0);
+    let mut text = format!("\n{:widest$}  verdict   seconds  last line\n", "cargo lab");
+    for row in rows {
+        let line = format!(
+            "{:widest$}  {:<8}  {:>7}  {}",
+            row.command,
+            row.verdict.name(),
+            row.took.as_secs(),
+            row.last
+        );
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn parts_are_commands_of_the_lab_each_with_a_file_of_its_own() {
+        let parts = parts();
+        let mut logs: Vec<_> = parts.iter().map(Part::log).collect();
+        for part in &parts {
+            crate::tests::parse(&part.0).unwrap();
+        }
+        logs.sort();
+        logs.dedup();
+        assert_eq!(logs.len(), parts.len());
+    }
+
+    #[test]
+    fn every_package_with_properties_has_a_part() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+        let members = manifest.split("members = [").nth(1).unwrap();
+        let members = members.split(']').next().unwrap();
+        for member in members
+            .split('"')
+            .filter(|it| it.contains(char::is_alphanumeric))
+        {
+            let Ok(manifest) = fs::read_to_string(root.join(member).join("Cargo.toml")) else {
+                continue;
+            };
+            let is_tested = manifest.contains("\nproptest.workspace = true");
+            let name = manifest.split("name = \"").nth(1).unwrap();
+            let name = name.split('"').next().unwrap();
+            assert!(
+                !is_tested || LONG.contains(&name) || ROUNDS.contains(&name),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_part_that_fails_is_a_row_with_its_last_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let row = |words: &str| {
+            let mut command = Command::new("sh");
+            let part = Part::new([words]);
+            let mut row = one(&part, command.args(["-c", words]), &log).unwrap();
+            row.took = Duration::from_secs(3);
+            row
+        };
+        let rows = [
+            row("echo 2 passed; echo lab: bye; echo"),
+            row("echo no >&2; exit 3"),
+        ];
+        expect![[r#"
+
+            cargo lab                           verdict   seconds  last line
+            echo 2 passed; echo lab: bye; echo  passed          3  2 passed
+            echo no >&2; exit 3                 FAILED          3  no
+        "#]]
+        .assert_eq(&table(&rows));
+        assert_eq!(fs::read_to_string(log).unwrap(), "no\n");
+    }
+}
