@@ -3,9 +3,8 @@
 use std::fs;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio as ChildStdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -18,12 +17,11 @@ use crate::instructions;
 use crate::job::{Job, Stdio, Step};
 use crate::kernel::Choice;
 use crate::packages;
-use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
+use crate::process::{self, Audience, End, Limits};
 use crate::progress;
 use crate::rig::{Finish, Kind, Listener};
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
-use crate::signals::Signals;
 
 /// What to measure, and where.
 #[derive(Args, Clone, Debug)]
@@ -282,23 +280,12 @@ impl Audience for Heard {
 
 /// Runs `command` on this machine, for as long as the options let it.
 fn run_here(command: &mut Command, options: &Options) -> Result<Heard> {
-    let signals = Signals::take()?;
-    let (reader, writer) = io::pipe()?;
-    command.stdin(ChildStdio::null()).stdout(writer);
-    let mut group = Group::start(command, Apart::Group)?;
-    // Its copy of the pipe's writing side goes now, so that the pipe can end.
-    command.stdout(ChildStdio::null());
-    let mut streams = Streams {
-        output: Some(fs::File::from(OwnedFd::from(reader))),
-        discard: None,
-        keyboard: None,
-    };
     let limits = Limits {
         deadline: Instant::now() + options.timeout(Kind::Direct),
         silence: None,
     };
     let mut heard = Heard::default();
-    let end = process::watch(&mut group, &mut streams, limits, &signals, &mut heard)?;
+    let end = process::run(command, false, limits, &mut heard)?;
     heard.status = match end {
         End::Exited(status) => {
             let code = status.code().and_then(|code| u8::try_from(code).ok());

@@ -1,4 +1,4 @@
-//! What cargo says while it builds, as a line every few seconds where there is no terminal.
+//! Progress of a build, as a line every few seconds where there is no terminal.
 //!
 //! cargo draws a bar for terminals only, unless it is asked to: then every look of it comes as a piece that
 //! ends with a carriage return. From these the lab makes its lines. Names of crates are left out, and what

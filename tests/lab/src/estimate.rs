@@ -21,7 +21,7 @@ pub(crate) struct Work {
 const PROCESSORS: u32 = 2;
 const PIECE: Duration = Duration::from_millis(100);
 
-/// Says how long `work` will take, if it can be told: not how much has to be built anew of what was built before.
+/// Prints how long `work` will take. How much has to be built anew, of what was built before, is not known.
 pub(crate) fn say(work: Work, workspace: &Workspace) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let processors = u32::try_from(processors).unwrap_or(u32::MAX);

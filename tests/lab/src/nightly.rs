@@ -5,11 +5,10 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -17,9 +16,8 @@ use clap::Args;
 
 use crate::cargo::{self, Workspace};
 use crate::kernel::NAMED;
-use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
+use crate::process::{self, Audience, End, Limits};
 use crate::progress;
-use crate::signals::Signals;
 
 /// Which parts.
 #[derive(Args, Clone, Debug)]
@@ -152,7 +150,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// How a part came to its end.
+/// How a part ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Passed,
@@ -191,20 +189,6 @@ impl Row {
 /// Runs one part, whose output goes into the file `log`.
 fn one(part: &Part, command: &mut Command, log: &Path) -> Result<Row> {
     let since = Instant::now();
-    let signals = Signals::take()?;
-    let (reader, writer) = io::pipe()?;
-    command
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone()?)
-        .stderr(writer);
-    let mut group = Group::start(command, Apart::Group)?;
-    // Its copies of the pipe's writing side go now, so that the pipe can end.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut streams = Streams {
-        output: Some(File::from(OwnedFd::from(reader))),
-        discard: None,
-        keyboard: None,
-    };
     let limits = Limits {
         deadline: since + LIMIT,
         silence: None,
@@ -214,16 +198,12 @@ fn one(part: &Part, command: &mut Command, log: &Path) -> Result<Row> {
         line: Vec::new(),
         last: String::new(),
     };
-    let end = process::watch(&mut group, &mut streams, limits, &signals, &mut kept)?;
-    let (verdict, signal) = match end {
-        End::Exited(status) if status.success() => (Verdict::Passed, None),
-        End::Exited(_) | End::Stopped | End::Overdue | End::Silent => (Verdict::Failed, None),
-        End::TimedOut => (Verdict::TooLong, Some(libc::SIGTERM)),
-        End::Interrupted(signal) => (Verdict::Interrupted, Some(signal)),
+    let verdict = match process::run(command, true, limits, &mut kept)? {
+        End::Exited(status) if status.success() => Verdict::Passed,
+        End::Exited(_) | End::Stopped | End::Overdue | End::Silent => Verdict::Failed,
+        End::TimedOut => Verdict::TooLong,
+        End::Interrupted(_) => Verdict::Interrupted,
     };
-    if let Some(signal) = signal {
-        process::wind_down(&mut group, signal, &mut streams, &signals, &mut kept)?;
-    }
     Ok(Row {
         command: part.command(),
         verdict,

@@ -1,8 +1,7 @@
 //! What a command will need is fetched and installed while cargo builds: one waits for the network, the other
 //! for the processors.
 //!
-//! Nothing depends on it: what is not there when it is needed is fetched then, and whoever needs it says what
-//! was wrong.
+//! Nothing depends on it: what is missing when it is needed is fetched then, and errors are reported there.
 
 use std::path::Path;
 use std::thread::{self, JoinHandle};
@@ -58,7 +57,7 @@ fn fetch(wanted: &Wanted) -> Result<()> {
     Ok(())
 }
 
-/// The rig that will be chosen: for sure that can only be said by the program that is being built.
+/// The rig that will probably be chosen. The choice needs the program that is being built.
 fn likely() -> Kind {
     let modules = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
     match modules.iter().any(|module| Path::new(module).exists()) {

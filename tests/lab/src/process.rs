@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -264,6 +264,42 @@ pub(crate) fn watch(
             return Ok(End::Silent);
         }
     }
+}
+
+/// Runs `command` without input until it exits, or one of the `limits` or a signal ends it. The audience gets what
+/// it prints on stdout, and on stderr if it wants `both`.
+pub(crate) fn run(
+    command: &mut Command,
+    both: bool,
+    limits: Limits,
+    audience: &mut dyn Audience,
+) -> Result<End> {
+    let signals = Signals::take()?;
+    let (reader, writer) = io::pipe()?;
+    command.stdin(Stdio::null());
+    if both {
+        command.stderr(writer.try_clone()?);
+    }
+    command.stdout(writer);
+    let mut group = Group::start(command, Apart::Group)?;
+    // Its copies of the pipe's writing side go now, so that the pipe can end.
+    command.stdout(Stdio::null());
+    if both {
+        command.stderr(Stdio::null());
+    }
+    let mut streams = Streams {
+        output: Some(File::from(OwnedFd::from(reader))),
+        discard: None,
+        keyboard: None,
+    };
+    let end = watch(&mut group, &mut streams, limits, &signals, audience)?;
+    let signal = match end {
+        End::TimedOut => libc::SIGTERM,
+        End::Interrupted(signal) => signal,
+        _ => return Ok(end),
+    };
+    wind_down(&mut group, signal, &mut streams, &signals, audience)?;
+    Ok(end)
 }
 
 /// Asks the group to end by `signal` and waits for a while, passing its last words on. Another

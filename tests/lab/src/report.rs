@@ -175,7 +175,7 @@ impl Listener for Report {
         let mut taken = self.parser.take();
         let is_tests = self.titles.get(step).is_none_or(|title| title.is_tests);
         if !is_tests {
-            // It counts as one, whatever it says of others' results; if it fails, its status tells.
+            // It counts as one, whatever results it prints. A failure is seen by its status.
             taken.counts = Counts {
                 passed: u64::from(status == 0),
                 ..Counts::default()

@@ -36,7 +36,7 @@ pub struct Running {
     lease: Option<Lease>,
 }
 
-/// How a command came to its end.
+/// How a command ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// What ended the guest; none if it is shared and goes on.

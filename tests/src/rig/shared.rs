@@ -47,7 +47,7 @@ struct Guest {
 #[derive(Debug)]
 pub(super) struct Lease(Guest);
 
-/// How the end of a command is told.
+/// The line that the guest prints when a command has ended.
 #[derive(Debug)]
 pub(super) struct Ends(String);
 

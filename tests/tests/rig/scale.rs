@@ -183,7 +183,7 @@ fn sampled_and_counted_hits_together_are_all_calls() {
     assert!(counts.throttled > 0 && counts.hits <= u64::from(RATE) * windows);
     let (mut events, mut told) = (0, 0);
     assert!(machine.flush_events());
-    // Throttled hits are told of now and then.
+    // Throttled hits are reported a while later.
     while events + told < counts.hits + counts.throttled {
         let delivery = stream.blocking_next().expect("the guest goes on");
         assert_eq!(delivery.dropped, 0);
