@@ -34,6 +34,9 @@ pub(crate) struct Executable {
 /// Everything that tests and short forms of benches need.
 pub(crate) const EVERYTHING: [&str; 3] = ["--bins", "--tests", "--examples"];
 
+/// A test that is built soon: with one, features that only tests ask for are switched on.
+const ONE_TEST: &str = "--test=released";
+
 /// What programs are built with that not everyone has.
 pub(crate) const FEATURES: &str = "--features=hvprobe-cli/flame";
 
@@ -91,10 +94,14 @@ impl Workspace {
     }
 
     /// Builds these targets, such as `--bin=hvprobe`, and lists the programs built or found fresh. They have the
-    /// features that the whole workspace has, as the alias in `.cargo/config.toml` has it for the lab itself:
-    /// with others, cargo would build again what they share.
+    /// features that the whole workspace has with its tests: with others, cargo would build again what both
+    /// share. What is for release has no features for tests.
     pub(crate) fn build(&self, targets: &[&str]) -> Result<Vec<Executable>> {
-        self.cargo_build(&[&["--workspace", FEATURES], targets].concat())
+        let mut arguments = [&["--workspace", FEATURES], targets].concat();
+        if !targets.contains(&"--release") && !targets.contains(&"--tests") {
+            arguments.push(ONE_TEST);
+        }
+        self.cargo_build(&arguments)
     }
 
     /// Builds programs and tests of these packages, and no more than they need.

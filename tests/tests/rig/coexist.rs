@@ -37,7 +37,7 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
         probe(&format!("r {FUNCTION}")),
         post,
     ];
-    let mut running = Running::shared(&config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
@@ -67,7 +67,7 @@ fn a_function_entry_is_left_to_the_guests_ftrace_while_it_traces_it() {
     );
     let mut config = guest(2, &["sh", "-c", &script]);
     config.probes = vec![probe(&format!("p {FUNCTION}")), probe("r vfs_read")];
-    let mut running = Running::shared(&config);
+    let mut running = Running::boot(config);
     let machine = running.machine.clone();
     running.wait_for("traced");
     let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
