@@ -28,7 +28,7 @@ pub(crate) struct Options {
 
 /// What it takes.
 const WORK: Work = Work {
-    build: Duration::from_secs(120),
+    build: Duration::from_secs(180),
     rest: Duration::from_secs(20),
 };
 

@@ -143,9 +143,9 @@ impl Options {
             && !self.long
             && self.rig.is_none();
         let rest = match (self.ci, self.only_rig()) {
-            (true, _) => 600,
-            (false, true) => 360,
-            (false, false) => 480,
+            (true, _) => 960,
+            (false, true) => 800,
+            (false, false) => 1080,
         };
         is_whole.then_some(Work {
             build: Duration::from_secs(300),
