@@ -83,8 +83,8 @@ pub fn optimizing_guest(cpus: u32, command: &[&str]) -> MachineConfig {
 }
 
 /// A script that runs `command`, which NMIs may come into that nobody expects, and then prints how many each
-/// CPU has had, and what the kernel has logged beside what it always says of such an NMI. The console is not
-/// told meanwhile: that takes longer than the NMI.
+/// CPU has had, and what the kernel has logged beside what it always says of such an NMI. The kernel
+/// prints nothing on the console meanwhile: that takes longer than the NMI.
 #[must_use]
 pub fn amid_nmis(command: &str) -> String {
     format!(
@@ -194,8 +194,8 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Tells how far a long test is, past the test runner, which keeps what tests print: one that tells nothing is
-/// ended.
+/// Prints the progress of a long test past the test runner, which keeps what tests print. The lab ends a rig that
+/// prints nothing for long.
 pub fn progress(what: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{what}");
