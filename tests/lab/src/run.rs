@@ -146,7 +146,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 14] = [
+const PASSED_ON: [&str; 15] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
@@ -161,7 +161,11 @@ const PASSED_ON: [&str; 14] = [
     "HVPROBE_CHURN_SEED",
     "HVPROBE_STORM",
     "HVPROBE_COUNTED",
+    SHORT,
 ];
+
+/// Has tests of a rig go a quarter of their rounds.
+pub(crate) const SHORT: &str = "HVPROBE_SHORT";
 
 /// The environment of programs in a rig: where they are, and what is passed on to them.
 pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {

@@ -80,7 +80,8 @@ pub(crate) struct Options {
     #[arg(long)]
     without_clients: bool,
     /// Run what a change has to pass: beside the tests, the short forms of the benches that need no guest, and
-    /// what holds on every kernel on two that differ most; a few tests that take long are left to `nightly`
+    /// what holds on every kernel on two that differ most. In the rig, tests that go many rounds go a quarter of
+    /// them, and a few that take long are left to `nightly`
     #[arg(long, conflicts_with_all = ["package", "repeat", "rig_only", "kernel", "filter"])]
     ci: bool,
     /// Give every property 50,000 cases (those about streams of events a quarter), and every decoder
@@ -433,6 +434,9 @@ fn job_in_rig(
         (THREADS.to_owned(), "1".into()),
     ]);
     job.environment.extend(seeds.environment());
+    if options.ci {
+        job.environment.push((run::SHORT.to_owned(), "1".into()));
+    }
     Ok(job)
 }
 

@@ -5,6 +5,7 @@ mod shared;
 
 use std::env;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use hvprobe_machine::{
     Bounds, DEFAULT_CMDLINE, EndReason, Machine, MachineConfig, ProbeId, ProbeInfo, ProbeSpec,
@@ -22,6 +23,19 @@ pub fn rig(test: &str) -> Option<String> {
         eprintln!("skipped: {test} needs a rig (cargo lab test)");
     }
     rig
+}
+
+/// Whether a change waits for the tests (`cargo lab test --ci`), and they are to try less.
+#[must_use]
+pub fn is_short() -> bool {
+    env::var_os("HVPROBE_SHORT").is_some()
+}
+
+/// How many rounds a test goes, or cases it tries, that has `all` of them where there is time: a quarter of them
+/// where there is none.
+#[must_use]
+pub fn rounds(all: usize) -> usize {
+    if is_short() { all.div_ceil(4) } else { all }
 }
 
 /// How many CPUs the rig has.
@@ -52,6 +66,14 @@ pub fn mitigated() -> String {
 #[must_use]
 pub fn short() -> String {
     mitigated() + " mitigations=off"
+}
+
+/// Options of `hvprobe run` and `hvprobe vm boot` that make the boot as short as that of [`guest`], for tests that are
+/// not about it.
+#[must_use]
+pub fn quickly() -> [&'static str; 2] {
+    static CMDLINE: LazyLock<String> = LazyLock::new(short);
+    ["--cmdline", CMDLINE.as_str()]
 }
 
 /// A stock guest with `cpus` CPUs that runs `command`, and in which every probe is a breakpoint.

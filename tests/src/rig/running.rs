@@ -154,14 +154,20 @@ impl Running {
     /// # Panics
     /// When the guest ends before.
     pub fn wait_for(&mut self, text: &str) -> String {
-        self.wait_printed(|printed| printed.contains(text))
+        // What was searched before is not searched anew for every piece of a long output.
+        let mut searched = 0;
+        self.wait_printed(|printed| {
+            let found = printed[searched..].contains(text);
+            searched = printed.floor_char_boundary(printed.len().saturating_sub(text.len()));
+            found
+        })
     }
 
     /// Waits until what the guest has printed is `enough`; returns it.
     ///
     /// # Panics
     /// When the guest ends before.
-    pub fn wait_printed(&mut self, enough: impl Fn(&str) -> bool) -> String {
+    pub fn wait_printed(&mut self, mut enough: impl FnMut(&str) -> bool) -> String {
         let _quiet = Quiet::watch(&self.machine);
         while !enough(&self.printed.whole) {
             match self.console.blocking_next() {

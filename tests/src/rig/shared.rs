@@ -27,6 +27,9 @@ const READY: &str = "hvprobe-guest: takes commands";
 /// The most that a terminal takes as one line (`N_TTY_BUF_SIZE`), with room for what goes around a command.
 const LONGEST: usize = 4000;
 
+/// How much text is read at a time.
+const PIECE: usize = 64 << 10;
+
 /// Guests that nobody uses at the moment.
 static FREE: Mutex<Vec<Guest>> = Mutex::new(Vec::new());
 
@@ -207,13 +210,23 @@ impl Guest {
 
     /// Where the kernel's text is not as it was, and no place that the kernel itself rewrites.
     fn changed(&self) -> Result<Vec<String>, String> {
-        let mut now = vec![0; self.text.len()];
-        let read = self.machine.read_kernel(self.text_at, &mut now);
-        read.map_err(|error| chain(&error))?;
+        let mut changed = Vec::new();
+        let mut now = vec![0; PIECE];
+        let mut at = self.text_at;
+        for before in self.text.chunks(PIECE) {
+            let now = &mut now[..before.len()];
+            let read = self.machine.read_kernel(at, now);
+            read.map_err(|error| chain(&error))?;
+            // Hardly ever is there any other: a piece is compared at once before its bytes are.
+            if now != before {
+                let bytes = (0..).zip(now.iter().zip(before));
+                let others = bytes.filter(|(_, (now, before))| now != before);
+                changed.extend(others.map(|(offset, _)| at.wrapping_add(offset)));
+            }
+            at = at.wrapping_add(PIECE as u64);
+        }
         let image = self.machine.image();
-        let changed = (0..).zip(now.iter().zip(&self.text));
-        let changed = changed.filter(|(_, (now, before))| now != before);
-        let ours = changed.map(|(offset, _)| self.text_at.wrapping_add(offset));
+        let ours = changed.into_iter();
         let ours = ours.filter(|at| image.forbidden(*at).is_none()).take(8);
         let name = |at: Gva| match image.symbols().containing(at) {
             Some((symbol, offset)) => format!("{}+{offset:#x}", symbol.name),

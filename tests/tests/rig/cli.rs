@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hvprobe_fixtures::dwarf;
 use hvprobe_tests::program::{Finished, Program, hvprobe, ok, patience};
-use hvprobe_tests::rig::{guest, rig};
+use hvprobe_tests::rig::{guest, quickly, rig};
 use rustix::io::Errno;
 use rustix::process::{Signal, test_kill_process_group};
 use serde_json::Value;
@@ -152,7 +152,16 @@ fn run_stops_after_as_many_hits_as_asked_for_and_prints_them_as_json() {
         return;
     }
     let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
-    let run = hvprobe(&[&["run", "--json", "--hits", "3"], &probe[..], &BUSY].concat());
+    let run = hvprobe(
+        &[
+            &["run"],
+            &quickly()[..],
+            &["--json", "--hits", "3"],
+            &probe,
+            &BUSY,
+        ]
+        .concat(),
+    );
     assert_eq!(run.status, Some(0), "{run:#?}");
     let mut lines = json(&run.out);
     // It is called as often as it can be: what there is no room for is told.
@@ -221,7 +230,7 @@ fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
         return;
     };
     let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
-    let run = Program::start(&[&["run"], &probe[..], &BUSY].concat());
+    let run = Program::start(&[&["run"], &quickly()[..], &probe, &BUSY].concat());
     run.wait_out("calls: (__x64_sys_getpgid+0x0)");
     let (group, asked) = (run.pid(), Instant::now());
     run.signal(Signal::INT);
@@ -316,7 +325,14 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     server.signal(Signal::TERM);
     let served = server.finish();
     assert_eq!(served.status, Some(0), "{served:#?}");
-    assert_eq!(served.err, ["hvprobe: stopping"]);
+    // A busy emulated machine may not let it tell the time of a hit, which it says once.
+    let untold = "there are hits whose time cannot be told";
+    let said: Vec<_> = served
+        .err
+        .iter()
+        .filter(|it| !it.contains(untold))
+        .collect();
+    assert_eq!(said, ["hvprobe: stopping"]);
     assert!(!Path::new(&path).exists());
     assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
 }
@@ -362,7 +378,8 @@ impl Traced {
         let at = ["--socket", &socket];
         let server = Program::start(&[&["serve"], &at[..]].concat());
         server.wait_err("listening");
-        ok(&[&["vm", "boot", "--name", "web"], &at[..], &CALM].concat());
+        let boot = ["vm", "boot", "--name", "web"];
+        ok(&[&boot[..], &quickly(), &at, &CALM].concat());
         ok(&[&["probe", "add", "p:stays __x64_sys_getpgid"], &at[..]].concat());
         Self {
             server,
@@ -409,8 +426,8 @@ impl Traced {
 }
 
 #[test]
-fn what_a_trace_plants_goes_with_it_when_it_ends_or_dies() {
-    if rig("cli: a trace that plants, and dies").is_none() {
+fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long() {
+    if rig("cli: a trace that plants, and goes").is_none() {
         return;
     }
     let traced = Traced::start();
@@ -427,15 +444,7 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_or_dies() {
     killed.signal(Signal::KILL);
     assert_eq!(killed.finish().status, None);
     traced.only_one_stays("killed");
-    traced.end();
-}
 
-#[test]
-fn what_a_trace_plants_goes_when_it_does_not_run_for_long() {
-    if rig("cli: a trace that plants, and is frozen").is_none() {
-        return;
-    }
-    let traced = Traced::start();
     // Its connection stays open, but nothing comes over it.
     let frozen = traced.trace();
     frozen.signal(Signal::STOP);

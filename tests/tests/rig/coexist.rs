@@ -23,7 +23,7 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
         "workload calls getpgid 50; \
          workload kprobe-event do_getpgid+{inner} 100 3; \
          workload kretprobe-event do_getpgid 100 3; \
-         workload static-keys 20; \
+         workload static-keys 3; \
          workload ptrace-debugger 20; \
          workload calls getpgid 50"
     );

@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::{self, Definition};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, guest, rig, values};
+use hvprobe_tests::rig::{Running, assert_clean, guest, rig, rounds, values};
 
 use exceptions::EXCEPTIONS;
 
@@ -116,7 +116,8 @@ fn definitions_are_taken_and_refused_as_by_the_guests_kernel() {
         return;
     }
     let function = "vfs_read";
-    let definitions = generate::definitions(function, names::behind_entry(function), MADE_UP);
+    let definitions =
+        generate::definitions(function, names::behind_entry(function), rounds(MADE_UP));
     let script = format!(
         "cat > /tmp/definitions <<'END'\n{}\nEND\n\
          echo \"release: $(uname -r)\"; workload kprobe-events /tmp/definitions",

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use hvprobe_tests::rig::rig;
+use hvprobe_tests::rig::{quickly, rig};
 use serde_json::Value;
 
 /// What is written for events, by a shell of the guest and by us.
@@ -74,7 +74,9 @@ fn lines_of_a_file_do_what_they_do_in_a_guest() {
     );
     let mut command = Command::new("hvprobe");
     command
-        .args(["run", "--console", "--events"])
+        .arg("run")
+        .args(quickly())
+        .args(["--console", "--events"])
         .arg(file.path());
     command.args(["--", "sh", "-c", &script]);
     let output = command
@@ -138,17 +140,10 @@ fn traces_count_what_their_files_say_and_print_the_rest() {
                  events/kprobes/printed/filter:comm == \"workload\"\n";
     fs::write(&file, lines).expect("it can be written");
     let _server = Server::start(&socket);
-    let boot = [
-        "vm",
-        "boot",
-        "--name",
-        "web",
-        "--",
-        "workload",
-        "stdin-hold",
-        "1",
-    ];
-    assert_eq!(told(&socket, &boot).trim(), "web");
+    let boot = ["vm", "boot", "--name", "web"];
+    let command = ["--", "workload", "stdin-hold", "1"];
+    let booted = told(&socket, &[&boot[..], &quickly(), &command].concat());
+    assert_eq!(booted.trim(), "web");
     let trace = [
         "trace", "--vm", "web", "--json", "--hits", "5", "--events", &file,
     ];

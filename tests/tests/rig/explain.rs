@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use hvprobe_tests::names;
-use hvprobe_tests::rig::rig;
+use hvprobe_tests::rig::{quickly, rig};
 use serde_json::Value;
 
 /// What is asked for beside the definitions, and whether return probes can do that.
@@ -64,7 +64,17 @@ fn probes_become_what_was_said_of_them() {
         assert_eq!(said.len(), definitions.len());
         let probes = definitions.iter().flat_map(|it| ["-p", it]);
         let probes: Vec<_> = probes.collect();
-        let ran = lines(&[&["run", "--json"], options, &probes, &["--", "true"]].concat());
+        let ran = lines(
+            &[
+                &["run"],
+                &quickly()[..],
+                &["--json"],
+                options,
+                &probes,
+                &["--", "true"],
+            ]
+            .concat(),
+        );
         for said in &said {
             let event = text(said, "event").strip_prefix("kprobes/");
             let is = ran

@@ -11,7 +11,7 @@ use hvprobe_hit::aggregate::{KeyValue, Snapshot};
 use hvprobe_machine::{Aggregation, Mechanism, ProbeSpec};
 use hvprobe_spec::histogram::read_histogram;
 use hvprobe_tests::rig::{
-    Running, assert_clean, info, optimizing_guest, probe, progress, rig, rig_cpus, values,
+    Running, assert_clean, info, optimizing_guest, probe, progress, quickly, rig, rig_cpus, values,
 };
 
 /// What is counted of the calls of one program, by the kernel and by us.
@@ -90,7 +90,8 @@ fn entries_are_those_of_the_guests_own_histograms() {
         triggers.join("; ")
     );
     let mut command = Command::new("hvprobe");
-    command.args(["run", "--console", "-p"]);
+    command.arg("run").args(quickly());
+    command.args(["--console", "-p"]);
     command.arg(format!("p ksys_read {FIELDS}"));
     for histogram in &wanted {
         command.args(["--hist", histogram]);

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 
-use hvprobe_tests::rig::rig;
+use hvprobe_tests::rig::{quickly, rig};
 
 /// What is counted of reads of `dd`, whose sizes are these.
 const SIZES: [u64; 9] = [1, 2, 3, 10, 11, 64, 300, 1024, 4096];
@@ -20,7 +20,11 @@ fn count(size: u64) -> u64 {
 /// Runs `hvprobe run --console` with `args`, and `script` in the guest.
 fn run(args: &[&str], script: &str) -> Output {
     let mut command = Command::new("hvprobe");
-    command.args(["run", "--console"]).args(args);
+    command
+        .arg("run")
+        .args(quickly())
+        .arg("--console")
+        .args(args);
     command.args(["--", "sh", "-c", script]);
     let output = command.stdin(Stdio::null()).output();
     output.expect("hvprobe is there")
@@ -237,17 +241,10 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let folder = tempfile::tempdir().expect("there is room");
     let socket = folder.path().join("socket").display().to_string();
     let _server = Server::start(&socket);
-    let boot = [
-        "vm",
-        "boot",
-        "--name",
-        "web",
-        "--",
-        "workload",
-        "stdin-hold",
-        "1",
-    ];
-    assert_eq!(told(&socket, &boot).trim(), "web");
+    let boot = ["vm", "boot", "--name", "web"];
+    let command = ["--", "workload", "stdin-hold", "1"];
+    let booted = told(&socket, &[&boot[..], &quickly(), &command].concat());
+    assert_eq!(booted.trim(), "web");
     // At the return the call inside it was counted.
     let counted = "kprobe:do_getpgid { @calls[comm, pid] = count(); }";
     let printing =

@@ -10,7 +10,9 @@ use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::Symbol;
 use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 use hvprobe_spec::{FRAME, FRAMES_MAX, Item, TextHeader};
-use hvprobe_tests::rig::{Running, assert_clean, guest, info, optimizing_guest, probe, rig};
+use hvprobe_tests::rig::{
+    Running, assert_clean, guest, info, optimizing_guest, probe, quickly, rig,
+};
 
 /// A function, and what of its stacks is looked at.
 struct Compared {
@@ -293,7 +295,8 @@ fn calls_that_are_followed_without_exits_leave_no_trace_in_stacks() {
 /// What `hvprobe run` prints with these options, of a guest that runs `dd`.
 fn printed(options: &[&str]) -> String {
     let mut command = Command::new("hvprobe");
-    command.args(["run", "-p", "p vfs_read"]).args(options);
+    command.arg("run").args(quickly());
+    command.args(["-p", "p vfs_read"]).args(options);
     command.args([
         "--",
         "dd",

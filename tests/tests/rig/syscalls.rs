@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use hvprobe_machine::{ProbeSpec, Refusals};
 use hvprobe_spec::shape::ShapeKind;
-use hvprobe_tests::rig::{Running, assert_clean, chain, optimizing_guest, probe, rig};
+use hvprobe_tests::rig::{Running, assert_clean, chain, optimizing_guest, probe, quickly, rig};
 
 /// What a guest prints whose kernel has no events of system calls.
 const NONE: &str = "no events of calls";
@@ -138,7 +138,9 @@ fn values_are_those_of_the_guests_own_events() {
          echo 0 > tracing_on; cat trace; echo end of trace"
     );
     let output = Command::new("hvprobe")
-        .args(["run", "--console"])
+        .arg("run")
+        .args(quickly())
+        .arg("--console")
         .args([
             "-p",
             "p:o __x64_sys_openat dfd:x64 filename flags:x64 mode:x64",

@@ -14,13 +14,19 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::client::{Client, Running};
-use super::sessions::{BUSY, LONG, Session};
+use super::sessions::{LONG, Session};
 
+/// Calls it now and then without end: what is read is never far behind.
+const CALM: &[&str] = &[
+    "sh",
+    "-c",
+    "echo ready; while workload calls getpgid 10; do :; done",
+];
 const HOUR: i64 = 3600;
 /// What the session outlives its client by: far less than the steps.
 const TTL: Duration = Duration::from_secs(5);
 /// How long the stream is read after a step, at least.
-const AFTER: Duration = Duration::from_secs(2);
+const AFTER: Duration = Duration::from_secs(1);
 /// How far what is told of a step may be off, in seconds.
 const OFF: i64 = 60;
 
@@ -129,7 +135,7 @@ async fn a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else(
     }
     let server = Running::start();
     let mut client = server.client().await;
-    let machine = client.boot(BUSY, &["p __x64_sys_getpgid"]).await.name;
+    let machine = client.boot(CALM, &["p __x64_sys_getpgid"]).await.name;
     client.wait_running(&machine).await;
     client.wait_printed(&machine, "ready").await;
     let open = OpenSession {

@@ -12,7 +12,9 @@ use hvprobe_spec::fetch::{Element, ExprKind};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Argument, Common, Item, Read, Source, TextHeader};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, infos, optimizing_guest, progress, rig, values};
+use hvprobe_tests::rig::{
+    Running, assert_clean, infos, optimizing_guest, progress, rig, rounds, values,
+};
 
 use super::generate;
 
@@ -299,7 +301,11 @@ fn values_are_those_that_the_guests_kernel_fetches() {
         return;
     }
     let function = "vfs_read";
-    let all = generate::definitions(function, names::behind_entry(function), super::MADE_UP);
+    let all = generate::definitions(
+        function,
+        names::behind_entry(function),
+        rounds(super::MADE_UP),
+    );
     let mut texts = Vec::new();
     for text in all {
         let comparable = definition::parse(&text).is_ok_and(|it| is_comparable(&it));
@@ -513,7 +519,7 @@ impl Tally {
             eprintln!("{count:5} refused by us: {why}");
         }
         assert!(self.differ.is_empty(), "{}", self.differ);
-        assert!(self.same >= 1000 && self.same - self.faults >= 400);
-        assert!(self.in_detours >= 200);
+        assert!(self.same >= rounds(1000) && self.same - self.faults >= rounds(400));
+        assert!(self.in_detours >= rounds(200));
     }
 }
