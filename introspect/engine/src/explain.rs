@@ -20,7 +20,7 @@ use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
 use crate::registered::{BATCH_MAX, Skipped};
 use crate::registry::expand::singles;
-use crate::registry::hooks::may_watch;
+use crate::registry::hooks::watched;
 use crate::registry::optimize::{Abilities, STACKS, needs_exit, stack_fields};
 use crate::registry::slots::{mechanism_of, slot_kind};
 use crate::unoptimized::Unoptimized;
@@ -137,7 +137,7 @@ fn provided(
     let all = [
         (true, "optimization is on, and there is room for a detour"),
         (
-            may_watch(&point.symbol.0),
+            watched().any(|name| name == point.symbol.0),
             "this function is not watched for the sake of other probes",
         ),
         (

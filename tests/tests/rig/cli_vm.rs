@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use hvprobe_fixtures::dwarf;
 use hvprobe_tests::program::{Finished, Program, hvprobe, ok, patience};
-use hvprobe_tests::rig::{quickly, rig};
+use hvprobe_tests::rig::rig;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -142,7 +142,7 @@ fn a_trace_writes_into_a_file_with_dates_and_has_an_owner_meanwhile() {
     let server = Server::start();
     let watch = server.start_program(&["vm", "list", "--watch"]);
     let command = ["--", "workload", "stdin-hold", "1"];
-    server.ok(&[&["vm", "boot", "--name", "web"], &quickly()[..], &command].concat());
+    server.ok(&[&["vm", "boot", "--name", "web"], &command[..]].concat());
     watch.wait_out("web  running");
     // No hit comes before what is planted has been looked at.
     server.ok(&["vm", "pause", "web"]);
@@ -179,7 +179,7 @@ fn debug_information_goes_to_the_server_once_and_answers_for_the_machine() {
     }
     let server = Server::start();
     let command = ["--", "sh", "-c", "read line"];
-    server.ok(&[&["vm", "boot", "--name", "web"], &quickly()[..], &command].concat());
+    server.ok(&[&["vm", "boot", "--name", "web"], &command[..]].concat());
     let file = server.folder.path().join("debug");
     let path = file.to_str().unwrap();
     let none = server.run(&["lines", "vfs_test", "--vm", "web"]);

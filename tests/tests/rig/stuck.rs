@@ -11,7 +11,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use hvprobe_tests::program::{Program, ok};
-use hvprobe_tests::rig::{quickly, rig};
+use hvprobe_tests::rig::rig;
 use rustix::process::Signal;
 
 /// How long a server waits for machines that do not end, and what else stopping may take in a rig.
@@ -66,8 +66,7 @@ fn a_server_that_is_told_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs
     server.wait_err("listening");
     let command = ["--", "workload", "stdin-hold", "1"];
     let boot = |name| {
-        let boot = ["vm", "boot", "--name", name];
-        ok(&[&boot[..], &quickly(), &at, &command].concat());
+        ok(&[&["vm", "boot", "--name", name], &at[..], &command].concat());
     };
     boot("stuck");
     let stuck = thread(server.pid().as_raw_nonzero().get(), "vcpu0");

@@ -252,15 +252,18 @@ impl Registry {
     fn change_error(&self, error: CommitError, ids: &[ProbeId]) -> ChangeError {
         match error {
             CommitError::Stop(error) => error.into(),
-            CommitError::Site(Obstacle { at, why }) => ChangeError::Refused {
-                id: self
-                    .sites
-                    .get(&at)
-                    .and_then(|site| site.members.iter().find(|id| ids.contains(id)))
-                    .copied()
-                    .unwrap_or(ProbeId(0)),
-                source: why,
-            },
+            CommitError::Sites(obstacles) => {
+                let Obstacle { at, why } = obstacles.first();
+                ChangeError::Refused {
+                    id: self
+                        .sites
+                        .get(&at)
+                        .and_then(|site| site.members.iter().find(|id| ids.contains(id)))
+                        .copied()
+                        .unwrap_or(ProbeId(0)),
+                    source: why,
+                }
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::world::{StopError, World};
 #[derive(Debug)]
 pub(crate) enum CommitError {
     Stop(StopError),
-    Site(Obstacle),
+    Sites(Obstacles),
 }
 
 impl Registry {
@@ -59,7 +59,7 @@ impl Registry {
             let still = Still { standing, seen };
             self.drop_unusable(&mut jumps, mem, still);
             self.change(&mut jumps, mem, still)
-                .map_err(|obstacles| result = Err(CommitError::Site(obstacles.first())))
+                .map_err(|obstacles| result = Err(CommitError::Sites(obstacles)))
                 .ok()
         });
         drop(look);

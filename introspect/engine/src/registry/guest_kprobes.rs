@@ -125,7 +125,8 @@ impl Registry {
         self.kprobes.registering = None;
         changed.map_err(|error| match error {
             CommitError::Stop(error) => format!("a jump at {at} stays: {error}"),
-            CommitError::Site(Obstacle { at, why }) => {
+            CommitError::Sites(obstacles) => {
+                let Obstacle { at, why } = obstacles.first();
                 format!("a jump stays, because of what is at {at}: {why}")
             }
         })?;

@@ -14,6 +14,13 @@
 //! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
 //! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
 //! what they are for, and that is logged.
+//!
+//! Invariant: where ftrace patches the entry of one of them, the int3 is behind that. So nothing that the guest
+//! traces makes the engine blind, and for the sake of its own int3s nobody needs to know what ftrace does. Arguments
+//! and the return address are where they are at the entry: the instruction there does nothing, and a tracer keeps
+//! them.
+
+use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced};
@@ -25,11 +32,11 @@ use hvprobe_spec::{Decision, ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
 use super::commit::CommitError;
-use crate::plan::probepoint::Probepoint;
 use crate::refusal::{Obstacle, Refused};
 use crate::registry::guest_kprobes::PREPARES;
 use crate::registry::state::Registry;
-use crate::sites::site::{Place, SiteState};
+use crate::sites::site::{Place, SiteState, patched};
+use crate::sites::text::Text;
 use crate::world::{StopError, World};
 
 /// One thing that the engine watches.
@@ -42,9 +49,6 @@ struct Hook {
     then: Then,
     /// Only the first function has to be there.
     optional: bool,
-    /// It goes behind the instruction that ftrace patches, so that for its sake nobody needs to know
-    /// what ftrace does.
-    behind_ftrace: bool,
 }
 
 /// What comes of a hook.
@@ -78,12 +82,15 @@ const PLAIN: Hook = Hook {
     wanted: |_| false,
     then: Then::AtOnce(NOTHING),
     optional: false,
-    behind_ftrace: false,
 };
 
 /// The function that a task enters after `do_task_dead` and never returns from (kernel/sched/core.c). All
 /// others that it enters there return.
 const LAST_ENTERED: &str = "__schedule";
+
+/// The lengths of an ENDBR64, and of what ftrace patches (`MCOUNT_INSN_SIZE` in arch/x86/include/asm/ftrace.h).
+const ENDBR: u64 = 4;
+const FTRACE: u64 = 5;
 
 /// All hooks; those of ftrace come last, as they are needed for what others put at its sites, too.
 const HOOKS: [Hook; 8] = [
@@ -121,7 +128,6 @@ const HOOKS: [Hook; 8] = [
             sites.any(|site| registry.has_enabled(site))
         },
         then: Then::Told(Registry::told_of_kexec),
-        behind_ftrace: true,
         ..PLAIN
     },
     // What the kernel calls for a fault of its own, before it complains of one, with the registers at
@@ -136,7 +142,6 @@ const HOOKS: [Hook; 8] = [
             ..NOTHING
         }),
         optional: true,
-        ..PLAIN
     },
     Hook {
         functions: &[PREPARES],
@@ -161,10 +166,9 @@ const HOOKS: [Hook; 8] = [
     },
 ];
 
-/// Whether the engine may watch the entry of `function`.
-pub(crate) fn may_watch(function: &str) -> bool {
-    let mut names = HOOKS.iter().flat_map(|hook| hook.functions);
-    names.any(|name| *name == function)
+/// The functions whose entries the engine may watch.
+pub(crate) fn watched() -> impl Iterator<Item = &'static str> {
+    HOOKS.iter().flat_map(|hook| hook.functions).copied()
 }
 
 impl Registry {
@@ -190,7 +194,7 @@ impl Registry {
             for (position, name) in hook.functions.iter().enumerate() {
                 let is_there = || self.kernel.image.symbols().address_of(name).is_some();
                 if position == 0 || !hook.optional || is_there() {
-                    self.hook(name, internal, hook.behind_ftrace, mem);
+                    self.hook(name, internal, mem);
                 }
             }
         }
@@ -273,13 +277,7 @@ impl Registry {
         })
     }
 
-    pub(crate) fn hook(
-        &mut self,
-        name: &'static str,
-        internal: Internal,
-        behind_ftrace: bool,
-        mem: &dyn PhysMemory,
-    ) {
+    pub(crate) fn hook(&mut self, name: &'static str, internal: Internal, mem: &dyn PhysMemory) {
         let spec = |offset| {
             ProbeSpec::from(Definition {
                 kind: Kind::Probe,
@@ -293,15 +291,17 @@ impl Registry {
                 filter: None,
             })
         };
-        let behind = |point: &Probepoint| point.symbol.1 + point.displaced.bytes().len() as u64;
-        let planned = match self.plan(&spec(0), mem) {
-            Ok(point) if point.ftrace && behind_ftrace => self.plan(&spec(behind(&point)), mem),
-            planned => planned,
+        let behind = self.behind_ftrace(name);
+        let planned = behind.map(|behind| self.plan(&spec(behind), mem));
+        let planned = match planned {
+            Some(Ok(point)) => Ok(point),
+            Some(Err(_)) | None => self.plan(&spec(0), mem),
         };
         match planned {
             Ok(point) => {
                 let site = self.site_of(point);
                 site.internal = Some(site.internal.unwrap_or_default().and(internal));
+                self.hooks.unhooked.remove(name);
             }
             Err(why) if self.hooks.unhooked.insert(name) => {
                 warn!(%why, "{name} cannot be watched");
@@ -310,16 +310,25 @@ impl Registry {
         }
     }
 
+    /// The offset behind the instruction of the function `name` that ftrace patches, if there is one.
+    fn behind_ftrace(&self, name: &str) -> Option<u64> {
+        let image = &self.kernel.image;
+        let entry = image.symbols().address_of(name)?;
+        // At the entry, or behind its ENDBR.
+        let at = [0, ENDBR].into_iter();
+        let mut at = at.filter(|at| image.is_ftrace_site(entry.wrapping_add(*at)));
+        Some(at.next()? + FTRACE)
+    }
+
     /// Does without what the engine wanted to know where `obstacle` is, if that was it.
     pub(crate) fn unhook(&mut self, obstacle: &Obstacle) -> bool {
         let Obstacle { at, why } = obstacle;
-        let watched = self.sites.get_mut(at).filter(|site| !site.is_armed());
-        let Some(site) = watched.filter(|site| site.internal.is_some()) else {
+        let site = self.sites.get_mut(at).filter(|site| !site.is_armed());
+        let Some(site) = site.filter(|site| site.internal.is_some()) else {
             return false;
         };
         site.internal = None;
-        let mut names = HOOKS.iter().flat_map(|hook| hook.functions);
-        let name = names.find(|name| **name == site.point.symbol.0).copied();
+        let name = watched().find(|name| *name == site.point.symbol.0);
         if site.members.is_empty() {
             self.sites.remove(at);
         }
@@ -339,30 +348,62 @@ impl Registry {
     }
 
     /// The guest's ftrace is about to patch text, or has done so: takes our int3s off its sites, or
-    /// puts them back where it left the nop.
+    /// puts them back where it left the nop. In one stop, whatever it has patched: it waits for this with its
+    /// locks held.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
     pub fn ftrace_patches(&mut self, begins: bool, world: &dyn World) -> Result<(), StopError> {
         self.hooks.ftrace_patches = begins;
         if !begins {
-            for site in self.sites.values_mut() {
-                site.occupied = false;
-            }
+            self.leave_to_ftrace(world.memory());
         }
         loop {
             match self.commit(world) {
                 Ok(()) => return Ok(()),
                 Err(CommitError::Stop(error)) => return Err(error),
-                Err(CommitError::Site(Obstacle { at, why })) => {
-                    // Every round leaves one site more alone.
-                    let Some(site) = self.sites.get_mut(&at).filter(|site| !site.occupied) else {
+                Err(CommitError::Sites(obstacles)) => {
+                    // Every round leaves more sites alone.
+                    let mut left = 0_usize;
+                    for Obstacle { at, .. } in obstacles.all() {
+                        if let Some(site) = self.sites.get_mut(&at).filter(|site| !site.occupied) {
+                            site.occupied = true;
+                            left += 1;
+                        }
+                    }
+                    if left == 0 {
                         return Ok(());
-                    };
-                    info!(%at, %why, "left to the guest's ftrace");
-                    site.occupied = true;
+                    }
+                    info!(left, "changed meanwhile, and left to the guest");
                 }
             }
+        }
+    }
+
+    /// Finds out which sites hold something else than the nop, now that the guest's ftrace has patched: those are
+    /// its own.
+    fn leave_to_ftrace(&mut self, mem: &dyn PhysMemory) {
+        let Some(live) = &self.live else { return };
+        let tables = live.view.tables;
+        let text = Text {
+            tables: &tables,
+            mem,
+        };
+        let taken = self.sites.iter().filter(|(at, site)| {
+            let own = site.point.displaced.bytes();
+            site.point.ftrace
+                && !site.is_armed()
+                && !text.holds(
+                    **at,
+                    &patched(&self.sites, **at, own, |_, site| &site.patch),
+                )
+        });
+        let taken: BTreeSet<Gva> = taken.map(|(at, _)| *at).collect();
+        for (at, site) in &mut self.sites {
+            site.occupied = taken.contains(at);
+        }
+        if !taken.is_empty() {
+            info!(sites = taken.len(), "left to the guest's ftrace");
         }
     }
 

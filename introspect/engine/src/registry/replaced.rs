@@ -55,7 +55,8 @@ impl Registry {
                 self.provide_hooks(world.memory());
                 return Err(error);
             }
-            Err(CommitError::Site(obstacle)) => {
+            Err(CommitError::Sites(obstacles)) => {
+                let obstacle = obstacles.first();
                 warn!(at = %obstacle.at, why = %obstacle.why, "patches stay in a kernel that is left");
             }
         }

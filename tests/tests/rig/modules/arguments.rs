@@ -2,7 +2,7 @@
 
 use hvprobe_tests::names;
 use hvprobe_tests::program::{hvprobe, ok};
-use hvprobe_tests::rig::{quickly, rig};
+use hvprobe_tests::rig::rig;
 use serde_json::Value;
 
 /// Makes a device of the module's, gives it a length that no other has, and has the module asked for its
@@ -34,14 +34,7 @@ fn functions_of_modules_show_their_arguments_by_the_modules_types() {
     if typed {
         probes.extend(["-p", &members]);
     }
-    let run = ok(&[
-        &["run"],
-        &quickly()[..],
-        &["--json"],
-        &probes,
-        &["--", "sh", "-c", GUEST],
-    ]
-    .concat());
+    let run = ok(&[&["run", "--json"], &probes[..], &["--", "sh", "-c", GUEST]].concat());
     let lines = run.iter().map(|line| serde_json::from_str(line));
     let lines: Vec<Value> = lines.map(|line| line.expect("JSON")).collect();
 
@@ -91,8 +84,8 @@ fn histograms_and_stacks_wait_with_the_probes_of_a_module() {
     let asked =
         format!("p:asked {ASKED} name=dev->name:string mtu=dev->mtu:u32 if comm == \"cat\"");
     let count = |histogram: &str| {
-        let run = ["--json", "-p", &asked, "--hist", histogram];
-        hvprobe(&[&["run"], &quickly()[..], &run, &["--", "sh", "-c", GUEST]].concat())
+        let run = ["run", "--json", "-p", &asked, "--hist", histogram];
+        hvprobe(&[&run[..], &["--", "sh", "-c", GUEST]].concat())
     };
     let counted = count("keys=name:vals=mtu");
     assert_eq!(counted.status, Some(0), "{:#?}", counted.err);
@@ -117,8 +110,8 @@ fn histograms_and_stacks_wait_with_the_probes_of_a_module() {
     assert!(why.contains("of probe `asked`"), "{why}");
 
     let made = format!("r:made {MADE}");
-    let run = ["--json", "--stack", "-p", &made];
-    let run = ok(&[&["run"], &quickly()[..], &run, &["--", "sh", "-c", GUEST]].concat());
+    let run = ["run", "--json", "--stack", "-p", &made];
+    let run = ok(&[&run[..], &["--", "sh", "-c", GUEST]].concat());
     let lines = run.iter().map(|line| serde_json::from_str(line));
     let lines: Vec<Value> = lines.map(|line| line.expect("JSON")).collect();
     let made = events(&lines, "made");

@@ -7,7 +7,7 @@ use hvprobe_engine::Refused;
 use hvprobe_fixtures::module_file;
 use hvprobe_machine::{ProbeSpec, ProbeState};
 use hvprobe_tests::program::hvprobe;
-use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, quickly, rig};
+use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 use tempfile::TempDir;
 
 /// Loads the module, prints its note, and then reads lines and does what they say.
@@ -112,16 +112,7 @@ fn files_of_a_module_lead_to_the_build_that_they_are_of() {
         let file = file.to_str().expect("UTF-8");
         let probe = ["-p", "dummy_setup file"];
         let command = ["--", "insmod", "/lib/modules/dummy.ko"];
-        hvprobe(
-            &[
-                &["run"],
-                &quickly()[..],
-                &["--debug-info", file],
-                &probe,
-                &command,
-            ]
-            .concat(),
-        )
+        hvprobe(&[&["run", "--debug-info", file], &probe[..], &command].concat())
     };
     let found = run(&own);
     let hit = |line: &String| line.contains("dummy_setup: (") && line.contains(" file=0xffff");

@@ -2,7 +2,7 @@
 //! function of the kernel's that the module's init text calls.
 
 use hvprobe_tests::program::Program;
-use hvprobe_tests::rig::{Running, assert_clean, guest, quickly, rig};
+use hvprobe_tests::rig::{Running, assert_clean, guest, rig};
 use rustix::process::Signal;
 
 use super::{TRACEFS, of, recorded, stack, stacks, theirs};
@@ -69,8 +69,17 @@ fn functions_of_modules_are_named_in_printed_stacks() {
     }
     let definition = format!("p {CALLED}");
     let script = format!("{LOAD}; read line");
-    let words = ["--stack", "-p", &definition, "--", "sh", "-c", &script];
-    let program = Program::start(&[&["run"], &quickly()[..], &words].concat());
+    let words = [
+        "run",
+        "--stack",
+        "-p",
+        &definition,
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let program = Program::start(&words);
     let frame = program.wait_out(" => dummy_setup+0x");
     assert!(frame.ends_with(" [dummy]"), "{frame}");
     program.signal(Signal::INT);

@@ -62,6 +62,25 @@ fn ftrace_finds_its_sites_as_it_left_them_and_the_probes_come_back_after_it() {
 }
 
 #[test]
+fn whatever_ftrace_takes_and_gives_back_costs_a_stop_before_and_one_after() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&specs(["p vfs_read", EMULATED]));
+    let at = rig.addr(ids[0]);
+    for bytes in [CALL, NOP] {
+        let mut after = 0;
+        let all = rig.stops_of(|rig| {
+            patch(rig, |rig| {
+                rig.guest.write(at, &bytes);
+                after = rig.guest.stops();
+            });
+            after = rig.guest.stops() - after;
+        });
+        assert_eq!((all, after), (2, 1), "{bytes:x?}");
+    }
+    assert_eq!(rig.byte(at), INT3);
+}
+
+#[test]
 fn site_that_ftrace_took_is_left_to_it_until_it_gives_it_back() {
     let mut rig = Rig::live();
     let id = rig.one("p vfs_read");
