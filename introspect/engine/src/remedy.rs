@@ -94,6 +94,9 @@ impl Unoptimized {
             Self::Kprobe { .. } | Self::KprobesChange => {
                 Remedy::NotNow("the guest has unregistered its own kprobe")
             }
+            Self::Hidden { .. } => Remedy::NotNow(
+                "the guest has taken its own patch out; register the probe anew then",
+            ),
             Self::NoRoom | Self::Memory(_) => Remedy::NotNow("other probes are unregistered"),
         }
     }

@@ -68,6 +68,14 @@ pub enum Unoptimized {
         /// Where.
         at: Gva,
     },
+    /// The guest has an int3 or a jump of its own in the function, and what that hides may be a branch.
+    #[error(
+        "what the guest's own patch at {at} hides is not known, and may lead into the bytes under the jump"
+    )]
+    Hidden {
+        /// Where.
+        at: Gva,
+    },
     /// The guest may have a kprobe there soon.
     #[error("the guest is changing its own kprobes")]
     KprobesChange,

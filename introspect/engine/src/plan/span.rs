@@ -2,15 +2,19 @@
 //! leads there.
 //!
 //! Invariant: a span that is found can be replaced, but for who was interrupted inside it
-//! ([`crate::registry::quiescence`]) and who else is probed there ([`crate::registry::optimize`]).
+//! ([`crate::registry::quiescence`]) and who else is probed there ([`crate::registry::optimize`]). Where the guest
+//! has patched the function itself, with a kprobe or while it rewrites its text, not all of its branches are to be
+//! seen: nothing but a single instruction is replaced there.
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::Span;
-use hvprobe_linux::image::Forbidden;
+use hvprobe_arch::detour::{JUMP, Span};
+use hvprobe_arch::insn::instruction_len;
+use hvprobe_arch::trap::INT3;
+use hvprobe_linux::image::{Forbidden, KernelImage};
 use hvprobe_linux::symbols::Symbol;
 
 use crate::plan::kernel::Owner;
-use crate::plan::text::{PristineText, function};
+use crate::plan::text::{ImageText, PristineText, function};
 use crate::unoptimized::Unoptimized;
 
 /// What a jump at `at` in the function `symbol` would displace. `forbidden_as_is` tells whether a
@@ -50,6 +54,9 @@ pub(crate) fn span(
         let from = "a jump label of the module";
         return Err(Unoptimized::Landing { from });
     };
+    if let Some(at) = hidden(symbol, &code, image) {
+        return Err(Unoptimized::Hidden { at });
+    }
     if image.has_landing(inside, span.end()) {
         let from = "a jump label or the exception table";
         return Err(Unoptimized::Landing { from });
@@ -59,9 +66,39 @@ pub(crate) fn span(
     for part in image.symbols().candidates(&cold) {
         let code = function(part, text);
         let from = "the function's unlikely part";
+        if let Some(at) = hidden(part, &code, image) {
+            return Err(Unoptimized::Hidden { at });
+        }
         if span.check_branches(&code, part.addr).is_err() {
             return Err(Unoptimized::Landing { from });
         }
     }
     Ok(span)
 }
+
+/// Where in `code`, which is that of the function `symbol`, an instruction of the image's is not to be seen.
+///
+/// Kernels rewrite whole instructions at boot, but never put an int3 where one of their own began, nor a jump over
+/// more than one; kprobes do, and for a moment whoever pokes text.
+fn hidden(symbol: Symbol<'_>, code: &[u8], image: &KernelImage) -> Option<Gva> {
+    let own = function(symbol, &ImageText(image));
+    let mut offset = 0;
+    loop {
+        let at = symbol.addr.wrapping_add(offset as u64);
+        let rest = own.get(offset..)?;
+        let len = instruction_len(rest, at)?;
+        let (now, was) = (code.get(offset)?, rest.first()?);
+        let is_patched = match *now {
+            INT3 => true,
+            JMP => len != JUMP,
+            _ => false,
+        };
+        if is_patched && now != was {
+            return Some(at);
+        }
+        offset += len;
+    }
+}
+
+/// The opcode of a near jump.
+const JMP: u8 = 0xe9;

@@ -247,3 +247,22 @@ fn a_jump_that_was_asked_for_is_refused_where_the_guest_has_a_kprobe() {
     assert_eq!((batch.probes.len(), batch.skipped.len()), (1, 1));
     assert_eq!(rig.byte(at), 0x55);
 }
+
+#[test]
+fn a_branch_that_the_guests_own_patch_may_hide_keeps_a_jump_away() {
+    let mut rig = Rig::optimizing();
+    let at = rig.at("filler_002", 8);
+    let own = rig.guest.read::<5>(at);
+    // A kprobe, or a poke that is under way; an optimized kprobe; and none.
+    for (bytes, hidden) in [
+        ([INT3, own[1], own[2], own[3], own[4]], true),
+        ([0xe9, 0, 1, 0, 0], true),
+        (own, false),
+    ] {
+        rig.guest.write(at, &bytes);
+        let id = rig.one(SHORT);
+        let expected = hidden.then_some(Unoptimized::Hidden { at });
+        assert_eq!(why(&rig, id), expected, "{bytes:x?}");
+        rig.unregister(&[id]).unwrap();
+    }
+}
