@@ -23,16 +23,19 @@ pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     }
 }
 
-/// The conditions, all of which have to hold, and the rest of `filter`, on events with `arguments`.
+/// The conditions, all of which have to hold, and the rest of `filter`, on events with `arguments`. A probe that
+/// `returns` has no conditions: they are looked at when the function is entered, and a register in its filter is that
+/// of the return.
 pub(super) fn resolve(
     filter: &Filter,
     arguments: &[Argument],
+    returns: bool,
 ) -> Result<(Vec<Condition>, Option<Predicate>), ParseError> {
     let mut conditions = Vec::new();
     let mut rest = Vec::new();
     for part in conjuncts(filter) {
         let part = predicate(part, arguments)?;
-        match condition(&part) {
+        match condition(&part).filter(|_| !returns) {
             Some(condition) => conditions.push(condition),
             None => rest.push(part),
         }
@@ -80,7 +83,7 @@ fn check(test: &Test, arguments: &[Argument]) -> Result<Check, ParseError> {
             let why = format!("`{}` is a text: compare it with \"{value}\"", test.field);
             return Err(wrong(column, &why));
         }
-        (Value::Number(value), _) => With::Number(test.operator, *value),
+        (Value::Number(value), field) => With::Number(test.operator, cut(*value, field)),
         (Value::Text(text), Field::Text(_)) => With::Text(test.operator, text.as_bytes().into()),
         (Value::Text(_), _) => {
             let why = format!(
@@ -91,6 +94,24 @@ fn check(test: &Test, arguments: &[Argument]) -> Result<Check, ParseError> {
         }
     };
     Ok(Check { field, with })
+}
+
+/// What is left of `value` in a number of the size and sign of `field`, as the kernel compares it
+/// (`DEFINE_COMPARISON_PRED` in kernel/trace/trace_events_filter.c): -1, 4294967295 and 0xffffffff are one `u32`.
+fn cut(value: u64, field: &Field) -> u64 {
+    let (size, signed) = match field {
+        Field::Number { size, signed, .. } => (*size, *signed),
+        Field::Pid | Field::Tgid => (4, true),
+        Field::Cpu => (4, false),
+        Field::Text(_) => return value,
+    };
+    let above = 64 - 8 * u32::from(size.clamp(1, 8));
+    let value = value << above;
+    if signed {
+        (value.cast_signed() >> above).cast_unsigned()
+    } else {
+        value >> above
+    }
 }
 
 fn wrong(column: usize, why: &str) -> ParseError {

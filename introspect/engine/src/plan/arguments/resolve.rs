@@ -135,8 +135,8 @@ fn add_filter(
     let Some(filter) = &spec.definition.filter else {
         return Ok(());
     };
-    let (conditions, rest) = filter::resolve(filter, arguments).map_err(Refused::Argument)?;
-    // Of a return probe conditions are looked at when the function is entered.
+    let (conditions, rest) =
+        filter::resolve(filter, arguments, spec.is_return()).map_err(Refused::Argument)?;
     actions.when.extend(conditions);
     actions.filter = rest;
     Ok(())

@@ -78,6 +78,10 @@ fn a_filter_of_a_return_looks_at_the_return() {
     let ids = rig.register(&[
         defaults("r vfs_read if retval == 42 && count == 9"),
         defaults("r vfs_read if retval < 0"),
+        // Of the registers, too.
+        defaults("r vfs_read x=%ax if x == 42"),
+        defaults("r vfs_read x=%dx if x == 9"),
+        defaults("r vfs_read x=$stack if x == 0"),
     ]);
     let mut cpu = Cpu::new(&rig);
     cpu.regs.rsp = STACK.0;
@@ -91,11 +95,11 @@ fn a_filter_of_a_return_looks_at_the_return() {
     cpu.regs.rip = trampoline.0;
     assert_eq!(cpu.hit(trampoline), RESUME);
     let events = cpu.events();
-    assert_eq!(events.len(), 1);
-    assert_eq!(events[0].probe, ids[0]);
+    let seen: Vec<_> = events.iter().map(|event| event.probe).collect();
+    assert_eq!(seen, [ids[2], ids[0]]);
     let counts = ids.iter().map(|id| rig.counts(*id));
     let counts: Vec<_> = counts.map(|it| (it.hits, it.vetoed)).collect();
-    assert_eq!(counts, [(1, 0), (0, 1)]);
+    assert_eq!(counts, [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]);
 }
 
 #[test]
@@ -123,4 +127,65 @@ fn fields_that_are_not_there_are_refused_at_their_column() {
         30,
         "Illegal operation for field type",
     );
+}
+
+#[test]
+fn numbers_are_compared_in_the_size_and_with_the_sign_of_the_field() {
+    // What is in memory, the type, and what holds of it; all bits of a number are set, or its upper half.
+    const ALL: [u8; 8] = [0xff; 8];
+    let prepare = |memory: [u8; 8]| {
+        move |guest: &Guest, cpu: &mut Cpu| {
+            guest.write(HERE, &memory);
+            cpu.regs.rdi = HERE.0;
+        }
+    };
+    for (bits, own) in [
+        (8, 0xff_u64),
+        (16, 0xffff),
+        (32, 0xffff_ffff),
+        (64, u64::MAX),
+    ] {
+        let more = u128::from(own) + 1;
+        for (ty, filter, holds) in [
+            ('s', "m == -1".to_owned(), true),
+            ('s', format!("m == {own:#x}"), true),
+            ('s', format!("m == {own}"), true),
+            ('s', "m < 0".to_owned(), true),
+            ('s', format!("m >= {own:#x} && m <= -1"), true),
+            ('s', "m != -1".to_owned(), false),
+            ('s', "m > -2 && m & 0x80".to_owned(), true),
+            ('u', "m == -1".to_owned(), true),
+            ('u', format!("m == {own:#x}"), true),
+            ('u', "m > 0 && m >= -1".to_owned(), true),
+            ('u', "m < 0".to_owned(), false),
+            ('u', "m < -1".to_owned(), false),
+            ('u', "m > -2".to_owned(), true),
+            ('x', "m == -1".to_owned(), true),
+        ] {
+            let definition = format!("p vfs_read m=+0(%di):{ty}{bits} if {filter}");
+            let expected = if holds { (1, 0) } else { (0, 1) };
+            assert_eq!(
+                filtered(&definition, prepare(ALL)),
+                expected,
+                "{definition}"
+            );
+        }
+        // What is beyond the field does not count.
+        if let Ok(more) = u64::try_from(more) {
+            let definition = format!("p vfs_read m=+0(%di):u{bits} if m == {more:#x}");
+            assert_eq!(
+                filtered(&definition, prepare([0; 8])),
+                (1, 0),
+                "{definition}"
+            );
+        }
+    }
+    for (filter, expected) in [
+        ("pid == 0x10000004d", (1, 0)),
+        ("pid != -1 && cpu != -1", (1, 0)),
+        ("cpu < -1", (1, 0)),
+    ] {
+        let found = filtered(&format!("p vfs_read if {filter}"), prepare([0; 8]));
+        assert_eq!(found, expected, "{filter}");
+    }
 }
