@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::Followed;
 use hvprobe_hit::record::{Reader, RecordSource, RecordSources};
 use hvprobe_spec::ProbeId;
 
@@ -120,7 +121,12 @@ impl OurCode {
 pub(crate) fn free(detours: &mut Detours, source: &RecordSource, mem: &dyn PhysMemory) {
     detours.give_counters_back(source.words);
     if let Some(calls) = source.followed() {
-        detours.give_back(mem, calls.stubs, calls.code_len);
-        detours.give_instances_back(calls.instances.at, calls.size());
+        give_calls_back(detours, calls, mem);
     }
+}
+
+/// Gives back what `calls` are followed with.
+pub(crate) fn give_calls_back(detours: &mut Detours, calls: &Followed, mem: &dyn PhysMemory) {
+    detours.give_back(mem, calls.stubs, calls.code_len);
+    detours.give_instances_back(calls.instances.at, calls.size());
 }

@@ -22,6 +22,7 @@ use tracing::debug;
 use crate::code::detours::{Detours, aligned};
 use crate::code::error::HiddenError;
 use crate::code::jump::DetourContext;
+use crate::code::ours::give_calls_back;
 use crate::registry::optimize::unfollowable;
 use crate::registry::state::Registry;
 use crate::sites::site::{Probe, SiteState};
@@ -106,38 +107,56 @@ impl Registry {
         };
         let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
         let capture = capture(probe, around);
-        let followed = match &probe.pool {
-            None => None,
-            Some(pool) => {
-                let entry = entry_capture(&probe.actions, around);
-                let exit = Leaving {
-                    source: id,
-                    capture: &capture,
-                    entry: &entry,
-                    words,
-                    waits: probe.actions.wait_for_room,
-                    first_stub: self.code.next_stub,
-                };
-                let followed = follow(detours, pool.limit(), &exit, around, mem)?;
-                self.code.next_stub = self.code.next_stub.saturating_add(pool.limit());
-                Some((entry, Arc::new(followed)))
+        let first_stub = self.code.next_stub;
+        let mut calls = None;
+        let mut make = || {
+            let place = |detours: &Detours, at| detours.word(at).ok_or(Unoptimized::NoRoom);
+            let tallies = Tallies {
+                lost: place(detours, words.lost())?,
+                vetoed: place(detours, words.vetoed())?,
+                missed: place(detours, words.missed())?,
+            };
+            let followed = match &probe.pool {
+                None => None,
+                Some(pool) => {
+                    let entry = entry_capture(&probe.actions, around);
+                    let exit = Leaving {
+                        source: id,
+                        capture: &capture,
+                        entry: &entry,
+                        words,
+                        waits: probe.actions.wait_for_room,
+                        first_stub,
+                    };
+                    let followed = Arc::new(follow(detours, pool.limit(), &exit, around, mem)?);
+                    calls = Some(Arc::clone(&followed));
+                    Some((entry, followed))
+                }
+            };
+            let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
+            let what = What {
+                at,
+                capture: capture.clone(),
+                followed,
+            };
+            Ok(RecordSource::new(
+                id, what, actions, counters, words, tallies,
+            )?)
+        };
+        let source = match make() {
+            Ok(source) => Arc::new(source),
+            // It may be tried again and again.
+            Err(why) => {
+                detours.give_counters_back(words);
+                if let Some(calls) = calls {
+                    give_calls_back(detours, &calls, mem);
+                }
+                return Err(why);
             }
         };
-        let place = |at| detours.word(at).ok_or(Unoptimized::NoRoom);
-        let tallies = Tallies {
-            lost: place(words.lost())?,
-            vetoed: place(words.vetoed())?,
-            missed: place(words.missed())?,
-        };
-        let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
-        let what = What {
-            at,
-            capture,
-            followed,
-        };
-        let source = Arc::new(RecordSource::new(
-            id, what, actions, counters, words, tallies,
-        )?);
+        if let Some(pool) = &probe.pool {
+            self.code.next_stub = first_stub.saturating_add(pool.limit());
+        }
         self.code.sources.add(Arc::clone(&source));
         Ok(source)
     }
@@ -249,9 +268,18 @@ fn follow(
             let code_len = code.code().len() as u64;
             let stubs = detours.take(code_len, aligned(u64::from(STUB)));
             let stubs = stubs.ok_or(Unoptimized::NoRoom)?;
-            detours.fill(mem, stubs, code.code())?;
-            let free = detours.word(free).ok_or(Unoptimized::NoRoom)?;
-            mem.write_u64(free, first).map_err(HiddenError::from)?;
+            let filled = detours
+                .fill(mem, stubs, code.code())
+                .map_err(Unoptimized::from);
+            let filled = filled.and_then(|()| {
+                let free = detours.word(free).ok_or(Unoptimized::NoRoom)?;
+                mem.write_u64(free, first).map_err(HiddenError::from)?;
+                Ok(free)
+            });
+            if filled.is_err() {
+                detours.give_back(mem, stubs, code_len);
+            }
+            let free = filled?;
             Ok(Followed {
                 instances,
                 layout,

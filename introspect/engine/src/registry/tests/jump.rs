@@ -484,6 +484,26 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
 }
 
 #[test]
+fn what_finds_no_room_takes_none_however_often_it_is_tried() {
+    /// More than there are places for counters.
+    const TRIES: usize = 33_000;
+    let mut rig = Rig::optimizing();
+    let mut functions = (2..200).step_by(2).map(|n| format!("filler_{n:03}"));
+    // Until the room for instances is taken.
+    for function in &mut functions {
+        let id = rig.one(&format!("r4096 {function}"));
+        if rig.info(id).unoptimized == Some(Unoptimized::NoRoom) {
+            break;
+        }
+    }
+    for _ in 0..TRIES {
+        rig.registry.commit(&*rig.guest).expect("the guest stops");
+    }
+    let id = rig.one(&format!("p {}", functions.next().expect("one more")));
+    assert_eq!(rig.info(id).unoptimized, None);
+}
+
+#[test]
 fn lock_prefix_that_may_come_back_is_not_covered() {
     // `xor eax, eax`, and behind it an instruction whose prefix is in `.smp_locks`.
     let kernel = |prefix| {
