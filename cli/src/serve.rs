@@ -8,7 +8,7 @@ use hvprobe_server::{Limits, Listener, Loopback, Server, Token};
 use crate::client::socket_path;
 use crate::failure::DONE;
 use crate::server_args::{Serve, Url};
-use crate::signals::Interrupt;
+use crate::signals::{self, Interrupt};
 use crate::{config, output, perf_probe};
 
 /// How long a message may take to be read that is printed by somebody who has other things to do.
@@ -24,6 +24,7 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
         return Ok(DONE);
     }
     let mut interrupt = Interrupt::install()?;
+    signals::outlive_others()?;
     let mut server = Server::new().with_limits(limits);
     if let Some(folder) = args.debug_dir {
         server = server.with_debug_dir(folder);

@@ -1,11 +1,12 @@
-//! Ctrl-C and SIGTERM: the first asks to end in order, the second ends at once.
+//! Ctrl-C and SIGTERM: the first asks to end in order, the second ends at once. A server goes on at what else ends
+//! programs by default and may be sent to one in error.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::{failure::INTERRUPTED, terminal};
+use crate::{failure::INTERRUPTED, output, terminal};
 
 /// Tells when the user wants the program to end.
 #[derive(Clone, Debug)]
@@ -34,6 +35,33 @@ impl Interrupt {
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// Signals that other servers read their configuration anew at, or write their statistics; this one has no use for
+/// them yet.
+const NO_USE: [(&str, fn() -> SignalKind); 4] = [
+    ("SIGHUP", SignalKind::hangup),
+    ("SIGUSR1", SignalKind::user_defined1),
+    ("SIGUSR2", SignalKind::user_defined2),
+    ("SIGALRM", SignalKind::alarm),
+];
+
+/// Has the program say so and go on when it is sent a signal that means nothing to it, for the rest of it. Needs a tokio
+/// runtime.
+pub(crate) fn outlive_others() -> io::Result<()> {
+    for (name, kind) in NO_USE {
+        let mut sent = signal(kind())?;
+        tokio::spawn(async move {
+            while sent.recv().await.is_some() {
+                // Nobody need read it.
+                let _told = tokio::task::spawn_blocking(move || {
+                    output::tell(format_args!("{name} does nothing; SIGTERM ends the server"));
+                })
+                .await;
+            }
+        });
+    }
+    Ok(())
 }
 
 async fn either(one: &mut Signal, other: &mut Signal) {
