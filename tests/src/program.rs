@@ -62,10 +62,10 @@ impl Program {
             ["vm", "boot", ..] => 2,
             _ => words.len(),
         });
-        let cmdline = rig::short();
+        let quickly = rig::quickly();
         let short = match options {
             [] => &[][..],
-            _ => &["--cmdline", &cmdline],
+            _ => &quickly,
         };
         let mut child = Command::new("hvprobe")
             .args([command, short, options].concat())

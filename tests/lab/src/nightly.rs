@@ -18,6 +18,7 @@ use crate::cargo::{self, Workspace};
 use crate::kernel::NAMED;
 use crate::process::{self, Audience, End, Limits};
 use crate::progress;
+use crate::run;
 
 /// Which parts.
 #[derive(Args, Clone, Debug)]
@@ -29,8 +30,11 @@ pub(crate) struct Options {
     #[arg(long)]
     list: bool,
     /// How long probes come and go at random on one guest, in each of the tests that do that
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stress: u32,
+    /// Give the properties of every package many cases, too, and measure what the tests cover: hours
+    #[arg(long)]
+    long: bool,
 }
 
 /// How long one part may take.
@@ -42,20 +46,24 @@ const KERNELS: [&str; 3] = ["5.10-cloud", "6.12-cloud", "7.2-cloud"];
 /// The benches in guests, which go through all of their code once.
 const BENCHES: [&str; 2] = ["boot", "hits"];
 
-/// The packages whose properties get many cases in one run; what those of the others check is a whole machine
-/// or server in miniature, so they run some rounds, each with another seed.
-const LONG: [&str; 9] = [
+/// How often the tests of this machine run, each time with another seed: what their properties check is a whole
+/// machine or server in miniature.
+const ROUNDS: &str = "3";
+
+/// The packages whose properties get many cases in one run, if there are hours for that.
+const LONG: [&str; 11] = [
     "hvprobe-arch",
     "hvprobe-cli",
+    "hvprobe-engine",
     "hvprobe-hit",
     "hvprobe-lab",
     "hvprobe-linux",
     "hvprobe-machine",
+    "hvprobe-server",
     "hvprobe-spec",
     "hvprobe-tests",
     "hvprobe-vm",
 ];
-const ROUNDS: [&str; 2] = ["hvprobe-engine", "hvprobe-server"];
 
 /// A command of the lab.
 #[derive(Debug, PartialEq, Eq)]
@@ -79,8 +87,8 @@ impl Part {
     }
 }
 
-/// All parts, those that find most first.
-fn parts() -> Vec<Part> {
+/// All parts, those that find most first; and those that take hours.
+fn parts(long: bool) -> Vec<Part> {
     let mut parts: Vec<Part> = NAMED
         .iter()
         .map(|kernel| Part::new(["matrix", "--kernel", kernel.name]))
@@ -90,11 +98,13 @@ fn parts() -> Vec<Part> {
     parts.extend(BENCHES.map(|bench| Part::new(["bench", bench, "--smoke"])));
     let alone = ["--rig-only", "--filter", "churn::", "--filter", "stress::"];
     parts.push(Part::new(["test"].into_iter().chain(alone)));
-    parts.extend(LONG.map(|package| Part::new(["test", "--long", "--package", package])));
-    parts.extend(ROUNDS.map(|package| Part::new(["test", "--repeat", "10", "--package", package])));
+    parts.push(Part::new(["test", "--repeat", ROUNDS]));
     let bochs = "bench hits --rig bochs --calls 4000 --rounds 3 --gdb-hits 0";
     parts.push(Part::new(bochs.split(' ')));
-    parts.push(Part::new(["coverage"]));
+    if long {
+        parts.extend(LONG.map(|package| Part::new(["test", "--long", "--package", package])));
+        parts.push(Part::new(["coverage"]));
+    }
     parts
 }
 
@@ -107,7 +117,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
                 .iter()
                 .any(|it| command.contains(it.as_str()))
     };
-    let parts: Vec<_> = parts().into_iter().filter(is_wanted).collect();
+    let parts = parts(options.long).into_iter();
+    let parts: Vec<_> = parts.filter(is_wanted).collect();
     if options.list {
         parts
             .iter()
@@ -132,6 +143,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         ));
         let mut command = Command::new(&lab);
         command.args(&part.0).envs(environment.clone());
+        if part.0.iter().any(|word| word == "--kernel") {
+            command.env(run::SHORT, "1");
+        }
         let row = one(part, &mut command, &folder.join(part.log()))?;
         progress::note(&row.line());
         let is_over = row.verdict == Verdict::Interrupted;
@@ -262,7 +276,7 @@ mod tests {
 
     #[test]
     fn parts_are_commands_of_the_lab_each_with_a_file_of_its_own() {
-        let parts = parts();
+        let parts = parts(true);
         let mut logs: Vec<_> = parts.iter().map(Part::log).collect();
         for part in &parts {
             crate::tests::parse(&part.0).unwrap();
@@ -288,10 +302,7 @@ mod tests {
             let is_tested = manifest.contains("\nproptest.workspace = true");
             let name = manifest.split("name = \"").nth(1).unwrap();
             let name = name.split('"').next().unwrap();
-            assert!(
-                !is_tested || LONG.contains(&name) || ROUNDS.contains(&name),
-                "{name}"
-            );
+            assert!(!is_tested || LONG.contains(&name), "{name}");
         }
     }
 

@@ -4,6 +4,7 @@ mod running;
 mod shared;
 
 use std::env;
+use std::ops::{Add, Div};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -34,8 +35,15 @@ pub fn is_short() -> bool {
 /// How many rounds a test goes, or cases it tries, that has `all` of them where there is time: a quarter of them
 /// where there is none.
 #[must_use]
-pub fn rounds(all: usize) -> usize {
-    if is_short() { all.div_ceil(4) } else { all }
+pub fn rounds<N>(all: N) -> N
+where
+    N: From<u8> + Add<Output = N> + Div<Output = N>,
+{
+    if is_short() {
+        (all + N::from(3)) / N::from(4)
+    } else {
+        all
+    }
 }
 
 /// How many CPUs the rig has.

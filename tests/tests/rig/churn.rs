@@ -11,7 +11,9 @@ use hvprobe_machine::{Mechanism, ProbeId, ProbeSpec};
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::names;
 use hvprobe_tests::progress::Progress;
-use hvprobe_tests::rig::{Running, assert_clean, chain, info, optimizing_guest, probe, rig};
+use hvprobe_tests::rig::{
+    Running, assert_clean, chain, info, optimizing_guest, probe, rig, rounds,
+};
 
 /// Functions in which the guest's loops sleep, or are most of the time.
 const FUNCTIONS: [&str; 10] = [
@@ -82,7 +84,7 @@ fn every_call_comes_home(cpus: u32) {
     let (mut changes, mut refused, mut hits) = (0_u32, 0, 0);
     // A guest that gets little of a busy machine comes to a probe only now and then.
     let none_yet = |hits| hits == 0 && started.elapsed() < PATIENCE;
-    while changes < CHANGES || started.elapsed() < time || none_yet(hits) {
+    while changes < rounds(CHANGES) || started.elapsed() < time || none_yet(hits) {
         changes += 1;
         if here.len() < MOST && (here.is_empty() || random.chance(50)) {
             match machine.register(&[newcomer(&mut random, &functions)]) {

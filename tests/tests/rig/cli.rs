@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hvprobe_fixtures::dwarf;
 use hvprobe_tests::program::{Finished, Program, hvprobe, ok, patience};
-use hvprobe_tests::rig::{guest, quickly, rig};
+use hvprobe_tests::rig::{guest, rig};
 use rustix::io::Errno;
 use rustix::process::{Signal, test_kill_process_group};
 use serde_json::Value;
@@ -152,16 +152,7 @@ fn run_stops_after_as_many_hits_as_asked_for_and_prints_them_as_json() {
         return;
     }
     let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
-    let run = hvprobe(
-        &[
-            &["run"],
-            &quickly()[..],
-            &["--json", "--hits", "3"],
-            &probe,
-            &BUSY,
-        ]
-        .concat(),
-    );
+    let run = hvprobe(&[&["run", "--json", "--hits", "3"], &probe[..], &BUSY].concat());
     assert_eq!(run.status, Some(0), "{run:#?}");
     let mut lines = json(&run.out);
     // It is called as often as it can be: what there is no room for is told.
@@ -230,7 +221,7 @@ fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
         return;
     };
     let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
-    let run = Program::start(&[&["run"], &quickly()[..], &probe, &BUSY].concat());
+    let run = Program::start(&[&["run"], &probe[..], &BUSY].concat());
     run.wait_out("calls: (__x64_sys_getpgid+0x0)");
     let (group, asked) = (run.pid(), Instant::now());
     run.signal(Signal::INT);
@@ -378,8 +369,7 @@ impl Traced {
         let at = ["--socket", &socket];
         let server = Program::start(&[&["serve"], &at[..]].concat());
         server.wait_err("listening");
-        let boot = ["vm", "boot", "--name", "web"];
-        ok(&[&boot[..], &quickly(), &at, &CALM].concat());
+        ok(&[&["vm", "boot", "--name", "web"], &at[..], &CALM].concat());
         ok(&[&["probe", "add", "p:stays __x64_sys_getpgid"], &at[..]].concat());
         Self {
             server,

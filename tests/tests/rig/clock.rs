@@ -9,7 +9,7 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_hit::event::{Call, EventKind};
 use hvprobe_machine::{Event, Machine, Mechanism, ProbeId, ProbeSpec};
 use hvprobe_spec::Item;
-use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig};
+use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig, rounds};
 
 const FUNCTION: &str = "hrtimer_nanosleep";
 /// What calls it.
@@ -220,9 +220,10 @@ fn check(
 }
 
 fn durations(cpus: u32) {
-    let [threads, count, rounds] = [THREADS, NAPS, WAYS.len()].map(|n| n.to_string());
+    let count = rounds(NAPS);
+    let ways = WAYS.len();
     // A line begins another way of seeing them, and the end.
-    let script = format!("workload naps {threads} {count} {rounds} && read line");
+    let script = format!("workload naps {THREADS} {count} {ways} && read line");
     let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
     let since = Counter::now();
     let mut seen = 0;
@@ -238,7 +239,7 @@ fn durations(cpus: u32) {
             let new = printed.get(before..);
             new.is_some_and(|printed| printed.contains(&over))
         });
-        let expected = ids.len() * THREADS * NAPS * 2;
+        let expected = ids.len() * THREADS * count * 2;
         let wanted = |events: &[Event]| {
             let naps = events.iter().skip(seen);
             naps.filter(|event| by_workload(event)).count() >= expected
@@ -249,7 +250,7 @@ fn durations(cpus: u32) {
         let naps = naps(&printed[before..]);
         assert_eq!(naps.len(), THREADS, "{printed}");
         let close = check(&name, &ids, &events, &naps, since);
-        let all = THREADS * NAPS;
+        let all = THREADS * count;
         let told = format!("{name}: {close} of {all} durations as the guest has them");
         eprintln!("{told}");
         // Threads lose their processors between two probes, or the clocks of a host that has none to spare disagree.

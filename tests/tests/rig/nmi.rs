@@ -16,7 +16,7 @@ use hvprobe_spec::Item;
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::progress::Progress;
 use hvprobe_tests::rig::{
-    Running, amid_nmis, assert_clean, chain, guest, info, probe, rig, rig_cpus, values,
+    Running, amid_nmis, assert_clean, chain, guest, info, probe, rig, rig_cpus, rounds, values,
 };
 
 /// Called once for each NMI that nobody knows the reason of, on the NMI's own stack.
@@ -238,7 +238,7 @@ fn every_call_is_counted_by_detours_that_nmis_interrupt() {
     let Seen {
         interrupted,
         missed,
-    } = every_call_is_counted(true, 3000, |_| {
+    } = every_call_is_counted(true, rounds(3000), |_| {
         let definitions = [
             "p __x64_sys_getpgid",
             "r64 __x64_sys_getpgid",

@@ -247,7 +247,7 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let leaving = running.register(probe(&format!("p {inner}")));
     // Each time the list is asked for, what waits in the ring is read first: much for one processor.
     let mut hits = 0;
-    let turns = rounds(20);
+    let turns = rounds(12);
     for turn in 0..=turns {
         running.wait_while_running(|machine| {
             let probe = info(machine, id);

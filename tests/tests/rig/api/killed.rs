@@ -37,11 +37,11 @@ use super::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
 use super::used::Used;
 
 /// Clients when nothing is said, and at a time.
-const CLIENTS: usize = 16;
+const CLIENTS: u64 = 16;
 const AT_A_TIME: usize = 8;
 /// Clients of a round, and of the first one, which is before those whose traces are looked for.
 const ROUND: u64 = 16;
-const FIRST: usize = 8;
+const FIRST: u64 = 8;
 /// How long a session outlives its client.
 const TTL: Duration = Duration::from_secs(1);
 /// The longest that a client lives.
@@ -353,7 +353,7 @@ async fn clients_that_are_killed_at_random_moments_leave_nothing_behind() {
         return;
     }
     let (count, seed) = (
-        setting("HVPROBE_CLIENTS", rounds(CLIENTS) as u64),
+        setting("HVPROBE_CLIENTS", rounds(CLIENTS)),
         setting("HVPROBE_STRESS_SEED", 1),
     );
     let server = Running::start();
@@ -366,7 +366,7 @@ async fn clients_that_are_killed_at_random_moments_leave_nothing_behind() {
     let stays = client.register(&machine, &["p:stays __x64_sys_getpgid"]);
     let stays = stays.await.unwrap();
 
-    let warm_up = rounds(FIRST) as u64;
+    let warm_up = rounds(FIRST);
     kill(&server, &machine, 0..warm_up, false, seed + 1).await;
     goes_on(&mut client, &machine).await;
     let used = Used::now();
