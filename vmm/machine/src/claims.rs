@@ -8,7 +8,7 @@
 //! Invariants: the machine is paused exactly while something here pauses it, so both change under one
 //! lock; what a probe has paused is its owner's, also when the probe has been taken out since. The lock is
 //! held for moments only, never while waiting; it comes after that of the registry, and before that of
-//! `Control`.
+//! `Control`. What is asked of an owner costs what that one has, not what all have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,6 +32,8 @@ pub struct LetGo {
 pub(crate) struct Claims {
     /// The probes that belong to somebody.
     probes: BTreeMap<ProbeId, Owner>,
+    /// The same by whose they are; who has none is not in it.
+    owned: BTreeMap<Owner, BTreeSet<ProbeId>>,
     /// For whom the machine is paused; `None` for nobody in particular, until it is resumed.
     pauses: BTreeSet<Option<Owner>>,
     /// The hits that pause it, of each virtual CPU one at most; the last one comes last.
@@ -41,7 +43,22 @@ pub(crate) struct Claims {
 impl Claims {
     /// `ids` are probes of `owner` from now on.
     pub(crate) fn take(&mut self, ids: impl IntoIterator<Item = ProbeId>, owner: Owner) {
-        self.probes.extend(ids.into_iter().map(|id| (id, owner)));
+        for id in ids {
+            if let Some(before) = self.probes.insert(id, owner) {
+                self.disown(before, id);
+            }
+            self.owned.entry(owner).or_default().insert(id);
+        }
+    }
+
+    /// `id` is not of `owner` any more.
+    fn disown(&mut self, owner: Owner, id: ProbeId) {
+        if let Some(all) = self.owned.get_mut(&owner) {
+            all.remove(&id);
+            if all.is_empty() {
+                self.owned.remove(&owner);
+            }
+        }
     }
 
     /// The probes that belong to somebody, and to whom.
@@ -51,22 +68,27 @@ impl Claims {
 
     /// The probes of `owners`, and whose each is.
     pub(crate) fn of(&self, owners: &[Owner]) -> Vec<(ProbeId, Owner)> {
-        let theirs = self.probes.iter().filter(|(_, of)| owners.contains(of));
-        theirs.map(|(id, of)| (*id, *of)).collect()
+        let owners: BTreeSet<Owner> = owners.iter().copied().collect();
+        let theirs = owners.into_iter().flat_map(|owner| {
+            let all = self.owned.get(&owner).into_iter().flatten();
+            all.map(move |id| (*id, owner))
+        });
+        theirs.collect()
     }
 
     /// Whether `owner` has anything.
     pub(crate) fn has(&self, owner: Owner) -> bool {
-        self.pauses.contains(&Some(owner)) || self.probes.values().any(|of| *of == owner)
+        self.pauses.contains(&Some(owner)) || self.owned.contains_key(&owner)
     }
 
     /// The probes `ids` have left. What they have paused stays so, for their owner.
     pub(crate) fn forget(&mut self, ids: &[ProbeId]) {
         for id in ids {
-            let owner = self.probes.remove(id);
-            if let Some(owner) = owner
-                && self.hits.iter().any(|(probe, _)| probe == id)
-            {
+            let Some(owner) = self.probes.remove(id) else {
+                continue;
+            };
+            self.disown(owner, *id);
+            if self.hits.iter().any(|(probe, _)| probe == id) {
                 self.hits.retain(|(probe, _)| probe != id);
                 self.pauses.insert(Some(owner));
             }
@@ -110,13 +132,18 @@ impl Claims {
     /// Nothing is of `owners` any more; whether the machine goes on for that.
     pub(crate) fn release(&mut self, owners: &[Owner]) -> bool {
         let was_paused = self.is_paused();
-        let theirs = |owner: &Owner| owners.contains(owner);
+        let all: BTreeSet<Owner> = owners.iter().copied().collect();
+        let theirs = |owner: &Owner| all.contains(owner);
         let probes = &self.probes;
         self.hits
             .retain(|(id, _)| !probes.get(id).is_some_and(theirs));
         self.pauses
             .retain(|owner| !owner.as_ref().is_some_and(theirs));
-        self.probes.retain(|_, owner| !owners.contains(owner));
+        for owner in &all {
+            for id in self.owned.remove(owner).into_iter().flatten() {
+                self.probes.remove(&id);
+            }
+        }
         was_paused && !self.is_paused()
     }
 
@@ -197,6 +224,8 @@ mod tests {
                 was_paused = claims.is_paused();
                 resumed += u32::from(goes_on);
                 prop_assert!(!claims.has(owner));
+                let indexed: usize = claims.owned.values().map(BTreeSet::len).sum();
+                prop_assert_eq!(indexed, claims.probes().len());
                 prop_assert!(claims.of(&[owner]).is_empty());
             }
             prop_assert!(!claims.is_paused() && resumed <= 1);

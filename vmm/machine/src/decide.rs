@@ -19,6 +19,7 @@
 //! waits for a client that has gone. The lock is taken alone, never while waiting, and not at all
 //! by hits that ask nothing.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -101,7 +102,7 @@ struct State {
 #[derive(Debug)]
 struct Client {
     name: u64,
-    probes: Vec<ProbeId>,
+    probes: HashSet<ProbeId>,
     queue: Sender<Question>,
     /// Deadlines it has missed since it answered.
     missed: u32,
@@ -203,7 +204,8 @@ impl Decisions {
     /// Lets a client decide at the hits of `probes`, or of all probes that ask when it is empty,
     /// from now on. Questions it does not take wait for it; when there are too many, it is not asked.
     #[must_use]
-    pub fn attach(&self, probes: Vec<ProbeId>) -> Asker {
+    pub fn attach(&self, probes: impl IntoIterator<Item = ProbeId>) -> Asker {
+        let probes = probes.into_iter().collect();
         let (queue, questions) = channel(QUEUE);
         let mut state = self.state();
         let name = state.names;

@@ -8,6 +8,8 @@
 //! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
 //! falls to the default.
 
+use std::collections::{HashMap, HashSet};
+
 use hvprobe_machine::{AnswerError, Asker, MISSES, Question, Token};
 use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
@@ -70,7 +72,7 @@ impl decisions_server::Decisions for Service {
         let handle = self.fleet.get(&machine)?;
         let known = handle.probes().await?;
         let chosen = choose(&probes, known)?;
-        let ids = probes.into_iter().map(ProbeId).collect();
+        let ids = probes.into_iter().map(ProbeId);
         let asker = handle.machine()?.decisions().attach(ids);
 
         let decide = |to_client| {
@@ -93,8 +95,9 @@ fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> 
         let message = "name the probes to decide for";
         return Err(Failure::invalid(ErrorKind::NoSuchProbe, message).into());
     }
+    let by_id: HashMap<u32, &v1::Probe> = known.iter().map(|probe| (probe.id, probe)).collect();
     for (index, id) in ids.iter().enumerate() {
-        let Some(probe) = known.iter().find(|probe| probe.id == *id) else {
+        let Some(probe) = by_id.get(id) else {
             let message = format!("there is no probe {id} (index {index})");
             let failure = Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message);
             return Err(failure.at_index(index).into());
@@ -106,8 +109,9 @@ fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> 
             return Err(failure.at_index(index).into());
         }
     }
+    let wanted: HashSet<u32> = ids.iter().copied().collect();
     let mut chosen = known;
-    chosen.retain(|probe| ids.contains(&probe.id));
+    chosen.retain(|probe| wanted.contains(&probe.id));
     Ok(chosen)
 }
 
