@@ -37,20 +37,16 @@ impl Interrupt {
     }
 }
 
-/// Signals that other servers read their configuration anew at, or write their statistics; this one has no use for
-/// them yet.
-const NO_USE: [(&str, fn() -> SignalKind); 4] = [
-    ("SIGHUP", SignalKind::hangup),
-    ("SIGUSR1", SignalKind::user_defined1),
-    ("SIGUSR2", SignalKind::user_defined2),
-    ("SIGALRM", SignalKind::alarm),
-];
-
-/// Has the program say so and go on when it is sent a signal that means nothing to it, for the rest of it. Needs a tokio
-/// runtime.
+/// Has the program say so and go on when it is sent a signal that means nothing to it, for the rest of it: those at
+/// which other servers read their configuration anew, or write their statistics. Needs a tokio runtime.
 pub(crate) fn outlive_others() -> io::Result<()> {
-    for (name, kind) in NO_USE {
-        let mut sent = signal(kind())?;
+    for (name, kind) in [
+        ("SIGHUP", SignalKind::hangup()),
+        ("SIGUSR1", SignalKind::user_defined1()),
+        ("SIGUSR2", SignalKind::user_defined2()),
+        ("SIGALRM", SignalKind::alarm()),
+    ] {
+        let mut sent = signal(kind)?;
         tokio::spawn(async move {
             while sent.recv().await.is_some() {
                 // Nobody need read it.
