@@ -132,8 +132,11 @@ async fn boot_and_follow(
     }
     tokio::select! {
         doubt = doctor::doubt(&mut client, &booted) => {
+            // It would wait for ever.
             if let Some(doubt) = doubt {
-                progress.tell(&doubt);
+                anyhow::bail!(
+                    "{doubt}, and `cargo lab run -- hvprobe run ...` boots one in an emulated machine"
+                );
             }
         }
         // Asked again below, where a machine is ended in order.

@@ -46,7 +46,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 output::tell(format_args!("{skipped}"));
             }
             if let Some(doubt) = doctor::doubt(&mut client, &machine).await {
-                output::tell(format_args!("{doubt}"));
+                output::tell(format_args!("warning: {doubt}"));
             }
             Ok(DONE)
         }
