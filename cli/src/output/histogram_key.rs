@@ -1,10 +1,10 @@
 //! The parts of a histogram's keys as text.
 
 use hvprobe_proto::v1::{
-    HistogramForm, HistogramKey, HistogramKeyValue, histogram_key_value::What,
+    HistogramForm, HistogramKey, HistogramKeyValue, TypeKind, histogram_key_value::What,
 };
 
-use super::harmless;
+use super::escaped;
 use super::names::Names;
 use super::stack_trace::StackTrace;
 use super::value_text;
@@ -27,7 +27,7 @@ pub(crate) fn shown(
 ) -> String {
     let number = match &value.what {
         None => return "(fault)".to_owned(),
-        Some(What::Text(text)) => return harmless(text),
+        Some(What::Text(text)) => return escaped(text),
         Some(What::StackTrace(stack)) => {
             return StackTrace::from(stack).innermost(names);
         }
@@ -42,7 +42,7 @@ pub(crate) fn shown(
         }
         HistogramForm::SymbolOffset => format!("[{number:x}] {}", names.of(number)),
         HistogramForm::Execname => {
-            let comm = harmless(comm);
+            let comm = escaped(comm);
             format!("{comm:<16}[{:>10}]", number.cast_signed())
         }
         HistogramForm::Log2 => format!("~ 2^{number}"),
@@ -52,8 +52,14 @@ pub(crate) fn shown(
             _ => "< 0".to_owned(),
         },
         HistogramForm::Buckets => {
-            let last = number.saturating_add(key.width.saturating_sub(1));
-            format!("~ {number}-{last}")
+            let width = i128::from(key.width.saturating_sub(1));
+            let kind = key.r#type.as_ref().map(|ty| ty.kind());
+            let is_signed = kind == Some(TypeKind::Signed);
+            let (first, most) = match is_signed {
+                true => (i128::from(number.cast_signed()), i128::from(i64::MAX)),
+                false => (i128::from(number), i128::from(u64::MAX)),
+            };
+            format!("~ {first}-{}", most.min(first + width))
         }
         HistogramForm::Usecs => number.to_string(),
         _ => value_text::text(&typed(key, number), names),
