@@ -370,7 +370,10 @@ impl Running {
                                 key,
                                 Summed {
                                     count: sum.count,
-                                    sum: wide(sum.sum),
+                                    sum: match sum.sum_high {
+                                        Some(high) => i128::from(high) << 64 | i128::from(sum.sum),
+                                        None => wide(sum.sum),
+                                    },
                                     least: wide(sum.least),
                                     greatest: wide(sum.greatest),
                                 },

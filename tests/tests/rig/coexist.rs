@@ -50,6 +50,46 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
     }
 }
 
+/// Functions of a guest that does nothing with the network, but for the files it reads.
+const HUNDREDS: [&str; 4] = ["tcp_*", "vfs_*", "ip_*", "skb_*"];
+
+#[test]
+fn a_guest_that_traces_hundreds_of_probed_functions_goes_on() {
+    if rig("ftrace at hundreds of probes").is_none() {
+        return;
+    }
+    let filter = HUNDREDS.join(" ");
+    let script = format!(
+        "cd /sys/kernel/tracing; echo '{filter}' > set_ftrace_filter; echo ready; read line; \
+         echo function > current_tracer; echo traced; read line; \
+         echo nop > current_tracer; echo given back; read line"
+    );
+    let mut running = Running::boot(guest(1, &["sh", "-c", &script]));
+    running.wait_for("ready");
+    let machine = running.machine.clone();
+    let specs = HUNDREDS.map(|pattern| probe(&format!("p {pattern}")));
+    let registered = machine.register_batch(&specs, Refusals::Skip);
+    let ids = registered.expect("some can be probed").ids();
+    let count = |state| {
+        let probes = machine.probes();
+        probes.iter().filter(|probe| probe.state == state).count()
+    };
+    assert!(ids.len() > 300, "{}", ids.len());
+    assert_eq!(count(ProbeState::Placed), ids.len());
+    machine.console_input(b"\n");
+    running.wait_for("traced");
+    // What has no entry nop is not traced.
+    let traced = count(ProbeState::Gone);
+    assert!(traced * 10 > ids.len() * 9, "{traced} of {}", ids.len());
+    machine.console_input(b"\n");
+    running.wait_for("given back");
+    assert_eq!(count(ProbeState::Placed), ids.len());
+    machine.unregister(&ids).expect("registered");
+    machine.console_input(b"\n");
+    let (ending, _, printed) = running.finish();
+    assert_clean(&ending, &printed, 0);
+}
+
 #[test]
 fn a_function_entry_is_left_to_the_guests_ftrace_while_it_traces_it() {
     if rig("the guest's ftrace").is_none() {

@@ -38,6 +38,7 @@ fn entry(keys: Vec<HistogramKeyValue>, hits: u64, sum: i64) -> HistogramEntry {
             least: 1,
             greatest: 9,
             average: 4,
+            sum_high: Some(sum >> 63),
         }],
         comm: b"c\x1bt".to_vec(),
     }
@@ -103,8 +104,8 @@ fn entries_look_as_those_of_the_kernel() {
             # trigger info: hist:keys=...
             #
 
-            { pid: c?t             [        12], ip: [1010] vfs_read                                     , len:         -2 } hitcount:          3  bytes:         -5 (unread: 1)
-            { pid: c?t             [         7], ip:    (fault), len: a?                                                 } hitcount:          2  bytes:       4096
+            { pid: c\033t          [        12], ip: [1010] vfs_read                                     , len:         -2 } hitcount:          3  bytes:         -5 (unread: 1)
+            { pid: c\033t          [         7], ip:    (fault), len: a\033                                              } hitcount:          2  bytes:       4096
 
             Totals:
                 Hits: 5

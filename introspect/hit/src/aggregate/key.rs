@@ -46,11 +46,19 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
         },
         KeyForm::Bits if part.of.is_signed() && number.cast_signed() < 0 => u64::MAX,
         KeyForm::Bits => u64::from(u64::BITS - number.leading_zeros()),
+        KeyForm::Buckets(width) if part.of.is_signed() => bucket(number.cast_signed(), width),
         KeyForm::Buckets(width) => number - number.checked_rem(width).unwrap_or(0),
         KeyForm::Usecs => number / 1000,
     };
     key.push(NUMBER);
     key.extend_from_slice(&made.to_le_bytes());
+}
+
+/// Where the bucket of a signed `number` begins: at a multiple of its width, or at the least number there is.
+fn bucket(number: i64, width: u64) -> u64 {
+    let wide = i128::from(number);
+    let begins = wide - wide.checked_rem_euclid(width.into()).unwrap_or(0);
+    i64::try_from(begins).unwrap_or(i64::MIN).cast_unsigned()
 }
 
 /// Appends a text, up to its NUL if it has one.

@@ -260,7 +260,7 @@ fn is_signed(part: &Part) -> bool {
     part.of.is_signed()
         && matches!(
             part.form,
-            KeyForm::Plain | KeyForm::ExecName | KeyForm::Bits
+            KeyForm::Plain | KeyForm::ExecName | KeyForm::Bits | KeyForm::Buckets(_)
         )
 }
 

@@ -130,6 +130,8 @@ fn sum(sum: &Sum) -> v1::HistogramSum {
         least: told(ValueForm::Least),
         greatest: told(ValueForm::Greatest),
         average: told(ValueForm::Average),
+        // A sum is of 64-bit numbers, and there are fewer than 2^63 of them.
+        sum_high: i64::try_from(sum.sum >> 64).ok(),
     }
 }
 

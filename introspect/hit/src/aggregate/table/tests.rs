@@ -143,6 +143,22 @@ fn buckets_begin_at_multiples_of_their_width() {
 }
 
 #[test]
+fn buckets_of_signed_numbers_are_as_wide_below_zero() {
+    let keys = vec![register(Gpr::Rdi, 8, true)];
+    let mut table = table("keys=a.buckets=100:sort=a", keys, vec![]);
+    for value in [0, 99, -1, -100, -101, i64::MIN, i64::MIN + 7, i64::MAX] {
+        table.hear(&[event(value.cast_unsigned(), 0, b"")], 0);
+    }
+    let told: Vec<_> = numbers(&table)
+        .into_iter()
+        .map(|(begins, hits)| (begins.cast_signed(), hits))
+        .collect();
+    let last = i64::MAX - i64::MAX % 100;
+    let expected = [(i64::MIN, 2), (-200, 1), (-100, 2), (0, 2), (last, 1)];
+    assert_eq!(told, expected);
+}
+
+#[test]
 fn what_there_is_no_room_for_is_dropped_and_what_was_lost_is_told() {
     let mut table = table("keys=a:size=2", vec![register(Gpr::Rdi, 8, false)], vec![]);
     let events: Vec<_> = [1, 2, 3, 1, 3].map(|key| event(key, 0, b"")).into();
