@@ -4,7 +4,7 @@
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_machine::{Mechanism, ProbeInfo, ProbeState};
-use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig, rounds};
+use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
 use hvprobe_tests::{names, wait};
 
 /// Functions that every workload and every timer interrupt passes through.
@@ -265,9 +265,8 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
         .filter(|symbol| symbols.lookup(symbol.name).is_ok())
         .map(|symbol| symbol.name.to_owned())
         .collect();
-    let functions = rounds(FUNCTIONS);
     let (mut entries, mut inside) = (0, 0);
-    let everywhere = names.iter().step_by(names.len() / functions);
+    let everywhere = names.iter().step_by(names.len() / FUNCTIONS);
     for name in everywhere.map(String::as_str).chain(HOT.map(names::own)) {
         let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
         entries += usize::from(register(0).is_ok());
@@ -275,7 +274,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
         inside += usize::from((6..30).any(|offset| register(offset).is_ok()));
     }
     assert!(
-        entries > functions / 2 && inside > functions / 2,
+        entries > FUNCTIONS / 2 && inside > FUNCTIONS / 2,
         "{entries} {inside}"
     );
     machine.console_input(b"\n");

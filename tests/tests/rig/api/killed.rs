@@ -21,7 +21,7 @@ use hvprobe_proto::v1::{
     UnregisterRequest, decide_request,
 };
 use hvprobe_tests::differential::random::Random;
-use hvprobe_tests::rig::{progress, rig, rounds};
+use hvprobe_tests::rig::{progress, rig};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -353,7 +353,7 @@ async fn clients_that_are_killed_at_random_moments_leave_nothing_behind() {
         return;
     }
     let (count, seed) = (
-        setting("HVPROBE_CLIENTS", rounds(CLIENTS)),
+        setting("HVPROBE_CLIENTS", CLIENTS),
         setting("HVPROBE_STRESS_SEED", 1),
     );
     let server = Running::start();
@@ -366,8 +366,7 @@ async fn clients_that_are_killed_at_random_moments_leave_nothing_behind() {
     let stays = client.register(&machine, &["p:stays __x64_sys_getpgid"]);
     let stays = stays.await.unwrap();
 
-    let warm_up = rounds(FIRST);
-    kill(&server, &machine, 0..warm_up, false, seed + 1).await;
+    kill(&server, &machine, 0..FIRST, false, seed + 1).await;
     goes_on(&mut client, &machine).await;
     let used = Used::now();
     let since = Instant::now();

@@ -3,18 +3,16 @@
 use std::time::Duration;
 
 use hvprobe_proto::v1::{EndReason, ListMachinesRequest, ListSymbolsRequest, StopRequest};
-use hvprobe_tests::rig::{is_short, rig};
+use hvprobe_tests::rig::rig;
 use tokio::time::timeout;
 
 use super::client::Running;
 use super::sessions::BUSY;
 use super::used::threads;
 
-/// Connections, and the streams of each that nobody reads: together more than a pool of threads has.
+/// Connections, and the streams of each that nobody reads.
 const CONNECTIONS: usize = 3;
 const STREAMS: usize = 233;
-/// Where there is no time for that: together more than there may be threads.
-const FEW_STREAMS: usize = 16;
 /// How many threads the process may have more of.
 const MORE_THREADS: usize = 20;
 /// How long others wait for an answer, at most.
@@ -29,11 +27,10 @@ async fn hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting() {
     let mut client = server.client().await;
     let machine = client.boot(BUSY, &[]).await.name;
     let before = threads();
-    let streams = if is_short() { FEW_STREAMS } else { STREAMS };
     let mut unread = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut connection = server.client().await;
-        for _ in 0..streams {
+        for _ in 0..STREAMS {
             let request = ListSymbolsRequest {
                 machine: machine.clone(),
                 pattern: "*".into(),
@@ -59,7 +56,7 @@ async fn hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting() {
     assert_eq!(ending.reason(), EndReason::Stopped);
     // They have been there all the time, with what there was room for: of a connection's streams, which share
     // its window, the first has some for certain.
-    for stream in unread.iter_mut().step_by(streams) {
+    for stream in unread.iter_mut().step_by(STREAMS) {
         let first = timeout(ANSWERED, stream.message()).await.expect("a piece");
         assert!(!first.unwrap().unwrap().symbols.is_empty());
     }
