@@ -133,6 +133,8 @@ pub struct Symbols {
     arena: String,
     /// Hash of the name, above, and index into `entries`, sorted.
     by_name: Vec<u64>,
+    /// Which of `entries` are parts of functions, sorted by their names.
+    parts: Vec<u32>,
 }
 
 impl fmt::Debug for Symbols {
@@ -182,7 +184,33 @@ impl Symbols {
             })
             .collect();
         table.by_name.sort_unstable();
+        let all = table.entries.iter().zip(0_u32..);
+        let parts = all.filter(|(entry, _)| whole_of(text(&table.arena, entry)).is_some());
+        let mut parts: Vec<u32> = parts.map(|(_, index)| index).collect();
+        parts.sort_by(|one, other| table.name_at(*one).cmp(table.name_at(*other)));
+        table.parts = parts;
         table
+    }
+
+    fn name_at(&self, index: u32) -> &str {
+        let entry = usize::try_from(index)
+            .ok()
+            .and_then(|at| self.entries.get(at));
+        entry.map_or("", |entry| text(&self.arena, entry))
+    }
+
+    /// The parts of the function `name` that the compiler has put elsewhere, from where they may jump back.
+    pub fn parts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
+        let first = self
+            .parts
+            .partition_point(|index| self.name_at(*index) < name);
+        let all = self.parts[first..].iter();
+        let near = all.take_while(move |index| self.name_at(**index).starts_with(name));
+        let own = near.filter(move |index| whole_of(self.name_at(**index)) == Some(name));
+        own.filter_map(|index| {
+            let entry = self.entries.get(usize::try_from(*index).ok()?)?;
+            Some(self.view(entry))
+        })
     }
 
     /// How many symbols there are.
@@ -310,7 +338,7 @@ impl Symbols {
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// Names of code like `name`, best first: going on behind it (`kmem_cache_alloc` finds
+    /// Names of code like `name`, best first: the same but for underscores before it (`printk` finds `_printk`), going on behind it (`kmem_cache_alloc` finds
     /// `kmem_cache_alloc_noprof`), few edits away, with a prefix as wrappers have (`sys_read` finds
     /// `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
     #[must_use]
@@ -344,11 +372,12 @@ impl Symbols {
             } else {
                 usize::MAX
             };
-            let score = if name.len() >= SHORTEST_PART
-                && candidate
-                    .strip_prefix(name)
-                    .is_some_and(|rest| rest.starts_with(['_', '.']))
-            {
+            let goes_on = || {
+                let rest = candidate.strip_prefix(name);
+                name.len() >= SHORTEST_PART && rest.is_some_and(|it| it.starts_with(['_', '.']))
+            };
+            let bare = candidate.trim_start_matches('_');
+            let score = if bare == name.trim_start_matches('_') || goes_on() {
                 0
             } else if distance <= limit {
                 distance
@@ -391,6 +420,19 @@ fn is_made(name: &str) -> bool {
         "trace_raw_output_",
     ];
     name.ends_with(".cold") || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The name of the function that the code named `part` is a part of, if it is one: GCC names them `NAME.cold`, GCC 8
+/// `NAME.cold.N`, and clang's splitting of functions `NAME.__part.N`.
+fn whole_of(part: &str) -> Option<&str> {
+    let unnumbered = part.trim_end_matches(|c: char| c.is_ascii_digit());
+    part.strip_suffix(".cold").or_else(|| {
+        let is_numbered = unnumbered.len() < part.len();
+        let unnumbered = is_numbered.then_some(unnumbered)?;
+        unnumbered
+            .strip_suffix(".cold.")
+            .or_else(|| unnumbered.strip_suffix(".__part."))
+    })
 }
 
 fn text<'a>(arena: &'a str, entry: &Entry) -> &'a str {

@@ -62,8 +62,7 @@ pub(crate) fn span(
         return Err(Unoptimized::Landing { from });
     }
     // The compiler moves unlikely parts of a function elsewhere, from where they jump back.
-    let cold = format!("{}.cold", symbol.name);
-    for part in image.symbols().candidates(&cold) {
+    for part in image.symbols().parts(symbol.name) {
         let code = function(part, text);
         let from = "the function's unlikely part";
         if let Some(at) = hidden(part, &code, image) {

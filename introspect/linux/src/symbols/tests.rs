@@ -213,6 +213,56 @@ fn empty_table_answers() {
     assert_eq!(table.containing(Gva(1)), None);
 }
 
+#[test]
+fn a_name_that_got_an_underscore_is_offered_before_those_that_go_on() {
+    // As Linux has them since 5.15, in which `printk` is a macro.
+    let names = ["printk_get", "printk_timed", "_printk", "vprintk"];
+    let raw = (0..).zip(names).map(|(n, name)| RawSymbol {
+        name,
+        addr: Gva(0xffff_ffff_8100_0000 + 0x10 * n),
+        size: None,
+        kind: SymbolKind::Text,
+    });
+    assert_eq!(Symbols::new(raw, &[]).near("printk")[0], "_printk");
+}
+
+#[test]
+fn parts_of_a_function_are_those_that_the_compilers_name_so() {
+    let names = [
+        "read",
+        "read.cold",
+        "read.cold.7",
+        "read.cold.12",
+        "read.__part.1",
+        "read.part.0",
+        "read.part.0.cold",
+        "read.cold.x",
+        "read.cold.",
+        "read.__part.",
+        "reader.cold",
+        "thread.cold.1",
+        "read.cold",
+    ];
+    let raw = (0..).step_by(0x10).zip(names).map(|(at, name)| RawSymbol {
+        name,
+        addr: Gva(0xffff_ffff_8100_0000 + at),
+        size: None,
+        kind: SymbolKind::Text,
+    });
+    let table = Symbols::new(raw, &[]);
+    let parts = |of: &str| {
+        let mut names: Vec<_> = table.parts(of).map(|part| part.name.to_owned()).collect();
+        names.sort_unstable();
+        names.join(" ")
+    };
+    let expected = "read.__part.1 read.cold read.cold read.cold.12 read.cold.7";
+    assert_eq!(parts("read"), expected);
+    assert_eq!(parts("read.part.0"), "read.part.0.cold");
+    assert_eq!(parts("reader"), "reader.cold");
+    assert_eq!(parts("rea"), "");
+    assert_eq!(parts("zzz"), "");
+}
+
 proptest! {
     #[test]
     fn every_symbol_is_found_by_name_and_address(
