@@ -183,10 +183,19 @@ impl RecordSource {
         }
     }
 
-    /// Accounts for what detours only counted; returns how many hits left no record.
+    /// Accounts for what detours only counted; returns how many hits left no record. Without one nobody can say
+    /// whether a filter would have let a hit pass: such are missed, as are returns of a disabled probe.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
-        let lost = self.lost.take(mem);
-        self.counters.add_hits(lost);
+        let mut lost = self.lost.take(mem);
+        let is_disabled = self.followed().is_some() && !self.enabled.load(Ordering::Relaxed);
+        if is_disabled || self.actions.filter.is_some() {
+            self.counters.add_missed(lost);
+        } else {
+            self.counters.add_hits(lost);
+        }
+        if is_disabled {
+            lost = 0;
+        }
         self.counters.add_vetoed(self.vetoed.take(mem));
         self.counters.add_missed(self.missed.take(mem));
         lost.saturating_add(self.late.swap(0, Ordering::Relaxed))

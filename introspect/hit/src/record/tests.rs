@@ -8,6 +8,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::RegisterSet;
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_fixtures::Memory;
+use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Item, ProbeId};
 
 use super::collection::SETTLE;
@@ -44,6 +45,15 @@ const PLACE: RingPlace = RingPlace {
 
 /// A source of records of what `capture` says.
 fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<RecordSource> {
+    filtered(probe, capture, counters, None)
+}
+
+fn filtered(
+    probe: ProbeId,
+    capture: Capture,
+    counters: &Arc<Counters>,
+    filter: Option<Predicate>,
+) -> Arc<RecordSource> {
     let what = What {
         at: AT,
         capture,
@@ -59,6 +69,7 @@ fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<Rec
     let stack = what.capture.stack.iter().copied();
     let actions = Arc::new(Actions {
         capture: stack.map(Item::Stack).collect(),
+        filter,
         ..Actions::default()
     });
     let source = RecordSource::new(probe, what, actions, counters, words, tallies);
@@ -404,6 +415,23 @@ fn what_is_only_counted_is_accounted_for_once() {
     assert_eq!(rig.reader.settle(&rig.mem), 0);
     let counts = rig.counters.sum();
     assert_eq!((counts.hits, counts.vetoed, counts.missed), (5, 6, 7));
+}
+
+#[test]
+fn hits_that_no_filter_was_asked_about_are_missed() {
+    let rig = Rig::new();
+    let capture = Capture {
+        registers: RegisterSet::from_iter([]),
+        ..Capture::default()
+    };
+    let filter = Predicate::All(Vec::new());
+    let source = filtered(PROBE, capture, &rig.counters, Some(filter));
+    for (at, count) in [(LOST, 5), (VETOED, 6), (MISSED, 7)] {
+        rig.mem.write_u64(at, count).unwrap();
+    }
+    assert_eq!(source.settle(&rig.mem), 5);
+    let counts = rig.counters.sum();
+    assert_eq!((counts.hits, counts.vetoed, counts.missed), (0, 6, 12));
 }
 
 #[test]
