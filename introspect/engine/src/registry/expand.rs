@@ -10,7 +10,7 @@ use std::borrow::Cow;
 
 use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_spec::ProbeSpec;
-use hvprobe_spec::definition::{Kind, Target, is_event_name, is_symbol_name};
+use hvprobe_spec::definition::{KERNEL, Kind, Target, is_event_name, is_symbol_name};
 
 use crate::plan::kernel::{Owner, Probeable};
 use crate::refusal::Refused;
@@ -28,6 +28,9 @@ pub(crate) fn singles<'s>(
     };
     let mut targets = Vec::new();
     match module {
+        Some(name) if name == KERNEL => {
+            add(&mut targets, pattern, None, Owner::Image(kernel.image));
+        }
         Some(name) => {
             let found = kernel.modules.and_then(|modules| modules.get(name));
             let module = found.filter(|module| kernel.is_loaded(module));

@@ -47,7 +47,8 @@ pub enum Target {
     },
     /// Every function whose name matches.
     Functions {
-        /// The module whose functions; when absent, those of the kernel and of all its modules.
+        /// The module whose functions, or [`KERNEL`](super::KERNEL); when absent, those of the kernel and of all its
+        /// modules.
         module: Option<String>,
         /// What the names match: a shell-style pattern.
         pattern: String,

@@ -30,6 +30,6 @@ mod written;
 
 pub use file::{Events, FileError, Line, Trigger, parse_file};
 pub use line::{BEGINNINGS, Definition, Kind, Target, event_path};
-pub use names::{is_event_name, is_symbol_name};
+pub use names::{KERNEL, is_event_name, is_symbol_name};
 pub(crate) use parse::begins_filter;
 pub use parse::parse;

@@ -10,6 +10,9 @@ pub(super) const LONGEST_SYMBOL: usize = 511;
 /// The longest name of a module, as in the kernel (`MODULE_NAME_LEN` less the final NUL).
 pub(super) const LONGEST_MODULE: usize = 55;
 
+/// What perf and bpftrace call the kernel itself where a module can be named.
+pub const KERNEL: &str = "vmlinux";
+
 /// Whether `name` can be given as the name of a symbol.
 #[must_use]
 pub fn is_symbol_name(name: &str) -> bool {

@@ -3,7 +3,7 @@
 use hvprobe_arch::Gva;
 
 use super::line::{Definition, Kind, Target};
-use super::names::{LONGEST_MODULE, LONGEST_SYMBOL, identifier};
+use super::names::{KERNEL, LONGEST_MODULE, LONGEST_SYMBOL, identifier};
 use super::pattern::{is_pattern, read_pattern};
 use crate::cursor::unprintable;
 use crate::fetch::{Place, read_arguments, read_filter_at};
@@ -249,7 +249,7 @@ fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> 
     }
     let (name, offset) = symbol(column, place)?;
     let target = Target::Symbol {
-        module,
+        module: module.filter(|module| module != KERNEL),
         name,
         offset,
     };

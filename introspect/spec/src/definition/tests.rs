@@ -85,6 +85,18 @@ fn return_probes_and_modules_are_read_and_printed() {
 }
 
 #[test]
+fn vmlinux_is_the_kernel() {
+    for (kernel, plain) in [
+        ("p vmlinux:vfs_read+4 %di", "p vfs_read+4 %di"),
+        ("r:a vmlinux:vfs_read", "r:a vfs_read"),
+    ] {
+        assert_eq!(parse(kernel).unwrap().target, parse(plain).unwrap().target);
+    }
+    let pattern = parse("p vmlinux:vfs_*").unwrap();
+    assert_eq!(pattern.to_string(), "p vmlinux:vfs_*");
+}
+
+#[test]
 fn numbers_and_offsets_of_return_probes_are_checked() {
     check(
         "p20 vfs_read",

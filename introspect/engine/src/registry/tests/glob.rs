@@ -234,3 +234,14 @@ fn patterns_of_return_probes_keep_what_each_call_needs() {
     let names: Vec<_> = told.iter().map(|info| info.name.as_str()).collect();
     assert_eq!(names, ["r_filler_000_0", "r_filler_001_0"]);
 }
+
+#[test]
+fn a_pattern_of_vmlinux_is_of_the_kernel_alone() {
+    let all = |definition: &str| {
+        let mut rig = rig();
+        let batch = rig.batch(&[definition], Refusals::Fail);
+        batch.unwrap_or_else(|error| panic!("{}", chain(&error)));
+        rig.told()
+    };
+    assert_eq!(all("p vmlinux:get_*"), all("p get_*"));
+}
