@@ -144,7 +144,7 @@ impl Options {
             && !self.long
             && self.rig.is_none();
         let rest = match (self.ci, self.only_rig()) {
-            (true, _) => 960,
+            (true, _) => 700,
             (false, true) => 800,
             (false, false) => 1080,
         };
