@@ -188,12 +188,13 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     let spec = probe(&format!("p {SPANNED}+{offset}"));
     let count = |printed: &str, key| values(printed, key).len();
 
-    // Ours is there first: the guest finds a breakpoint there, and refuses.
+    // Ours is there first: the guest finds a breakpoint there, and refuses. A jump it would take for an instruction
+    // like any other; and a moment later there is one again, as it has registered nothing.
     let id = running.register(spec.clone());
     assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
     machine.console_input(format!("{offset}\n").as_bytes());
-    running.wait_printed(|printed| count(printed, "own") == 1);
-    assert_ne!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
+    let printed = running.wait_printed(|printed| count(printed, "own") == 1);
+    assert_eq!(values(&printed, "own"), [0], "{printed}");
     machine.unregister(&[id]).expect("registered");
     assert_eq!(running.text(SPANNED), text);
     machine.console_input(b"\n");
