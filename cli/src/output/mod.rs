@@ -105,8 +105,8 @@ pub(crate) fn harmless(raw: &[u8]) -> String {
         .collect()
 }
 
-/// As [`harmless`], for what is counted by: no two texts look the same. Each byte of what is no printable character
-/// is told as `\\ooo`, in octal, and a backslash as two.
+/// As [`harmless`], for keys that are counted: two texts that differ look different. It writes each byte of a character
+/// that cannot be printed in octal, as `\001`, and doubles backslashes.
 pub(crate) fn escaped(raw: &[u8]) -> String {
     let mut text = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {

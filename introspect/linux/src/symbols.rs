@@ -338,9 +338,9 @@ impl Symbols {
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// Names of code like `name`, best first: the same but for underscores before it (`printk` finds `_printk`), going on behind it (`kmem_cache_alloc` finds
-    /// `kmem_cache_alloc_noprof`), few edits away, with a prefix as wrappers have (`sys_read` finds
-    /// `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
+    /// Names of code like `name`, best first: the same but for underscores before it (`printk` finds `_printk`),
+    /// going on behind it (`kmem_cache_alloc` finds `kmem_cache_alloc_noprof`), few edits away, with a prefix as
+    /// wrappers have (`sys_read` finds `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
     #[must_use]
     pub fn near(&self, name: &str) -> Vec<String> {
         /// Longer names are not typed by hand, and the edit distance is quadratic.

@@ -77,8 +77,8 @@ pub(crate) fn span(
 
 /// Where in `code`, which is that of the function `symbol`, an instruction of the image's is not to be seen.
 ///
-/// Kernels rewrite whole instructions at boot, but never put an int3 where one of their own began, nor a jump over
-/// more than one; kprobes do, and for a moment whoever pokes text.
+/// At boot a kernel replaces whole instructions: it never puts an int3 where an instruction began, nor a jump over
+/// several. Its kprobes do both, and `text_poke_bp` puts an int3 there for a moment.
 fn hidden(symbol: Symbol<'_>, code: &[u8], image: &KernelImage) -> Option<Gva> {
     let own = function(symbol, &ImageText(image));
     let mut offset = 0;
