@@ -33,6 +33,7 @@ const EMULATED: Extent = Extent {
 };
 /// What it tries there where every change waits for it.
 const SHORT: Extent = Extent {
+    one_in: 4,
     more: 0,
     states: 2,
     ..EMULATED

@@ -7,13 +7,12 @@ use crate::job::Group;
 
 /// How the names of tests begin that hold the time of a guest against that of its host, or keep all processors
 /// busy.
-const ALONE: [&str; 6] = [
+const ALONE: [&str; 5] = [
     "a_server_ends_all_the_machines",
     "boot::a_probe",
     "clock::",
-    "nmi::",
     "pause::",
-    "stress::",
+    "stress::every",
 ];
 
 /// Tests that take long and that others are like, which run for every change: on fewer virtual CPUs, at other

@@ -194,11 +194,11 @@ fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
     (client, machine)
 }
 
-/// A quarter of what is asked for, as a case is thousands of events: 64 if nothing is.
+/// An eighth of what is asked for, as a case is thousands of events: 32 if nothing is.
 fn cases() -> ProptestConfig {
     let asked = ProptestConfig::default();
     ProptestConfig {
-        cases: asked.cases / 4,
+        cases: asked.cases / 8,
         ..asked
     }
 }
