@@ -5,14 +5,12 @@
 
 use crate::job::Group;
 
-/// How the names of tests begin that hold the time of a guest against that of its host, or keep all processors
-/// busy.
-const ALONE: [&str; 5] = [
+/// How the names of tests begin that hold the time of a guest against that of its host, or of a server.
+const ALONE: [&str; 4] = [
     "a_server_ends_all_the_machines",
     "boot::a_probe",
     "clock::",
     "pause::",
-    "stress::every",
 ];
 
 /// Tests that take long and that others are like, which run for every change: on fewer virtual CPUs, at other
@@ -40,6 +38,22 @@ const NIGHTLY: [&str; 20] = [
     "stress::every_call_of_four_vcpus_is_accounted_for_while_jumps_and_breakpoints_take_turns",
     "stress::every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go",
 ];
+
+/// Modules whose tests share one guest and ask little of it.
+const QUICK: [&str; 3] = ["actions::", "kernels::", "returns::"];
+
+/// About how long a group of `program` takes in an emulated machine, in seconds: so that those which run side by
+/// side end together.
+pub(crate) fn seconds(program: &str, group: &Group) -> usize {
+    let each = if program.starts_with("micro_") {
+        1
+    } else if QUICK.contains(&group.name.as_str()) {
+        3
+    } else {
+        9
+    };
+    each * group.tests.len()
+}
 
 /// Takes those out of `tests` that are left to the night.
 pub(crate) fn leave_to_the_night(tests: &mut Vec<String>) -> Vec<String> {

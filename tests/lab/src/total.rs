@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
+use crate::groups;
 use crate::job::{Job, Step};
 use crate::libtest::Counts;
 use crate::progress;
@@ -200,22 +201,23 @@ impl Runner<'_> {
     }
 
     /// What is due, in shares that lanes take one after another: on this machine one step each, as nothing
-    /// has to be booted for it; of emulated machines as many as there are lanes, with about as many tests each.
+    /// has to be booted for it; of emulated machines as many as there are lanes, which take about as long each.
     fn shares(&self, due: Vec<Due>) -> VecDeque<Vec<Due>> {
         if !self.how.rig.is_emulated() {
             return due.into_iter().map(|due| vec![due]).collect();
         }
-        let tests = |due: &Due| {
+        let seconds = |due: &Due| {
             let step = self.job.steps.get(due.step);
-            let group = step.and_then(|step| step.group.as_ref());
-            group.map_or(1, |group| group.tests.len())
+            let of_group =
+                step.and_then(|it| Some(groups::seconds(&it.program, it.group.as_ref()?)));
+            of_group.unwrap_or(1)
         };
         let mut shares = vec![(0, Vec::new()); self.how.rigs];
-        let mut largest_first = due;
-        largest_first.sort_by_key(|due| Reverse(tests(due)));
-        for due in largest_first {
-            if let Some((size, share)) = shares.iter_mut().min_by_key(|(size, _)| *size) {
-                *size += tests(&due);
+        let mut longest_first = due;
+        longest_first.sort_by_key(|due| Reverse(seconds(due)));
+        for due in longest_first {
+            if let Some((sum, share)) = shares.iter_mut().min_by_key(|(sum, _)| *sum) {
+                *sum += seconds(&due);
                 share.push(due);
             }
         }
