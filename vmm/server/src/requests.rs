@@ -1,9 +1,13 @@
 //! Requests that a client can repeat without having them done twice.
 //!
-//! Invariant: while one of an id is under way, another one of that id waits for its answer; it goes on, and its
-//! answer is kept, if the client that sent it is gone, as that is when it is sent again. The last answers are
-//! kept, as many as [`KEPT`] and of so many bytes as [`BYTES`], and the last one whatever its length, until the
-//! machine has ended. What failed is not kept, as nothing was done.
+//! ```text
+//!   waits ──its turn──► under way ──done──► kept ──too many, too long, the machine has ended──► forgotten
+//!     │                     └──failed──► forgotten, as nothing was done
+//!     └──its client is gone──► forgotten
+//! ```
+//! Invariant: of one machine's, one is under way at a time. It goes on, and its answer is kept, if the client that
+//! sent it is gone, as that is when it is sent again; what waits is held by its client's call only. The last
+//! answers are kept, as many as [`KEPT`] and of so many bytes as [`BYTES`], and the last one whatever its length.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -23,7 +27,7 @@ const BYTES: usize = 1 << 20;
 
 /// The answers to requests of one machine.
 #[derive(Debug, Default)]
-pub(crate) struct Requests(Mutex<Answers>);
+pub(crate) struct Requests(Arc<Mutex<Answers>>);
 
 #[derive(Debug, Default)]
 struct Answers {
@@ -67,7 +71,7 @@ impl Requests {
 
     /// Has `request` done, unless it has been.
     pub(crate) async fn once<F>(
-        self: Arc<Self>,
+        &self,
         request: RegisterRequest,
         done: impl FnOnce(RegisterRequest) -> F + Send + 'static,
     ) -> Result<RegisterResponse, Status>
@@ -78,46 +82,45 @@ impl Requests {
             return done(request).await;
         }
         request_id(&request.request_id)?;
-        let doing = tokio::spawn(async move { self.do_once(request, done).await });
-        doing.await.map_err(|_| broken("a registration"))?
-    }
-
-    async fn do_once<F>(
-        &self,
-        request: RegisterRequest,
-        done: impl FnOnce(RegisterRequest) -> F,
-    ) -> Result<RegisterResponse, Status>
-    where
-        F: Future<Output = Result<RegisterResponse, Status>>,
-    {
         let id = request.request_id.clone();
         let hash = hash(&request);
-        let mut answers = self.0.lock().await;
+        let mut answers = Arc::clone(&self.0).lock_owned().await;
         if let Some(known) = answers.kept.iter().find(|known| known.id == id) {
             if known.hash != hash {
                 return Err(reused(&id));
             }
             return Ok(known.answer.clone());
         }
-        let answer = done(request).await?;
-        answers.push(Answered {
-            id,
-            hash,
-            answer: answer.clone(),
+        let doing = tokio::spawn(async move {
+            let answer = done(request).await?;
+            answers.push(Answered {
+                id,
+                hash,
+                answer: answer.clone(),
+            });
+            Ok(answer)
         });
-        Ok(answer)
+        doing.await.map_err(|_| broken("a registration"))?
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::Pin;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Poll;
     use std::time::Duration;
 
     use tokio::sync::oneshot;
     use tonic::Code;
 
     use super::*;
+
+    /// What `future` says when it is looked at once.
+    async fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+        poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
+    }
 
     fn request(id: &str, machine: &str) -> RegisterRequest {
         RegisterRequest {
@@ -129,10 +132,10 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_repeated_is_done_once_and_answered_as_before() {
-        let (requests, done) = (Arc::<Requests>::default(), Arc::new(AtomicU32::new(0)));
+        let (requests, done) = (Requests::default(), Arc::new(AtomicU32::new(0)));
         let ask = async |id: &str, machine: &str| {
             let done = Arc::clone(&done);
-            let answer = Arc::clone(&requests).once(request(id, machine), |request| async move {
+            let answer = requests.once(request(id, machine), |request| async move {
                 if request.machine == "fails" {
                     return Err(Status::internal("it fails"));
                 }
@@ -167,10 +170,10 @@ mod tests {
     async fn answers_are_kept_within_bounds_and_until_the_machine_has_ended() {
         /// Two of this many are within the bound, and three are not.
         const IDS: usize = 90_000;
-        let requests = Arc::<Requests>::default();
+        let requests = Requests::default();
         // An id takes five bytes.
         let ask = async |id: &str, length: usize| {
-            let answer = Arc::clone(&requests).once(request(id, "m"), move |_| async move {
+            let answer = requests.once(request(id, "m"), move |_| async move {
                 let ids = vec![u32::MAX; length];
                 Ok(RegisterResponse {
                     ids,
@@ -193,7 +196,7 @@ mod tests {
         assert!(kept == "d" && bytes > BYTES, "{kept}: {bytes}");
         assert_eq!(ask("d", 0).await.0, "d");
         assert_eq!(ask("e", 0).await.0, "e");
-        let ended = Arc::clone(&requests);
+        let ended = Requests(Arc::clone(&requests.0));
         let forgetting = tokio::task::spawn_blocking(move || ended.forget());
         forgetting.await.unwrap();
         let answers = requests.0.lock().await;
@@ -202,11 +205,11 @@ mod tests {
 
     #[tokio::test]
     async fn what_its_client_did_not_wait_for_is_done_and_answered_when_it_asks_again() {
-        let requests = Arc::<Requests>::default();
+        let requests = Requests::default();
         let done = Arc::new(AtomicU32::new(0));
         let (begun, has_begun) = oneshot::channel();
         let (go, may_go) = oneshot::channel::<()>();
-        let first = Arc::clone(&requests).once(request("a", "m"), {
+        let first = requests.once(request("a", "m"), {
             let done = Arc::clone(&done);
             |_| async move {
                 begun.send(()).unwrap();
@@ -228,5 +231,31 @@ mod tests {
             RegisterResponse::default()
         );
         assert_eq!(done.load(Ordering::Relaxed), 1);
+    }
+    #[tokio::test]
+    async fn what_its_client_did_not_wait_for_before_it_was_begun_is_not_done() {
+        let requests = Requests::default();
+        let (go, may_go) = oneshot::channel::<()>();
+        let mut first = std::pin::pin!(requests.once(request("first", "m"), |_| async {
+            may_go.await.unwrap();
+            Ok(RegisterResponse::default())
+        }));
+        assert!(poll(&mut first).await.is_pending());
+        let tasks = tokio::runtime::Handle::current().metrics();
+        let before = tasks.num_alive_tasks();
+        for number in 0..1000 {
+            let id = format!("left-{number}");
+            let mut left = std::pin::pin!(requests.once(request(&id, "m"), |_| async {
+                panic!("nobody waits for it")
+            }));
+            assert!(poll(&mut left).await.is_pending());
+        }
+        assert_eq!(tasks.num_alive_tasks(), before);
+        go.send(()).unwrap();
+        first.await.unwrap();
+        let next = requests.once(request("left-1", "m"), |_| async {
+            Ok(RegisterResponse::default())
+        });
+        next.await.unwrap();
     }
 }
