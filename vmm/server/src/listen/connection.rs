@@ -16,6 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tonic::transport::server::Connected;
 use tonic::{Code, Request, Status};
 
+use super::silent::Beginning;
 use super::token::Token;
 use crate::status::Failure;
 
@@ -39,6 +40,8 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     admission: Admission,
+    /// Until its client has begun.
+    beginning: Option<Beginning>,
     /// One of the places there are for its kind, held for as long as it lasts.
     place: Option<OwnedSemaphorePermit>,
 }
@@ -47,6 +50,7 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("admission", &self.admission)
+            .field("beginning", &self.beginning)
             .field("place", &self.place)
             .finish_non_exhaustive()
     }
@@ -58,6 +62,7 @@ impl Connection {
         Self {
             stream: Box::new(stream),
             admission: Admission::Known,
+            beginning: None,
             place: None,
         }
     }
@@ -84,9 +89,9 @@ impl Connection {
         }
     }
 
-    /// The same, which holds `place` for as long as it lasts.
-    pub(crate) fn with_place(mut self, place: OwnedSemaphorePermit) -> Self {
-        self.place = Some(place);
+    /// The same, which holds the place that `beginning` has for as long as it lasts.
+    pub(crate) fn beginning(mut self, beginning: Beginning) -> Self {
+        self.beginning = Some(beginning);
         self
     }
 }
@@ -123,7 +128,18 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let this = &mut *self;
+        let Some(beginning) = &mut this.beginning else {
+            return Pin::new(&mut this.stream).poll_read(cx, buf);
+        };
+        beginning.poll(cx)?;
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        if let Poll::Ready(kept) = beginning.came(buf.filled().len().saturating_sub(before)) {
+            this.place = kept;
+            this.beginning = None;
+        }
+        polled
     }
 }
 

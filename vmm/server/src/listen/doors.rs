@@ -1,8 +1,9 @@
 //! All that a server listens on, as one.
 //!
 //! What is kept true: there are never more connections than may be, on the unix socket and on the TCP port
-//! each. When all of one are taken, a few more are accepted there whose calls are told so, whatever they show;
-//! beyond those, whoever comes waits.
+//! each. When all of one are taken, whoever comes gets the place of one on which nothing has come yet; when there
+//! is none, a few more are accepted there whose calls are told so, whatever they show; beyond those, whoever comes
+//! waits.
 
 use std::future::pending;
 use std::io;
@@ -14,6 +15,7 @@ use tonic::Status;
 
 use super::authority::Named;
 use super::connection::Connection;
+use super::silent::{Beginning, Silent};
 use super::socket::Listener;
 use super::tcp::Loopback;
 use crate::totals::{Places, Totals};
@@ -29,8 +31,26 @@ pub(crate) struct Doors {
     socket: Listener,
     loopback: Option<Loopback>,
     totals: Arc<Totals>,
-    refused_known: Arc<Semaphore>,
-    refused_unknown: Arc<Semaphore>,
+    known: Kind,
+    unknown: Kind,
+}
+
+/// The connections to one of both that have no place of their own yet.
+#[derive(Debug)]
+struct Kind {
+    silent: Silent,
+    refused: Arc<Semaphore>,
+    silent_refused: Silent,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self {
+            silent: Silent::default(),
+            refused: Arc::new(Semaphore::new(REFUSED)),
+            silent_refused: Silent::default(),
+        }
+    }
 }
 
 impl Doors {
@@ -40,8 +60,8 @@ impl Doors {
             socket,
             loopback,
             totals,
-            refused_known: Arc::new(Semaphore::new(REFUSED)),
-            refused_unknown: Arc::new(Semaphore::new(REFUSED)),
+            known: Kind::default(),
+            unknown: Kind::default(),
         }
     }
 
@@ -65,11 +85,11 @@ impl Doors {
 
     async fn known(&self) -> io::Result<Connection> {
         let places = &self.totals.connections;
-        let place = Place::of(places, &self.refused_known).await;
+        let place = Place::of(places, &self.known.refused).await;
         let stream = Named::new(self.socket.accept().await?);
-        Ok(match place.settle(places) {
-            Ok(place) => Connection::known(stream).with_place(place),
-            Err((why, refused)) => Connection::refused(stream, why).with_place(refused),
+        Ok(match place.settle(places, &self.known) {
+            Ok(begun) => Connection::known(stream).beginning(begun),
+            Err((why, begun)) => Connection::refused(stream, why).beginning(begun),
         })
     }
 
@@ -78,11 +98,11 @@ impl Doors {
             return pending().await;
         };
         let places = &self.totals.tcp_connections;
-        let place = Place::of(places, &self.refused_unknown).await;
+        let place = Place::of(places, &self.unknown.refused).await;
         let stream = Named::new(loopback.accept().await?);
-        Ok(match place.settle(places) {
-            Ok(place) => Connection::with_token(stream, loopback.token()).with_place(place),
-            Err((why, refused)) => Connection::refused(stream, why).with_place(refused),
+        Ok(match place.settle(places, &self.unknown) {
+            Ok(begun) => Connection::with_token(stream, loopback.token()).beginning(begun),
+            Err((why, begun)) => Connection::refused(stream, why).beginning(begun),
         })
     }
 }
@@ -113,31 +133,41 @@ impl Place {
     }
 
     /// What the connection gets that has come, or why it is refused.
-    fn settle(
-        self,
-        places: &Places,
-    ) -> Result<OwnedSemaphorePermit, (Status, OwnedSemaphorePermit)> {
-        match self {
-            Self::Free(place) => Ok(place),
-            // One may have come free while nobody came.
-            Self::Refused(refused) => places.take().map_err(|why| (why.into(), refused)),
+    fn settle(self, places: &Places, kind: &Kind) -> Result<Beginning, (Status, Beginning)> {
+        let refused = match self {
+            Self::Free(place) => return Ok(kind.silent.lend(place)),
+            Self::Refused(refused) => refused,
+        };
+        // One may have come free while nobody came.
+        let taken = places.take();
+        match taken.or_else(|why| kind.silent.take().ok_or(why)) {
+            Ok(place) => Ok(kind.silent.lend(place)),
+            Err(why) => Err((why.into(), kind.silent_refused.lend(refused))),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+    use std::path::Path;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
     use tokio::time::timeout;
+    use tonic::transport::server::Connected as _;
 
+    use super::super::connection::Admission;
     use super::super::token::tests::token;
     use super::*;
     use crate::allowed::Limits;
 
-    #[tokio::test]
-    async fn tcp_connections_beyond_the_limit_and_those_told_so_wait_for_one_to_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = Listener::bind(&folder.path().join("socket")).unwrap();
+    const PATIENCE: Duration = Duration::from_secs(30);
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+    /// Doors with one place on the TCP port, and where that is.
+    async fn doors(folder: &Path) -> (Doors, SocketAddr) {
+        let socket = Listener::bind(&folder.join("socket")).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
         let loopback = Loopback::bind(address, token("0123456789abcdef")).await;
         let loopback = loopback.unwrap();
@@ -147,16 +177,54 @@ mod tests {
             ..Limits::default()
         });
         let doors = Doors::new(socket, Some(loopback), Arc::new(totals));
-        let patience = Duration::from_secs(30);
+        (doors, address)
+    }
+
+    /// Begins, as clients do, and has the server see that.
+    async fn begin(client: &mut TcpStream, served: &mut Connection) {
+        client.write_all(PREFACE).await.unwrap();
+        let mut begun = vec![0; PREFACE.len()];
+        served.read_exact(&mut begun).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn tcp_connections_beyond_the_limit_and_those_told_so_wait_for_one_to_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (doors, address) = doors(folder.path()).await;
         let (mut clients, mut served) = (Vec::new(), Vec::new());
         for _ in 0..=REFUSED {
-            clients.push(TcpStream::connect(address).await.unwrap());
-            served.push(timeout(patience, doors.accept()).await.unwrap());
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let mut one = timeout(PATIENCE, doors.accept()).await.unwrap();
+            begin(&mut client, &mut one).await;
+            clients.push(client);
+            served.push(one);
         }
         clients.push(TcpStream::connect(address).await.unwrap());
         let soon = Duration::from_millis(50);
         assert!(timeout(soon, doors.accept()).await.is_err());
         drop(served.pop());
-        timeout(patience, doors.accept()).await.expect("the next");
+        timeout(PATIENCE, doors.accept()).await.expect("the next");
+    }
+
+    #[tokio::test]
+    async fn connections_that_say_nothing_keep_nobody_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let (doors, address) = doors(folder.path()).await;
+        let (mut clients, mut served) = (Vec::new(), Vec::new());
+        for _ in 0..3 * REFUSED {
+            clients.push(TcpStream::connect(address).await.unwrap());
+            served.push(timeout(PATIENCE, doors.accept()).await.unwrap());
+        }
+        let mut last = served.pop().unwrap();
+        begin(clients.last_mut().unwrap(), &mut last).await;
+        assert!(matches!(last.connect_info(), Admission::Token(_)));
+        for mut silent in served {
+            let over = silent.read_u8().await.unwrap_err();
+            assert_eq!(over.kind(), io::ErrorKind::TimedOut);
+        }
+        // Once it has begun it is there to stay.
+        clients.push(TcpStream::connect(address).await.unwrap());
+        let next = timeout(PATIENCE, doors.accept()).await.unwrap();
+        assert!(matches!(next.connect_info(), Admission::Refused(_)));
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod authority;
 pub(crate) mod connection;
 pub(crate) mod deadline;
 pub(crate) mod doors;
+pub(crate) mod silent;
 pub(crate) mod socket;
 pub(crate) mod streams;
 pub(crate) mod tcp;

@@ -1,0 +1,162 @@
+//! Connections on which nothing has come yet.
+//!
+//! ```text
+//!   silent ──its client's preface──► begun, which keeps its place
+//!     └──too long, or another needs the place──► ended
+//! ```
+//! Invariant: who connects and says nothing keeps a place for a while at most, and keeps nobody out: the one that
+//! has been silent longest loses its place to whoever comes when all are taken.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Sleep, sleep};
+
+/// How long a client may take to begin.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Bytes that each begins with (RFC 9113, section 3.4).
+const PREFACE: usize = 24;
+
+/// Those of one kind, in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct Silent(Mutex<VecDeque<Weak<Mutex<Lent>>>>);
+
+/// A place that its connection may lose.
+#[derive(Debug)]
+struct Lent {
+    place: Option<OwnedSemaphorePermit>,
+    waker: Option<Waker>,
+}
+
+/// The beginning of a connection.
+#[derive(Debug)]
+pub(crate) struct Beginning {
+    lent: Arc<Mutex<Lent>>,
+    /// Bytes of the preface that have not come.
+    left: usize,
+    over: Pin<Box<Sleep>>,
+}
+
+impl Silent {
+    /// The beginning of a connection that has this place.
+    pub(crate) fn lend(&self, place: OwnedSemaphorePermit) -> Beginning {
+        let place = Some(place);
+        let lent = Arc::new(Mutex::new(Lent { place, waker: None }));
+        let mut silent = lock(&self.0);
+        silent.retain(|one| one.strong_count() > 0);
+        silent.push_back(Arc::downgrade(&lent));
+        Beginning {
+            lent,
+            left: PREFACE,
+            over: Box::pin(sleep(LONGEST)),
+        }
+    }
+
+    /// The place of the one that has been silent longest, if there is one.
+    pub(crate) fn take(&self) -> Option<OwnedSemaphorePermit> {
+        let mut silent = lock(&self.0);
+        while let Some(first) = silent.pop_front() {
+            let Some(lent) = first.upgrade() else {
+                continue;
+            };
+            let mut lent = lock(&lent);
+            let Some(place) = lent.place.take() else {
+                continue;
+            };
+            if let Some(waker) = lent.waker.take() {
+                waker.wake();
+            }
+            return Some(place);
+        }
+        None
+    }
+}
+
+impl Beginning {
+    /// That the connection goes on.
+    ///
+    /// # Errors
+    /// When its client has been silent for too long, or another has its place.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let over = |why: &str| Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        let mut lent = lock(&self.lent);
+        if lent.place.is_none() {
+            return over("the client was silent while others had no place");
+        }
+        if self.over.as_mut().poll(cx).is_ready() {
+            return over("the client did not begin in time");
+        }
+        let waker = lent.waker.get_or_insert_with(|| cx.waker().clone());
+        waker.clone_from(cx.waker());
+        Ok(())
+    }
+
+    /// So many bytes have come: the place, which the connection keeps, once those are all that each begins with.
+    pub(crate) fn came(&mut self, bytes: usize) -> Poll<Option<OwnedSemaphorePermit>> {
+        self.left = self.left.saturating_sub(bytes);
+        match self.left {
+            0 => Poll::Ready(lock(&self.lent).place.take()),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is in it is whole between any two statements.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    fn go_on(beginning: &mut Beginning) -> bool {
+        beginning
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_ok()
+    }
+
+    #[tokio::test]
+    async fn who_was_silent_longest_loses_its_place_and_who_has_begun_keeps_it() {
+        let places = Arc::new(Semaphore::new(3));
+        let place = || Arc::clone(&places).try_acquire_owned().unwrap();
+        let silent = Silent::default();
+        let mut beginnings = [place(), place(), place()].map(|place| silent.lend(place));
+        assert!(beginnings.iter_mut().all(go_on));
+        assert!(beginnings[0].came(PREFACE - 1).is_pending());
+        let Poll::Ready(Some(kept)) = beginnings[0].came(1) else {
+            panic!("it has begun");
+        };
+        let others = silent.take().expect("the second's");
+        assert!(!go_on(&mut beginnings[1]) && go_on(&mut beginnings[2]));
+        // It is as if its client had said nothing.
+        assert!(matches!(beginnings[1].came(PREFACE), Poll::Ready(None)));
+        drop(beginnings);
+        assert!(silent.take().is_none());
+        assert_eq!(places.available_permits(), 1);
+        drop((kept, others));
+        assert_eq!(places.available_permits(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_silent_for_long() {
+        let places = Arc::new(Semaphore::new(1));
+        let silent = Silent::default();
+        let mut beginning = silent.lend(Arc::clone(&places).try_acquire_owned().unwrap());
+        tokio::time::advance(LONGEST - Duration::from_millis(1)).await;
+        assert!(go_on(&mut beginning));
+        tokio::time::advance(Duration::from_millis(2)).await;
+        assert!(!go_on(&mut beginning));
+        drop(beginning);
+        assert_eq!(places.available_permits(), 1);
+    }
+}
