@@ -24,8 +24,9 @@ pub(crate) const STATES: usize = 64;
 pub(crate) const READ: usize = 1 << 20;
 /// Bytes of a file with debug information that a client hands in: four times what distributions' kernels have.
 pub(crate) const UPLOAD: u64 = 2 << 30;
-/// Bytes of all those together, and how many parts of them are written at a time.
+/// Bytes of all those together, how many may be on their way, and how many parts of them are written at a time.
 pub(crate) const UPLOADS: u64 = 8 << 30;
+pub(crate) const UPLOADS_UNDER_WAY: usize = 32;
 pub(crate) const UPLOADS_AT_ONCE: usize = 8;
 /// Bytes typed on a console at once.
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;

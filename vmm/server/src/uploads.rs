@@ -6,7 +6,8 @@
 //!     └────────────────┴── too long, no room, its client is gone or silent, another kernel's ──► gone
 //! ```
 //! Invariants: a file has no name, so nothing is left of it, however the server ends; all of them together, those
-//! that are not whole included, have no more bytes than there is room for.
+//! that are not whole included, have no more bytes than there is room for; of those that are not whole there are no
+//! more than may be.
 
 use std::env;
 use std::fs::File;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use hvprobe_linux::debug_info::{DebugError, DebugFile, Index};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_proto::v1::ErrorKind;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
 
 use crate::limits;
@@ -36,6 +38,7 @@ const LONGEST_INDEX: usize = 16 << 20;
 pub(crate) struct Uploads {
     folder: PathBuf,
     room: Arc<Room>,
+    under_way: Arc<Semaphore>,
     kept: Mutex<Vec<Kept>>,
 }
 
@@ -65,6 +68,8 @@ pub(crate) struct Upload {
     room: Arc<Room>,
     /// How many bytes it has, which are taken from the room.
     length: u64,
+    /// Given back when it is whole.
+    under_way: Option<OwnedSemaphorePermit>,
     /// Made when it is looked at first. It is not kept with those of the host's own files, as nobody else may rely
     /// on what a client has handed in.
     index: OnceLock<Arc<Index>>,
@@ -92,6 +97,7 @@ impl Uploads {
                 all,
                 taken: AtomicU64::new(0),
             }),
+            under_way: Arc::new(Semaphore::new(limits::UPLOADS_UNDER_WAY)),
             kept: Mutex::default(),
         }
     }
@@ -99,8 +105,15 @@ impl Uploads {
     /// Begins a file. Blocks.
     ///
     /// # Errors
-    /// When the host cannot make one.
+    /// When there are as many as may be, or the host cannot make one.
     pub(crate) fn begin(&self) -> Result<Upload, Failure> {
+        let most = limits::UPLOADS_UNDER_WAY;
+        let under_way = Arc::clone(&self.under_way).try_acquire_owned();
+        let under_way = under_way.map_err(|_| {
+            let message = format!("{most} uploads are under way, as many as may be: wait for one");
+            let kind = ErrorKind::TooManyStreams;
+            Failure::new(Code::ResourceExhausted, kind, message).bound("uploads", most, 0)
+        })?;
         // What is kept for nobody is room.
         drop(self.kept());
         let file = tempfile::tempfile_in(&self.folder).map_err(|error| {
@@ -111,6 +124,7 @@ impl Uploads {
             file,
             room: Arc::clone(&self.room),
             length: 0,
+            under_way: Some(under_way),
             index: OnceLock::new(),
         })
     }
@@ -122,10 +136,11 @@ impl Uploads {
     /// When it has no debug information of that kernel.
     pub(crate) fn keep(
         &self,
-        upload: Upload,
+        mut upload: Upload,
         image: &Arc<KernelImage>,
     ) -> Result<Vec<u8>, DebugError> {
         let build_id = upload.sources(image)?.build_id().to_vec();
+        upload.under_way = None;
         let mut kept = self.kept();
         kept.retain(|other| !other.is_for(image));
         kept.push(Kept {
@@ -308,6 +323,26 @@ mod tests {
         assert!(refused(&mut other, 1).contains("at most 1500"));
         drop(one);
         other.append(&[7; 500]).unwrap();
+    }
+
+    #[test]
+    fn no_more_are_under_way_than_may_be_and_those_that_are_whole_are_not_counted() {
+        let (image, file) = (image(), dwarf::file());
+        let uploads = uploads(1 << 20, 1 << 30);
+        let whole = handed_in(&uploads, &file);
+        uploads.keep(whole, &image).unwrap();
+        let mut begun: Vec<_> = (0..limits::UPLOADS_UNDER_WAY)
+            .map(|_| uploads.begin().unwrap())
+            .collect();
+        let status = Status::from(uploads.begin().unwrap_err());
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(
+            status.message().contains("32 uploads are under way"),
+            "{status:?}"
+        );
+        begun.pop();
+        begun.push(uploads.begin().unwrap());
+        uploads.begin().unwrap_err();
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! How many streams clients have of the server.
 //!
-//! Invariant: a call that is answered with more than one message has one of the places for streams from before
-//! it begins until its last message has been taken, or its client is gone. Calls with one answer need none,
-//! so that a client whose stream is refused can end others, and machines be stopped.
+//! Invariant: a call with more than one message, asked or answered, has one of the places for streams from before
+//! it begins until its last message has been taken, or its client is gone. Calls with one question and one answer
+//! need none, so that a client whose stream is refused can end others, and machines be stopped.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
 use prost::Message as _;
 use prost::bytes::Bytes;
-use prost_types::FileDescriptorSet;
+use prost_types::{FileDescriptorSet, MethodDescriptorProto};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use tonic::body::Body;
@@ -26,7 +26,7 @@ use crate::totals::Totals;
 #[derive(Clone, Debug)]
 pub(crate) struct StreamsLayer {
     totals: Arc<Totals>,
-    /// The paths of calls with one answer.
+    /// The paths of calls with one question and one answer.
     single: Arc<HashSet<String>>,
 }
 
@@ -39,14 +39,16 @@ impl StreamsLayer {
     }
 }
 
-/// The paths of the interface's calls with one answer. What is not known to have one may have more.
+/// The paths of the interface's calls with one question and one answer. What is not known to be so may have more.
 fn single() -> HashSet<String> {
     let mut paths = HashSet::from(["/grpc.health.v1.Health/Check".to_owned()]);
     // It is the one that reflection is offered by.
     let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap_or_default();
     for file in &files.file {
         for service in &file.service {
-            let methods = service.method.iter().filter(|it| !it.server_streaming());
+            let is_single =
+                |it: &&MethodDescriptorProto| !it.server_streaming() && !it.client_streaming();
+            let methods = service.method.iter().filter(is_single);
             paths.extend(
                 methods.map(|method| {
                     format!("/{}.{}/{}", file.package(), service.name(), method.name())
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_with_one_answer_are_known() {
+    fn calls_with_one_question_and_one_answer_are_known() {
         let single = single();
         for path in [
             "/hvprobe.v1.Machines/Stop",
@@ -157,6 +159,7 @@ mod tests {
             "/hvprobe.v1.Events/Subscribe",
             "/hvprobe.v1.Machines/WatchMachines",
             "/hvprobe.v1.Decisions/Decide",
+            "/hvprobe.v1.Sources/UploadDebugInfo",
             "/grpc.health.v1.Health/Watch",
             "/",
         ] {

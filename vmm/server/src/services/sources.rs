@@ -20,7 +20,8 @@ use hvprobe_spec::language::text::hex;
 use hvprobe_spec::line_range::LineRange;
 use hvprobe_spec::point::Point;
 use prost::Message;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::fleet::Fleet;
@@ -34,8 +35,9 @@ use crate::uploads::{Upload, Uploads};
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;
 
-/// How long a client may say nothing that uploads a file.
+/// How long a client may send nothing of a file that it uploads, and take for all of it.
 const SILENCE: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(3600);
 
 /// The service.
 #[derive(Debug)]
@@ -121,8 +123,8 @@ impl sources_server::Sources for Service {
         &self,
         request: Request<Streaming<UploadDebugInfoRequest>>,
     ) -> Result<Response<UploadDebugInfoResponse>, Status> {
-        let mut parts = request.into_inner();
-        let Some(UploadDebugInfoRequest { machine, mut data }) = next(&mut parts).await? else {
+        let mut parts = Parts::of(request.into_inner());
+        let Some((machine, mut data)) = parts.next().await? else {
             return Err(out_of_order("the first message names the machine"));
         };
         let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
@@ -135,9 +137,9 @@ impl sources_server::Sources for Service {
                 Ok::<Upload, Failure>(upload)
             });
             upload = written.await??;
-            match next(&mut parts).await? {
+            match parts.next().await? {
                 None => break,
-                Some(next) if next.machine.is_empty() => data = next.data,
+                Some((machine, next)) if machine.is_empty() => data = next,
                 Some(_) => return Err(out_of_order("only the first message names a machine")),
             }
         }
@@ -149,15 +151,54 @@ impl sources_server::Sources for Service {
     }
 }
 
-/// The next part of a file, `None` after the last.
-async fn next(
-    parts: &mut Streaming<UploadDebugInfoRequest>,
-) -> Result<Option<UploadDebugInfoRequest>, Status> {
-    let next = timeout(SILENCE, parts.message()).await;
-    next.unwrap_or_else(|_| {
-        let message = format!("nothing came for {} seconds", SILENCE.as_secs());
-        Err(Failure::new(Code::DeadlineExceeded, ErrorKind::DeadlineExceeded, message).into())
-    })
+/// The parts of a file as they come.
+struct Parts<S> {
+    stream: S,
+    /// When the next one has to be there, and all.
+    next: Instant,
+    all: Instant,
+}
+
+impl<S> Parts<S>
+where
+    S: Stream<Item = Result<UploadDebugInfoRequest, Status>> + Unpin,
+{
+    fn of(stream: S) -> Self {
+        let now = Instant::now();
+        Self {
+            stream,
+            next: now + SILENCE,
+            all: now + LONGEST,
+        }
+    }
+
+    /// The next part, and the machine if it names one; `None` after the last. Without either it is none.
+    async fn next(&mut self) -> Result<Option<(String, Vec<u8>)>, Status> {
+        loop {
+            let next = timeout_at(self.next.min(self.all), self.stream.next()).await;
+            let Ok(next) = next else {
+                return Err(self.late());
+            };
+            let Some(UploadDebugInfoRequest { machine, data }) = next.transpose()? else {
+                return Ok(None);
+            };
+            if !data.is_empty() {
+                self.next = Instant::now() + SILENCE;
+            }
+            if !data.is_empty() || !machine.is_empty() {
+                return Ok(Some((machine, data)));
+            }
+        }
+    }
+
+    fn late(&self) -> Status {
+        let message = if self.next < self.all {
+            format!("nothing came for {} seconds", SILENCE.as_secs())
+        } else {
+            format!("the file is not whole after {} seconds", LONGEST.as_secs())
+        };
+        Failure::new(Code::DeadlineExceeded, ErrorKind::DeadlineExceeded, message).into()
+    }
 }
 
 /// What a client is told whose upload does not answer.

@@ -5,6 +5,9 @@ use std::fs;
 use hvprobe_fixtures::dwarf::{self, BUILD_ID};
 use hvprobe_proto::v1::ErrorDetail;
 use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
 
@@ -159,4 +162,40 @@ fn a_kernel_leads_to_no_file_outside_the_folder() {
     for id in [&b""[..], b"a", &[7; 66]] {
         assert_eq!(places(id, None), [""; 0]);
     }
+}
+
+/// What is asked of a client that sends `part` every `every` seconds for ever.
+async fn sending(part: &UploadDebugInfoRequest, every: u64) -> (u64, String) {
+    let (to, parts) = mpsc::channel(1);
+    let part = part.clone();
+    tokio::spawn(async move {
+        while to.send(Ok(part.clone())).await.is_ok() {
+            sleep(Duration::from_secs(every)).await;
+        }
+    });
+    let mut parts = Parts::of(ReceiverStream::new(parts));
+    let since = Instant::now();
+    loop {
+        match parts.next().await {
+            Ok(part) => assert!(part.is_some()),
+            Err(status) => {
+                assert_eq!(status.code(), Code::DeadlineExceeded);
+                return (since.elapsed().as_secs(), status.message().to_owned());
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_does_not_come_is_not_waited_for() {
+    let [empty, mut part] = [(); 2].map(|()| UploadDebugInfoRequest::default());
+    part.data = vec![1];
+    let (after, why) = sending(&empty, 1).await;
+    assert_eq!(after, SILENCE.as_secs(), "{why}");
+    assert!(why.contains("nothing came"), "{why}");
+    let (after, why) = sending(&part, 61).await;
+    assert_eq!(after, SILENCE.as_secs(), "{why}");
+    let (after, why) = sending(&part, 59).await;
+    assert_eq!(after, LONGEST.as_secs(), "{why}");
+    assert!(why.contains("not whole"), "{why}");
 }
