@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hvprobe_server::{Limits, Listener, Loopback, Server, Token};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::client::socket_path;
 use crate::failure::DONE;
@@ -25,6 +26,7 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     }
     let mut interrupt = Interrupt::install()?;
     signals::outlive_others()?;
+    raise_descriptors();
     let mut server = Server::new().with_limits(limits);
     if let Some(folder) = args.debug_dir {
         server = server.with_debug_dir(folder);
@@ -56,4 +58,17 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     };
     server.serve(listener, stop).await?;
     Ok(DONE)
+}
+
+/// Lets the process have as many descriptors as it may: connections, machines and uploads are bounded by limits of
+/// their own, which are more than the 1,024 that processes usually begin with.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of descriptors stays as it is");
+    }
 }

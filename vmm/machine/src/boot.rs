@@ -3,6 +3,7 @@
 //! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
 //! behind.
 
+use std::error::Error;
 use std::io::Read as _;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
@@ -101,6 +102,26 @@ pub enum BootError {
     /// A thread cannot be started.
     #[error("a thread cannot be started")]
     Thread(#[source] std::io::Error),
+}
+
+impl BootError {
+    /// Whether the host had no descriptor, process or memory left for it, and may have them again (errno(3)).
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        let mut cause: Option<&(dyn Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            let kvm = error.downcast_ref::<kvm_ioctls::Error>();
+            let io = error.downcast_ref::<std::io::Error>();
+            let number = kvm
+                .map(|kvm| kvm.errno())
+                .or(io.and_then(|io| io.raw_os_error()));
+            if let Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) = number {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
+    }
 }
 
 fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> BootError {
@@ -379,4 +400,31 @@ fn spawn(
         machine.shared.control.end();
         BootError::Thread(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_host_has_no_more_of_is_told_from_what_it_cannot_do() {
+        let read = |number| BootError::Initrd {
+            path: "/initrd".into(),
+            source: std::io::Error::from_raw_os_error(number),
+        };
+        let refused = |number| kvm("make a virtual machine")(kvm_ioctls::Error::new(number));
+        for number in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+            assert!(
+                read(number).is_exhausted() && refused(number).is_exhausted(),
+                "{number}"
+            );
+        }
+        for number in [libc::ENOENT, libc::EACCES] {
+            assert!(
+                !read(number).is_exhausted() && !refused(number).is_exhausted(),
+                "{number}"
+            );
+        }
+        assert!(!BootError::NoCatchMode.is_exhausted());
+    }
 }

@@ -23,6 +23,7 @@ pub(crate) use super::handle::Handle;
 use super::handle::Place;
 use super::identity::{Asked, Identity};
 use super::news::News;
+use super::reading::{self, Reading};
 use super::sessions::owners::Owners;
 use super::slots::Slots;
 use super::status::{self, Failure, broken, chain};
@@ -48,6 +49,8 @@ struct Shared {
     /// Told when a reservation is over.
     settled: Notify,
     totals: Arc<Totals>,
+    /// What boots read.
+    reading: Reading,
     news: News,
     /// When nothing is waited for any more, once the server stops.
     no_longer: OnceLock<Instant>,
@@ -143,9 +146,13 @@ impl Fleet {
         let identity = Identity::new(asked).map_err(|error| {
             Status::internal(format!("the host gives no random number: {error}"))
         })?;
-        let (to, booted) = oneshot::channel();
+        let (to, is_booted) = oneshot::channel();
         threads::start("a machine", move || {
-            let machine = match boot(config) {
+            let shared = Arc::clone(&reserved.fleet.shared);
+            let reading = shared.reading.wait(reading::length(&config));
+            let booted = boot(config);
+            drop(reading);
+            let machine = match booted {
                 Ok(machine) => machine,
                 Err(error) => {
                     let error = boot_error(&reserved.name, &error);
@@ -167,7 +174,7 @@ impl Fleet {
             // What is still under way is waited for, so this comes last.
             handle.requests.forget();
         })?;
-        booted.await.map_err(|_| broken("the boot"))?
+        is_booted.await.map_err(|_| broken("the boot"))?
     }
 
     /// Forgets the machine called `name`, which has ended.
@@ -311,6 +318,7 @@ impl Drop for Reserved {
 /// Why a boot failed, for clients.
 fn boot_error(machine: &str, error: &BootError) -> Status {
     let (code, kind) = match error {
+        _ if error.is_exhausted() => (Code::ResourceExhausted, ErrorKind::Host),
         BootError::Probe(error) => return status::register_error(machine, error),
         BootError::Load(_)
         | BootError::Initrd { .. }

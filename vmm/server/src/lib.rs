@@ -17,6 +17,7 @@ mod news;
 mod panics;
 mod perf_probes;
 mod place;
+mod reading;
 mod requests;
 mod server;
 mod services;

@@ -25,18 +25,23 @@ impl Kernel {
             path: path.to_owned(),
             source,
         };
+        let too_large = || LoadError::FileTooLarge {
+            path: path.to_owned(),
+        };
         let file = file::open(path).map_err(read)?;
         let mut bytes = Vec::new();
         if let Ok(metadata) = file.metadata() {
-            let size = metadata.len().min(MAX_FILE);
-            bytes.reserve_exact(usize::try_from(size).unwrap_or(0));
+            if metadata.len() > MAX_FILE {
+                return Err(too_large());
+            }
+            bytes.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0));
         }
+        // It may grow, and what is no plain file says nothing of its length.
         file.take(MAX_FILE + 1)
             .read_to_end(&mut bytes)
             .map_err(read)?;
         if bytes.len() as u64 > MAX_FILE {
-            let path = path.to_owned();
-            return Err(LoadError::FileTooLarge { path });
+            return Err(too_large());
         }
         Self::parse(bytes)
     }

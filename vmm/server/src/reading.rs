@@ -1,0 +1,122 @@
+//! The memory that boots read files into.
+//!
+//! Invariant: the files of boots that are under way have no more bytes than there is room for, or are those of one
+//! boot. Who waits for room waits on a thread of its own, which a boot has anyway.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use hvprobe_machine::MachineConfig;
+
+/// Bytes of the files of all boots that are under way.
+const ROOM: u64 = 4 << 30;
+/// What a boot takes at least: a packed kernel is unpacked.
+const LEAST: u64 = 64 << 20;
+
+/// What boots have of it.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    taken: Mutex<u64>,
+    changed: Condvar,
+}
+
+/// Room for the files of one boot.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    of: &'a Reading,
+    bytes: u64,
+}
+
+/// How many bytes the files of this machine take in memory. What cannot be looked at is not read either.
+pub(crate) fn length(config: &MachineConfig) -> u64 {
+    let of = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
+    let initrd = config.initrd.as_deref().map_or(0, of);
+    // No more of it is read than fits the guest.
+    let initrd = initrd.min(config.memory);
+    of(&config.kernel).max(LEAST).saturating_add(initrd)
+}
+
+impl Reading {
+    /// Room for so many bytes, or all there is, once there is as much. Blocks.
+    pub(crate) fn wait(&self, bytes: u64) -> Held<'_> {
+        let bytes = bytes.min(ROOM);
+        let is_too_much = |taken: &mut u64| *taken > ROOM.saturating_sub(bytes);
+        let taken = self.changed.wait_while(self.taken(), is_too_much);
+        *taken.unwrap_or_else(PoisonError::into_inner) += bytes;
+        Held { of: self, bytes }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, u64> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        *self.of.taken() -= self.bytes;
+        self.of.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use hvprobe_engine::Refusals;
+    use hvprobe_machine::Bounds;
+
+    use super::*;
+
+    #[test]
+    fn files_beyond_the_room_wait_for_others_and_the_largest_has_all_of_it() {
+        let reading = Reading::default();
+        let (told, hear) = mpsc::channel();
+        thread::scope(|scope| {
+            let [one, other] = [ROOM - LEAST, LEAST].map(|bytes| reading.wait(bytes));
+            let waiting = &reading;
+            scope.spawn(move || {
+                let all = waiting.wait(u64::MAX);
+                told.send(*waiting.taken()).unwrap();
+                drop(all);
+            });
+            let soon = Duration::from_millis(50);
+            hear.recv_timeout(soon).unwrap_err();
+            drop(one);
+            hear.recv_timeout(soon).unwrap_err();
+            drop(other);
+            assert_eq!(hear.recv().unwrap(), ROOM);
+        });
+        assert_eq!(*reading.taken(), 0);
+    }
+
+    #[test]
+    fn files_are_as_long_as_they_say_and_an_initrd_no_longer_than_its_guest_has_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, length| {
+            let path = folder.path().join(name);
+            fs::File::create(&path).unwrap().set_len(length).unwrap();
+            path
+        };
+        let mut config = MachineConfig {
+            kernel: file("kernel", 3 * LEAST),
+            initrd: Some(file("initrd", 1 << 40)),
+            memory: LEAST,
+            name: String::new(),
+            cmdline: String::new(),
+            cpus: 1,
+            command: Vec::new(),
+            probes: Vec::new(),
+            refusals: Refusals::default(),
+            paused: false,
+            optimize: true,
+            bounds: Bounds::default(),
+        };
+        assert_eq!(length(&config), 4 * LEAST);
+        config.initrd = None;
+        config.kernel = "/nowhere".into();
+        assert_eq!(length(&config), LEAST);
+    }
+}
