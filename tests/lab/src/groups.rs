@@ -3,6 +3,8 @@
 //! Tests of a module share guests (`tests/src/rig/shared.rs`), which end with the process. What is to have the
 //! machine for itself is in groups of its own.
 
+use std::path::Path;
+
 use crate::job::Group;
 
 /// How the names of tests begin that hold the time of a guest against that of its host, or of a server.
@@ -16,19 +18,23 @@ const ALONE: [&str; 4] = [
 /// Tests that take long and that others are like, which run for every change: on fewer virtual CPUs, at other
 /// instructions, by the engine or a server without a guest, or of the parts of what these show together.
 /// `cargo lab test --ci` leaves them to `cargo lab nightly`.
-const NIGHTLY: [&str; 20] = [
+const NIGHTLY: [&str; 24] = [
     "api::clock_steps::a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else",
     "api::killed::clients_that_are_killed_at_random_moments_leave_nothing_behind",
     "api::unread::hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting",
     "churn::calls_of_four_vcpus_come_home_whatever_comes_and_goes",
+    "cli::what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long",
     "cli::report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is",
     "clock::a_nap_takes_as_long_as_the_guest_says_on_four_cpus",
     "clock::a_nap_takes_as_long_as_the_guest_says_on_one_cpu",
+    "control::a_forced_mechanism_counts_every_call_of_two_busy_vcpus",
+    "control::thousands_are_registered_in_one_call_or_none",
     "features::functions_that_return_through_a_thunk_are_probed_like_any_other",
     "hist::every_hit_is_counted_with_and_without_exits",
     "kexec::probes_are_gone_with_the_kernel_that_a_panic_leaves",
     "modules::arguments::histograms_and_stacks_wait_with_the_probes_of_a_module",
     "modules::builds::files_of_a_module_lead_to_the_build_that_they_are_of",
+    "optimized::every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism",
     "optimized::hot_functions_carry_jumps_further_in_too",
     "pause::a_guest_that_was_paused_sees_no_stall",
     "pause::a_large_guest_that_was_paused_for_long_sees_no_stall",
@@ -39,20 +45,60 @@ const NIGHTLY: [&str; 20] = [
     "stress::every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go",
 ];
 
-/// Modules whose tests share one guest and ask little of it.
-const QUICK: [&str; 3] = ["actions::", "kernels::", "returns::"];
+/// Programs that are about servers and threads, not about what a processor does: where this machine has a KVM of
+/// its own, they are not tried in a rig for every change.
+const OF_SERVERS: [&str; 5] = [
+    "micro_decide",
+    "micro_differential",
+    "micro_fleet",
+    "micro_host",
+    "micro_panics",
+];
 
-/// About how long a group of `program` takes in an emulated machine, in seconds: so that those which run side by
-/// side end together.
-pub(crate) fn seconds(program: &str, group: &Group) -> usize {
-    let each = if program.starts_with("micro_") {
-        1
-    } else if QUICK.contains(&group.name.as_str()) {
-        3
-    } else {
-        9
-    };
-    each * group.tests.len()
+/// Whether the program called `name`, which has run on this machine if that has a KVM, is left to the night.
+pub(crate) fn is_left_to_the_night(name: &str) -> bool {
+    OF_SERVERS.contains(&name) && Path::new("/dev/kvm").exists()
+}
+
+/// About how long the tests of a module that are left take in an emulated machine, in seconds.
+const SECONDS: [(&str, usize); 29] = [
+    ("actions::", 11),
+    ("api::", 75),
+    ("boot::", 22),
+    ("churn::", 17),
+    ("cli::", 62),
+    ("cli_vm::", 32),
+    ("coexist::", 40),
+    ("control::", 3),
+    ("definitions::", 33),
+    ("events_files::", 16),
+    ("explain::", 21),
+    ("features::", 20),
+    ("hist::", 17),
+    ("kernels::", 11),
+    ("kexec::", 14),
+    ("modules::", 20),
+    ("nmi::", 24),
+    ("oops::", 10),
+    ("optimized::", 40),
+    ("probes::", 28),
+    ("reads::", 10),
+    ("returns::", 43),
+    ("scale::", 23),
+    ("script::", 25),
+    ("stacks::", 62),
+    ("stress::", 40),
+    ("stripped::", 1),
+    ("stuck::", 17),
+    ("syscalls::", 16),
+];
+
+/// About how long a group takes in an emulated machine, in seconds, so that those which run side by side end
+/// together.
+pub(crate) fn seconds(group: &Group) -> usize {
+    let known = SECONDS.iter().find(|(name, _)| group.name == *name);
+    // Those of micro-kernels are over soon.
+    known.map_or(group.tests.len(), |(_, seconds)| *seconds)
 }
 
 /// Takes those out of `tests` that are left to the night.
@@ -84,8 +130,6 @@ pub(crate) fn of(tests: Vec<String>) -> Vec<Group> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     /// A test that has another name now would run for every change again, or not at all.
@@ -97,6 +141,10 @@ mod tests {
             let file = module.replace("::", "/") + ".rs";
             let source = std::fs::read_to_string(root.join(file)).unwrap();
             assert!(source.contains(&format!("fn {name}()")), "{test}");
+        }
+        for (module, _) in SECONDS {
+            let file = root.join(module.trim_end_matches(':')).with_extension("rs");
+            assert!(file.exists(), "{module}");
         }
         let mut tests = vec!["a".to_owned(), NIGHTLY[0].to_owned()];
         assert_eq!(leave_to_the_night(&mut tests), [NIGHTLY[0]]);

@@ -80,7 +80,7 @@ pub(crate) struct Options {
     #[arg(long)]
     without_clients: bool,
     /// Run what a change has to pass: beside the tests, the short forms of the benches that need no guest, and
-    /// what holds on every kernel on the one that differs most. In the rig, tests that go many rounds go a quarter of
+    /// what holds on every kernel on the one that differs most. Tests that go many rounds go a quarter of
     /// them, and a few that take long are left to `nightly`
     #[arg(long, conflicts_with_all = ["package", "repeat", "rig_only", "kernel", "filter"])]
     ci: bool,
@@ -374,6 +374,9 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     if options.repeat.is_none() {
         job.environment.extend(seeds.environment());
     }
+    if options.ci {
+        job.environment.push((run::SHORT.to_owned(), "1".into()));
+    }
     Ok(job)
 }
 
@@ -410,6 +413,13 @@ fn job_in_rig(
     for test in built.iter().filter(|executable| executable.test) {
         let ran_here = rig == Kind::Direct && test.name.starts_with("micro_");
         if is_end_to_end(ready, test) && !ran_here {
+            if options.ci && groups::is_left_to_the_night(&test.name) {
+                progress::note(&format!(
+                    "left to `cargo lab nightly` in the rig: {}",
+                    test.name
+                ));
+                continue;
+            }
             add(&mut job, test, options);
             if rig.is_emulated()
                 && let Some(whole) = job.steps.pop()

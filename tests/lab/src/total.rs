@@ -208,9 +208,8 @@ impl Runner<'_> {
         }
         let seconds = |due: &Due| {
             let step = self.job.steps.get(due.step);
-            let of_group =
-                step.and_then(|it| Some(groups::seconds(&it.program, it.group.as_ref()?)));
-            of_group.unwrap_or(1)
+            let group = step.and_then(|step| step.group.as_ref());
+            group.map_or(1, groups::seconds)
         };
         let mut shares = vec![(0, Vec::new()); self.how.rigs];
         let mut longest_first = due;
