@@ -11,7 +11,7 @@ use hvprobe_machine::{Machine, State};
 use hvprobe_proto::v1;
 use hvprobe_spec::ProbeId;
 use prost::Message as _;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tonic::Status;
 
 use super::events::broadcast::Broadcast;
@@ -48,6 +48,7 @@ pub(crate) struct Handle {
     changed: Arc<AtomicU64>,
     calls: Arc<Lane>,
     stops: Arc<Lane>,
+    looks: Arc<Lane>,
 }
 
 #[derive(Clone, Debug)]
@@ -124,6 +125,7 @@ impl Handle {
             changed: Arc::default(),
             calls: Arc::new(Lane::new("a call into a machine", CALLS)),
             stops: Arc::new(Lane::new("stopping a machine", 1)),
+            looks: Arc::new(Lane::new("a look at sources", 1)),
         }
     }
 
@@ -236,6 +238,11 @@ impl Handle {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
         self.calls.run(work).await
+    }
+
+    /// The turn of whoever looks at the sources of the machine's kernel: one at a time.
+    pub(crate) async fn turn_to_look(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.looks.turn().await
     }
 
     /// What is told of `machine`, which is this one.

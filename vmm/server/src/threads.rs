@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 use hvprobe_proto::v1::ErrorKind;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::{Code, Status};
 
 use super::status::{Failure, broken};
@@ -29,6 +29,12 @@ impl Lane {
         }
     }
 
+    /// One of the places as soon as there is one, for who has work to do in another class, too.
+    pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        place.map_err(|_| broken(self.what))
+    }
+
     /// What `call` returns, made on a thread of its own once there is a place for it.
     ///
     /// # Errors
@@ -37,8 +43,7 @@ impl Lane {
         &self,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let place = Arc::clone(&self.places).acquire_owned().await;
-        let place = place.map_err(|_| broken(self.what))?;
+        let place = self.turn().await?;
         let (to, from) = oneshot::channel();
         start(self.what, move || {
             let returned = call();

@@ -1,7 +1,8 @@
 //! `hvprobe.v1.Sources`.
 //!
-//! What is kept true: of all clients' questions one is answered at a time, so no more than one file with debug
-//! information is in memory, and none when nobody asks. What is uploaded goes to a file as it comes.
+//! What is kept true: of the questions about one machine one is answered at a time, and of all [`LOOKS`], so no more
+//! files with debug information are in memory than that, and none when nobody asks. What is uploaded goes to a file
+//! as it comes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,9 @@ use crate::uploads::{Upload, Uploads};
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;
 
+/// Machines whose sources are looked at at a time.
+const LOOKS: usize = 4;
+
 /// How long a client may send nothing of a file that it uploads, and take for all of it.
 const SILENCE: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -63,7 +67,7 @@ impl Service {
             folder: folder.into(),
             indexes,
             uploads: Arc::default(),
-            looks: Lane::new("a look at sources", 1),
+            looks: Lane::new("a look at sources", LOOKS),
             writes: Lane::new("an upload", limits::UPLOADS_AT_ONCE),
         };
         SourcesServer::new(service).max_decoding_message_size(limits::MESSAGE)
@@ -75,11 +79,14 @@ impl Service {
         machine: &str,
         ask: impl FnOnce(&Sources) -> Result<T, SourcesError> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let image = Arc::clone(self.fleet.get(machine)?.machine()?.image());
+        let handle = self.fleet.get(machine)?;
+        let image = Arc::clone(handle.machine()?.image());
+        let turn = handle.turn_to_look().await?;
         let folder = Arc::clone(&self.folder);
         let indexes = self.indexes.clone();
         let uploads = Arc::clone(&self.uploads);
         let answered = self.looks.run(move || {
+            let _turn = turn;
             let sources = match uploads.of(&image) {
                 Some(upload) => upload.sources(&image).map_err(|why| unusable(&why))?,
                 None => open(&image, &folder, indexes.as_ref())?,
@@ -127,7 +134,8 @@ impl sources_server::Sources for Service {
         let Some((machine, mut data)) = parts.next().await? else {
             return Err(out_of_order("the first message names the machine"));
         };
-        let image = Arc::clone(self.fleet.get(&machine)?.machine()?.image());
+        let handle = self.fleet.get(&machine)?;
+        let image = Arc::clone(handle.machine()?.image());
         let uploads = Arc::clone(&self.uploads);
         let begun = self.writes.run(move || uploads.begin());
         let mut upload = begun.await??;
@@ -145,7 +153,11 @@ impl sources_server::Sources for Service {
         }
         let length = upload.length();
         let uploads = Arc::clone(&self.uploads);
-        let kept = self.looks.run(move || uploads.keep(upload, &image));
+        let turn = handle.turn_to_look().await?;
+        let kept = self.looks.run(move || {
+            let _turn = turn;
+            uploads.keep(upload, &image)
+        });
         let build_id = kept.await?.map_err(|why| unusable(&why))?;
         Ok(Response::new(UploadDebugInfoResponse { build_id, length }))
     }
