@@ -25,7 +25,7 @@ use super::identity::{Asked, Identity};
 use super::news::News;
 use super::reading::{self, Reading};
 use super::sessions::owners::Owners;
-use super::slots::Slots;
+use super::slots::{Made, Slots};
 use super::status::{self, Failure, broken, chain};
 use super::threads;
 use super::totals::{Guest, Totals};
@@ -65,6 +65,8 @@ enum Reservation {
     Boot(Reserved),
     /// The same request has made this one.
     Made(Handle),
+    /// The same request is under way.
+    UnderWay,
 }
 
 /// A name that is taken for a machine, until it is settled or goes.
@@ -139,9 +141,14 @@ impl Fleet {
         asked: Asked,
         boot: impl FnOnce(MachineConfig) -> Result<Arc<Machine>, BootError> + Send + 'static,
     ) -> Result<Handle, Status> {
-        let reserved = match self.reserve(&mut config, &asked)? {
-            Reservation::Boot(reserved) => reserved,
-            Reservation::Made(made) => return Ok(made),
+        let mut news = self.follow();
+        let reserved = loop {
+            match self.reserve(&mut config, &asked)? {
+                Reservation::Boot(reserved) => break reserved,
+                Reservation::Made(made) => return Ok(made),
+                // It makes one, or fails, and then this one is the first.
+                Reservation::UnderWay => news.changed().await.map_err(|_| broken("the boot"))?,
+            }
         };
         let identity = Identity::new(asked).map_err(|error| {
             Status::internal(format!("the host gives no random number: {error}"))
@@ -188,8 +195,10 @@ impl Fleet {
     /// chooses a name if there is none.
     fn reserve(&self, config: &mut MachineConfig, asked: &Asked) -> Result<Reservation, Status> {
         let mut slots = self.slots();
-        if let Some(made) = slots.made_by(asked)? {
-            return Ok(Reservation::Made(made));
+        match slots.made_by(asked)? {
+            Made::Nothing => {}
+            Made::UnderWay => return Ok(Reservation::UnderWay),
+            Made::Machine(made) => return Ok(Reservation::Made(made)),
         }
         let totals = &self.shared.totals;
         slots.can_reserve(&mut config.name, totals.limits())?;
@@ -222,6 +231,7 @@ impl Fleet {
                 self.shared.arrivals.close();
                 slots.is_booting()
             };
+            self.shared.news.tell(|_| ());
             let stopping = at_once(self.live(), |handle| async move {
                 if let Err(error) = handle.stop().await {
                     tracing::error!(machine = handle.name(), %error, "cannot stop the machine");
@@ -250,6 +260,13 @@ impl Fleet {
                 return;
             }
         }
+    }
+
+    /// Whether there is no machine, and none will be.
+    pub(crate) fn is_over(&self) -> bool {
+        let slots = self.slots();
+        let mut all = slots.all().into_iter();
+        slots.closed && !slots.is_booting() && !all.any(|handle| handle.is_live())
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {

@@ -41,6 +41,15 @@ enum Slot {
     Taken(Handle),
 }
 
+/// What has come of a request for a machine.
+#[derive(Debug)]
+pub(crate) enum Made {
+    Nothing,
+    /// It is being booted.
+    UnderWay,
+    Machine(Handle),
+}
+
 impl Slot {
     fn is_live(&self) -> bool {
         match self {
@@ -82,20 +91,19 @@ impl Slots {
         self.named.values().any(reserved)
     }
 
-    /// The machine that this request has made before, unless it is still being booted. One without an id
-    /// is like no other.
+    /// What has come of this request before. One without an id is like no other.
     ///
     /// # Errors
     /// When another request had its id, too.
-    pub(crate) fn made_by(&self, wanted: &Asked) -> Result<Option<Handle>, Status> {
+    pub(crate) fn made_by(&self, wanted: &Asked) -> Result<Made, Status> {
         let of_its_id = self.named.iter().find(|(_, slot)| {
             !wanted.request_id.is_empty() && slot.asked().request_id == wanted.request_id
         });
         match of_its_id {
-            None => Ok(None),
+            None => Ok(Made::Nothing),
             Some((_, slot)) if slot.asked() != wanted => Err(reused(&wanted.request_id)),
-            Some((_, Slot::Taken(handle))) => Ok(Some(handle.clone())),
-            Some((name, Slot::Reserved { .. })) => Err(status::booting(name)),
+            Some((_, Slot::Taken(handle))) => Ok(Made::Machine(handle.clone())),
+            Some((_, Slot::Reserved { .. })) => Ok(Made::UnderWay),
         }
     }
 

@@ -249,9 +249,14 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     let third = Session::open(&mut client, named("third")).await.unwrap();
     client.machines.pause(pause("")).await.unwrap();
     client.machines.pause(pause(&third.id)).await.unwrap();
-    plant(&mut client, &machine, &third.id, specs(&["p vfs_read"]))
-        .await
-        .unwrap();
+    let planting = RegisterRequest {
+        machine: machine.clone(),
+        probes: specs(&["p vfs_read"]),
+        session: third.id.clone(),
+        request_id: "plant".to_owned(),
+        ..Default::default()
+    };
+    let planted = client.probes.register(planting.clone()).await.unwrap();
     let mut third = third;
     let take_over = OpenSession {
         take_over: vec![third.id.clone()],
@@ -259,6 +264,9 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     };
     let heir = Session::open(&mut client, take_over).await.unwrap();
     assert_eq!(third.ended().await, (SessionEnd::TakenOver, 0, false));
+    // The answer is known, though the session is no more.
+    let again = client.probes.register(planting).await.unwrap();
+    assert_eq!(again.get_ref(), planted.get_ref());
     assert_eq!(client.list(&machine).await[0].owner, "heir");
     assert_eq!(heir.close().await, (SessionEnd::Disconnected, 1, false));
     assert_eq!(client.list(&machine).await, []);

@@ -92,9 +92,13 @@ impl probes_server::Probes for Service {
     ) -> Result<Response<RegisterResponse>, Status> {
         let request = request.into_inner();
         let handle = self.fleet.get(&request.machine)?;
-        let ticket = self.sessions.begin(&request.session, &handle)?;
         let requests = Arc::clone(&handle.requests);
-        let answer = requests.once(request, |request| register(handle, request, ticket));
+        let sessions = self.sessions.clone();
+        // What has been answered is answered again, whether or not its session is still there.
+        let answer = requests.once(request, move |request| async move {
+            let ticket = sessions.begin(&request.session, &handle)?;
+            register(handle, request, ticket).await
+        });
         Ok(Response::new(answer.await?))
     }
 
