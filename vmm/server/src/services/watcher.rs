@@ -54,7 +54,7 @@ impl Watcher {
         }
     }
 
-    /// Runs until the client is gone.
+    /// Runs until the client is gone, or the last machine of a server that stops.
     pub(crate) async fn run(mut self) {
         // That the client is gone is no error, and there is nobody to tell it to.
         let _gone = self.watch().await;
@@ -65,7 +65,7 @@ impl Watcher {
         news.mark_unchanged();
         while self.tell_next().await? {}
         self.send(What::AllTold(AllTold {})).await?;
-        loop {
+        while !self.fleet.is_over() {
             tokio::select! {
                 // The fleet is here, so its news are.
                 _ = news.changed() => {}
@@ -73,6 +73,9 @@ impl Watcher {
             }
             while self.tell_next().await? {}
         }
+        // What came with the end.
+        while self.tell_next().await? {}
+        Ok(())
     }
 
     /// Tells what comes next of what is new; whether there was something.
@@ -210,6 +213,19 @@ mod tests {
         assert!(seen.contains(&"+a".to_owned()) && seen.contains(&"+b".to_owned()));
         assert!(!seen.contains(&"-short".to_owned()) || seen.contains(&"+short".to_owned()));
         assert!(told.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn watcher_ends_with_the_last_machine_of_a_server_that_stops() {
+        let fleet = Fleet::default();
+        add_ended(&fleet, "a", "", b"");
+        let mut told = watch(&fleet);
+        for expected in ["+a", "all"] {
+            assert_eq!(word(&mut told).await, expected);
+        }
+        fleet.close().await;
+        let end = timeout(PATIENCE, told.recv()).await.expect("it ends");
+        assert!(end.is_none(), "{end:?}");
     }
 
     #[tokio::test]
