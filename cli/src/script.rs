@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_spec::ParseError;
-use hvprobe_spec::definition::{FileError, Target};
-use hvprobe_spec::script::{Program, SCRIPT_MAX, Written, compile, in_line, read_script};
+use hvprobe_spec::definition::{FileError, Kind, Target};
+use hvprobe_spec::script::{Planted, Program, SCRIPT_MAX, Written, compile, in_line, read_script};
 
 use crate::failure::{Refused, WrongUsage, detail};
 use crate::hit_args::{HitArgs, HoldArgs};
@@ -95,13 +95,22 @@ impl ScriptArgs {
 }
 
 impl Script {
+    /// Its probes in the order in which they are registered. Of calls that return, the probe that was registered last
+    /// is hit first, as of kretprobes; clauses run in their own order.
+    fn in_order(&self) -> impl Iterator<Item = &Planted> {
+        let returns = |it: &&Planted| matches!(it.definition.kind, Kind::Return { .. });
+        let probes = &self.program.probes;
+        let entries = probes.iter().filter(move |it| !returns(it));
+        entries.chain(probes.iter().rev().filter(returns))
+    }
+
     /// The specifications of its probes.
     pub(crate) fn specs(
         &self,
         hit: &HitArgs,
         hold: &HoldArgs,
     ) -> Result<Vec<ProbeSpec>, WrongUsage> {
-        let specs = self.program.probes.iter().map(|planted| {
+        let specs = self.in_order().map(|planted| {
             let mut hit = hit.clone();
             hit.acts
                 .count(!self.program.maps.is_empty(), planted.stacks);
@@ -121,7 +130,7 @@ impl Script {
         let detail = detail(&status);
         let number = |number: Option<u32>| number.and_then(|it| usize::try_from(it).ok());
         let index = number(detail.as_ref().and_then(|it| it.index));
-        let probe = index.and_then(|index| self.program.probes.get(index));
+        let probe = index.and_then(|index| self.in_order().nth(index));
         match (probe, number(detail.and_then(|it| it.column))) {
             (Some(probe), column) => {
                 // Without a column it is about the place.

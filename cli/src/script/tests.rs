@@ -37,6 +37,20 @@ fn programs_and_files_are_one_script() {
 }
 
 #[test]
+fn clauses_of_returns_are_registered_in_reverse_so_that_they_run_in_their_order() {
+    check(
+        &["kretprobe:a { } kprobe:b { } kretprobe:a, kprobe:c { } kretprobe:d { }"],
+        &[],
+        expect![[r#"
+            p b script_1=\1:u32
+            p c script_3=\3:u32
+            r d script_4=\4:u32
+            r a script_2=\2:u32
+            r a script_0=\0:u32"#]],
+    );
+}
+
+#[test]
 fn mistakes_are_shown_in_the_part_where_they_are() {
     check(
         &["kprobe:a {", "}"],

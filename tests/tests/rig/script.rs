@@ -247,12 +247,13 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     assert_eq!(booted.trim(), "web");
     // At the return the call inside it was counted.
     let counted = "kprobe:do_getpgid { @calls[comm, pid] = count(); }";
-    let printing =
-        "kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\"<%s>\\n\", comm); exit(); }";
+    // Those at one return run in the order of the script.
+    let printing = "kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\"<%s\", comm); } \
+         kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\" again>\\n\"); exit(); }";
     let first = ["trace", "--vm", "web", "-e", counted, "-e", printing];
     let printed = told(&socket, &first);
     assert!(
-        printed.starts_with("<workload>\n\n@calls[workload, "),
+        printed.starts_with("<workload again>\n\n@calls[workload, "),
         "{printed}"
     );
     let every = "interval:s:1 { print(@calls); clear(@calls); exit(); }";
