@@ -109,17 +109,22 @@ impl fmt::Display for Register {
     }
 }
 
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unsigned => "u",
+            Self::Signed => "s",
+            Self::Hex => "x",
+        })
+    }
+}
+
 impl fmt::Display for TypeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.element {
-            Element::Integer { shown, bits } => {
-                let shown = match shown {
-                    Shown::Unsigned => 'u',
-                    Shown::Signed => 's',
-                    Shown::Hex => 'x',
-                };
-                write!(f, "{shown}{bits}")?;
-            }
+            Element::Integer { shown, bits } => write!(f, "{shown}{bits}")?,
+            Element::Own { shown: Some(shown) } => write!(f, "{shown}")?,
+            Element::Own { shown: None } => f.write_str("d")?,
             Element::Char => f.write_str("char")?,
             Element::String => f.write_str("string")?,
             Element::UserString => f.write_str("ustring")?,

@@ -53,6 +53,9 @@ impl Read<'_> {
     /// Looks the type up. A bit field's numbers come out as they are.
     pub(super) fn look_up(&self) -> Result<Found, ParseError> {
         let found = match self.name {
+            "u" | "s" | "x" | "d" if self.count.is_none() => Element::Own {
+                shown: shown(self.name),
+            },
             "char" => Element::Char,
             "string" => Element::String,
             "ustring" => Element::UserString,
@@ -79,7 +82,7 @@ impl Read<'_> {
         let help = match self.name {
             "" => "; leave out the `:` or name a type",
             "bool" | "int" | "unsigned" | "long" | "short" | "void" | "size_t" | "pid_t" => {
-                "; types are u8 to u64, s8 to s64, x8 to x64, char, string, ustring, symbol, symstr, \
+                "; types are u8 to u64, s8 to s64, x8 to x64, u, s, x, d, char, string, ustring, symbol, symstr, \
                  bWIDTH@OFFSET/SIZE, %pd and %pD"
             }
             _ => "",
@@ -137,12 +140,7 @@ pub(super) enum Found {
 
 fn integer(name: &str) -> Option<Element> {
     let (shown, bits) = name.split_at_checked(1)?;
-    let shown = match shown {
-        "u" => Shown::Unsigned,
-        "s" => Shown::Signed,
-        "x" => Shown::Hex,
-        _ => return None,
-    };
+    let shown = self::shown(shown)?;
     let bits = match bits {
         "8" => 8,
         "16" => 16,
@@ -151,4 +149,13 @@ fn integer(name: &str) -> Option<Element> {
         _ => return None,
     };
     Some(Element::Integer { shown, bits })
+}
+
+fn shown(letter: &str) -> Option<Shown> {
+    match letter {
+        "u" => Some(Shown::Unsigned),
+        "s" => Some(Shown::Signed),
+        "x" => Some(Shown::Hex),
+        _ => None,
+    }
 }

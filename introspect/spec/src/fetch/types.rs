@@ -26,6 +26,12 @@ pub enum Element {
         /// Its size in bits: 8, 16, 32 or 64.
         bits: u8,
     },
+    /// `u`, `s`, `x`, `d`: a number as wide as its own type in C has it, 64 bits if that is no integer or not known.
+    /// The kernel has none of these; `perf probe` has all but the last.
+    Own {
+        /// How it is shown; by its own type (`d`), if nothing is said, and with a sign if that is not known.
+        shown: Option<Shown>,
+    },
     /// `char`: a character.
     Char,
     /// `string`: a text in the kernel's memory.

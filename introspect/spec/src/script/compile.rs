@@ -521,7 +521,7 @@ fn expression(kind: &OperandKind) -> String {
         (OperandKind::Str(_), _) => format!("+0({address}):string"),
         (_, Some(Fetched::Named(_))) => address,
         (_, Some(Fetched::CurrentTask)) => format!("{address}:u64"),
-        _ => format!("{address}:s64"),
+        _ => format!("{address}:d"),
     }
 }
 

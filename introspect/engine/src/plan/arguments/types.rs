@@ -93,6 +93,8 @@ pub(super) fn element(element: Element, name: String) -> Shape {
             };
             (bytes(bits), kind)
         }
+        // As one of no type that is known.
+        Element::Own { .. } => (8, ShapeKind::Signed),
         Element::Char => (1, ShapeKind::Char),
         Element::Bitfield { container, .. } => (bytes(container), ShapeKind::Unsigned),
         Element::Symbol | Element::SymbolString => (8, ShapeKind::Symbol),
@@ -101,6 +103,19 @@ pub(super) fn element(element: Element, name: String) -> Shape {
         }
     };
     Shape { name, size, kind }
+}
+
+/// How many bits `ty` has and whether one is a sign, if it is an integer of C.
+pub(super) fn integer(types: &Types, ty: TypeId) -> Option<(u8, bool)> {
+    let Shape { size, kind, .. } = shape(types, ty)?;
+    let is_signed = match kind {
+        ShapeKind::Signed | ShapeKind::Char => true,
+        ShapeKind::Unsigned | ShapeKind::Hex | ShapeKind::Bool => false,
+        ShapeKind::Enum { signed, .. } => signed,
+        _ => return None,
+    };
+    let bits = u8::try_from(size.checked_mul(8)?).ok()?;
+    matches!(bits, 8 | 16 | 32 | 64).then_some((bits, is_signed))
 }
 
 /// Whether `ty` is a pointer to characters, or an array of them: what a text can be read of.

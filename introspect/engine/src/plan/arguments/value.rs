@@ -5,7 +5,7 @@
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::types::Types;
-use hvprobe_spec::fetch::{Element, TypeName, words};
+use hvprobe_spec::fetch::{Element, Shown, TypeName, words};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{
     Base, Bits, CAPTURE_MAX, Common, Fetched, Item, Memory, ParseError, Pointer, Read, Source,
@@ -83,7 +83,10 @@ pub(super) fn value(
         }
         _ => {}
     }
-    let mut shape = types::element(ty.element, ty.to_string());
+    let mut shape = match ty.element {
+        Element::Own { shown } => own(&chain, shown, types),
+        element => types::element(element, ty.to_string()),
+    };
     chain.bits = match ty.element {
         Element::Bitfield { width, offset, .. } => Some((offset.into(), width)),
         _ => None,
@@ -102,6 +105,17 @@ pub(super) fn value(
         };
     }
     plain(column, chain, shape, returns)
+}
+
+/// A number that is as wide as its own type, or 64 bits.
+fn own(chain: &Chain, shown: Option<Shown>, types: Option<&Types>) -> Shape {
+    let known = types.and_then(|types| types::integer(types, chain.ty?));
+    let (bits, is_signed) = known.unwrap_or((64, true));
+    let shown = shown.unwrap_or(match is_signed {
+        true => Shown::Signed,
+        false => Shown::Unsigned,
+    });
+    types::element(Element::Integer { shown, bits }, format!("{shown}{bits}"))
 }
 
 /// As its own type has it, or as a number.

@@ -497,3 +497,31 @@ fn what_a_function_has_not_is_refused_at_its_column() {
     let refused = refusal(rig.try_register(&[spec(&format!("p vfs_read {many}"))]));
     assert!(matches!(refused.1, Refused::Arguments(_)), "{refused:?}");
 }
+
+#[test]
+fn numbers_are_as_wide_as_their_own_types() {
+    let mut rig = Rig::live();
+    let shapes = |rig: &mut Rig, definition: &str| {
+        let id = rig.one(definition);
+        let shown = rig.info(id).shown.arguments.clone();
+        let shapes = shown
+            .iter()
+            .map(|it| (it.shape.name.clone(), it.shape.size));
+        shapes.collect::<Vec<_>>()
+    };
+    let found = shapes(
+        &mut rig,
+        "p vfs_read a=count:s b=count:d c=file:d d=file:x e=file->f_mode:d f=file->f_mode:s g=%di:u h=%di:d",
+    );
+    let expected = [
+        ("s64", 8),
+        ("u64", 8),
+        ("s64", 8),
+        ("x64", 8),
+        ("u32", 4),
+        ("s32", 4),
+        ("u64", 8),
+        ("s64", 8),
+    ];
+    assert_eq!(found, expected.map(|(name, size)| (name.to_owned(), size)));
+}

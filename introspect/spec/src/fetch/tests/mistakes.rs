@@ -258,7 +258,8 @@ fn types_are_checked() {
         "Unknown type is specified; leave out the `:` or name a type",
     );
     refused("a=%di:u128", 6, "Unknown type is specified");
-    refused("%di:u", 4, "Unknown type is specified");
+    refused("%di:d[2]", 4, "Unknown type is specified");
+    refused("%di:d8", 4, "Unknown type is specified");
     refused("%di:b1@1", 4, "Unknown type is specified");
     refused("%di:b1@1/12", 4, "Unknown type is specified");
     refused("%di:u8:u8", 4, "Unknown type is specified");

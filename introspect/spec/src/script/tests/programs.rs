@@ -7,7 +7,7 @@ fn conditions_keys_and_values_become_a_definition_and_a_histogram() {
     check(
         "kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }",
         expect![[r#"
-            p vfs_read arg2=$arg3:s64 script_0=\0:u32 if arg2 > 100
+            p vfs_read arg2=$arg3:d script_0=\0:u32 if arg2 > 100
             @ Powers
               keys=comm,arg2.bits:size=131072 of [0]: [Key(0)]
         "#]],
@@ -18,7 +18,7 @@ fn conditions_keys_and_values_become_a_definition_and_a_histogram() {
             @slow = lhist(duration, 0, 10000, 1000);
         }",
         expect![[r#"
-            r vfs_read retval=$retval:s64 s_args_file_f_path_dentry_d=+0(file->f_path.dentry->d_name.name):string script_0=\0:u32 if retval >= 0 && (tgid == 1 || !(comm == "dd"))
+            r vfs_read retval=$retval:d s_args_file_f_path_dentry_d=+0(file->f_path.dentry->d_name.name):string script_0=\0:u32 if retval >= 0 && (tgid == 1 || !(comm == "dd"))
             @bytes Sum
               keys=common_pid,s_args_file_f_path_dentry_d:vals=retval:size=131072 of [0]: [Key(0), Key(1)]
             @slow Steps { min: 0, max: 10000, step: 1000 }
@@ -38,7 +38,7 @@ fn several_probes_count_in_one_map() {
             p vfs_write script_1=\1:u32
             r ext4:ext4_* script_2=\2:u32
             p vfs_open script_3=\3:u32
-            p vfs_fsync arg0=$arg1:s64 script_4=\4:u32 (stacks)
+            p vfs_fsync arg0=$arg1:d script_4=\4:u32 (stacks)
             @ Hits
               keys=probe,probe:size=131072 of [0, 1, 2, 3]: [Function(0), Probe(1)]
               keys=probe:size=131072 of [4]: [Text("sync"), Number(7)]
@@ -48,7 +48,7 @@ fn several_probes_count_in_one_map() {
     check(
         "kprobe:a { @ = count(); @ = count(); @x = avg(arg0); @y = min(arg0); @z = max(args.b); }",
         expect![[r#"
-            p a arg0=$arg1:s64 args_b=b script_0=\0:u32
+            p a arg0=$arg1:d args_b=b script_0=\0:u32
             @ Hits
               keys=probe:size=131072 of [0]: []
               keys=probe:size=131072 of [0]: []
@@ -97,7 +97,7 @@ fn what_is_fetched_once_has_one_name() {
         "k:f /args.a->b && args.a_b != 3/ { @[args.a->b, arg0] = max(arg0); \
          printf(\"%p %s\", arg0, ksym(arg0)); }",
         expect![[r#"
-            p f args_a_b=a->b args_a_b_2=a_b arg0=$arg1:s64 script_0=\0:u32 if args_a_b != 0 && args_a_b_2 != 3
+            p f args_a_b=a->b args_a_b_2=a_b arg0=$arg1:d script_0=\0:u32 if args_a_b != 0 && args_a_b_2 != 3
               Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Pointer }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text })] }, values: [Argument("arg0"), Symbol("arg0")] }
             @ Greatest
               keys=args_a_b,arg0:vals=arg0:size=131072 of [0]: [Key(0), Key(1)]
@@ -159,9 +159,9 @@ fn times_of_calls_are_those_that_return_probes_have() {
         "k:vfs_read, k:vfs_write /pid == 7 && arg2 > 5/ { @s[tid] = nsecs; @ = count(); }
          kr:vfs_write /@s[tid] && retval > 0/ { printf(\"%d\\n\", nsecs - @s[tid]); delete(@s, tid); }",
         expect![[r#"
-            p vfs_read arg2=$arg3:s64 script_0=\0:u32 if tgid == 7 && arg2 > 5
-            p vfs_write arg2=$arg3:s64 script_1=\1:u32 if tgid == 7 && arg2 > 5
-            r vfs_write arg2=$arg3:s64 retval=$retval:s64 script_2=\2:u32 if tgid == 7 && arg2 > 5 && retval > 0
+            p vfs_read arg2=$arg3:d script_0=\0:u32 if tgid == 7 && arg2 > 5
+            p vfs_write arg2=$arg3:d script_1=\1:u32 if tgid == 7 && arg2 > 5
+            r vfs_write arg2=$arg3:d retval=$retval:d script_2=\2:u32 if tgid == 7 && arg2 > 5 && retval > 0
               Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed }), Text("\n")] }, values: [Builtin(Duration)] }
             @ Hits
               keys=probe:size=131072 of [0, 1]: []
@@ -247,7 +247,7 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
         "k:vfs_read { @start[tid] = nsecs; }
          kr:vfs_read { @us[arg2 / 4096] = hist((nsecs - @start[tid]) / 1000); delete(@start[tid]); }",
         expect![[r#"
-            r vfs_read arg2=$arg3:s64 script_0=\0:u32
+            r vfs_read arg2=$arg3:d script_0=\0:u32
             @us Powers
               keys=arg2/4096,duration/1000.bits:size=131072 of [0]: [Key(0)]
         "#]],
@@ -257,7 +257,7 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
             printf(\"%d\", retval / 0x10); }
          END { printf(\"%d\", elapsed / 1000000); }",
         expect![[r#"
-            r vfs_read retval=$retval:s64 script_0=\0:u32
+            r vfs_read retval=$retval:d script_0=\0:u32
               Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed })] }, values: [Divided { of: Argument("retval"), by: 16 }] }
             @ Sum
               keys=probe:vals=retval/1024:size=131072 of [0]: []
