@@ -87,6 +87,17 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         },
     },
     Exception {
+        reason: "numbers can be as wide as their own types, as for `perf probe`",
+        holds: |case| {
+            pointed_at(case).is_some_and(|(text, column, words)| {
+                let ty = text.split(' ').next();
+                words == "Unknown type is specified"
+                    && matches!(ty, Some("u" | "s" | "x" | "d"))
+                    && goes_on(case, column)
+            })
+        },
+    },
+    Exception {
         reason: "before 6.6, no argument has a name",
         holds: |case| {
             let begins = |c: char| c == '_' || c.is_ascii_alphabetic();
