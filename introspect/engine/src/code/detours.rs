@@ -51,6 +51,8 @@ pub(crate) struct Detours {
     data: Extent,
     place: RingPlace,
     window: Window,
+    /// Where something else of ours is, now and then.
+    taken: Option<Gva>,
     /// What is free of the code, the counters and the memory for instances, once mapped.
     free_code: Space,
     free_counters: Space,
@@ -72,6 +74,7 @@ impl Detours {
                 watermark: WATERMARK,
             },
             window,
+            taken: None,
             free_code: Space::default(),
             free_counters: Space::default(),
             free_instances: Space::default(),
@@ -80,6 +83,11 @@ impl Detours {
 
     pub(crate) fn place(&self) -> RingPlace {
         self.place
+    }
+
+    /// Leaves `place` to what is mapped there now and then.
+    pub(crate) fn leave(&mut self, place: Gva) {
+        self.taken = Some(place);
     }
 
     /// Finds a place for everything, if it has none. The guest sees nothing of it until
@@ -93,13 +101,13 @@ impl Detours {
         tables: &PageTables,
     ) -> Result<Ring, HiddenError> {
         let fresh = self.code.start().is_none() || self.data.start().is_none();
-        let data = self.data.reserve(mem, tables, self.window, 0)?;
+        let data = self.data.reserve(mem, tables, self.window, self.taken, 0)?;
         // What is reserved is still empty.
         let behind = Window {
             start: data.wrapping_add(self.data.len()),
             ..self.window
         };
-        let code = self.code.reserve(mem, tables, behind, INT3)?;
+        let code = self.code.reserve(mem, tables, behind, self.taken, INT3)?;
         if fresh {
             let (limit, bell) = self.place.initial();
             self.place.tell(mem, limit, bell)?;

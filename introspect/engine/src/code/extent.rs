@@ -75,7 +75,7 @@ impl Extent {
         inside.then(|| self.at.wrapping_add(offset))
     }
 
-    /// Finds a place for it in `window` if it has none, and fills it with `filling`. The guest sees
+    /// Finds a place for it in `window` beside `taken` if it has none, and fills it with `filling`. The guest sees
     /// nothing new.
     ///
     /// # Errors
@@ -85,12 +85,13 @@ impl Extent {
         mem: &dyn PhysMemory,
         tables: &PageTables,
         window: Window,
+        taken: Option<Gva>,
         filling: u8,
     ) -> Result<Gva, HiddenError> {
         if let Some(Place { start, .. }) = self.place {
             return Ok(start);
         }
-        let start = empty_entries(mem, tables, window, self.pages)?;
+        let start = empty_entries(mem, tables, window, taken, self.pages)?;
         let chunk = [filling; 4096];
         for offset in (0..self.len()).step_by(chunk.len()) {
             mem.write(self.at.wrapping_add(offset), &chunk)?;
@@ -136,7 +137,8 @@ impl Extent {
     }
 }
 
-/// What the first `count` entries side by side that are empty map, of the level-2 table in `window`.
+/// What the first `count` entries side by side that are empty map, of the level-2 table in `window`, but for that
+/// of `taken`.
 ///
 /// # Errors
 /// When there are none, or the tables cannot be followed.
@@ -144,13 +146,14 @@ pub(super) fn empty_entries(
     mem: &dyn PhysMemory,
     tables: &PageTables,
     window: Window,
+    taken: Option<Gva>,
     count: u64,
 ) -> Result<Gva, HiddenError> {
     let (mut first, mut run) = (window.start, 0);
     let mut at = window.start;
     while at < window.end {
         let (_, value) = tables.entry_at(mem, at, 2)?;
-        if value == 0 {
+        if value == 0 && taken != Some(at) {
             run += 1;
             if run == count {
                 return Ok(first);

@@ -26,7 +26,8 @@
 //! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
 //! and cleared only when it still holds what we wrote; nothing is both writable and executable for
 //! the guest; every byte of a free slot that the guest can reach is an int3; once a return address
-//! was replaced by the trampoline's, the region stays mapped.
+//! was replaced by the trampoline's, the region stays mapped. Processors may remember what was mapped, so where
+//! the region was once nothing else of ours is ever, and it comes back there.
 
 use hvprobe_arch::insn::{ENDBR64, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
@@ -75,6 +76,8 @@ pub struct HiddenRegion {
     slots: u64,
     window: Window,
     mapped: Option<Mapped>,
+    /// Where it was mapped last.
+    home: Option<Gva>,
     pinned: bool,
     /// So many slots at the beginning, and at the end, have been handed out at least once.
     first: u64,
@@ -99,6 +102,7 @@ impl HiddenRegion {
             slots: code_pages * SLOTS_PER_PAGE,
             window,
             mapped: None,
+            home: None,
             pinned: false,
             first: 0,
             last: 0,
@@ -122,7 +126,7 @@ impl HiddenRegion {
         if self.mapped.is_some() {
             return Ok(());
         }
-        let start = empty_entries(mem, tables, self.window, 1)?;
+        let start = self.empty_entry(mem, tables)?;
         let (entry_at, _) = tables.entry_at(mem, start, 2)?;
         mem.write(self.at, &EMPTY_TABLE)?;
         self.add_page(mem, CODE_PAGE)?;
@@ -134,6 +138,10 @@ impl HiddenRegion {
         mem.write(stubs.wrapping_add(TRAMPOLINE), &OUT)?;
         let value = self.at.0 | entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
         mem.write(entry_at, &value.to_le_bytes())?;
+        self.home = Some(start);
+        if let Some(detours) = &mut self.detours {
+            detours.leave(start);
+        }
         self.mapped = Some(Mapped {
             fixtures: Fixtures::new(start),
             base: start.wrapping_add(SLOT_PAGES * PAGE),
@@ -141,6 +149,16 @@ impl HiddenRegion {
             entry: value,
         });
         Ok(())
+    }
+
+    /// Where it was before, if that is still empty, or else somewhere.
+    fn empty_entry(&self, mem: &dyn PhysMemory, tables: &PageTables) -> Result<Gva, HiddenError> {
+        if let Some(home) = self.home
+            && let Ok((_, 0)) = tables.entry_at(mem, home, 2)
+        {
+            return Ok(home);
+        }
+        empty_entries(mem, tables, self.window, None, 1)
     }
 
     /// Where the fixed places are, while the region is mapped.

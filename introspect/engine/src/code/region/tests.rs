@@ -165,6 +165,22 @@ fn entry_the_guest_changed_is_left_alone_and_another_is_used_next() {
 }
 
 #[test]
+fn where_the_region_was_nothing_else_comes_and_it_comes_back_there() {
+    let mem = memory(crate::testing::WHOLE_HIDDEN.0 + HiddenRegion::FULL_SIZE);
+    let mut region = crate::testing::whole_hidden();
+    region.map(&mem, &tables()).unwrap();
+    let before = region.fixtures().unwrap().stub(0);
+    region.unmap(&mem).unwrap();
+    let detours = region.detours.as_mut().unwrap();
+    let ring = detours.reserve(&mem, &tables()).unwrap();
+    detours.enter(&mem, &tables()).unwrap();
+    assert!(ring.head >= KERNEL_WINDOW.start.wrapping_add(TABLE_SPAN));
+    assert_eq!(entry_at(&mem, KERNEL_WINDOW.start).1, 0);
+    region.map(&mem, &tables()).unwrap();
+    assert_eq!(region.fixtures().unwrap().stub(0), before);
+}
+
+#[test]
 fn released_slot_is_taken_again_and_holds_int3_meanwhile() {
     let (mem, mut region) = region(4 * PAGE);
     region.map(&mem, &tables()).unwrap();
