@@ -98,6 +98,10 @@ impl World for Guest {
     }
 
     /// Nobody writes while a change is made.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     fn note_writes(&self, _on: bool) -> bool {
         true
     }

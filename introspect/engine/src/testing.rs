@@ -213,6 +213,10 @@ impl World for Guest {
         Ok(since.elapsed())
     }
 
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     fn note_writes(&self, on: bool) -> bool {
         self.mem.note_writes(on && !self.forgets.get());
         !self.forgets.get()

@@ -101,7 +101,7 @@ impl Unoptimized {
     pub(crate) fn may_pass(&self) -> bool {
         matches!(
             self,
-            Self::Interrupted | Self::Kprobe { .. } | Self::KprobesChange
+            Self::Interrupted | Self::Kprobe { .. } | Self::KprobesChange | Self::NoRoom
         )
     }
 }

@@ -78,8 +78,11 @@ pub trait World {
     /// When a virtual CPU cannot be stopped; then `change` has not run.
     fn stopped(&self, change: &mut WhileStopped<'_>) -> Result<Duration, StopError>;
 
-    /// Begins to note which pages of the guest's memory it writes, or ends that. Whether it is noted
-    /// from now on.
+    /// Whether the guest runs no more, so that what takes long can be left off.
+    fn has_ended(&self) -> bool;
+
+    /// Begins to note which pages of the guest's memory it writes, unless they are being noted, or ends that.
+    /// Whether it has begun, or ended.
     fn note_writes(&self, on: bool) -> bool;
 
     /// The pages that the guest has written since this was last asked, or since noting began. `None`

@@ -295,6 +295,7 @@ fn start(
         decisions: Decisions::default(),
         detours: detours.clone(),
         times,
+        noting_writes: AtomicBool::new(false),
     });
     if config.paused {
         shared.claims().pause(None);

@@ -1,6 +1,7 @@
 //! A guest as the probe engine sees it: its memory, and how to stop it for a change of its text.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hvprobe_arch::Gpa;
@@ -28,8 +29,20 @@ impl World for Guest<'_> {
         Ok(stopped_for)
     }
 
+    fn has_ended(&self) -> bool {
+        self.0.control.is_ending()
+    }
+
     fn note_writes(&self, on: bool) -> bool {
-        self.0.ram.note_writes(on).is_ok()
+        let noting = &self.0.noting_writes;
+        if on && noting.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let done = self.0.ram.note_writes(on).is_ok();
+        if !(on && done) {
+            noting.store(false, Ordering::Release);
+        }
+        done
     }
 
     fn written(&self) -> Option<Vec<Gpa>> {

@@ -3,18 +3,20 @@
 //! ```text
 //!   notices ──► watch over ──► all virtual CPUs have ended, or it panicked ──► wind up ──► ended
 //! ```
-//! Invariant: whatever happens to it, to a virtual CPU or to the collector, the machine ends, and
-//! whoever waits for its end is told, with the reason.
+//! Invariants: whatever happens to it, to a virtual CPU or to the collector, the machine ends, and
+//! whoever waits for its end is told, with the reason; nothing that takes long is done on this thread, as virtual
+//! CPUs wait for it.
 
 use hvprobe_hit::table::HookSet;
 use hvprobe_spec::Decision;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_devices::DeviceEvent;
+use hvprobe_engine::Retry;
 use hvprobe_hit::event::Collector;
 use tracing::{error, info};
 
@@ -35,7 +37,9 @@ impl Machine {
         vcpus: Vec<JoinHandle<()>>,
         collector: Collector,
     ) {
-        let watched = AssertUnwindSafe(|| self.watch_over(notices, vcpus.len(), &collector));
+        let watched = AssertUnwindSafe(|| {
+            thread::scope(|scope| self.watch_over(notices, vcpus.len(), &collector, scope))
+        });
         let first = catch_unwind(watched).unwrap_or_else(|_| {
             self.shared.control.end();
             Some(Why::Crash("the machine's supervisor panicked".to_owned()))
@@ -74,20 +78,26 @@ impl Machine {
     }
 
     /// Sees to the machine while any of its virtual CPUs is there; returns what ended the first.
-    fn watch_over(
-        &self,
+    fn watch_over<'s>(
+        &'s self,
         notices: &Receiver<Notice>,
         mut left: usize,
         collector: &Collector,
+        scope: &'s Scope<'s, '_>,
     ) -> Option<Why> {
         let mut first = None;
+        let mut looking: Option<ScopedJoinHandle<'_, ()>> = None;
         let mut watched = Instant::now();
         while left > 0 {
             // However many notices there are.
             if watched.elapsed() >= WATCH {
                 let mut registry = self.registry();
                 registry.check_text(&Guest(&self.shared));
-                registry.retry_jumps(&Guest(&self.shared));
+                registry.retry_ftrace(&Guest(&self.shared));
+                if looking.as_ref().is_none_or(ScopedJoinHandle::is_finished) {
+                    let retry = registry.retry();
+                    looking = retry.and_then(|retry| self.look(retry, scope));
+                }
                 let replaced = registry.is_replaced();
                 drop(registry);
                 if replaced {
@@ -131,6 +141,24 @@ impl Machine {
             }
         }
         first
+    }
+
+    /// Looks through the guest's memory on a thread of its own.
+    fn look<'s>(
+        &'s self,
+        retry: Retry,
+        scope: &'s Scope<'s, '_>,
+    ) -> Option<ScopedJoinHandle<'s, ()>> {
+        let look = move || {
+            let guest = Guest(&self.shared);
+            let looked = retry.look(&guest);
+            self.registry().end_retry(looked, &guest);
+        };
+        let started = thread::Builder::new()
+            .name("look".to_owned())
+            .spawn_scoped(scope, look);
+        // Without a thread it is for the next time.
+        started.ok()
     }
 
     /// Has the engine see to what it is told of; how the guest goes on.

@@ -24,15 +24,19 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use crate::world::{Standing, World};
 
 const PAGE: usize = 4096;
-/// The most of the guest's memory, in bytes, that is looked through for one change: a second or so.
-pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
-/// The same for what may take longer.
+/// The most of the guest's memory, in bytes, that is looked through for one change: a quarter of a second or so.
+pub(crate) const AT_ONCE_MAX: u64 = 1 << 30;
+/// The same for a change that a virtual CPU waits for.
+pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
+/// The same for what nobody waits for.
 pub(crate) const EVER_MAX: u64 = 64 << 30;
 /// The most pages that are looked through while the guest stands still: 32 MiB, some 10 ms, and in an
 /// emulated machine, where that is slower, within the 200 ms that a stop may take.
 pub(crate) const STOPPED_MAX: usize = 8192;
 /// With no more pages than this written meanwhile, the guest is stopped.
 const FEW: usize = STOPPED_MAX / 4;
+/// After how many bytes it is looked whether there is a guest any more: some 10 ms.
+const PIECE: u64 = 32 << 20;
 /// How often what was written meanwhile is looked at before that.
 const ROUNDS: usize = 6;
 
@@ -123,9 +127,9 @@ impl Seen {
         pages.iter().try_for_each(|at| self.page(mem, *at))
     }
 
-    /// Whether somebody may go on at `point`, one of those that were looked for.
+    /// Whether somebody may go on at `point`: what was not looked for may be.
     pub(crate) fn point(&self, point: Gva) -> bool {
-        self.found.contains(&point)
+        !self.points.contains(&point) || self.found.contains(&point)
     }
 
     /// Whether somebody may go on in `len` bytes of our code from `start`.
@@ -134,7 +138,7 @@ impl Seen {
     }
 }
 
-/// A look that has begun. While there is one, the guest's writes are noted.
+/// A look that has begun. While there is one, the guest's writes are noted, and there is no other.
 pub(crate) struct Look<'w> {
     world: &'w dyn World,
     seen: Seen,
@@ -156,6 +160,9 @@ impl<'w> Look<'w> {
         };
         for (start, len) in ranges {
             for offset in (0..len).step_by(PAGE) {
+                if offset.is_multiple_of(PIECE) && world.has_ended() {
+                    return None;
+                }
                 look.seen.page(mem, start.wrapping_add(offset))?;
             }
         }

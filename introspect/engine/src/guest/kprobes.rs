@@ -8,6 +8,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
 
+use crate::guest::mutex::Mutex;
 use crate::unoptimized::Unoptimized;
 
 /// The function of every kernel that has kprobes.
@@ -18,6 +19,8 @@ const CHAINS: u64 = 64;
 const KERNEL_HALF: u64 = 1 << 63;
 /// The most kprobes that are read.
 const MOST: usize = 1 << 16;
+/// The flag of one that is registered and not armed (`KPROBE_FLAG_DISABLED` in include/linux/kprobes.h).
+const DISABLED: u64 = 2;
 /// The most bytes that an optimized kprobe of the guest's replaces or copies (`MAX_OPTIMIZED_LENGTH`
 /// in arch/x86/include/asm/kprobes.h).
 const REACH: u64 = 20;
@@ -27,11 +30,13 @@ const REACH: u64 = 20;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     table: Gva,
-    /// The word that is not zero while somebody holds the mutex of the table.
-    held: Gva,
+    mutex: Mutex,
     /// The links of a chain, and the address, in a `struct kprobe`.
     link: u64,
     pub(crate) address: u64,
+    /// Where it says whether one is armed, if that is known: the flags in a `struct kprobe`, and the byte that is
+    /// not zero while none is.
+    arms: Option<(u64, Gva)>,
 }
 
 /// The guest's own kprobes.
@@ -106,28 +111,52 @@ impl Known {
 impl Layout {
     fn of(image: &KernelImage) -> Option<Self> {
         let symbols = image.symbols();
-        let questions = [
-            ("kprobe", "hlist"),
-            ("kprobe", "addr"),
-            ("mutex", "owner"),
-            // With PREEMPT_RT.
-            ("mutex", "rtmutex.owner"),
-        ];
+        let questions = [("kprobe", "hlist"), ("kprobe", "addr"), ("kprobe", "flags")];
         let members = image.members(&questions).ok()?;
         let offset = |n: usize| Some(members.get(n).copied()??.offset);
         Some(Self {
             table: symbols.address_of("kprobe_table")?,
-            held: symbols
-                .address_of("kprobe_mutex")?
-                .wrapping_add(offset(2).or_else(|| offset(3))?),
+            mutex: Mutex::of(image, "kprobe_mutex")?,
             link: offset(0)?,
             address: offset(1)?,
+            arms: offset(2).zip(symbols.address_of("kprobes_all_disarmed")),
         })
     }
 
     /// Where kprobes are registered.
     pub(crate) fn registered(
         &self,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+    ) -> Result<BTreeSet<Gva>, Unknown> {
+        self.those(|_| true, tables, mem)
+    }
+
+    /// Where kprobes are armed, or about to be or to have been.
+    pub(crate) fn armed(
+        &self,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+    ) -> Result<BTreeSet<Gva>, Unknown> {
+        let (flags, all_disarmed) = self.arms.ok_or(Unknown)?;
+        let mut none = [0];
+        tables
+            .read(mem, all_disarmed, &mut none)
+            .map_err(|_| Unknown)?;
+        if none != [0] {
+            return Ok(BTreeSet::new());
+        }
+        let is_armed = |kprobe: Gva| {
+            let flags = tables.read_u64(mem, kprobe.wrapping_add(flags));
+            flags.is_ok_and(|flags| flags & DISABLED == 0)
+        };
+        self.those(is_armed, tables, mem)
+    }
+
+    /// Where those kprobes are registered that are `wanted`.
+    fn those(
+        &self,
+        wanted: impl Fn(Gva) -> bool,
         tables: &PageTables,
         mem: &dyn PhysMemory,
     ) -> Result<BTreeSet<Gva>, Unknown> {
@@ -145,7 +174,9 @@ impl Layout {
                 if address < KERNEL_HALF {
                     return Err(Unknown);
                 }
-                found.insert(Gva(address));
+                if wanted(kprobe) {
+                    found.insert(Gva(address));
+                }
                 link = word(Gva(link))?;
             }
         }
@@ -158,10 +189,10 @@ impl Layout {
         tables: &PageTables,
         mem: &dyn PhysMemory,
     ) -> Result<BTreeSet<Gva>, Unknown> {
-        match tables.read_u64(mem, self.held) {
-            Ok(0) => self.registered(tables, mem),
-            _ => Err(Unknown),
+        if self.mutex.is_held(tables, mem) {
+            return Err(Unknown);
         }
+        self.registered(tables, mem)
     }
 }
 

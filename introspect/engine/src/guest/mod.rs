@@ -4,5 +4,6 @@
 pub(crate) mod banner;
 pub(crate) mod kernel;
 pub(crate) mod kprobes;
+pub(crate) mod mutex;
 pub(crate) mod per_cpu;
 pub(crate) mod readers;

@@ -16,8 +16,9 @@ use hvprobe_spec::ProbeId;
 use tracing::warn;
 
 use crate::code::jump::Jump;
-use crate::code::scan::{AT_ONCE_MAX, Still};
+use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
+use crate::registry::hook_state::Patches;
 use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Place, SiteState, patched};
 use crate::sites::text::{Edit, Text};
@@ -37,6 +38,11 @@ impl Registry {
         self.commit_timed(AT_ONCE_MAX, world).map(|_| ())
     }
 
+    /// As [`Self::commit`], while a virtual CPU waits.
+    pub(crate) fn commit_at_hook(&mut self, world: &dyn World) -> Result<(), CommitError> {
+        self.commit_timed(AT_HOOK_MAX, world).map(|_| ())
+    }
+
     /// As [`Self::commit`], for which at most `most` bytes of the guest's memory may be looked
     /// through; returns for how long the virtual CPUs were stopped.
     pub(crate) fn commit_timed(
@@ -48,8 +54,18 @@ impl Registry {
             return Ok(Duration::ZERO);
         }
         let jumps = self.prepare_jumps(world.memory());
-        let mut jumps = jumps.into_iter().collect();
-        let mut look = self.look(&jumps, most, world);
+        let jumps = jumps.into_iter().collect();
+        let look = self.look(&jumps, most, world);
+        self.commit_jumps(jumps, look, world)
+    }
+
+    /// Makes the [`change`](Self::change) in one stop, with those of the prepared `jumps` that the `look` allows.
+    pub(crate) fn commit_jumps(
+        &mut self,
+        mut jumps: BTreeMap<Gva, Jump>,
+        mut look: Option<Look<'_>>,
+        world: &dyn World,
+    ) -> Result<Duration, CommitError> {
         let mut result = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
             if let Some(none) = self.abandon_replaced(mem, standing) {
@@ -97,7 +113,10 @@ impl Registry {
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, Obstacles> {
+        self.changes += 1;
         self.enter_detours(mem)?;
+        self.look_at_ftrace(mem);
+        self.leave_to_kprobes(mem);
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         for (at, site) in &self.sites {
             if !self.is_wanted(site) {
@@ -139,6 +158,7 @@ impl Registry {
         for (at, patch) in arming {
             self.set_patch(at, patch);
         }
+        self.hooks.ftrace.watched = self.watches_ftrace();
         self.forget(mem);
         let sent_to = self.vacate_calls(mem, still);
         self.vacate_sources(mem);
@@ -201,7 +221,8 @@ impl Registry {
 
     /// Whether `site` is to carry an int3 or a jump.
     pub(crate) fn is_wanted(&self, site: &SiteState) -> bool {
-        let left_to_ftrace = site.occupied || site.point.ftrace && self.hooks.ftrace_patches;
+        let patches = self.hooks.ftrace.patches != Patches::No;
+        let left_to_ftrace = site.occupied || site.point.ftrace && patches;
         self.switches.armed
             && !left_to_ftrace
             && (site.internal.is_some() || self.has_enabled(site))
@@ -254,7 +275,7 @@ impl Registry {
                 continue;
             };
             let edit = edit(&self.sites, site, patch, &next);
-            if matches!(patch, Patch::None) && !text.holds(*at, &edit.from) {
+            if matches!(patch, Patch::None) && (site.gone || !text.holds(*at, &edit.from)) {
                 gone.push(*at);
             } else {
                 edits.push(edit);

@@ -4,8 +4,8 @@
 //! and disarmed, at any time, it writes the first byte of that copy, and a hit goes on behind the
 //! copied instruction, in its place; an optimized one writes a jump over [`REACH`](crate::guest::kprobes) bytes at most.
 //! None of that looks again at what is there by then (kernel/kprobes.c,
-//! arch/x86/kernel/kprobes/opt.c). An int3 of ours survives that, or is found to be gone; under a
-//! jump, or what a jump has left behind, the guest would run into the middle of something.
+//! arch/x86/kernel/kprobes/opt.c). An int3 of ours that the guest writes one over is the guest's from then on: our
+//! probe is gone. Under a jump, or what a jump has left behind, the guest would run into the middle of something.
 //!
 //! Invariant: no jump of ours lies where a kprobe of the guest is registered, armed or not, nor does
 //! the guest register one while a jump is there. So its table of kprobes is read in the stop in
@@ -26,7 +26,7 @@ use crate::code::jump::Jump;
 use crate::guest::kprobes::{Known, Unknown, first_that_meets, meets};
 use crate::refusal::Obstacle;
 use crate::registry::state::Registry;
-use crate::sites::site::SiteState;
+use crate::sites::site::{Patch, SiteState};
 use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
@@ -87,6 +87,27 @@ impl Registry {
         self.code.give_jumps_back(unused);
     }
 
+    /// Finds out over which int3s of ours the guest has written its own, which it may when it had begun to register a
+    /// kprobe there before we came: a kprobe is in the table for as long as it is armed. The virtual CPUs must stand
+    /// still.
+    pub(crate) fn leave_to_kprobes(&mut self, mem: &dyn PhysMemory) {
+        let (Known::Table(layout), Some(live)) = (&self.kprobes.known, &self.live) else {
+            return;
+        };
+        let Ok(armed) = layout.armed(&live.view.tables, mem) else {
+            return;
+        };
+        for at in armed {
+            let site = self.sites.get_mut(&at);
+            let is_int3 = |site: &&mut SiteState| matches!(site.patch, Patch::Breakpoint);
+            if let Some(site) = site.filter(|site| is_int3(site) && !site.gone) {
+                warn!(%at, "the guest has a kprobe of its own where one of ours was");
+                site.gone = true;
+                site.patch = Patch::None;
+            }
+        }
+    }
+
     /// The guest is about to register `kprobe`: takes our jumps away from there. Returns how
     /// [`PREPARES`] goes on: it fails when a jump may still be there.
     pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
@@ -120,7 +141,7 @@ impl Registry {
         }
         info!(%at, "the guest registers a kprobe where a jump of ours is");
         self.kprobes.registering = Some(at);
-        let changed = self.commit(world);
+        let changed = self.commit_at_hook(world);
         // The guest holds the mutex from here on until its kprobe is in the table.
         self.kprobes.registering = None;
         changed.map_err(|error| match error {

@@ -34,6 +34,7 @@ use tracing::{info, warn};
 use super::commit::CommitError;
 use crate::refusal::{Obstacle, Refused};
 use crate::registry::guest_kprobes::PREPARES;
+use crate::registry::hook_state::Patches;
 use crate::registry::state::Registry;
 use crate::sites::site::{Place, SiteState, patched};
 use crate::sites::text::Text;
@@ -87,6 +88,9 @@ const PLAIN: Hook = Hook {
 /// The function that a task enters after `do_task_dead` and never returns from (kernel/sched/core.c). All
 /// others that it enters there return.
 const LAST_ENTERED: &str = "__schedule";
+
+/// Where ftrace comes before it patches, with its lock held (kernel/trace/ftrace.c, `ftrace_run_update_code`).
+const FTRACE_BEGINS: &str = "ftrace_arch_code_modify_prepare";
 
 /// The lengths of an ENDBR64, and of what ftrace patches (`MCOUNT_INSN_SIZE` in arch/x86/include/asm/ftrace.h).
 const ENDBR: u64 = 4;
@@ -153,7 +157,7 @@ const HOOKS: [Hook; 8] = [
         ..PLAIN
     },
     Hook {
-        functions: &["ftrace_arch_code_modify_prepare"],
+        functions: &[FTRACE_BEGINS],
         wanted: Registry::has_ftrace_sites,
         then: Then::Told(|registry, _, world| registry.told_of_ftrace(true, world)),
         ..PLAIN
@@ -354,12 +358,15 @@ impl Registry {
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
     pub fn ftrace_patches(&mut self, begins: bool, world: &dyn World) -> Result<(), StopError> {
-        self.hooks.ftrace_patches = begins;
+        self.hooks.ftrace.patches = match begins {
+            true => Patches::Yes,
+            false => Patches::No,
+        };
         if !begins {
             self.leave_to_ftrace(world.memory());
         }
         loop {
-            match self.commit(world) {
+            match self.commit_at_hook(world) {
                 Ok(()) => return Ok(()),
                 Err(CommitError::Stop(error)) => return Err(error),
                 Err(CommitError::Sites(obstacles)) => {
@@ -377,6 +384,53 @@ impl Registry {
                     info!(left, "changed meanwhile, and left to the guest");
                 }
             }
+        }
+    }
+
+    /// Finds out whether the guest's ftrace may be patching, if it was not watched when it began. The virtual CPUs
+    /// must stand still.
+    pub(crate) fn look_at_ftrace(&mut self, mem: &dyn PhysMemory) {
+        if self.hooks.ftrace.watched {
+            return;
+        }
+        let is_held = self.has_ftrace_sites() && self.is_ftrace_locked(mem);
+        if is_held {
+            info!("the guest's ftrace may be patching: probes at function entries wait for it");
+        }
+        self.hooks.ftrace.patches = match is_held {
+            true => Patches::Perhaps,
+            false => Patches::No,
+        };
+    }
+
+    fn is_ftrace_locked(&self, mem: &dyn PhysMemory) -> bool {
+        let (Some(live), Some(lock)) = (&self.live, self.hooks.ftrace.lock) else {
+            return false;
+        };
+        lock.is_held(&live.view.tables, mem)
+    }
+
+    /// Whether the guest's ftrace is held where it begins to patch.
+    pub(crate) fn watches_ftrace(&self) -> bool {
+        let Some(entry) = self.kernel.image.symbols().address_of(FTRACE_BEGINS) else {
+            return false;
+        };
+        let behind = self.behind_ftrace(FTRACE_BEGINS).unwrap_or(0);
+        let is_watched = |site: &SiteState| site.internal.is_some() && site.is_armed();
+        [behind, 0].into_iter().any(|offset| {
+            let site = self.sites.get(&entry.wrapping_add(offset));
+            site.is_some_and(is_watched)
+        })
+    }
+
+    /// Plants what waits for the guest's ftrace, which had its lock before it was watched and has patched nothing
+    /// since, once that is free. Meant to be called once a second.
+    pub fn retry_ftrace(&mut self, world: &dyn World) {
+        if self.hooks.ftrace.patches == Patches::Perhaps
+            && !self.is_ftrace_locked(world.memory())
+            && let Err(error) = self.ftrace_patches(false, world)
+        {
+            warn!(%error, "probes at function entries wait on");
         }
     }
 

@@ -35,4 +35,5 @@ mod tests;
 pub(crate) mod throttle;
 
 pub use hooks::Told;
+pub use quiescence::{Looked, Retry};
 pub use state::Registry;

@@ -1,6 +1,6 @@
 //! When to look again whether somebody is under a jump.
 
-/// When to look next, in calls of [`Registry::retry_jumps`](crate::Registry::retry_jumps).
+/// When to look next, in calls of [`Registry::retry`](crate::Registry::retry).
 #[derive(Debug)]
 pub(crate) struct Patience {
     pub(crate) left: u32,

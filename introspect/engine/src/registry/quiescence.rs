@@ -4,11 +4,13 @@
 //! that was interrupted in a copy, a slot's or a detour's, that ends in a jump to there. Where the
 //! jump's byte is an int3 the hit is translated ([`Span::fits`]). For the others a [`Look`] proves that
 //! no word of the guest's memory and no virtual CPU leads there; as long as one does, or may do, the
-//! site keeps its int3, and is looked at again later.
+//! site keeps its int3, and is looked at again later, without anybody who waits for that: a look through much memory
+//! takes long.
 //!
 //! [`Span::fits`]: hvprobe_arch::detour::Span::fits
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
@@ -22,7 +24,7 @@ use crate::sites::site::SiteState;
 use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
-/// The longest time between two looks, in calls of [`Registry::retry_jumps`].
+/// The longest time between two looks, in calls of [`Registry::retry`].
 const PATIENCE_MAX: u32 = 64;
 
 /// What nobody may be on the way to for the jump at a site to be written.
@@ -117,28 +119,93 @@ impl Registry {
         }
     }
 
-    /// Tries again to use jumps where somebody may have been under them, or the guest had a kprobe of
-    /// its own. Meant to be called once a
-    /// second; looks less and less often when nothing changes.
-    pub fn retry_jumps(&mut self, world: &dyn World) {
+    /// What jumps wait for where somebody may have been under them or the guest had a kprobe of its own, or what is
+    /// left of probes that have gone, if it is time to look. Meant to be called once a second; there is something
+    /// less and less often when nothing changes.
+    pub fn retry(&mut self) -> Option<Retry> {
         let waits = |site: &SiteState| {
             let why = site.unprepared.as_ref();
             why.is_some_and(Unoptimized::may_pass)
         };
-        if !self.sites.values().any(waits) {
+        let is_crowded = self.is_crowded();
+        if self.live.is_none() || !is_crowded && !self.sites.values().any(waits) {
             self.patience = Patience::default();
-            return;
+            return None;
         }
         self.patience.left = self.patience.left.saturating_sub(1);
         if self.patience.left > 0 {
-            return;
+            return None;
         }
         let next = self.patience.next;
         self.patience = Patience {
             left: next,
             next: (next * 2).min(PATIENCE_MAX),
         };
+        // Those that have to go to a place without int3s have points; a neighbour's come and go with other changes.
+        let unproven = self.sites.iter().filter(|(_, site)| waits(site));
+        let unproven = unproven.filter_map(|(at, site)| self.unproven(*at, site));
+        let points: BTreeSet<Gva> = unproven.flat_map(|it| it.points).collect();
+        Some(Retry {
+            is_look: is_crowded || self.lacks_slots() || !points.is_empty(),
+            points,
+            changes: self.changes,
+        })
+    }
+
+    /// Makes a change of what `looked` allows, if nothing was changed since that was begun.
+    pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
+        if looked.changes != self.changes {
+            return;
+        }
+        let jumps: BTreeMap<_, _> = self.prepare_jumps(world.memory()).into_iter().collect();
+        if jumps.is_empty() && looked.look.is_none() {
+            return;
+        }
         // What cannot be changed now is tried again later.
-        let _ = self.commit_timed(EVER_MAX, world);
+        let _ = self.commit_jumps(jumps, looked.look, world);
+    }
+
+    /// As once a second, all at once.
+    #[cfg(test)]
+    pub(crate) fn retry_jumps(&mut self, world: &dyn World) {
+        if let Some(retry) = self.retry() {
+            self.end_retry(retry.look(world), world);
+        }
+    }
+}
+
+/// What is to be looked for in the guest's memory, however long that takes, without the registry.
+#[derive(Debug)]
+pub struct Retry {
+    is_look: bool,
+    points: BTreeSet<Gva>,
+    changes: u64,
+}
+
+impl Retry {
+    /// Looks, while the guest runs.
+    #[must_use]
+    pub fn look(self, world: &dyn World) -> Looked<'_> {
+        let look = self
+            .is_look
+            .then(|| Look::begin(self.points, EVER_MAX, world));
+        Looked {
+            look: look.flatten(),
+            changes: self.changes,
+        }
+    }
+}
+
+/// What was seen. While there is one, the guest's writes are noted.
+pub struct Looked<'w> {
+    look: Option<Look<'w>>,
+    changes: u64,
+}
+
+impl fmt::Debug for Looked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Looked")
+            .field("changes", &self.changes)
+            .finish_non_exhaustive()
     }
 }

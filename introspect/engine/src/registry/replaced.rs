@@ -26,6 +26,7 @@ use tracing::{info, warn};
 
 use super::commit::CommitError;
 use crate::guest::banner::Banner;
+use crate::registry::hook_state::Patches;
 use crate::registry::state::Registry;
 use crate::sites::site::{Place, SiteState};
 use crate::world::{Standing, StopError, World};
@@ -47,7 +48,7 @@ impl Registry {
         for site in self.sites.values_mut() {
             site.internal = None;
         }
-        let changed = self.commit(world);
+        let changed = self.commit_at_hook(world);
         self.probes.stay();
         match changed {
             Ok(()) => {}
@@ -140,7 +141,8 @@ impl Registry {
         self.kprobes.registered.clear();
         self.shared.retired = Arc::default();
         self.shared.vacated = Arc::default();
-        self.hooks.ftrace_patches = false;
+        self.hooks.ftrace.patches = Patches::No;
+        self.hooks.ftrace.watched = false;
         Arc::default()
     }
 

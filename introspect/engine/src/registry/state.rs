@@ -67,6 +67,8 @@ pub struct Registry {
     pub(crate) hooks: Hooks,
     /// The guest's memory can be looked through in one stop.
     pub(crate) can_scan: bool,
+    /// How often the guest's text, or what is ours, was changed.
+    pub(crate) changes: u64,
     /// When to look again whether somebody is under a jump.
     pub(crate) patience: Patience,
     /// What is to be told of probes that have left.
@@ -99,6 +101,7 @@ impl Registry {
         };
         Self {
             kprobes: GuestKprobes::of(&image),
+            hooks: Hooks::of(&image),
             kernel: GuestKernel::new(image),
             vcpus,
             probes: Probes::default(),
@@ -106,8 +109,8 @@ impl Registry {
             sites: BTreeMap::new(),
             code: OurCode::new(hidden),
             switches: Switches::default(),
-            hooks: Hooks::default(),
             can_scan: false,
+            changes: 0,
             patience: Patience::default(),
             last_throttled: Vec::new(),
             replaced: false,

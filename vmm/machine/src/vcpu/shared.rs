@@ -1,6 +1,6 @@
 //! What the threads of a machine share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hvprobe_devices::Ports;
@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) decisions: Decisions,
     pub(crate) detours: Detours,
     pub(crate) times: Arc<Times>,
+    /// Whether somebody looks through the guest's memory, and has noted what it writes.
+    pub(crate) noting_writes: AtomicBool,
 }
 
 impl Shared {

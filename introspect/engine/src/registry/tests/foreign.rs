@@ -14,6 +14,7 @@ const SHORT: &str = "p filler_002";
 /// Where the tests have their `struct kprobe`s: links at +0, the address at +40.
 const KPROBES: Gva = Gva(KPROBE_MUTEX + 0x20);
 const ADDRESS: u64 = 40;
+const FLAGS: u64 = 32;
 const SIZE: usize = 48;
 
 /// The guest has registered kprobes at these addresses, in one chain of its table.
@@ -26,6 +27,8 @@ fn has(rig: &Rig, addresses: &[Gva]) {
         link = kprobe(n);
         rig.guest
             .write(link.wrapping_add(ADDRESS), &at.0.to_le_bytes());
+        // Not armed, as those of tracefs are at first.
+        rig.guest.write(link.wrapping_add(FLAGS), &[2]);
     }
     if addresses.is_empty() {
         rig.guest.write(link, &[0; 8]);

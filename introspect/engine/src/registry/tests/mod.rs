@@ -4,6 +4,7 @@
 mod actions;
 mod arguments;
 mod batch;
+mod coexist;
 mod cpu;
 mod enable;
 mod explained;
@@ -20,6 +21,7 @@ mod mechanisms;
 mod model;
 mod modules;
 mod overtaken;
+mod patient;
 mod pending;
 mod process;
 mod reads;

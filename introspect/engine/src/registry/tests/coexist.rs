@@ -1,0 +1,505 @@
+//! The guest changes its text, and we change it, in any order, and each step of either by itself.
+//!
+//! The guest here does what Linux does. Its ftrace compares what it patches with what it left there, and gives up
+//! tracing for good if that is something else (kernel/trace/ftrace.c, `ftrace_bug`). A kprobe keeps the first byte
+//! of its instruction, which it is refused if that is an int3 that is not explained, and writes it back
+//! (arch/x86/kernel/kprobes/core.c); an optimized one does so with five. A branch that can be switched is replaced
+//! by an int3, then behind that, then there (arch/x86/kernel/alternative.c). None looks at more than that.
+//!
+//! What must hold: the guest never takes what is ours for its own, never writes into it, and we never over what it
+//! wrote; what is ours is where probes are and nowhere else; and when both have taken all back, the text is as it
+//! was.
+
+use hvprobe_fixtures::STACK;
+use hvprobe_fixtures::kernel::{FTRACE_LOCK, KPROBE_MUTEX, KPROBE_TABLE};
+use proptest::prelude::*;
+
+use super::*;
+use crate::registry::hooks::watched;
+use crate::testing::regs;
+
+/// What we probe.
+const PROBES: [&str; 9] = [
+    "p vfs_read",
+    "r vfs_read",
+    "p vfs_read+9",
+    "p vfs_read+13",
+    "p filler_000",
+    "r filler_001",
+    "p filler_002",
+    "p filler_002+1",
+    "p filler_004",
+];
+/// Where the guest has kprobes, and how long the instruction there is.
+const KPROBES: [(&str, u64, usize); 7] = [
+    ("vfs_read", 9, 1),
+    ("vfs_read", 13, 4),
+    ("filler_000", 0, 1),
+    ("filler_000", 1, 3),
+    ("filler_002", 0, 1),
+    ("filler_002", 4, 1),
+    ("filler_004", 1, 3),
+];
+/// Where it has branches that can be switched, and what they are then.
+const BRANCHES: [(u64, [u8; 5]); 1] = [(0x10, [0xe9, 0xdb, 0, 0, 0])];
+const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+/// What its ftrace may put where `vfs_read` has a nop: a call of the tracer's, or of a program's.
+const CALLS: [[u8; 5]; 2] = [[0xe8, 1, 2, 3, 4], [0xe8, 5, 6, 7, 8]];
+const BEGINS: &str = "ftrace_arch_code_modify_prepare";
+const ENDS: &str = "ftrace_arch_code_modify_post_process";
+const PREPARES: &str = "arch_prepare_kprobe";
+/// Where its `struct kprobe`s are: links at +0, the address at +40.
+const STRUCTS: Gva = Gva(KPROBE_TABLE - 0x200);
+const ADDRESS: u64 = 40;
+const SIZE: u64 = 48;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Register(Vec<(usize, bool)>),
+    /// Positions in the list, modulo its length.
+    Unregister(usize),
+    SetEnabled(usize, bool),
+    Optimize(bool),
+    Switch(bool),
+    Retry,
+    Check,
+    /// The guest goes on with what it is about, or begins it.
+    Trace(Option<usize>),
+    Kprobe(usize),
+    OptimizeKprobe(usize),
+    Branch(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let probes = prop::collection::vec((0..PROBES.len(), any::<bool>()), 1..4);
+    prop_oneof![
+        4 => probes.prop_map(Step::Register),
+        3 => any::<usize>().prop_map(Step::Unregister),
+        3 => (any::<usize>(), any::<bool>()).prop_map(|(which, on)| Step::SetEnabled(which, on)),
+        1 => any::<bool>().prop_map(Step::Optimize),
+        1 => any::<bool>().prop_map(Step::Switch),
+        2 => Just(Step::Retry),
+        1 => Just(Step::Check),
+        6 => prop::option::of(0..CALLS.len()).prop_map(Step::Trace),
+        6 => (0..KPROBES.len()).prop_map(Step::Kprobe),
+        2 => (0..KPROBES.len()).prop_map(Step::OptimizeKprobe),
+        3 => (0..BRANCHES.len()).prop_map(Step::Branch),
+    ]
+}
+
+/// A kprobe of the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kprobe {
+    None,
+    /// It has been copied; the mutex is held.
+    Copied,
+    Armed,
+    /// By a jump.
+    Optimized,
+}
+
+/// How far the guest's ftrace has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tracing {
+    No,
+    /// It has its own lock.
+    Locked,
+    /// It has the one of all who patch, too, and has told that it begins.
+    Begun,
+    Written,
+}
+
+struct Model {
+    rig: Rig,
+    start: Gva,
+    original: Vec<u8>,
+    /// The text as the guest has it.
+    own: Vec<u8>,
+    tracing: Tracing,
+    /// What is there instead of the nop.
+    traced: [u8; 5],
+    kprobes: [Kprobe; KPROBES.len()],
+    /// The branch that is being switched, to what, and how many steps of three are done.
+    branch: Option<(Gva, [u8; 5], u32)>,
+}
+
+impl Model {
+    fn new() -> Self {
+        let rig = Rig::optimizing();
+        let start = rig.at("_stext", 0);
+        let original = text(&rig);
+        Self {
+            start,
+            own: original.clone(),
+            original,
+            tracing: Tracing::No,
+            traced: NOP,
+            kprobes: [Kprobe::None; KPROBES.len()],
+            branch: None,
+            rig,
+        }
+    }
+
+    fn index(&self, at: Gva) -> usize {
+        usize::try_from(at.0 - self.start.0).unwrap()
+    }
+
+    /// What the guest believes to be at `at`.
+    fn own<const N: usize>(&self, at: Gva) -> [u8; N] {
+        let index = self.index(at);
+        self.own[index..index + N].try_into().unwrap()
+    }
+
+    /// The guest writes, where nothing may be but its own.
+    fn write(&mut self, at: Gva, bytes: &[u8], what: &str) {
+        let index = self.index(at);
+        let there = &text(&self.rig)[index..][..bytes.len()];
+        let own = &self.own[index..][..bytes.len()];
+        assert_eq!(there, own, "{what} finds ours at {at}");
+        self.own[index..][..bytes.len()].copy_from_slice(bytes);
+        self.rig.guest.write(at, bytes);
+    }
+
+    /// The guest comes to the function `name`, which we may watch; whether it goes on in it.
+    fn comes_to(&mut self, name: &str, argument: u64) -> bool {
+        let here = self.rig.at(name, 0);
+        if self.rig.byte(here) != INT3 {
+            return true;
+        }
+        let caller = self.rig.at("filler_100", 3);
+        self.rig.guest.write(STACK, &caller.0.to_le_bytes());
+        let mut cpu = Cpu::new(&self.rig);
+        cpu.regs = Regs {
+            rdi: argument,
+            rsp: STACK.0,
+            ..regs()
+        };
+        let outcome = cpu.hit(here);
+        let decision = tell(&mut self.rig, outcome);
+        cpu.resume(&decision);
+        cpu.regs.rip != caller.0
+    }
+
+    /// Whether somebody holds the guest's `text_mutex`.
+    fn is_patching(&self) -> bool {
+        matches!(self.tracing, Tracing::Begun | Tracing::Written) || self.branch.is_some()
+    }
+
+    fn trace(&mut self, call: Option<usize>) {
+        let site = self.rig.at("vfs_read", 4);
+        self.tracing = match self.tracing {
+            Tracing::No => {
+                self.lock(FTRACE_LOCK, true);
+                Tracing::Locked
+            }
+            Tracing::Locked if self.is_patching() => Tracing::Locked,
+            Tracing::Locked => {
+                self.comes_to(BEGINS, 0);
+                Tracing::Begun
+            }
+            Tracing::Begun => {
+                let bytes = call.map_or(NOP, |call| CALLS[call]);
+                self.write(site, &bytes, "ftrace");
+                self.traced = bytes;
+                Tracing::Written
+            }
+            Tracing::Written => {
+                self.comes_to(ENDS, 0);
+                self.lock(FTRACE_LOCK, false);
+                Tracing::No
+            }
+        }
+    }
+
+    fn is_changing_kprobes(&self) -> bool {
+        self.kprobes.contains(&Kprobe::Copied)
+    }
+
+    fn kprobe(&mut self, number: usize) {
+        let (symbol, offset, len) = KPROBES[number];
+        let at = self.rig.at(symbol, offset);
+        let is_other = |other: &usize| *other != number && self.kprobes[*other] == Kprobe::Copied;
+        if (0..KPROBES.len()).any(|other| is_other(&other)) {
+            return;
+        }
+        match self.kprobes[number] {
+            Kprobe::None => {
+                self.lock(KPROBE_MUTEX, true);
+                let kprobe = STRUCTS.wrapping_add(SIZE * number as u64);
+                self.rig
+                    .guest
+                    .write(kprobe.wrapping_add(ADDRESS), &at.0.to_le_bytes());
+                let goes_on = self.comes_to(PREPARES, kprobe.0);
+                let copied = self.rig.guest.read::<5>(at);
+                // Nor does it take one for its own, or the middle of a jump.
+                if goes_on && copied[0] != INT3 && self.own::<1>(at)[0] != 0xe9 {
+                    let covered = self.covering(at);
+                    if covered.is_none() {
+                        assert_eq!(copied[..len], self.own::<5>(at)[..len], "{at} is copied");
+                        self.kprobes[number] = Kprobe::Copied;
+                        return;
+                    }
+                }
+                self.lock(KPROBE_MUTEX, false);
+            }
+            Kprobe::Copied => {
+                self.kprobes[number] = Kprobe::Armed;
+                self.link();
+                // What it waits for, if somebody has it.
+                self.finish_patching();
+                // One of ours that came meanwhile is its own from now on.
+                if self.rig.byte(at) == INT3 {
+                    let index = self.index(at);
+                    self.own[index] = INT3;
+                } else {
+                    self.write(at, &[INT3], "a kprobe");
+                }
+                self.lock(KPROBE_MUTEX, false);
+            }
+            Kprobe::Armed => {
+                self.finish_patching();
+                let saved = self.saved(at);
+                self.write(at, &saved[..1], "a kprobe that goes");
+                self.kprobes[number] = Kprobe::None;
+                self.link();
+            }
+            Kprobe::Optimized => {
+                self.finish_patching();
+                let saved = self.saved(at);
+                self.write(at, &saved, "an optimized kprobe that goes");
+                self.kprobes[number] = Kprobe::None;
+                self.link();
+            }
+        }
+    }
+
+    /// The optimized kprobe of the guest's whose jump lies over the instruction at `at`.
+    fn covering(&self, at: Gva) -> Option<usize> {
+        (0..KPROBES.len()).find(|number| {
+            let (symbol, offset, _) = KPROBES[*number];
+            let start = self.rig.at(symbol, offset);
+            self.kprobes[*number] == Kprobe::Optimized
+                && (1..5).contains(&at.0.wrapping_sub(start.0))
+        })
+    }
+
+    /// What was there first: nothing else of the guest's changes where it has kprobes.
+    fn saved(&self, at: Gva) -> [u8; 5] {
+        let index = self.index(at);
+        self.original[index..index + 5].try_into().unwrap()
+    }
+
+    /// The guest's optimizer makes a jump of an armed kprobe, if nothing under it hides an instruction.
+    fn optimize_kprobe(&mut self, number: usize) {
+        let (symbol, offset, _) = KPROBES[number];
+        let at = self.rig.at(symbol, offset);
+        let there = self.rig.guest.read::<5>(at);
+        let others = (1..5).any(|byte| {
+            let inside = at.wrapping_add(byte);
+            (0..KPROBES.len()).any(|other| {
+                let (symbol, offset, _) = KPROBES[other];
+                self.kprobes[other] != Kprobe::None && self.rig.at(symbol, offset) == inside
+            })
+        });
+        let is_hidden = there[1..].contains(&INT3) || there[1..] != self.own::<5>(at)[1..];
+        if self.kprobes[number] != Kprobe::Armed
+            || self.is_changing_kprobes()
+            || is_hidden
+            || others
+            || self.covering(at).is_some()
+        {
+            return;
+        }
+        self.finish_patching();
+        self.write(at, &[0xe9, 1, 2, 3, 4], "the guest's optimizer");
+        self.kprobes[number] = Kprobe::Optimized;
+    }
+
+    fn branch(&mut self, number: usize) {
+        let (offset, switched) = BRANCHES[number];
+        let at = self.rig.at("sites", offset);
+        let (at, bytes, done) = match self.branch {
+            None if self.is_patching() => return,
+            None => {
+                let is_on = self.own::<5>(at) == switched;
+                (at, if is_on { NOP } else { switched }, 0)
+            }
+            Some(under_way) => under_way,
+        };
+        match done {
+            0 => self.write(at, &[INT3], "a switch"),
+            1 => self.write(at.wrapping_add(1), &bytes[1..], "a switch"),
+            _ => self.write(at, &bytes[..1], "a switch"),
+        }
+        self.branch = (done < 2).then_some((at, bytes, done + 1));
+    }
+
+    /// Whoever has the `text_mutex` goes on until he has it no more.
+    fn finish_patching(&mut self) {
+        while self.branch.is_some() {
+            self.branch(0);
+        }
+        while self.tracing != Tracing::No {
+            self.trace(None);
+        }
+        assert!(!self.is_patching());
+    }
+
+    /// Somebody holds this mutex, or nobody.
+    fn lock(&self, mutex: u64, is: bool) {
+        let held = u64::from(is).to_le_bytes();
+        self.rig.guest.write(Gva(mutex), &held);
+    }
+
+    /// Writes the guest's table of kprobes: one chain.
+    fn link(&self) {
+        let mut link = Gva(KPROBE_TABLE + 8 * 63);
+        for (number, kprobe) in self.kprobes.iter().enumerate() {
+            if matches!(kprobe, Kprobe::Armed | Kprobe::Optimized) {
+                let at = STRUCTS.wrapping_add(SIZE * number as u64);
+                self.rig.guest.write(link, &at.0.to_le_bytes());
+                link = at;
+            }
+        }
+        self.rig.guest.write(link, &[0; 8]);
+    }
+
+    fn chosen(&self, which: usize) -> Option<ProbeId> {
+        let list = self.rig.list();
+        Some(list[which.checked_rem(list.len())?].id)
+    }
+
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::Register(batch) => {
+                let specs: Vec<_> = batch
+                    .iter()
+                    .map(|&(which, disabled)| ProbeSpec {
+                        disabled,
+                        ..spec(PROBES[which])
+                    })
+                    .collect();
+                // It may be refused, for what the guest has there.
+                let _maybe = self.rig.try_register(&specs);
+            }
+            Step::Unregister(which) => {
+                if let Some(id) = self.chosen(*which) {
+                    self.rig.unregister(&[id]).expect("it stops");
+                }
+            }
+            Step::SetEnabled(which, on) => {
+                if let Some(id) = self.chosen(*which) {
+                    let _maybe = self.rig.registry.set_enabled(&[id], *on, &*self.rig.guest);
+                }
+            }
+            Step::Optimize(on) => {
+                let _maybe = self.rig.registry.set_optimization(*on, &*self.rig.guest);
+            }
+            Step::Switch(on) => {
+                let _maybe = self.rig.registry.set_armed(*on, &*self.rig.guest);
+            }
+            Step::Retry => self.retry(),
+            Step::Check => self.rig.registry.check_text(&*self.rig.guest),
+            Step::Trace(call) => self.trace(*call),
+            Step::Kprobe(number) => self.kprobe(*number),
+            Step::OptimizeKprobe(number) => self.optimize_kprobe(*number),
+            Step::Branch(number) => self.branch(*number),
+        }
+    }
+
+    /// What is done once a second.
+    fn retry(&mut self) {
+        self.rig.registry.retry_ftrace(&*self.rig.guest);
+        self.rig.registry.retry_jumps(&*self.rig.guest);
+    }
+
+    /// That what differs from the guest's own is where something of ours is.
+    fn check(&self) {
+        let mut ours = Vec::new();
+        for probe in self.rig.list() {
+            let optimized = probe.mechanism == Some(Mechanism::Optimized);
+            if let Some(at) = probe.addr.filter(|_| !probe.disabled) {
+                ours.push((at, if optimized { 5 } else { 1 }));
+            }
+        }
+        for name in watched() {
+            for offset in [0, 5] {
+                ours.push((self.rig.at(name, offset), 1));
+            }
+        }
+        let there = text(&self.rig);
+        let differ = (0..there.len()).filter(|index| there[*index] != self.own[*index]);
+        for index in differ {
+            let at = self.start.wrapping_add(index as u64);
+            let owner = ours
+                .iter()
+                .find(|(start, len)| (0..*len).contains(&at.0.wrapping_sub(start.0)));
+            let (start, _) = owner.unwrap_or_else(|| panic!("{:#x} at {at}", there[index]));
+            if at == *start {
+                assert!(
+                    [INT3, 0xe9].contains(&there[index]),
+                    "{:#x} at {at}",
+                    there[index]
+                );
+            }
+        }
+    }
+
+    /// Both take all back.
+    fn end(&mut self) {
+        self.finish_patching();
+        let copied = |it: &Kprobe| *it == Kprobe::Copied;
+        if let Some(number) = self.kprobes.iter().position(copied) {
+            self.kprobe(number);
+        }
+        for number in 0..KPROBES.len() {
+            while self.kprobes[number] != Kprobe::None {
+                self.kprobe(number);
+                self.check();
+            }
+        }
+        while self.traced != NOP || self.tracing != Tracing::No {
+            self.trace(None);
+        }
+        let at = self.rig.at("sites", BRANCHES[0].0);
+        while self.own::<5>(at) != NOP || self.branch.is_some() {
+            self.branch(0);
+        }
+        self.check();
+        self.rig
+            .registry
+            .unregister_all(&*self.rig.guest)
+            .expect("it stops");
+        assert!(text(&self.rig) == self.own, "something of ours is left");
+        assert!(
+            self.own == self.original,
+            "something of the guest's is left"
+        );
+    }
+}
+
+fn text(rig: &Rig) -> Vec<u8> {
+    let (start, end) = (rig.at("_stext", 0), rig.at("_etext", 0));
+    let mut bytes = vec![0; usize::try_from(end.0 - start.0).unwrap()];
+    let tables = hvprobe_fixtures::tables();
+    tables
+        .read(&rig.guest.mem, start, &mut bytes)
+        .expect("mapped");
+    bytes
+}
+
+fn run(steps: &[Step]) {
+    let mut model = Model::new();
+    for step in steps {
+        model.take(step);
+        model.check();
+    }
+    model.end();
+}
+
+proptest! {
+    #[test]
+    fn neither_comes_in_the_others_way(steps in prop::collection::vec(step(), 0..60)) {
+        run(&steps);
+    }
+}

@@ -1,0 +1,65 @@
+//! Looks through the guest's memory that take long, so that nobody waits for them.
+
+use super::*;
+use crate::unoptimized::Unoptimized;
+
+/// Much of the room for instances.
+const MANY: &str = "r4096 vfs_read";
+
+fn why(rig: &Rig, id: ProbeId) -> Option<Unoptimized> {
+    rig.info(id).unoptimized
+}
+
+#[test]
+fn room_that_was_left_is_found_again_though_no_change_may_look_for_it() {
+    let mut rig = Rig::optimizing();
+    // As of a guest with more memory than is looked through while somebody waits.
+    rig.guest.forget_writes(true);
+    let mut id = rig.one(MANY);
+    for _ in 0..100 {
+        if why(&rig, id).is_some() {
+            break;
+        }
+        rig.unregister(&[id]).unwrap();
+        id = rig.one(MANY);
+    }
+    assert_eq!(why(&rig, id), Some(Unoptimized::NoRoom));
+    for _ in 0..8 {
+        rig.registry.retry_jumps(&*rig.guest);
+    }
+    assert_eq!(why(&rig, id), Some(Unoptimized::NoRoom));
+    rig.guest.forget_writes(false);
+    for _ in 0..64 {
+        rig.registry.retry_jumps(&*rig.guest);
+    }
+    assert_eq!(why(&rig, id), None);
+}
+
+#[test]
+fn a_look_is_in_vain_when_something_is_changed_before_it_ends() {
+    let mut rig = Rig::optimizing();
+    let at = rig.at("vfs_read", 9);
+    // Somebody is in the middle of what the jump would displace.
+    rig.guest.stand(&[standing(at.wrapping_add(4), Gva(0))]);
+    let id = rig.one("p vfs_read+9");
+    assert_eq!(why(&rig, id), Some(Unoptimized::Interrupted));
+    rig.guest.stand(&[]);
+    for is_changed in [true, false] {
+        let retry = loop {
+            if let Some(retry) = rig.registry.retry() {
+                break retry;
+            }
+        };
+        let guest = Rc::clone(&rig.guest);
+        let looked = retry.look(&*guest);
+        if is_changed {
+            // It cannot look itself meanwhile.
+            rig.guest.forget_writes(true);
+            rig.one("p:other filler_000");
+            rig.guest.forget_writes(false);
+        }
+        rig.registry.end_retry(looked, &*guest);
+        let expected = is_changed.then_some(Unoptimized::Interrupted);
+        assert_eq!(why(&rig, id), expected);
+    }
+}
