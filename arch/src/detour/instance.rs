@@ -90,6 +90,10 @@ impl InstanceLayout {
     pub const SLOT: u64 = SLOT as u64;
     /// Where the task is.
     pub const TASK: u64 = TASK as u64;
+    /// Where the time of the entry is, which is written before the return address.
+    pub const ENTRY_TSC: u64 = ENTRY_TSC as u64;
+    /// Where the number of the CPU is, or [`BY_HOST`](super::BY_HOST): the upper half of a word.
+    pub const ENTRY_CPU: u64 = 8 * VALUES as u64;
 
     /// The layout of instances with this content.
     ///

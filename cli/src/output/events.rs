@@ -147,7 +147,11 @@ fn took(line: &mut String, event: &v1::Event) -> fmt::Result {
 fn place(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
     let rip = event.registers.unwrap_or_default().rip;
     if let Some(call) = &event.call {
-        write!(line, "({rip:#x} <- ")?;
+        match rip {
+            // As the kernel says it (kernel/trace/trace_output.c, `seq_print_ip_sym`).
+            0 => line.push_str("([unknown/kretprobe'd] <- "),
+            _ => write!(line, "({rip:#x} <- ")?,
+        }
         match &label.symbol {
             Some((symbol, _)) => write!(line, "{symbol})")?,
             None => line.push_str("?)"),
@@ -433,6 +437,19 @@ pub(crate) mod tests {
             #           TASK-PID     CPU#     TIMESTAMP  EVENT
             #              | |         |          |      |
                           dd-123     [000]  1234.567890: p_vfs_read_0: (0xffffffff81234560 <- vfs_read) ret=0x1 took=12.345us rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
+        "#]],
+        );
+        let mut unknown = returned(1);
+        unknown.registers = unknown.registers.map(|registers| v1::Registers {
+            rip: 0,
+            ..registers
+        });
+        check(
+            &unknown,
+            expect![[r#"
+            #           TASK-PID     CPU#     TIMESTAMP  EVENT
+            #              | |         |          |      |
+                          dd-123     [000]  1234.567890: p_vfs_read_0: ([unknown/kretprobe'd] <- vfs_read) ret=0x1 took=12.345us rdi=0xffff888003123400 rsi=0x7fff12345000 rdx=0x1
         "#]],
         );
         check(

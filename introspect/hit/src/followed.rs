@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use hvprobe_arch::detour::{Instance, InstanceLayout, Instances, STUB};
+use hvprobe_arch::detour::{BY_HOST, Instance, InstanceLayout, Instances, STUB};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
@@ -30,6 +30,16 @@ pub struct Followed {
     pub stubs: Gva,
     /// Bytes of the code.
     pub code_len: u64,
+}
+
+/// A call that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Begun {
+    /// Where it returns to.
+    pub(crate) to: Gva,
+    /// When, and by whose clock: the guest's counter, or the host's time.
+    pub(crate) tsc: u64,
+    pub(crate) by_host: bool,
 }
 
 impl Followed {
@@ -72,6 +82,19 @@ impl Followed {
     pub fn return_address(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         self.word(self.index(at)?, InstanceLayout::RETURN, mem)
             .map(Gva)
+    }
+
+    /// The call whose stub is at `at`, or another one that has its instance by now.
+    pub(crate) fn begun(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Begun> {
+        let index = self.index(at)?;
+        let to = self.word(index, InstanceLayout::RETURN, mem)?;
+        // What has the return address of another call has its time.
+        fence(Ordering::Acquire);
+        Some(Begun {
+            to: Gva(to),
+            tsc: self.word(index, InstanceLayout::ENTRY_TSC, mem)?,
+            by_host: self.word(index, InstanceLayout::ENTRY_CPU, mem)? >> 32 == BY_HOST.into(),
+        })
     }
 
     /// The instance whose stub is at `at`.

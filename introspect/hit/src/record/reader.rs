@@ -182,7 +182,7 @@ impl Reader {
             return Drained::default();
         }
         let sources = self.sources.now();
-        let return_address = |at| sources.return_address(at, mem);
+        let return_address = |call: &_| sources.return_address(call, mem);
         let guest = Guest {
             mem,
             sources: &sources,

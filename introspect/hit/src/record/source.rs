@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use hvprobe_arch::detour::{BY_HOST, BuildError, Capture, EntryCapture, Layout, Malformed, Part};
+use hvprobe_arch::detour::{
+    BY_HOST, BuildError, Call, Capture, EntryCapture, Layout, Malformed, Part,
+};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gpa, Gva, Regs};
 use hvprobe_linux::task::Task;
@@ -219,7 +221,7 @@ impl RecordSource {
                 self.counters.miss(vcpu);
                 return Ok(None);
             }
-            regs.rip = (around.return_address)(call.return_address).0;
+            regs.rip = (around.return_address)(call).0;
             let (entry_ns, entry_tsc) = match call.cpu {
                 Some(BY_HOST) => (call.tsc, 0),
                 cpu => {
@@ -397,7 +399,7 @@ impl When {
 pub(super) struct Around<'a> {
     pub(super) when: &'a dyn Fn(Stamp) -> When,
     /// Where a function really returns to that found an address on its stack.
-    pub(super) return_address: &'a dyn Fn(Gva) -> Gva,
+    pub(super) return_address: &'a dyn Fn(&Call) -> Gva,
     pub(super) mem: &'a dyn PhysMemory,
     /// Of copied stacks.
     pub(super) follower: Option<&'a dyn Follower>,

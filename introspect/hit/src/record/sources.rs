@@ -3,12 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{BY_HOST, Call};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_spec::ProbeId;
 use rustc_hash::FxHashMap;
 
 use super::source::RecordSource;
 use super::stack::Follower;
+use crate::followed::Begun;
 use crate::region::KERNEL_WINDOW;
 
 /// How many return probes one call can be followed by.
@@ -24,20 +26,29 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Where a function really returns to that found `at` on its stack: another return probe may
-    /// have come before.
-    pub(super) fn return_address(&self, mut at: Gva, mem: &dyn PhysMemory) -> Gva {
+    /// Where the function of this call really returns to: another return probe may have come before, whose stub it
+    /// found on its stack. That one's call began before this one, so if its instance is one's that began later, nobody
+    /// can tell any more, and it is zero.
+    pub(super) fn return_address(&self, call: &Call, mem: &dyn PhysMemory) -> Gva {
+        let mut begun = Begun {
+            to: call.return_address,
+            tsc: call.tsc,
+            by_host: call.cpu == Some(BY_HOST),
+        };
         for _ in 0..NESTED_MAX {
-            if !KERNEL_WINDOW.contains(at) {
+            if !KERNEL_WINDOW.contains(begun.to) {
                 break;
             }
             let mut followed = self.by_id.values().filter_map(|source| source.followed());
-            match followed.find_map(|calls| calls.return_address(at, mem)) {
-                Some(to) => at = to,
-                None => break,
+            let before = followed.find_map(|calls| calls.begun(begun.to, mem));
+            match before {
+                Some(before) if before.by_host == begun.by_host && before.tsc <= begun.tsc => {
+                    begun = before;
+                }
+                Some(_) | None => return Gva(0),
             }
         }
-        at
+        begun.to
     }
 }
 

@@ -22,6 +22,7 @@ use crate::event::{Drained, Event, Room};
 use crate::region::{CounterPlace, RingPlace};
 
 mod model;
+mod nested;
 mod work;
 
 const CAPACITY: u32 = 32;

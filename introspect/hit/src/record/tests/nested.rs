@@ -1,0 +1,93 @@
+//! One call that two return probes follow: what the second one found on the stack is the stub of the first.
+
+use hvprobe_arch::detour::{BY_HOST, Call, EntryCapture, InstanceLayout, Instances, StackWords};
+
+use hvprobe_arch::Regs;
+
+use super::*;
+use crate::followed::Followed;
+use crate::region::KERNEL_WINDOW;
+
+const CALLER: Gva = Gva(0xffff_ffff_8100_0123);
+const INSTANCES: Gpa = Gpa(0x800);
+/// When the first probe saw the call.
+const TSC: u64 = 1000;
+
+/// A machine in whose first instance of the first probe is a call that began at `tsc`, by this CPU's clock.
+fn machine(tsc: u64, cpu: u32) -> (Memory, RecordSources) {
+    let mem = Memory::new(0x1000);
+    let entry = EntryCapture {
+        registers: RegisterSet::from_iter([]),
+        stack: Vec::new(),
+        current: None,
+        cpu: Some(0),
+    };
+    let layout = InstanceLayout::new(&entry).unwrap();
+    for (offset, word) in [
+        (InstanceLayout::RETURN, CALLER.0),
+        (InstanceLayout::ENTRY_TSC, tsc),
+        (InstanceLayout::ENTRY_CPU, u64::from(cpu) << 32),
+    ] {
+        mem.write_u64(INSTANCES.wrapping_add(offset), word).unwrap();
+    }
+    let followed = Followed {
+        instances: Instances {
+            at: Gva(0),
+            count: 1,
+            free: Gva(0),
+        },
+        layout,
+        at: INSTANCES,
+        free: INSTANCES,
+        stubs: KERNEL_WINDOW.start,
+        code_len: 16,
+    };
+    let what = What {
+        at: AT,
+        capture: Capture::default(),
+        followed: Some((entry, Arc::new(followed))),
+    };
+    let tallies = Tallies {
+        lost: LOST,
+        vetoed: VETOED,
+        missed: MISSED,
+    };
+    let counters = Arc::new(Counters::new(1));
+    let words = CounterPlace(Gva(0));
+    let source = RecordSource::new(ProbeId(1), what, Arc::default(), counters, words, tallies);
+    let sources = RecordSources::default();
+    sources.add(Arc::new(source.unwrap()));
+    (mem, sources)
+}
+
+/// Where a call returns to that the second probe saw at `tsc`, and that found `found` on its stack.
+fn caller((mem, sources): &(Memory, RecordSources), found: Gva, tsc: u64, cpu: u32) -> Gva {
+    let call = Call {
+        id: 1,
+        return_address: found,
+        tsc,
+        cpu: Some(cpu),
+        regs: Regs::default(),
+        stack: StackWords::default(),
+    };
+    sources.now().return_address(&call, mem)
+}
+
+#[test]
+fn the_caller_is_that_of_the_call_or_nobody() {
+    let stub = KERNEL_WINDOW.start;
+    for cpu in [0, BY_HOST] {
+        let there = machine(TSC, cpu);
+        for tsc in [TSC, TSC + 5] {
+            assert_eq!(caller(&there, stub, tsc, cpu), CALLER);
+        }
+        // Another call has the instance by now.
+        assert_eq!(caller(&there, stub, TSC - 1, cpu), Gva(0));
+        // By clocks that have nothing to do with each other.
+        let other = if cpu == 0 { BY_HOST } else { 0 };
+        assert_eq!(caller(&there, stub, TSC + 5, other), Gva(0));
+        // A stub of nobody's, and no stub at all.
+        assert_eq!(caller(&there, stub.wrapping_add(64), TSC, cpu), Gva(0));
+        assert_eq!(caller(&there, AT, TSC, cpu), AT);
+    }
+}
