@@ -9,7 +9,7 @@
 //! Pages are of 2 MiB, and all are mapped when the first detour is made. The guest may write what it
 //! likes into the shared pages: nobody but itself gets to see nonsense then.
 
-use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring};
+use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, STUB};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::trap::{DOORBELL_PORT, INT3};
@@ -163,6 +163,12 @@ impl Detours {
         let gpa = self.code.gpa(at, code.len() as u64);
         mem.write(gpa.ok_or(HiddenError::OutOfSlots(0))?, code)?;
         Ok(())
+    }
+
+    /// The number of the stub at `at`, which no other has for as long as that is there.
+    pub(crate) fn stub_number(&self, at: Gva) -> Option<u32> {
+        let offset = at.offset_from(self.code.start()?)?;
+        u32::try_from(offset / u64::from(STUB)).ok()
     }
 
     /// Gives a detour's room back; its bytes become int3s.

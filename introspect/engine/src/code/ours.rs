@@ -34,8 +34,6 @@ pub(crate) struct OurCode {
     pub(crate) keep: Keep,
     /// How much had when it was last looked who may still come there.
     pub(crate) kept: Keep,
-    /// The number of the next stub that calls return to.
-    pub(crate) next_stub: u32,
 }
 
 impl OurCode {
@@ -48,7 +46,6 @@ impl OurCode {
             ghost_sources: Vec::new(),
             keep: Keep::default(),
             kept: Keep::NOTHING,
-            next_stub: 0,
         }
     }
 

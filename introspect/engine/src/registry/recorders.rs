@@ -107,7 +107,6 @@ impl Registry {
         };
         let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
         let capture = capture(probe, around);
-        let first_stub = self.code.next_stub;
         let mut calls = None;
         let mut make = || {
             let place = |detours: &Detours, at| detours.word(at).ok_or(Unoptimized::NoRoom);
@@ -126,7 +125,6 @@ impl Registry {
                         entry: &entry,
                         words,
                         waits: probe.actions.wait_for_room,
-                        first_stub,
                     };
                     let followed = Arc::new(follow(detours, pool.limit(), &exit, around, mem)?);
                     calls = Some(Arc::clone(&followed));
@@ -154,9 +152,6 @@ impl Registry {
                 return Err(why);
             }
         };
-        if let Some(pool) = &probe.pool {
-            self.code.next_stub = first_stub.saturating_add(pool.limit());
-        }
         self.code.sources.add(Arc::clone(&source));
         Ok(source)
     }
@@ -235,7 +230,6 @@ struct Leaving<'a> {
     entry: &'a EntryCapture,
     words: CounterPlace,
     waits: bool,
-    first_stub: u32,
 }
 
 /// Makes `count` instances and the code that their calls return to.
@@ -253,42 +247,46 @@ fn follow(
     let (at, gpa) = room.ok_or(Unoptimized::NoRoom)?;
     let free = leaving.words.free();
     let instances = Instances { at, count, free };
-    let exit = Exit {
-        source: leaving.source.0,
-        capture: leaving.capture,
-        instances: &instances,
-        entry: leaving.entry,
-        lost: leaving.words.lost(),
-        waits: leaving.waits,
-        first_stub: leaving.first_stub,
+    let code = |first_stub| {
+        let exit = Exit {
+            source: leaving.source.0,
+            capture: leaving.capture,
+            instances: &instances,
+            entry: leaving.entry,
+            lost: leaving.words.lost(),
+            waits: leaving.waits,
+            first_stub,
+        };
+        ReturnCode::new(&around.ring, &exit).map_err(Unoptimized::from)
     };
-    let made = ReturnCode::new(&around.ring, &exit)
-        .map_err(Unoptimized::from)
-        .and_then(|code| {
-            let code_len = code.code().len() as u64;
-            let stubs = detours.take(code_len, aligned(u64::from(STUB)));
-            let stubs = stubs.ok_or(Unoptimized::NoRoom)?;
-            let filled = detours
-                .fill(mem, stubs, code.code())
-                .map_err(Unoptimized::from);
-            let filled = filled.and_then(|()| {
-                let free = detours.word(free).ok_or(Unoptimized::NoRoom)?;
-                mem.write_u64(free, first).map_err(HiddenError::from)?;
-                Ok(free)
-            });
-            if filled.is_err() {
-                detours.give_back(mem, stubs, code_len);
-            }
-            let free = filled?;
-            Ok(Followed {
-                instances,
-                layout,
-                at: gpa,
-                free,
-                stubs,
-                code_len,
-            })
+    // However stubs are numbered, it is as long.
+    let made = code(0).and_then(|measured| {
+        let code_len = measured.code().len() as u64;
+        let stubs = detours.take(code_len, aligned(u64::from(STUB)));
+        let stubs = stubs.ok_or(Unoptimized::NoRoom)?;
+        let number = detours.stub_number(stubs).ok_or(Unoptimized::NoRoom);
+        let filled = number.and_then(code).and_then(|code| {
+            let filled = detours.fill(mem, stubs, code.code());
+            Ok(filled?)
         });
+        let filled = filled.and_then(|()| {
+            let free = detours.word(free).ok_or(Unoptimized::NoRoom)?;
+            mem.write_u64(free, first).map_err(HiddenError::from)?;
+            Ok(free)
+        });
+        if filled.is_err() {
+            detours.give_back(mem, stubs, code_len);
+        }
+        let free = filled?;
+        Ok(Followed {
+            instances,
+            layout,
+            at: gpa,
+            free,
+            stubs,
+            code_len,
+        })
+    });
     if made.is_err() {
         detours.give_instances_back(at, bytes.len() as u64);
     }

@@ -12,6 +12,7 @@ mod faults;
 mod foreign;
 mod ftrace;
 mod glob;
+mod handed_out;
 mod hit;
 mod hooks;
 mod jump;
