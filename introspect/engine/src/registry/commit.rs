@@ -118,6 +118,7 @@ impl Registry {
         self.look_at_ftrace(mem);
         self.leave_to_kprobes(mem);
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
+        self.leave_rewritten(jumps, mem);
         for (at, site) in &self.sites {
             if !self.is_wanted(site) {
                 if site.is_armed() {
@@ -173,6 +174,20 @@ impl Registry {
             });
         }
         Ok(table)
+    }
+
+    /// Finds out which int3s or jumps that were to become one of the prepared `jumps` the guest has rewritten: that
+    /// keeps nobody from any other change.
+    fn leave_rewritten(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
+        let rewritten = jumps.keys().copied().filter(|at| {
+            let site = self.sites.get(at).filter(|site| site.is_armed());
+            site.is_some_and(|site| !site.gone && self.is_rewritten(site, mem))
+        });
+        for at in rewritten.collect::<Vec<_>>() {
+            if let Some(site) = self.sites.get_mut(&at) {
+                site.gone = true;
+            }
+        }
     }
 
     /// Lets the guest see the memory of detours, if there is to be any.
