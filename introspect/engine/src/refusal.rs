@@ -61,7 +61,10 @@ pub enum Refused {
         near: Vec<String>,
     },
     /// More functions match the patterns of a batch than may be planted at once.
-    #[error("`{pattern}` brings the batch to {matches} probes or more; at most {max} are possible")]
+    #[error(
+        "`{pattern}` brings the batch to {matches} probes or more; at most {max} are possible: register parts of it one \
+         after another, as in `[a-m]*`, or what a trace is about, as in `tcp_*`"
+    )]
     TooManyMatches {
         /// The pattern.
         pattern: String,

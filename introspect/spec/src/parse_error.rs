@@ -11,21 +11,36 @@ pub struct ParseError {
     pub message: String,
 }
 
+/// The longest text that is shown as a whole, and how much is shown before and behind the column of a longer one, in
+/// characters.
+const LONGEST: usize = 1024;
+const AROUND: usize = 100;
+
 impl ParseError {
-    /// The text with a caret under the offending column, as two lines. Control characters other
-    /// than tabs are shown as `?`, so the result is safe to print.
+    /// The text with a caret under the offending column, as two lines; of a long one what is around that. Control
+    /// characters other than tabs are shown as `?`, so the result is safe to print.
     #[must_use]
     pub fn render(&self, text: &str) -> String {
-        let mut picture: String = text
-            .chars()
+        let length = text.chars().count();
+        let column = self.column.min(length);
+        let (first, last) = match length > LONGEST {
+            true => (column.saturating_sub(AROUND), length.min(column + AROUND)),
+            false => (0, length),
+        };
+        let before = if first > 0 { "…" } else { "" };
+        let shown = || {
+            before
+                .chars()
+                .chain(text.chars().skip(first).take(last - first))
+        };
+        let mut picture: String = shown()
             .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
             .collect();
-        picture.push('\n');
+        picture.push_str(if last < length { "…\n" } else { "\n" });
         // Tabs are repeated so that the caret lands under its column whatever their width.
         picture.extend(
-            text.chars()
-                .chain(std::iter::repeat(' '))
-                .take(self.column.min(text.chars().count()))
+            shown()
+                .take(before.chars().count() + column - first)
                 .map(|c| if c == '\t' { '\t' } else { ' ' }),
         );
         picture.push('^');
@@ -39,4 +54,23 @@ pub(crate) fn error<T>(column: usize, message: impl Into<String>) -> Result<T, P
         column,
         message: message.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_long_text_what_is_around_the_column_is_shown() {
+        let text = format!("{}\t!{}", "a".repeat(5000), "b".repeat(100_000));
+        let error = ParseError {
+            column: 5001,
+            message: String::new(),
+        };
+        let picture = error.render(&text);
+        let (shown, caret) = picture.split_once('\n').unwrap();
+        let expected = format!("…{}\t!{}…", "a".repeat(99), "b".repeat(99));
+        assert_eq!(shown, expected);
+        assert_eq!(caret, format!("{}\t^", " ".repeat(100)));
+    }
 }

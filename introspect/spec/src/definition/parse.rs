@@ -256,6 +256,16 @@ fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> 
     Ok((target, returns))
 }
 
+/// What probes begin with in scripts of bpftrace, where a module stands here.
+const OF_SCRIPTS: [&str; 6] = [
+    "kprobe",
+    "kretprobe",
+    "fentry",
+    "fexit",
+    "kfunc",
+    "kretfunc",
+];
+
 /// The name of a module as the kernel has it.
 fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
     if name.is_empty() {
@@ -263,6 +273,12 @@ fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
             column,
             "missing module before `:`; leave out the `:` or name it",
         );
+    }
+    if OF_SCRIPTS.contains(&name) {
+        let message = format!(
+            "`{name}:` is of scripts (-e); here a function's entry is `p FUNCTION`, its return `r FUNCTION`"
+        );
+        return error(column, message);
     }
     if let Some((i, c)) = name
         .char_indices()
@@ -285,10 +301,16 @@ fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
     Ok(())
 }
 
+/// Digits of an address of the kernel's.
+const ADDRESS: usize = 16;
+
 /// `SYMBOL` or `SYMBOL+OFFSET`.
 fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return error(column, "a symbol starts with no digit, an address with 0x");
+    }
+    if word.len() == ADDRESS && word.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return error(column, "an address begins with 0x");
     }
     let length = symbol_length(word);
     if length == 0 {

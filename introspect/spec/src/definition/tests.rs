@@ -215,6 +215,20 @@ fn names_of_modules_are_checked() {
         the kernel has `_` where the file of a module has `-`"#]],
     );
     check(
+        "p kprobe:vfs_read",
+        expect![[r#"
+        p kprobe:vfs_read
+          ^
+        `kprobe:` is of scripts (-e); here a function's entry is `p FUNCTION`, its return `r FUNCTION`"#]],
+    );
+    check(
+        "p ffffffff81349800",
+        expect![[r#"
+        p ffffffff81349800
+          ^
+        an address begins with 0x"#]],
+    );
+    check(
         "p /bin/ls:0x1234",
         expect![[r#"
         p /bin/ls:0x1234
