@@ -23,6 +23,7 @@ use hvprobe_proto::v1::{
 use hvprobe_server::Token;
 use hyper_util::rt::TokioIo;
 use prost_types::FieldMask;
+use rustix::process::geteuid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tonic::metadata::{Ascii, MetadataValue};
@@ -79,6 +80,12 @@ fn absent(place: impl fmt::Display, start: &str, error: io::Error) -> anyhow::Er
     }
 }
 
+/// Whether the user `own` may believe a server of the user `server`: his own, and root's. Root may look at anybody's,
+/// which let him in.
+fn is_trusted(server: u32, own: u32) -> bool {
+    server == own || server == 0 || own == 0
+}
+
 /// A connection to a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
@@ -115,6 +122,13 @@ impl Client {
                 let stream = UnixStream::connect(&path)
                     .await
                     .map_err(|error| absent(path.display(), "hvprobe serve", error))?;
+                let (server, own) = (stream.peer_cred()?.uid(), geteuid().as_raw());
+                if !is_trusted(server, own) {
+                    bail!(
+                        "what listens on {} is user {server}'s, not yours: is that folder for others, too?",
+                        path.display()
+                    );
+                }
                 Self::over(stream, None).await
             }
         }
@@ -293,6 +307,13 @@ pub(crate) fn choose(probes: &[v1::Probe], chosen: &[String]) -> anyhow::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_of_other_users_are_believed_by_root_only() {
+        for (server, own, trusted) in [(7, 7, true), (0, 7, true), (8, 7, false), (7, 0, true)] {
+            assert_eq!(is_trusted(server, own), trusted, "{server}, {own}");
+        }
+    }
 
     fn probes() -> Vec<v1::Probe> {
         [(1, "a"), (2, "b"), (3, "b")]

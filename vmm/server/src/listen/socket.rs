@@ -4,6 +4,7 @@
 //!
 //! - One server per path. A lock file beside the socket is held while the socket exists, so two
 //!   servers that start at the same time cannot both find it stale.
+//! - What others have put there, where they may, is neither waited for nor believed.
 //! - Only the owner reaches it. The socket is given mode 0600 before it is bound, so there is no
 //!   moment at which the path has another; who connects is asked for his credentials besides.
 //! - Only a dead socket is replaced, never a live one and never a file that is not a socket.
@@ -34,6 +35,12 @@ pub enum ListenError {
     /// The path is taken by something that must not be replaced.
     #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
+    /// What would be the socket's lock is not one of ours.
+    #[error(
+        "{} is no lock of this user's; remove it, or choose another path, in a folder that only you write to",
+        .0.display()
+    )]
+    NotALock(PathBuf),
     /// The kernel takes no such path.
     #[error("{} is too long for a socket: at most {LONGEST_PATH} bytes", .0.display())]
     TooLong(PathBuf),
@@ -184,9 +191,14 @@ impl PathLock {
                 .create(true)
                 .truncate(false)
                 .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
+                // A FIFO would be waited for.
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
                 .open(&path)
                 .map_err(ListenError::io("create", &path))?;
+            let opened = file.metadata().map_err(ListenError::io("inspect", &path))?;
+            if !opened.is_file() || opened.uid() != rustix::process::geteuid().as_raw() {
+                return Err(ListenError::NotALock(path));
+            }
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -265,6 +277,47 @@ mod tests {
         let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let error = Listener::bind(&path).unwrap_err();
         assert!(matches!(error, ListenError::InUse(_)), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn what_others_put_in_the_place_of_the_lock_is_neither_waited_for_nor_taken() {
+        let (_folder, path) = place();
+        let mut lock = path.as_os_str().to_owned();
+        lock.push(".lock");
+        let lock = PathBuf::from(lock);
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &lock,
+            rustix::fs::FileType::Fifo,
+            0o666.into(),
+            0,
+        )
+        .unwrap();
+        // Nobody reads it, or somebody does.
+        let reader = || {
+            OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&lock)
+        };
+        assert!(matches!(Listener::bind(&path), Err(ListenError::Io { .. })));
+        let _reader = reader().unwrap();
+        assert!(matches!(
+            Listener::bind(&path),
+            Err(ListenError::NotALock(_))
+        ));
+        fs::remove_file(&lock).unwrap();
+        // Another user's, which only root can make.
+        if rustix::process::geteuid().is_root() {
+            File::create(&lock).unwrap();
+            std::os::unix::fs::chown(&lock, Some(12345), None).unwrap();
+            assert!(matches!(
+                Listener::bind(&path),
+                Err(ListenError::NotALock(_))
+            ));
+            fs::remove_file(&lock).unwrap();
+        }
+        Listener::bind(&path).unwrap();
     }
 
     #[tokio::test]
