@@ -42,7 +42,7 @@ pub(crate) struct Session<A> {
     pub(crate) keep: bool,
     /// Of what it asks for now; also tells which session was opened first.
     pub(crate) own: Owner,
-    owners: BTreeSet<Owner>,
+    pub(crate) owners: BTreeSet<Owner>,
     /// Where it may have something.
     machines: BTreeSet<u64>,
 }

@@ -6,7 +6,7 @@
 //! machine, one thread at a time lets go of things, however many sessions end; what cannot be let go of is
 //! told and tried again for as long as the machine is there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -160,10 +160,13 @@ impl<P: Place> Sessions<P> {
             .iter()
             .filter_map(|id| book.get(id))
             .collect();
+        let mut before: BTreeSet<_> = taken.iter().flat_map(|it| &it.owners).copied().collect();
         let taken: Vec<_> = taken.iter().map(|it| it.about.over.clone()).collect();
         let has = |machine, owner| places.get(&machine).is_some_and(|it| it.has(owner));
         let opened = book.open(&id, about, asked.keep, &asked.take_over, has);
         let owners = opened.map_err(|why| unopened(why, self.most, &asked.take_over))?;
+        before.retain(|owner| !owners.contains(owner));
+        self.owners.forget(before);
         self.owners.name(owners, &named);
         for over in taken {
             over.send_replace(Some(SessionEnd::TakenOver));

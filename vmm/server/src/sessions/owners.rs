@@ -23,6 +23,11 @@ impl Owners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// The session that `owner` stands for, if it is still there.
     pub(crate) fn get(&self, owner: Owner) -> Option<Named> {
         self.lock().get(&owner).cloned()

@@ -533,7 +533,7 @@ proptest! {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let (sessions, _) = new();
+            let (sessions, owners) = new();
             let machines = [1, 2, 3].map(Fake::new);
             machines[0].inside().fails = fails;
             let all = scripts.into_iter().map(|script| {
@@ -562,6 +562,7 @@ proptest! {
             for machine in &machines {
                 assert!(machine.has_nothing(), "{machine:?}");
             }
+            assert!(owners.is_empty(), "{owners:?}");
         });
     }
 }
