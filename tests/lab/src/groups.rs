@@ -18,7 +18,7 @@ const ALONE: [&str; 4] = [
 /// Tests that take long and that others are like, which run for every change: on fewer virtual CPUs, at other
 /// instructions, by the engine or a server without a guest, or of the parts of what these show together.
 /// `cargo lab test --ci` leaves them to `cargo lab nightly`.
-const NIGHTLY: [&str; 24] = [
+const NIGHTLY: [&str; 25] = [
     "api::clock_steps::a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else",
     "api::killed::clients_that_are_killed_at_random_moments_leave_nothing_behind",
     "api::unread::hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting",
@@ -27,6 +27,7 @@ const NIGHTLY: [&str; 24] = [
     "cli::report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is",
     "clock::a_nap_takes_as_long_as_the_guest_says_on_four_cpus",
     "clock::a_nap_takes_as_long_as_the_guest_says_on_one_cpu",
+    "coexist::any_order::whatever_the_guest_and_we_do_neither_comes_in_the_others_way",
     "control::a_forced_mechanism_counts_every_call_of_two_busy_vcpus",
     "control::thousands_are_registered_in_one_call_or_none",
     "features::functions_that_return_through_a_thunk_are_probed_like_any_other",

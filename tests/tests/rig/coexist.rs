@@ -2,6 +2,8 @@
 //! kretprobes of its own, static keys and tracepoints, a debugger in user space, and ftrace on the
 //! very functions that we probe.
 
+mod any_order;
+
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_engine::Unoptimized;
 use hvprobe_machine::{Mechanism, ProbeId, ProbeSpec, ProbeState, Refusals};

@@ -90,10 +90,11 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         reason: "numbers can be as wide as their own types, as for `perf probe`",
         holds: |case| {
             pointed_at(case).is_some_and(|(text, column, words)| {
-                let ty = text.split(' ').next();
+                // The kernel looks at a type before it looks at what that is of.
+                let from = column - argument_before(case.text, column).len();
                 words == "Unknown type is specified"
-                    && matches!(ty, Some("u" | "s" | "x" | "d"))
-                    && goes_on(case, column)
+                    && matches!(text.split(' ').next(), Some("u" | "s" | "x" | "d"))
+                    && goes_on(case, from)
             })
         },
     },
