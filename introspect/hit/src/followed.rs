@@ -173,10 +173,23 @@ impl Followed {
         let used = self.word(index, InstanceLayout::GENERATION, mem)?;
         let (bytes, len) = self.layout.entered(&Instance {
             generation: used.wrapping_add(1),
+            return_address: Gva(0),
             ..*entry
         });
         let written = mem
-            .write(at.wrapping_add(InstanceLayout::GENERATION), &bytes[..len])
+            // Who finds this call's return address finds its time.
+            .write_u64(at.wrapping_add(InstanceLayout::RETURN), 0)
+            .and_then(|()| {
+                fence(Ordering::Release);
+                mem.write(at.wrapping_add(InstanceLayout::GENERATION), &bytes[..len])
+            })
+            .and_then(|()| {
+                fence(Ordering::Release);
+                mem.write_u64(
+                    at.wrapping_add(InstanceLayout::RETURN),
+                    entry.return_address.0,
+                )
+            })
             .and_then(|()| {
                 // Who finds the slot set finds the rest.
                 fence(Ordering::Release);

@@ -138,7 +138,9 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
         }
     }
     assert!(untold * 100 < events.len(), "{untold} of {}", events.len());
-    // Which of the two came first makes no difference to what they tell.
+    // Which of the two came first makes no difference to what they tell, but that the caller of the second may be
+    // forgotten when that is read.
+    callers.retain(|caller| *caller != 0);
     callers.sort_unstable();
     callers.dedup();
     assert_eq!(callers.len(), 1, "{callers:x?}");
