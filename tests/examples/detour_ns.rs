@@ -111,7 +111,7 @@ impl<'a> Kind<'a> {
                     count: 10,
                     free,
                 };
-                let (bytes, first) = InstanceLayout::new(entry)?.initial(10);
+                let (bytes, first) = InstanceLayout::new(entry)?.initial(10, 0);
                 arena.write(instances.at, &bytes);
                 arena.word(free).store(first, Ordering::SeqCst);
                 let exit = Exit {

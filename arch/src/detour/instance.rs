@@ -124,14 +124,16 @@ impl InstanceLayout {
         &self.values
     }
 
-    /// What `count` instances are before the first call, and the word of their free list.
+    /// What `count` instances are before the first call, which were used `generation` times, and the word of their
+    /// free list.
     #[must_use]
-    pub fn initial(&self, count: u32) -> (Vec<u8>, u64) {
+    pub fn initial(&self, count: u32, generation: u64) -> (Vec<u8>, u64) {
         let mut bytes = Vec::new();
         for index in 0..count {
             let next = if index + 1 < count { index + 1 } else { NIL };
             let end = bytes.len() + self.stride();
             bytes.extend(u64::from(next).to_le_bytes());
+            bytes.extend(generation.to_le_bytes());
             bytes.resize(end, 0);
         }
         (bytes, if count == 0 { u64::from(NIL) } else { 0 })

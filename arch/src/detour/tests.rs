@@ -482,13 +482,13 @@ fn instances_begin_on_the_free_list() {
     };
     let layout = InstanceLayout::new(&entry).unwrap();
     assert_eq!(layout.stride(), 256);
-    let (bytes, free) = layout.initial(3);
+    let (bytes, free) = layout.initial(3, 0);
     assert_eq!((bytes.len(), free), (768, 0));
     let next: Vec<u8> = [0, 256, 512].map(|at| bytes[at]).to_vec();
     assert_eq!(next, [1, 2, 0xff]);
     let instance = layout.read(&bytes[256..]).unwrap();
     assert_eq!((instance.slot, instance.generation), (Gva(0), 0));
-    assert_eq!(layout.initial(0), (Vec::new(), 0xffff_ffff));
+    assert_eq!(layout.initial(0, 0), (Vec::new(), 0xffff_ffff));
     assert!(layout.read(&bytes[600..]).is_err());
 }
 

@@ -51,7 +51,7 @@ impl<'a> Returns<'a> {
             free: arena.counter(FREE + u64::from(number)),
         };
         let layout = InstanceLayout::new(&entry).unwrap();
-        let (bytes, free) = layout.initial(count);
+        let (bytes, free) = layout.initial(count, 0);
         arena.write(instances.at, &bytes);
         arena.word(instances.free).store(free, Ordering::SeqCst);
         let first_stub = 1000 * (number + 1);

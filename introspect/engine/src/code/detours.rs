@@ -53,6 +53,8 @@ pub(crate) struct Detours {
     window: Window,
     /// Where something else of ours is, now and then.
     taken: Option<Gva>,
+    /// How often instances were handed out.
+    handed_out: u64,
     /// What is free of the code, the counters and the memory for instances, once mapped.
     free_code: Space,
     free_counters: Space,
@@ -75,6 +77,7 @@ impl Detours {
             },
             window,
             taken: None,
+            handed_out: 0,
             free_code: Space::default(),
             free_counters: Space::default(),
             free_instances: Space::default(),
@@ -163,6 +166,13 @@ impl Detours {
         let gpa = self.code.gpa(at, code.len() as u64);
         mem.write(gpa.ok_or(HiddenError::OutOfSlots(0))?, code)?;
         Ok(())
+    }
+
+    /// How often the next instances are to seem to have been used, so that their calls are called like none of those
+    /// that had their place: none has 2^24 calls of each, and then comes another.
+    pub(crate) fn next_generation(&mut self) -> u64 {
+        self.handed_out = self.handed_out.wrapping_add(1);
+        self.handed_out << 24
     }
 
     /// The number of the stub at `at`, which no other has for as long as that is there.

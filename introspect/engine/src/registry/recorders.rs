@@ -241,7 +241,7 @@ fn follow(
     mem: &dyn PhysMemory,
 ) -> Result<Followed, Unoptimized> {
     let layout = InstanceLayout::new(leaving.entry)?;
-    let (bytes, first) = layout.initial(count);
+    let (bytes, first) = layout.initial(count, detours.next_generation());
     let stride = layout.stride() as u64;
     let room = detours.take_instances(mem, &bytes, stride);
     let (at, gpa) = room.ok_or(Unoptimized::NoRoom)?;

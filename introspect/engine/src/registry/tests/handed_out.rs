@@ -13,3 +13,22 @@ fn return_probes_come_and_go_without_end() {
         rig.unregister(&[id]).unwrap();
     }
 }
+
+#[test]
+fn calls_of_a_place_that_was_given_back_are_called_like_none_before() {
+    let mut rig = Rig::optimizing();
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..100 {
+        let id = rig.one("r4096 filler_000");
+        let source = rig.registry.code.sources.get(id).expect("it is optimized");
+        let calls = source.followed().expect("a return probe's");
+        let generation = calls
+            .at
+            .wrapping_add(hvprobe_arch::detour::InstanceLayout::GENERATION);
+        let used = hvprobe_arch::mem::PhysMemory::read_u64(&rig.guest.mem, generation).unwrap();
+        assert!(seen.insert((calls.stubs, used >> 24)));
+        rig.unregister(&[id]).unwrap();
+    }
+    let places: std::collections::BTreeSet<_> = seen.iter().map(|(at, _)| *at).collect();
+    assert!(places.len() < seen.len(), "no place came again");
+}

@@ -39,13 +39,17 @@ fn calls(source: &RecordSource) -> &Followed {
     source.followed().expect("a return probe")
 }
 
-/// What is kept of the call that returns to `stub`.
+/// What is kept of the call that returns to `stub`, with how often the instance was used since it was handed out.
 fn instance(rig: &Rig, calls: &Followed, stub: Gva) -> Instance {
     let index = stub.offset_from(calls.stubs).expect("a stub") / u64::from(STUB);
     let stride = calls.layout.stride() as u64;
     let at = calls.instances.at.wrapping_add(index * stride);
     let bytes: [u8; 256] = rig.guest.read(at);
-    calls.layout.read(&bytes).expect("an instance")
+    let instance = calls.layout.read(&bytes).expect("an instance");
+    Instance {
+        generation: instance.generation % (1 << 24),
+        ..instance
+    }
 }
 
 #[test]
