@@ -19,8 +19,9 @@ const CHAINS: u64 = 64;
 const KERNEL_HALF: u64 = 1 << 63;
 /// The most kprobes that are read.
 const MOST: usize = 1 << 16;
-/// The flag of one that is registered and not armed (`KPROBE_FLAG_DISABLED` in include/linux/kprobes.h).
-const DISABLED: u64 = 2;
+/// The flags of one that is registered and not armed by an int3 (include/linux/kprobes.h): gone with its module,
+/// disabled, or left to ftrace, which compares what it patches.
+const NOT_BY_INT3: u64 = 1 | 2 | 8;
 /// The most bytes that an optimized kprobe of the guest's replaces or copies (`MAX_OPTIMIZED_LENGTH`
 /// in arch/x86/include/asm/kprobes.h).
 const REACH: u64 = 20;
@@ -132,7 +133,7 @@ impl Layout {
         self.those(|_| true, tables, mem)
     }
 
-    /// Where kprobes are armed, or about to be or to have been.
+    /// Where kprobes are armed by int3s, or about to be or to have been.
     pub(crate) fn armed(
         &self,
         tables: &PageTables,
@@ -148,7 +149,7 @@ impl Layout {
         }
         let is_armed = |kprobe: Gva| {
             let flags = tables.read_u64(mem, kprobe.wrapping_add(flags));
-            flags.is_ok_and(|flags| flags & DISABLED == 0)
+            flags.is_ok_and(|flags| flags & NOT_BY_INT3 == 0)
         };
         self.those(is_armed, tables, mem)
     }

@@ -124,7 +124,9 @@ impl Registry {
                 if site.is_armed() {
                     disarming.push(*at);
                 }
-            } else if let Some(patch) = self.next_patch(site, jumps.remove(at)) {
+            } else if !site.gone
+                && let Some(patch) = self.next_patch(site, jumps.remove(at))
+            {
                 arming.push((*at, patch));
             }
         }
@@ -207,7 +209,6 @@ impl Registry {
     /// prepared for it; `None` to leave it.
     fn next_patch(&self, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
         match (&site.patch, prepared) {
-            _ if site.gone => None,
             (_, Some(jump)) => Some(Patch::Jump(jump)),
             (Patch::Jump(_), None) if self.keeps_jump(site) => None,
             (Patch::Breakpoint, None) => None,
@@ -290,7 +291,7 @@ impl Registry {
                 continue;
             };
             let edit = edit(&self.sites, site, patch, &next);
-            if matches!(patch, Patch::None) && (site.gone || !text.holds(*at, &edit.from)) {
+            if matches!(patch, Patch::None) && !text.holds(*at, &edit.from) {
                 gone.push(*at);
             } else {
                 edits.push(edit);

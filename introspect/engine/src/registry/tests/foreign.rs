@@ -269,3 +269,24 @@ fn a_branch_that_the_guests_own_patch_may_hide_keeps_a_jump_away() {
         rig.unregister(&[id]).unwrap();
     }
 }
+
+#[test]
+fn an_int3_is_left_to_the_guest_only_where_its_kprobe_is_armed_by_one() {
+    // Armed by an int3; gone, disabled, or left to ftrace.
+    for (flags, is_the_guests) in [(0, true), (4, true), (1, false), (2, false), (8, false)] {
+        let mut rig = Rig::optimizing();
+        rig.registry.set_optimization(false, &*rig.guest).unwrap();
+        let id = rig.one(SHORT);
+        let at = rig.addr(id);
+        has(&rig, &[at]);
+        rig.guest.write(KPROBES.wrapping_add(FLAGS), &[flags]);
+        rig.one("p filler_100");
+        let expected = match is_the_guests {
+            true => (ProbeState::Gone, INT3),
+            false => (ProbeState::Placed, 0x55),
+        };
+        assert_eq!(rig.state(id), expected.0, "{flags}");
+        rig.unregister(&[id]).unwrap();
+        assert_eq!(rig.byte(at), expected.1, "{flags}");
+    }
+}
