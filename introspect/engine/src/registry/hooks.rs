@@ -405,7 +405,7 @@ impl Registry {
 
     fn is_ftrace_locked(&self, mem: &dyn PhysMemory) -> bool {
         let (Some(live), Some(lock)) = (&self.live, self.hooks.ftrace.lock) else {
-            return false;
+            return self.hooks.ftrace.patches == Patches::Yes;
         };
         lock.is_held(&live.view.tables, mem)
     }
@@ -416,21 +416,23 @@ impl Registry {
             return false;
         };
         let behind = self.behind_ftrace(FTRACE_BEGINS).unwrap_or(0);
-        let is_watched = |site: &SiteState| site.internal.is_some() && site.is_armed();
+        let is_watched =
+            |site: &SiteState| site.internal.is_some() && site.is_armed() && !site.gone;
         [behind, 0].into_iter().any(|offset| {
             let site = self.sites.get(&entry.wrapping_add(offset));
             site.is_some_and(is_watched)
         })
     }
 
-    /// Plants what waits for the guest's ftrace, which had its lock before it was watched and has patched nothing
-    /// since, once that is free. Meant to be called once a second.
+    /// Plants what waits for the guest's ftrace once its lock is free: it had that before it was watched, or its end
+    /// was missed. Meant to be called once a second.
     pub fn retry_ftrace(&mut self, world: &dyn World) {
-        if self.hooks.ftrace.patches == Patches::Perhaps
+        if self.hooks.ftrace.patches != Patches::No
             && !self.is_ftrace_locked(world.memory())
             && let Err(error) = self.ftrace_patches(false, world)
         {
             warn!(%error, "probes at function entries wait on");
+            self.hooks.ftrace.patches = Patches::Perhaps;
         }
     }
 
