@@ -29,6 +29,9 @@ use crate::vcpu::run::{Notice, Why};
 /// whether one was exceeded.
 const WATCH: Duration = Duration::from_secs(1);
 
+/// Why a machine ended.
+const PANICKED: &str = "a look through the guest's memory panicked";
+
 impl Machine {
     /// Takes notices until every virtual CPU has ended, then winds up.
     pub(crate) fn supervise(
@@ -94,7 +97,11 @@ impl Machine {
                 let mut registry = self.registry();
                 registry.check_text(&Guest(&self.shared));
                 registry.retry_ftrace(&Guest(&self.shared));
-                if looking.as_ref().is_none_or(ScopedJoinHandle::is_finished) {
+                let is_over = looking.take_if(|look| look.is_finished());
+                if is_over.is_some_and(|look| look.join().is_err()) {
+                    first.get_or_insert(Why::Crash(PANICKED.to_owned()));
+                    self.shared.control.end();
+                } else if looking.is_none() {
                     let retry = registry.retry();
                     looking = retry.and_then(|retry| self.look(retry, scope));
                 }
@@ -139,6 +146,9 @@ impl Machine {
                 // All senders are gone: the threads ended without a word, so they panicked.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
+        }
+        if looking.is_some_and(|look| look.join().is_err()) {
+            first.get_or_insert(Why::Crash(PANICKED.to_owned()));
         }
         first
     }

@@ -24,8 +24,8 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use crate::world::{Standing, World};
 
 const PAGE: usize = 4096;
-/// The most of the guest's memory, in bytes, that is looked through for one change: a quarter of a second or so.
-pub(crate) const AT_ONCE_MAX: u64 = 1 << 30;
+/// The most of the guest's memory, in bytes, that is looked through for one change: a second or so.
+pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
 /// The same for a change that a virtual CPU waits for.
 pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
 /// The same for what nobody waits for.
@@ -167,6 +167,9 @@ impl<'w> Look<'w> {
             }
         }
         for _ in 0..ROUNDS {
+            if world.has_ended() {
+                return None;
+            }
             let written = world.written()?;
             look.seen.pages(mem, &written)?;
             if written.len() <= FEW {

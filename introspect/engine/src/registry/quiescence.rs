@@ -154,7 +154,7 @@ impl Registry {
 
     /// Makes a change of what `looked` allows, if nothing was changed since that was begun.
     pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
-        if looked.changes != self.changes {
+        if looked.changes != self.changes || self.live.is_none() {
             return;
         }
         let jumps: BTreeMap<_, _> = self.prepare_jumps(world.memory()).into_iter().collect();
