@@ -240,6 +240,11 @@ impl Sources {
                     "no text is there for `{ty}`: it is no pointer to characters"
                 ));
             }
+            // A cast changes how a number is shown, not how wide it is.
+            (Shown::Number(Element::Integer { bits, .. }), Some(ty @ ("u" | "s" | "x"))) => {
+                (place, format!("{ty}{bits}"))
+            }
+            (Shown::Number(element), Some("u" | "s" | "x")) => (place, number(element)),
             (_, Some(ty)) => (place, ty.to_owned()),
             (Shown::Array { is_text: true, .. }, None) if is_memory => (place, "string".to_owned()),
             (

@@ -180,6 +180,9 @@ fn maxactive(column: usize, word: &str) -> Result<u32, ParseError> {
     }
 }
 
+/// How definitions begin.
+const STARTS: &str = "a definition starts with `p` or `r`, or with `p:NAME` or `r:NAME`";
+
 /// The message for a first word that is neither `p` nor `r`.
 fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
@@ -191,11 +194,13 @@ fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
         Some(("u", "")) => "user-space probes (`u`)",
         Some(("w", "")) => "watchpoints (`w`)",
         Some(("-", "")) => "removing events by definition (`-`)",
-        _ if words == 1 && read_target(0, text).is_ok() => {
-            return format!("a definition starts with `p` or `r`: write `p {text}`");
-        }
+        _ if words == 1 => match read_target(0, text) {
+            Ok(_) => return format!("a definition starts with `p` or `r`: write `p {text}`"),
+            Err(error) if error.column == 0 => return error.message,
+            Err(_) => return STARTS.to_owned(),
+        },
         _ => {
-            return "a definition starts with `p` or `r`, or with `p:NAME` or `r:NAME`".to_owned();
+            return STARTS.to_owned();
         }
     };
     format!("not supported: {what}; write `p SYMBOL` or `r SYMBOL`")

@@ -29,7 +29,8 @@ pub enum Element {
     /// `u`, `s`, `x`, `d`: a number as wide as its own type in C has it, 64 bits if that is no integer or not known.
     /// The kernel has none of these; `perf probe` has all but the last.
     Own {
-        /// How it is shown; by its own type (`d`), if nothing is said, and with a sign if that is not known.
+        /// How it is shown; if nothing is said (`d`), in decimal: with a sign where its own type has one, and what is
+        /// in a register and has none there as `s64`, as that may be an error.
         shown: Option<Shown>,
     },
     /// `char`: a character.

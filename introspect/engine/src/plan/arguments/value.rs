@@ -89,6 +89,8 @@ pub(super) fn value(
     };
     chain.bits = match ty.element {
         Element::Bitfield { width, offset, .. } => Some((offset.into(), width)),
+        // A bit field is as wide as that.
+        Element::Own { .. } => chain.bits,
         _ => None,
     };
     if let Some(count) = ty.count {
@@ -110,11 +112,14 @@ pub(super) fn value(
 /// A number that is as wide as its own type, or 64 bits.
 fn own(chain: &Chain, shown: Option<Shown>, types: Option<&Types>) -> Shape {
     let known = types.and_then(|types| types::integer(types, chain.ty?));
-    let (bits, is_signed) = known.unwrap_or((64, true));
-    let shown = shown.unwrap_or(match is_signed {
-        true => Shown::Signed,
-        false => Shown::Unsigned,
-    });
+    let (shown, bits) = match (shown, known) {
+        (Some(shown), Some((bits, _))) => (shown, bits),
+        (Some(shown), None) => (shown, 64),
+        (None, Some((bits, true))) => (Shown::Signed, bits),
+        (None, Some((bits, false))) if !chain.pointers.is_empty() => (Shown::Unsigned, bits),
+        // A register, of which an error may be in what is declared to have no sign.
+        (None, _) => (Shown::Signed, 64),
+    };
     types::element(Element::Integer { shown, bits }, format!("{shown}{bits}"))
 }
 

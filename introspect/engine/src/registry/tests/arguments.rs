@@ -515,7 +515,7 @@ fn numbers_are_as_wide_as_their_own_types() {
     );
     let expected = [
         ("s64", 8),
-        ("u64", 8),
+        ("s64", 8),
         ("s64", 8),
         ("x64", 8),
         ("u32", 4),
