@@ -125,7 +125,8 @@ impl Client {
                 let (server, own) = (stream.peer_cred()?.uid(), geteuid().as_raw());
                 if !is_trusted(server, own) {
                     bail!(
-                        "what listens on {} is user {server}'s, not yours: is that folder for others, too?",
+                        "what listens on {} is user {server}'s, neither yours nor root's, and is not believed: call it as that user, or \
+                         over TCP with its token (--connect)",
                         path.display()
                     );
                 }

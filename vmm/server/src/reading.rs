@@ -28,13 +28,17 @@ pub(crate) struct Held<'a> {
     bytes: u64,
 }
 
+/// The longest kernel and initrd that are read at all.
+const LONGEST: [u64; 2] = [1 << 30, 3 << 30];
+
 /// How many bytes the files of this machine take in memory. What cannot be looked at is not read either.
 pub(crate) fn length(config: &MachineConfig) -> u64 {
     let of = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let initrd = config.initrd.as_deref().map_or(0, of);
     // No more of it is read than fits the guest.
-    let initrd = initrd.min(config.memory);
-    of(&config.kernel).max(LEAST).saturating_add(initrd)
+    let initrd = initrd.min(config.memory).min(LONGEST[1]);
+    let kernel = of(&config.kernel).clamp(LEAST, LONGEST[0]);
+    kernel.saturating_add(initrd)
 }
 
 impl Reading {
@@ -116,6 +120,9 @@ mod tests {
         };
         assert_eq!(length(&config), 4 * LEAST);
         config.initrd = None;
+        // What is no kernel is found out soon.
+        config.kernel = file("disk", 1 << 40);
+        assert_eq!(length(&config), LONGEST[0]);
         config.kernel = "/nowhere".into();
         assert_eq!(length(&config), LEAST);
     }

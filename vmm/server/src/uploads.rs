@@ -136,11 +136,10 @@ impl Uploads {
     /// When it has no debug information of that kernel.
     pub(crate) fn keep(
         &self,
-        mut upload: Upload,
+        upload: Upload,
         image: &Arc<KernelImage>,
     ) -> Result<Vec<u8>, DebugError> {
         let build_id = upload.sources(image)?.build_id().to_vec();
-        upload.under_way = None;
         let mut kept = self.kept();
         kept.retain(|other| !other.is_for(image));
         kept.push(Kept {
@@ -175,6 +174,11 @@ impl Kept {
 }
 
 impl Upload {
+    /// All of it has come.
+    pub(crate) fn complete(&mut self) {
+        self.under_way = None;
+    }
+
     /// How many bytes it has.
     pub(crate) fn length(&self) -> u64 {
         self.length
@@ -329,7 +333,8 @@ mod tests {
     fn no_more_are_under_way_than_may_be_and_those_that_are_whole_are_not_counted() {
         let (image, file) = (image(), dwarf::file());
         let uploads = uploads(1 << 20, 1 << 30);
-        let whole = handed_in(&uploads, &file);
+        let mut whole = handed_in(&uploads, &file);
+        whole.complete();
         uploads.keep(whole, &image).unwrap();
         let mut begun: Vec<_> = (0..limits::UPLOADS_UNDER_WAY)
             .map(|_| uploads.begin().unwrap())

@@ -132,12 +132,16 @@ impl AsyncRead for Connection {
         let Some(beginning) = &mut this.beginning else {
             return Pin::new(&mut this.stream).poll_read(cx, buf);
         };
-        beginning.poll(cx)?;
+        // What has come counts, however late it is looked at.
         let before = buf.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
-        if let Poll::Ready(kept) = beginning.came(buf.filled().len().saturating_sub(before)) {
-            this.place = kept;
-            this.beginning = None;
+        match beginning.came(buf.filled().len().saturating_sub(before)) {
+            Poll::Pending if polled.is_pending() => beginning.poll(cx)?,
+            Poll::Pending => {}
+            Poll::Ready(kept) => {
+                this.place = Some(kept?);
+                this.beginning = None;
+            }
         }
         polled
     }

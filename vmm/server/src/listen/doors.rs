@@ -158,6 +158,7 @@ mod tests {
     use tonic::transport::server::Connected as _;
 
     use super::super::connection::Admission;
+    use super::super::silent::LEAST;
     use super::super::token::tests::token;
     use super::*;
     use crate::allowed::Limits;
@@ -214,6 +215,10 @@ mod tests {
         for _ in 0..3 * REFUSED {
             clients.push(TcpStream::connect(address).await.unwrap());
             served.push(timeout(PATIENCE, doors.accept()).await.unwrap());
+            // They have had their time.
+            tokio::time::pause();
+            tokio::time::advance(LEAST).await;
+            tokio::time::resume();
         }
         let mut last = served.pop().unwrap();
         begin(clients.last_mut().unwrap(), &mut last).await;

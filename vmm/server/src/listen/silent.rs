@@ -4,8 +4,8 @@
 //!   silent ──its client's preface──► begun, which keeps its place
 //!     └──too long, or another needs the place──► ended
 //! ```
-//! Invariant: who connects and says nothing keeps a place for a while at most, and keeps nobody out: the one that
-//! has been silent longest loses its place to whoever comes when all are taken.
+//! Invariant: who connects and says nothing keeps a place for a while at most, and keeps nobody out for long: the
+//! one that has been silent longest, if that is [`LEAST`], loses its place to whoever comes when all are taken.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,9 +15,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
-/// How long a client may take to begin.
+/// How long a client has, whoever waits, and may take at most to begin.
+pub(crate) const LEAST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
 /// Bytes that each begins with (RFC 9113, section 3.4).
 const PREFACE: usize = 24;
@@ -30,6 +31,7 @@ pub(crate) struct Silent(Mutex<VecDeque<Weak<Mutex<Lent>>>>);
 #[derive(Debug)]
 struct Lent {
     place: Option<OwnedSemaphorePermit>,
+    since: Instant,
     waker: Option<Waker>,
 }
 
@@ -45,8 +47,11 @@ pub(crate) struct Beginning {
 impl Silent {
     /// The beginning of a connection that has this place.
     pub(crate) fn lend(&self, place: OwnedSemaphorePermit) -> Beginning {
-        let place = Some(place);
-        let lent = Arc::new(Mutex::new(Lent { place, waker: None }));
+        let lent = Arc::new(Mutex::new(Lent {
+            place: Some(place),
+            since: Instant::now(),
+            waker: None,
+        }));
         let mut silent = lock(&self.0);
         silent.retain(|one| one.strong_count() > 0);
         silent.push_back(Arc::downgrade(&lent));
@@ -61,10 +66,15 @@ impl Silent {
     pub(crate) fn take(&self) -> Option<OwnedSemaphorePermit> {
         let mut silent = lock(&self.0);
         while let Some(first) = silent.pop_front() {
-            let Some(lent) = first.upgrade() else {
+            let Some(first) = first.upgrade() else {
                 continue;
             };
-            let mut lent = lock(&lent);
+            let mut lent = lock(&first);
+            if lent.place.is_some() && lent.since.elapsed() < LEAST {
+                drop(lent);
+                silent.push_front(Arc::downgrade(&first));
+                return None;
+            }
             let Some(place) = lent.place.take() else {
                 continue;
             };
@@ -83,27 +93,34 @@ impl Beginning {
     /// # Errors
     /// When its client has been silent for too long, or another has its place.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let over = |why: &str| Err(io::Error::new(io::ErrorKind::TimedOut, why));
         let mut lent = lock(&self.lent);
         if lent.place.is_none() {
-            return over("the client was silent while others had no place");
+            return Err(lost());
         }
         if self.over.as_mut().poll(cx).is_ready() {
-            return over("the client did not begin in time");
+            let why = "the client did not begin in time";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         let waker = lent.waker.get_or_insert_with(|| cx.waker().clone());
         waker.clone_from(cx.waker());
         Ok(())
     }
 
-    /// So many bytes have come: the place, which the connection keeps, once those are all that each begins with.
-    pub(crate) fn came(&mut self, bytes: usize) -> Poll<Option<OwnedSemaphorePermit>> {
+    /// So many bytes have come: the place, which the connection keeps, once those are all that each begins with, or
+    /// that another has it.
+    pub(crate) fn came(&mut self, bytes: usize) -> Poll<io::Result<OwnedSemaphorePermit>> {
         self.left = self.left.saturating_sub(bytes);
         match self.left {
-            0 => Poll::Ready(lock(&self.lent).place.take()),
+            0 => Poll::Ready(lock(&self.lent).place.take().ok_or_else(lost)),
             _ => Poll::Pending,
         }
     }
+}
+
+/// That another has the place.
+fn lost() -> io::Error {
+    let why = "the client was silent while others had no place";
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,7 +142,7 @@ mod tests {
             .is_ok()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_was_silent_longest_loses_its_place_and_who_has_begun_keeps_it() {
         let places = Arc::new(Semaphore::new(3));
         let place = || Arc::clone(&places).try_acquire_owned().unwrap();
@@ -133,13 +150,16 @@ mod tests {
         let mut beginnings = [place(), place(), place()].map(|place| silent.lend(place));
         assert!(beginnings.iter_mut().all(go_on));
         assert!(beginnings[0].came(PREFACE - 1).is_pending());
-        let Poll::Ready(Some(kept)) = beginnings[0].came(1) else {
+        let Poll::Ready(Ok(kept)) = beginnings[0].came(1) else {
             panic!("it has begun");
         };
+        // They may just not have been heard yet.
+        assert!(silent.take().is_none());
+        tokio::time::advance(LEAST).await;
         let others = silent.take().expect("the second's");
         assert!(!go_on(&mut beginnings[1]) && go_on(&mut beginnings[2]));
-        // It is as if its client had said nothing.
-        assert!(matches!(beginnings[1].came(PREFACE), Poll::Ready(None)));
+        // What its client says now is too late.
+        assert!(matches!(beginnings[1].came(PREFACE), Poll::Ready(Err(_))));
         drop(beginnings);
         assert!(silent.take().is_none());
         assert_eq!(places.available_permits(), 1);

@@ -151,6 +151,7 @@ impl sources_server::Sources for Service {
                 Some(_) => return Err(out_of_order("only the first message names a machine")),
             }
         }
+        upload.complete();
         let length = upload.length();
         let uploads = Arc::clone(&self.uploads);
         let turn = handle.turn_to_look().await?;
@@ -186,17 +187,21 @@ where
 
     /// The next part, and the machine if it names one; `None` after the last. Without either it is none.
     async fn next(&mut self) -> Result<Option<(String, Vec<u8>)>, Status> {
+        // What was done with the last one is not the client's time.
+        self.next = Instant::now() + SILENCE;
         loop {
-            let next = timeout_at(self.next.min(self.all), self.stream.next()).await;
-            let Ok(next) = next else {
+            let until = self.next.min(self.all);
+            // What is there at once is taken, however late it is.
+            let next = match until > Instant::now() {
+                true => timeout_at(until, self.stream.next()).await.ok(),
+                false => None,
+            };
+            let Some(next) = next else {
                 return Err(self.late());
             };
             let Some(UploadDebugInfoRequest { machine, data }) = next.transpose()? else {
                 return Ok(None);
             };
-            if !data.is_empty() {
-                self.next = Instant::now() + SILENCE;
-            }
             if !data.is_empty() || !machine.is_empty() {
                 return Ok(Some((machine, data)));
             }
