@@ -3,8 +3,6 @@
 //! Tests of a module share guests (`tests/src/rig/shared.rs`), which end with the process. What is to have the
 //! machine for itself is in groups of its own.
 
-use std::path::Path;
-
 use crate::job::Group;
 
 /// How the names of tests begin that hold the time of a guest against that of its host, or of a server.
@@ -46,8 +44,7 @@ const NIGHTLY: [&str; 25] = [
     "stress::every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go",
 ];
 
-/// Programs that are about servers and threads, not about what a processor does: where this machine has a KVM of
-/// its own, they are not tried in a rig for every change.
+/// Programs that are about servers and threads, or that try the same instructions on any processor.
 const OF_SERVERS: [&str; 5] = [
     "micro_decide",
     "micro_differential",
@@ -56,9 +53,11 @@ const OF_SERVERS: [&str; 5] = [
     "micro_panics",
 ];
 
-/// Whether the program called `name`, which has run on this machine if that has a KVM, is left to the night.
-pub(crate) fn is_left_to_the_night(name: &str) -> bool {
-    OF_SERVERS.contains(&name) && Path::new("/dev/kvm").exists()
+/// The programs that are left to the night in a rig, as they have run on this machine: none of which a test is
+/// among those `skipped` here.
+pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
+    let ran = |name: &&str| !skipped.iter().any(|line| line.starts_with(*name));
+    OF_SERVERS.into_iter().filter(ran).collect()
 }
 
 /// About how long the tests of a module that are left take in an emulated machine, in seconds.
@@ -131,6 +130,8 @@ pub(crate) fn of(tests: Vec<String>) -> Vec<Group> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     /// A test that has another name now would run for every change again, or not at all.
@@ -150,6 +151,17 @@ mod tests {
         let mut tests = vec!["a".to_owned(), NIGHTLY[0].to_owned()];
         assert_eq!(leave_to_the_night(&mut tests), [NIGHTLY[0]]);
         assert_eq!(tests, ["a"]);
+    }
+
+    #[test]
+    fn what_was_skipped_here_is_not_left_out_in_the_rig() {
+        assert_eq!(left_in_rig(&[]), OF_SERVERS);
+        let skipped = ["micro_fleet-0a1b: a".to_owned(), "hvprobe: b".to_owned()];
+        let left = left_in_rig(&skipped);
+        assert!(
+            left.len() == 4 && !left.contains(&"micro_fleet"),
+            "{left:?}"
+        );
     }
 
     #[test]

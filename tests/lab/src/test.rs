@@ -140,7 +140,7 @@ impl Options {
             && !self.long
             && self.rig.is_none();
         let rest = match (self.ci, self.only_rig()) {
-            (true, _) => 700,
+            (true, _) => 560,
             (false, true) => 800,
             (false, false) => 1080,
         };
@@ -271,7 +271,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         took.note("the tests here");
     }
     if !total.is_over() && !here_only {
-        let job = job_in_rig(&ready, &built, rig, options, seeds)?;
+        let left = match options.ci {
+            true => groups::left_in_rig(&total.skipped),
+            false => Vec::new(),
+        };
+        let job = job_in_rig(&ready, &built, rig, options, seeds, &left)?;
         total.run(job, &ready, &options.how(rig, deadline))?;
         took.note("the tests in the rig");
     }
@@ -304,7 +308,7 @@ pub(crate) fn of_rig(
     options: &Options,
 ) -> Result<(Vec<(String, String)>, Total)> {
     let seeds = Seeds::new(options.seed, options.long);
-    let job = job_in_rig(ready, built, rig, options, seeds)?;
+    let job = job_in_rig(ready, built, rig, options, seeds, &[])?;
     let mut tests = Vec::new();
     for step in &job.steps {
         let group = step.group.iter().flat_map(|group| &group.tests);
@@ -401,19 +405,21 @@ fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String
     Ok(told.map(|(name, value)| (name.to_owned(), value)).into())
 }
 
-/// The end-to-end tests, without those that ran on this machine already if it is the rig.
+/// The end-to-end tests, without those that ran on this machine already if it is the rig, and without the programs
+/// that are `left` to the night.
 fn job_in_rig(
     ready: &Ready,
     built: &[Executable],
     rig: Kind,
     options: &Options,
     seeds: Seeds,
+    left: &[&str],
 ) -> Result<Job> {
     let mut job = new_job(built, options);
     for test in built.iter().filter(|executable| executable.test) {
         let ran_here = rig == Kind::Direct && test.name.starts_with("micro_");
         if is_end_to_end(ready, test) && !ran_here {
-            if options.ci && groups::is_left_to_the_night(&test.name) {
+            if left.contains(&test.name.as_str()) {
                 progress::note(&format!(
                     "left to `cargo lab nightly` in the rig: {}",
                     test.name
