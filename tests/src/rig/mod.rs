@@ -198,7 +198,8 @@ pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
         "] WARNING:",
         "BUG:",
         "Oops",
-        "stall",
+        // Not `install`.
+        " stall",
         "soft lockup",
         "Call Trace",
         // What the guest's init says about a log that a quiet console does not show.
