@@ -415,13 +415,11 @@ impl Registry {
         let Some(entry) = self.kernel.image.symbols().address_of(FTRACE_BEGINS) else {
             return false;
         };
-        let behind = self.behind_ftrace(FTRACE_BEGINS).unwrap_or(0);
         let is_watched =
             |site: &SiteState| site.internal.is_some() && site.is_armed() && !site.gone;
-        [behind, 0].into_iter().any(|offset| {
-            let site = self.sites.get(&entry.wrapping_add(offset));
-            site.is_some_and(is_watched)
-        })
+        // Behind its ENDBR, if it has one, and behind what ftrace patches.
+        let mut sites = self.sites.range(entry..=entry.wrapping_add(ENDBR + FTRACE));
+        sites.any(|(_, site)| is_watched(site))
     }
 
     /// Plants what waits for the guest's ftrace once its lock is free: it had that before it was watched, or its end
