@@ -69,10 +69,8 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use hvprobe_engine::Refusals;
-    use hvprobe_machine::Bounds;
-
     use super::*;
+    use crate::fleet::tests::config;
 
     #[test]
     fn files_beyond_the_room_wait_for_others_and_the_largest_has_all_of_it() {
@@ -105,18 +103,9 @@ mod tests {
             path
         };
         let mut config = MachineConfig {
-            kernel: file("kernel", 3 * LEAST),
             initrd: Some(file("initrd", 1 << 40)),
             memory: LEAST,
-            name: String::new(),
-            cmdline: String::new(),
-            cpus: 1,
-            command: Vec::new(),
-            probes: Vec::new(),
-            refusals: Refusals::default(),
-            paused: false,
-            optimize: true,
-            bounds: Bounds::default(),
+            ..config(&file("kernel", 3 * LEAST))
         };
         assert_eq!(length(&config), 4 * LEAST);
         config.initrd = None;

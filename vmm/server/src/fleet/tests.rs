@@ -72,7 +72,7 @@ fn reserve(fleet: &Fleet, name: &str, request_id: &str) -> Result<Reservation, S
     fleet.reserve(&mut config, &made_by(request_id))
 }
 
-fn config(kernel: &Path) -> MachineConfig {
+pub(crate) fn config(kernel: &Path) -> MachineConfig {
     MachineConfig {
         name: NAME.into(),
         kernel: kernel.into(),
