@@ -179,6 +179,14 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
+    /// The guest's own kprobe may become a jump, which keeps a copy of what it covers.
+    #[error("the guest has a kprobe of its own at {kprobe}, whose jump may come to cover {at}")]
+    UnderKprobe {
+        /// The address.
+        at: Gva,
+        /// Where the guest's is.
+        kprobe: Gva,
+    },
     /// The slot for the out-of-line copy could not be had.
     #[error("no out-of-line slot for {at}")]
     Slot {

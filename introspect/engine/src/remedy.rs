@@ -55,7 +55,9 @@ impl Refused {
             }
             Self::TextChanged { .. } => Remedy::NotNow("the guest does not change its text there"),
             Self::Rewritten { .. } => Remedy::NotNow("the probes there are unregistered"),
-            Self::Kprobe { .. } => Remedy::NotNow("the guest has unregistered its own kprobe"),
+            Self::Kprobe { .. } | Self::UnderKprobe { .. } => {
+                Remedy::NotNow("the guest has unregistered its own kprobe")
+            }
             Self::TooManyProbes { .. } => Remedy::NotNow("others are unregistered"),
             Self::Slot { .. } => Remedy::NotNow("probes that are stepped are unregistered"),
             Self::ModuleNotLoaded { .. } | Self::ModuleNeeded { .. } => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::Span;
+use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
@@ -195,6 +195,12 @@ impl Layout {
         }
         self.registered(tables, mem)
     }
+}
+
+/// One of the `registered` that would write its jump over an instruction at `at`.
+pub(crate) fn one_over(at: Gva, registered: &BTreeSet<Gva>) -> Option<Gva> {
+    let reach = at.wrapping_sub(JUMP as u64 - 1)..at;
+    registered.range(reach).next_back().copied()
 }
 
 /// Whether a kprobe of the guest's at `kprobe` and a jump over `span` would touch the same bytes.

@@ -130,7 +130,9 @@ impl Registry {
                 arming.push((*at, patch));
             }
         }
-        let slots = match self.write(&arming, &disarming, mem, still) {
+        let free = self.keep_from_kprobes(&arming, mem);
+        let written = free.and_then(|()| self.write(&arming, &disarming, mem, still));
+        let slots = match written {
             Ok(slots) => slots,
             Err(obstacles) => {
                 let unused = arming.into_iter().filter_map(|(at, patch)| match patch {

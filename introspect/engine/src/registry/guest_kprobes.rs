@@ -13,6 +13,10 @@
 //! the table. And the guest is held where it is about to copy an instruction, until no jump is there
 //! any more; if one cannot be taken away, the function that copies fails without having begun, and
 //! with it the guest's registration.
+//!
+//! Nor does an int3 of ours come where a registered kprobe of the guest's may write its jump: that is decided when it
+//! is registered, and when it is written it keeps what is there by then, to write it back when nobody knows the int3
+//! any more. One that the guest finds when it decides keeps that jump away; a kprobe is in the table by then.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +27,8 @@ use tracing::{info, warn};
 
 use super::commit::CommitError;
 use crate::code::jump::Jump;
-use crate::guest::kprobes::{Known, Unknown, first_that_meets, meets};
-use crate::refusal::Obstacle;
+use crate::guest::kprobes::{Known, Unknown, first_that_meets, meets, one_over};
+use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, SiteState};
 use crate::unoptimized::Unoptimized;
@@ -85,6 +89,34 @@ impl Registry {
             is_unused
         });
         self.code.give_jumps_back(unused);
+    }
+
+    /// Which of the sites `arming`, that had nothing, a jump of the guest's may come to cover. The virtual CPUs must stand
+    /// still.
+    ///
+    /// # Errors
+    /// When there are such.
+    pub(crate) fn keep_from_kprobes(
+        &self,
+        arming: &[(Gva, Patch)],
+        mem: &dyn PhysMemory,
+    ) -> Result<(), Obstacles> {
+        let is_new = |at: &Gva| self.sites.get(at).is_some_and(|site| !site.is_armed());
+        let mut new = arming.iter().map(|(at, _)| *at).filter(is_new).peekable();
+        let (Known::Table(layout), Some(live), Some(_)) =
+            (&self.kprobes.known, &self.live, new.peek())
+        else {
+            return Ok(());
+        };
+        let Ok(registered) = layout.registered(&live.view.tables, mem) else {
+            return Ok(());
+        };
+        let covered = new.filter_map(|at| {
+            let kprobe = one_over(at, &registered)?;
+            let why = Refused::UnderKprobe { at, kprobe };
+            Some(Obstacle { at, why })
+        });
+        Obstacles::of(covered).map_or(Ok(()), Err)
     }
 
     /// Finds out over which int3s of ours the guest has written its own, which it may when it had begun to register a

@@ -21,7 +21,7 @@ use crate::code::ours::OurCode;
 use crate::code::region::HiddenRegion;
 use crate::guest::banner::Banner;
 use crate::guest::kernel::GuestKernel;
-use crate::guest::kprobes::GuestKprobes;
+use crate::guest::kprobes::{GuestKprobes, one_over};
 use crate::guest::readers::KernelReaders;
 use crate::info::{Awaited, Throttled};
 use crate::plan::arguments::{Resolved, resolve};
@@ -270,7 +270,12 @@ impl Registry {
                 match self.sites.get(&at) {
                     Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
                     _ if self.kprobes.registered.contains(&at) => Err(Refused::Kprobe { at }),
-                    _ => Ok(point),
+                    // What the guest found an int3 in it makes no jump of.
+                    Some(site) if site.is_armed() => Ok(point),
+                    _ => match one_over(at, &self.kprobes.registered) {
+                        Some(kprobe) => Err(Refused::UnderKprobe { at, kprobe }),
+                        None => Ok(point),
+                    },
                 }
             }
         }

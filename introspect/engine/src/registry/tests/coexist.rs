@@ -66,7 +66,7 @@ enum Step {
     /// The guest goes on with what it is about, or begins it.
     Trace(Option<usize>),
     Kprobe(usize),
-    OptimizeKprobe(usize),
+    OptimizeKprobes,
     Branch(usize),
 }
 
@@ -82,7 +82,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Check),
         6 => prop::option::of(0..CALLS.len()).prop_map(Step::Trace),
         6 => (0..KPROBES.len()).prop_map(Step::Kprobe),
-        2 => (0..KPROBES.len()).prop_map(Step::OptimizeKprobe),
+        3 => Just(Step::OptimizeKprobes),
         3 => (0..BRANCHES.len()).prop_map(Step::Branch),
     ]
 }
@@ -119,6 +119,10 @@ struct Model {
     /// What is there instead of the nop.
     traced: [u8; 5],
     kprobes: [Kprobe; KPROBES.len()],
+    /// Those that it may make jumps of.
+    optimizable: [bool; KPROBES.len()],
+    /// What was under the jumps when it made them.
+    copied: [[u8; 5]; KPROBES.len()],
     /// The branch that is being switched, to what, and how many steps of three are done.
     branch: Option<(Gva, [u8; 5], u32)>,
 }
@@ -135,6 +139,8 @@ impl Model {
             tracing: Tracing::No,
             traced: NOP,
             kprobes: [Kprobe::None; KPROBES.len()],
+            optimizable: [false; KPROBES.len()],
+            copied: [[0; 5]; KPROBES.len()],
             branch: None,
             rig,
         }
@@ -254,6 +260,9 @@ impl Model {
                 } else {
                     self.write(at, &[INT3], "a kprobe");
                 }
+                let there = self.rig.guest.read::<5>(at);
+                // It fails to copy an instruction that it finds an int3 in the place of.
+                self.optimizable[number] = !there[1..].contains(&INT3);
                 self.lock(KPROBE_MUTEX, false);
             }
             Kprobe::Armed => {
@@ -265,7 +274,9 @@ impl Model {
             }
             Kprobe::Optimized => {
                 self.finish_patching();
-                let saved = self.saved(at);
+                let mut saved = self.copied[number];
+                saved[0] = self.saved(at)[0];
+                assert_eq!(saved, self.saved(at), "it has copied what is ours");
                 self.write(at, &saved, "an optimized kprobe that goes");
                 self.kprobes[number] = Kprobe::None;
                 self.link();
@@ -289,11 +300,10 @@ impl Model {
         self.original[index..index + 5].try_into().unwrap()
     }
 
-    /// The guest's optimizer makes a jump of an armed kprobe, if nothing under it hides an instruction.
+    /// The guest's optimizer makes a jump of an armed kprobe if it may, without another look at what is under it.
     fn optimize_kprobe(&mut self, number: usize) {
         let (symbol, offset, _) = KPROBES[number];
         let at = self.rig.at(symbol, offset);
-        let there = self.rig.guest.read::<5>(at);
         let others = (1..5).any(|byte| {
             let inside = at.wrapping_add(byte);
             (0..KPROBES.len()).any(|other| {
@@ -301,16 +311,16 @@ impl Model {
                 self.kprobes[other] != Kprobe::None && self.rig.at(symbol, offset) == inside
             })
         });
-        let is_hidden = there[1..].contains(&INT3) || there[1..] != self.own::<5>(at)[1..];
         if self.kprobes[number] != Kprobe::Armed
             || self.is_changing_kprobes()
-            || is_hidden
+            || !self.optimizable[number]
             || others
             || self.covering(at).is_some()
         {
             return;
         }
         self.finish_patching();
+        self.copied[number] = self.rig.guest.read(at);
         self.write(at, &[0xe9, 1, 2, 3, 4], "the guest's optimizer");
         self.kprobes[number] = Kprobe::Optimized;
     }
@@ -402,7 +412,9 @@ impl Model {
             Step::Check => self.rig.registry.check_text(&*self.rig.guest),
             Step::Trace(call) => self.trace(*call),
             Step::Kprobe(number) => self.kprobe(*number),
-            Step::OptimizeKprobe(number) => self.optimize_kprobe(*number),
+            Step::OptimizeKprobes => {
+                (0..KPROBES.len()).for_each(|number| self.optimize_kprobe(number))
+            }
             Step::Branch(number) => self.branch(*number),
         }
     }

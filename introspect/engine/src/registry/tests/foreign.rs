@@ -116,7 +116,7 @@ fn there_is_no_jump_near_a_kprobe_of_the_guests_until_it_has_gone() {
     for (distance, far) in [
         (-20_i64, true),
         (-19, false),
-        (-1, false),
+        (-5, false),
         (4, false),
         (5, true),
     ] {
@@ -144,6 +144,37 @@ fn nothing_is_planted_on_a_kprobe_of_the_guests() {
     assert_eq!(refusal(result), (0, Refused::Kprobe { at }));
     has(&rig, &[]);
     rig.one(SHORT);
+}
+
+#[test]
+fn no_int3_comes_where_a_kprobe_of_the_guests_may_become_a_jump() {
+    let mut rig = Rig::optimizing();
+    let at = rig.at("filler_002", 0);
+    for before in 1..5 {
+        let kprobe = Gva(at.0 - before);
+        has(&rig, &[kprobe]);
+        let result = rig.changes_nothing(|rig| rig.try_register(&[spec(SHORT)]));
+        assert_eq!(refusal(result), (0, Refused::UnderKprobe { at, kprobe }));
+        // Nor does one come back there.
+        has(&rig, &[]);
+        let id = rig.one(SHORT);
+        rig.registry.set_enabled(&[id], false, &*rig.guest).unwrap();
+        has(&rig, &[kprobe]);
+        rig.changes_nothing_in_memory(|rig| {
+            let error = rig
+                .registry
+                .set_enabled(&[id], true, &*rig.guest)
+                .unwrap_err();
+            assert!(format!("{error:?}").contains("UnderKprobe"), "{error:?}");
+        });
+        // One that was there first keeps the guest's jump away.
+        has(&rig, &[]);
+        rig.registry.set_enabled(&[id], true, &*rig.guest).unwrap();
+        has(&rig, &[kprobe]);
+        let second = rig.one("p:second filler_002");
+        rig.unregister(&[id, second]).unwrap();
+        assert_eq!(rig.byte(at), 0x55);
+    }
 }
 
 #[test]
