@@ -11,6 +11,9 @@
 //! but for the few instructions of the detour that are about to put it there. The *generation*
 //! counts the uses, and is never reset.
 //!
+//! Its first word is used for both states: while it is free, the lower half is the index of the next free one; while
+//! a call is in flight, it is where the function really returns to, whatever stubs it was found behind.
+//!
 //! The free list is a word, the index of the first free instance and, above, a tag that changes
 //! whenever an instance is put back. One that was taken is first again only after it was put back, so
 //! an exchange that was overtaken fails. Each free instance holds the index of the next.
@@ -26,6 +29,7 @@ use crate::regs::Regs;
 pub(super) const NIL: u32 = u32::MAX;
 /// Offsets in an instance.
 pub(super) const NEXT: u8 = 0;
+pub(super) const CALLER: u8 = NEXT;
 pub(super) const GENERATION: usize = 8;
 pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
@@ -61,6 +65,9 @@ pub struct InstanceLayout {
 /// An instance, as the host reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
+    /// Where the function really returns to, unless what was found at the slot was the stub of a probe of another
+    /// function: then that.
+    pub caller: Gva,
     /// How often it was used.
     pub generation: u64,
     /// Where the call returns to: what was found at the slot.
@@ -80,8 +87,10 @@ pub struct Instance {
 }
 
 impl InstanceLayout {
-    /// Where the next free instance's index is, a word whose upper half is zero.
+    /// Where the next free instance's index is: the lower half of a word.
     pub const NEXT: u64 = NEXT as u64;
+    /// Where it is, in its place, whither the function of a call in flight returns.
+    pub const CALLER: u64 = CALLER as u64;
     /// Where the count of its uses is.
     pub const GENERATION: u64 = GENERATION as u64;
     /// Where the return address is that was found at the slot.
@@ -140,7 +149,7 @@ impl InstanceLayout {
     }
 
     /// What an instance whose call begins holds from [`Self::GENERATION`] on, and how many bytes that
-    /// is. Without stack words, and with a slot that is zero: it is set last.
+    /// is. The caller comes before. Without stack words, and with a slot that is zero: it is set last.
     #[must_use]
     pub fn entered(&self, instance: &Instance) -> ([u8; ENTERED_MAX], usize) {
         let mut bytes = [0; ENTERED_MAX];
@@ -168,6 +177,7 @@ impl InstanceLayout {
     pub fn read(&self, bytes: &[u8]) -> Result<Instance, Malformed> {
         let (regs, stack) = self.values.read(bytes)?;
         Ok(Instance {
+            caller: Gva(word(bytes, usize::from(CALLER))?),
             generation: word(bytes, GENERATION)?,
             return_address: Gva(word(bytes, RETURN)?),
             slot: Gva(word(bytes, SLOT)?),

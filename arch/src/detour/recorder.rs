@@ -145,8 +145,8 @@ impl Recorder {
         if let Some(fields) = copied {
             emitter.check_stack(&fields, escape)?;
         }
-        for member in members {
-            emitter.member(member)?;
+        for (number, member) in members.iter().enumerate() {
+            emitter.member(member, &members[..number])?;
         }
         emitter.restore()?;
         let mut tail = emitter.a.create_label();
@@ -343,7 +343,8 @@ impl Part<'_> {
 }
 
 impl Emitter<'_> {
-    fn member(&mut self, member: &Member<'_>) -> Result<(), BuildError> {
+    /// What is done for `member`, and has been done for those `before` it.
+    fn member(&mut self, member: &Member<'_>, before: &[Member<'_>]) -> Result<(), BuildError> {
         let mut next = self.a.create_label();
         if !member.conditions.is_empty() {
             let vetoed = self.counting("the count of vetoed hits", member.vetoed, next)?;
@@ -385,7 +386,8 @@ impl Emitter<'_> {
                 missed,
             } => {
                 let missed = self.counting("the count of missed calls", missed, next)?;
-                self.enter(instances, capture, stubs, missed)?;
+                let before = before.iter().rev().map(|member| &member.part);
+                self.enter(before, instances, capture, stubs, missed)?;
             }
         }
         self.place(&mut next)

@@ -3,7 +3,7 @@
 //! ```text
 //!   at entry                                     at the return
 //!   take an instance ─ none ─▶ missed += 1       stub: call common
-//!   keep [rsp], time, CPU, registers               common: save flags and 5 registers
+//!   keep [rsp], caller, time, CPU, registers       common: save flags and 5 registers
 //!   slot = rsp                                     the pushed address tells the instance
 //!   [rsp] = the instance's stub                    put the real return address in its place
 //!                                                  slot = 0
@@ -19,7 +19,8 @@
 //! as predicted.
 //!
 //! If the return address found at entry is the stub of another return probe, that one's turn comes
-//! when this one's code returns to it.
+//! when this one's code returns to it. Of one that came before in the same detour the caller is taken over, as its
+//! instance may be another call's by the time that this one's record is read.
 //!
 //! With supervisor shadow stacks (CET) a return to a stub would fault; a guest that enables them takes
 //! none of this.
@@ -27,8 +28,8 @@
 use super::emit::{
     CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, load_per_cpu, reachable,
 };
-use super::instance::{ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
-use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Ring};
+use super::instance::{CALLER, ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
+use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Part, Ring};
 use crate::Gva;
 use crate::regs::Gpr;
 use crate::trap::INT3;
@@ -114,9 +115,11 @@ impl ReturnCode {
 }
 
 impl Emitter<'_> {
-    /// Takes an instance for the call that begins here, or goes to `missed`.
-    pub(super) fn enter(
+    /// Takes an instance for the call that begins here, or goes to `missed`. What came `before` in this detour may have
+    /// put its own stub in the place of the return address.
+    pub(super) fn enter<'p>(
         &mut self,
+        before: impl Iterator<Item = &'p Part<'p>>,
         instances: &Instances,
         capture: &EntryCapture,
         stubs: Gva,
@@ -158,6 +161,9 @@ impl Emitter<'_> {
         a.inc(qword_ptr(r11 + GENERATION))?;
         a.mov(rax, slot)?;
         a.mov(qword_ptr(r11 + RETURN), rax)?;
+        self.find_caller(before)?;
+        let a = &mut self.a;
+        a.mov(qword_ptr(r11 + u32::from(CALLER)), rax)?;
         if let Some(current) = capture.current {
             load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(r11 + TASK), rax)?;
@@ -175,6 +181,39 @@ impl Emitter<'_> {
         a.lea(rcx, qword_ptr(rcx + absolute(stubs)))?;
         a.mov(slot, rcx)?;
         Ok(())
+    }
+
+    /// Makes RAX, which was found in the place of the return address, where the function returns to, if it is a stub of
+    /// a probe that came `before`: its call is in flight. Uses RDX.
+    fn find_caller<'p>(
+        &mut self,
+        before: impl Iterator<Item = &'p Part<'p>>,
+    ) -> Result<(), BuildError> {
+        let mut found = self.a.create_label();
+        for part in before {
+            let Part::Return {
+                instances,
+                capture,
+                stubs,
+                ..
+            } = part
+            else {
+                continue;
+            };
+            let shift = check(instances, &InstanceLayout::new(capture)?)?;
+            let stubs_len = i32::try_from(instances.count * STUB).unwrap_or(i32::MAX);
+            let mut other = self.a.create_label();
+            let a = &mut self.a;
+            a.lea(rdx, qword_ptr(rax + absolute(*stubs).wrapping_neg()))?;
+            a.cmp(rdx, stubs_len)?;
+            a.jae(other)?;
+            a.shl(rdx, shift - STUB.trailing_zeros())?;
+            let caller = absolute(instances.at) + i64::from(CALLER);
+            a.mov(rax, qword_ptr(rdx + caller))?;
+            a.jmp(found)?;
+            self.place(&mut other)?;
+        }
+        self.place(&mut found)
     }
 
     /// Ends a call: all of the common code but its cold pieces.
@@ -226,7 +265,7 @@ impl Emitter<'_> {
             a.shr(rdx, 64 - GENERATION_BITS)?;
             a.add(rax, rdx)?;
             a.mov(qword_ptr(rdi + call.id()), rax)?;
-            a.mov(rax, qword_ptr(rsi + RETURN))?;
+            a.mov(rax, qword_ptr(rsi + u32::from(CALLER)))?;
             a.mov(qword_ptr(rdi + call.return_address()), rax)?;
             // Time and values are in the same order in both.
             for (from, to) in (u32::from(ENTRY_TSC)..).step_by(8).zip(call.copied()) {

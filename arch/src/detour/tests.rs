@@ -317,7 +317,7 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         8004006b mov rax,[0FFFFFFFF80100000h]
         80040073 lea rcx,[rax+2]
         80040077 cmp rcx,[0FFFFFFFF80100040h]
-        8004007f ja 0FFFFFFFF80040158h
+        8004007f ja 0FFFFFFFF80040157h
         80040085 lock cmpxchg [0FFFFFFFF80100000h],rcx
         8004008f jne short 0FFFFFFFF80040073h
         80040091 and eax,3FFh
@@ -338,47 +338,47 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         800400d6 shr rdx,18h
         800400da add rax,rdx
         800400dd mov [rdi+20h],rax
-        800400e1 mov rax,[rsi+10h]
-        800400e5 mov [rdi+28h],rax
-        800400e9 mov rax,[rsi+28h]
-        800400ed mov [rdi+30h],rax
-        800400f1 mov rax,[rsi+30h]
-        800400f5 mov [rdi+38h],rax
-        800400f9 mov rax,[rsi+38h]
-        800400fd mov [rdi+48h],rax
-        80040101 mov [rdi],ecx
-        80040103 mov dword ptr [rdi+4],2000009h
-        8004010a sub rcx,[0FFFFFFFF80100048h]
-        80040112 cmp rcx,2
-        80040116 jb short 0FFFFFFFF80040163h
-        80040118 mov eax,esi
-        8004011a sub eax,80200000h
-        8004011f mov ecx,eax
-        80040121 shr ecx,6
-        80040124 mov rax,[0FFFFFFFF801000C0h]
-        8004012c mov [rsi],eax
-        8004012e mov rdx,rax
-        80040131 shr rdx,20h
-        80040135 inc edx
-        80040137 shl rdx,20h
-        8004013b or rdx,rcx
-        8004013e lock cmpxchg [0FFFFFFFF801000C0h],rdx
-        80040148 jne short 0FFFFFFFF8004012Ch
-        8004014a pop rax
-        8004014b xchg al,ah
-        8004014d and al,8
-        8004014f add al,78h
-        80040151 sahf
-        80040152 pop rdi
-        80040153 pop rsi
-        80040154 pop rdx
-        80040155 pop rcx
-        80040156 pop rax
-        80040157 ret
-        80040158 lock inc qword ptr [0FFFFFFFF80100080h]
-        80040161 jmp short 0FFFFFFFF80040118h
-        80040163 out 5Eh,al
-        80040165 jmp short 0FFFFFFFF80040118h"#]]
+        800400e1 mov rax,[rsi]
+        800400e4 mov [rdi+28h],rax
+        800400e8 mov rax,[rsi+28h]
+        800400ec mov [rdi+30h],rax
+        800400f0 mov rax,[rsi+30h]
+        800400f4 mov [rdi+38h],rax
+        800400f8 mov rax,[rsi+38h]
+        800400fc mov [rdi+48h],rax
+        80040100 mov [rdi],ecx
+        80040102 mov dword ptr [rdi+4],2000009h
+        80040109 sub rcx,[0FFFFFFFF80100048h]
+        80040111 cmp rcx,2
+        80040115 jb short 0FFFFFFFF80040162h
+        80040117 mov eax,esi
+        80040119 sub eax,80200000h
+        8004011e mov ecx,eax
+        80040120 shr ecx,6
+        80040123 mov rax,[0FFFFFFFF801000C0h]
+        8004012b mov [rsi],eax
+        8004012d mov rdx,rax
+        80040130 shr rdx,20h
+        80040134 inc edx
+        80040136 shl rdx,20h
+        8004013a or rdx,rcx
+        8004013d lock cmpxchg [0FFFFFFFF801000C0h],rdx
+        80040147 jne short 0FFFFFFFF8004012Bh
+        80040149 pop rax
+        8004014a xchg al,ah
+        8004014c and al,8
+        8004014e add al,78h
+        80040150 sahf
+        80040151 pop rdi
+        80040152 pop rsi
+        80040153 pop rdx
+        80040154 pop rcx
+        80040155 pop rax
+        80040156 ret
+        80040157 lock inc qword ptr [0FFFFFFFF80100080h]
+        80040160 jmp short 0FFFFFFFF80040117h
+        80040162 out 5Eh,al
+        80040164 jmp short 0FFFFFFFF80040117h"#]]
     .assert_eq(&text.join("\n"));
 }
 

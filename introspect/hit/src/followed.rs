@@ -84,6 +84,12 @@ impl Followed {
             .map(Gva)
     }
 
+    /// Where the function of the call in flight really returns to whose stub is at `at`.
+    pub(crate) fn caller(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
+        self.word(self.index(at)?, InstanceLayout::CALLER, mem)
+            .map(Gva)
+    }
+
     /// The call whose stub is at `at`, or another one that has its instance by now.
     pub(crate) fn begun(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Begun> {
         let index = self.index(at)?;
@@ -190,6 +196,7 @@ impl Followed {
                     entry.return_address.0,
                 )
             })
+            .and_then(|()| mem.write_u64(at.wrapping_add(InstanceLayout::CALLER), entry.caller.0))
             .and_then(|()| {
                 // Who finds the slot set finds the rest.
                 fence(Ordering::Release);

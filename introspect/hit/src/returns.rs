@@ -253,9 +253,11 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
 ) -> Option<()> {
     let (calls, mem) = (source.followed()?, scene.around.mem);
     let slot = Gva(regs.rsp);
+    let found = Gva(scene.read_u64(slot)?);
     let entry = Instance {
+        caller: scene.table.caller(mem, found),
         generation: 0,
-        return_address: Gva(scene.read_u64(slot)?),
+        return_address: found,
         slot,
         task: scene.task()?,
         tsc: taken.at.host_ns,

@@ -383,6 +383,15 @@ impl ProbeTable {
         None
     }
 
+    /// Where a function returns to that begins now and has found `at` in the place of its return address.
+    pub(crate) fn caller(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Gva {
+        if !KERNEL_WINDOW.contains(at) {
+            return at;
+        }
+        let mut calls = self.followed.iter().filter_map(|source| source.followed());
+        calls.find_map(|calls| calls.caller(at, mem)).unwrap_or(at)
+    }
+
     /// What a function has found at its entry in the place of its return address.
     pub(crate) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Found {
         if self.is_trampoline(at) {

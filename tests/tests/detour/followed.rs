@@ -6,7 +6,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::condition::Condition;
 use hvprobe_arch::detour::{
     Capture, EntryCapture, Exit, InstanceLayout, Instances, Layout, Member, Part, Record, Ring,
-    STUB, Span,
+    Span,
 };
 use hvprobe_arch::regs::{Gpr, RegisterSet};
 use hvprobe_tests::detour::arena::Arena;
@@ -87,10 +87,6 @@ impl<'a> Returns<'a> {
                 missed: self.arena.counter(MISSED),
             },
         }
-    }
-
-    pub(crate) fn stub(&self, index: u64) -> Gva {
-        self.stubs.wrapping_add(index * u64::from(STUB))
     }
 
     /// Checks that every instance is free, and on the list once.

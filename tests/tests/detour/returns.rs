@@ -209,8 +209,8 @@ fn two_probes_of_one_function_return_one_through_the_other() {
             && inner.source == 1
         {
             let (inner, outer) = (inner.call.unwrap(), outer.call.unwrap());
-            let index = (outer.id >> 40 & 0x7f_ffff) - u64::from(first.first_stub);
-            assert_eq!(inner.return_address, first.stub(index));
+            // Whoever has the first one's instance by the time that the record is read.
+            assert_eq!(inner.return_address, outer.return_address);
         }
     }
     first.check_idle();

@@ -26,9 +26,9 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Where the function of this call really returns to: another return probe may have come before, whose stub it
-    /// found on its stack. That one's call began before this one, so if its instance is one's that began later, nobody
-    /// can tell any more, and it is zero.
+    /// Where the function of this call really returns to: it may have been jumped to by another that a return probe
+    /// follows, whose stub it found on its stack. That one's call began before this one, so if its instance is one's
+    /// that began later, nobody can tell any more, and it is zero.
     pub(super) fn return_address(&self, call: &Call, mem: &dyn PhysMemory) -> Gva {
         let mut begun = Begun {
             to: call.return_address,

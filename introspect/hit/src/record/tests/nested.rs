@@ -1,4 +1,4 @@
-//! One call that two return probes follow: what the second one found on the stack is the stub of the first.
+//! A function that another one jumps to: what its return probe found on the stack is the stub of the other's.
 
 use hvprobe_arch::detour::{BY_HOST, Call, EntryCapture, InstanceLayout, Instances, StackWords};
 

@@ -222,6 +222,7 @@ impl Model {
         };
         let mem = &self.rig.guest.mem;
         let entry = Instance {
+            caller: self.rig.word(slot),
             generation: 0,
             return_address: self.rig.word(slot),
             slot,

@@ -71,12 +71,16 @@ fn an_entry_that_exits_leaves_what_a_detour_would() {
         // The innermost registration comes first; who has no instance left is missed.
         if n < 2 {
             let kept = instance(&rig, calls(&inner), to);
-            assert_eq!((kept.generation, kept.slot), (1, frame(n)));
+            assert_eq!(
+                (kept.generation, kept.slot, kept.caller),
+                (1, frame(n), second)
+            );
             to = kept.return_address;
         }
         if n < 3 {
             let kept = instance(&rig, calls(&outer), to);
             let expected = Instance {
+                caller: second,
                 generation: 1,
                 return_address: second,
                 slot: frame(n),
