@@ -171,6 +171,17 @@ impl Counters {
         self.add(vcpu, |c| &c.faults);
     }
 
+    /// Whether a hit counts by what its filter says; if not, it is counted as left alone or, if the filter cannot
+    /// tell, as one without handlers.
+    pub(crate) fn lets_pass(&self, vcpu: u32, filter: Option<bool>) -> bool {
+        match filter {
+            Some(true) => return true,
+            Some(false) => self.veto(vcpu),
+            None => self.miss(vcpu),
+        }
+        false
+    }
+
     /// Counts a hit that a condition left alone.
     pub fn veto(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.vetoed);

@@ -22,14 +22,7 @@ pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
     regs: &Regs,
     entry: Option<&Regs>,
 ) {
-    let base = match fetched.base {
-        Base::Register(register) => Some(regs.get(register)),
-        Base::Entry(register) => entry.map(|entry| entry.get(register)),
-        Base::Constant(value) => Some(value),
-        Base::Task => scene.task().map(|task| task.0),
-    };
-    let there = base.and_then(|base| follow(scene, base, &fetched.pointers));
-    match (fetched.read, there) {
+    match (fetched.read, reach(scene, fetched, regs, entry)) {
         (Read::Bytes(len), None) => into.item(len.into(), |_| false),
         (Read::Bytes(len), Some(There::Value(value))) => into.item(len.into(), |bytes| {
             let value = value.to_le_bytes();
@@ -46,6 +39,36 @@ pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
         }
         (Read::Text(most), None | Some(There::Value(_))) => into.text(most.into(), |_| None),
     }
+}
+
+/// Reads all of the text that `fetched` reads the beginning of to the front of `bytes`, as far as there is room.
+pub(super) fn whole_text<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    fetched: &Fetched,
+    regs: &Regs,
+    entry: Option<&Regs>,
+    bytes: &mut [u8],
+) -> Option<TextHeader> {
+    match (fetched.read, reach(scene, fetched, regs, entry)?) {
+        (Read::Text(_), There::At(at)) => text(scene, at, bytes),
+        _ => None,
+    }
+}
+
+/// What the pointers of `fetched` lead to.
+fn reach<M: PhysMemory + ?Sized, C>(
+    scene: &Scene<'_, M, C>,
+    fetched: &Fetched,
+    regs: &Regs,
+    entry: Option<&Regs>,
+) -> Option<There> {
+    let base = match fetched.base {
+        Base::Register(register) => regs.get(register),
+        Base::Entry(register) => entry?.get(register),
+        Base::Constant(value) => value,
+        Base::Task => scene.task()?.0,
+    };
+    follow(scene, base, &fetched.pointers)
 }
 
 /// What the pointers have led to.

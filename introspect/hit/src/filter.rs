@@ -1,7 +1,8 @@
 //! Whether a hit counts, by its probe's filter.
 //!
 //! Invariant: nothing is allocated, and the work is bounded by the filter and what was captured. Of a value
-//! that could not be read nothing holds.
+//! that could not be read nothing holds. A text that goes on behind what was captured is never taken for that: what
+//! its beginning does not decide is decided by all of it, or not at all.
 
 use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
@@ -23,6 +24,17 @@ pub(crate) struct Seen<'a> {
     pub(crate) vcpu: u32,
 }
 
+/// The longest text that is looked at, as in the kernel (`MAX_STRING_SIZE` in kernel/trace/trace_probe.h).
+const TEXT_MAX: usize = 4096;
+
+/// Reads all of the text that the captured item at a position has the beginning of; nothing where it is not to be had.
+pub(crate) type Whole<'a> = dyn Fn(usize, &mut [u8]) -> Option<TextHeader> + 'a;
+
+/// For what is looked at when the guest has gone on.
+pub(crate) fn no_more(_: usize, _: &mut [u8]) -> Option<TextHeader> {
+    None
+}
+
 /// Whether `filter`, which asks for nothing but the task and the virtual CPU, lets what `task` did on `vcpu`
 /// pass. Of anything else it asks for, nothing holds.
 #[must_use]
@@ -35,32 +47,65 @@ pub fn passes_by_task(filter: &Predicate, task: Option<&Task>, vcpu: u32) -> boo
         task,
         vcpu,
     };
-    seen.passes(filter)
+    seen.passes(filter, &no_more) == Some(true)
 }
 
 impl Seen<'_> {
-    /// Whether `filter` lets it pass.
-    pub(crate) fn passes(&self, filter: &Predicate) -> bool {
+    /// Whether `filter` lets it pass; `None` if that depends on the rest of a text that `whole` cannot read.
+    pub(crate) fn passes(&self, filter: &Predicate, whole: &Whole<'_>) -> Option<bool> {
+        // The first that decides, or whether one was open.
+        let decides = |filters: &[Predicate], by: bool| {
+            let mut all = Some(!by);
+            for filter in filters {
+                match self.passes(filter, whole) {
+                    Some(it) if it == by => return Some(by),
+                    None => all = None,
+                    Some(_) => {}
+                }
+            }
+            all
+        };
         match filter {
-            Predicate::Check(check) => self.holds(check),
-            Predicate::Not(filter) => !self.passes(filter),
-            Predicate::All(filters) => filters.iter().all(|filter| self.passes(filter)),
-            Predicate::Any(filters) => filters.iter().any(|filter| self.passes(filter)),
+            Predicate::Check(check) => self.holds(check, whole),
+            Predicate::Not(filter) => self.passes(filter, whole).map(|it| !it),
+            Predicate::All(filters) => decides(filters, false),
+            Predicate::Any(filters) => decides(filters, true),
         }
     }
 
-    fn holds(&self, check: &Check) -> bool {
+    fn holds(&self, check: &Check, whole: &Whole<'_>) -> Option<bool> {
         match &check.with {
-            With::Number(operator, with) => self
-                .number(&check.field)
-                .is_some_and(|(value, signed)| compare(*operator, value, signed, *with)),
+            With::Number(operator, with) => {
+                let number = self.number(&check.field);
+                Some(number.is_some_and(|(value, signed)| compare(*operator, value, signed, *with)))
+            }
             With::Text(operator, with) => match &check.field {
+                Field::Text(Source::Item(index)) => self.text_holds(*index, *operator, with, whole),
                 Field::Text(source) => self
-                    .bytes(source, |bytes| matches_text(*operator, bytes, with))
-                    .unwrap_or(false),
-                _ => false,
+                    .bytes(source, |bytes| matches_text(*operator, bytes, with, false))
+                    .unwrap_or(Some(false)),
+                _ => Some(false),
             },
         }
+    }
+
+    /// Whether the text of the captured item at `index` compares so with `with`.
+    fn text_holds(
+        &self,
+        index: usize,
+        operator: Operator,
+        with: &[u8],
+        whole: &Whole<'_>,
+    ) -> Option<bool> {
+        let Some((bytes, goes_on)) = self.found(index) else {
+            return Some(false);
+        };
+        matches_text(operator, bytes, with, goes_on).or_else(|| {
+            let mut buffer = [0; TEXT_MAX];
+            let header = whole(index, &mut buffer)?;
+            let bytes = buffer.get(..header.len.into())?;
+            matches_text(operator, bytes, with, header.truncated)
+        })
     }
 
     /// A number, extended to 64 bits, and whether it has a sign.
@@ -111,6 +156,11 @@ impl Seen<'_> {
 
     /// The captured item at `wanted`; of a text or a stack what it says.
     pub(crate) fn item(&self, wanted: usize) -> Option<&[u8]> {
+        self.found(wanted).map(|(bytes, _)| bytes)
+    }
+
+    /// The same, and whether it is a text that goes on behind that.
+    fn found(&self, wanted: usize) -> Option<(&[u8], bool)> {
         let mut rest = self.captured.bytes();
         let (first, then) = (&self.actions.capture, &self.actions.capture_at_return);
         for (index, item) in first.iter().chain(then).enumerate() {
@@ -119,13 +169,17 @@ impl Seen<'_> {
             } else {
                 0
             };
-            let len = match rest.first_chunk() {
-                Some(header) if head > 0 => usize::from(TextHeader::from_bytes(*header).len),
-                _ => item.len(),
+            let (len, goes_on) = match rest.first_chunk() {
+                Some(header) if head > 0 => {
+                    let header = TextHeader::from_bytes(*header);
+                    (usize::from(header.len), header.truncated)
+                }
+                _ => (item.len(), false),
             };
             let (this, behind) = rest.split_at_checked(head + len)?;
             if index == wanted {
-                return (!self.captured.is_unreadable(index)).then(|| &this[head..]);
+                let is_there = !self.captured.is_unreadable(index);
+                return is_there.then(|| (&this[head..], goes_on && !item.is_stack_trace()));
             }
             rest = behind;
         }
@@ -166,31 +220,46 @@ fn compare(operator: Operator, value: u64, signed: bool, with: u64) -> bool {
     }
 }
 
-fn matches_text(operator: Operator, bytes: &[u8], with: &[u8]) -> bool {
+/// Whether the text that `bytes` are, up to the first NUL, compares so with `with`. Of one that `goes_on` behind them
+/// they may not be enough to tell.
+fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) -> Option<bool> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = &bytes[..end.unwrap_or(bytes.len())];
+    let goes_on = goes_on && end.is_none();
+    let equal = || match goes_on {
+        true if with.len() > text.len() && with.starts_with(text) => None,
+        true => Some(false),
+        false => Some(text == with),
+    };
     match operator {
-        Operator::Equal => text == with,
-        Operator::NotEqual => text != with,
-        Operator::Glob => glob(with, text),
-        _ => false,
+        Operator::Equal => equal(),
+        Operator::NotEqual => equal().map(|equal| !equal),
+        Operator::Glob => glob(with, text, goes_on),
+        _ => Some(false),
     }
 }
 
 /// Whether all of `text` matches `pattern`: `*`, `?`, `[...]` and `\` as the kernel has them
 /// (`glob_match` in lib/glob.c). Only the last `*` is ever gone back to, so that the work is at most the
-/// product of both lengths.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
+/// product of both lengths. If `text` is the beginning of one that `goes_on`, that is told only where it is the same
+/// whatever follows.
+fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     let (mut at, mut read) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
     loop {
         let step = match (pattern.get(at), text.get(read)) {
             (Some(b'*'), _) => {
                 at += 1;
+                if at == pattern.len() {
+                    return Some(true);
+                }
                 back = Some((at, read));
                 continue;
             }
-            (None, None) => return true,
+            (None, None) if !goes_on => return Some(true),
+            // Without a `*` nothing may follow.
+            (None, None) => return if back.is_some() { None } else { Some(false) },
+            (Some(_), None) if goes_on => return None,
             (Some(_), Some(byte)) => one(&pattern[at..], *byte),
             (None, Some(_)) | (Some(_), None) => None,
         };
@@ -200,7 +269,7 @@ fn glob(pattern: &[u8], text: &[u8]) -> bool {
                 (at, read) = (after, from + 1);
                 back = Some((after, from + 1));
             }
-            (None, _) => return false,
+            (None, _) => return Some(false),
         }
     }
 }
@@ -245,6 +314,7 @@ fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
 
 #[cfg(test)]
 mod tests {
+    use hvprobe_spec::{Base, Fetched, Item, Read};
     use proptest::prelude::*;
 
     use super::*;
@@ -272,20 +342,136 @@ mod tests {
             ("x?*", "x", false),
         ];
         for (pattern, text, expected) in cases {
-            let found = glob(pattern.as_bytes(), text.as_bytes());
-            assert_eq!(found, expected, "{pattern} {text}");
+            let found = glob(pattern.as_bytes(), text.as_bytes(), false);
+            assert_eq!(found, Some(expected), "{pattern} {text}");
         }
+    }
+
+    #[test]
+    fn the_beginning_of_a_text_tells_only_what_is_so_whatever_follows() {
+        use Operator::{Equal, Glob, NotEqual};
+        for (operator, with, expected) in [
+            (Equal, "/etc/passwd", None),
+            (Equal, "/etc/", Some(false)),
+            (Equal, "/etc", Some(false)),
+            (Equal, "/usr/lib", Some(false)),
+            (NotEqual, "/etc/passwd", None),
+            (NotEqual, "/etc/", Some(true)),
+            (NotEqual, "/usr", Some(true)),
+            (Glob, "/etc/*", Some(true)),
+            (Glob, "*", Some(true)),
+            (Glob, "*etc*", Some(true)),
+            (Glob, "/etc/", Some(false)),
+            (Glob, "/usr/*", Some(false)),
+            (Glob, "/etc/p*", None),
+            (Glob, "*Z", None),
+            (Glob, "*/", None),
+            (Glob, "*x*", None),
+            (Glob, "/[!e]*", Some(false)),
+        ] {
+            let found = matches_text(operator, b"/etc/", with.as_bytes(), true);
+            assert_eq!(found, expected, "{operator:?} {with}");
+        }
+        // What has its end in it is whole.
+        let found = matches_text(Glob, b"/etc\0", b"*c", true);
+        assert_eq!(found, Some(true));
+    }
+
+    /// A hit at which `text` was captured of one that goes on behind it.
+    fn beginning(text: &[u8]) -> (Actions, Captured) {
+        let actions = Actions {
+            capture: vec![Item::Fetched(Box::new(Fetched {
+                base: Base::Constant(0),
+                pointers: Vec::new(),
+                read: Read::Text(16),
+            }))],
+            ..Actions::default()
+        };
+        let mut captured = Captured::nothing();
+        captured.text(16, |bytes| {
+            bytes[..text.len()].copy_from_slice(text);
+            let len = u16::try_from(text.len()).ok()?;
+            Some(TextHeader {
+                len,
+                truncated: true,
+            })
+        });
+        (actions, captured)
+    }
+
+    #[test]
+    fn what_a_beginning_leaves_open_is_decided_by_the_whole_or_not_at_all() {
+        let (actions, captured) = beginning(b"/etc/");
+        let seen = Seen {
+            actions: &actions,
+            regs: &Regs::default(),
+            entry: None,
+            captured: &captured,
+            task: None,
+            vcpu: 0,
+        };
+        let glob = |pattern: &str| {
+            Predicate::Check(Check {
+                field: Field::Text(Source::Item(0)),
+                with: With::Text(Operator::Glob, pattern.as_bytes().into()),
+            })
+        };
+        let [yes, no, open] = ["/etc/*", "/usr/*", "*Z"].map(glob);
+        let not = |filter: &Predicate| Predicate::Not(Box::new(filter.clone()));
+        let all =
+            |filters: &[&Predicate]| Predicate::All(filters.iter().copied().cloned().collect());
+        let any =
+            |filters: &[&Predicate]| Predicate::Any(filters.iter().copied().cloned().collect());
+        let whole = |_: usize, bytes: &mut [u8]| {
+            bytes[..7].copy_from_slice(b"/etc/fZ");
+            Some(TextHeader {
+                len: 7,
+                truncated: false,
+            })
+        };
+        for (filter, alone, with_whole) in [
+            (yes.clone(), Some(true), true),
+            (no.clone(), Some(false), false),
+            (open.clone(), None, true),
+            (not(&open), None, false),
+            (all(&[&open, &no]), Some(false), false),
+            (all(&[&open, &yes]), None, true),
+            (any(&[&open, &yes]), Some(true), true),
+            (any(&[&open, &no]), None, true),
+            (glob("*Y"), None, false),
+        ] {
+            assert_eq!(seen.passes(&filter, &no_more), alone, "{filter:?}");
+            assert_eq!(seen.passes(&filter, &whole), Some(with_whole), "{filter:?}");
+        }
+        let counters = crate::Counters::new(1);
+        assert!(counters.lets_pass(0, Some(true)));
+        assert!(!counters.lets_pass(0, None) && !counters.lets_pass(0, Some(false)));
+        let counts = counters.sum();
+        assert_eq!((counts.hits, counts.vetoed, counts.missed), (0, 1, 1));
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_matched_in_the_end(pattern in "[a*?\\[\\]!\\\\-]{0,20}", text in "[ab\\]]{0,20}") {
-            glob(pattern.as_bytes(), text.as_bytes());
             // Followed by anything, it matches whatever it matched before.
-            let before = glob(pattern.as_bytes(), text.as_bytes());
-            if before && !pattern.ends_with('\\') && !pattern.contains('[') {
+            let before = glob(pattern.as_bytes(), text.as_bytes(), false);
+            prop_assert!(before.is_some());
+            if before == Some(true) && !pattern.ends_with('\\') && !pattern.contains('[') {
                 let (pattern, text) = (pattern + "*", text + "x");
-                prop_assert!(glob(pattern.as_bytes(), text.as_bytes()));
+                prop_assert_eq!(glob(pattern.as_bytes(), text.as_bytes(), false), Some(true));
+            }
+        }
+
+        #[test]
+        fn what_a_beginning_decides_is_so_of_the_whole(
+            pattern in "[ab*?]{0,8}|[ab*?]{0,4}\\[a-b\\][ab*]{0,3}",
+            text in "[ab]{0,10}",
+            rest in "[ab]{1,5}",
+        ) {
+            let whole = text.clone() + &rest;
+            let found = glob(pattern.as_bytes(), text.as_bytes(), true);
+            if found.is_some() {
+                prop_assert_eq!(found, glob(pattern.as_bytes(), whole.as_bytes(), false));
             }
         }
 

@@ -95,8 +95,8 @@ impl HitState {
         let counters = &member.counters;
         let mut captured = Captured::nothing();
         capture(scene, &mut captured, &actions.capture, regs, None);
-        if !passes(scene, self.vcpu, (actions, filter), &captured, (regs, None)) {
-            counters.veto(self.vcpu);
+        let passes = passes(scene, self.vcpu, (actions, filter), &captured, (regs, None));
+        if !counters.lets_pass(self.vcpu, passes) {
             taken.mute(index);
             return None;
         }

@@ -209,8 +209,8 @@ impl HitState {
         let items = &actions.capture_at_return;
         capture(scene, &mut captured, items, regs, Some(&entry));
         let seen_by = (actions.as_ref(), filter);
-        if !passes(scene, self.vcpu, seen_by, &captured, (regs, Some(&entry))) {
-            counters.veto(self.vcpu);
+        let passes = passes(scene, self.vcpu, seen_by, &captured, (regs, Some(&entry)));
+        if !counters.lets_pass(self.vcpu, passes) {
             return false;
         }
         let now = taken.at.host_ns;

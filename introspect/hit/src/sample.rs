@@ -15,7 +15,7 @@ use super::context::Scene;
 use super::view::Surroundings;
 use crate::clock::{Clock, Reading};
 use crate::event::{Captured, Event, EventKind, EventProducer};
-use crate::fetch::fetch;
+use crate::fetch::{fetch, whole_text};
 use crate::filter;
 use crate::stack_trace::stack_trace;
 
@@ -224,14 +224,14 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
 }
 
 /// Whether `filter`, which is that of `actions`, lets a hit pass at which that was `captured`, with its registers and, at a
-/// return, those of the call's entry.
+/// return, those of the call's entry; `None` if nothing can tell.
 pub(super) fn passes<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     vcpu: u32,
     (actions, filter): (&Actions, &Predicate),
     captured: &Captured,
     (regs, entry): (&Regs, Option<&Regs>),
-) -> bool {
+) -> Option<bool> {
     let task = scene.current();
     let seen = filter::Seen {
         actions,
@@ -241,7 +241,23 @@ pub(super) fn passes<M: PhysMemory + ?Sized, C>(
         task: task.as_ref(),
         vcpu,
     };
-    seen.passes(filter)
+    // What was captured at the entry of a call may have changed since.
+    let now = if entry.is_some() {
+        &[][..]
+    } else {
+        &actions.capture
+    };
+    let at_return = &actions.capture_at_return;
+    seen.passes(filter, &|index, bytes| {
+        let item = match index.checked_sub(actions.capture.len()) {
+            None => now.get(index)?,
+            Some(index) => at_return.get(index)?,
+        };
+        match item {
+            Item::Fetched(fetched) => whole_text(scene, fetched, regs, entry, bytes),
+            _ => None,
+        }
+    })
 }
 
 /// Makes `changes`; whether all could be made. Those that can be are.

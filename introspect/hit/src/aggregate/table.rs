@@ -11,7 +11,7 @@ use hvprobe_spec::{Actions, ProbeId};
 use super::key::{parts, push_number, push_stack_trace, push_text, push_unreadable};
 use super::snapshot::{Row, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
-use crate::filter::Seen;
+use crate::filter::{Seen, no_more};
 
 /// The most bytes of keys that are kept.
 const KEY_BYTES: usize = 16 << 20;
@@ -121,8 +121,13 @@ impl Table {
             task: event.task.as_ref(),
             vcpu: event.vcpu,
         };
-        if what.filter.as_ref().is_some_and(|it| !seen.passes(it)) {
-            return;
+        match what.filter.as_ref().map(|it| seen.passes(it, &no_more)) {
+            None | Some(Some(true)) => {}
+            Some(Some(false)) => return,
+            Some(None) => {
+                self.lost = self.lost.saturating_add(1);
+                return;
+            }
         }
         let number = |of: &Measured| number(of, event, &seen);
         let key = &mut self.key;

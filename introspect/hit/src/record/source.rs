@@ -14,7 +14,7 @@ use hvprobe_spec::{Actions, Item, ProbeId};
 use super::stack::Follower;
 use crate::counters::Counters;
 use crate::event::{self, Captured, Event, EventKind};
-use crate::filter::Seen;
+use crate::filter::{Seen, no_more};
 use crate::followed::Followed;
 use crate::region::CounterPlace;
 
@@ -262,8 +262,8 @@ impl RecordSource {
                 task: task.as_ref(),
                 vcpu,
             };
-            if !seen.passes(filter) {
-                self.counters.veto(vcpu);
+            let passes = seen.passes(filter, &no_more);
+            if !self.counters.lets_pass(vcpu, passes) {
                 return Ok(None);
             }
         }

@@ -60,6 +60,26 @@ fn a_filter_lets_pass_what_it_says() {
 }
 
 #[test]
+fn a_text_that_is_longer_than_an_event_is_compared_as_a_whole() {
+    let long = [b"/etc/".as_slice(), &[b'a'; 300], b"Z\0"].concat();
+    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+        guest.write(HERE, &long);
+        cpu.regs.rsi = HERE.0;
+    };
+    let equal = format!("n == \"/etc/{}\"", "a".repeat(250));
+    for (filter, expected) in [
+        ("n ~ \"*Z\"", (1, 0)),
+        ("n ~ \"/etc/*\"", (1, 0)),
+        ("n ~ \"*Y\"", (0, 1)),
+        ("!(n ~ \"*Z\")", (0, 1)),
+        (&equal, (0, 1)),
+    ] {
+        let definition = format!("p vfs_read n=+0(%si):string if {filter}");
+        assert_eq!(filtered(&definition, prepare), expected, "{filter}");
+    }
+}
+
+#[test]
 fn a_filter_on_whole_registers_is_a_condition_and_costs_no_exit() {
     let mut rig = Rig::optimizing();
     let text = "p filler_002 a=%di b=%si:u32 if a >= 5 && b == 7 && b & 0x10000000f";
