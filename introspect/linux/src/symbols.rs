@@ -96,6 +96,33 @@ impl fmt::Display for Offer<'_> {
     }
 }
 
+/// Those of `names` that look like `name`, best first, five at most: of other letters in small and capital, few edits
+/// away, or containing it.
+#[must_use]
+pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let limit = (name.len() / 3).clamp(1, 4);
+    let scored = names.filter_map(|candidate| {
+        let is_close = candidate.len().abs_diff(name.len()) <= limit;
+        let score = if candidate.eq_ignore_ascii_case(name) {
+            0
+        } else if is_close && strsim::osa_distance(name, candidate) <= limit {
+            strsim::osa_distance(name, candidate)
+        } else if name.len() >= SHORTEST_PART && candidate.contains(name) {
+            limit
+        } else {
+            return None;
+        };
+        Some((score, candidate.len(), candidate))
+    });
+    let mut best: Vec<_> = scored.collect();
+    best.sort_unstable();
+    let best = best.into_iter().take(NEAR_MATCHES);
+    best.map(|(_, _, candidate)| candidate.to_owned()).collect()
+}
+
+/// Shorter texts occur in too many names to mean anything.
+const SHORTEST_PART: usize = 4;
+
 /// The first of `all`, as they are `written`, and how many more there are: more help nobody in a message.
 pub(crate) fn first_few<T>(all: &[T], written: impl Fn(&T) -> String) -> String {
     const SHOWN: usize = 8;
@@ -345,8 +372,6 @@ impl Symbols {
     pub fn near(&self, name: &str) -> Vec<String> {
         /// Longer names are not typed by hand, and the edit distance is quadratic.
         const LONGEST: usize = 128;
-        /// Shorter texts occur in too many names to mean anything.
-        const SHORTEST_PART: usize = 4;
 
         if name.is_empty() || name.len() > LONGEST {
             return Vec::new();

@@ -17,6 +17,11 @@ const NAMES: &str = "\
     EISNAM EREMOTEIO EDQUOT ENOMEDIUM EMEDIUMTYPE ECANCELED ENOKEY EKEYEXPIRED EKEYREVOKED \
     EKEYREJECTED EOWNERDEAD ENOTRECOVERABLE ERFKILL EHWPOISON";
 
+/// The names of all errors.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    NAMES.split_ascii_whitespace().filter(|name| *name != "-")
+}
+
 /// The number of the error called `name`.
 #[must_use]
 pub fn number(name: &str) -> Option<u32> {

@@ -54,8 +54,16 @@ pub enum Operator {
 /// What a field is compared with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
-    /// A number, in two's complement.
-    Number(u64),
+    /// A number.
+    Number {
+        /// The number, in two's complement.
+        value: u64,
+        /// As it was written.
+        text: String,
+    },
+    /// Names of values of the field's type, with `|` between them, or `-` and the name of an error: what it
+    /// stands for depends on the field.
+    Name(String),
     /// A text.
     Text(String),
 }

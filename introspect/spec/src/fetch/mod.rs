@@ -42,6 +42,6 @@ pub use filter::{Filter, Operator, Test, Value};
 pub(crate) use place::Place;
 pub(crate) use read::read_arguments;
 pub use read::{ARGUMENTS_MAX, EXPRESSION_MAX, NAME_MAX};
-pub use read_filter::{OPERAND_MAX, TERMS_MAX, read_filter};
+pub use read_filter::{OPERAND_MAX, TERMS_MAX, read_filter, read_number};
 pub(crate) use read_filter::{OPERATORS, read_at as read_filter_at};
 pub use types::{ARRAY_MAX, Element, Shown, TypeName};

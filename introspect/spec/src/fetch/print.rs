@@ -176,7 +176,7 @@ impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} ", self.field, self.operator.sign())?;
         match &self.value {
-            Value::Number(number) => write!(f, "{number}"),
+            Value::Number { text, .. } | Value::Name(text) => f.write_str(text),
             // A text that was read lacks one kind of quotes.
             Value::Text(text) if text.contains('"') => write!(f, "'{text}'"),
             Value::Text(text) => write!(f, "\"{text}\""),

@@ -168,7 +168,7 @@ impl Reader<'_> {
         let value_column = Column(self.cursor.at());
         let value = self.value()?;
         let fits = match &value {
-            Value::Number(_) => operator != Operator::Glob,
+            Value::Number { .. } | Value::Name(_) => operator != Operator::Glob,
             Value::Text(_) => matches!(
                 operator,
                 Operator::Equal | Operator::NotEqual | Operator::Glob
@@ -176,7 +176,9 @@ impl Reader<'_> {
         };
         if !fits {
             let of = match &value {
-                Value::Number(_) => "`~` compares a text with a pattern",
+                Value::Number { .. } | Value::Name(_) => {
+                    "`~` compares a text with a pattern, in quotes"
+                }
                 Value::Text(_) => "texts are compared with == != and ~",
             };
             return error(
@@ -217,22 +219,57 @@ impl Reader<'_> {
                 self.cursor.eat(quote);
                 Value::Text(text.to_owned())
             }
-            (None, Some('0'..='9' | '-')) => {
-                let sign = self.cursor.eat("-");
-                let digits = self.cursor.take(|c| c.is_ascii_alphanumeric());
-                let number = match sign {
-                    true => signed(&format!("-{digits}")).map(i64::cast_unsigned),
-                    false => unsigned(digits),
-                };
-                match number {
-                    Some(number) => Value::Number(number),
-                    None => return error(start, words::ILLEGAL_INTVAL),
-                }
-            }
+            (None, Some(c)) if c == '-' || is_of_word(c) => self.unquoted(start)?,
             _ => return self.cursor.error(words::INVALID_VALUE),
         };
         self.cursor.blanks();
         Ok(value)
+    }
+
+    /// A number, or names.
+    fn unquoted(&mut self, start: usize) -> Result<Value, ParseError> {
+        let sign = if self.cursor.eat("-") { "-" } else { "" };
+        let first = self.cursor.take(is_of_word);
+        let begins_name =
+            |text: &str| text.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic());
+        let mut text = format!("{sign}{first}");
+        if !begins_name(first) {
+            return match read_number(&text) {
+                Some(value) => Ok(Value::Number { value, text }),
+                None => error(start, words::ILLEGAL_INTVAL),
+            };
+        }
+        // As flags are shown: names, and the bits that have none.
+        while sign.is_empty() && !self.cursor.rest().starts_with("||") && self.cursor.eat("|") {
+            let at = self.cursor.at();
+            let part = self.cursor.take(is_of_word);
+            if !begins_name(part) && read_number(part).is_none() {
+                return error(at, words::INVALID_VALUE);
+            }
+            text = format!("{text}|{part}");
+        }
+        if text.len() > OPERAND_MAX {
+            let message = format!(
+                "{}; at most {OPERAND_MAX} characters",
+                words::OPERAND_TOO_LONG
+            );
+            return error(start, message);
+        }
+        Ok(Value::Name(text))
+    }
+}
+
+/// Whether a number or a name may have `c` in it.
+fn is_of_word(c: char) -> bool {
+    c == '_' || c.is_ascii_alphanumeric()
+}
+
+/// The number that all of `text` is, in two's complement.
+#[must_use]
+pub fn read_number(text: &str) -> Option<u64> {
+    match text.starts_with('-') {
+        true => signed(text).map(i64::cast_unsigned),
+        false => unsigned(text),
     }
 }
 

@@ -7,8 +7,9 @@
 use hvprobe_spec::fetch::{Filter, Operator, Test, Value, words};
 use hvprobe_spec::predicate::{Check, Field, Predicate, With};
 use hvprobe_spec::shape::{Shape, ShapeKind};
-use hvprobe_spec::{Argument, Common, Comparison, Condition, ParseError, Source};
+use hvprobe_spec::{Argument, Bits, Common, Comparison, Condition, ParseError, Source};
 
+use super::names::{Named, named};
 use super::refused::refused;
 
 /// The names of fields that are compared as texts.
@@ -16,7 +17,7 @@ pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     match filter {
         Filter::Test(test) => match test.value {
             Value::Text(_) => vec![&test.field],
-            Value::Number(_) => Vec::new(),
+            Value::Number { .. } | Value::Name(_) => Vec::new(),
         },
         Filter::Not(filter) => texts(filter),
         Filter::And(left, right) | Filter::Or(left, right) => [texts(left), texts(right)].concat(),
@@ -68,22 +69,31 @@ pub fn on_any_event(filter: &Filter) -> Result<Predicate, ParseError> {
 pub(super) fn predicate(filter: &Filter, arguments: &[Argument]) -> Result<Predicate, ParseError> {
     let sub = |filter: &Filter| predicate(filter, arguments);
     Ok(match filter {
-        Filter::Test(test) => Predicate::Check(check(test, arguments)?),
+        Filter::Test(test) => check(test, arguments)?,
         Filter::Not(filter) => Predicate::Not(Box::new(sub(filter)?)),
         Filter::And(left, right) => Predicate::All(vec![sub(left)?, sub(right)?]),
         Filter::Or(left, right) => Predicate::Any(vec![sub(left)?, sub(right)?]),
     })
 }
 
-fn check(test: &Test, arguments: &[Argument]) -> Result<Check, ParseError> {
+fn check(test: &Test, arguments: &[Argument]) -> Result<Predicate, ParseError> {
     let column = test.column.0;
-    let field = field(test, arguments)?;
+    let (field, shape) = field(test, arguments)?;
     let with = match (&test.value, &field) {
-        (Value::Number(value), Field::Text(_)) => {
-            let why = format!("`{}` is a text: compare it with \"{value}\"", test.field);
+        (Value::Number { text, .. }, Field::Text(_)) => {
+            let why = format!("`{}` is a text: compare it with \"{text}\"", test.field);
             return Err(wrong(column, &why));
         }
-        (Value::Number(value), field) => With::Number(test.operator, cut(*value, field)),
+        (Value::Name(text), Field::Text(_)) => {
+            let words = words::filter::INVALID_VALUE;
+            let why = format!("{words}; `{}` is a text: write \"{text}\"", test.field);
+            return Err(refused(test.value_column.0, why));
+        }
+        (Value::Number { value, .. }, field) => With::Number(test.operator, cut(*value, field)),
+        (Value::Name(text), _) => {
+            let named = named(test.value_column.0, text, &test.field, shape)?;
+            return by_names(test, field, &named);
+        }
         (Value::Text(text), Field::Text(_)) => With::Text(test.operator, text.as_bytes().into()),
         (Value::Text(_), _) => {
             let why = format!(
@@ -93,7 +103,70 @@ fn check(test: &Test, arguments: &[Argument]) -> Result<Check, ParseError> {
             return Err(wrong(column, &why));
         }
     };
-    Ok(Check { field, with })
+    Ok(Predicate::Check(Check { field, with }))
+}
+
+/// What `test` says of `field`, which is compared with what has names: all of them together or, where bits are asked
+/// for, any.
+fn by_names(test: &Test, field: Field, named: &[Named]) -> Result<Predicate, ParseError> {
+    if test.operator != Operator::AnyBit {
+        let value = named.iter().fold(0, |all, it| all | it.value);
+        let with = With::Number(test.operator, cut(value, &field));
+        return Ok(Predicate::Check(Check { field, with }));
+    }
+    let mut any = Vec::new();
+    for it in named {
+        any.push(match it.mask {
+            // A field of several bits, of which one value is meant: that is how it is shown, too.
+            Some(mask) if mask.count_ones() > 1 => within(&field, mask, it.value),
+            _ if it.value == 0 => {
+                let why = "it has no bit that could be set: compare with ==";
+                return Err(wrong(test.value_column.0, why));
+            }
+            _ => Predicate::Check(Check {
+                with: With::Number(Operator::AnyBit, cut(it.value, &field)),
+                field: field.clone(),
+            }),
+        });
+    }
+    Ok(match (any.pop(), any.is_empty()) {
+        (Some(only), true) => only,
+        (last, _) => Predicate::Any(any.into_iter().chain(last).collect()),
+    })
+}
+
+/// Whether the bits of `field` that are in `mask` are those of `value`: a comparison for each row of them.
+fn within(field: &Field, mask: u64, value: u64) -> Predicate {
+    let Field::Number {
+        source, size, bits, ..
+    } = field
+    else {
+        // Nothing else is shown by names of bits.
+        return Predicate::Any(Vec::new());
+    };
+    let (first, width) = bits.map_or((0, size * 8), |bits| (bits.offset, bits.width));
+    let mut rows = Vec::new();
+    let mut rest = mask & (u64::MAX >> (64 - u32::from(width.clamp(1, 64))));
+    while rest != 0 {
+        let at = rest.trailing_zeros();
+        let len = (rest >> at).trailing_ones();
+        let row = u64::MAX >> (64 - len) << at;
+        let bits = Bits {
+            offset: first.saturating_add(u8::try_from(at).unwrap_or(u8::MAX)),
+            width: u8::try_from(len).unwrap_or(u8::MAX),
+        };
+        rows.push(Predicate::Check(Check {
+            field: Field::Number {
+                source: source.clone(),
+                size: *size,
+                bits: Some(bits),
+                signed: false,
+            },
+            with: With::Number(Operator::Equal, (value & row) >> at),
+        }));
+        rest &= !row;
+    }
+    Predicate::All(rows)
 }
 
 /// What is left of `value` in a number of the size and sign of `field`, as the kernel compares it
@@ -121,16 +194,20 @@ fn wrong(column: usize, why: &str) -> ParseError {
     )
 }
 
-/// The field that `test` names: an argument, or one that every event has.
-fn field(test: &Test, arguments: &[Argument]) -> Result<Field, ParseError> {
+/// The field that `test` names, an argument or one that every event has, and its type if that can have names.
+fn field<'a>(
+    test: &Test,
+    arguments: &'a [Argument],
+) -> Result<(Field, Option<&'a Shape>), ParseError> {
     let name = test.field.as_str();
     if let Some(argument) = arguments.iter().find(|argument| argument.name == name) {
-        return of_argument(argument).ok_or_else(|| {
+        let field = of_argument(argument).ok_or_else(|| {
             let why = format!("`{name}` is neither a number nor a text");
             wrong(test.column.0, &why)
-        });
+        })?;
+        return Ok((field, Some(&argument.shape)));
     }
-    Ok(match name {
+    let field = match name {
         "pid" | "common_pid" => Field::Pid,
         "tgid" | "common_tgid" => Field::Tgid,
         "cpu" | "CPU" | "common_cpu" => Field::Cpu,
@@ -142,7 +219,8 @@ fn field(test: &Test, arguments: &[Argument]) -> Result<Field, ParseError> {
             let message = format!("{words}; there are {}", there.join(", "));
             return Err(refused(test.column.0, message));
         }
-    })
+    };
+    Ok((field, None))
 }
 
 /// An argument as a field, if it is a number or a text.

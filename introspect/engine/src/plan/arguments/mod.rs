@@ -10,6 +10,7 @@ mod filter;
 mod flags;
 mod function;
 pub(crate) mod histogram;
+mod names;
 mod parameter;
 mod refused;
 mod resolve;

@@ -14,21 +14,23 @@ fn test(field: &str, operator: Operator, value: Value) -> Filter {
     })
 }
 
-fn number(field: &str, operator: Operator, value: u64) -> Filter {
-    test(field, operator, Value::Number(value))
+fn number(field: &str, operator: Operator, value: u64, text: &str) -> Filter {
+    let text = text.to_owned();
+    test(field, operator, Value::Number { value, text })
 }
 
 #[test]
 fn comparisons_are_read() {
     let text = |text: &str| Value::Text(text.to_owned());
+    let name = |text: &str| Value::Name(text.to_owned());
     for (filter, wanted) in [
-        ("a==1", number("a", Operator::Equal, 1)),
-        ("a != 0x10", number("a", Operator::NotEqual, 16)),
-        ("a<010", number("a", Operator::Less, 8)),
-        ("a<=-1", number("a", Operator::LessOrEqual, u64::MAX)),
-        ("a > 3", number("a", Operator::Greater, 3)),
-        ("a>=3", number("a", Operator::GreaterOrEqual, 3)),
-        ("\ta & 6\t", number("a", Operator::AnyBit, 6)),
+        ("a==1", number("a", Operator::Equal, 1, "1")),
+        ("a != 0x10", number("a", Operator::NotEqual, 16, "0x10")),
+        ("a<010", number("a", Operator::Less, 8, "010")),
+        ("a<=-1", number("a", Operator::LessOrEqual, u64::MAX, "-1")),
+        ("a > 3", number("a", Operator::Greater, 3, "3")),
+        ("a>=3", number("a", Operator::GreaterOrEqual, 3, "3")),
+        ("\ta & 6\t", number("a", Operator::AnyBit, 6, "6")),
         (
             "comm ~ \"a*[!b]\"",
             test("comm", Operator::Glob, text("a*[!b]")),
@@ -38,6 +40,12 @@ fn comparisons_are_read() {
             test("comm", Operator::Equal, text("a \"b\"")),
         ),
         ("comm!=\"\"", test("comm", Operator::NotEqual, text(""))),
+        ("a==-EAGAIN", test("a", Operator::Equal, name("-EAGAIN"))),
+        ("a & O_RDWR ", test("a", Operator::AnyBit, name("O_RDWR"))),
+        (
+            "a == O_RDWR|O_CREAT|0x40",
+            test("a", Operator::Equal, name("O_RDWR|O_CREAT|0x40")),
+        ),
     ] {
         assert_eq!(read_filter(filter), Ok(wanted), "{filter}");
     }
@@ -45,7 +53,7 @@ fn comparisons_are_read() {
 
 #[test]
 fn and_binds_closer_than_or_and_not_closer_than_both() {
-    let [a, b, c] = ["a", "b", "c"].map(|field| Box::new(number(field, Operator::Equal, 1)));
+    let [a, b, c] = ["a", "b", "c"].map(|field| Box::new(number(field, Operator::Equal, 1, "1")));
     for (text, wanted) in [
         (
             "a==1||b==1&&c==1",
@@ -87,6 +95,18 @@ fn columns_of_fields_and_values_are_those_of_the_definition() {
 }
 
 #[test]
+fn values_are_printed_as_they_were_written() {
+    for filter in [
+        "dfd == -100",
+        "flags & 0x10 || a < 010",
+        "ret == -EAGAIN",
+        "flags == O_RDWR|O_CREAT || a == 1",
+    ] {
+        assert_eq!(read_filter(filter).unwrap().to_string(), filter);
+    }
+}
+
+#[test]
 fn mistakes_in_filters_are_pointed_at() {
     check(
         "p f if",
@@ -103,10 +123,24 @@ fn mistakes_in_filters_are_pointed_at() {
             Invalid value (did you forget quotes)?"#]],
     );
     check(
-        "p f if comm == bash",
+        "p f if comm ~ bash",
         expect![[r#"
-            p f if comm == bash
-                           ^
+            p f if comm ~ bash
+                        ^
+            Illegal operation for field type; `~` compares a text with a pattern, in quotes"#]],
+    );
+    check(
+        "p f if a == O_RDWR|",
+        expect![[r#"
+            p f if a == O_RDWR|
+                               ^
+            Invalid value (did you forget quotes)?"#]],
+    );
+    check(
+        "p f if a == O_RDWR|+1",
+        expect![[r#"
+            p f if a == O_RDWR|+1
+                               ^
             Invalid value (did you forget quotes)?"#]],
     );
     check(
@@ -128,7 +162,7 @@ fn mistakes_in_filters_are_pointed_at() {
         expect![[r#"
             p f if a ~ 5
                      ^
-            Illegal operation for field type; `~` compares a text with a pattern"#]],
+            Illegal operation for field type; `~` compares a text with a pattern, in quotes"#]],
     );
     check(
         "p f if a = 5",

@@ -139,8 +139,15 @@ fn value() -> impl Strategy<Value = (Operator, Value)> {
     ];
     let texts = [Operator::Equal, Operator::NotEqual, Operator::Glob];
     prop_oneof![
-        (proptest::sample::select(numbers.to_vec()), any::<u64>())
-            .prop_map(|(operator, value)| (operator, Value::Number(value))),
+        (proptest::sample::select(numbers.to_vec()), any::<u64>()).prop_map(|(operator, value)| {
+            let text = value.to_string();
+            (operator, Value::Number { value, text })
+        }),
+        (
+            proptest::sample::select(numbers.to_vec()),
+            "-?[A-Z_][A-Z0-9_]{0,8}|[A-Z_]{1,4}(\\|[A-Z]{1,4}|\\|0x[0-9]{1,3}){0,2}"
+        )
+            .prop_map(|(operator, text)| (operator, Value::Name(text))),
         (
             proptest::sample::select(texts.to_vec()),
             "[ -&(-Z^-~]{0,8}|[ !#-Z^-~]{0,8}"

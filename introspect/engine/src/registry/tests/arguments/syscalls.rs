@@ -82,6 +82,13 @@ fn a_filter_takes_what_a_system_call_was_made_with() {
         ("filename == \"/etc\"", 0),
         ("flags & 2", 1),
         ("mode != 420", 0),
+        // As it is shown: O_RDWR|O_CLOEXEC.
+        ("flags == O_RDWR|O_CLOEXEC", 1),
+        ("flags == O_RDWR", 0),
+        ("flags & O_RDWR && !(flags & O_RDONLY)", 1),
+        ("flags & O_CREAT", 0),
+        ("flags & O_CREAT|O_CLOEXEC", 1),
+        ("flags & O_SYNC", 0),
     ] {
         let mut rig = Rig::live();
         let definition = format!("p __x64_sys_openat if {filter}");
@@ -90,6 +97,27 @@ fn a_filter_takes_what_a_system_call_was_made_with() {
         openat(&rig.guest, &mut cpu);
         assert_eq!(cpu.hit(rig.addr(id)), RESUME);
         assert_eq!(rig.counts(id).hits, expected, "{filter}");
+    }
+}
+
+#[test]
+fn flags_that_a_call_does_not_have_are_refused() {
+    let mut rig = Rig::live();
+    for (filter, message) in [
+        (
+            "flags & O_CLOEXE",
+            "no value of `flags` is called `O_CLOEXE`; did you mean `O_CLOEXEC`?",
+        ),
+        (
+            "flags == O_RDWR|MAP_FIXED_NOREPLACE",
+            "no value of `flags` is called `MAP_FIXED_NOREPLACE`; there are O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, \
+             O_EXCL, O_NOCTTY, O_TRUNC, O_APPEND",
+        ),
+    ] {
+        let definition = format!("p __x64_sys_openat if {filter}");
+        let (_, why) = refusal(rig.try_register(&[defaults(&definition)]));
+        let why = why.to_string();
+        assert!(why.ends_with(message), "{why}");
     }
 }
 
