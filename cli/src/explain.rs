@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
+use hvprobe_proto::v1::ErrorKind;
 use hvprobe_server::{ExplainError, explain};
 
 use crate::definition;
 use crate::explain_args::Explain;
-use crate::failure::{DONE, FAILED, Refused, mistake};
+use crate::failure::{DONE, FAILED, Refused, as_sent, detail};
 use crate::output::{self, explained, json};
 use crate::perf_probe::open_kernel;
-use crate::typed::bad;
 use crate::{events_file, guest};
 
 pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
@@ -21,6 +21,7 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
         definition::specs(&definitions, &args.events, false, &args.hit, &args.hold)?;
     events_file::refuse(&histograms, "`hvprobe explain`")?;
     let kernel = open_kernel(&path)?;
+    let sent = as_sent(&probes);
     let all = match explain(&kernel, probes) {
         Ok(all) => all,
         Err(ExplainError::Request(status)) => return Err(Refused::from(status).into()),
@@ -36,17 +37,20 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
             }
             Err(refused) => {
                 status = ExitCode::from(FAILED);
-                output::tell_failure(format_args!("{}", told(&explanation.definition, refused)));
+                let told = told(&explanation.definition, refused, &sent);
+                output::tell_failure(format_args!("{told}"));
             }
         }
     }
     Ok(status)
 }
 
-/// Why `definition` is refused, and where it is wrong if that is known.
-fn told(definition: &str, refused: &tonic::Status) -> String {
-    match mistake(refused) {
-        Some(error) => bad("definition", definition, &error).0,
-        None => format!("{definition}: {}", Refused::from(refused.clone())),
+/// Why `definition`, which comes of one of those that were `sent`, is refused, and where it is wrong if that is known.
+fn told(definition: &str, refused: &tonic::Status, sent: &[String]) -> String {
+    let is_read = detail(refused).is_some_and(|it| it.kind() != ErrorKind::Definition);
+    let refused = Refused::of_probes(refused.clone(), sent);
+    match is_read {
+        true => format!("{definition}: {refused}"),
+        false => format!("bad definition: {refused}"),
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hvprobe_proto::v1::ErrorDetail;
+use hvprobe_proto::v1::{ErrorDetail, ProbeSpec};
 use hvprobe_spec::ParseError;
 use prost::Message as _;
 
@@ -54,6 +54,28 @@ impl From<tonic::Status> for Refused {
     }
 }
 
+impl Refused {
+    /// Why a server does not take `probes`, with a caret under what is wrong with one of them if it says where.
+    pub(crate) fn of_probes(status: tonic::Status, probes: &[String]) -> Self {
+        let index = detail(&status).and_then(|it| it.index);
+        let index = index.and_then(|index| usize::try_from(index).ok());
+        let text = index.and_then(|index| probes.get(index));
+        let picture = match (text, mistake(&status)) {
+            (Some(text), Some(error)) => {
+                format!("\n  {}", error.render(text).replace('\n', "\n  "))
+            }
+            _ => String::new(),
+        };
+        Self(format!("{}{picture}", Self::from(status)))
+    }
+}
+
+/// The definitions of `probes`, as they are sent.
+pub(crate) fn as_sent(probes: &[ProbeSpec]) -> Vec<String> {
+    let definitions = probes.iter().map(|probe| probe.definition.clone());
+    definitions.collect()
+}
+
 /// What an answer amounts to that says nothing but that it is done.
 pub(crate) fn done<T>(
     answer: Result<tonic::Response<T>, tonic::Status>,
@@ -100,6 +122,34 @@ pub(crate) fn closed_output(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_probe_is_pointed_at_in_what_was_sent() {
+        let detail = ErrorDetail {
+            index: Some(1),
+            column: Some(3),
+            ..ErrorDetail::default()
+        };
+        let packed = tonic_types::Status {
+            code: tonic::Code::NotFound.into(),
+            message: String::new(),
+            details: vec![prost_types::Any {
+                type_url: String::new(),
+                value: detail.encode_to_vec(),
+            }],
+        };
+        let status = tonic::Status::with_details(
+            tonic::Code::NotFound,
+            "unknown symbol `x`",
+            packed.encode_to_vec().into(),
+        );
+        let probes = ["p a", "p  x"].map(str::to_owned);
+        let refused = Refused::of_probes(status.clone(), &probes);
+        assert_eq!(refused.to_string(), "unknown symbol `x`\n  p  x\n     ^");
+        // A probe that it was not asked for.
+        let refused = Refused::of_probes(status, &probes[..1]);
+        assert_eq!(refused.to_string(), "unknown symbol `x`");
+    }
 
     #[test]
     fn status_without_message_still_says_something() {

@@ -148,11 +148,12 @@ impl HitArgs {
             return Ok((text.to_owned(), definition));
         };
         let filter = read_filter(wanted).map_err(|error| bad_option("filter", wanted, &error))?;
-        definition.filter = Some(match definition.filter {
-            None => filter,
-            Some(own) => Filter::And(Box::new(own), Box::new(filter)),
-        });
-        Ok((definition.to_string(), definition))
+        let (text, filter) = match definition.filter {
+            None => (Some(format!("{text} if {wanted}")), filter),
+            Some(own) => (None, Filter::And(Box::new(own), Box::new(filter))),
+        };
+        definition.filter = Some(filter);
+        Ok((text.unwrap_or_else(|| definition.to_string()), definition))
     }
 }
 

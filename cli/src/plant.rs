@@ -10,7 +10,7 @@ use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
 use crate::client::Client;
 use crate::definition;
 use crate::events_file::FileHistogram;
-use crate::failure::WrongUsage;
+use crate::failure::{WrongUsage, as_sent};
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{ActArgs, HoldArgs};
 use crate::output::{self, skipped};
@@ -146,14 +146,15 @@ fn owner() -> String {
 }
 
 impl ToPlant {
-    /// Plants them on `machine`; `refused` says why that cannot be.
+    /// Plants them on `machine`; `refused` says why that cannot be, given their definitions.
     pub(crate) async fn plant(
         self,
         client: &mut Client,
         machine: &str,
-        refused: impl Fn(tonic::Status) -> anyhow::Error,
+        refused: impl Fn(tonic::Status, &[String]) -> anyhow::Error,
     ) -> anyhow::Result<Planted> {
         let session = Session::open(client, self.owner).await?;
+        let definitions = as_sent(&self.probes);
         let request = RegisterRequest {
             machine: machine.to_owned(),
             probes: self.probes,
@@ -162,7 +163,9 @@ impl ToPlant {
             ..Default::default()
         };
         let answer = client.probes.register(request).await;
-        let registered = answer.map_err(refused)?.into_inner();
+        let registered = answer
+            .map_err(|status| refused(status, &definitions))?
+            .into_inner();
         if let Some(skipped) = skipped::text(&registered.skipped) {
             output::tell(format_args!("{skipped}"));
         }

@@ -15,7 +15,7 @@ use crate::args::{Add, ChosenProbes, Probe, Switch};
 use crate::client::{self, Client};
 use crate::definition;
 use crate::events_file;
-use crate::failure::{DONE, Refused, done};
+use crate::failure::{DONE, Refused, as_sent, done};
 use crate::output::{self, json, skipped, table};
 use crate::perf_probe::Made;
 
@@ -42,6 +42,7 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             events_file::refuse(&histograms, "`hvprobe probe add`")?;
             let (mut client, machine) = Client::on_machine(&on).await?;
             theirs.give(&mut client, &machine).await?;
+            let sent = as_sent(&probes);
             let request = RegisterRequest {
                 machine: machine.clone(),
                 probes,
@@ -49,7 +50,8 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
                 ..Default::default()
             };
             let answer = client.probes.register(request).await;
-            let registered = answer.map_err(Refused::from)?.into_inner();
+            let refused = |status| Refused::of_probes(status, &sent);
+            let registered = answer.map_err(refused)?.into_inner();
             if let Some(skipped) = skipped::text(&registered.skipped) {
                 output::tell(format_args!("{skipped}"));
             }

@@ -23,7 +23,7 @@ use crate::clock::now;
 use crate::console::{Console, Step, Tail};
 use crate::event_args::WantedArgs;
 use crate::events_file::FileHistogram;
-use crate::failure::{DONE, FAILED, INTERRUPTED, Refused};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, as_sent};
 use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
@@ -119,10 +119,11 @@ async fn boot_and_follow(
 ) -> anyhow::Result<ExitCode> {
     let plain = options.format == Format::Aside;
     let progress = Progress::begin(what_boots(&request), plain);
+    let definitions = as_sent(&request.probes);
     let booted = tokio::select! {
         booted = client.machines.boot(request) => booted.map_err(|status| match &options.script {
             Some(script) => script.refused(status),
-            None => Refused::from(status).into(),
+            None => Refused::of_probes(status, &definitions).into(),
         })?.into_inner(),
         () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
     };

@@ -42,7 +42,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     theirs.give(&mut client, &machine).await?;
     let planted = match to_plant {
         Some(probes) => {
-            let refused = |status| Refused::from(status).into();
+            let refused = |status, sent: &[String]| Refused::of_probes(status, sent).into();
             Some(probes.plant(&mut client, &machine, refused).await?)
         }
         None => None,
@@ -147,7 +147,7 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
     let planted = match script.program.probes.is_empty() {
         true => None,
         false => {
-            let refused = |status| script.refused(status);
+            let refused = |status, _: &[String]| script.refused(status);
             Some(to_plant.plant(&mut client, &machine, refused).await?)
         }
     };

@@ -10,7 +10,7 @@ use hvprobe_proto::v1::{
 use crate::args::{Boot, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
-use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, done};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, as_sent, done};
 use crate::guest::Requested;
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
@@ -35,7 +35,9 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             } = guest::request(name, labels, guest, &hold)?;
             events_file::refuse(&histograms, "`hvprobe vm boot`")?;
             let mut client = Client::connect(&server).await?;
-            let answer = client.machines.boot(request).await.map_err(Refused::from)?;
+            let definitions = as_sent(&request.probes);
+            let answer = client.machines.boot(request).await;
+            let answer = answer.map_err(|status| Refused::of_probes(status, &definitions))?;
             let machine = answer.into_inner();
             if json {
                 json::print(&json::Machine::from(&machine))?;

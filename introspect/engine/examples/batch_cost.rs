@@ -36,7 +36,7 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_linux::task::TaskUnknown;
-use hvprobe_spec::definition::{Definition, Kind, Target};
+use hvprobe_spec::definition::{Definition, Kind, Marks, Target};
 use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
 
 const PAGE: u64 = 4096;
@@ -368,6 +368,7 @@ fn functions(
                 target,
                 arguments: Vec::new(),
                 filter: None,
+                marks: Marks::default(),
             });
             spec.mechanism = wanted.mechanism;
             spec

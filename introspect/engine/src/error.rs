@@ -15,7 +15,9 @@ pub enum RegisterError {
         /// Its position in the batch, from 0.
         index: usize,
         /// Its definition.
-        definition: String,
+        definition: Box<str>,
+        /// Where in the text of that what is refused stands, if it is a part of it.
+        column: Option<u32>,
         /// Why.
         #[source]
         source: Refused,
@@ -91,7 +93,8 @@ impl From<Skipped> for RegisterError {
     fn from(skipped: Skipped) -> Self {
         Self::Refused {
             index: skipped.index,
-            definition: skipped.definition,
+            definition: skipped.definition.into(),
+            column: skipped.column,
             source: skipped.why,
         }
     }

@@ -10,8 +10,9 @@ use hvprobe_linux::modules::{ModuleError, ModuleLookupError, NoModuleTypes};
 use hvprobe_linux::symbols::LookupError;
 use hvprobe_linux::task::TaskUnknown;
 use hvprobe_linux::unwind::OrcError;
+use hvprobe_spec::definition::Definition;
 use hvprobe_spec::language::text::hex;
-use hvprobe_spec::{Mechanism, ParseError, SpecError};
+use hvprobe_spec::{Column, Mechanism, ParseError, SpecError};
 
 use crate::code::error::HiddenError;
 use crate::unoptimized::Unoptimized;
@@ -292,6 +293,44 @@ pub enum Refused {
         #[source]
         source: insn::RelocateError,
     },
+}
+
+impl Refused {
+    /// Where in the text of `definition` what is refused stands, if it is a part of it. A definition that was made of
+    /// a pattern has the columns of that.
+    pub(crate) fn column(&self, definition: &Definition) -> Option<u32> {
+        let marks = definition.marks;
+        let column = match self {
+            Self::Argument(error) => Column(error.column),
+            Self::OtherBuild { .. }
+            | Self::ModuleNotLoaded { .. }
+            | Self::ModulesHidden { .. }
+            | Self::NoModuleTypes { .. }
+            | Self::ModuleNeeded { .. } => marks.target,
+            Self::OffsetOutside { .. }
+            | Self::Boundary(_)
+            | Self::Instruction { .. }
+            | Self::NotEntry { .. } => marks.offset,
+            Self::Symbol(_)
+            | Self::ModuleSymbol(_)
+            | Self::NoMatch { .. }
+            | Self::TooManyMatches { .. }
+            | Self::Pattern { .. }
+            | Self::NotText { .. }
+            | Self::InitText { .. }
+            | Self::NoSymbol { .. }
+            | Self::Forbidden { .. }
+            | Self::ForeignBreakpoint { .. }
+            | Self::FtraceInUse { .. }
+            | Self::Unmapped { .. }
+            | Self::Kprobe { .. }
+            | Self::UnderKprobe { .. }
+            | Self::NeverReturns { .. } => marks.place,
+            // What is asked for beside the definition, and what the guest and the machine are like.
+            _ => return None,
+        };
+        u32::try_from(column.0).ok()
+    }
 }
 
 /// A site that cannot be armed, and why.

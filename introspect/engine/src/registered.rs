@@ -52,6 +52,8 @@ pub struct Skipped {
     pub definition: String,
     /// What was to be probed: the symbol, `module:symbol`, address or pattern.
     pub target: String,
+    /// Where in the text of the batch's definition what is refused stands, if it is a part of it.
+    pub column: Option<u32>,
     /// Why not.
     #[source]
     pub why: Refused,
@@ -63,6 +65,7 @@ impl Skipped {
             index,
             definition: spec.definition.to_string(),
             target: spec.definition.target.to_string(),
+            column: why.column(&spec.definition),
             why,
         }
     }

@@ -48,17 +48,20 @@ pub fn explain(
         })?;
     }
     let image = KernelImage::parse(kernel.elf())?;
-    let explained = specs.iter().flat_map(|spec| {
+    let explained = specs.iter().enumerate().flat_map(|(index, spec)| {
         let all = hvprobe_engine::explain(&image, spec).into_iter();
-        all.map(|one| match one {
+        all.map(move |one| match one {
             Ok(explained) => Explanation {
                 definition: explained.definition.clone(),
                 outcome: Ok(explained),
             },
-            Err(skipped) => Explanation {
-                outcome: Err(refused(chain(&skipped.why), &skipped.why).into()),
-                definition: skipped.definition,
-            },
+            Err(skipped) => {
+                let failure = refused(chain(&skipped.why), &skipped.why).at_index(index);
+                Explanation {
+                    outcome: Err(failure.at_known(skipped.column).into()),
+                    definition: skipped.definition,
+                }
+            }
         })
     });
     Ok(explained.collect())

@@ -94,8 +94,13 @@ impl Failure {
     }
 
     /// Tells which character of the definition is to blame.
-    pub(crate) fn at_column(mut self, column: usize) -> Self {
-        self.detail.column = u32::try_from(column).ok();
+    pub(crate) fn at_column(self, column: usize) -> Self {
+        self.at_known(u32::try_from(column).ok())
+    }
+
+    /// Tells which character of the definition is to blame, if that is known.
+    pub(crate) fn at_known(mut self, column: Option<u32>) -> Self {
+        self.detail.column = column.or(self.detail.column);
         self
     }
 
@@ -243,13 +248,21 @@ pub(crate) fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
 
 /// Why a batch was not registered, for clients.
 pub(crate) fn register_error(machine: &str, error: &RegisterError) -> Status {
-    let refused_at = |index: usize, why| {
+    let refused_at = |index: usize, column: Option<u32>, why| {
         let failure = refused(chain(error), why).at_index(index);
+        let failure = failure.at_known(column);
         failure.on(format!("probes[{index}].definition")).into()
     };
     match error {
-        RegisterError::Refused { index, source, .. } => refused_at(*index, source),
-        RegisterError::SomeRefused { index, first, .. } => refused_at(*index, &first.why),
+        RegisterError::Refused {
+            index,
+            column,
+            source,
+            ..
+        } => refused_at(*index, *column, source),
+        RegisterError::SomeRefused { index, first, .. } => {
+            refused_at(*index, first.column, &first.why)
+        }
         RegisterError::Unplanted { source } => refused(chain(error), source).into(),
         RegisterError::Spec { index, .. } => Failure::invalid(ErrorKind::BadActions, chain(error))
             .at_index(*index)

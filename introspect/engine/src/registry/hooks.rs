@@ -27,7 +27,7 @@ use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::table::{HookSet, Internal};
 use hvprobe_spec::Then::Proceed;
-use hvprobe_spec::definition::{Definition, Kind, Target};
+use hvprobe_spec::definition::{Definition, Kind, Marks, Target};
 use hvprobe_spec::{Decision, ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
@@ -293,6 +293,7 @@ impl Registry {
                 },
                 arguments: Vec::new(),
                 filter: None,
+                marks: Marks::default(),
             })
         };
         let behind = self.behind_ftrace(name);

@@ -4,6 +4,7 @@ use std::fmt;
 
 use hvprobe_arch::Gva;
 
+use crate::column::Column;
 use crate::fetch::{FetchArg, Filter};
 
 /// What to probe, and the name of its events.
@@ -19,6 +20,19 @@ pub struct Definition {
     pub arguments: Vec<FetchArg>,
     /// Which hits count; all of them when absent.
     pub filter: Option<Filter>,
+    /// Where the parts of the target stand.
+    pub marks: Marks,
+}
+
+/// Where the parts of a definition's target stand in its text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Marks {
+    /// The target, with the module before it.
+    pub target: Column,
+    /// The symbol, pattern or address itself.
+    pub place: Column,
+    /// The digits of the offset; [`place`](Self::place) if there is none.
+    pub offset: Column,
 }
 
 /// The kind of a probe.

@@ -29,7 +29,7 @@ mod tests;
 mod written;
 
 pub use file::{Events, FileError, Line, Trigger, parse_file};
-pub use line::{BEGINNINGS, Definition, Kind, Target, event_path};
+pub use line::{BEGINNINGS, Definition, Kind, Marks, Target, event_path};
 pub use names::{KERNEL, is_event_name, is_symbol_name};
 pub(crate) use parse::begins_filter;
 pub use parse::parse;

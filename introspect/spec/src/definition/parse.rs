@@ -2,9 +2,10 @@
 
 use hvprobe_arch::Gva;
 
-use super::line::{Definition, Kind, Target};
+use super::line::{Definition, Kind, Marks, Target};
 use super::names::{KERNEL, LONGEST_MODULE, LONGEST_SYMBOL, identifier};
 use super::pattern::{is_pattern, read_pattern};
+use crate::column::Column;
 use crate::cursor::unprintable;
 use crate::fetch::{Place, read_arguments, read_filter_at};
 use crate::number::{number_in, strip_hex};
@@ -46,7 +47,11 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     let Some(&(at, word)) = words.get(1) else {
         return error(text.len(), "missing target: a symbol or address to probe");
     };
-    let (target, returns) = read_target(at, word)?;
+    let Aimed {
+        target,
+        marks,
+        returns,
+    } = read_target(at, word)?;
     let kind = match kind {
         Kind::Probe if returns => Kind::Return { maxactive: None },
         kind => kind,
@@ -85,6 +90,7 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
         target,
         arguments,
         filter,
+        marks,
     })
 }
 
@@ -132,10 +138,10 @@ fn read_head(
     let kind = match word.split_at_checked(1) {
         Some(("p", "")) => Kind::Probe,
         Some(("r", "")) => Kind::Return { maxactive: None },
-        Some(("r", rest)) if is_number(rest) => Kind::Return {
+        Some(("r", rest)) if is_number(rest, words) => Kind::Return {
             maxactive: Some(maxactive(column + 1, rest)?),
         },
-        Some(("p", rest)) if is_number(rest) => {
+        Some(("p", rest)) if is_number(rest, words) => {
             return error(
                 column + 1,
                 format!("the number of calls in flight belongs to return probes: write `r{rest}`"),
@@ -161,12 +167,14 @@ fn read_head(
     Ok((kind, Some(name.to_owned())))
 }
 
-/// Whether `text` is meant as a number.
-fn is_number(text: &str) -> bool {
-    match strip_hex(text) {
+/// Whether `text`, which stands behind the kind of a definition of so many `words`, is meant as a number, as in the
+/// kernel: it begins as one. A word that stands alone may be a symbol that lacks its kind.
+fn is_number(text: &str, words: usize) -> bool {
+    let is_all = match strip_hex(text) {
         Some(digits) => digits.bytes().all(|b| b.is_ascii_hexdigit()),
-        None => !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()),
-    }
+        None => text.bytes().all(|b| b.is_ascii_digit()),
+    };
+    text.starts_with(|c: char| c.is_ascii_digit()) && (is_all || words > 1)
 }
 
 fn maxactive(column: usize, word: &str) -> Result<u32, ParseError> {
@@ -206,8 +214,21 @@ fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     format!("not supported: {what}; write `p SYMBOL` or `r SYMBOL`")
 }
 
-/// The target, and whether `%return` follows it.
-fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> {
+/// A target as it was read.
+struct Aimed {
+    target: Target,
+    marks: Marks,
+    /// Whether `%return` follows it.
+    returns: bool,
+}
+
+/// The target that begins at `column`.
+fn read_target(column: usize, word: &str) -> Result<Aimed, ParseError> {
+    let marks = |place, offset| Marks {
+        target: Column(column),
+        place: Column(place),
+        offset: Column(offset),
+    };
     if let Some(digits) = strip_hex(word) {
         if let Some(sign) = digits.find(['+', '-']) {
             return error(column + 2 + sign, "an address takes no offset: add it up");
@@ -219,7 +240,11 @@ fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> 
             );
         }
         let at = number(column, word, "address")?;
-        return Ok((Target::Address(Gva(at)), false));
+        return Ok(Aimed {
+            target: Target::Address(Gva(at)),
+            marks: marks(column, column),
+            returns: false,
+        });
     }
     if word.starts_with('@') || word.starts_with('$') || word.starts_with('%') {
         return error(
@@ -237,28 +262,37 @@ fn read_target(column: usize, word: &str) -> Result<(Target, bool), ParseError> 
             );
         }
     };
-    let (module, place, column) = match place.split_once(':') {
+    let (module, place, at) = match place.split_once(':') {
         None => (None, place, column),
         Some((module, rest)) => {
             module_name(column, module)?;
-            let column = column + module.len() + 1;
+            let at = column + module.len() + 1;
             if rest.is_empty() {
-                return error(column, "missing symbol after the module's name");
+                return error(at, "missing symbol after the module's name");
             }
-            (Some(module.to_owned()), rest, column)
+            (Some(module.to_owned()), rest, at)
         }
     };
     if is_pattern(place) {
-        let pattern = read_pattern(column, place)?;
-        return Ok((Target::Functions { module, pattern }, returns));
+        let pattern = read_pattern(at, place)?;
+        return Ok(Aimed {
+            target: Target::Functions { module, pattern },
+            marks: marks(at, at),
+            returns,
+        });
     }
-    let (name, offset) = symbol(column, place)?;
+    let (name, offset) = symbol(at, place)?;
+    let offset_at = place.find('+').map_or(at, |plus| at + plus + 1);
     let target = Target::Symbol {
         module: module.filter(|module| module != KERNEL),
         name,
         offset,
     };
-    Ok((target, returns))
+    Ok(Aimed {
+        target,
+        marks: marks(at, offset_at),
+        returns,
+    })
 }
 
 /// What probes begin with in scripts of bpftrace, where a module stands here.

@@ -30,6 +30,7 @@ fn symbols_offsets_addresses_and_names_are_read() {
             },
             arguments: Vec::new(),
             filter: None,
+            marks: Marks::default(),
         })
     );
     assert_eq!(
@@ -40,6 +41,7 @@ fn symbols_offsets_addresses_and_names_are_read() {
             target: Target::Address(Gva(0xffff_ffff_8100_0000)),
             arguments: Vec::new(),
             filter: None,
+            marks: Marks::default(),
         })
     );
     check(" \t p   vfs_read \t", expect!["p vfs_read"]);
@@ -47,6 +49,22 @@ fn symbols_offsets_addresses_and_names_are_read() {
     check("p vfs_read+26", expect!["p vfs_read+0x1a"]);
     check("p 0XFFFFFFFFFFFFFFFF", expect!["p 0xffffffffffffffff"]);
     check("p if", expect!["p if"]);
+}
+
+#[test]
+fn parts_of_the_target_are_marked_where_they_stand() {
+    for (text, target, place, offset) in [
+        ("p vfs_read", 2, 2, 2),
+        ("p:g/e  ext4:f+0x10 %di", 7, 12, 14),
+        ("r vmlinux:f+0", 2, 10, 12),
+        ("p f%return", 2, 2, 2),
+        ("p ext4:f*", 2, 7, 7),
+        (" p 0x10", 3, 3, 3),
+    ] {
+        let marks = parse(text).unwrap().marks;
+        let columns = (marks.target.0, marks.place.0, marks.offset.0);
+        assert_eq!(columns, (target, place, offset), "{text}");
+    }
 }
 
 #[test]
@@ -111,6 +129,20 @@ fn numbers_and_offsets_of_return_probes_are_checked() {
         r0 vfs_read
          ^
         0 calls in flight: between 1 and 4096 can be followed"#]],
+    );
+    check(
+        "r1a111 f",
+        expect![[r#"
+        r1a111 f
+          ^
+        `a` is no digit of the number of calls in flight"#]],
+    );
+    check(
+        "r10fuzz:x f",
+        expect![[r#"
+        r10fuzz:x f
+           ^
+        `f` is no digit of the number of calls in flight"#]],
     );
     check(
         "r4097 vfs_read",

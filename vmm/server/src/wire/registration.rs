@@ -168,6 +168,7 @@ mod tests {
                 index: 1,
                 definition: "p ext4:x".to_owned(),
                 target: "ext4:x".to_owned(),
+                column: Some(2),
                 why: Refused::ModuleNotLoaded {
                     module: "ext4".to_owned(),
                 },

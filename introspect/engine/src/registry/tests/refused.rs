@@ -3,6 +3,7 @@
 use expect_test::{Expect, expect};
 use hvprobe_spec::Item;
 
+use super::arguments::defaults;
 use super::*;
 
 fn chain(error: &dyn std::error::Error) -> String {
@@ -24,6 +25,31 @@ fn check(rig: &mut Rig, definition: &str, expected: Expect) {
         Err(error) => chain(&error),
     };
     expected.assert_eq(&found);
+}
+
+#[test]
+fn what_is_refused_is_marked_where_it_was_typed() {
+    let mut rig = Rig::live();
+    for (definition, expected) in [
+        ("p   vfs_raed", Some(4)),
+        ("p twin", Some(2)),
+        ("p:g/e  vfs_read+0x100", Some(16)),
+        ("p _stext+271 ", Some(9)),
+        ("p vfs_read+0x100 %di", Some(11)),
+        ("p nosuch_*", Some(2)),
+        ("p  vfs_* nothing", Some(9)),
+        ("p  exc_int3", Some(3)),
+        ("p 0x1000", Some(2)),
+        ("p  vfs_read if count == 3 && a == 1", Some(29)),
+    ] {
+        let error = rig.changes_nothing(|rig| rig.try_register(&[defaults(definition)]));
+        let column = match error.expect_err("it is refused") {
+            RegisterError::Refused { column, .. } => column,
+            RegisterError::SomeRefused { first, .. } => first.column,
+            other => panic!("{definition}: {other:?}"),
+        };
+        assert_eq!(column, expected, "{definition}");
+    }
 }
 
 #[test]

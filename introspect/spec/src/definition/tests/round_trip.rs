@@ -33,7 +33,7 @@ proptest! {
             (Some(maxactive), target) => (Kind::Return { maxactive }, target),
         };
         let name = name.filter(|_| !matches!(target, Target::Functions { .. }));
-        let definition = Definition { kind, name, target, arguments: Vec::new(), filter: None };
+        let definition = Definition { kind, name, target, arguments: Vec::new(), filter: None, marks: Marks::default() };
         prop_assert_eq!(parse(&definition.to_string()), Ok(definition));
     }
 

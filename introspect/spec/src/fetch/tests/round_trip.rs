@@ -5,7 +5,7 @@ use hvprobe_arch::regs::Gpr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::definition::{Kind, Target};
+use crate::definition::{Kind, Marks, Target};
 
 fn name() -> impl Strategy<Value = String> {
     "[a-zA-Z_][a-zA-Z0-9_]{0,7}".prop_filter("a word of the language", |name| name != "if")
@@ -203,6 +203,7 @@ proptest! {
             target,
             arguments,
             filter,
+            marks: Marks::default(),
         };
         let text = definition.to_string();
         let parsed = parse(&text);
