@@ -78,9 +78,15 @@ impl Parts {
         if words.rest().is_empty() || !words.eat("=") {
             let message = match name {
                 "pause" | "cont" | "continue" | "clear" => {
-                    "pausing and clearing are asked for while it counts"
+                    "pausing and clearing are asked for while it counts".to_owned()
                 }
-                _ => "keys=, vals=, sort= or size= belongs here",
+                "nohitcount" | "nohc" => {
+                    format!("`{name}` is not known here: each entry shows its hits; leave it out")
+                }
+                "onmatch" | "onmax" | "onchange" => {
+                    format!("`{name}` is not known here: a histogram counts, and does nothing else")
+                }
+                _ => "keys=, vals=, sort= or size= belongs here".to_owned(),
             };
             return error(start, message);
         }
@@ -112,6 +118,10 @@ impl Parts {
                     return error(at, format!("size {size}: 1 to {SIZE_MAX} entries"));
                 };
                 self.size.replace(size).is_some()
+            }
+            "name" => {
+                let message = "`name=` is not known here: histograms are not shared; leave it out";
+                return error(start, message);
             }
             other => {
                 let message = format!("`{other}`: write keys=, vals=, sort= or size=");
@@ -200,9 +210,11 @@ fn key(words: &mut Cursor<'_>) -> Result<Key, ParseError> {
                 }
             }
             None => {
-                let message =
-                    "write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs";
-                return error(at, message);
+                return unknown(
+                    at,
+                    words.name(),
+                    "write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs",
+                );
             }
         };
     }
@@ -217,6 +229,15 @@ fn key(words: &mut Cursor<'_>) -> Result<Key, ParseError> {
     })
 }
 
+/// Refuses `form`, which stands at `at` behind a field: as one of the kernel's if it is.
+fn unknown<T>(at: usize, form: &str, known: &str) -> Result<T, ParseError> {
+    const KERNELS: [&str; 4] = ["percent", "graph", "syscall", "stacktrace"];
+    match KERNELS.contains(&form) {
+        true => error(at, format!("`{form}` is not known here; {known}")),
+        false => error(at, known),
+    }
+}
+
 /// `None` for what every entry has.
 fn value(words: &mut Cursor<'_>) -> Result<Option<Value>, ParseError> {
     let (column, field) = words.field()?;
@@ -225,6 +246,10 @@ fn value(words: &mut Cursor<'_>) -> Result<Option<Value>, ParseError> {
     if field == HITCOUNT {
         return match per {
             Some(_) => error(column.0, format!("{HITCOUNT} is not divided")),
+            None if words.eat(".") => {
+                let known = "how often an entry was hit is shown as it is";
+                unknown(words.at(), words.name(), known)
+            }
             None => Ok(None),
         };
     }
@@ -232,7 +257,7 @@ fn value(words: &mut Cursor<'_>) -> Result<Option<Value>, ParseError> {
         let at = words.at();
         let found = VALUE_FORMS.iter().find(|(_, word)| words.eat_word(word));
         let Some((found, _)) = found else {
-            return error(at, "write hex, avg, min or max");
+            return unknown(at, words.name(), "write hex, avg, min or max");
         };
         form = *found;
     }
@@ -272,6 +297,10 @@ impl<'a> Cursor<'a> {
 
     /// What a field is divided by, if it is.
     fn per(&mut self) -> Result<Option<NonZeroU64>, ParseError> {
+        if let Some(sign) = self.rest().chars().next().filter(|c| "+-*".contains(*c)) {
+            let message = format!("`{sign}` is not known here: of a field there is FIELD/N only");
+            return self.error(message);
+        }
         if !self.eat("/") {
             return Ok(None);
         }

@@ -166,11 +166,60 @@ fn mistakes_are_refused_where_they_stand() {
             pausing and clearing are asked for while it counts"#]],
         ),
         (
+            "keys=a:nohitcount",
+            expect![[r#"
+            keys=a:nohitcount
+                   ^
+            `nohitcount` is not known here: each entry shows its hits; leave it out"#]],
+        ),
+        (
+            "keys=a:onmax(b).save(c)",
+            expect![[r#"
+            keys=a:onmax(b).save(c)
+                   ^
+            `onmax` is not known here: a histogram counts, and does nothing else"#]],
+        ),
+        (
+            "keys=id.syscall",
+            expect![[r#"
+            keys=id.syscall
+                    ^
+            `syscall` is not known here; write hex, sym, sym-offset, execname, log2, bits, buckets=N or usecs"#]],
+        ),
+        (
+            "keys=a:vals=hitcount,b.percent",
+            expect![[r#"
+            keys=a:vals=hitcount,b.percent
+                                   ^
+            `percent` is not known here; write hex, avg, min or max"#]],
+        ),
+        (
+            "keys=a:vals=hitcount.graph",
+            expect![[r#"
+            keys=a:vals=hitcount.graph
+                                 ^
+            `graph` is not known here; how often an entry was hit is shown as it is"#]],
+        ),
+        (
+            "keys=len-1",
+            expect![[r#"
+            keys=len-1
+                    ^
+            `-` is not known here: of a field there is FIELD/N only"#]],
+        ),
+        (
+            "keys=a:vals=b*2",
+            expect![[r#"
+            keys=a:vals=b*2
+                         ^
+            `*` is not known here: of a field there is FIELD/N only"#]],
+        ),
+        (
             "keys=a:name=x",
             expect![[r#"
-            keys=a:name=x
-                   ^
-            `name`: write keys=, vals=, sort= or size="#]],
+                keys=a:name=x
+                       ^
+                `name=` is not known here: histograms are not shared; leave it out"#]],
         ),
         (
             "keys=a when b",
