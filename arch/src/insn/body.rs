@@ -1,4 +1,4 @@
-//! Whether a function returns, from its instructions.
+//! Whether a function returns and where it ends, from its instructions.
 //!
 //! A return probe waits for a return; on a function that never returns it would wait for ever.
 
@@ -20,6 +20,40 @@ pub fn may_return(code: &[u8], start: Gva) -> bool {
         Ok(instruction) => leaves(&instruction, code.len(), start),
         Err(_) => true,
     })
+}
+
+/// Where in `code`, the whole code of a function at `start`, the padding begins that follows it up to the next one:
+/// int3s, and no-ops that nothing goes on to. Bytes that are no instruction may hide anything: they are no padding.
+#[must_use]
+pub fn code_len(code: &[u8], start: Gva) -> usize {
+    let mut last = None;
+    // Behind the last instruction that is no padding, and behind the no-ops that follow that.
+    let (mut end, mut no_ops) = (0, 0);
+    let mut at = 0;
+    for (_, found) in instructions(code, start) {
+        let Ok(instruction) = found else {
+            return code.len();
+        };
+        at += instruction.len();
+        match instruction.mnemonic() {
+            Mnemonic::Int3 => {}
+            Mnemonic::Nop => no_ops = at,
+            _ => {
+                last = Some(instruction.flow_control());
+                (end, no_ops) = (at, at);
+            }
+        }
+    }
+    let ends = matches!(
+        last,
+        Some(
+            FlowControl::Return
+                | FlowControl::UnconditionalBranch
+                | FlowControl::IndirectBranch
+                | FlowControl::Exception
+        )
+    );
+    if ends { end } else { no_ops }
 }
 
 /// Whether the instruction may return, or go on outside the `len` bytes at `start`, for good.
@@ -48,6 +82,26 @@ mod tests {
 
     fn check(may: bool, hex: &str) {
         assert_eq!(may_return(&bytes(hex), AT), may, "{hex}");
+    }
+
+    #[test]
+    fn padding_begins_behind_what_goes_nowhere() {
+        for (hex, len) in [
+            ("55 c3", 2),
+            ("55 c3 90 0f1f440000", 2),
+            ("55 c3 cc cc cc", 2),
+            ("55 ebfd 6690", 3),
+            ("0f0b 90 cc", 2),
+            // It may go on there.
+            ("55 90 90", 3),
+            ("e800000000 90 cc cc", 6),
+            // No padding stands before code, and nothing is known of what is no instruction.
+            ("c3 90 90 c3", 4),
+            ("c3 06 90", 3),
+            ("90 90", 2),
+        ] {
+            assert_eq!(code_len(&bytes(hex), AT), len, "{hex}");
+        }
     }
 
     #[test]

@@ -32,7 +32,7 @@ mod slot;
 pub(crate) mod testing;
 mod text;
 
-pub use body::may_return;
+pub use body::{code_len, may_return};
 pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use decode::MAX_LEN;
 pub(crate) use decode::{DecodeFailure, decode, instructions};

@@ -101,6 +101,18 @@ pub enum Refused {
         /// The function's size.
         size: u64,
     },
+    /// Padding between two functions.
+    #[error(
+        "{at} is padding behind {symbol}, whose code is {len:#x} bytes long: nothing runs there"
+    )]
+    Padding {
+        /// The address.
+        at: Gva,
+        /// The function.
+        symbol: String,
+        /// The length of its code.
+        len: u64,
+    },
     /// Not kernel text.
     #[error("{at} is not in the kernel's text")]
     NotText {
@@ -308,6 +320,7 @@ impl Refused {
             | Self::NoModuleTypes { .. }
             | Self::ModuleNeeded { .. } => marks.target,
             Self::OffsetOutside { .. }
+            | Self::Padding { .. }
             | Self::Boundary(_)
             | Self::Instruction { .. }
             | Self::NotEntry { .. } => marks.offset,

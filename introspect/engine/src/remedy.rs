@@ -29,6 +29,7 @@ impl Refused {
             | Self::Pattern { .. }
             | Self::Instances(_)
             | Self::OffsetOutside { .. }
+            | Self::Padding { .. }
             | Self::NotText { .. }
             | Self::NoSymbol { .. }
             | Self::Boundary(_)

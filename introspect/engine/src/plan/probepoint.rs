@@ -65,6 +65,7 @@ pub(crate) fn plan(
     let got = text.read(start, &mut code);
     code.truncate(got);
     insn::boundary(&code, start, at)?;
+    check_padding(symbol, at, offset, text)?;
     let before = wanted.checked_sub(insn::MAX_LEN + 1);
     let after_sti = before.is_some_and(|at| code.get(at) == Some(&STI));
     let code = code
@@ -123,6 +124,26 @@ pub(crate) fn plan(
         span: span(symbol, at, &owner, text, &may_get_lock),
         displaced,
     })
+}
+
+/// Refuses what stands between the end of a function and the next one.
+fn check_padding(
+    symbol: Symbol<'_>,
+    at: Gva,
+    offset: u64,
+    text: &dyn PristineText,
+) -> Result<(), Refused> {
+    if offset == 0 {
+        return Ok(());
+    }
+    let code = function(symbol, text);
+    let len = insn::code_len(&code, symbol.addr) as u64;
+    // What could not be read is not known.
+    if offset < len || offset >= code.len() as u64 {
+        return Ok(());
+    }
+    let symbol = symbol.name.to_owned();
+    Err(Refused::Padding { at, symbol, len })
 }
 
 /// Functions that return on another stack than they were called on, or for another task

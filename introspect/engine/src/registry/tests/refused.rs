@@ -76,6 +76,13 @@ fn every_refusal_says_why() {
     );
     check(
         rig,
+        "p vfs_read+0xf0",
+        expect![
+            "probe 0 (p vfs_read+0xf0): 0xffffffff810001f0 is padding behind vfs_read, whose code is 0x1a bytes long: nothing runs there"
+        ],
+    );
+    check(
+        rig,
         "p _stext+0x10f",
         expect![
             "probe 0 (p _stext+0x10f): 0xffffffff8100010f is inside the instruction `mov rax, [rdi+8]` at 0xffffffff8100010d, 4 bytes long"
