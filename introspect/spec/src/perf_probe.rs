@@ -97,19 +97,19 @@ impl fmt::Display for Step {
 }
 
 /// Whether `text` is to be read as [`PerfProbe::parse`] reads it: it does not begin as lines of kprobe_events
-/// do, with `p` or `r` and perhaps a number or a name behind it.
+/// do, with `p`, `r` or `f` and perhaps a number or a name behind it.
 #[must_use]
 pub fn is_perf_probe(text: &str) -> bool {
     let Some(word) = text.split([' ', '\t']).find(|word| !word.is_empty()) else {
         return false;
     };
     let kind = word.split(':').next().unwrap_or(word);
-    let is_kind = kind
-        .strip_prefix(['p', 'r'])
-        .is_some_and(|number| match strip_hex(number) {
-            Some(digits) => digits.chars().all(|c| c.is_ascii_hexdigit()),
-            None => number.chars().all(|c| c.is_ascii_digit()),
-        });
+    let is_kind =
+        kind.strip_prefix(['p', 'r', 'f'])
+            .is_some_and(|number| match strip_hex(number) {
+                Some(digits) => digits.chars().all(|c| c.is_ascii_hexdigit()),
+                None => number.chars().all(|c| c.is_ascii_digit()),
+            });
     !is_kind && !word.starts_with('-')
 }
 

@@ -65,7 +65,13 @@ pub(crate) fn singles<'s>(
     let single = |found: Found<'_>| {
         let mut single = spec.clone();
         let definition = &mut single.definition;
-        (definition.name, definition.target) = found.named(definition.kind);
+        let (event, target) = found.named(definition.kind);
+        // All that a pattern can have of a name is the group.
+        definition.name = match (definition.name.take(), event) {
+            (Some(group), Some(event)) => Some(group + &event),
+            (group, event) => group.or(event),
+        };
+        definition.target = target;
         Cow::Owned(single)
     };
     Ok(targets.into_iter().map(single).collect())

@@ -12,7 +12,7 @@ use crate::fetch::{FetchArg, Filter};
 pub struct Definition {
     /// Which kind of probe.
     pub kind: Kind,
-    /// `event` or `group/event`, when given.
+    /// `event`, `group/event` or, for the name that it has without one in that group, `group/`, when given.
     pub name: Option<String>,
     /// Where the probe goes.
     pub target: Target,
@@ -102,19 +102,20 @@ impl Definition {
     /// kernel/trace/trace_kprobe.c).
     #[must_use]
     pub fn event_name(&self) -> String {
-        if let Some(name) = &self.name {
-            return name.clone();
-        }
+        let group = match self.name.as_deref() {
+            Some(name) if !name.ends_with('/') => return name.to_owned(),
+            group => group.unwrap_or_default(),
+        };
         let kind = match self.kind {
             Kind::Probe => 'p',
             Kind::Return { .. } => 'r',
         };
         match &self.target {
             Target::Symbol { name, offset, .. } => {
-                format!("{kind}_{}_{offset}", name.replace('.', "_"))
+                format!("{group}{kind}_{}_{offset}", name.replace('.', "_"))
             }
-            Target::Functions { pattern, .. } => format!("{kind}_{pattern}"),
-            Target::Address(at) => format!("{kind}_{at:#x}"),
+            Target::Functions { pattern, .. } => format!("{group}{kind}_{pattern}"),
+            Target::Address(at) => format!("{group}{kind}_{at:#x}"),
         }
     }
 }
@@ -201,6 +202,13 @@ mod tests {
             ("p 0xffffffff81000109", "p_0xffffffff81000109"),
             ("p:mine vfs_read", "mine"),
             ("p:group/mine vfs_read", "group/mine"),
+            ("p:group/ vfs_read+0x11", "group/p_vfs_read_17"),
+            ("r:group/ vfs_read", "group/r_vfs_read_0"),
+            ("f vfs_read", "fprobes/vfs_read__entry"),
+            ("f foo.isra.0%return", "fprobes/foo_isra_0__exit"),
+            ("f:mine vfs_read", "fprobes/mine"),
+            ("f:group/ vfs_read", "group/vfs_read__entry"),
+            ("f:group/mine vfs_read%return", "group/mine"),
         ] {
             assert_eq!(parse(definition).unwrap().event_name(), name);
         }

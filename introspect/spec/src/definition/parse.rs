@@ -3,7 +3,7 @@
 use hvprobe_arch::Gva;
 
 use super::line::{Definition, Kind, Marks, Target};
-use super::names::{KERNEL, LONGEST_MODULE, LONGEST_SYMBOL, identifier};
+use super::names::{KERNEL, LONGEST_MODULE, LONGEST_SYMBOL, identifier, is_event_name};
 use super::pattern::{is_pattern, read_pattern};
 use crate::column::Column;
 use crate::cursor::unprintable;
@@ -43,7 +43,11 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
             "empty definition: write `p SYMBOL`, for example `p vfs_read`",
         );
     };
-    let (kind, name) = read_head(text, column, head, words.len())?;
+    let Head {
+        kind,
+        name,
+        function,
+    } = read_head(text, column, head, words.len())?;
     let Some(&(at, word)) = words.get(1) else {
         return error(text.len(), "missing target: a symbol or address to probe");
     };
@@ -52,6 +56,10 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
         marks,
         returns,
     } = read_target(at, word)?;
+    if let (true, Kind::Return { .. }, false) = (function, kind, returns) {
+        let message = "the number of calls in flight belongs to returns: write SYMBOL%return";
+        return error(column + 1, message);
+    }
     let kind = match kind {
         Kind::Probe if returns => Kind::Return { maxactive: None },
         kind => kind,
@@ -65,15 +73,20 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
             "a return probe begins at the function's entry: leave out the offset",
         );
     }
-    if let (Target::Functions { .. }, Some(_), Some(colon)) = (&target, &name, head.find(':')) {
+    let is_named = name.as_ref().is_some_and(|name| !name.ends_with('/'));
+    if let (Target::Functions { .. }, true, Some(colon)) = (&target, is_named, head.find(':')) {
         return error(
             column + colon,
             "a name belongs to one probe: leave it out, the probes of a pattern have names of their own",
         );
     }
+    let name = match function {
+        true => Some(of_function(column, head, kind, name, &target, marks)?),
+        false => name,
+    };
     let (arguments, filter) = split_filter(&words[2..]);
     if let Some(&(column, word)) = arguments.first() {
-        no_second_target(&target, name.is_some(), column, word)?;
+        no_second_target(&target, is_named, column, word)?;
     }
     let place = Place {
         returns: matches!(kind, Kind::Return { .. }),
@@ -124,13 +137,71 @@ fn words(text: &str) -> Vec<(usize, &str)> {
     words
 }
 
-/// The first word: `p`, `p:NAME`, `r`, `r20:NAME`.
-fn read_head(
-    text: &str,
+/// The name of the event of an `f`, which the kernel makes of other probes than those of `p` and `r`: it is in another
+/// group and ends otherwise (`parse_symbol_and_return`, `trace_fprobe_create_internal` in
+/// kernel/trace/trace_fprobe.c). Which hits there are is the same.
+fn of_function(
     column: usize,
     head: &str,
-    words: usize,
-) -> Result<(Kind, Option<String>), ParseError> {
+    kind: Kind,
+    name: Option<String>,
+    target: &Target,
+    marks: Marks,
+) -> Result<String, ParseError> {
+    let symbol = match target {
+        Target::Symbol {
+            name, offset: 0, ..
+        } => name,
+        Target::Symbol { .. } => {
+            let message = "a function probe is at the function's entry: leave out the offset, or begin with `p`";
+            return error(marks.offset.0, message);
+        }
+        Target::Functions { .. } => {
+            return error(
+                marks.place.0,
+                "a function probe (`f`) names one function: begin with `p` or `r`",
+            );
+        }
+        Target::Address(_) => {
+            return error(
+                marks.place.0,
+                "a function probe (`f`) names a function: begin with `p` or `r`",
+            );
+        }
+    };
+    let suffix = match kind {
+        Kind::Probe => "entry",
+        Kind::Return { .. } => "exit",
+    };
+    let event = format!("{}__{suffix}", symbol.replace('.', "_"));
+    let made = match name {
+        None => format!("{FUNCTIONS}/{event}"),
+        Some(group) if group.ends_with('/') => group + &event,
+        Some(name) if name.contains('/') => return Ok(name),
+        Some(name) => return Ok(format!("{FUNCTIONS}/{name}")),
+    };
+    match is_event_name(made.rsplit('/').next().unwrap_or(&made)) {
+        true => Ok(made),
+        false => error(
+            column + head.len(),
+            "the function's name is too long for that of an event: give one, as in `f:NAME`",
+        ),
+    }
+}
+
+/// The group of function probes that name none (`FPROBE_EVENT_SYSTEM` in kernel/trace/trace_fprobe.c).
+const FUNCTIONS: &str = "fprobes";
+
+/// The first word, as it was read.
+struct Head {
+    kind: Kind,
+    name: Option<String>,
+    /// Whether it is that of a function probe.
+    function: bool,
+}
+
+/// The first word: `p`, `p:NAME`, `r`, `r20:NAME`, `f`, `f20`.
+fn read_head(text: &str, column: usize, head: &str, words: usize) -> Result<Head, ParseError> {
     let (word, name) = match head.split_once(':') {
         Some((word, name)) => (word, Some(name)),
         None => (head, None),
@@ -138,7 +209,8 @@ fn read_head(
     let kind = match word.split_at_checked(1) {
         Some(("p", "")) => Kind::Probe,
         Some(("r", "")) => Kind::Return { maxactive: None },
-        Some(("r", rest)) if is_number(rest, words) => Kind::Return {
+        Some(("f", "")) if words > 1 => Kind::Probe,
+        Some(("r" | "f", rest)) if is_number(rest, words) => Kind::Return {
             maxactive: Some(maxactive(column + 1, rest)?),
         },
         Some(("p", rest)) if is_number(rest, words) => {
@@ -149,22 +221,34 @@ fn read_head(
         }
         _ => return error(column, not_a_kind(text.trim(), word, words)),
     };
+    let function = word.starts_with('f');
     let Some(name) = name else {
-        return Ok((kind, None));
+        return Ok(Head {
+            kind,
+            name: None,
+            function,
+        });
     };
     let mut at = column + word.len() + 1;
     let parts: Vec<&str> = name.split('/').collect();
     if parts.len() > 2 {
         return error(
             at + parts[0].len() + 1 + parts[1].len(),
-            "a name is EVENT or GROUP/EVENT",
+            "a name is EVENT, GROUP/EVENT or GROUP/",
         );
     }
-    for part in parts {
-        identifier(at, part)?;
+    for (index, part) in parts.iter().enumerate() {
+        // The kernel makes the name of an event whose group alone is given.
+        if index == 0 || !part.is_empty() {
+            identifier(at, part)?;
+        }
         at += part.len() + 1;
     }
-    Ok((kind, Some(name.to_owned())))
+    Ok(Head {
+        kind,
+        name: Some(name.to_owned()),
+        function,
+    })
 }
 
 /// Whether `text`, which stands behind the kind of a definition of so many `words`, is meant as a number, as in the
@@ -189,13 +273,13 @@ fn maxactive(column: usize, word: &str) -> Result<u32, ParseError> {
 }
 
 /// How definitions begin.
-const STARTS: &str = "a definition starts with `p` or `r`, or with `p:NAME` or `r:NAME`";
+const STARTS: &str =
+    "a definition starts with `p`, `r` or `f`, or with `p:NAME`, `r:NAME` or `f:NAME`";
 
 /// The message for a first word that is neither `p` nor `r`.
 fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
     let what = match kind.split_at_checked(1) {
-        Some(("f", rest)) if digits(rest) => "function probes (`f`)",
         Some(("t", rest)) if digits(rest) => "tracepoint probes (`t`)",
         Some(("e", "")) => "event probes (`e`)",
         Some(("s", "")) => "synthetic events (`s`)",

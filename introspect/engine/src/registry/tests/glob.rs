@@ -52,6 +52,18 @@ impl Rig {
     }
 }
 
+#[test]
+fn the_group_of_a_pattern_is_that_of_all_of_its_probes() {
+    let mut rig = rig();
+    let found = rig.batch(&["p:g/ get_t*", "p:g/ get_st*"], Refusals::Fail);
+    assert_eq!(found.expect("good places").ids().len(), 3);
+    let names: Vec<_> = rig.list().into_iter().map(|info| info.name).collect();
+    assert_eq!(
+        names,
+        ["g/p_get_two_0", "g/p_get_static_0", "g/p_get_static_0"]
+    );
+}
+
 fn chain(error: &dyn std::error::Error) -> String {
     let source = error.source().map(|source| format!(": {}", chain(source)));
     format!("{error}{}", source.unwrap_or_default())
