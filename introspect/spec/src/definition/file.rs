@@ -5,7 +5,9 @@
 //! writes into a file of an event that a line before it defines: what follows a `#` is a comment, wherever
 //! it stands but in what `echo` has in quotes, and lines of nothing are skipped.
 
-use super::line::Definition;
+use std::collections::HashMap;
+
+use super::line::{Definition, Kind};
 use super::parse::parse;
 use super::written::{self, Event, To, Written};
 use crate::fetch::read_filter_at;
@@ -108,6 +110,10 @@ struct Reading {
     events: Events,
     /// The events that lines have written filters for.
     filtered: Vec<String>,
+    /// Its definitions, each with the path of its event for a name, and their lines.
+    defined: HashMap<Definition, usize>,
+    /// The first definition of each event.
+    first: HashMap<String, usize>,
 }
 
 impl Reading {
@@ -142,6 +148,20 @@ impl Reading {
 
     fn define(&mut self, number: usize, text: &str) -> Result<(), ParseError> {
         let definition = parse(text)?;
+        let path = definition.event_path();
+        let same = Definition {
+            name: Some(path.clone()),
+            ..definition.clone()
+        };
+        if let Some(line) = self.defined.insert(same, number) {
+            let message = format!("There is already the exact same probe event, in line {line}");
+            return error(definition.marks.target.0, message);
+        }
+        let index = self.events.definitions.len();
+        let first = *self.first.entry(path).or_insert(index);
+        if let Some(first) = self.events.definitions.get(first) {
+            check_alike(first, &definition, text)?;
+        }
         self.events.definitions.push(Line { number, definition });
         Ok(())
     }
@@ -209,6 +229,32 @@ impl Reading {
     }
 }
 
+/// Whether the event that `other` defines can have `next` as well, which `text` says: another place of the same kind of
+/// probe, with arguments of the same names and types (`append_trace_kprobe` in kernel/trace/trace_kprobe.c).
+fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseError> {
+    let (number, other) = (other.number, &other.definition);
+    let is_return = |it: &Definition| matches!(it.kind, Kind::Return { .. });
+    if is_return(other) != is_return(next) {
+        let column = text.len() - text.trim_start().len();
+        let message = format!("Probe type is different from existing probe, in line {number}");
+        return error(column, message);
+    }
+    let named = |it: &Definition| {
+        let arguments = it.arguments.iter().enumerate();
+        let named = arguments.map(|(before, it)| (it.shown_name(before), it.ty.clone()));
+        named.collect::<Vec<_>>()
+    };
+    let (theirs, ours) = (named(other), named(next));
+    let most = theirs.len().max(ours.len());
+    if let Some(differs) = (0..most).find(|index| theirs.get(*index) != ours.get(*index)) {
+        let column = next.arguments.get(differs).map(|it| it.column.0);
+        let message =
+            format!("Argument type or name is different from existing probe, in line {number}");
+        return error(column.unwrap_or(text.trim_end().len()), message);
+    }
+    Ok(())
+}
+
 /// `error` in a text that begins at `column`.
 fn behind(column: usize, mut error: ParseError) -> ParseError {
     error.column += column;
@@ -253,6 +299,50 @@ mod tests {
         );
         check("", expect![""]);
         check("#p f", expect![""]);
+    }
+
+    #[test]
+    fn an_event_has_several_places_of_one_kind() {
+        check(
+            "p:e f a=%di\np:e g a=%si\np:kprobes/e f a=%si",
+            expect![[r#"
+            1: p:e f a=%di
+            2: p:e g a=%si
+            3: p:kprobes/e f a=%si
+        "#]],
+        );
+        check(
+            "p:e f\n\np:e  f",
+            expect![[r#"
+            line 3: There is already the exact same probe event, in line 1
+            p:e  f
+                 ^
+        "#]],
+        );
+        check(
+            "p:e f\nr:kprobes/e f",
+            expect![[r#"
+            line 2: Probe type is different from existing probe, in line 1
+            r:kprobes/e f
+            ^
+        "#]],
+        );
+        check(
+            "p:e f a=%di b=%di\np:e g a=%si c=%di",
+            expect![[r#"
+            line 2: Argument type or name is different from existing probe, in line 1
+            p:e g a=%si c=%di
+                        ^
+        "#]],
+        );
+        check(
+            "p:e f a=%di\np:e g",
+            expect![[r#"
+            line 2: Argument type or name is different from existing probe, in line 1
+            p:e g
+                 ^
+        "#]],
+        );
     }
 
     #[test]
