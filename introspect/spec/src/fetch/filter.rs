@@ -22,12 +22,32 @@ pub struct Test {
     pub column: Column,
     /// The name of an argument or of a common field (`pid`, `tgid`, `comm`, `cpu`).
     pub field: String,
+    /// What of the field is compared.
+    pub form: Form,
     /// How to compare.
     pub operator: Operator,
     /// Where the value begins.
     pub value_column: Column,
     /// What to compare with.
     pub value: Value,
+}
+
+/// What of a field is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// Itself.
+    #[default]
+    Plain,
+    /// `.function`: the function that it is an address in.
+    Function,
+    /// `.ustring`: the text that it points to.
+    Text,
+}
+
+impl Form {
+    /// Those that are written, as they are.
+    pub(super) const WRITTEN: [(Self, &str); 2] =
+        [(Self::Function, ".function"), (Self::Text, ".ustring")];
 }
 
 /// How a field and a value are compared.
@@ -66,4 +86,6 @@ pub enum Value {
     Name(String),
     /// A text.
     Text(String),
+    /// `CPUS{0,2-4}`: any of these CPUs, each range with its first and its last one.
+    Cpus(Vec<(u32, u32)>),
 }

@@ -38,7 +38,7 @@ mod types;
 pub mod words;
 
 pub use argument::{Access, Expr, ExprKind, FetchArg, Register};
-pub use filter::{Filter, Operator, Test, Value};
+pub use filter::{Filter, Form, Operator, Test, Value};
 pub(crate) use place::Place;
 pub(crate) use read::read_arguments;
 pub use read::{ARGUMENTS_MAX, EXPRESSION_MAX, NAME_MAX};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::argument::{Access, Expr, ExprKind, FetchArg, Register};
-use super::filter::{Filter, Test, Value};
+use super::filter::{Filter, Form, Test, Value};
 use super::types::{Element, Shown, TypeName};
 use crate::column::Column;
 
@@ -174,12 +174,25 @@ fn part(f: &mut fmt::Formatter<'_>, filter: &Filter, braces: bool) -> fmt::Resul
 
 impl fmt::Display for Test {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} ", self.field, self.operator.sign())?;
+        let form = Form::WRITTEN.iter().find(|(form, _)| *form == self.form);
+        let form = form.map_or("", |(_, written)| *written);
+        write!(f, "{}{form} {} ", self.field, self.operator.sign())?;
         match &self.value {
             Value::Number { text, .. } | Value::Name(text) => f.write_str(text),
             // A text that was read lacks one kind of quotes.
             Value::Text(text) if text.contains('"') => write!(f, "'{text}'"),
             Value::Text(text) => write!(f, "\"{text}\""),
+            Value::Cpus(ranges) => {
+                f.write_str("CPUS{")?;
+                for (at, (first, last)) in ranges.iter().enumerate() {
+                    let comma = if at > 0 { "," } else { "" };
+                    match first == last {
+                        true => write!(f, "{comma}{first}")?,
+                        false => write!(f, "{comma}{first}-{last}")?,
+                    }
+                }
+                f.write_str("}")
+            }
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Reading filters.
 
-use super::filter::{Filter, Operator, Test, Value};
-use super::number::{signed, unsigned};
+use super::filter::{Filter, Form, Operator, Test, Value};
+use super::number::{decimal, signed, unsigned};
 use super::words::filter as words;
 use crate::column::Column;
 use crate::cursor::{Cursor, unprintable};
 use crate::parse_error::{ParseError, error};
+use crate::symbol::symbol_length;
 
 /// The most comparisons of a filter.
 pub const TERMS_MAX: usize = 64;
@@ -152,6 +153,7 @@ impl Reader<'_> {
                 ),
             );
         }
+        let form = self.form()?;
         self.cursor.blanks();
         let operator_column = self.cursor.at();
         let Some((operator, _)) = OPERATORS
@@ -166,12 +168,16 @@ impl Reader<'_> {
         let operator = *operator;
         self.eat(operator.sign());
         let value_column = Column(self.cursor.at());
-        let value = self.value()?;
+        let value = self.value(form)?;
         let fits = match &value {
             Value::Number { .. } | Value::Name(_) => operator != Operator::Glob,
             Value::Text(_) => matches!(
                 operator,
                 Operator::Equal | Operator::NotEqual | Operator::Glob
+            ),
+            Value::Cpus(_) => matches!(
+                operator,
+                Operator::Equal | Operator::NotEqual | Operator::AnyBit
             ),
         };
         if !fits {
@@ -180,6 +186,7 @@ impl Reader<'_> {
                     "`~` compares a text with a pattern, in quotes"
                 }
                 Value::Text(_) => "texts are compared with == != and ~",
+                Value::Cpus(_) => "CPUs are compared with == != and &",
             };
             return error(
                 operator_column,
@@ -192,14 +199,43 @@ impl Reader<'_> {
         Ok(Filter::Test(Test {
             column,
             field: field.to_owned(),
+            form,
             operator,
             value_column,
             value,
         }))
     }
 
-    fn value(&mut self) -> Result<Value, ParseError> {
+    /// What of a field is compared, which its name is followed by.
+    fn form(&mut self) -> Result<Form, ParseError> {
+        if !self.cursor.rest().starts_with('.') {
+            return Ok(Form::Plain);
+        }
+        let at = self.cursor.at();
+        self.cursor.eat(".");
+        let word = self.cursor.take(is_of_word);
+        let found = Form::WRITTEN
+            .iter()
+            .find(|(_, written)| written[1..] == *word);
+        match found {
+            Some((form, _)) => Ok(*form),
+            None => error(
+                at,
+                format!(
+                    "{}; there are .function and .ustring",
+                    words::FIELD_NOT_FOUND
+                ),
+            ),
+        }
+    }
+
+    fn value(&mut self, form: Form) -> Result<Value, ParseError> {
         let start = self.cursor.at();
+        if self.cursor.eat("CPUS{") {
+            let cpus = self.cpus(start)?;
+            self.cursor.blanks();
+            return Ok(Value::Cpus(cpus));
+        }
         let quote = ["\"", "'"].into_iter().find(|it| self.cursor.eat(it));
         let value = match (quote, self.cursor.rest().chars().next()) {
             (Some(quote), _) => {
@@ -219,11 +255,62 @@ impl Reader<'_> {
                 self.cursor.eat(quote);
                 Value::Text(text.to_owned())
             }
+            (None, Some(c)) if form == Form::Function && (is_of_word(c) || c == '.') => {
+                self.symbol(start)?
+            }
             (None, Some(c)) if c == '-' || is_of_word(c) => self.unquoted(start)?,
             _ => return self.cursor.error(words::INVALID_VALUE),
         };
         self.cursor.blanks();
         Ok(value)
+    }
+
+    /// A function, or an address in one.
+    fn symbol(&mut self, start: usize) -> Result<Value, ParseError> {
+        let length = symbol_length(self.cursor.rest());
+        let symbol = &self.cursor.rest()[..length];
+        if length == 0 || symbol.starts_with(|c: char| c.is_ascii_digit()) {
+            return self.unquoted(start);
+        }
+        self.cursor.eat(symbol);
+        Ok(Value::Name(symbol.to_owned()))
+    }
+
+    /// The CPUs of a set, behind its `{`.
+    fn cpus(&mut self, start: usize) -> Result<Vec<(u32, u32)>, ParseError> {
+        let mut ranges = Vec::new();
+        loop {
+            let first = self.cpu()?;
+            let last = match self.cursor.eat("-") {
+                true => self.cpu()?,
+                false => first,
+            };
+            if last < first {
+                return error(start, format!("{}; {first}-{last}", words::INVALID_CPULIST));
+            }
+            ranges.push((first, last));
+            if self.cursor.eat("}") {
+                break;
+            }
+            if !self.cursor.eat(",") {
+                return self.cursor.error(words::INVALID_CPULIST);
+            }
+        }
+        match ranges.len() <= TERMS_MAX {
+            true => Ok(ranges),
+            false => error(
+                start,
+                format!("{}; at most {TERMS_MAX} ranges", words::INVALID_CPULIST),
+            ),
+        }
+    }
+
+    fn cpu(&mut self) -> Result<u32, ParseError> {
+        let at = self.cursor.at();
+        let digits = self.cursor.digits();
+        decimal(digits)
+            .and_then(|cpu| u32::try_from(cpu).ok())
+            .map_or_else(|| error(at, words::INVALID_CPULIST), Ok)
     }
 
     /// A number, or names.

@@ -73,6 +73,7 @@ pub mod filter {
     pub const FIELD_NOT_FOUND: &str = "Field not found";
     pub(in super::super) const ILLEGAL_INTVAL: &str = "Illegal integer value";
     pub(in super::super) const TOO_MANY_PREDS: &str = "Too many terms in predicate expression";
+    pub(in super::super) const INVALID_CPULIST: &str = "Invalid cpulist";
     /// What a field can have no value of.
     pub const INVALID_VALUE: &str = "Invalid value (did you forget quotes)?";
     pub(in super::super) const NO_FILTER: &str = "No filter found";

@@ -4,20 +4,22 @@
 //! what it is; anything else is refused at its column. Comparisons that a condition on a register says as
 //! well become one, which costs no exit and, where it does not hold, no record.
 
-use hvprobe_spec::fetch::{Filter, Operator, Test, Value, words};
+use hvprobe_spec::fetch::{Filter, Form, Operator, Test, Value, words};
 use hvprobe_spec::predicate::{Check, Field, Predicate, With};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Argument, Bits, Common, Comparison, Condition, ParseError, Source};
 
+use super::addresses::of_function;
 use super::names::{Named, named};
 use super::refused::refused;
+use crate::plan::kernel::Probeable;
 
 /// The names of fields that are compared as texts.
 pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     match filter {
         Filter::Test(test) => match test.value {
             Value::Text(_) => vec![&test.field],
-            Value::Number { .. } | Value::Name(_) => Vec::new(),
+            Value::Number { .. } | Value::Name(_) | Value::Cpus(_) => Vec::new(),
         },
         Filter::Not(filter) => texts(filter),
         Filter::And(left, right) | Filter::Or(left, right) => [texts(left), texts(right)].concat(),
@@ -31,11 +33,12 @@ pub(super) fn resolve(
     filter: &Filter,
     arguments: &[Argument],
     returns: bool,
+    kernel: &Probeable<'_>,
 ) -> Result<(Vec<Condition>, Option<Predicate>), ParseError> {
     let mut conditions = Vec::new();
     let mut rest = Vec::new();
     for part in conjuncts(filter) {
-        let part = predicate(part, arguments)?;
+        let part = predicate(part, arguments, Some(kernel))?;
         match condition(&part).filter(|_| !returns) {
             Some(condition) => conditions.push(condition),
             None => rest.push(part),
@@ -62,23 +65,39 @@ fn conjuncts(filter: &Filter) -> Vec<&Filter> {
 /// # Errors
 /// When it names anything else, or compares a number with a text, with the column and the reason.
 pub fn on_any_event(filter: &Filter) -> Result<Predicate, ParseError> {
-    predicate(filter, &[])
+    predicate(filter, &[], None)
 }
 
-/// What `filter` says on events with `arguments`.
-pub(super) fn predicate(filter: &Filter, arguments: &[Argument]) -> Result<Predicate, ParseError> {
-    let sub = |filter: &Filter| predicate(filter, arguments);
+/// What `filter` says on events with `arguments`; of functions only if the `kernel` is there.
+pub(super) fn predicate(
+    filter: &Filter,
+    arguments: &[Argument],
+    kernel: Option<&Probeable<'_>>,
+) -> Result<Predicate, ParseError> {
+    let sub = |filter: &Filter| predicate(filter, arguments, kernel);
     Ok(match filter {
-        Filter::Test(test) => check(test, arguments)?,
+        Filter::Test(test) => check(test, arguments, kernel)?,
         Filter::Not(filter) => Predicate::Not(Box::new(sub(filter)?)),
         Filter::And(left, right) => Predicate::All(vec![sub(left)?, sub(right)?]),
         Filter::Or(left, right) => Predicate::Any(vec![sub(left)?, sub(right)?]),
     })
 }
 
-fn check(test: &Test, arguments: &[Argument]) -> Result<Predicate, ParseError> {
+fn check(
+    test: &Test,
+    arguments: &[Argument],
+    kernel: Option<&Probeable<'_>>,
+) -> Result<Predicate, ParseError> {
     let column = test.column.0;
     let (field, shape) = field(test, arguments)?;
+    match (test.form, &test.value) {
+        (Form::Function, _) => return in_function(test, &field, kernel),
+        (Form::Text, Value::Number { .. } | Value::Name(_) | Value::Cpus(_)) => {
+            let why = "`.ustring` is compared with a text, in quotes";
+            return Err(wrong(test.value_column.0, why));
+        }
+        (Form::Plain | Form::Text, _) => {}
+    }
     let with = match (&test.value, &field) {
         (Value::Number { text, .. }, Field::Text(_)) => {
             let why = format!("`{}` is a text: compare it with \"{text}\"", test.field);
@@ -90,9 +109,16 @@ fn check(test: &Test, arguments: &[Argument]) -> Result<Predicate, ParseError> {
             return Err(refused(test.value_column.0, why));
         }
         (Value::Number { value, .. }, field) => With::Number(test.operator, cut(*value, field)),
+        (Value::Cpus(_), Field::Text(_)) => {
+            return Err(wrong(
+                column,
+                &format!("`{}` is a text, and no CPU", test.field),
+            ));
+        }
+        (Value::Cpus(cpus), field) => return in_cpus(test, field, cpus),
         (Value::Name(text), _) => {
             let named = named(test.value_column.0, text, &test.field, shape)?;
-            return by_names(test, field, &named);
+            return by_names(test, &field, &named);
         }
         (Value::Text(text), Field::Text(_)) => With::Text(test.operator, text.as_bytes().into()),
         (Value::Text(_), _) => {
@@ -106,27 +132,102 @@ fn check(test: &Test, arguments: &[Argument]) -> Result<Predicate, ParseError> {
     Ok(Predicate::Check(Check { field, with }))
 }
 
+/// Whether `field` is an address in the function that `test` names.
+fn in_function(
+    test: &Test,
+    field: &Field,
+    kernel: Option<&Probeable<'_>>,
+) -> Result<Predicate, ParseError> {
+    let column = test.column.0;
+    let is_address = matches!(
+        field,
+        Field::Number {
+            size: 8,
+            bits: None,
+            ..
+        }
+    );
+    if !is_address {
+        let why = format!("`{}` is no address: these have 8 bytes", test.field);
+        return Err(wrong(column, &why));
+    }
+    let kernel = kernel.ok_or_else(|| {
+        let why = "functions are known to the filters of probes only";
+        wrong(column, why)
+    })?;
+    let found = of_function(kernel, &test.value);
+    let (first, last) = found.map_err(|why| refused(test.value_column.0, why))?;
+    let unsigned = match field.clone() {
+        Field::Number {
+            source, size, bits, ..
+        } => Field::Number {
+            source,
+            size,
+            bits,
+            signed: false,
+        },
+        other => other,
+    };
+    match test.operator {
+        Operator::Equal => Ok(between(&unsigned, first, last)),
+        Operator::NotEqual => Ok(Predicate::Any(vec![
+            compare(&unsigned, Operator::Less, first),
+            compare(&unsigned, Operator::Greater, last),
+        ])),
+        _ => Err(wrong(column, "`.function` is compared with == and !=")),
+    }
+}
+
+/// What `test` says of `field`, which is compared with `cpus`. A number is the same as CPUs only if they are one, and
+/// among them if it is any.
+fn in_cpus(test: &Test, field: &Field, cpus: &[(u32, u32)]) -> Result<Predicate, ParseError> {
+    match (test.operator, cpus) {
+        (Operator::AnyBit, cpus) => {
+            let ranges = cpus.iter();
+            let any = ranges.map(|(first, last)| between(field, (*first).into(), (*last).into()));
+            Ok(Predicate::Any(any.collect()))
+        }
+        (operator, [(first, last)]) if first == last => {
+            Ok(compare(field, operator, u64::from(*first)))
+        }
+        _ => {
+            let why = format!("`{}` is one CPU, and never several: write &", test.field);
+            Err(wrong(test.value_column.0, &why))
+        }
+    }
+}
+
+fn between(field: &Field, first: u64, last: u64) -> Predicate {
+    Predicate::All(vec![
+        compare(field, Operator::GreaterOrEqual, first),
+        compare(field, Operator::LessOrEqual, last),
+    ])
+}
+
+fn compare(field: &Field, operator: Operator, with: u64) -> Predicate {
+    Predicate::Check(Check {
+        field: field.clone(),
+        with: With::Number(operator, with),
+    })
+}
+
 /// What `test` says of `field`, which is compared with what has names: all of them together or, where bits are asked
 /// for, any.
-fn by_names(test: &Test, field: Field, named: &[Named]) -> Result<Predicate, ParseError> {
+fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, ParseError> {
     if test.operator != Operator::AnyBit {
         let value = named.iter().fold(0, |all, it| all | it.value);
-        let with = With::Number(test.operator, cut(value, &field));
-        return Ok(Predicate::Check(Check { field, with }));
+        return Ok(compare(field, test.operator, cut(value, field)));
     }
     let mut any = Vec::new();
     for it in named {
         any.push(match it.mask {
             // A field of several bits, of which one value is meant: that is how it is shown, too.
-            Some(mask) if mask.count_ones() > 1 => within(&field, mask, it.value),
+            Some(mask) if mask.count_ones() > 1 => within(field, mask, it.value),
             _ if it.value == 0 => {
                 let why = "it has no bit that could be set: compare with ==";
                 return Err(wrong(test.value_column.0, why));
             }
-            _ => Predicate::Check(Check {
-                with: With::Number(Operator::AnyBit, cut(it.value, &field)),
-                field: field.clone(),
-            }),
+            _ => compare(field, Operator::AnyBit, cut(it.value, field)),
         });
     }
     Ok(match (any.pop(), any.is_empty()) {
@@ -155,15 +256,13 @@ fn within(field: &Field, mask: u64, value: u64) -> Predicate {
             offset: first.saturating_add(u8::try_from(at).unwrap_or(u8::MAX)),
             width: u8::try_from(len).unwrap_or(u8::MAX),
         };
-        rows.push(Predicate::Check(Check {
-            field: Field::Number {
-                source: source.clone(),
-                size: *size,
-                bits: Some(bits),
-                signed: false,
-            },
-            with: With::Number(Operator::Equal, (value & row) >> at),
-        }));
+        let these = Field::Number {
+            source: source.clone(),
+            size: *size,
+            bits: Some(bits),
+            signed: false,
+        };
+        rows.push(compare(&these, Operator::Equal, (value & row) >> at));
         rest &= !row;
     }
     Predicate::All(rows)
@@ -212,6 +311,13 @@ fn field<'a>(
         "tgid" | "common_tgid" => Field::Tgid,
         "cpu" | "CPU" | "common_cpu" => Field::Cpu,
         "comm" | "COMM" => Field::Text(Source::Common(Common::Comm)),
+        "common_preempt_count" | "common_flags" => {
+            let words = words::filter::FIELD_NOT_FOUND;
+            let message = format!(
+                "{words}; `{name}` is not known of hits: the kernel has no event there that would record it"
+            );
+            return Err(refused(test.column.0, message));
+        }
         _ => {
             let names: Vec<_> = arguments.iter().map(|it| it.name.as_str()).collect();
             let there = [names.as_slice(), &["pid", "tgid", "comm", "cpu"]].concat();

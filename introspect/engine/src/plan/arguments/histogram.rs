@@ -36,7 +36,7 @@ pub(crate) fn resolve(histogram: &Histogram, of: Events<'_>) -> Result<Aggregate
         keys: keys.collect::<Result<_, _>>()?,
         values: values.collect::<Result<_, _>>()?,
         filter: filter
-            .map(|filter| filter::predicate(filter, of.arguments))
+            .map(|filter| filter::predicate(filter, of.arguments, None))
             .transpose()?,
     })
 }

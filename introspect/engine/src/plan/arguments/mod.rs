@@ -5,6 +5,7 @@
 //! of a hit is in the probe's actions: registers that are shown, and captured items behind those that the
 //! user asked for.
 
+mod addresses;
 mod chain;
 mod filter;
 mod flags;

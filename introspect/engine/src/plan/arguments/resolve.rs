@@ -44,12 +44,12 @@ impl Resolved {
     }
 
     /// Of a probe that has none.
-    fn without(spec: &ProbeSpec) -> Result<Self, Refused> {
+    fn without(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Self, Refused> {
         let mut resolved = Self {
             awaited: false,
             ..Self::awaited(spec)
         };
-        add_filter(spec, &[], &mut resolved.actions)?;
+        add_filter(spec, &[], &mut resolved.actions, kernel)?;
         Ok(resolved)
     }
 }
@@ -71,7 +71,7 @@ pub(crate) fn resolve(
     let by_default = wanted.is_empty() && spec.default_arguments;
     let has_function = spec.is_return() || point.is_none_or(|point| point.entry);
     if wanted.is_empty() && !(by_default && has_function) {
-        return Resolved::without(spec);
+        return Resolved::without(spec, kernel);
     }
     let named = match &definition.target {
         target if target.is_from_beginning() => None,
@@ -90,7 +90,7 @@ pub(crate) fn resolve(
         match by_types(&around, &texts.unwrap_or_default()) {
             Some(found) => (found, true),
             None if function.is_awaited() => return Ok(Resolved::awaited(spec)),
-            None => return Resolved::without(spec),
+            None => return Resolved::without(spec, kernel),
         }
     } else {
         match written(wanted, &around) {
@@ -114,7 +114,7 @@ pub(crate) fn resolve(
     share(items).map_err(Refused::Arguments)?;
     actions.check_capture().map_err(Refused::Arguments)?;
     actions.registers = registers.iter().chain(used(&arguments)).collect();
-    add_filter(spec, &arguments, &mut actions)?;
+    add_filter(spec, &arguments, &mut actions, kernel)?;
     Ok(Resolved {
         shown: Shown {
             registers,
@@ -131,12 +131,13 @@ fn add_filter(
     spec: &ProbeSpec,
     arguments: &[Argument],
     actions: &mut Actions,
+    kernel: &Probeable<'_>,
 ) -> Result<(), Refused> {
     let Some(filter) = &spec.definition.filter else {
         return Ok(());
     };
     let (conditions, rest) =
-        filter::resolve(filter, arguments, spec.is_return()).map_err(Refused::Argument)?;
+        filter::resolve(filter, arguments, spec.is_return(), kernel).map_err(Refused::Argument)?;
     actions.when.extend(conditions);
     actions.filter = rest;
     Ok(())

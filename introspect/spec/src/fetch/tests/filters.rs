@@ -8,6 +8,7 @@ fn test(field: &str, operator: Operator, value: Value) -> Filter {
     Filter::Test(Test {
         column: crate::Column::default(),
         field: field.to_owned(),
+        form: Form::Plain,
         operator,
         value_column: crate::Column::default(),
         value,
@@ -101,6 +102,12 @@ fn values_are_printed_as_they_were_written() {
         "flags & 0x10 || a < 010",
         "ret == -EAGAIN",
         "flags == O_RDWR|O_CREAT || a == 1",
+        "ip.function == vfs_read",
+        "ip.function != foo.isra.0 && a == 1",
+        "a.function == 0x10",
+        "name.ustring ~ \"/etc/*\"",
+        "CPU & CPUS{0,2-4}",
+        "cpu == CPUS{3} || a == 1",
     ] {
         assert_eq!(read_filter(filter).unwrap().to_string(), filter);
     }
@@ -227,6 +234,23 @@ fn mistakes_in_filters_are_pointed_at() {
                               ^
             Too many terms in predicate expression; `&&` or `||` belongs here"#]],
     );
+    check(
+        "p f if a.string == 'x'",
+        expect![[r#"
+            p f if a.string == 'x'
+                    ^
+            Field not found; there are .function and .ustring"#]],
+    );
+    for (filter, at) in [
+        ("cpu & CPUS{}", 11),
+        ("cpu & CPUS{1,}", 13),
+        ("cpu & CPUS{3-1}", 6),
+        ("cpu & CPUS{1", 12),
+        ("cpu & CPUS{x}", 11),
+        ("cpu < CPUS{1}", 4),
+    ] {
+        assert_eq!(read_filter(filter).unwrap_err().column, at, "{filter}");
+    }
     let column = |text: &str| read_filter(text).map_err(|error| error.column);
     assert_eq!(column(&format!("c == '{}'", "a".repeat(256))), Err(5));
     assert!(column(&format!("c == '{}'", "a".repeat(255))).is_ok());

@@ -162,6 +162,7 @@ fn filters() -> impl Strategy<Value = Filter> {
         Filter::Test(Test {
             column,
             field,
+            form: Form::Plain,
             operator,
             value_column,
             value,

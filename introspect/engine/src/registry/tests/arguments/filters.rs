@@ -80,6 +80,63 @@ fn a_text_that_is_longer_than_an_event_is_compared_as_a_whole() {
 }
 
 #[test]
+fn addresses_are_compared_by_their_functions_and_cpus_by_their_sets() {
+    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+        cpu.regs.rdi = guest.image.symbols().lookup("vfs_read").unwrap().addr.0 + 0x20;
+        guest.write(HERE, b"/etc/passwd\0");
+        cpu.regs.rsi = HERE.0;
+        cpu.regs.rdx = 3;
+    };
+    for (filter, expected) in [
+        ("a=%di if a.function == vfs_read", (1, 0)),
+        ("a=%di if a.function != vfs_read", (0, 1)),
+        ("a=%di if a.function == filler_002", (0, 1)),
+        ("a=%di:s64 if a.function == 0xffffffff81000110", (1, 0)),
+        ("if CPU & CPUS{0,1-2}", (1, 0)),
+        ("if CPU & CPUS{0,2-7}", (0, 1)),
+        ("if cpu == CPUS{1}", (1, 0)),
+        ("if cpu != CPUS{1}", (0, 1)),
+        ("if count & CPUS{2-3}", (1, 0)),
+        ("if buf.ustring ~ \"/etc/*\"", (1, 0)),
+    ] {
+        let definition = format!("p vfs_read {filter}");
+        assert_eq!(filtered(&definition, prepare), expected, "{filter}");
+    }
+    let mut rig = Rig::live();
+    let mut check = |definition, column, words| check_refused(&mut rig, definition, column, words);
+    check(
+        "p vfs_read a=%di if a.function == vfs_raed",
+        34,
+        "unknown symbol `vfs_raed`; did you mean `vfs_read`?",
+    );
+    check(
+        "p vfs_read a=%di:u32 if a.function == vfs_read",
+        24,
+        "Illegal operation for field type; `a` is no address",
+    );
+    check(
+        "p vfs_read a=%di if a.function & vfs_read",
+        20,
+        "Illegal operation for field type; `.function`",
+    );
+    check(
+        "p vfs_read a=%di if a.ustring ~ \"x\"",
+        20,
+        "Illegal operation for field type; `a` is no text",
+    );
+    check(
+        "p vfs_read if cpu == CPUS{1,2}",
+        21,
+        "Illegal operation for field type; `cpu` is one CPU",
+    );
+    check(
+        "p vfs_read if common_preempt_count == 0",
+        14,
+        "Field not found; `common_preempt_count` is not known of hits",
+    );
+}
+
+#[test]
 fn names_of_values_are_those_that_hits_show() {
     let prepare = |_: &Guest, cpu: &mut Cpu| {
         cpu.regs.rdi = 11_u64.wrapping_neg();
