@@ -111,12 +111,21 @@ fn chosen(function: &'static str, is_there: impl Fn(&str) -> bool) -> &'static s
 /// When the guests' kernel cannot be read, or has no such function.
 #[must_use]
 pub fn behind_entry(function: &str) -> u64 {
-    const ENDBR64: u64 = 4;
     const NOP: u64 = 5;
+    entry(function) + NOP
+}
+
+/// How many bytes into `function` a probe at its entry is: behind an ENDBR64, where there is one.
+///
+/// # Panics
+/// When the guests' kernel cannot be read, or has no such function.
+#[must_use]
+pub fn entry(function: &str) -> u64 {
+    const ENDBR64: u64 = 4;
     let at = address(function);
     let is_ftrace_site = |offset: &u64| image().is_ftrace_site(at.wrapping_add(*offset));
     match [0, ENDBR64].into_iter().find(is_ftrace_site) {
-        Some(offset) => offset + NOP,
+        Some(offset) => offset,
         None => panic!("{function} has no entry nop"),
     }
 }

@@ -124,6 +124,7 @@ pub fn amid_nmis(command: &str) -> String {
          |Do you have a strange power saving mode enabled\\?\
          |Dazed and confused, but trying to continue\
          |INFO: NMI handler .* took too long to run: .*\
+         |unknown_nmi_error: [0-9]+ callbacks suppressed\
          |hrtimer: interrupt took [0-9]+ ns)$'; \
          echo 'end of log'; read line"
     )

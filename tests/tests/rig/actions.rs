@@ -77,7 +77,7 @@ fn a_capture_at_a_system_call_is_what_the_program_passed() {
     config.probes = vec![spec];
     let mut running = Running::shared(&config);
     let machine = running.machine.clone();
-    let at = running.address(ENTRY);
+    let at = machine.probes()[0].addr.expect("placed");
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
     assert_eq!(values(&printed, "result"), [-ESRCH]);
@@ -342,8 +342,9 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
 /// Where an instruction of the kernel touches user memory, and a system call that gets there with
 /// the address of the memory as argument `address`.
 struct UserAccess {
-    /// Functions, with offsets in them; the processor's abilities decide on one.
-    places: &'static [(&'static str, u64)],
+    /// Functions, of those that the kernel has, whose first instruction with an entry in the exception table is
+    /// taken; the processor's abilities decide on one.
+    places: &'static [&'static str],
     /// Which register has the address at the instruction.
     register: Gpr,
     /// The call, with `@` for the address.
@@ -354,14 +355,14 @@ struct UserAccess {
 const USER_ACCESSES: [UserAccess; 3] = [
     // put_user of getcpu.
     UserAccess {
-        places: &[("__put_user_nocheck_4", 3)],
+        places: &["__put_user_nocheck_4"],
         register: Gpr::Rcx,
         call: "309 @ 0 0",
         write: true,
     },
     // get_user of ioctl(0, FIONBIO).
     UserAccess {
-        places: &[("__get_user_4", 0x1c)],
+        places: &["__get_user_4"],
         register: Gpr::Rax,
         call: "16 0 0x5421 @",
         write: false,
@@ -369,11 +370,15 @@ const USER_ACCESSES: [UserAccess; 3] = [
     // copy_from_user of nanosleep.
     UserAccess {
         // With neither `rep_good` nor `erms`, or with `erms` but not `fsrm`; with `fsrm`; with
-        // `rep_good` only (copy_user_generic in arch/x86/include/asm/uaccess_64.h).
+        // `rep_good` only (copy_user_generic in arch/x86/include/asm/uaccess_64.h, before 6.4); since then without
+        // `fsrm`, and with it.
         places: &[
-            ("copy_user_short_string", 0xa),
-            ("copy_user_enhanced_fast_string", 0xa),
-            ("copy_user_generic_string", 0x2c),
+            "copy_user_short_string",
+            "copy_user_enhanced_fast_string",
+            "copy_user_generic_string",
+            "copy_user_generic_unrolled",
+            "rep_movs_alternative",
+            "_copy_from_user",
         ],
         register: Gpr::Rsi,
         call: "35 @ 0",
@@ -397,16 +402,23 @@ fn an_access_to_user_memory_faults_in_its_place() {
     let mut running = Running::shared(&guest(1, &script(&commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let place = |&(function, fixup): &(&str, u64)| {
-        let at = running.address(function).wrapping_add(fixup);
-        assert!(machine.image().has_fixup(at), "{function}");
-        let mut spec = probe(&format!("p {function}+{fixup}"));
+    let place = |&function: &&'static str| {
+        let function = machine.image().symbols().lookup(function).ok()?;
+        let has_fixup = |offset: &u64| {
+            let at = function.addr.wrapping_add(*offset);
+            machine.image().has_fixup(at)
+        };
+        let fixup = (0..function.size).find(has_fixup)?;
+        let mut spec = probe(&format!("p {}+{fixup}", function.name));
         spec.actions.post = true;
         spec.actions.faults = true;
-        running.register(spec)
+        Some((function.name, running.register(spec)))
     };
-    let places = USER_ACCESSES.map(|access| access.places.iter().map(place).collect::<Vec<_>>());
-    let ids = places.concat();
+    let places = USER_ACCESSES.map(|access| {
+        let places = access.places.iter().filter_map(place);
+        places.collect::<Vec<_>>()
+    });
+    let ids: Vec<ProbeId> = places.concat().into_iter().map(|(_, id)| id).collect();
     for id in &ids {
         assert_eq!(info(&machine, *id).mechanism, Some(Mechanism::Stepped));
     }
@@ -438,11 +450,11 @@ fn an_access_to_user_memory_faults_in_its_place() {
         assert_eq!(counts.hits, counts.faults + posts);
         assert_eq!(counts.missed, 0);
     }
-    for (access, ids) in USER_ACCESSES.iter().zip(places) {
-        let of_places = access.places.iter().zip(ids).map(|((function, _), id)| {
+    for (access, places) in USER_ACCESSES.iter().zip(places) {
+        let of_places = places.into_iter().map(|(function, id)| {
             let mut all = of(&events, id);
             all.retain(|event| event.regs.get(access.register) == UNMAPPED);
-            (*function, id, all)
+            (function, id, all)
         });
         let used: Vec<_> = of_places.filter(|(.., all)| !all.is_empty()).collect();
         let [(function, id, at_unmapped)] = &used[..] else {

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hvprobe_fixtures::dwarf;
+use hvprobe_tests::names;
 use hvprobe_tests::program::{Finished, Program, hvprobe, ok, patience};
 use hvprobe_tests::rig::{guest, rig};
 use rustix::io::Errno;
@@ -89,18 +90,26 @@ fn told(finished: &Finished, text: &str) -> bool {
     finished.err.iter().any(|line| line.contains(text))
 }
 
+const FUNCTION: &str = "__x64_sys_getpgid";
+
+/// What a hit of `calls` at the entry looks like.
+fn called() -> String {
+    format!("calls: ({FUNCTION}+{:#x})", names::entry(FUNCTION))
+}
+
 #[test]
 fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
     if rig("cli: every hit").is_none() {
         return;
     }
+    let behind = names::behind_entry(FUNCTION);
     let run = hvprobe(&[
         "run",
         "--raw",
         "-p",
         "p:entry __x64_sys_getpgid",
         "-p",
-        "p:inside __x64_sys_getpgid+0x5",
+        &format!("p:inside {FUNCTION}+{behind:#x}"),
         "--timings",
         "--",
         "workload",
@@ -130,17 +139,21 @@ fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
         assert_eq!(
             seen,
             [
-                ("entry", "__x64_sys_getpgid+0x0"),
-                ("inside", "__x64_sys_getpgid+0x5")
+                (
+                    "entry",
+                    &*format!("{FUNCTION}+{:#x}", names::entry(FUNCTION))
+                ),
+                ("inside", &*format!("{FUNCTION}+{behind:#x}"))
             ]
         );
     }
-    let place = "__x64_sys_getpgid";
-    assert_eq!(row(&run.err, "entry"), (place, 50, 0, 50));
-    assert_eq!(
-        row(&run.err, "inside"),
-        (&*format!("{place}+0x5"), 50, 0, 50)
-    );
+    let place = |offset: u64| match offset {
+        0 => FUNCTION.to_owned(),
+        offset => format!("{FUNCTION}+{offset:#x}"),
+    };
+    let entry = place(names::entry(FUNCTION));
+    assert_eq!(row(&run.err, "entry"), (&*entry, 50, 0, 50));
+    assert_eq!(row(&run.err, "inside"), (&*place(behind), 50, 0, 50));
     for line in run.err.iter().filter(|line| line.contains(" ms  ")) {
         eprintln!("{line}");
     }
@@ -222,7 +235,7 @@ fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
     };
     let probe = ["--raw", "-p", "p:calls __x64_sys_getpgid"];
     let run = Program::start(&[&["run"], &probe[..], &BUSY].concat());
-    run.wait_out("calls: (__x64_sys_getpgid+0x0)");
+    run.wait_out(&called());
     let (group, asked) = (run.pid(), Instant::now());
     run.signal(Signal::INT);
     let run = run.finish();
@@ -274,7 +287,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     refuses_debug_information_of_other_kernels(&at, folder.path());
 
     let vanishing = Program::start(&[&["trace"], &at[..]].concat());
-    vanishing.wait_out("calls: (__x64_sys_getpgid+0x0)");
+    vanishing.wait_out(&called());
     vanishing.signal(Signal::KILL);
     assert_eq!(vanishing.finish().status, None);
 

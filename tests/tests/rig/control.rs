@@ -112,7 +112,7 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
     let ids = [
         running.register(probe(&format!("p {ENTRY}"))),
         running.register(probe(&format!("r {ENTRY}"))),
-        running.register(probe(&format!("p {INNER}+14"))),
+        running.register(probe(&format!("p {INNER}+{}", names::behind_entry(INNER)))),
     ];
     let disabled = running.register(ProbeSpec {
         disabled: true,
@@ -137,7 +137,7 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
         assert!(!machine.armed());
         let off = hits();
         // While off, a new probe waits with the others.
-        let late = running.register(probe(&format!("p {INNER}+6")));
+        let late = running.register(probe(&format!("r {INNER}")));
         assert_eq!(texts(&running), originals);
         assert!(placed());
         assert_eq!(machine.probes().iter().filter(|p| p.disabled).count(), 1);

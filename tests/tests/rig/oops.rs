@@ -4,11 +4,11 @@
 use hvprobe_arch::regs::Gpr;
 use hvprobe_machine::{EndReason, Mechanism, ProbeSpec};
 use hvprobe_spec::Change;
+use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
 
 /// It loads the process id from where RDI points, right behind its entry nop.
 const ENTRY: &str = "__x64_sys_getpgid";
-const NOP: u64 = 5;
 /// Nothing is mapped there.
 const NOWHERE: u64 = 0x10;
 
@@ -26,6 +26,7 @@ fn an_oops_names_the_probed_function() {
     let mut running = Running::boot(config);
     running.wait_for("ready 1");
     let machine = running.machine.clone();
+    let behind = names::behind_entry(ENTRY);
     let mut spoils = ProbeSpec {
         mechanism: Some(Mechanism::Emulated),
         ..probe(&format!("p {ENTRY}"))
@@ -40,7 +41,7 @@ fn an_oops_names_the_probed_function() {
         running.wait_for(&format!("ready {n}"));
         let faults = ProbeSpec {
             mechanism: Some(way),
-            ..probe(&format!("p {ENTRY}+{NOP}"))
+            ..probe(&format!("p {ENTRY}+{behind}"))
         };
         let id = running.register(faults);
         assert_eq!(info(&machine, id).mechanism, Some(way));
@@ -59,7 +60,7 @@ fn an_oops_names_the_probed_function() {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("RIP: 0010:"))
         .collect();
-    let expected = format!("{ENTRY}+{NOP:#x}/");
+    let expected = format!("{ENTRY}+{behind:#x}/");
     assert!(
         named.len() >= ways.len() && named.iter().all(|name| name.starts_with(&expected)),
         "{named:?}"

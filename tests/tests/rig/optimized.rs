@@ -363,7 +363,7 @@ fn hot_functions_carry_jumps_further_in_too() {
     }
 }
 
-/// Tries jumps at these `offsets` of the hot functions, one offset after the other. More than these must be
+/// Tries jumps at these `offsets` from the entries of the hot functions on, one offset after the other. More than these must be
 /// possible, over one instruction and over several.
 fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     let cpus = u32::try_from(rig_cpus()).expect("few");
@@ -383,7 +383,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     for offset in offsets {
         let specs: Vec<_> = hot
             .iter()
-            .map(|name| probe(&format!("p {name}+{offset}")))
+            .map(|name| probe(&format!("p {name}+{}", names::entry(name) + offset)))
             .collect();
         // What is no instruction, or cannot be probed, is left out.
         let registered = machine.register_batch(&specs, Refusals::Skip);

@@ -177,7 +177,7 @@ fn expected(error: &RegisterError) -> Option<&'static str> {
     match source {
         Refused::Boundary(_) => Some("not the start of an instruction"),
         Refused::OffsetOutside { .. } | Refused::Padding { .. } => Some("outside the function"),
-        Refused::Forbidden { .. } => Some("forbidden"),
+        Refused::Forbidden { .. } | Refused::NeverReturns { .. } => Some("forbidden"),
         Refused::Instruction { .. } => Some("cannot be carried out elsewhere"),
         Refused::Mechanism { .. } => Some("can only be emulated"),
         _ => None,
