@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use hvprobe_proto::v1::MachineState;
@@ -18,6 +19,28 @@ use crate::script::ScriptArgs;
 use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 use crate::sources_args::{Lines, Vars};
+
+/// What was typed. Ends the program where that is no command line, or asks for help.
+pub(crate) fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| with_way_out(error).exit())
+}
+
+/// Adds to `error` where the guest's command is written, if that seems to be what was not understood.
+fn with_way_out(mut error: clap::Error) -> clap::Error {
+    let takes_command = error
+        .get(ContextKind::Usage)
+        .is_some_and(|usage| usage.to_string().contains("-- <COMMAND>"));
+    let word = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if !word.starts_with('-') => word.clone(),
+        _ => return error,
+    };
+    if error.kind() == ErrorKind::UnknownArgument && takes_command {
+        let tip = format!("the guest's command is written behind `--`, as in `-- {word}`");
+        let tips = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tips);
+    }
+    error
+}
 
 /// Kprobes from outside: boots Linux guests under KVM and watches any instruction of their kernels.
 #[derive(Debug, Parser)]

@@ -56,14 +56,14 @@ mod watch;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 
 use args::{Cli, Command};
 use log::Log;
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    let cli = Cli::parse();
+    let cli = args::parse();
     let log = Log::start(cli.log);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()

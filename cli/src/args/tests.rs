@@ -14,6 +14,19 @@ fn command_line_is_consistent() {
 }
 
 #[test]
+fn a_command_without_dashes_is_told_where_to_write_it() {
+    for (words, hint) in [
+        (&["run", "-p", "p vfs_read", "ls"][..], true),
+        (&["run", "-p", "p vfs_read", "ls", "/"], true),
+        (&["run", "--no-such"], false),
+        (&["doctor", "ls"], false),
+    ] {
+        let told = with_way_out(parse(words).unwrap_err()).to_string();
+        assert_eq!(told.contains("behind `--`, as in `-- ls`"), hint, "{told}");
+    }
+}
+
+#[test]
 fn documented_commands_can_be_typed() {
     let mut examples = 0;
     for name in documented::PAGES {
