@@ -46,6 +46,8 @@ pub const BAD_FETCH_ARG: &str = "Invalid fetch argument";
 pub const NO_BTF_ENTRY: &str = "No BTF entry for this probe point";
 /// There are no types.
 pub const NOSUP_BTFARG: &str = "BTF is not available or not supported";
+/// The function has no result.
+pub const NO_RETVAL: &str = "This function returns 'void' type";
 /// The function has no such parameter.
 pub const NO_BTFARG: &str = "This variable is not found at this probe point";
 /// The structure has no such member.

@@ -107,7 +107,7 @@ impl Around<'_> {
             }
             ExprKind::Argument(number) => {
                 self.check_entry(column)?;
-                let (known, place) = self.function.by_number(*number);
+                let (known, place) = self.function.by_number(column, *number)?;
                 self.parameter(column, place, known.map(|it| it.ty))?
             }
             ExprKind::Arguments => {
@@ -115,7 +115,7 @@ impl Around<'_> {
             }
             ExprKind::Return { path } => {
                 let start = Start::Common(Common::Retval);
-                let chain = Chain::of(start, self.function.returns());
+                let chain = Chain::of(start, self.function.returns(column)?);
                 self.path(column, chain, path)?
             }
             ExprKind::Comm => Chain::of(Start::Common(Common::Comm), None),

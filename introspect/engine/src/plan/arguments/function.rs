@@ -32,6 +32,22 @@ pub(super) struct Function<'a> {
 struct Found {
     parameters: Vec<Parameter>,
     returns: Option<TypeId>,
+    /// Whether it takes any number of arguments more.
+    variadic: bool,
+}
+
+impl Found {
+    /// What it takes, in words, with what the system call was made with if it is the `call`'s.
+    fn taken(&self, call: Option<&Call>) -> String {
+        let own = call.into_iter().flat_map(|call| &call.parameters);
+        let own = own.map(|it| &*it.name);
+        let names = self.parameters.iter().map(|it| it.name.as_str());
+        let names: Vec<_> = names.chain(own).collect();
+        match names.as_slice() {
+            [] => "the function takes nothing".to_owned(),
+            names => format!("the function takes {}", names.join(", ")),
+        }
+    }
 }
 
 /// The registers that arguments are in where no types tell, as the kernel has it
@@ -119,37 +135,49 @@ impl<'a> Function<'a> {
         })?;
         let mut parameters = found.parameters.iter();
         parameters.find(|it| it.name == name).ok_or_else(|| {
-            let own = self.call.iter().flat_map(|call| &call.parameters);
-            let own = own.map(|it| &*it.name);
-            let names = found.parameters.iter().map(|it| &*it.name);
-            let names: Vec<_> = names.chain(own).collect();
-            let there = match names.as_slice() {
-                [] => "the function takes nothing".to_owned(),
-                names => format!("the function takes {}", names.join(", ")),
-            };
+            let there = found.taken(self.call.as_ref());
             refused(column, format!("{}; {there}", words::NO_BTFARG))
         })
     }
 
     /// The parameter at `number`, from 1, with its name and its type where these are known.
-    pub(super) fn by_number(&self, number: u16) -> (Option<&Parameter>, Place) {
+    ///
+    /// # Errors
+    /// When the function is known to have no such one: what is there means nothing.
+    pub(super) fn by_number(
+        &self,
+        column: usize,
+        number: u16,
+    ) -> Result<(Option<&Parameter>, Place), ParseError> {
         let index = usize::from(number).saturating_sub(1);
-        let known = self.prototype.as_ref().ok();
-        if let Some(parameter) = known.and_then(|found| found.parameters.get(index)) {
-            return (Some(parameter), parameter.place);
+        if let Ok(found) = &self.prototype {
+            if let Some(parameter) = found.parameters.get(index) {
+                return Ok((Some(parameter), parameter.place));
+            }
+            if !found.variadic {
+                let there = found.taken(None);
+                return Err(refused(column, format!("{}; {there}", words::NO_BTFARG)));
+            }
         }
-        // The kernel takes it to be there without types, and so may what is beyond a prototype.
+        // The kernel takes it to be there without types, and so is what is beyond a prototype with `...`.
         let place = match BY_NUMBER.get(index) {
             Some(register) => Place::Register(*register),
             // Behind the return address.
             None => u16::try_from(index + 1 - BY_NUMBER.len()).map_or(Place::Unknown, Place::Stack),
         };
-        (None, place)
+        Ok((None, place))
     }
 
     /// What the function returns, if the types tell.
-    pub(super) fn returns(&self) -> Option<TypeId> {
-        self.prototype.as_ref().ok()?.returns
+    ///
+    /// # Errors
+    /// When they tell that it returns nothing.
+    pub(super) fn returns(&self, column: usize) -> Result<Option<TypeId>, ParseError> {
+        match &self.prototype {
+            Ok(Found { returns: None, .. }) => Err(refused(column, words::NO_RETVAL)),
+            Ok(found) => Ok(found.returns),
+            Err(_) => Ok(None),
+        }
     }
 }
 
@@ -182,6 +210,7 @@ fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Found
                 return Ok(Found {
                     parameters: parameters.collect(),
                     returns: prototype.returns,
+                    variadic: prototype.variadic,
                 });
             }
             Err(error @ PrototypeError::Unknown(_)) => why = why.or(Some(error)),

@@ -166,7 +166,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
             }
             kind => {
                 let typed = match kind {
-                    ExprKind::Argument(number) => around.function.by_number(*number).0,
+                    ExprKind::Argument(number) => around.function.by_number(column, *number)?.0,
                     _ => None,
                 };
                 // Its own name, unless that means another argument of the definition.

@@ -482,6 +482,14 @@ fn what_a_function_has_not_is_refused_at_its_column() {
         17,
         "This argument name is already used",
     );
+    // What the types tell that there is not.
+    for definition in ["p vfs_read $arg5", "r vfs_read $arg5", "p vfs_read $arg16"] {
+        check(definition, 11, no_variable);
+    }
+    check("p vfs_read a=+8($arg5):x32", 16, no_variable);
+    let nothing = "This function returns 'void' type";
+    check("r filler_002 $retval", 13, nothing);
+    check("r filler_002 a=+8($retval):string", 18, nothing);
     check("p vfs_read @nosuch_symbol", 11, "unknown symbol");
     check(
         "p vfs_read file->f_path:u32 file->f_path.dentry.d_name",
@@ -496,6 +504,14 @@ fn what_a_function_has_not_is_refused_at_its_column() {
     let many = ["+0(%di):x64[31]"; 2].join(" ");
     let refused = refusal(rig.try_register(&[spec(&format!("p vfs_read {many}"))]));
     assert!(matches!(refused.1, Refused::Arguments(_)), "{refused:?}");
+}
+
+#[test]
+fn where_no_types_tell_there_may_be_any_argument_and_a_result() {
+    let mut rig = Rig::live();
+    for definition in ["p filler_004 $arg9 $arg16", "r filler_004 $retval"] {
+        rig.one(definition);
+    }
 }
 
 #[test]
