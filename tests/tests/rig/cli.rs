@@ -92,6 +92,14 @@ fn told(finished: &Finished, text: &str) -> bool {
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
+/// What the table calls the place so many bytes into the function.
+fn place_at(offset: u64) -> String {
+    match offset {
+        0 => FUNCTION.to_owned(),
+        offset => format!("{FUNCTION}+{offset:#x}"),
+    }
+}
+
 /// What a hit of `calls` at the entry looks like.
 fn called() -> String {
     format!("calls: ({FUNCTION}+{:#x})", names::entry(FUNCTION))
@@ -147,13 +155,9 @@ fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
             ]
         );
     }
-    let place = |offset: u64| match offset {
-        0 => FUNCTION.to_owned(),
-        offset => format!("{FUNCTION}+{offset:#x}"),
-    };
-    let entry = place(names::entry(FUNCTION));
+    let [entry, inside] = [names::entry(FUNCTION), behind].map(place_at);
     assert_eq!(row(&run.err, "entry"), (&*entry, 50, 0, 50));
-    assert_eq!(row(&run.err, "inside"), (&*place(behind), 50, 0, 50));
+    assert_eq!(row(&run.err, "inside"), (&*inside, 50, 0, 50));
     for line in run.err.iter().filter(|line| line.contains(" ms  ")) {
         eprintln!("{line}");
     }
@@ -252,7 +256,7 @@ fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
             .all(|line| hit(line).is_some() || line.contains("dropped"))
     );
     let (place, hits, missed, events) = row(&run.err, "calls");
-    assert_eq!((place, missed), ("__x64_sys_getpgid", 0));
+    assert_eq!((place, missed), (&*place_at(names::entry(FUNCTION)), 0));
     let printed = 1 + run.out.iter().filter_map(|line| hit(line)).count() as u64;
     assert_eq!(events, printed);
     assert!(hits >= events, "{:#?}", run.err);
