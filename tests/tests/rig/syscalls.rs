@@ -63,6 +63,11 @@ fn calls_take_what_the_guests_own_events_say() {
             };
             let shown = info.shown.arguments.iter();
             let names: Vec<_> = shown.clone().map(|it| it.name.as_str()).collect();
+            // What cannot be traced is left out of the types of old kernels.
+            let at = info.addr.expect("placed");
+            if names.is_empty() && !expected.is_empty() && !machine.image().is_ftrace_site(at) {
+                continue;
+            }
             let their_names: Vec<_> = expected.iter().map(|(_, name)| *name).collect();
             assert_eq!(names, their_names, "{call}");
             for (ours, (ty, name)) in shown.zip(expected) {

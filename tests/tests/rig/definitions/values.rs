@@ -260,7 +260,8 @@ fn reaches_below(text: &str) -> bool {
         let before = text[..at].trim_end_matches(|c: char| c.is_ascii_alphanumeric());
         before.ends_with('-')
     };
-    let bases = ["(%sp)", "($stack)"].into_iter();
+    // A kernel without frame pointers may have an address of the stack in %bp.
+    let bases = ["(%sp)", "($stack)", "(%bp)"].into_iter();
     let mut all = bases.flat_map(|base| text.match_indices(base));
     all.any(|(at, _)| is_below(at))
 }
@@ -428,6 +429,7 @@ impl Tally {
             "are no value of an event",
             "items to capture",
             "memory cannot be followed from here",
+            "This variable is not found at this probe point",
             "unknown symbol",
         ];
         let known = known.iter().find(|known| why.contains(**known));
@@ -520,6 +522,6 @@ impl Tally {
         }
         assert!(self.differ.is_empty(), "{}", self.differ);
         assert!(self.same >= rounds(1000) && self.same - self.faults >= rounds(400));
-        assert!(self.in_detours >= rounds(200));
+        assert!(self.in_detours >= rounds(100));
     }
 }
