@@ -342,6 +342,11 @@ impl Part<'_> {
     }
 }
 
+/// How many parts before it a return probe's part looks back at, for the caller. The last that took an instance knows
+/// it, so these are enough unless all of them took none; and a detour's code grows with its members, not with their
+/// square.
+const LOOKED_BACK: usize = 4;
+
 impl Emitter<'_> {
     /// What is done for `member`, and has been done for those `before` it.
     fn member(&mut self, member: &Member<'_>, before: &[Member<'_>]) -> Result<(), BuildError> {
@@ -387,6 +392,7 @@ impl Emitter<'_> {
             } => {
                 let missed = self.counting("the count of missed calls", missed, next)?;
                 let before = before.iter().rev().map(|member| &member.part);
+                let before = before.take(LOOKED_BACK);
                 self.enter(before, instances, capture, stubs, missed)?;
             }
         }

@@ -122,15 +122,20 @@ impl Followed {
         }
     }
 
-    /// Has the calls in flight return to where `beyond` says that their return addresses lead. The
+    /// Has the calls in flight return to where `beyond` says that their return addresses lead, and be told so. The
     /// virtual CPUs must stand still.
     pub fn redirect(&self, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
-        for (index, _, to) in self.in_flight(mem) {
-            let then = beyond(to);
-            if then != to {
-                let at = self.instance_at(index).wrapping_add(InstanceLayout::RETURN);
-                // The instance has just been read.
-                let _ = mem.write_u64(at, then.0);
+        for (index, ..) in self.in_flight(mem) {
+            for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
+                let Some(to) = self.word(index, word, mem).map(Gva) else {
+                    continue;
+                };
+                let then = beyond(to);
+                if then != to {
+                    let at = self.instance_at(index).wrapping_add(word);
+                    // The instance has just been read.
+                    let _ = mem.write_u64(at, then.0);
+                }
             }
         }
     }

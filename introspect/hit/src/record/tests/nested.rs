@@ -74,6 +74,24 @@ fn caller((mem, sources): &(Memory, RecordSources), found: Gva, tsc: u64, cpu: u
 }
 
 #[test]
+fn a_stub_that_leaves_leaves_the_caller() {
+    let stub = KERNEL_WINDOW.start;
+    let (mem, sources) = machine(TSC, 0);
+    // The call was found behind a stub, of another function's probe.
+    for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
+        mem.write_u64(INSTANCES.wrapping_add(word), stub.0).unwrap();
+    }
+    let slot = INSTANCES.wrapping_add(InstanceLayout::SLOT);
+    mem.write_u64(slot, 0xffff_c900_0000_0000).unwrap();
+    let source = sources.get(ProbeId(1)).unwrap();
+    let beyond = |to| if to == stub { CALLER } else { to };
+    source.followed().unwrap().redirect(&mem, beyond);
+    for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
+        assert_eq!(mem.read_u64(INSTANCES.wrapping_add(word)), Ok(CALLER.0));
+    }
+}
+
+#[test]
 fn the_caller_is_that_of_the_call_or_nobody() {
     let stub = KERNEL_WINDOW.start;
     for cpu in [0, BY_HOST] {
