@@ -44,16 +44,19 @@ pub fn code_len(code: &[u8], start: Gva) -> usize {
             }
         }
     }
-    let ends = matches!(
-        last,
+    match last {
         Some(
             FlowControl::Return
-                | FlowControl::UnconditionalBranch
-                | FlowControl::IndirectBranch
-                | FlowControl::Exception
-        )
-    );
-    if ends { end } else { no_ops }
+            | FlowControl::UnconditionalBranch
+            | FlowControl::IndirectBranch
+            | FlowControl::Exception,
+        ) => end,
+        // What goes on into int3s goes on into somebody's breakpoints.
+        Some(FlowControl::Next | FlowControl::ConditionalBranch) if no_ops < code.len() => {
+            code.len()
+        }
+        _ => no_ops,
+    }
 }
 
 /// Whether the instruction may return, or go on outside the `len` bytes at `start`, for good.
@@ -95,6 +98,9 @@ mod tests {
             // It may go on there.
             ("55 90 90", 3),
             ("e800000000 90 cc cc", 6),
+            // Somebody's breakpoint at the return.
+            ("55 5d cc", 3),
+            ("55 74fd cc cc", 5),
             // No padding stands before code, and nothing is known of what is no instruction.
             ("c3 90 90 c3", 4),
             ("c3 06 90", 3),

@@ -65,7 +65,10 @@ pub(crate) fn plan(
     let got = text.read(start, &mut code);
     code.truncate(got);
     insn::boundary(&code, start, at)?;
-    check_padding(symbol, at, offset, text)?;
+    let is_entry = offset == 0 || offset == entry_skip(start, owner, text);
+    if !is_entry {
+        check_padding(symbol, at, offset, text)?;
+    }
     let before = wanted.checked_sub(insn::MAX_LEN + 1);
     let after_sti = before.is_some_and(|at| code.get(at) == Some(&STI));
     let code = code
@@ -96,7 +99,6 @@ pub(crate) fn plan(
     {
         return Err(Refused::Mechanism { at, wanted });
     }
-    let is_entry = offset == 0 || offset == entry_skip(start, owner, text);
     let entry_only = match spec.actions.then {
         _ if spec.is_return() => Some("return probes"),
         Then::Return(_) => Some("skipping it"),
@@ -133,9 +135,6 @@ fn check_padding(
     offset: u64,
     text: &dyn PristineText,
 ) -> Result<(), Refused> {
-    if offset == 0 {
-        return Ok(());
-    }
     let code = function(symbol, text);
     let len = insn::code_len(&code, symbol.addr) as u64;
     // What could not be read is not known.
