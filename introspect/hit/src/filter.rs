@@ -1,6 +1,7 @@
 //! Whether a hit counts, by its probe's filter.
 //!
-//! Invariant: nothing is allocated, and the work is bounded by the filter and what was captured. Of a value
+//! Invariant: nothing is allocated, and the work is bounded by the filter, what was captured and, for texts that it does
+//! not decide, [`TEXT_MAX`]. Of a value
 //! that could not be read nothing holds. A text that goes on behind what was captured is never taken for that: what
 //! its beginning does not decide is decided by all of it, or not at all.
 
@@ -100,12 +101,8 @@ impl Seen<'_> {
         let Some((bytes, goes_on)) = self.found(index) else {
             return Some(false);
         };
-        matches_text(operator, bytes, with, goes_on).or_else(|| {
-            let mut buffer = [0; TEXT_MAX];
-            let header = whole(index, &mut buffer)?;
-            let bytes = buffer.get(..header.len.into())?;
-            matches_text(operator, bytes, with, header.truncated)
-        })
+        matches_text(operator, bytes, with, goes_on)
+            .or_else(|| whole_matches(index, operator, with, whole))
     }
 
     /// A number, extended to 64 bits, and whether it has a sign.
@@ -310,6 +307,16 @@ fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
         found |= (first..=last).contains(&byte);
         at += 1;
     }
+}
+
+/// Whether all of the text of the captured item at `index` compares so with `with`. Apart, for its buffer.
+#[cold]
+#[inline(never)]
+fn whole_matches(index: usize, operator: Operator, with: &[u8], whole: &Whole<'_>) -> Option<bool> {
+    let mut buffer = [0; TEXT_MAX];
+    let header = whole(index, &mut buffer)?;
+    let bytes = buffer.get(..header.len.into())?;
+    matches_text(operator, bytes, with, header.truncated)
 }
 
 #[cfg(test)]
