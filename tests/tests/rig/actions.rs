@@ -342,8 +342,8 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
 /// Where an instruction of the kernel touches user memory, and a system call that gets there with
 /// the address of the memory as argument `address`.
 struct UserAccess {
-    /// Functions, of those that the kernel has, whose first instruction with an entry in the exception table is
-    /// taken; the processor's abilities decide on one.
+    /// Functions, of those that the kernel has, whose instructions with entries in the exception table are taken;
+    /// the processor's abilities decide on one.
     places: &'static [&'static str],
     /// Which register has the address at the instruction.
     register: Gpr,
@@ -355,7 +355,7 @@ struct UserAccess {
 const USER_ACCESSES: [UserAccess; 3] = [
     // put_user of getcpu.
     UserAccess {
-        places: &["__put_user_nocheck_4"],
+        places: &["__put_user_nocheck_4", "__put_user_4"],
         register: Gpr::Rcx,
         call: "309 @ 0 0",
         write: true,
@@ -402,14 +402,15 @@ fn an_access_to_user_memory_faults_in_its_place() {
     let mut running = Running::shared(&guest(1, &script(&commands)));
     running.wait_for("ready");
     let machine = running.machine.clone();
-    let place = |&function: &&'static str| {
-        let function = machine.image().symbols().lookup(function).ok()?;
-        let has_fixup = |offset: &u64| {
-            let at = function.addr.wrapping_add(*offset);
-            machine.image().has_fixup(at)
-        };
-        let fixup = (0..function.size).find(has_fixup)?;
-        let mut spec = probe(&format!("p {}+{fixup}", function.name));
+    let fixups = |function: &&'static str| {
+        let found = machine.image().symbols().lookup(function);
+        let (at, size) = found.map_or((Gva(0), 0), |it| (it.addr, it.size));
+        let has_fixup = |offset: &u64| machine.image().has_fixup(at.wrapping_add(*offset));
+        let fixups = (0..size).filter(has_fixup);
+        fixups.map(|fixup| (*function, fixup)).collect::<Vec<_>>()
+    };
+    let place = |(function, fixup): (&'static str, u64)| {
+        let mut spec = probe(&format!("p {function}+{fixup}"));
         spec.actions.post = true;
         spec.actions.faults = true;
         let id = running.register(spec);
@@ -418,10 +419,11 @@ fn an_access_to_user_memory_faults_in_its_place() {
             machine.unregister(&[id]).expect("registered");
             return None;
         }
-        Some((function.name, id))
+        Some((function, id))
     };
     let places = USER_ACCESSES.map(|access| {
-        let places = access.places.iter().filter_map(place);
+        let fixups = access.places.iter().flat_map(fixups);
+        let places = fixups.filter_map(place);
         places.collect::<Vec<_>>()
     });
     let ids: Vec<ProbeId> = places.concat().into_iter().map(|(_, id)| id).collect();
