@@ -246,7 +246,14 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     };
     let (theirs, ours) = (named(other), named(next));
     let most = theirs.len().max(ours.len());
-    if let Some(differs) = (0..most).find(|index| theirs.get(*index) != ours.get(*index)) {
+    // What has no type is as the kernel's types have it, which may be the other's.
+    let alike = |index: &usize| match (theirs.get(*index), ours.get(*index)) {
+        (Some((name, ty)), Some((other, other_ty))) => {
+            name == other && (ty.is_none() || other_ty.is_none() || ty == other_ty)
+        }
+        _ => false,
+    };
+    if let Some(differs) = (0..most).find(|index| !alike(index)) {
         let column = next.arguments.get(differs).map(|it| it.column.0);
         let message =
             format!("Argument type or name is different from existing probe, in line {number}");
@@ -333,6 +340,14 @@ mod tests {
             line 2: Argument type or name is different from existing probe, in line 1
             p:e g a=%si c=%di
                         ^
+        "#]],
+        );
+        check(
+            "p:e f a=%di b=%di:u8\np:e g a=%si:x64 b=%si:u16",
+            expect![[r#"
+            line 2: Argument type or name is different from existing probe, in line 1
+            p:e g a=%si:x64 b=%si:u16
+                            ^
         "#]],
         );
         check(
