@@ -155,7 +155,7 @@ fn in_function(
         let why = "functions are known to the filters of probes only";
         wrong(column, why)
     })?;
-    let found = of_function(kernel, &test.value);
+    let found = of_function(kernel.image.symbols(), &test.value);
     let (first, last) = found.map_err(|why| refused(test.value_column.0, why))?;
     let unsigned = match field.clone() {
         Field::Number {
