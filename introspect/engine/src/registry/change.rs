@@ -223,8 +223,11 @@ impl Registry {
             // While the switch was off nobody watched modules come and go.
             self.modules_changed(None, world)?;
         }
-        // A site that was rewritten meanwhile stays as it is and keeps nobody else back.
+        // A site that was rewritten meanwhile, or may be, stays as it is and keeps nobody else back.
         self.check_text(world);
+        if on {
+            self.leave_covered(world.memory());
+        }
         let before = std::mem::replace(&mut self.switches.armed, on);
         self.commit(world).map_err(|error| {
             self.switches.armed = before;

@@ -119,6 +119,27 @@ impl Registry {
         Obstacles::of(covered).map_or(Ok(()), Err)
     }
 
+    /// Leaves to the guest what is to be armed and has nothing yet, where a jump of the guest's may come to cover it.
+    pub(crate) fn leave_covered(&mut self, mem: &dyn PhysMemory) {
+        self.read_kprobes(mem);
+        let is_covered = |(at, site): &(&Gva, &SiteState)| {
+            let is_new = !site.is_armed() && !site.gone && self.has_enabled(site);
+            is_new && one_over(**at, &self.kprobes.registered).is_some()
+        };
+        let covered: Vec<Gva> = self
+            .sites
+            .iter()
+            .filter(is_covered)
+            .map(|(at, _)| *at)
+            .collect();
+        for at in covered {
+            if let Some(site) = self.sites.get_mut(&at) {
+                warn!(%at, "a jump of the guest's own kprobe may come to cover a probe");
+                site.gone = true;
+            }
+        }
+    }
+
     /// Finds out over which int3s of ours the guest has written its own, which it may when it had begun to register a
     /// kprobe there before we came: a kprobe is in the table for as long as it is armed. The virtual CPUs must stand
     /// still.

@@ -178,6 +178,22 @@ fn no_int3_comes_where_a_kprobe_of_the_guests_may_become_a_jump() {
 }
 
 #[test]
+fn one_that_the_guests_jump_may_cover_keeps_no_other_from_being_armed() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&specs([SHORT, "p filler_004"]));
+    let (at, other) = (rig.addr(ids[0]), rig.addr(ids[1]));
+    rig.registry.set_armed(false, &*rig.guest).unwrap();
+    has(&rig, &[Gva(at.0 - 2)]);
+    rig.registry.set_armed(true, &*rig.guest).unwrap();
+    assert_eq!(
+        (rig.byte(at), rig.info(ids[0]).state),
+        (0x55, ProbeState::Gone)
+    );
+    assert_ne!(rig.byte(other), 0x55);
+    rig.unregister(&ids).unwrap();
+}
+
+#[test]
 fn while_the_guest_changes_its_kprobes_jumps_stay_and_none_comes() {
     let mut rig = Rig::optimizing();
     let there = rig.one("p filler_004");
