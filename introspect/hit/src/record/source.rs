@@ -26,12 +26,15 @@ pub(super) const PLAUSIBLE: u64 = 1 << 40;
 /// one and the host's the other: where counters stall, the host may have had the thread wait between.
 const APART: u64 = 200_000;
 
-/// The time of a return that seems to be at `ns`, of a call that began at `entry`; 0 where it cannot be told.
-pub(super) fn no_earlier(ns: u64, entry: u64) -> u64 {
+/// The times of a return, and of the entry of its call as it seems to be; 0 for what cannot be told. A time that had to
+/// be moved to be in its place tells that place, but not how long the call took: then the entry is not told.
+pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
+    let ns = returned.told();
     match entry.saturating_sub(ns) {
-        0 => ns,
-        early if early <= APART && ns > 0 => entry,
-        _ => 0,
+        0 if matches!(returned, When::Placed(_)) => (ns, 0),
+        0 => (ns, entry),
+        early if early <= APART && ns > 0 => (entry, 0),
+        _ => (0, entry),
     }
 }
 
@@ -278,13 +281,11 @@ impl RecordSource {
             position: Some(position),
         };
         let when = (around.when)(recorded);
-        let (host_ns, after) = match &kind {
-            EventKind::Return(call) => (
-                no_earlier(when.told(), call.entry_ns),
-                when.earliest().max(call.entry_ns),
-            ),
-            _ => (when.told(), when.earliest()),
-        };
+        let (mut host_ns, mut after) = (when.told(), when.earliest());
+        if let EventKind::Return(call) = &mut kind {
+            after = after.max(call.entry_ns);
+            (host_ns, call.entry_ns) = call_times(when, call.entry_ns);
+        }
         Ok(Some(Event {
             kind,
             seq: after,
@@ -374,6 +375,9 @@ pub struct Stamp {
 pub enum When {
     /// It is known.
     At(u64),
+    /// What it seemed to be cannot be, as it was before something older or after something younger. This is the next
+    /// to it that can be.
+    Placed(u64),
     /// It cannot be told, but that it was not before that: 0 if not even that is known.
     After(u64),
 }
@@ -382,7 +386,7 @@ impl When {
     /// The time; 0 where it cannot be told.
     fn told(self) -> u64 {
         match self {
-            Self::At(ns) => ns,
+            Self::At(ns) | Self::Placed(ns) => ns,
             Self::After(_) => 0,
         }
     }
@@ -390,7 +394,7 @@ impl When {
     /// It was not before that.
     fn earliest(self) -> u64 {
         match self {
-            Self::At(ns) | Self::After(ns) => ns,
+            Self::At(ns) | Self::Placed(ns) | Self::After(ns) => ns,
         }
     }
 }

@@ -153,14 +153,24 @@ impl Rig {
 }
 
 #[test]
-fn no_return_is_told_before_its_entry() {
-    use super::source::no_earlier;
-    // As told, a little early, so early that neither can be believed, and not told at all.
-    assert_eq!(no_earlier(1_000_000, 999_999), 1_000_000);
-    assert_eq!(no_earlier(1_000_000, 1_080_744), 1_080_744);
-    assert_eq!(no_earlier(1_000_000, 1_200_001), 0);
-    assert_eq!(no_earlier(0, 100), 0);
-    assert_eq!(no_earlier(1_000_000, 0), 1_000_000);
+fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
+    use super::source::call_times;
+    const RETURN: u64 = 1_000_000;
+    for (returned, entry, told) in [
+        (When::At(RETURN), 999_999, (RETURN, 999_999)),
+        // A little early, and so early that neither can be believed.
+        (When::At(RETURN), 1_080_744, (1_080_744, 0)),
+        (When::At(RETURN), 1_200_001, (0, 1_200_001)),
+        // Behind the exit of its own entry, or where its entry had to be.
+        (When::Placed(RETURN), 999_999, (RETURN, 0)),
+        (When::Placed(RETURN), RETURN, (RETURN, 0)),
+        (When::Placed(RETURN), 1_080_744, (1_080_744, 0)),
+        // One of them is not told at all.
+        (When::After(RETURN), 100, (0, 100)),
+        (When::At(RETURN), 0, (RETURN, 0)),
+    ] {
+        assert_eq!(call_times(returned, entry), told, "{returned:?} of {entry}");
+    }
 }
 
 #[test]

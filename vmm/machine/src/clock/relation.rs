@@ -407,7 +407,10 @@ impl Timeline {
                 _ => ns,
             };
             match told {
-                Some(ns) => When::At(between(ns.min(now))),
+                Some(ns) => match between(ns.min(now)) {
+                    placed if placed == ns.min(now) => When::At(placed),
+                    placed => When::Placed(placed),
+                },
                 None => When::After(between(0)),
             }
         }
