@@ -48,9 +48,15 @@ pub(crate) struct HostClock {
     /// What was told last. The line may be bent between a look at it and one at the TSC, and the
     /// thread move to a processor whose TSC is behind.
     told: Cell<u64>,
+    /// The guest's counter as it was told last.
+    counter: Cell<u64>,
     /// The rate of the line that told it.
     rate: Cell<u64>,
 }
+
+/// How far the guest's counter may seem to run back, in ticks, where it is worked out from what KVM tells: half a
+/// millisecond. One that the guest sets goes further.
+const BACK: i64 = 1 << 20;
 
 impl HostClock {
     /// A clock whose guest TSC is the host's.
@@ -63,6 +69,7 @@ impl HostClock {
             exact: None,
             offset: Cell::new(0),
             told: Cell::new(0),
+            counter: Cell::new(0),
             rate: Cell::new(0),
         }
     }
@@ -135,6 +142,19 @@ impl HostClock {
         })
     }
 
+    /// The guest's counter when the host's is at `tsc`.
+    #[inline]
+    fn counter(&self, tsc: u64) -> u64 {
+        let (last, seems) = (self.counter.get(), tsc.wrapping_add(self.relation.offset()));
+        let back = last.wrapping_sub(seems).cast_signed();
+        let now = match (0..BACK).contains(&back) {
+            true => last.wrapping_add(1),
+            false => seems,
+        };
+        self.counter.set(now);
+        now
+    }
+
     #[cold]
     fn renew(&self) {
         if let Some(told) = self.relation.told() {
@@ -158,13 +178,11 @@ impl Clock for HostClock {
             self.renew();
             self.relation.mark(host_ns);
         }
-        self.offset.set(self.relation.offset());
+        let guest_tsc = self.counter(tsc);
+        self.offset.set(guest_tsc.wrapping_sub(tsc));
         self.told.set(host_ns);
         self.rate.set(line.rate);
-        Reading {
-            host_ns,
-            guest_tsc: tsc.wrapping_add(self.offset.get()),
-        }
+        Reading { host_ns, guest_tsc }
     }
 
     #[inline]
@@ -207,6 +225,22 @@ mod tests {
         assert_eq!(clock.now().host_ns, told);
         times.publish(line(told + 1_000_000));
         assert!(clock.now().host_ns > told);
+    }
+
+    #[test]
+    fn no_counter_runs_back_but_one_that_the_guest_sets() {
+        let times = Arc::new(Times::new());
+        let clock = clock(&times);
+        let offset = 1 << 40;
+        clock.relation.note(0, offset);
+        let first = clock.now();
+        clock.relation.note(0, offset - (1 << 19));
+        let second = clock.now();
+        assert!((first.guest_tsc..first.guest_tsc + (1 << 19)).contains(&second.guest_tsc));
+        assert!(second.guest_tsc > first.guest_tsc);
+        assert!(clock.since(&second) < SECOND);
+        clock.relation.note(0, offset - (1 << 30));
+        assert!(clock.now().guest_tsc < first.guest_tsc);
     }
 
     #[test]
