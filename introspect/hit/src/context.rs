@@ -115,6 +115,32 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         process
     }
 
+    /// Shows `each` the words of a stack of the kernel from `from` to its end, and where each is.
+    pub(super) fn words_above(&self, from: Gva, mut each: impl FnMut(Gva, Gva)) {
+        /// Stacks are aligned to their size, which is this in kernels that look for errors of their own
+        /// (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h), half of it in others: what follows theirs is not
+        /// mapped, or nothing that is looked for.
+        const STACK: u64 = 32 << 10;
+        const PIECE: usize = 512;
+        let mut at = from.0.next_multiple_of(8);
+        let Some(end) = (at | (STACK - 1)).checked_add(1) else {
+            return;
+        };
+        while at < end {
+            let mut bytes = [0; PIECE];
+            // Less than a piece: none lies in two pages.
+            let behind = usize::try_from(at % PIECE as u64).unwrap_or(0);
+            let piece = &mut bytes[behind..];
+            if self.walker.read(self.around.mem, Gva(at), piece).is_err() {
+                return;
+            }
+            for word in piece.as_chunks().0 {
+                each(Gva(at), Gva(u64::from_le_bytes(*word)));
+                at += 8;
+            }
+        }
+    }
+
     pub(super) fn read_u64(&self, at: Gva) -> Option<u64> {
         self.walker.read_u64(self.around.mem, at).ok()
     }

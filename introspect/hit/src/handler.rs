@@ -32,6 +32,7 @@ use super::event::{EventKind, EventProducer, Room};
 use super::outcome::{Inquiry, Outcome};
 use super::sample::Seen;
 use super::state::{HitState, Waiting};
+use super::step::come_back;
 use super::table::{ProbeTable, Role};
 use super::view::{KernelView, Surroundings};
 
@@ -121,12 +122,21 @@ impl HitHandler {
 
     /// Gives up on the instruction that is half carried out, because it does not come to its end:
     /// the guest has changed what it would have run there, or its handler of an NMI stays away. A
-    /// copy that has not run, or is being repeated, is taken back to the probepoint. Outside of the
-    /// exception window [`HitHandler::window`] tells of from then on, the guest is as it made
-    /// itself.
-    pub fn abandon(&mut self, regs: &mut Regs) {
+    /// copy that has not run, or is being repeated, is taken back to the probepoint, and who comes back there from
+    /// an NMI does so with interrupts as they were: it is a hit like any other then. Outside of the exception window
+    /// [`HitHandler::window`] tells of from then on, the guest is as it made itself.
+    pub fn abandon<M: PhysMemory + ?Sized, C: Clock>(
+        &mut self,
+        regs: &mut Regs,
+        around: &Surroundings<'_, M, C>,
+    ) {
         let table = &*self.table;
-        self.state.put_off = None;
+        if let Some(flight) = self.state.put_off.take()
+            && let Some(kernel) = &self.kernel
+        {
+            let scene = Scene::new(table, kernel, around);
+            come_back(&scene, &flight, regs);
+        }
         if let Some(flight) = self.state.flight.take()
             && let Some(site) = table.site(flight.site)
             && let Some(slot) = &site.slot

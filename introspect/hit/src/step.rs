@@ -312,6 +312,37 @@ impl HitState {
     }
 }
 
+/// The instruction that was put off for an NMI is given up: lets the guest come back to it
+/// with interrupts as they were. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
+/// arch/x86/entry/entry_64.S), so all that speak of it are changed.
+pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
+    scene: &Scene<'_, M, C>,
+    flight: &InFlight,
+    regs: &mut Regs,
+) {
+    let Some(site) = scene.table.site(flight.site) else {
+        return;
+    };
+    let at = site.displaced.at();
+    if (Gva(regs.rip), regs.rsp) == (at, flight.rsp) {
+        // It has come back, and not gone on.
+        regs.rflags |= flight.interrupts;
+        return;
+    }
+    // What is at RIP's place in a frame, at that of CS, and at that of RFLAGS.
+    let mut frame = [Gva(0); 3];
+    scene.words_above(Gva(regs.rsp), |place, word| {
+        let [rip, _, flags] = frame;
+        if rip == at && word.0 == flight.rsp {
+            let flags = flags.0 | flight.interrupts;
+            let place = place.wrapping_sub(FRAME_RSP - FRAME_RFLAGS);
+            // It has just been read.
+            let _ = scene.memory().write_u64(place, flags);
+        }
+        frame = [frame[1], frame[2], word];
+    });
+}
+
 /// The exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page
 /// fault where nothing is mapped, a general protection fault where there is no address.
 fn exception_of(fault: &MemoryFault, write: bool) -> Fault {

@@ -235,9 +235,11 @@ impl Catcher {
     }
 
     /// Gives up on a step that does not come to its end; the virtual CPU may be stopped then.
-    pub(crate) fn abandon(&mut self, cpu: &mut CpuFd) {
+    pub(crate) fn abandon(&mut self, cpu: &mut CpuFd, ram: &GuestRam) {
         let mut regs = cpu.regs();
-        self.handler.abandon(&mut regs);
+        let gs_base = self.kernel_gs(cpu);
+        let around = surroundings(gs_base, ram, &self.clock, None);
+        self.handler.abandon(&mut regs, &around);
         cpu.set_regs(&regs);
         self.adjust_window(cpu);
     }

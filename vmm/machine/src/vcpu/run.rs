@@ -230,7 +230,7 @@ impl Vcpu {
             vcpu = self.index,
             "gave up on a stepped instruction that did not end"
         );
-        self.catcher.abandon(&mut self.cpu);
+        self.catcher.abandon(&mut self.cpu, &self.shared.ram);
         self.waited_since = None;
         true
     }

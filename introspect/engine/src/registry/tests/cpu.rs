@@ -177,6 +177,11 @@ impl Cpu {
         self.with(|handler, regs, around| handler.exception(vector, idt, regs, around))
     }
 
+    /// Gives up on what is half carried out.
+    pub(super) fn abandon(&mut self) {
+        self.with(|handler, regs, around| handler.abandon(regs, around));
+    }
+
     /// What the guest's `iret` does with the frame of an exception without an error code, or after
     /// the error code was popped.
     pub(super) fn iret(&mut self) {

@@ -127,7 +127,7 @@ fn abandoned_step_goes_back_to_where_it_would_be_in_place() {
         } = stepped(post(BOOSTED));
         cpu.regs.rip = slot.0 + in_slot;
         let before = cpu.regs;
-        cpu.handler.abandon(&mut cpu.regs);
+        cpu.abandon();
         let expected = match in_place {
             Some(offset) => Regs {
                 rip: at.0 + offset,
@@ -150,7 +150,52 @@ fn abandoned_nmi_handler_may_stay_away() {
     cpu.raise(NMI, None, slot);
     assert!(cpu.handler.is_stepping());
     let before = cpu.regs;
-    cpu.handler.abandon(&mut cpu.regs);
+    cpu.abandon();
     assert_eq!(cpu.regs, before);
     assert!(!cpu.handler.is_stepping());
+}
+
+#[test]
+fn who_comes_back_from_an_nmi_that_was_not_waited_for_has_interrupts_as_before() {
+    // In the handler, and between its end and the instruction.
+    for has_returned in [false, true] {
+        let Stepped {
+            mut rig,
+            mut cpu,
+            id,
+            at,
+            slot,
+        } = stepped(post(BOOSTED));
+        cpu.raise(NMI, None, slot);
+        let pushed = Gva(cpu.regs.rsp);
+        // Linux returns by a copy of the frame; below it is one of another place.
+        let words: [u8; 40] = rig.guest.read(pushed);
+        let copy = Gva(pushed.0 - 40);
+        rig.guest.write(copy, &words);
+        let other = Gva(copy.0 - 40);
+        rig.guest.write(other, &words);
+        rig.guest
+            .write(other, &rig.at("filler_100", 0).0.to_le_bytes());
+        cpu.regs.rsp = other.0;
+        if has_returned {
+            cpu.regs.rsp = copy.0;
+            cpu.iret();
+        }
+        cpu.abandon();
+        assert!(!cpu.handler.is_stepping());
+        if !has_returned {
+            let flags = [pushed, copy, other].map(|frame_at| frame(&rig, frame_at)[1] & IF);
+            assert_eq!(flags, [IF, IF, 0]);
+            cpu.regs.rsp = copy.0;
+            cpu.iret();
+        }
+        let back = Regs {
+            rip: at.0,
+            ..regs()
+        };
+        assert_eq!((cpu.regs.rip, cpu.regs.rsp), (back.rip, back.rsp));
+        assert_eq!(cpu.regs.rflags, back.rflags);
+        // The probe may be gone by then.
+        rig.unregister(&[id]).unwrap();
+    }
 }
