@@ -356,6 +356,9 @@ impl Header {
         })
     }
 
+    /// How many things there can be that make records; they are numbered from 0.
+    pub const SOURCES: u32 = 1 << SOURCE_BITS;
+
     /// Whether the record may be the one at `position`.
     #[must_use]
     pub fn is_at(&self, position: u64) -> bool {
@@ -368,7 +371,7 @@ impl Header {
     /// # Errors
     /// When no record can name the source.
     pub(super) fn identity(source: u32, cells: u16) -> Result<u32, BuildError> {
-        if source >> SOURCE_BITS != 0 {
+        if source >= Self::SOURCES {
             return Err(BuildError::Source { number: source });
         }
         Ok(source | u32::from(cells) << SOURCE_BITS)

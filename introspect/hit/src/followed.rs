@@ -103,6 +103,11 @@ impl Followed {
         })
     }
 
+    /// Whether the stub at `at` is of one of its instances.
+    pub(crate) fn has_stub(&self, at: Gva) -> bool {
+        self.index(at).is_some()
+    }
+
     /// The instance whose stub is at `at`.
     fn index(&self, at: Gva) -> Option<u32> {
         let offset = at.offset_from(self.stubs)?;
@@ -159,8 +164,26 @@ impl Followed {
         taken.filter_map(|index| self.word(index, InstanceLayout::RETURN, mem).map(Gva))
     }
 
+    /// Frees the instance of the call whose `stub` stands at `slot`, if it is one in flight that `task` has made, which
+    /// will not return from it; whether it was. Allocates nothing.
+    pub(crate) fn reclaim_at(
+        &self,
+        (slot, stub): (Gva, Gva),
+        task: Gva,
+        mem: &(impl PhysMemory + ?Sized),
+    ) -> bool {
+        let is_in_flight = self.index(stub).is_some_and(|index| {
+            self.word(index, InstanceLayout::SLOT, mem) == Some(slot.0)
+                && self.word(index, InstanceLayout::TASK, mem) == Some(task.0)
+        });
+        if is_in_flight {
+            self.abandon(stub, mem);
+        }
+        is_in_flight
+    }
+
     /// Frees the instances of calls that `task`, which will not run again, has made; returns how
-    /// many there were. Allocates nothing.
+    /// many there were. Reads all instances. Allocates nothing.
     pub fn reclaim(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
         let mut orphans = 0;
         for (index, ..) in self.in_flight(mem) {

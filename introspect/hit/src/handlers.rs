@@ -165,7 +165,7 @@ impl HitState {
         if internal.task_dead
             && let Some(task) = scene.task()
         {
-            self.task_dead(scene, task);
+            self.task_dies(scene, task, Gva(regs.rsp));
         }
         if internal.task_freed {
             self.task_dead(scene, argument);

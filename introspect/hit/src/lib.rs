@@ -34,6 +34,7 @@ mod sample;
 mod stack_trace;
 mod state;
 mod step;
+mod stubs;
 pub mod table;
 mod vacated;
 mod view;

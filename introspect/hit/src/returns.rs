@@ -23,6 +23,7 @@ use crate::calls::{Call as InFlight, DATA_MAX, Ended, Entry, Pool};
 use crate::clock::Clock;
 use crate::event::{Call, Captured, EventKind};
 use crate::record::RecordSource;
+use crate::region::KERNEL_WINDOW;
 
 /// Bytes before the entry's capture in the private data of a call: which items were unreadable.
 const HEADER: usize = 4;
@@ -224,15 +225,46 @@ impl HitState {
         true
     }
 
+    /// `task`, which is current and whose stack is at `stack` by now, is about to run for the last time. Calls that
+    /// stubs follow are looked for where they are, on that stack: so it takes no longer when there are more probes. Only
+    /// where the kernel has left a stack that was broken, which it has written to since, all are asked.
+    pub(super) fn task_dies<M: PhysMemory + ?Sized, C: Clock>(
+        &self,
+        scene: &Scene<'_, M, C>,
+        task: Gva,
+        stack: Gva,
+    ) {
+        let (table, mem) = (scene.table, scene.around.mem);
+        let mut is_left = false;
+        scene.words_above(stack, |slot, word| {
+            is_left |= table.rewinds(word);
+            if KERNEL_WINDOW.contains(word)
+                && let Some((source, _)) = table.followed().whose(word)
+            {
+                source.call_dead((slot, word), task, mem);
+            }
+        });
+        if is_left {
+            self.task_dead(scene, task);
+        } else {
+            self.discard_calls(scene, task);
+        }
+    }
+
     /// None of the calls that `task` has made will return.
     pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
         task: Gva,
     ) {
-        for source in scene.table.followed() {
+        for source in scene.table.followed().iter() {
             source.task_dead(task, scene.around.mem);
         }
+        self.discard_calls(scene, task);
+    }
+
+    /// Accounts for the calls of `task`, which will not return, that were to come back to the trampoline.
+    fn discard_calls<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>, task: Gva) {
         let open = || scene.table.returns()?.calls.open(task);
         if let Some(mut calls) = open() {
             calls.discard_all(|call| {

@@ -3,6 +3,7 @@
 //! Invariant: a table never changes once built. The control side builds a new one for every
 //! change and hands it over while the virtual CPUs are stopped, so looking up takes no lock.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -19,6 +20,7 @@ use super::vacated::Vacated;
 use crate::calls::{Calls, Found, Pool};
 use crate::record::{NESTED_MAX, RecordSource};
 use crate::region::{Fixtures, KERNEL_WINDOW};
+use crate::stubs::Stubs;
 
 /// What the engine itself wants of a hit, for all of its hooks at one function together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,7 +167,8 @@ pub struct ProbeTable {
     returns: Option<Arc<Returns>>,
     vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
-    followed: Vec<Arc<RecordSource>>,
+    followed: Stubs,
+    rewinds: Option<Range<Gva>>,
     unwinder: Option<Unwinder>,
     /// Whether an instruction is stepped.
     steps: bool,
@@ -192,6 +195,8 @@ pub struct Parts {
     pub vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     pub followed: Vec<Arc<RecordSource>>,
+    /// The function that the kernel leaves a broken stack by, and ends the task.
+    pub rewinds: Option<Range<Gva>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub ghosts: Vec<(Gva, Gva)>,
     /// What follows stacks, if the kernel has tables for that.
@@ -255,7 +260,8 @@ impl ProbeTable {
             returning: parts.returning,
             returns: Some(parts.returns),
             vacated: parts.vacated,
-            followed: parts.followed,
+            followed: Stubs::of(parts.followed),
+            rewinds: parts.rewinds,
             unwinder: parts.unwinder,
             steps,
             reaches_process,
@@ -360,8 +366,15 @@ impl ProbeTable {
         self.returning.get(&id)
     }
 
-    pub(crate) fn followed(&self) -> &[Arc<RecordSource>] {
+    pub(crate) fn followed(&self) -> &Stubs {
         &self.followed
+    }
+
+    /// Whether `at`, a return address, says that the kernel has left a broken stack as it was.
+    pub(crate) fn rewinds(&self, at: Gva) -> bool {
+        // The call is the last that the function does, so it would return to its end.
+        let is_of = |function: &Range<Gva>| function.start < at && at <= function.end;
+        self.rewinds.as_ref().is_some_and(is_of)
     }
 
     /// What follows stacks.
@@ -377,8 +390,8 @@ impl ProbeTable {
             if !KERNEL_WINDOW.contains(leads_to) || self.is_trampoline(leads_to) {
                 return Some(leads_to);
             }
-            let mut calls = self.followed.iter().filter_map(|source| source.followed());
-            leads_to = calls.find_map(|calls| calls.return_address(leads_to, mem))?;
+            let (_, calls) = self.followed.whose(leads_to)?;
+            leads_to = calls.return_address(leads_to, mem)?;
         }
         None
     }
@@ -388,8 +401,10 @@ impl ProbeTable {
         if !KERNEL_WINDOW.contains(at) {
             return at;
         }
-        let mut calls = self.followed.iter().filter_map(|source| source.followed());
-        calls.find_map(|calls| calls.caller(at, mem)).unwrap_or(at)
+        let whose = self.followed.whose(at);
+        whose
+            .and_then(|(_, calls)| calls.caller(at, mem))
+            .unwrap_or(at)
     }
 
     /// What a function has found at its entry in the place of its return address.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
+use hvprobe_arch::detour::Header;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::Followed;
 use hvprobe_hit::record::{Reader, RecordSource, RecordSources};
@@ -30,6 +31,8 @@ pub(crate) struct OurCode {
     pub(crate) sources: RecordSources,
     /// What probes that have left recorded with, and their ghosts still may.
     pub(crate) ghost_sources: Vec<Arc<RecordSource>>,
+    /// The number that the next one's records get, if it is free.
+    pub(crate) next_number: u32,
     /// How much of that may come together.
     pub(crate) keep: Keep,
     /// How much had when it was last looked who may still come there.
@@ -44,6 +47,7 @@ impl OurCode {
             ghost_jumps: BTreeMap::new(),
             sources: RecordSources::default(),
             ghost_sources: Vec::new(),
+            next_number: 0,
             keep: Keep::default(),
             kept: Keep::NOTHING,
         }
@@ -52,6 +56,21 @@ impl OurCode {
     /// Reads the ring that detours record into; `None` where no detour can be made.
     pub(crate) fn reader(&self) -> Option<Reader> {
         Some(Reader::new(self.region.ring()?, self.sources.clone()))
+    }
+
+    /// A number for a source of records. One that has been given back comes again after all others, when nothing with it
+    /// is in the ring any more.
+    pub(crate) fn source_number(&mut self) -> u32 {
+        // Much fewer sources fit into the guest than there are numbers.
+        loop {
+            let number = self.next_number;
+            self.next_number = (number + 1) % Header::SOURCES;
+            let mut ghosts = self.ghost_sources.iter();
+            let is_free = !self.sources.has_number(number);
+            if is_free && ghosts.all(|ghost| ghost.number() != number) {
+                return number;
+            }
+        }
     }
 
     /// A site has no use for its jump any more; somebody may be in the detour.

@@ -2,6 +2,7 @@
 //! when they were last read.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hvprobe_arch::Gva;
@@ -88,6 +89,15 @@ impl GuestKernel {
                 self.modules = None;
             }
         }
+    }
+
+    /// The function with which it leaves the stack of a task that has gone wrong, and ends the task
+    /// (arch/x86/entry/entry_64.S; the latter is the name before 5.17).
+    pub(crate) fn rewinds(&self) -> Option<Range<Gva>> {
+        let names = ["rewind_stack_and_make_dead", "rewind_stack_do_exit"];
+        let symbols = self.image.symbols();
+        let symbol = names.iter().find_map(|name| symbols.lookup(name).ok())?;
+        Some(symbol.addr..symbol.addr.wrapping_add(symbol.size))
     }
 
     /// What follows its stacks, if it has tables for that.

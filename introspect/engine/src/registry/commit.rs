@@ -438,6 +438,7 @@ impl Registry {
                 .iter()
                 .filter(|source| source.followed().is_some())
                 .collect(),
+            rewinds: self.kernel.rewinds(),
             unwinder: self.kernel.unwinder(),
             ghosts: self
                 .code

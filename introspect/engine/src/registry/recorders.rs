@@ -101,6 +101,7 @@ impl Registry {
         if let Some(source) = self.code.sources.get(id) {
             return Ok(source);
         }
+        let number = self.code.source_number();
         let (Some(probe), Some(detours)) = (self.probes.get(id), &mut self.code.region.detours)
         else {
             return Err(Unoptimized::NoRoom);
@@ -120,7 +121,7 @@ impl Registry {
                 Some(pool) => {
                     let entry = entry_capture(&probe.actions, around);
                     let exit = Leaving {
-                        source: id,
+                        source: number,
                         capture: &capture,
                         entry: &entry,
                         words,
@@ -134,6 +135,7 @@ impl Registry {
             let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
             let what = What {
                 at,
+                number,
                 capture: capture.clone(),
                 followed,
             };
@@ -225,7 +227,7 @@ impl Registry {
 
 /// What is to be made of a return probe.
 struct Leaving<'a> {
-    source: ProbeId,
+    source: u32,
     capture: &'a Capture,
     entry: &'a EntryCapture,
     words: CounterPlace,
@@ -249,7 +251,7 @@ fn follow(
     let instances = Instances { at, count, free };
     let code = |first_stub| {
         let exit = Exit {
-            source: leaving.source.0,
+            source: leaving.source,
             capture: leaving.capture,
             instances: &instances,
             entry: leaving.entry,

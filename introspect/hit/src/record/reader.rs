@@ -140,7 +140,7 @@ impl Reader {
 
     /// Whether anybody may record.
     pub(super) fn records(&self) -> bool {
-        !self.sources.now().by_id.is_empty()
+        !self.sources.now().by_number.is_empty()
     }
 
     /// Whether somebody has begun a record and not finished it.
@@ -362,7 +362,7 @@ impl Reader {
         let record = &mut self.buffer[..usize::from(header.cells) * CELL];
         let read = guest.mem.read(at, record);
         let cleared = guest.mem.write_u64(at, 0);
-        let source = guest.sources.by_id.get(&header.source);
+        let source = guest.sources.by_number.get(&header.source);
         match source.map(|source| source.event(record, position, &guest.around)) {
             Some(Ok(event)) if read.is_ok() && cleared.is_ok() => {
                 into.extend(event.map(|event| self.in_order(event)));
@@ -470,7 +470,7 @@ impl Reader {
     /// Accounts for the hits that detours only counted. Returns how many of them left no record.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let sources = self.sources.now();
-        let lost = sources.by_id.values().map(|source| source.settle(mem));
+        let lost = sources.by_number.values().map(|source| source.settle(mem));
         lost.fold(0, u64::saturating_add)
     }
 }

@@ -65,6 +65,8 @@ pub struct RecordSource {
 pub struct What {
     /// The probepoint.
     pub at: Gva,
+    /// The number that its records have, and no others do.
+    pub number: u32,
     /// What a record has of a hit.
     pub capture: Capture,
     /// For a return probe: what is kept of a call at its entry, and the calls.
@@ -139,7 +141,7 @@ impl RecordSource {
     pub fn part(&self) -> Part<'_> {
         match &self.what.followed {
             None => Part::Record {
-                source: self.probe.0,
+                source: self.what.number,
                 capture: &self.what.capture,
                 lost: self.words.lost(),
                 waits: self.actions.wait_for_room,
@@ -151,6 +153,11 @@ impl RecordSource {
                 missed: self.words.missed(),
             },
         }
+    }
+
+    /// The number that its records have.
+    pub fn number(&self) -> u32 {
+        self.what.number
     }
 
     /// The calls of a return probe.
@@ -178,7 +185,16 @@ impl RecordSource {
         !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
     }
 
-    /// Accounts for the calls of a task that will not run again.
+    /// Accounts for the call whose stub stands at a slot, both of these given, if `task` made it, which will not return
+    /// from it.
+    pub(crate) fn call_dead(&self, call: (Gva, Gva), task: Gva, mem: &(impl PhysMemory + ?Sized)) {
+        let calls = self.followed();
+        if calls.is_some_and(|calls| calls.reclaim_at(call, task, mem)) {
+            self.counters.add_orphans(1);
+        }
+    }
+
+    /// Accounts for all calls of a task that will not run again.
     pub fn task_dead(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) {
         if let Some(calls) = self.followed() {
             let orphans = calls.reclaim(task, mem);

@@ -12,6 +12,7 @@ use super::source::RecordSource;
 use super::stack::Follower;
 use crate::followed::Begun;
 use crate::region::KERNEL_WINDOW;
+use crate::stubs::Stubs;
 
 /// How many return probes one call can be followed by.
 pub const NESTED_MAX: usize = 16;
@@ -20,12 +21,21 @@ pub const NESTED_MAX: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
     /// By the number that records have.
-    pub(super) by_id: FxHashMap<u32, Arc<RecordSource>>,
+    pub(super) by_number: FxHashMap<u32, Arc<RecordSource>>,
+    by_probe: FxHashMap<ProbeId, Arc<RecordSource>>,
+    /// Those of them that follow calls.
+    followed: Stubs,
     /// Of copied stacks.
     pub(super) follower: Option<Arc<dyn Follower>>,
 }
 
 impl Map {
+    /// Forgets all but the probe of `source`.
+    fn take_out(&mut self, source: &Arc<RecordSource>) {
+        self.followed.remove(source);
+        self.by_number.remove(&source.number());
+    }
+
     /// Where the function of this call really returns to: it may have been jumped to by another that a return probe
     /// follows, whose stub it found on its stack. That one's call began before this one, so if its instance is one's
     /// that began later, nobody can tell any more, and it is zero.
@@ -39,9 +49,8 @@ impl Map {
             if !KERNEL_WINDOW.contains(begun.to) {
                 break;
             }
-            let mut followed = self.by_id.values().filter_map(|source| source.followed());
-            let before = followed.find_map(|calls| calls.begun(begun.to, mem));
-            match before {
+            let whose = self.followed.whose(begun.to);
+            match whose.and_then(|(_, calls)| calls.begun(begun.to, mem)) {
                 Some(before) if before.by_host == begun.by_host && before.tsc <= begun.tsc => {
                     begun = before;
                 }
@@ -69,17 +78,27 @@ impl RecordSources {
     /// That of probe `id`.
     #[must_use]
     pub fn get(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
-        self.now().by_id.get(&id.0).cloned()
+        self.now().by_probe.get(&id).cloned()
     }
 
     /// Adds one, in the place of another of the same probe.
     pub fn add(&self, source: Arc<RecordSource>) {
-        self.change(|map| map.by_id.insert(source.probe.0, source));
+        self.change(|map| {
+            if let Some(before) = map.by_probe.insert(source.probe, Arc::clone(&source)) {
+                map.take_out(&before);
+            }
+            map.followed.add(&source);
+            map.by_number.insert(source.number(), source);
+        });
     }
 
     /// Takes out that of probe `id`.
     pub fn remove(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
-        self.change(|map| map.by_id.remove(&id.0))
+        self.change(|map| {
+            let source = map.by_probe.remove(&id)?;
+            map.take_out(&source);
+            Some(source)
+        })
     }
 
     /// Has `follower` follow the stacks that were copied.
@@ -89,7 +108,13 @@ impl RecordSources {
 
     /// All there are now.
     pub fn iter(&self) -> impl Iterator<Item = Arc<RecordSource>> + use<> {
-        let sources: Vec<_> = self.now().by_id.values().cloned().collect();
+        let sources: Vec<_> = self.now().by_number.values().cloned().collect();
         sources.into_iter()
+    }
+
+    /// Whether records with this number are one's.
+    #[must_use]
+    pub fn has_number(&self, number: u32) -> bool {
+        self.now().by_number.contains_key(&number)
     }
 }

@@ -59,6 +59,7 @@ fn filtered(
 ) -> Arc<RecordSource> {
     let what = What {
         at: AT,
+        number: probe.0,
         capture,
         followed: None,
     };

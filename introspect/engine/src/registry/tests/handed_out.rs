@@ -1,5 +1,7 @@
 //! What is handed out is taken back, however often.
 
+use hvprobe_arch::detour::Header;
+
 use super::*;
 
 #[test]
@@ -12,6 +14,28 @@ fn return_probes_come_and_go_without_end() {
         assert_eq!(rig.info(id).unoptimized, None, "{time}");
         rig.unregister(&[id]).unwrap();
     }
+}
+
+#[test]
+fn numbers_of_records_come_again_after_all_others_and_never_twice_at_a_time() {
+    let mut rig = Rig::optimizing();
+    let number = |rig: &Rig, id| {
+        let source = rig.registry.code.sources.get(id).expect("it is optimized");
+        source.number()
+    };
+    let stays = rig.one("r2 filler_000");
+    let leaves = rig.one("r2 filler_002");
+    assert_eq!([stays, leaves].map(|id| number(&rig, id)), [0, 1]);
+    // Calls in flight may lead there still.
+    rig.unregister(&[leaves]).unwrap();
+    assert_eq!(rig.registry.code.ghost_sources.len(), 1);
+    rig.registry.code.next_number = Header::SOURCES - 2;
+    let numbers = [4, 6, 8, 10].map(|n| {
+        let id = rig.one(&format!("r2 filler_{n:03}"));
+        assert_eq!(rig.info(id).unoptimized, None);
+        number(&rig, id)
+    });
+    assert_eq!(numbers, [Header::SOURCES - 2, Header::SOURCES - 1, 2, 3]);
 }
 
 #[test]

@@ -44,6 +44,7 @@ fn machine(tsc: u64, cpu: u32) -> (Memory, RecordSources) {
     };
     let what = What {
         at: AT,
+        number: 1,
         capture: Capture::default(),
         followed: Some((entry, Arc::new(followed))),
     };

@@ -1,5 +1,6 @@
 //! Calls that never return, and return probes that leave or rest while calls are in flight.
 
+use super::half::trapped;
 use super::*;
 
 #[test]
@@ -53,6 +54,63 @@ fn calls_of_a_dead_task_are_orphans() {
     assert_eq!(rig.byte(dead), INT3);
     rig.unregister(&ids[1..]).unwrap();
     assert_eq!(rig.byte(dead), 0x90);
+}
+
+#[test]
+fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
+    let mut rig = Rig::optimizing();
+    let ids = rig.register(&[trapped("r2 filler_000"), trapped("r2 filler_002")]);
+    let [outer, inner] = [0, 1].map(|n| rig.addr(ids[n]));
+    let dead = rig.at("do_task_dead", 0);
+    let orphans = |rig: &Rig| [0, 1].map(|n| rig.counts(ids[n]).orphans);
+    let mut cpu = Cpu::new(&rig);
+    let mut other = Cpu::numbered(&rig, 0);
+    other.gs_base = rig.second_task();
+    let slot = Gva(DATA_VIRT.0 + 0x700);
+    other.call(&rig, outer, slot, caller(&rig, 2));
+
+    // Neither a stub that an earlier call has left there, nor what is on another task's stack, is one of its calls.
+    cpu.call(&rig, outer, frame(3), caller(&rig, 0));
+    let stub = rig.word(frame(3));
+    cpu.regs.rsp = frame(4).0;
+    assert_eq!(cpu.hit(dead), RESUME);
+    assert_eq!(orphans(&rig), [1, 0]);
+    cpu.regs.rsp = frame(4).0;
+    assert_eq!(cpu.hit(dead), RESUME);
+    rig.guest.write(frame(2), &rig.word(slot).0.to_le_bytes());
+    rig.guest.write(frame(1), &stub.0.to_le_bytes());
+    assert_eq!(cpu.hit(dead), RESUME);
+    assert_eq!(orphans(&rig), [1, 0]);
+
+    // Nor is what it has returned from, which nothing is kept of.
+    cpu.call(&rig, inner, frame(2), caller(&rig, 1));
+    cpu.call(&rig, outer, frame(1), caller(&rig, 0));
+    cpu.regs.rsp = frame(3).0;
+    assert_eq!(cpu.hit(dead), RESUME);
+    assert_eq!(orphans(&rig), [2, 1]);
+
+    // A stack that the kernel has left and written to keeps nothing: all are asked.
+    let rewinds = rig.at("rewind_stack_and_make_dead", 0);
+    let symbol = rig.guest.image.symbols().containing(rewinds);
+    let end = rewinds.wrapping_add(symbol.expect("a symbol").0.size);
+    cpu.call(&rig, outer, frame(1), caller(&rig, 0));
+    cpu.call(&rig, inner, frame(2), caller(&rig, 1));
+    rig.guest.write(frame(2), &[0; 8]);
+    for (at, orphaned) in [
+        (rewinds, [2, 1]),
+        (end.wrapping_add(1), [2, 1]),
+        (end, [3, 2]),
+    ] {
+        rig.guest.write(frame(1), &at.0.to_le_bytes());
+        cpu.regs.rsp = frame(2).0;
+        assert_eq!(cpu.hit(dead), RESUME);
+        assert_eq!(orphans(&rig), orphaned, "{at}");
+    }
+    // The other task's call has its instance still.
+    let calls = rig.registry.code.sources.get(ids[0]).expect("followed");
+    let calls = calls.followed().expect("a return probe");
+    let to = calls.return_address(rig.word(slot), &rig.guest.mem);
+    assert_eq!(to, Some(caller(&rig, 2)));
 }
 
 #[test]

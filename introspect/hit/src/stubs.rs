@@ -1,0 +1,56 @@
+//! Whose stub an address is, among all return probes that follow calls without exits.
+//!
+//! Invariant: the sources are in the order of their stubs, of which no two have any in common. So the one is found
+//! by halving, however many there are.
+
+use std::sync::Arc;
+
+use hvprobe_arch::Gva;
+
+use crate::followed::Followed;
+use crate::record::RecordSource;
+
+/// The return probes that follow calls without exits.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stubs(Vec<Arc<RecordSource>>);
+
+impl Stubs {
+    /// Those of `sources` that do.
+    pub(crate) fn of(sources: impl IntoIterator<Item = Arc<RecordSource>>) -> Self {
+        let follows = |source: &Arc<RecordSource>| source.followed().is_some();
+        let mut sources: Vec<_> = sources.into_iter().filter(follows).collect();
+        sources.sort_unstable_by_key(|source| first(source));
+        Self(sources)
+    }
+
+    /// Adds `source` if it follows calls.
+    pub(crate) fn add(&mut self, source: &Arc<RecordSource>) {
+        if source.followed().is_some() {
+            let at = self.0.partition_point(|other| first(other) < first(source));
+            self.0.insert(at, Arc::clone(source));
+        }
+    }
+
+    /// Takes `source` out again.
+    pub(crate) fn remove(&mut self, source: &Arc<RecordSource>) {
+        self.0.retain(|other| !Arc::ptr_eq(other, source));
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &RecordSource> {
+        self.0.iter().map(Arc::as_ref)
+    }
+
+    /// The one whose stub is at `at`, with its calls.
+    pub(crate) fn whose(&self, at: Gva) -> Option<(&RecordSource, &Followed)> {
+        let behind = self.0.partition_point(|source| first(source) <= at);
+        let source = self.0.get(behind.checked_sub(1)?)?;
+        let calls = source.followed().filter(|calls| calls.has_stub(at))?;
+        Some((source, calls))
+    }
+}
+
+/// Where the stubs of `source` begin.
+fn first(source: &RecordSource) -> Gva {
+    source.followed().map_or(Gva(0), |calls| calls.stubs)
+}
