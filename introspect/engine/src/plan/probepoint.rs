@@ -167,11 +167,20 @@ const NEVER_RETURN: [&str; 8] = [
     "panic",
 ];
 
+/// What is returned to, with nothing of a caller's on the stack, and what finds the function it is called for by its return
+/// address (arch/x86/kernel/ftrace_64.S).
+const RETURNED_TO: [&str; 1] = ["return_to_handler"];
+const KNOWS_CALLER: [&str; 3] = ["__fentry__", "ftrace_caller", "ftrace_regs_caller"];
+
 /// [R7]: refuses functions whose return would not be that of the call.
 fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
     let may_return = || insn::may_return(&function(symbol, text), symbol.addr);
     let why = if STACK_SWITCHERS.contains(&symbol.name) {
         "switches stacks"
+    } else if RETURNED_TO.contains(&symbol.name) {
+        "is returned to, not called"
+    } else if KNOWS_CALLER.contains(&symbol.name) {
+        "looks at where it returns to"
     } else if NEVER_RETURN.contains(&symbol.name) || !may_return() {
         "never returns"
     } else {

@@ -523,6 +523,14 @@ fn functions_whose_return_cannot_be_had_are_refused() {
             "r __switch_to".to_owned(),
             "__switch_to switches stacks, so its returns cannot be probed",
         ),
+        (
+            "r return_to_handler".to_owned(),
+            "return_to_handler is returned to, not called, so its returns cannot be probed",
+        ),
+        (
+            "r ftrace_caller".to_owned(),
+            "ftrace_caller looks at where it returns to, so its returns cannot be probed",
+        ),
     ] {
         let batch = [spec(EMULATED), spec(&definition)];
         let (index, why) = refusal(rig.changes_nothing(|rig| rig.try_register(&batch)));
