@@ -311,7 +311,10 @@ impl Registry {
 
     pub(crate) fn place(&mut self, id: ProbeId, point: Probepoint) {
         let at = point.displaced.at();
-        self.site_of(point).members.push(id);
+        let members = &mut self.site_of(point).members;
+        // One that was pending may be older than those that are there.
+        let behind = members.partition_point(|member| *member < id);
+        members.insert(behind, id);
         if let Some(probe) = self.probes.get_mut(id) {
             probe.place = Place::At(at);
         }

@@ -53,6 +53,7 @@ pub(crate) struct SiteState {
     /// The call that the guest's ftrace puts there is there now.
     pub(crate) occupied: bool,
     pub(crate) slot: Option<SlotCode>,
+    /// In ascending order: that of their registration.
     pub(crate) members: Vec<ProbeId>,
     /// What the engine itself wants to know here.
     pub(crate) internal: Option<Internal>,
