@@ -114,17 +114,16 @@ pub fn optimizing_guest(cpus: u32, command: &[&str]) -> MachineConfig {
 
 /// A script that runs `command`, which NMIs may come into that nobody expects, and then prints how many each
 /// CPU has had, and what the kernel has logged beside what it always says of such an NMI. The kernel
-/// prints nothing on the console meanwhile: that takes longer than the NMI. Old kernels lose what many NMIs print.
+/// prints nothing on the console meanwhile: that takes longer than the NMI. Old kernels lose what many NMIs print, or the
+/// ends of its lines.
 #[must_use]
 pub fn amid_nmis(command: &str) -> String {
     format!(
         "echo -1 >/proc/sys/kernel/printk; dmesg -c >/dev/null; {command}; \
          grep NMI: /proc/interrupts; echo 'log:'; \
-         dmesg | grep -vE '\\] (Uhhuh\\. NMI received for unknown reason [0-9a-f]{{2}} on CPU [0-9]+\\.\
-         |Do you have a strange power saving mode enabled\\?\
-         |Dazed and confused, but trying to continue\
+         dmesg | grep -vE '\\] ((Uhhuh|Do|Dazed)[ ,.?a-zA-Z0-9]*\
          |INFO: NMI handler .* took too long to run: .*\
-         |Do ?|Lost [0-9]+ message\\(s\\)!\
+         |Lost [0-9]+ message\\(s\\)!\
          |unknown_nmi_error: [0-9]+ callbacks suppressed\
          |hrtimer: interrupt took [0-9]+ ns)$'; \
          echo 'end of log'; read line"

@@ -164,9 +164,9 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
         offset: 0,
         bytes: Box::new(*b"/other\0"),
     }];
-    // Only what is opened while the probe is there: programs open their libraries before.
+    // The shell has written the path itself: before 5.11 a program could write its arguments only after a fault.
     let commands = "echo one > /first; echo two > /other; echo first; read line; \
-                    /bin/busybox cat /first; echo second; read line; \
+                    read what </first; echo $what; echo second; read line; \
                     workload held raw 257 -100 buffer 0";
     let mut running = Running::shared(&guest(1, &script(commands)));
     let machine = running.machine.clone();
@@ -403,6 +403,9 @@ fn an_access_to_user_memory_faults_in_its_place() {
     };
     let mut places = USER_ACCESSES.iter().flat_map(|access| access.places);
     if !places.all(is_there) {
+        machine.console_input(b"\n");
+        let (ending, _, printed) = running.finish();
+        assert_clean(&ending, &printed, 0);
         eprintln!("skipped: this kernel does not access user memory at the places known here");
         return;
     }
