@@ -61,7 +61,7 @@ pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
 }
 
 /// About how long the tests of a module that are left take in an emulated machine, in seconds.
-const SECONDS: [(&str, usize); 29] = [
+const SECONDS: [(&str, usize); 30] = [
     ("actions::", 11),
     ("api::", 75),
     ("boot::", 22),
@@ -86,6 +86,7 @@ const SECONDS: [(&str, usize); 29] = [
     ("returns::", 43),
     ("scale::", 23),
     ("script::", 25),
+    ("soak::", 30),
     ("stacks::", 62),
     ("stress::", 40),
     ("stripped::", 1),

@@ -48,6 +48,7 @@ mod setup;
 mod shell;
 mod signals;
 mod size;
+mod soak;
 mod stacks;
 mod terminal;
 mod test;
@@ -107,6 +108,10 @@ enum Command {
     /// All kernels, long runs of properties, churn and stress, instructions of a hit on bochs. Takes
     /// hours; the exit status is 0 only if every part passed.
     Nightly(nightly::Options),
+    /// Have probes of all kinds come and go on one guest for a long time
+    ///
+    /// What they take has to be there again when they have gone; it is printed how much that is.
+    Soak(soak::Options),
     /// Measure hvprobe against its references, in one rig and one run
     Bench(bench::Options),
     /// Feed every decoder with inputs that libFuzzer makes up, guided by coverage
@@ -142,6 +147,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Nightly(options) => nightly::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Coverage(options) => coverage::run(&options),

@@ -146,7 +146,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
 }
 
 /// The variables of this process that change what programs print or what tests try.
-const PASSED_ON: [&str; 15] = [
+const PASSED_ON: [&str; 17] = [
     "TERM",
     "NO_COLOR",
     "RUST_LOG",
@@ -161,8 +161,13 @@ const PASSED_ON: [&str; 15] = [
     "HVPROBE_CHURN_SEED",
     "HVPROBE_STORM",
     "HVPROBE_COUNTED",
+    SOAK_MINUTES,
+    "HVPROBE_SOAK_SEED",
     SHORT,
 ];
+
+/// For how long probes of all kinds come and go on one guest.
+pub(crate) const SOAK_MINUTES: &str = "HVPROBE_SOAK_MINUTES";
 
 /// Has tests of a rig go a quarter of their rounds.
 pub(crate) const SHORT: &str = "HVPROBE_SHORT";

@@ -27,6 +27,7 @@ mod reads;
 mod returns;
 mod scale;
 mod script;
+mod soak;
 mod stacks;
 mod stress;
 mod stripped;

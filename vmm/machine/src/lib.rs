@@ -36,7 +36,7 @@ pub use decide::{AnswerError, Asker, DecisionCounts, Decisions, MISSES, Question
 pub use events::notice::ThrottleNotice;
 pub use events::queue;
 pub use events::subscription::{Delivery, Listen, Subscription};
-pub use hvprobe_engine::{ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled};
+pub use hvprobe_engine::{ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled, Usage};
 pub use hvprobe_hit::event::Event;
 pub use hvprobe_spec::{Budget, Excess, Mechanism, ProbeId, ProbeSpec};
 pub use hvprobe_vm::loader::Kernel;

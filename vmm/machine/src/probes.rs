@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use hvprobe_engine::{ChangeError, ProbeInfo, Refusals, RegisterError, Registered, StopError};
+use hvprobe_engine::{
+    ChangeError, ProbeInfo, Refusals, RegisterError, Registered, StopError, Usage,
+};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
@@ -166,6 +168,12 @@ impl Machine {
     pub fn probes(&self) -> Vec<ProbeInfo> {
         self.shared.detours.catch_up();
         self.registry().list(&*self.shared.ram)
+    }
+
+    /// What probes, and what is left of former ones, take of what the engine hands out.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.registry().usage()
     }
 
     /// Takes every probe out of the guest, ends the guest, and returns when it has ended.

@@ -209,6 +209,19 @@ impl Detours {
         self.free_counters.give_back(at.0, COUNTER);
     }
 
+    /// Bytes of code, counters and instances that are taken.
+    pub(crate) fn in_use(&self) -> [u64; 3] {
+        let data = self.data.len();
+        let all = [
+            (&self.free_code, self.code.len()),
+            (&self.free_counters, CELLS - COUNTERS),
+            (&self.free_instances, data - INSTANCES),
+        ];
+        // Before there is a place, nothing is free, and nothing taken.
+        let is_there = self.code.start().is_some() && self.data.start().is_some();
+        all.map(|(space, len)| if is_there { len - space.free() } else { 0 })
+    }
+
     /// Where a word of the shared pages is in physical memory.
     pub(crate) fn word(&self, at: Gva) -> Option<Gpa> {
         self.data.gpa(at, 8)

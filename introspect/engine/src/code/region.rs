@@ -161,6 +161,11 @@ impl HiddenRegion {
         empty_entries(mem, tables, self.window, None, 1)
     }
 
+    /// How many slots are taken.
+    pub(crate) fn slots_in_use(&self) -> u64 {
+        self.first + self.last - self.free.len() as u64
+    }
+
     /// Where the fixed places are, while the region is mapped.
     #[must_use]
     pub fn fixtures(&self) -> Option<Fixtures> {

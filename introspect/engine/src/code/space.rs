@@ -22,6 +22,11 @@ impl Space {
         }
     }
 
+    /// How many bytes are free.
+    pub(crate) fn free(&self) -> u64 {
+        self.free.values().sum()
+    }
+
     /// Takes `len` bytes at the first place that `choose` finds in a free piece: it is given where
     /// the piece begins, and the last address at which `len` bytes still fit.
     pub(crate) fn take(

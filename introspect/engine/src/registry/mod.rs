@@ -33,7 +33,9 @@ pub(crate) mod switches;
 #[cfg(test)]
 mod tests;
 pub(crate) mod throttle;
+pub(crate) mod usage;
 
 pub use hooks::Told;
 pub use quiescence::{Looked, Retry};
 pub use state::Registry;
+pub use usage::Usage;

@@ -1,0 +1,46 @@
+//! `cargo lab soak`: probes of all kinds that come and go on one guest for a long time.
+//!
+//! It is one end-to-end test (`tests/tests/rig/soak.rs`), which every change runs for a moment, run for as long
+//! as was asked for.
+
+use std::env;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::run::{self, SOAK_MINUTES};
+
+/// How long, and on what.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// For how long
+    #[arg(long, value_name = "MINUTES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    minutes: u32,
+    /// In a guest with another kernel, as `cargo lab test` takes it
+    #[arg(long, value_name = "NAME|FILE")]
+    kernel: Option<String>,
+    /// Repeat what a run did that told this number
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    let lab = env::current_exe().context("this program has no file")?;
+    // Beside the soak itself the machine and its guest have to boot.
+    let limit = u64::from(options.minutes) * 60 + 900;
+    let mut command = Command::new(lab);
+    command
+        .args(["test", "--rig-only", "--retries", "0", "--verbose"])
+        .args(["--filter", "soak::", "--timeout", &limit.to_string()])
+        .env(SOAK_MINUTES, options.minutes.to_string());
+    if let Some(kernel) = &options.kernel {
+        command.args(["--kernel", kernel]);
+    }
+    if let Some(seed) = options.seed {
+        command.env("HVPROBE_SOAK_SEED", seed.to_string());
+    }
+    let status = command.status().context("cannot run the test")?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(run::LAB_FAILED)))
+}
