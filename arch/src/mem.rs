@@ -35,6 +35,12 @@ pub trait PhysMemory {
         Vec::new()
     }
 
+    /// Of [`PhysMemory::ranges`], what may be anything else than zero: without pages of which the host knows that nobody
+    /// has ever touched them.
+    fn touched(&self) -> Vec<(Gpa, u64)> {
+        self.ranges()
+    }
+
     /// Stores `value` at `at`, little-endian.
     ///
     /// # Errors

@@ -24,7 +24,8 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use crate::world::{Standing, World};
 
 const PAGE: usize = 4096;
-/// The most of the guest's memory, in bytes, that is looked through for one change: a second or so.
+/// The most of the guest's memory, in bytes, that is looked through for one change: a second or so. What the guest has
+/// never touched does not count.
 pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
 /// The same for a change that a virtual CPU waits for.
 pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
@@ -149,15 +150,18 @@ impl<'w> Look<'w> {
     /// bytes. `None` if that is not possible.
     pub(crate) fn begin(points: BTreeSet<Gva>, most: u64, world: &'w dyn World) -> Option<Self> {
         let mem = world.memory();
-        let ranges = mem.ranges();
-        let size: u64 = ranges.iter().map(|(_, len)| len).sum();
-        if size == 0 || size > most || !world.note_writes(true) {
+        if mem.ranges().is_empty() || !world.note_writes(true) {
             return None;
         }
         let mut look = Self {
             world,
             seen: Seen::new(points),
         };
+        // What is touched from here on is noted.
+        let ranges = mem.touched();
+        if ranges.iter().map(|(_, len)| len).sum::<u64>() > most {
+            return None;
+        }
         for (start, len) in ranges {
             for offset in (0..len).step_by(PAGE) {
                 if offset.is_multiple_of(PIECE) && world.has_ended() {

@@ -2,6 +2,7 @@
 
 mod ram;
 mod slot;
+mod touched;
 mod written;
 
 pub use ram::GuestRam;

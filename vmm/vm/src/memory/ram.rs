@@ -23,6 +23,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
 
 use super::slot::{HUGE_PAGE, MIN_RAM, MemoryError, Slot};
+use super::touched::touched;
 
 /// Where RAM stops below 4 GiB: what follows belongs to the I/O APIC and the local APICs.
 const HOLE_START: u64 = 3 << 30;
@@ -275,6 +276,11 @@ impl PhysMemory for GuestRam {
 
     fn ranges(&self) -> Vec<(Gpa, u64)> {
         self.regions().collect()
+    }
+
+    fn touched(&self) -> Vec<(Gpa, u64)> {
+        // Where the host does not tell, anything may be.
+        touched(self.ram().map(|(_, slot)| slot)).unwrap_or_else(|_| self.ranges())
     }
 
     /// One store, never torn, when `at` is a multiple of 8.
