@@ -218,8 +218,11 @@ impl World for Guest {
     }
 
     fn note_writes(&self, on: bool) -> bool {
-        self.mem.note_writes(on && !self.forgets.get());
-        !self.forgets.get()
+        if on && (self.forgets.get() || self.mem.notes_writes()) {
+            return false;
+        }
+        self.mem.note_writes(on);
+        true
     }
 
     fn written(&self) -> Option<Vec<Gpa>> {

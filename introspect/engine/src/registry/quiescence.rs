@@ -152,12 +152,20 @@ impl Registry {
         })
     }
 
-    /// Makes a change of what `looked` allows, if nothing was changed since that was begun.
+    /// Makes a change of what `looked` allows.
+    ///
+    /// Something may have been changed since that was begun: a large guest is looked through for longer than some leave
+    /// its probes alone. To instructions under jumps the host itself may have sent somebody for a probe that was there in
+    /// between, which no look sees: no jump is written then. Of our code what was seen holds whatever was there when: the
+    /// host sends nobody to what is about to leave, and who was on the way there when it left was sent past it.
     pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
-        if looked.changes != self.changes || self.live.is_none() {
+        if self.live.is_none() {
             return;
         }
-        let jumps: BTreeMap<_, _> = self.prepare_jumps(world.memory()).into_iter().collect();
+        let jumps: BTreeMap<_, _> = match looked.changes == self.changes {
+            true => self.prepare_jumps(world.memory()).into_iter().collect(),
+            false => BTreeMap::new(),
+        };
         if jumps.is_empty() && looked.look.is_none() {
             return;
         }

@@ -54,12 +54,47 @@ fn a_look_is_in_vain_when_something_is_changed_before_it_ends() {
         let looked = retry.look(&*guest);
         if is_changed {
             // It cannot look itself meanwhile.
-            rig.guest.forget_writes(true);
             rig.one("p:other filler_000");
-            rig.guest.forget_writes(false);
         }
         rig.registry.end_retry(looked, &*guest);
         let expected = is_changed.then_some(Unoptimized::Interrupted);
         assert_eq!(why(&rig, id), expected);
     }
+}
+
+#[test]
+fn room_is_given_back_though_probes_come_and_go_while_it_is_looked_for() {
+    let mut rig = Rig::optimizing();
+    rig.guest.forget_writes(true);
+    let mut id = rig.one(MANY);
+    while why(&rig, id).is_none() {
+        rig.unregister(&[id]).unwrap();
+        id = rig.one(MANY);
+    }
+    let full = rig.registry.usage();
+    let retry = loop {
+        if let Some(retry) = rig.registry.retry() {
+            break retry;
+        }
+    };
+    rig.guest.forget_writes(false);
+    let guest = Rc::clone(&rig.guest);
+    let looked = retry.look(&*guest);
+    // None of these can look itself meanwhile.
+    let other = rig.one("p:other filler_000");
+    rig.unregister(&[other]).unwrap();
+    rig.registry.end_retry(looked, &*guest);
+    let usage = rig.registry.usage();
+    assert!(
+        usage.instances < full.instances / 2,
+        "{usage:?} of {full:?}"
+    );
+    assert!(
+        usage.left_behind < full.left_behind,
+        "{usage:?} of {full:?}"
+    );
+    for _ in 0..4 {
+        rig.registry.retry_jumps(&*guest);
+    }
+    assert_eq!(why(&rig, id), None);
 }
