@@ -114,6 +114,27 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
 }
 
 #[test]
+fn the_end_of_a_task_takes_no_longer_when_there_are_more_return_probes() {
+    let work = |count: usize| {
+        let mut rig = Rig::optimizing();
+        let definitions = (0..count).map(|n| format!("r filler_{n:03}"));
+        let specs: Vec<_> = definitions.map(|definition| trapped(&definition)).collect();
+        let ids = rig.register(&specs);
+        assert!(rig.registry.code.sources.get(ids[count - 1]).is_some());
+        let dead = rig.at("do_task_dead", 0);
+        let mut cpu = Cpu::new(&rig);
+        cpu.call(&rig, rig.addr(ids[0]), frame(0), caller(&rig, 0));
+        cpu.regs.rsp = frame(1).0;
+        let before = hvprobe_fixtures::work();
+        assert_eq!(cpu.hit(dead), RESUME);
+        let work = hvprobe_fixtures::work() - before;
+        assert_eq!(rig.counts(ids[0]).orphans, 1);
+        work
+    };
+    assert_eq!(work(200), work(1));
+}
+
+#[test]
 fn calls_that_a_task_makes_after_its_end_are_orphans_once_it_is_freed() {
     // Calls that return through the trampoline, and through code of their own.
     for mut rig in [Rig::live(), Rig::optimizing()] {
