@@ -174,12 +174,14 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
            echo over; read line; \
            workload calls getpgid 100; \
            if test -d {own}; then echo -:own >> kprobe_events; fi; \
-           for n in 1 2 3 4 5 6 7 8; do workload nothing & done; wait; \
            echo \"gone: 1\"; \
+           until read -t 1 line; do \
+             for n in 1 2 3 4 5 6 7 8; do workload nothing & done; wait; \
+           done; \
          done"
     );
     // What is left in freed memory and on the stacks of tasks that have ended (new ones are given those,
-    // empty) would look as if somebody were under the jump, where an instruction of it is too far behind.
+    // empty, until a line comes) would look as if somebody were under the jump, where an instruction of it is too far behind.
     let mut config = optimizing_guest(2, &["sh", "-c", &script]);
     config.cmdline += " init_on_free=1";
     let mut running = Running::boot(config);
@@ -203,6 +205,7 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     running.wait_for("over");
     machine.console_input(b"\n");
     running.wait_printed(|printed| count(printed, "gone") == 1);
+    machine.console_input(b"\n");
 
     // The guest's is there first, not armed yet, under the jump that ours would get.
     machine.console_input(format!("{second}\n").as_bytes());
@@ -225,7 +228,7 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     running.wait_while_running(|machine| info(machine, id).unoptimized.is_none());
     machine.unregister(&[id]).expect("registered");
     assert_eq!(running.text(SPANNED), text);
-    machine.console_input(b"end\n");
+    machine.console_input(b"\nend\n");
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
     assert_eq!(values(&printed, "own"), [0, 1], "{printed}");
