@@ -33,6 +33,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     command
         .args(["test", "--rig-only", "--retries", "0", "--verbose"])
         .args(["--filter", "soak::", "--timeout", &limit.to_string()])
+        // The guest has 8 GiB, of which it touches little.
+        .args(["--memory", "9G"])
         .env(SOAK_MINUTES, options.minutes.to_string());
     if let Some(kernel) = &options.kernel {
         command.args(["--kernel", kernel]);
