@@ -60,6 +60,15 @@ pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
     OF_SERVERS.into_iter().filter(ran).collect()
 }
 
+/// Programs, and modules of the one for guests, that ask nothing of the guest's kernel that others do not: theirs is made
+/// up, or they are about who asks for probes, and from where.
+const OF_NO_KERNEL: [&str; 4] = ["api::", "cli::", "cli_vm::", "micro_"];
+
+/// Whether it may be otherwise with another kernel in the guests what comes of a program, or of a test, by its name.
+pub(crate) fn asks_the_kernel(name: &str) -> bool {
+    !OF_NO_KERNEL.iter().any(|begins| name.starts_with(begins))
+}
+
 /// About how long the tests of a module that are left take in an emulated machine, in seconds.
 const SECONDS: [(&str, usize); 30] = [
     ("actions::", 11),
@@ -152,6 +161,16 @@ mod tests {
         let mut tests = vec!["a".to_owned(), NIGHTLY[0].to_owned()];
         assert_eq!(leave_to_the_night(&mut tests), [NIGHTLY[0]]);
         assert_eq!(tests, ["a"]);
+    }
+
+    #[test]
+    fn what_no_kernel_makes_otherwise_is_told_by_its_name() {
+        for name in ["rig-0a1b", "returns::a", "clients::b"] {
+            assert!(asks_the_kernel(name), "{name}");
+        }
+        for name in ["micro_fleet-0a1b", "api::killed::c", "cli::d", "cli_vm::e"] {
+            assert!(!asks_the_kernel(name), "{name}");
+        }
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub(crate) struct Options {
     rig_only: bool,
     /// Run only the tests that belong in the rig, in guests with another kernel: 5.10-cloud, 6.1,
     /// 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or 7.2-rt, which are Debian's, 6.1-stripped, which is
-    /// built, or a file
+    /// built, or a file. Without --filter, those are left out that ask nothing of it: of servers, of the command
+    /// line, and of kernels that are made up
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse, conflicts_with_all = ["package", "repeat"])]
     kernel: Option<Choice>,
     /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
@@ -121,6 +122,11 @@ impl Options {
             verbose: false,
             arguments: Vec::new(),
         }
+    }
+
+    /// Whether it is about another kernel as a whole: what asks nothing of the guest's kernel is left out.
+    fn is_of_kernel(&self) -> bool {
+        self.kernel.is_some() && self.filter.is_empty() && self.arguments.is_empty()
     }
 
     /// What is fetched while the tests are built.
@@ -418,7 +424,8 @@ fn job_in_rig(
     let mut job = new_job(built, options);
     for test in built.iter().filter(|executable| executable.test) {
         let ran_here = rig == Kind::Direct && test.name.starts_with("micro_");
-        if is_end_to_end(ready, test) && !ran_here {
+        let is_left = options.is_of_kernel() && !groups::asks_the_kernel(&test.name);
+        if is_end_to_end(ready, test) && !ran_here && !is_left {
             if left.contains(&test.name.as_str()) {
                 progress::note(&format!(
                     "left to `cargo lab nightly` in the rig: {}",
@@ -430,7 +437,8 @@ fn job_in_rig(
             if rig.is_emulated()
                 && let Some(whole) = job.steps.pop()
             {
-                job.steps.extend(by_group(&test.path, &whole, options.ci)?);
+                let left = (options.ci, options.is_of_kernel());
+                job.steps.extend(by_group(&test.path, &whole, left)?);
             }
         }
     }
@@ -451,9 +459,13 @@ fn job_in_rig(
     Ok(job)
 }
 
-/// A step for each group of the tests that `whole` would run of the program at `path`.
-fn by_group(path: &Path, whole: &Step, ci: bool) -> Result<Vec<Step>> {
+/// A step for each group of the tests that `whole` would run of the program at `path`, without what is left to the
+/// night and what asks nothing of the kernel, as the two say.
+fn by_group(path: &Path, whole: &Step, (ci, of_kernel): (bool, bool)) -> Result<Vec<Step>> {
     let mut tests = libtest::list(path, &whole.arguments)?;
+    if of_kernel {
+        tests.retain(|test| groups::asks_the_kernel(test));
+    }
     if ci {
         for left in groups::leave_to_the_night(&mut tests) {
             progress::note(&format!("left to `cargo lab nightly`: {left}"));
@@ -572,7 +584,7 @@ mod tests {
             package: None,
         };
         let path = std::env::current_exe().unwrap();
-        let steps = by_group(&path, &whole, false).unwrap();
+        let steps = by_group(&path, &whole, (false, false)).unwrap();
         let [step] = &steps[..] else {
             panic!("{steps:?}")
         };
