@@ -13,7 +13,7 @@ use std::env;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hvprobe_linux::debug_info::{DebugError, DebugFile, Index};
@@ -133,13 +133,14 @@ impl Uploads {
     /// Blocks.
     ///
     /// # Errors
-    /// When it has no debug information of that kernel.
+    /// When it has no debug information of that kernel, or `abandoned` says that nobody waits any more.
     pub(crate) fn keep(
         &self,
         upload: Upload,
         image: &Arc<KernelImage>,
+        abandoned: &Arc<AtomicBool>,
     ) -> Result<Vec<u8>, DebugError> {
-        let build_id = upload.sources(image)?.build_id().to_vec();
+        let build_id = upload.sources(image, abandoned)?.build_id().to_vec();
         let mut kept = self.kept();
         kept.retain(|other| !other.is_for(image));
         kept.push(Kept {
@@ -217,9 +218,13 @@ impl Upload {
     /// The debug information in it, which is whole, for the kernel with that `image`. Blocks.
     ///
     /// # Errors
-    /// When there is none of that kernel.
-    pub(crate) fn sources(&self, image: &Arc<KernelImage>) -> Result<Sources, DebugError> {
-        let file = DebugFile::of(&self.file)?;
+    /// When there is none of that kernel, or `abandoned` says that nobody waits any more.
+    pub(crate) fn sources(
+        &self,
+        image: &Arc<KernelImage>,
+        abandoned: &Arc<AtomicBool>,
+    ) -> Result<Sources, DebugError> {
+        let file = DebugFile::of(&self.file)?.until(abandoned);
         if let Some(index) = self.index.get() {
             file.adopt(Arc::clone(index));
         }
@@ -276,16 +281,23 @@ mod tests {
         assert!(uploads.of(&one).is_none());
         let upload = handed_in(&uploads, &file);
         assert_eq!(upload.length(), length);
-        assert_eq!(uploads.keep(upload, &one).unwrap(), BUILD_ID);
+        assert_eq!(
+            uploads.keep(upload, &one, &Arc::default()).unwrap(),
+            BUILD_ID
+        );
         for image in [&one, &other] {
-            let sources = uploads.of(image).unwrap().sources(image).unwrap();
+            let sources = uploads
+                .of(image)
+                .unwrap()
+                .sources(image, &Arc::default())
+                .unwrap();
             let all = LineRange::parse("vfs_test").unwrap();
             assert_eq!(sources.lines(&all).unwrap().functions[0].first, 10);
         }
         // The next one takes its place, and its room is free.
         for _ in 0..5 {
             let upload = handed_in(&uploads, &file);
-            uploads.keep(upload, &one).unwrap();
+            uploads.keep(upload, &one, &Arc::default()).unwrap();
             assert_eq!(uploads.room.taken.load(Ordering::Relaxed), length);
         }
         drop(one);
@@ -304,7 +316,7 @@ mod tests {
         ];
         for file in wrong {
             let upload = handed_in(&uploads, &file);
-            uploads.keep(upload, &image).unwrap_err();
+            uploads.keep(upload, &image, &Arc::default()).unwrap_err();
             assert!(uploads.of(&image).is_none());
         }
         assert_eq!(uploads.room.taken.load(Ordering::Relaxed), 0);
@@ -335,7 +347,7 @@ mod tests {
         let uploads = uploads(1 << 20, 1 << 30);
         let mut whole = handed_in(&uploads, &file);
         whole.complete();
-        uploads.keep(whole, &image).unwrap();
+        uploads.keep(whole, &image, &Arc::default()).unwrap();
         let mut begun: Vec<_> = (0..limits::UPLOADS_UNDER_WAY)
             .map(|_| uploads.begin().unwrap())
             .collect();

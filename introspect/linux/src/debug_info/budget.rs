@@ -1,9 +1,12 @@
 //! How much work one question is worth.
 //!
 //! Invariant: whatever the file says, the steps taken for one question are bounded by the size of its debug
-//! information. Damaged tables can refer to each other over and over; sound ones never need as much.
+//! information, and end soon after nobody waits for the answer any more. Damaged tables can refer to each other over
+//! and over; sound ones never need as much.
 
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::DebugError;
 
@@ -17,16 +20,18 @@ const PER_BYTE: u64 = 8;
 pub(super) struct Budget {
     most: u64,
     left: Cell<u64>,
+    abandoned: Arc<AtomicBool>,
 }
 
 impl Budget {
-    /// For debug information of so many bytes.
-    pub(super) fn new(bytes: usize) -> Self {
+    /// For debug information of so many bytes, until nobody waits for the answer.
+    pub(super) fn new(bytes: usize, abandoned: &Arc<AtomicBool>) -> Self {
         let most = u64::try_from(bytes).unwrap_or(u64::MAX);
         let most = most.saturating_mul(PER_BYTE).saturating_add(LEAST);
         Self {
             most,
             left: Cell::new(most),
+            abandoned: Arc::clone(abandoned),
         }
     }
 
@@ -37,6 +42,9 @@ impl Budget {
 
     /// Takes steps.
     pub(super) fn spend(&self, steps: usize) -> Result<(), DebugError> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return Err(DebugError::Abandoned);
+        }
         let steps = u64::try_from(steps).unwrap_or(u64::MAX);
         let left = self.left.get().checked_sub(steps);
         self.left.set(left.ok_or(DebugError::TooMuch)?);

@@ -71,6 +71,9 @@ pub enum DebugError {
     /// An answer would take more work than a file of that size is worth.
     #[error("the debug information is damaged: it refers to the same things over and over again")]
     TooMuch,
+    /// Who asked is gone.
+    #[error("nobody waits for the answer")]
+    Abandoned,
     /// No such function.
     #[error("no function {name} in the debug information{}", Suggested(.near))]
     NoFunction {

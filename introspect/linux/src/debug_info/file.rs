@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use gimli::{Dwarf, DwarfSections, EndianSlice, LittleEndian as Little, SectionId};
@@ -57,6 +58,8 @@ pub struct DebugFile {
     pub(super) index: OnceLock<Arc<Index>>,
     /// The bytes of units, by their numbers.
     units: OnceLock<Vec<OnceLock<Vec<u8>>>>,
+    /// Nobody waits for answers any more.
+    pub(super) abandoned: Arc<AtomicBool>,
 }
 
 impl std::fmt::Debug for DebugFile {
@@ -134,6 +137,15 @@ impl DebugFile {
             Ok(())
         };
         Self::read(bytes, len, &fetch, None)
+    }
+
+    /// The same, of which questions end with [`DebugError::Abandoned`] once `abandoned` is set.
+    #[must_use]
+    pub fn until(self, abandoned: &Arc<AtomicBool>) -> Self {
+        Self {
+            abandoned: Arc::clone(abandoned),
+            ..self
+        }
     }
 
     /// What it says of its module, if it is of one and not of a kernel.
@@ -301,6 +313,7 @@ impl DebugFile {
             module,
             index: OnceLock::new(),
             units: OnceLock::new(),
+            abandoned: Arc::default(),
         })
     }
 }

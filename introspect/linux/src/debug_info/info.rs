@@ -70,7 +70,7 @@ impl<'f> DebugInfo<'f> {
         abbreviations.dedup();
         Ok(Self {
             dwarf,
-            budget: Budget::new(bytes),
+            budget: Budget::new(bytes, &file.abandoned),
             file,
             with_locations: OnceCell::new(),
             units,

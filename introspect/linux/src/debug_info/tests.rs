@@ -3,6 +3,8 @@
 mod index;
 mod modules;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use expect_test::expect;
@@ -46,6 +48,29 @@ fn only_files_are_read() {
         };
         assert_eq!(cause.to_string(), "it is not a regular file", "{path}");
     }
+}
+
+#[test]
+fn questions_end_when_nobody_waits_for_their_answers() {
+    let abandoned = Arc::new(AtomicBool::new(true));
+    let file = DebugFile::parse(&file()).unwrap().until(&abandoned);
+    assert!(matches!(file.index(), Err(DebugError::Abandoned)));
+    // What was not made is made for the next one.
+    abandoned.store(false, Ordering::Relaxed);
+    let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
+    let point = Point::parse("vfs_test:1").unwrap();
+    let places = info.places(&point).unwrap();
+    abandoned.store(true, Ordering::Relaxed);
+    let ends = [
+        info.lines("vfs_test", None).map(drop),
+        info.places(&point).map(drop),
+        info.variables(&places[0]).map(drop),
+    ];
+    for end in ends {
+        assert!(matches!(end, Err(DebugError::Abandoned)), "{end:?}");
+    }
+    abandoned.store(false, Ordering::Relaxed);
+    info.lines("vfs_test", None).unwrap();
 }
 
 #[test]

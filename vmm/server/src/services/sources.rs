@@ -1,12 +1,13 @@
 //! `hvprobe.v1.Sources`.
 //!
 //! What is kept true: of the questions about one machine one is answered at a time, and of all [`LOOKS`], so no more
-//! files with debug information are in memory than that, and none when nobody asks. What is uploaded goes to a file
-//! as it comes.
+//! files with debug information are in memory than that, and none when nobody asks: a look ends when its client has
+//! gone. What is uploaded goes to a file as it comes.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hvprobe_linux::debug_info::{DebugError, DebugFile};
@@ -85,11 +86,13 @@ impl Service {
         let folder = Arc::clone(&self.folder);
         let indexes = self.indexes.clone();
         let uploads = Arc::clone(&self.uploads);
-        let answered = self.looks.run(move || {
+        let answered = look(&self.looks, move |abandoned| {
             let _turn = turn;
             let sources = match uploads.of(&image) {
-                Some(upload) => upload.sources(&image).map_err(|why| unusable(&why))?,
-                None => open(&image, &folder, indexes.as_ref())?,
+                Some(upload) => upload
+                    .sources(&image, abandoned)
+                    .map_err(|why| unusable(&why))?,
+                None => open(&image, &folder, indexes.as_ref(), abandoned)?,
             };
             ask(&sources).map_err(|error| failed(&error))
         });
@@ -155,12 +158,32 @@ impl sources_server::Sources for Service {
         let length = upload.length();
         let uploads = Arc::clone(&self.uploads);
         let turn = handle.turn_to_look().await?;
-        let kept = self.looks.run(move || {
+        let kept = look(&self.looks, move |abandoned| {
             let _turn = turn;
-            uploads.keep(upload, &image)
+            uploads.keep(upload, &image, abandoned)
         });
         let build_id = kept.await?.map_err(|why| unusable(&why))?;
         Ok(Response::new(UploadDebugInfoResponse { build_id, length }))
+    }
+}
+
+/// Has `work` done once it is its turn among `looks`. It is told when nobody waits for it any more.
+async fn look<T: Send + 'static>(
+    looks: &Lane,
+    work: impl FnOnce(&Arc<AtomicBool>) -> T + Send + 'static,
+) -> Result<T, Status> {
+    let waiting = Waiting::default();
+    let abandoned = Arc::clone(&waiting.0);
+    looks.run(move || work(&abandoned)).await
+}
+
+/// Somebody waits for an answer, until it goes: with the call that has it.
+#[derive(Debug, Default)]
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -243,11 +266,13 @@ fn open(
     image: &Arc<KernelImage>,
     folder: &Path,
     indexes: Option<&Indexes>,
+    abandoned: &Arc<AtomicBool>,
 ) -> Result<Sources, Failure> {
     let none = |message| Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message);
     let places = places_of(image.build_id(), image.release(), folder);
     for path in &places {
         let opened = DebugFile::open(path);
+        let opened = opened.map(|file| file.until(abandoned));
         match opened.and_then(|file| Sources::indexed(Arc::clone(image), file, indexes)) {
             Ok(sources) => return Ok(sources),
             Err(DebugError::Read(why)) if why.kind() == io::ErrorKind::NotFound => {}
@@ -325,7 +350,9 @@ fn failed(error: &SourcesError) -> Failure {
         | DebugError::Split(_)
         | DebugError::OtherKernel { .. }
         | DebugError::Damaged { .. }
-        | DebugError::TooMuch => {
+        | DebugError::TooMuch
+        // Nobody is told.
+        | DebugError::Abandoned => {
             Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
         }
     }

@@ -45,7 +45,13 @@ fn told(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
 
 #[test]
 fn debug_information_is_found_by_the_build_id() {
-    let sources = open(&image(), folder(&dwarf::file()).path(), None).unwrap();
+    let sources = open(
+        &image(),
+        folder(&dwarf::file()).path(),
+        None,
+        &Arc::default(),
+    )
+    .unwrap();
     let found = sources
         .lines(&range("vfs_test").unwrap())
         .unwrap()
@@ -81,7 +87,7 @@ fn debug_information_is_found_by_the_build_id() {
 #[test]
 fn what_there_is_not_is_told_with_what_there_is() {
     let folder = folder(&dwarf::file());
-    let sources = open(&image(), folder.path(), None).unwrap();
+    let sources = open(&image(), folder.path(), None, &Arc::default()).unwrap();
     let error = sources
         .lines(&range("vfs_test@other.c").unwrap())
         .unwrap_err();
@@ -110,7 +116,8 @@ fn what_there_is_not_is_told_with_what_there_is() {
 fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
     let empty = tempfile::tempdir().unwrap();
     let path = by_build_id(empty.path());
-    let (code, kind, _, message) = told(open(&image(), empty.path(), None).unwrap_err());
+    let (code, kind, _, message) =
+        told(open(&image(), empty.path(), None, &Arc::default()).unwrap_err());
     assert_eq!(
         (code, kind),
         (Code::FailedPrecondition, ErrorKind::NoDebugInfo)
@@ -121,7 +128,7 @@ fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
         (b"no file of that kind".to_vec(), "ELF"),
     ] {
         let (code, kind, _, message) =
-            told(open(&image(), folder(&file).path(), None).unwrap_err());
+            told(open(&image(), folder(&file).path(), None, &Arc::default()).unwrap_err());
         assert_eq!(
             (code, kind),
             (Code::FailedPrecondition, ErrorKind::NoDebugInfo)
@@ -162,6 +169,33 @@ fn a_kernel_leads_to_no_file_outside_the_folder() {
     for id in [&b""[..], b"a", &[7; 66]] {
         assert_eq!(places(id, None), [""; 0]);
     }
+}
+
+#[tokio::test]
+async fn a_look_ends_when_its_client_has_gone() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let looks = Lane::new("a look", 1);
+    let (begun, has_begun) = tokio::sync::oneshot::channel();
+    let left = look(&looks, move |abandoned| {
+        begun.send(()).unwrap();
+        let file = dwarf::file();
+        let since = std::time::Instant::now();
+        // As many questions as it takes until nobody waits.
+        loop {
+            let file = DebugFile::parse(&file).unwrap().until(abandoned);
+            if let Err(why) = file.index() {
+                assert!(matches!(why, DebugError::Abandoned), "{why}");
+                return;
+            }
+            assert!(since.elapsed() < PATIENCE, "it goes on for nobody");
+        }
+    });
+    tokio::select! {
+        _ = left => panic!("it ended by itself"),
+        begun = has_begun => begun.unwrap(),
+    }
+    let next = tokio::time::timeout(PATIENCE, look(&looks, |_| 7));
+    assert_eq!(next.await.expect("its place is free").unwrap(), 7);
 }
 
 /// What is asked of a client that sends `part` every `every` seconds for ever.
