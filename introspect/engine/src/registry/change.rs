@@ -257,6 +257,8 @@ impl Registry {
             CommitError::Stop(error) => error.into(),
             CommitError::Sites(obstacles) => {
                 let Obstacle { at, why } = obstacles.first();
+                // Both may be long.
+                let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
                 ChangeError::Refused {
                     id: self
                         .sites
