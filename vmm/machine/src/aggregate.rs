@@ -2,16 +2,18 @@
 //!
 //! Invariants: nothing that the collector has handed on is left out, so that a histogram is as exact as the
 //! counts of what was dropped before; who reads one does not stop the guest; one that nobody holds any more
-//! is gone with the next event.
+//! is gone with the next event; all of a machine together take no more memory than [`AGGREGATION_BYTES`].
 //!
 //! Of a probe whose module is to tell what it shows, nobody knows before what a histogram is of its events: that
 //! is found out before the first of them is counted.
 
+use std::collections::HashMap;
+use std::mem::size_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hvprobe_engine::ProbeInfo;
-use hvprobe_hit::aggregate::{Snapshot, Table};
+use hvprobe_hit::aggregate::{NoRoom, Room, Snapshot, Table};
 use hvprobe_hit::event::Event;
 use hvprobe_spec::aggregate::Aggregate;
 use hvprobe_spec::histogram::Histogram;
@@ -24,6 +26,8 @@ use crate::machine::Machine;
 
 /// The most histograms of one machine, as each is filled by the one thread that collects events.
 pub const AGGREGATIONS_MAX: usize = 64;
+/// Bytes of all of them together.
+pub const AGGREGATION_BYTES: usize = 256 << 20;
 /// How long reading waits for what has happened.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -33,6 +37,17 @@ pub enum AggregateError {
     /// The machine has as many as it may.
     #[error("the machine has {AGGREGATIONS_MAX} histograms already")]
     TooMany,
+    /// They have no room for what is to be known of a probe.
+    #[error(
+        "the machine's histograms have {left} bytes left of {AGGREGATION_BYTES}, too few for as many probes \
+         (index {index}): count fewer, or end another histogram"
+    )]
+    NoRoom {
+        /// Its position in what was asked for.
+        index: usize,
+        /// Bytes that are left.
+        left: usize,
+    },
     /// No probe has that id.
     #[error("there is no probe {} (index {index})", id.0)]
     NoSuchProbe {
@@ -116,8 +131,7 @@ fn lock(counted: &Mutex<Counted>) -> MutexGuard<'_, Counted> {
 #[derive(Debug)]
 struct Counted {
     table: Table,
-    /// Probes whose modules are to tell, and their positions in what was asked for.
-    awaited: Vec<(usize, ProbeInfo)>,
+    awaited: Waiting,
     /// What the first of them that was told of does not have.
     refused: Option<AggregateError>,
 }
@@ -150,8 +164,48 @@ fn count(table: &mut Table, index: usize, probe: &ProbeInfo) -> Result<(), Aggre
             name: probe.name.clone(),
             source,
         })?;
-    table.count(probe.id, Arc::clone(&probe.actions), what);
-    Ok(())
+    let counted = table.count(probe.id, Arc::clone(&probe.actions), what);
+    counted.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })
+}
+
+/// Probes whose modules are to tell, and their positions in what was asked for.
+type Waiting = Vec<(usize, ProbeInfo)>;
+
+/// What is kept of a probe that waits for its module, about.
+const AWAITED: usize = size_of::<(usize, ProbeInfo)>() + 512;
+
+/// A table of what `histogram` says of those of `known` that `ids` names, each counted once however often it is
+/// named, and those of which that is told by their modules.
+fn table(
+    known: Vec<ProbeInfo>,
+    ids: &[ProbeId],
+    histogram: Histogram,
+    room: &Arc<Room>,
+) -> Result<(Table, Waiting), AggregateError> {
+    let (mut table, mut awaited) = (Table::new(histogram, Arc::clone(room)), Vec::new());
+    let mut by_id: HashMap<ProbeId, Option<ProbeInfo>> = known
+        .into_iter()
+        .map(|probe| (probe.id, Some(probe)))
+        .collect();
+    for (index, id) in ids.iter().copied().enumerate() {
+        let Some(probe) = by_id.get_mut(&id) else {
+            return Err(AggregateError::NoSuchProbe { index, id });
+        };
+        // Named before.
+        let Some(probe) = probe.take() else {
+            continue;
+        };
+        let counted = count(&mut table, index, &probe);
+        if probe.awaited.is_none() {
+            counted?;
+        } else {
+            // What it shows may be another thing of the same name, or what it does not show yet.
+            let reserved = table.reserve(AWAITED);
+            reserved.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })?;
+            awaited.push((index, probe));
+        }
+    }
+    Ok((table, awaited))
 }
 
 /// What fills a table.
@@ -187,20 +241,7 @@ impl Machine {
         if Arc::strong_count(&one) > AGGREGATIONS_MAX + 1 {
             return Err(AggregateError::TooMany);
         }
-        let known = self.probes();
-        let (mut table, mut awaited) = (Table::new(histogram), Vec::new());
-        for (index, id) in probes.iter().copied().enumerate() {
-            let Some(probe) = known.iter().find(|probe| probe.id == id) else {
-                return Err(AggregateError::NoSuchProbe { index, id });
-            };
-            let counted = count(&mut table, index, probe);
-            if probe.awaited.is_none() {
-                counted?;
-            } else {
-                // What it shows may be another thing of the same name, or what it does not show yet.
-                awaited.push((index, probe.clone()));
-            }
-        }
+        let (table, awaited) = table(self.probes(), probes, histogram, &self.histograms)?;
         let counted = Arc::new(Mutex::new(Counted {
             table,
             awaited,
@@ -222,5 +263,86 @@ impl Machine {
             );
         }
         is_whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use hvprobe_engine::{Awaited, ProbeState};
+    use hvprobe_spec::definition::Kind;
+    use hvprobe_spec::histogram::read_histogram;
+
+    use super::*;
+
+    fn probe(id: u32, awaited: bool) -> ProbeInfo {
+        ProbeInfo {
+            id: ProbeId(id),
+            name: format!("p_{id}"),
+            definition: "p vfs_read".to_owned(),
+            kind: Kind::Probe,
+            addr: None,
+            symbol: None,
+            state: ProbeState::Placed,
+            disabled: false,
+            turned_off: false,
+            budget: None,
+            mechanism: None,
+            unoptimized: None,
+            maxactive: None,
+            counts: hvprobe_hit::Counts::default(),
+            actions: Arc::default(),
+            shown: Arc::default(),
+            awaited: awaited.then(Awaited::default),
+        }
+    }
+
+    fn by_pid() -> Histogram {
+        read_histogram("keys=common_pid").expect("a histogram")
+    }
+
+    /// As many as a machine has at most, and as many as are named at once.
+    const PROBES: u32 = 65_536;
+    const NAMED: u32 = 16_384;
+
+    #[test]
+    fn what_a_list_costs_is_its_length_and_not_that_of_the_probes_for_each_of_it() {
+        let known: Vec<_> = (0..PROBES).map(|id| probe(id, false)).collect();
+        let room = Arc::new(Room::new(AGGREGATION_BYTES));
+        let last: Vec<_> = (PROBES - NAMED..PROBES).map(ProbeId).collect();
+        let same = vec![ProbeId(PROBES - 1); last.len()];
+        for ids in [last, same] {
+            let begun = Instant::now();
+            let (_table, awaited) = table(known.clone(), &ids, by_pid(), &room).expect("a table");
+            let took = begun.elapsed();
+            eprintln!("{} named of {PROBES} in {took:?}", ids.len());
+            assert!(awaited.is_empty());
+            // Each with each would be a thousand million steps.
+            assert!(took < Duration::from_secs(1), "{took:?}");
+        }
+        let unknown = table(known, &[ProbeId(3), ProbeId(PROBES)], by_pid(), &room);
+        let (index, id) = (1, ProbeId(PROBES));
+        assert_eq!(
+            unknown.err(),
+            Some(AggregateError::NoSuchProbe { index, id })
+        );
+    }
+
+    #[test]
+    fn probes_that_wait_for_their_modules_are_counted_once_and_have_their_room() {
+        let room = Arc::new(Room::new(8 * AWAITED));
+        let known: Vec<_> = (0..8).map(|id| probe(id, true)).collect();
+        let ids: Vec<_> = [0, 1, 0, 1].map(ProbeId).into();
+        let two = table(known.clone(), &ids, by_pid(), &room).expect("room for two");
+        assert_eq!(two.1.len(), 2);
+        let all: Vec<_> = (0..8).map(ProbeId).collect();
+        let refused = table(known.clone(), &all, by_pid(), &room).err();
+        assert!(
+            matches!(refused, Some(AggregateError::NoRoom { .. })),
+            "{refused:?}"
+        );
+        drop(two);
+        assert_eq!(room.left(), 8 * AWAITED);
     }
 }

@@ -17,6 +17,7 @@ use hvprobe_devices::acpi::{self, AcpiError};
 use hvprobe_devices::{COM1_GSI, Ports};
 use hvprobe_engine::{HiddenRegion, RegisterError, Registry};
 use hvprobe_hit::HitHandler;
+use hvprobe_hit::aggregate::Room;
 use hvprobe_hit::event::{Collector, EventProducer};
 use hvprobe_hit::record::Collection;
 use hvprobe_hit::region::KERNEL_WINDOW;
@@ -29,6 +30,7 @@ use hvprobe_vm::{ACPI_TABLES, CatchMode, CpuError, Entry, check_count, create_vm
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 
+use crate::aggregate::AGGREGATION_BYTES;
 use crate::clock::host::HostClock;
 use crate::clock::relation::{Kvmclock, Relation, Timeline};
 use crate::clock::times::Times;
@@ -328,6 +330,7 @@ fn start(
         hub,
         flush: collector.flush(),
         aggregations: Arc::default(),
+        histograms: Arc::new(Room::new(AGGREGATION_BYTES)),
         ioctls,
         throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {

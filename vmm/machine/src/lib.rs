@@ -27,7 +27,7 @@ mod tripwire;
 mod vcpu;
 mod waiting;
 
-pub use aggregate::{AGGREGATIONS_MAX, AggregateError, Aggregation};
+pub use aggregate::{AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, Aggregation};
 pub use boot::BootError;
 pub use claims::{LetGo, Owner};
 pub use config::{Bounds, DEFAULT_CMDLINE, EndReason, Ending, MachineConfig, State, Status};

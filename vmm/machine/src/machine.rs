@@ -19,6 +19,7 @@ use std::time::Instant;
 use hvprobe_arch::Gva;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_engine::{Refused, Registry, Skipped, Standing, StopError};
+use hvprobe_hit::aggregate::Room;
 use hvprobe_hit::event::Flush;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::modules::Module;
@@ -91,6 +92,8 @@ pub struct Machine {
     pub(crate) flush: Flush,
     /// Held once more by each histogram.
     pub(crate) aggregations: Arc<()>,
+    /// What all of them have together.
+    pub(crate) histograms: Arc<Room>,
     pub(crate) ioctls: Vec<Arc<IoctlTotals>>,
     /// When it was last looked for hits that were throttled; after `registry`.
     pub(crate) throttle_looked: Mutex<Instant>,

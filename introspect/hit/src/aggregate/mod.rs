@@ -5,9 +5,11 @@
 //! on; the hit path knows nothing of it.
 
 mod key;
+mod room;
 mod snapshot;
 mod table;
 
 pub use key::KeyValue;
+pub use room::Room;
 pub use snapshot::{Row, Snapshot, Sum};
-pub use table::{Copied, Table};
+pub use table::{Copied, NoRoom, Table};

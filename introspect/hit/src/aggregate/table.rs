@@ -1,20 +1,35 @@
 //! The entries of a histogram while it counts.
+//!
+//! Invariant: its entries, and what it knows of its probes, have taken their room from that of all histograms of the
+//! machine, and it is given back with them.
 
 use std::collections::HashMap;
+use std::mem::size_of;
 use std::sync::Arc;
 
 use hvprobe_spec::aggregate::{Aggregate, Measured, Part};
 use hvprobe_spec::histogram::{Histogram, KeyForm, Order, ValueForm};
-use hvprobe_spec::predicate::Field;
+use hvprobe_spec::predicate::{Field, Predicate};
 use hvprobe_spec::{Actions, ProbeId};
 
 use super::key::{parts, push_number, push_stack_trace, push_text, push_unreadable};
+use super::room::Room;
 use super::snapshot::{Row, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
 use crate::filter::{Seen, no_more};
 
 /// The most bytes of keys that are kept.
 const KEY_BYTES: usize = 16 << 20;
+/// What each allocation takes besides its bytes, about, and entries of a map for each that is used.
+const ALLOCATED: usize = 16;
+const SPARE: usize = 2;
+
+/// There is no room for another probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoom {
+    /// Bytes that are left.
+    pub left: usize,
+}
 
 /// A histogram that counts.
 #[derive(Debug)]
@@ -30,6 +45,10 @@ pub struct Table {
     lost: u64,
     /// Where keys are made.
     key: Vec<u8>,
+    room: Arc<Room>,
+    /// What of it entries have, and what is known of probes.
+    rows_taken: usize,
+    probes_taken: usize,
 }
 
 /// What of a probe's events is counted.
@@ -46,10 +65,48 @@ struct Entry {
     comm: Option<[u8; 16]>,
 }
 
+impl Counted {
+    /// The memory that it takes, about.
+    fn weight(&self) -> usize {
+        let Aggregate {
+            keys,
+            values,
+            filter,
+        } = &self.what;
+        let filter = filter.as_ref().map_or(0, parts_of);
+        SPARE * size_of::<(ProbeId, Self)>()
+            + keys.len() * (size_of::<Part>() + ALLOCATED)
+            + values.len() * (size_of::<Measured>() + ALLOCATED)
+            + filter * (size_of::<Predicate>() + ALLOCATED)
+    }
+}
+
+/// How many predicates one consists of.
+fn parts_of(predicate: &Predicate) -> usize {
+    match predicate {
+        Predicate::Check(_) => 1,
+        Predicate::Not(of) => 1 + parts_of(of),
+        Predicate::All(of) | Predicate::Any(of) => 1 + of.iter().map(parts_of).sum::<usize>(),
+    }
+}
+
+impl Entry {
+    /// The memory that one takes, about, which has a key of so many bytes, and so many sums.
+    fn weight(key: usize, sums: usize) -> usize {
+        SPARE * size_of::<(Box<[u8]>, Self)>() + key + sums * size_of::<Sum>() + 2 * ALLOCATED
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.room.give_back(self.rows_taken + self.probes_taken);
+    }
+}
+
 impl Table {
-    /// A table for what `histogram` asks for, of no probe yet.
+    /// A table for what `histogram` asks for, of no probe yet, whose memory is of `room`.
     #[must_use]
-    pub fn new(histogram: Histogram) -> Self {
+    pub fn new(histogram: Histogram, room: Arc<Room>) -> Self {
         Self {
             histogram,
             probes: HashMap::new(),
@@ -60,12 +117,43 @@ impl Table {
             dropped: 0,
             lost: 0,
             key: Vec::new(),
+            room,
+            rows_taken: 0,
+            probes_taken: 0,
         }
     }
 
     /// Counts the events of `probe`, too, which does `actions` at its hits.
-    pub fn count(&mut self, probe: ProbeId, actions: Arc<Actions>, what: Aggregate) {
-        self.probes.insert(probe, Counted { actions, what });
+    ///
+    /// # Errors
+    /// When there is no room for what is to be known of it.
+    pub fn count(
+        &mut self,
+        probe: ProbeId,
+        actions: Arc<Actions>,
+        what: Aggregate,
+    ) -> Result<(), NoRoom> {
+        let counted = Counted { actions, what };
+        self.reserve(counted.weight())?;
+        if let Some(before) = self.probes.insert(probe, counted) {
+            let weight = before.weight();
+            self.probes_taken -= weight;
+            self.room.give_back(weight);
+        }
+        Ok(())
+    }
+
+    /// Takes so many bytes for what else is kept of probes, until the table goes.
+    ///
+    /// # Errors
+    /// When there are not as many.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        if !self.room.take(bytes) {
+            let left = self.room.left();
+            return Err(NoRoom { left });
+        }
+        self.probes_taken += bytes;
+        Ok(())
     }
 
     /// What it counts.
@@ -88,8 +176,9 @@ impl Table {
 
     /// Begins anew.
     pub fn clear(&mut self) {
-        self.rows.clear();
-        self.bytes = 0;
+        self.rows = HashMap::new();
+        self.room.give_back(self.rows_taken);
+        (self.bytes, self.rows_taken) = (0, 0);
         (self.hits, self.dropped, self.lost) = (0, 0, 0);
     }
 
@@ -148,11 +237,14 @@ impl Table {
         }
         if !self.rows.contains_key(self.key.as_slice()) {
             let bytes = self.bytes + self.key.len();
-            if self.rows.len() >= self.histogram.size || bytes > KEY_BYTES {
+            let weight = Entry::weight(self.key.len(), what.values.len());
+            let is_full = self.rows.len() >= self.histogram.size || bytes > KEY_BYTES;
+            if is_full || !self.room.take(weight) {
                 self.dropped += 1;
                 return;
             }
             self.bytes = bytes;
+            self.rows_taken += weight;
             let entry = Entry {
                 hits: 0,
                 sums: vec![Sum::default(); what.values.len()].into(),

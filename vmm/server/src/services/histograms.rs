@@ -6,7 +6,7 @@
 //! What is kept true: a histogram counts for as long as its stream lives, and goes with it; what was counted
 //! comes behind the schema by which it is to be read.
 
-use hvprobe_machine::{AGGREGATIONS_MAX, AggregateError, Aggregation};
+use hvprobe_machine::{AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, Aggregation};
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
     HistogramCommand, HistogramSchema, aggregate_request, aggregate_response,
@@ -102,6 +102,14 @@ fn refused(error: &AggregateError) -> Status {
             message,
         )
         .bound("histograms_per_machine", AGGREGATIONS_MAX, 0)
+        .into(),
+        AggregateError::NoRoom { index, left } => Failure::new(
+            Code::ResourceExhausted,
+            ErrorKind::TooManyHistograms,
+            message,
+        )
+        .bound("histogram_bytes_per_machine", AGGREGATION_BYTES, left)
+        .at_index(*index)
         .into(),
         AggregateError::NoSuchProbe { index, .. } => {
             Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)

@@ -75,8 +75,8 @@ fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
         values,
         filter: None,
     };
-    let mut table = Table::new(histogram);
-    table.count(PROBE, Arc::default(), what);
+    let mut table = Table::new(histogram, Arc::new(Room::new(usize::MAX)));
+    table.count(PROBE, Arc::default(), what).unwrap();
     table
 }
 
@@ -336,4 +336,56 @@ fn numbers_are_divided_towards_zero() {
         rows,
         [(i64::MIN / 10, 8, 0), (-1, 15, 0), (0, 0, 0), (1, 0, 0)]
     );
+}
+
+#[test]
+fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_back() {
+    let room = Arc::new(Room::new(100_000));
+    let all = room.left();
+    let new = || {
+        let histogram = read_histogram("keys=a:vals=b:size=131072").expect("a histogram");
+        let form = histogram.keys[0].form;
+        let what = Aggregate {
+            keys: vec![Part {
+                of: register(Gpr::Rdi, 8, false),
+                form,
+                shape: Shape {
+                    name: String::new(),
+                    size: 8,
+                    kind: ShapeKind::Unsigned,
+                },
+            }],
+            values: vec![register(Gpr::Rsi, 8, false)],
+            filter: None,
+        };
+        let mut table = Table::new(histogram, Arc::clone(&room));
+        table.count(PROBE, Arc::default(), what.clone()).map(|()| {
+            // One that is named again takes no more.
+            let left = room.left();
+            table.count(PROBE, Arc::default(), what).expect("the same");
+            assert_eq!(room.left(), left);
+            table
+        })
+    };
+    let fill = |table: &mut Table| {
+        table.clear();
+        let events: Vec<_> = (0..10_000).map(|value| event(value, 1, b"a")).collect();
+        table.hear(&events, 0);
+        let said = table.copy().snapshot();
+        assert_eq!(said.hits + said.dropped, 10_000);
+        said.rows.len()
+    };
+    let (mut one, mut other) = (new().expect("room"), new().expect("room"));
+    let first = fill(&mut one);
+    assert!(first > 100 && first < 1000, "{first}");
+    assert_eq!(fill(&mut other), 0);
+    // An entry that is there counts on.
+    one.hear(&[event(0, 1, b"a")], 0);
+    assert_eq!(one.copy().snapshot().hits, first as u64 + 1);
+    one.clear();
+    assert_eq!(fill(&mut other), first);
+    drop((one, other));
+    assert_eq!(room.left(), all);
+    assert!(room.take(all));
+    assert_eq!(new().err(), Some(NoRoom { left: 0 }));
 }
