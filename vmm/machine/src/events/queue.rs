@@ -69,8 +69,15 @@ impl Pool {
         self.0.taken.load(Ordering::Relaxed)
     }
 
-    /// Room for so much, if there is some.
-    fn take(&self, weight: usize) -> Option<Share> {
+    /// The most that may wait.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// Room for so much, if there is some: for an item, or for what else belongs to the queues.
+    #[must_use]
+    pub fn take(&self, weight: usize) -> Option<Share> {
         let Room { limit, taken } = &*self.0;
         let more = |taken: usize| taken.checked_add(weight).filter(|sum| sum <= limit);
         let took = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
@@ -81,9 +88,9 @@ impl Pool {
     }
 }
 
-/// Room that is given back when it goes.
+/// Room of a [`Pool`] that is given back when it goes.
 #[derive(Debug)]
-struct Share {
+pub struct Share {
     pool: Pool,
     weight: usize,
 }

@@ -1,12 +1,12 @@
 //! One machine's events on their way to its clients.
 //!
-//! Invariants: the collector waits for no client; a batch is encoded once for all clients, and not at all
-//! if there has been none for [`LINGER`]; what waits for one client never takes more than [`WAITING`] bytes,
-//! and what waits for all clients of a server no more than their pool has; what a client loses is counted for
-//! it alone; a client that comes back finds what is held, and no event twice.
+//! Invariants: the collector waits for no client, and does for one no more than its lists cost; a batch is encoded
+//! once for all clients, and not at all if there has been none for [`LINGER`]; what waits for one client never takes
+//! more than [`WAITING`] bytes, and what waits for all clients of a server no more than their pool has; what a client
+//! loses is counted for it alone; a client that comes back finds what is held, and no event twice.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use hvprobe_hit::event::Event;
@@ -16,7 +16,7 @@ use hvprobe_machine::{Listen, ThrottleNotice};
 use super::encoded::{Encoded, Encoder, OVERHEAD};
 use super::held::{HELD_OF_ENDED, Held};
 use super::position::{Lost, Position};
-use super::subscription::Subscription;
+use super::subscription::{PASSING, Subscription};
 use super::wanted::{Facts, Wanted};
 
 /// Bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
@@ -24,8 +24,6 @@ use super::wanted::{Facts, Wanted};
 const WAITING: usize = 8 << 20;
 /// How long batches are held for clients that come back when there is none.
 const LINGER: Duration = Duration::from_secs(60);
-/// How often a client is told where its stream is if all events pass it by.
-const PASSING: Duration = Duration::from_secs(1);
 
 /// The clients of one machine. Copies are the same.
 #[derive(Clone, Debug)]
@@ -55,7 +53,8 @@ struct State {
 
 #[derive(Debug)]
 struct Client {
-    wanted: Arc<Wanted>,
+    /// Its subscription has it.
+    wanted: Weak<Wanted>,
     queue: Entrance<Encoded, Lost>,
     /// When it was told last where its stream is.
     told: Instant,
@@ -79,11 +78,11 @@ impl Broadcast {
     /// The events that are `wanted`, from now on or from the position `after` on, as far as they are held.
     pub(crate) fn subscribe(
         &self,
-        wanted: Wanted,
+        wanted: impl Into<Arc<Wanted>>,
         after: Option<Position>,
     ) -> Result<Subscription, Beyond> {
         let (into, from) = queue_in(&self.pool, WAITING);
-        let wanted = Arc::new(wanted);
+        let wanted = wanted.into();
         let now = Instant::now();
         let mut state = self.state();
         let end = state.end;
@@ -100,7 +99,7 @@ impl Broadcast {
             // Those that have left are not noticed while there are no events.
             state.clients.retain(|client| !client.queue.is_abandoned());
             state.clients.push(Client {
-                wanted: Arc::clone(&wanted),
+                wanted: Arc::downgrade(&wanted),
                 queue: into,
                 told: now,
                 picked: Vec::new(),
@@ -117,6 +116,7 @@ impl Broadcast {
             dropped: end.dropped - before.dropped,
             held,
             queue: from,
+            told: now,
         })
     }
 
@@ -179,15 +179,19 @@ impl Client {
         self.queue.lose(Lost { count, until });
     }
 
-    /// Takes up what it wants of `events`, which `encoder` has just made `all` of.
+    /// Takes up what its lists want of `events`, which `encoder` has just made `all` of.
     fn hear(&mut self, events: &[Event], all: &Encoded, encoder: &mut Encoder, now: Instant) {
-        let encoded = if self.wanted.is_all() {
+        let Some(wanted) = self.wanted.upgrade() else {
+            return;
+        };
+        let lists_all = wanted.lists_all();
+        let encoded = if lists_all {
             all.clone()
         } else {
             self.picked.clear();
-            let wanted = events.iter().enumerate();
-            let wanted = wanted.filter(|(_, event)| self.wanted.has(&Facts::from(*event)));
-            self.picked.extend(wanted.map(|(index, _)| index));
+            let listed = events.iter().enumerate();
+            let listed = listed.filter(|(_, event)| wanted.lists(&Facts::from(*event)));
+            self.picked.extend(listed.map(|(index, _)| index));
             if self.picked.is_empty() {
                 return self.pass_by(all.end, now);
             }
@@ -196,7 +200,7 @@ impl Client {
             }
             encoder.some(events, &self.picked, all.end)
         };
-        let count = match self.wanted.is_all() {
+        let count = match lists_all {
             true => events.len(),
             false => self.picked.len(),
         };
@@ -235,8 +239,10 @@ impl Listen for Listener {
 
     fn note(&mut self, notices: &[ThrottleNotice]) {
         for client in &mut self.0.state().clients {
-            let wants =
-                |notice: &&ThrottleNotice| client.wanted.has_probe(notice.throttled.probe.0);
+            let Some(wanted) = client.wanted.upgrade() else {
+                continue;
+            };
+            let wants = |notice: &&ThrottleNotice| wanted.has_probe(notice.throttled.probe.0);
             client.queue.note(notices.iter().filter(wants));
             client.queue.tell();
         }

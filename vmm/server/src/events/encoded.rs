@@ -43,32 +43,57 @@ impl Encoded {
         self.events = all.0;
         self
     }
+}
 
-    /// Only those that are `wanted`.
-    pub(crate) fn only(self, wanted: &Wanted) -> Self {
-        if wanted.is_all() {
-            return self;
+/// Picks those events of a batch that are wanted, some at a time: what a filter says may take long.
+#[derive(Debug)]
+pub(crate) struct Sieve {
+    left: Events,
+    picked: Vec<u8>,
+    probes: Vec<u32>,
+    end: Position,
+}
+
+impl Sieve {
+    /// One for the events of `encoded`.
+    pub(crate) fn of(encoded: Encoded) -> Self {
+        Self {
+            left: Events(encoded.events),
+            picked: Vec::new(),
+            probes: Vec::new(),
+            end: encoded.end,
         }
-        let mut bytes = Vec::new();
-        let mut probes = Vec::new();
-        for one in Events(self.events.clone()) {
+    }
+
+    /// Looks at so many more; whether there are others.
+    pub(crate) fn look(&mut self, wanted: &Wanted, count: usize) -> bool {
+        for _ in 0..count {
+            let Some(one) = self.left.next() else {
+                return false;
+            };
             let message = v1::SubscribeResponse::decode(one.clone());
             let message = message.unwrap_or_default();
             let is_wanted = |event: &&v1::Event| wanted.has(&Facts::from(*event));
             if let Some(event) = message.events.iter().find(is_wanted) {
-                bytes.extend_from_slice(&one);
-                probes.push(event.probe);
+                self.picked.extend_from_slice(&one);
+                self.probes.push(event.probe);
             }
         }
-        Self {
-            events: bytes.into(),
-            probes: each_once(probes),
-            ..self
+        true
+    }
+
+    /// What was picked.
+    pub(crate) fn end(self) -> Encoded {
+        Encoded {
+            events: self.picked.into(),
+            probes: each_once(self.probes),
+            end: self.end,
         }
     }
 }
 
 /// The events of a batch, each as the part of a message that it is.
+#[derive(Debug)]
 struct Events(Bytes);
 
 impl Iterator for Events {

@@ -1,20 +1,24 @@
 //! Which events a client wants.
 //!
 //! Invariant: that is told by the [`Facts`] of an event alone, which are the same whether it was just made
-//! or is read from its encoding. So a client that goes on from a position gets what it would have got.
+//! or is read from its encoding. So a client that goes on from a position gets what it would have got. Lists
+//! cost the same however long they are, and are looked at by the collector; a filter costs what it says, and is
+//! evaluated where its own client's events are taken.
 
 use std::collections::HashSet;
+use std::mem::size_of;
 
 use hvprobe_hit::event::{Event, EventKind};
 use hvprobe_hit::passes_by_task;
 use hvprobe_linux::task::Task;
+use hvprobe_machine::queue::Share;
 use hvprobe_proto::v1;
 use hvprobe_spec::predicate::Predicate;
 
 use crate::wire::convert;
 
 /// All events by default. Of the sets that are not empty, each has to have the event's own.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Wanted {
     pub(crate) probes: HashSet<u32>,
     pub(crate) pids: HashSet<i32>,
@@ -25,7 +29,16 @@ pub(crate) struct Wanted {
     pub(crate) kinds: HashSet<i32>,
     /// What has to hold besides.
     pub(crate) filter: Option<Predicate>,
+    /// The room that all this takes, where it is counted.
+    pub(crate) room: Option<Share>,
 }
+
+/// What an entry of a list takes besides itself: a byte of its table, and the places that are free in that.
+const SPARE: usize = 2;
+/// What a name takes besides its bytes where it is allocated.
+const ALLOCATED: usize = 16;
+/// What a filter of the greatest length takes, read.
+const FILTER: usize = 16 << 10;
 
 /// What of an event decides whether it is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,20 +61,38 @@ impl Wanted {
 
     /// Whether that is every event.
     pub(crate) fn is_all(&self) -> bool {
-        let Self {
-            probes,
-            pids,
-            tgids,
-            comms,
-            kinds,
-            filter,
-        } = self;
-        probes.is_empty()
-            && pids.is_empty()
-            && tgids.is_empty()
-            && comms.is_empty()
-            && kinds.is_empty()
-            && filter.is_none()
+        self.lists_all() && self.filter.is_none()
+    }
+
+    /// Whether no list leaves an event out.
+    pub(crate) fn lists_all(&self) -> bool {
+        self.probes.is_empty()
+            && self.pids.is_empty()
+            && self.tgids.is_empty()
+            && self.comms.is_empty()
+            && self.kinds.is_empty()
+    }
+
+    /// The memory that it takes, about.
+    pub(crate) fn weight(&self) -> usize {
+        let numbers = [
+            self.probes.capacity(),
+            self.pids.capacity(),
+            self.tgids.capacity(),
+            self.kinds.capacity(),
+        ];
+        let entries = numbers.into_iter().fold(0, usize::saturating_add);
+        let names = self.comms.iter();
+        let names = names.fold(0, |sum: usize, name| {
+            sum.saturating_add(name.capacity() + ALLOCATED)
+        });
+        let sets = entries
+            .saturating_mul(size_of::<u32>())
+            .saturating_add(self.comms.capacity().saturating_mul(size_of::<Vec<u8>>()));
+        let filter = self.filter.as_ref().map_or(0, |_| FILTER);
+        sets.saturating_mul(SPARE)
+            .saturating_add(names)
+            .saturating_add(filter + size_of::<Self>())
     }
 
     /// Whether what happens at `probe` can be wanted.
@@ -71,6 +102,15 @@ impl Wanted {
 
     /// Whether an event of these `facts` is wanted.
     pub(crate) fn has(&self, facts: &Facts) -> bool {
+        self.lists(facts)
+            && self
+                .filter
+                .as_ref()
+                .is_none_or(|filter| passes_by_task(filter, facts.task.as_ref(), facts.vcpu))
+    }
+
+    /// Whether no list leaves out an event of these `facts`.
+    pub(crate) fn lists(&self, facts: &Facts) -> bool {
         let of_task = |wanted: fn(&Self, &Task) -> bool| {
             let task = facts.task.as_ref();
             task.is_some_and(|task| wanted(self, task))
@@ -80,10 +120,6 @@ impl Wanted {
             && (self.pids.is_empty() || of_task(|it, task| it.pids.contains(&task.pid)))
             && (self.tgids.is_empty() || of_task(|it, task| it.tgids.contains(&task.tgid)))
             && (self.comms.is_empty() || of_task(|it, task| it.comms.contains(convert::comm(task))))
-            && self
-                .filter
-                .as_ref()
-                .is_none_or(|filter| passes_by_task(filter, facts.task.as_ref(), facts.vcpu))
     }
 }
 

@@ -54,7 +54,7 @@ impl Service {
     }
 
     fn subscribe(&self, mut request: SubscribeRequest) -> Result<Responses, Status> {
-        let wanted = wanted(&mut request)?;
+        let wanted = Arc::new(self.counted(wanted(&mut request)?)?);
         let SubscribeRequest { machine, after, .. } = request;
         // One for all machines' streams of this client.
         let place = Arc::new(self.fleet.totals().subscribers.take()?);
@@ -99,6 +99,29 @@ impl Service {
         let feed = |to_client| holding(place, Feed::new(origin, to_client).run(events));
         Ok(panics::stream(MESSAGES, feed))
     }
+
+    /// `wanted` with room for it, which is that of what waits for all subscribers.
+    fn counted(&self, mut wanted: Wanted) -> Result<Wanted, Status> {
+        if wanted.is_all() {
+            return Ok(wanted);
+        }
+        let pool = &self.fleet.totals().events;
+        let weight = wanted.weight();
+        let Some(room) = pool.take(weight) else {
+            let (most, left) = (pool.limit(), pool.limit().saturating_sub(pool.taken()));
+            let message = format!(
+                "the lists and the filter of this subscription take {weight} bytes, and {left} are left of the \
+                 {most} that all subscriptions and the events that wait for them may have: name less, end another \
+                 one, or raise `event_bytes` in the server's configuration"
+            );
+            let kind = ErrorKind::TooManySubscribers;
+            return Err(Failure::new(Code::ResourceExhausted, kind, message)
+                .bound("event_bytes", most, left)
+                .into());
+        };
+        wanted.room = Some(room);
+        Ok(wanted)
+    }
 }
 
 /// Runs `feed`, and keeps `place` as long.
@@ -116,13 +139,18 @@ fn beyond(_: Beyond) -> Status {
 #[derive(Debug)]
 struct All {
     fleet: Fleet,
-    wanted: Wanted,
+    /// The same for all.
+    wanted: Arc<Wanted>,
     to_client: mpsc::Sender<Result<Message, Status>>,
     places: Arc<Semaphore>,
 }
 
 impl All {
-    fn new(fleet: Fleet, wanted: Wanted, to_client: mpsc::Sender<Result<Message, Status>>) -> Self {
+    fn new(
+        fleet: Fleet,
+        wanted: Arc<Wanted>,
+        to_client: mpsc::Sender<Result<Message, Status>>,
+    ) -> Self {
         Self {
             fleet,
             wanted,
@@ -166,7 +194,7 @@ impl All {
             return;
         };
         let live = handle.machine().is_ok();
-        let events = live.then(|| handle.events().subscribe(self.wanted.clone(), None));
+        let events = live.then(|| handle.events().subscribe(Arc::clone(&self.wanted), None));
         let feed = Feed::new(Origin::Machine(handle), self.to_client.clone());
         panics::spawn(self.to_client.clone(), async move {
             feed.run(events.and_then(Result::ok)).await;

@@ -10,5 +10,5 @@ pub(crate) mod probes;
 pub(crate) mod sessions;
 pub(crate) mod sources;
 pub(crate) mod symbols;
-mod wanted;
+pub(crate) mod wanted;
 mod watcher;

@@ -1,12 +1,13 @@
 use hvprobe_arch::Regs;
 use hvprobe_hit::event::{Captured, EventKind};
 use hvprobe_linux::task::Task;
-use hvprobe_proto::v1::SubscribeResponse;
+use hvprobe_proto::v1::{SubscribeRequest, SubscribeResponse};
 use hvprobe_spec::{ProbeId, RegisterSet};
 use prost::Message as _;
 
 use super::*;
 use crate::events::held::HELD;
+use crate::services::wanted::wanted;
 
 fn event(probe: u32) -> Event {
     Event {
@@ -197,8 +198,8 @@ fn what_is_held_is_bounded_and_what_is_gone_is_counted() {
     assert!(held <= HELD_OF_ENDED && held > HELD_OF_ENDED / 2, "{held}");
 }
 
-#[test]
-fn what_a_filter_picks_is_a_copy_of_what_was_encoded_for_all() {
+#[tokio::test]
+async fn what_lists_pick_is_a_copy_of_what_was_encoded_for_all() {
     let task = |pid| {
         let comm = [0; 16];
         Some(Task {
@@ -216,11 +217,11 @@ fn what_a_filter_picks_is_a_copy_of_what_was_encoded_for_all() {
         .collect();
     let broadcast = Broadcast::default();
     let mut listener = broadcast.listener();
-    let wanted = Wanted {
+    let wanted = Arc::new(Wanted {
         pids: [1].into(),
         ..Wanted::default()
-    };
-    let subscribed = broadcast.subscribe(wanted.clone(), None);
+    });
+    let subscribed = broadcast.subscribe(Arc::clone(&wanted), None);
     let mut some = subscribed.expect("a subscription");
     listener.hear(&events, 0);
     let taken = some.try_next().and_then(|taken| taken.item);
@@ -229,8 +230,132 @@ fn what_a_filter_picks_is_a_copy_of_what_was_encoded_for_all() {
     // One who comes back gets the same.
     let start = Some(Position::default());
     let resumed = broadcast.subscribe(wanted, start).expect("a position");
-    let again = { resumed }.try_next().and_then(|taken| taken.item);
+    let again = { resumed }.next().await.and_then(|taken| taken.item);
     let again = again.expect("a batch");
     assert_eq!((again.events, again.end), (taken.events, taken.end));
     assert_eq!(again.probes, taken.probes);
+}
+
+/// What a client says that wants the hits on virtual CPU 1 alone, in as many comparisons as fit.
+fn dear() -> Arc<Wanted> {
+    let no = ["cpu == 9"; 63].join(" || ");
+    let mut request = SubscribeRequest {
+        filter: format!("cpu == 1 || {no}"),
+        ..SubscribeRequest::default()
+    };
+    Arc::new(wanted(&mut request).expect("a filter"))
+}
+
+/// A batch, of which every tenth event is of virtual CPU 1.
+fn of_two(first: u64, count: u64) -> Vec<Event> {
+    let mut events = numbered(first, count);
+    for event in &mut events {
+        event.vcpu = u32::from(event.seq.is_multiple_of(10));
+    }
+    events
+}
+
+#[tokio::test]
+async fn a_filter_is_paid_for_by_who_takes_its_events_and_not_by_the_collector() {
+    const CLIENTS: usize = 250;
+    let broadcast = Broadcast::default();
+    let mut listener = broadcast.listener();
+    let mut all = subscribe(&broadcast, &[]);
+    let wanted = dear();
+    let subscribe = || broadcast.subscribe(Arc::clone(&wanted), None);
+    let mut filtered: Vec<_> = (0..CLIENTS).map(|_| subscribe().expect("one")).collect();
+    let begun = Instant::now();
+    listener.hear(&of_two(0, 1000), 0);
+    eprintln!("heard for {CLIENTS} filters in {:?}", begun.elapsed());
+    // Nobody has looked at what waits for them.
+    let waiting: Vec<_> = { broadcast.state() }
+        .clients
+        .iter()
+        .map(|client| client.queue.waiting())
+        .collect();
+    assert_eq!(waiting, vec![waiting[0]; CLIENTS + 1]);
+    let begun = Instant::now();
+    let taken = filtered[0].next().await.expect("a batch");
+    eprintln!("looked at for one of them in {:?}", begun.elapsed());
+    let encoded = taken.item.expect("events");
+    let message = SubscribeResponse::decode(encoded.events).expect("a message");
+    let seen: Vec<_> = message.events.iter().map(|event| event.seq).collect();
+    assert_eq!(seen, (0..1000).step_by(10).collect::<Vec<_>>());
+    assert_eq!(numbers(&mut all).len(), 1000);
+}
+
+#[tokio::test]
+async fn what_a_filter_is_too_slow_for_is_lost_to_its_own_client_alone() {
+    const BATCHES: u64 = 200;
+    let broadcast = Broadcast::default();
+    let mut listener = broadcast.listener();
+    let mut slow = broadcast.subscribe(dear(), None).expect("one");
+    let mut all = subscribe(&broadcast, &[]);
+    let mut quick = 0;
+    for number in 0..BATCHES {
+        listener.hear(&of_two(1000 * number, 1000), 0);
+        assert!(broadcast.state().clients[0].queue.waiting() <= WAITING);
+        quick += numbers(&mut all).len() as u64;
+    }
+    assert_eq!(quick, 1000 * BATCHES);
+    drop(listener);
+    let (mut seen, mut lost) = (0, 0);
+    while let Some(taken) = slow.next().await {
+        lost += taken.lost.count;
+        let events = taken.item.map(|encoded| encoded.events).unwrap_or_default();
+        let message = SubscribeResponse::decode(events).expect("a message");
+        seen += message.events.len() as u64;
+    }
+    // Of what was not looked at nobody knows whether it was wanted.
+    assert!(lost > 0 && seen > 0, "{seen} seen, {lost} lost");
+    assert_eq!(10 * seen + lost, 1000 * BATCHES);
+}
+
+#[tokio::test]
+async fn a_filter_that_lets_nothing_pass_tells_where_the_stream_is_once_a_while() {
+    let broadcast = Broadcast::default();
+    let mut listener = broadcast.listener();
+    let mut none = broadcast.subscribe(dear(), None).expect("one");
+    let others = |first| {
+        let mut events = numbered(first, 10);
+        events.iter_mut().for_each(|event| event.vcpu = 0);
+        events
+    };
+    listener.hear(&others(0), 0);
+    let soon = tokio::time::timeout(Duration::from_millis(50), none.next());
+    assert!(soon.await.is_err(), "nothing is to be told");
+    none.told = Instant::now().checked_sub(PASSING).expect("a while ago");
+    listener.hear(&others(10), 0);
+    let taken = none.next().await.expect("a position");
+    let item = taken.item.expect("an empty batch");
+    assert!(item.events.is_empty());
+    assert_eq!(
+        item.end,
+        Position {
+            seq: 20,
+            dropped: 0
+        }
+    );
+}
+
+#[test]
+fn lists_are_shared_by_all_machines_and_gone_with_the_subscription() {
+    let pool = Pool::new(1 << 20);
+    let machines = [(); 3].map(|()| Broadcast::within(pool.clone()));
+    let listeners = machines.each_ref().map(Broadcast::listener);
+    let mut wanted = Wanted::of_probes(&(0..16_384).collect::<Vec<_>>());
+    let weight = wanted.weight();
+    assert!((16_384 * 4..1 << 18).contains(&weight), "{weight}");
+    wanted.room = pool.take(weight);
+    let wanted = Arc::new(wanted);
+    let each = machines.each_ref().map(|machine| {
+        let subscribed = machine.subscribe(Arc::clone(&wanted), None);
+        subscribed.expect("one")
+    });
+    drop(wanted);
+    assert_eq!(pool.taken(), weight);
+    // Though no event comes that shows that nobody takes it.
+    drop(each);
+    assert_eq!(pool.taken(), 0);
+    drop(listeners);
 }

@@ -13,6 +13,9 @@ use super::*;
 use crate::events::broadcast::{Broadcast, Listener};
 use crate::events::wanted::Wanted;
 
+/// Steps in which all that is held of a machine has been looked at.
+const LOOKS: usize = 4000;
+
 /// What happens to a machine's events, and to their client.
 #[derive(Clone, Debug)]
 enum Step {
@@ -84,7 +87,7 @@ impl Machine {
 /// A client that remembers where it is.
 struct Client {
     broadcast: Broadcast,
-    wanted: Wanted,
+    wanted: Arc<Wanted>,
     runtime: Runtime,
     from: Option<mpsc::Receiver<Result<Message, Status>>>,
     position: Option<v1::Position>,
@@ -96,7 +99,7 @@ struct Client {
 impl Client {
     fn connect(&mut self) {
         let after = self.position.as_ref().map(Position::from);
-        let events = self.broadcast.subscribe(self.wanted.clone(), after);
+        let events = self.broadcast.subscribe(Arc::clone(&self.wanted), after);
         let events = events.expect("a position that was told");
         let (to_client, from) = mpsc::channel(2);
         let feed = Feed::new(Origin::Published("m".into()), to_client);
@@ -111,13 +114,17 @@ impl Client {
         }
         let from = self.from.as_mut()?;
         let message = self.runtime.block_on(async {
-            // The feed runs on this thread, and has put there what there is when it waits.
-            for _ in 0..8 {
+            // The feed runs on this thread, and has put there what there is when it waits; what is held it looks at
+            // in many steps.
+            for _ in 0..LOOKS {
                 tokio::task::yield_now().await;
+                if let Ok(message) = from.try_recv() {
+                    return Some(message);
+                }
             }
-            from.try_recv()
+            None
         });
-        Some(read(message.ok()?.expect("no error")))
+        Some(read(message?.expect("no error")))
     }
 
     /// Deals with `message` and remembers where it ends.
@@ -155,7 +162,7 @@ fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let mut client = Client {
         broadcast,
-        wanted,
+        wanted: wanted.into(),
         runtime: { runtime }.build().expect("a runtime"),
         from: None,
         position: None,
