@@ -1,6 +1,6 @@
 //! What tells a machine from all others, whatever it is called, and which request made it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::OnceLock;
@@ -61,6 +61,17 @@ pub(crate) fn hash(request: &impl Message) -> u64 {
     let mut hasher = DefaultHasher::new();
     request.encode_to_vec().hash(&mut hasher);
     hasher.finish()
+}
+
+/// `labels` that are looked for, if a machine can have as many and as long ones.
+pub(crate) fn few_labels(
+    labels: HashMap<String, String>,
+) -> Result<BTreeMap<String, String>, Status> {
+    limits::at_most("the number of labels", labels.len(), LABELS)?;
+    for text in labels.iter().flat_map(|(name, value)| [name, value]) {
+        limits::at_most("a label", text.len(), limits::NAME)?;
+    }
+    Ok(labels.into_iter().collect())
 }
 
 /// The request of this id is not the one that it was used for.
@@ -125,7 +136,7 @@ impl Identity {
         &self.asked
     }
 
-    /// Whether it has all of these labels.
+    /// Whether it has all of these labels, which are [few](few_labels).
     pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
         let has = |(key, value)| self.asked.labels.get(key) == Some(value);
         labels.iter().all(has)
@@ -186,6 +197,19 @@ mod tests {
         let many = (0..=LABELS).map(|number| (format!("l{number}"), String::new()));
         assert!(Asked::new(String::new(), many, &()).is_err());
         assert!(Asked::new("x".repeat(REQUEST_ID + 1), [], &()).is_err());
+    }
+
+    #[test]
+    fn labels_that_no_machine_can_have_are_not_kept_by_who_looks_for_them() {
+        let few = |count: usize, length: usize| {
+            let labels = (0..count).map(|number| (format!("l{number}"), "x".repeat(length)));
+            few_labels(labels.collect()).map(|few| few.len())
+        };
+        assert_eq!(few(LABELS, limits::NAME).unwrap(), LABELS);
+        for (count, length) in [(LABELS + 1, 0), (1, limits::NAME + 1)] {
+            let error = few(count, length).unwrap_err();
+            assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+        }
     }
 
     #[test]

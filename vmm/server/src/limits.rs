@@ -38,8 +38,8 @@ pub(crate) const SHOWN: usize = 64;
 pub(crate) const BUILD_ID: usize = 64;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
-/// Bytes of the name of a machine, and of a session's owner.
-const NAME: usize = 63;
+/// Bytes of the name of a machine, of a session's owner, and of a label.
+pub(crate) const NAME: usize = 63;
 
 /// That `length` is not beyond `limit`.
 pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {

@@ -20,7 +20,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::watcher::Watcher;
 use crate::fleet::{Fleet, Handle};
-use crate::identity::Asked;
+use crate::identity::{Asked, few_labels};
 use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::Sessions;
@@ -95,7 +95,7 @@ impl machines_server::Machines for Service {
         } = request.into_inner();
         let mask = Mask::new(read_mask)?;
         limits::at_most("the number of states", states.len(), limits::STATES)?;
-        let labels = labels.into_iter().collect();
+        let labels = few_labels(labels)?;
         let mut page = Page::behind(page_size, page_token)?;
         for handle in self.fleet.all().iter().filter(|handle| handle.has(&labels)) {
             if page.is_told(handle.name()) {
@@ -122,7 +122,7 @@ impl machines_server::Machines for Service {
     ) -> Result<Response<Changes>, Status> {
         let WatchMachinesRequest { labels, read_mask } = request.into_inner();
         let mask = Mask::new(read_mask)?.with(["name", "uid"]);
-        let labels = labels.into_iter().collect();
+        let labels = few_labels(labels)?;
         let watch = |to_client| Watcher::new(&self.fleet, labels, mask, to_client).run();
         Ok(Response::new(panics::stream(1, watch)))
     }
