@@ -75,14 +75,23 @@ pub(crate) struct Remains {
     pub(crate) probes: Vec<v1::Probe>,
     /// The end of its console's output.
     pub(crate) console: Vec<u8>,
+    /// How many bytes all that takes, as it is told.
+    bytes: usize,
 }
 
 impl Remains {
-    /// How many bytes they take, as they are told.
-    pub(crate) fn bytes(&self) -> usize {
-        let probes = self.probes.iter().map(prost::Message::encoded_len);
-        let told = self.machine.encoded_len() + self.console.len();
-        probes.fold(told, usize::saturating_add)
+    /// These.
+    pub(crate) fn new(machine: v1::Machine, probes: Vec<v1::Probe>, console: Vec<u8>) -> Self {
+        let told = machine.encoded_len() + console.len();
+        let lengths = probes.iter().map(prost::Message::encoded_len);
+        // Counted once: whoever looks for the oldest of all machines keeps others from finding theirs.
+        let bytes = lengths.fold(told, usize::saturating_add);
+        Self {
+            machine,
+            probes,
+            console,
+            bytes,
+        }
     }
 }
 
@@ -145,11 +154,7 @@ impl Handle {
             Stopping::Listed(probes) => probes,
             Stopping::No | Stopping::Over => self.listed(&machine),
         };
-        let remains = Remains {
-            machine: self.told(&machine),
-            probes,
-            console: machine.console_kept(),
-        };
+        let remains = Remains::new(self.told(&machine), probes, machine.console_kept());
         drop(machine);
         let ended = Life::Ended(Arc::new(remains));
         self.life.send_modify(|life| {
@@ -220,7 +225,7 @@ impl Handle {
     /// How many bytes it keeps, as they are told, if it has ended.
     pub(crate) fn kept_bytes(&self) -> Option<usize> {
         let remains = self.remains()?;
-        Some(remains.bytes().saturating_add(self.events.held_bytes()))
+        Some(remains.bytes.saturating_add(self.events.held_bytes()))
     }
 
     /// Calls the machine on a thread that may block.
@@ -286,15 +291,20 @@ impl Handle {
         }
     }
 
-    /// Its probes as they are now, or as they were when it ended.
-    pub(crate) async fn probes(&self) -> Result<Vec<v1::Probe>, Status> {
-        match self.life() {
-            Life::Live(_) => {
-                let handle = self.clone();
-                self.blocking(move |machine| handle.listed(machine)).await
-            }
-            Life::Ended(remains) => Ok(remains.probes.clone()),
-        }
+    /// What `of` makes of its probes as they are now, or as they were when it ended. There may be many of them, so
+    /// that is done on a thread that may block.
+    pub(crate) async fn probes<T: Send + 'static>(
+        &self,
+        of: impl FnOnce(Vec<v1::Probe>) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let (handle, life) = (self.clone(), self.life());
+        let made = self.aside(move || {
+            of(match life {
+                Life::Live(machine) => handle.listed(&machine),
+                Life::Ended(remains) => remains.probes.clone(),
+            })
+        });
+        made.await
     }
 
     /// Takes its probes out and ends it. Nothing to do if it has ended.

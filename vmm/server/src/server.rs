@@ -276,3 +276,6 @@ async fn farewell(has_ended: oneshot::Receiver<()>) {
         Err(_) => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,15 +28,23 @@ fn made_by(request_id: &str) -> Asked {
 
 /// Adds a machine that has ended, with a console of that.
 pub(crate) fn add_ended(fleet: &Fleet, name: &str, request_id: &str, console: &[u8]) -> Handle {
-    let remains = Remains {
-        machine: v1::Machine {
-            name: name.into(),
-            state: v1::MachineState::Stopped.into(),
-            ..Default::default()
-        },
-        probes: Vec::new(),
-        console: console.to_vec(),
+    add_ended_with(fleet, name, request_id, console, Vec::new())
+}
+
+/// The same, with these probes.
+pub(crate) fn add_ended_with(
+    fleet: &Fleet,
+    name: &str,
+    request_id: &str,
+    console: &[u8],
+    probes: Vec<v1::Probe>,
+) -> Handle {
+    let machine = v1::Machine {
+        name: name.into(),
+        state: v1::MachineState::Stopped.into(),
+        ..Default::default()
     };
+    let remains = Remains::new(machine, probes, console.to_vec());
     let shared = &fleet.shared;
     let number = fleet.slots().reserve(name, &Asked::default());
     let place = Place {

@@ -70,9 +70,12 @@ impl decisions_server::Decisions for Service {
         limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
         let over = self.sessions.follow(&session)?;
         let handle = self.fleet.get(&machine)?;
-        let known = handle.probes().await?;
-        let chosen = choose(&probes, known)?;
-        let ids = probes.into_iter().map(ProbeId);
+        let chosen = handle.probes(move |known| {
+            let chosen = choose(&probes, known)?;
+            Ok::<_, Status>((probes, chosen))
+        });
+        let (ids, chosen) = chosen.await??;
+        let ids = ids.into_iter().map(ProbeId);
         let asker = handle.machine()?.decisions().attach(ids);
 
         let decide = |to_client| {

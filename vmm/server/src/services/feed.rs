@@ -49,14 +49,19 @@ impl Origin {
         }
     }
 
-    async fn probes(&self) -> Vec<v1::Probe> {
-        match self {
-            Self::Machine(handle) => handle.probes().await.unwrap_or_else(|error| {
-                tracing::error!(%error, "cannot describe probes");
-                Vec::new()
-            }),
-            Self::Published(_) => Vec::new(),
-        }
+    /// Those of its probes that `ids` names.
+    async fn probes(&self, ids: HashSet<u32>) -> Vec<v1::Probe> {
+        let Self::Machine(handle) = self else {
+            return Vec::new();
+        };
+        let named = handle.probes(move |mut probes| {
+            probes.retain(|probe| ids.contains(&probe.id));
+            probes
+        });
+        named.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot describe probes");
+            Vec::new()
+        })
     }
 
     /// How it ended; returns when it has.
@@ -189,8 +194,7 @@ impl Feed {
     /// Tells the client about the probes `unknown`; returns the last of them, for the message that
     /// has their events.
     async fn describe(&mut self, unknown: HashSet<u32>) -> Result<Vec<v1::Probe>, Gone> {
-        let mut probes = self.origin.probes().await;
-        probes.retain(|probe| unknown.contains(&probe.id));
+        let mut probes = self.origin.probes(unknown.clone()).await;
         // A probe that was removed since its hit stays undescribed; it is not asked for again.
         self.described.extend(unknown);
         while probes.len() > PROBES_PER_MESSAGE {

@@ -25,6 +25,7 @@ use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::Sessions;
 use crate::status::{Failure, chain, stop_error};
+use crate::threads::Lane;
 use crate::wire::mask::Mask;
 use crate::wire::page::Page;
 use crate::wire::registration;
@@ -40,6 +41,8 @@ const CMDLINE: usize = 64 << 10;
 const COMMAND_WORDS: usize = 4096;
 /// Bytes of a guest's command.
 const COMMAND_BYTES: usize = 128 << 10;
+/// Requests for machines that are read at a time.
+const READS: usize = 4;
 /// Bytes of the console in one message.
 const CONSOLE_PIECE: usize = 64 << 10;
 
@@ -48,12 +51,19 @@ const CONSOLE_PIECE: usize = 64 << 10;
 pub(crate) struct Service {
     fleet: Fleet,
     sessions: Sessions<Handle>,
+    /// Requests for machines that are read at a time: each may have many definitions.
+    reads: Lane,
 }
 
 impl Service {
     /// The service, as it is served.
     pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> MachinesServer<Self> {
-        MachinesServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
+        let service = Self {
+            fleet,
+            sessions,
+            reads: Lane::new("a request for a machine", READS),
+        };
+        MachinesServer::new(service).max_decoding_message_size(limits::MESSAGE)
     }
 }
 
@@ -71,8 +81,11 @@ impl machines_server::Machines for Service {
         let mut request = request.into_inner();
         let request_id = std::mem::take(&mut request.request_id);
         let labels = std::mem::take(&mut request.labels);
-        let asked = Asked::new(request_id, labels, &request)?;
-        let config = config(request)?;
+        let read = self.reads.run(move || {
+            let asked = Asked::new(request_id, labels, &request)?;
+            Ok::<_, Status>((asked, config(request)?))
+        });
+        let (asked, config) = read.await??;
         let handle = self.fleet.boot(config, asked).await?;
         let mut machine = handle.describe();
         // If it has ended already, its probes do not matter any more.

@@ -71,16 +71,17 @@ async fn register(
     request: RegisterRequest,
     ticket: Option<Ticket<Handle>>,
 ) -> Result<RegisterResponse, Status> {
-    let specs = specs(request.probes)?;
     let refusals = refusals(request.skip_refused);
     let registered = handle
         .blocking(move |machine| {
+            // Reading as many definitions as there may be takes a while, too.
+            let specs = specs(request.probes)?;
             // The session cannot end before its probes are known to be its own.
             let owner = ticket.as_ref().map(|ticket| ticket.owner);
-            machine.register_for(owner, &specs, refusals)
+            let registered = machine.register_for(owner, &specs, refusals);
+            registered.map_err(|error| register_error(&request.machine, &error))
         })
-        .await?
-        .map_err(|error| register_error(&request.machine, &error))?;
+        .await??;
     Ok(response(&registered))
 }
 
@@ -167,9 +168,11 @@ impl probes_server::Probes for Service {
             owner,
         } = request.into_inner();
         let handle = self.fleet.get(&machine)?;
-        let mut probes = handle.probes().await?;
-        probes.retain(|probe| owner.is_empty() || probe.owner == owner);
-        let (probes, next_page_token) = page::of_probes(probes, page_size, &page_token)?;
+        let page = handle.probes(move |mut probes| {
+            probes.retain(|probe| owner.is_empty() || probe.owner == owner);
+            page::of_probes(probes, page_size, &page_token)
+        });
+        let (probes, next_page_token) = page.await??;
         Ok(Response::new(ListProbesResponse {
             probes,
             disarmed: handle.describe().disarmed,
