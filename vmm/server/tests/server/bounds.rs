@@ -163,6 +163,26 @@ async fn streams_beyond_those_that_may_be_are_refused_and_other_calls_are_not() 
 }
 
 #[tokio::test]
+async fn watches_of_all_machines_end_with_the_server_and_not_with_an_error() {
+    let running = Running::with_limits(Limits::of_host());
+    let mut watched = Vec::new();
+    for _ in 0..3 {
+        let mut machines = MachinesClient::new(running.connect().await);
+        let stream = machines.watch_machines(WatchMachinesRequest::default());
+        let mut stream = stream.await.unwrap().into_inner();
+        let first = timeout(PATIENCE, stream.message()).await;
+        let first = first.expect("a message").unwrap().unwrap();
+        assert!(matches!(first.what, Some(What::AllTold(_))));
+        watched.push(stream);
+    }
+    running.stop().await;
+    for mut stream in watched {
+        let end = timeout(PATIENCE, stream.message()).await;
+        assert_eq!(end.expect("an end").unwrap(), None);
+    }
+}
+
+#[tokio::test]
 async fn subscribers_beyond_those_that_may_be_are_refused() {
     let mut server = Server::new().with_limits(Limits {
         subscribers: 1,
