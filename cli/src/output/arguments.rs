@@ -89,10 +89,14 @@ impl Arguments {
         if !call {
             return Some(Told::Values(values));
         }
-        let returned = argument::Source::Field(EventField::Retval.into());
-        let has_result = arguments
-            .last()
-            .is_some_and(|last| last.source == Some(returned));
+        let returns = event.kind() == EventKind::Return;
+        let is_result = |last: &v1::Argument| match &last.source {
+            Some(argument::Source::Field(field)) => *field == i32::from(EventField::Retval),
+            // What is larger than one register; the arguments are those of the entry.
+            Some(argument::Source::Registers(registers)) => returns && !registers.entry,
+            _ => false,
+        };
+        let has_result = arguments.last().is_some_and(is_result);
         let result = if has_result { values.pop() } else { None };
         Some(Told::Call {
             arguments: values,

@@ -96,6 +96,48 @@ fn values_are_found_in_registers() {
 }
 
 #[test]
+fn a_result_in_two_registers_is_that_of_the_call() {
+    let long = || plain("long", 8, TypeKind::Signed);
+    let time = structure(
+        16,
+        vec![
+            member("tv_sec", 0, None, long()),
+            member("tv_nsec", 64, None, long()),
+        ],
+    );
+    let mut probe = with(vec![
+        argument("inode", in_registers(&[Register::Rdi], true), int()),
+        argument(
+            "retval",
+            in_registers(&[Register::Rax, Register::Rdx], false),
+            time,
+        ),
+    ]);
+    probe.call = true;
+    let mut event = v1::Event {
+        kind: EventKind::Return.into(),
+        registers: Some(v1::Registers {
+            rax: Some(7),
+            rdx: Some(9),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let result = |event: &v1::Event| match Arguments::of(&probe).told(event, &[]) {
+        Some(Told::Call { arguments, result }) => {
+            let text = |(_, value)| value_text::text(&value, &Names::default());
+            (arguments.len(), result.map(text))
+        }
+        other => panic!("{other:?}"),
+    };
+    let text = "{tv_sec=7, tv_nsec=9}".to_owned();
+    assert_eq!(result(&event), (1, Some(text)));
+    // At an entry what registers have now are arguments.
+    event.kind = EventKind::Hit.into();
+    assert_eq!(result(&event), (2, None));
+}
+
+#[test]
 fn values_are_found_in_what_was_captured() {
     let items = |read| v1::Item {
         what: Some(v1::item::What::Fetched(v1::FetchedItem {

@@ -21,6 +21,6 @@ pub use functions::{Parameter, Prototype};
 pub use kinds::{Argument, Enumerators, Field, Int, Kind, Members, Parameters, Value};
 pub use members::Member;
 pub(crate) use members::Structures;
-pub use places::Place;
+pub use places::{Place, Returned};
 pub use shape::Limits;
 pub use table::{TypeId, Types};

@@ -1,5 +1,5 @@
-//! Where the parameters of a function are when it begins, by the System V calling convention for AMD64
-//! (its section 3.2.3), as far as kernels use it.
+//! Where the parameters of a function are when it begins, and what it returns when it has, by the System V calling
+//! convention for AMD64 (its section 3.2.3), as far as kernels use it.
 //!
 //! What is kept true: a place is told only where the convention leaves no doubt. Kernels hand on no
 //! floating-point numbers; where types claim it, nothing is told from there on.
@@ -26,6 +26,19 @@ pub enum Place {
     Registers(Gpr, Gpr),
     /// On the stack, from this word above RSP on. Word 0 is the return address.
     Stack(u16),
+    /// That cannot be told.
+    Unknown,
+}
+
+/// Where a function leaves what it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Returned {
+    /// In RAX. Bits beyond the size of the value mean nothing.
+    Register,
+    /// In RAX, and what is behind its first eight bytes in RDX.
+    Registers,
+    /// In memory, whose address is in RAX.
+    Memory,
     /// That cannot be told.
     Unknown,
 }
@@ -97,6 +110,17 @@ impl Types {
             places.push(place);
         }
         places
+    }
+
+    /// Where a value of this type is when the function that returns it has returned.
+    #[must_use]
+    pub fn returned(&self, id: TypeId) -> Returned {
+        match self.class(id).0 {
+            Class::Integer(1) => Returned::Register,
+            Class::Integer(_) => Returned::Registers,
+            Class::Memory => Returned::Memory,
+            Class::Other => Returned::Unknown,
+        }
     }
 
     /// The next words of the stack that a parameter fits into. The first is at a multiple of 16 bytes.

@@ -34,6 +34,8 @@ pub(super) enum Start {
     Base(Base),
     /// A parameter in two registers.
     Two(Gpr, Gpr),
+    /// What a function returned in RAX and RDX.
+    Result,
     /// A parameter on the stack at the function's entry, from this word on.
     Parameter(u16),
     /// Something that every event has.

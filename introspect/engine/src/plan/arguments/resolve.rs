@@ -1,7 +1,7 @@
 //! The arguments of one probe.
 
 use hvprobe_arch::regs::{Gpr, RegisterSet};
-use hvprobe_linux::types::TypeId;
+use hvprobe_linux::types::{Returned, TypeId};
 use hvprobe_spec::definition::Target;
 use hvprobe_spec::fetch::{Element, ExprKind, FetchArg, TypeName, words};
 use hvprobe_spec::{
@@ -292,13 +292,19 @@ const STRING: TypeName = TypeName {
     count: None,
 };
 
+/// What a function returns: by its type where registers have all of it, else what RAX has.
 fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
-    let chain = Chain::of(Start::Common(Common::Retval), Some(ty));
-    let value = of_chain(0, chain, None, around).ok()?;
-    // What is larger is not in RAX alone.
-    (value.shape.size <= 8).then(|| Found {
+    let result = |ty| {
+        let chain = Chain::of(Start::Common(Common::Retval), ty);
+        of_chain(0, chain, None, around)
+    };
+    // Nobody has asked for what is in memory, which would have to be read at each return.
+    let types = around.function.types();
+    let in_memory = types.is_ok_and(|types| types.returned(ty) == Returned::Memory);
+    let whole = (!in_memory).then(|| result(Some(ty)).ok()).flatten();
+    Some(Found {
         name: name.to_owned(),
-        value,
+        value: whole.or_else(|| result(None).ok())?,
     })
 }
 

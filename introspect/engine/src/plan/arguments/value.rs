@@ -4,7 +4,7 @@
 //! is captured. Texts share what an event has left when everything else has its place.
 
 use hvprobe_arch::regs::Gpr;
-use hvprobe_linux::types::Types;
+use hvprobe_linux::types::{Returned, Types};
 use hvprobe_spec::fetch::{Element, Shown, TypeName, words};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{
@@ -130,14 +130,35 @@ fn untyped(
     types: Option<&Types>,
     returns: bool,
 ) -> Result<Value, ParseError> {
-    let shape = match (types, chain.ty) {
-        (Some(types), Some(ty)) => types::shape(types, ty).ok_or_else(|| {
-            let why = "nothing tells how large a value is: name a type, as in :x64";
-            refused(column, why)
-        })?,
-        _ => types::word(),
+    let (Some(types), Some(ty)) = (types, chain.ty) else {
+        return plain(column, chain, types::word(), returns);
+    };
+    let shape = types::shape(types, ty).ok_or_else(|| {
+        let why = "nothing tells how large a value is: name a type, as in :x64";
+        refused(column, why)
+    })?;
+    let chain = match chain.start {
+        Start::Common(Common::Retval) => result(column, chain, shape.size, types.returned(ty))?,
+        _ => chain,
     };
     plain(column, chain, shape, returns)
+}
+
+/// All of what a function returned, which `chain` gives the first eight bytes of, or the address.
+fn result(column: usize, chain: Chain, size: u32, place: Returned) -> Result<Chain, ParseError> {
+    match place {
+        Returned::Register => Ok(chain),
+        Returned::Registers => Ok(Chain::of(Start::Result, chain.ty)),
+        Returned::Memory => {
+            let address = Chain::of(Start::Base(Base::Register(Gpr::Rax)), None);
+            Ok(address.at(0, Memory::Kernel))
+        }
+        Returned::Unknown if size <= 8 => Ok(chain),
+        Returned::Unknown => {
+            let why = format!("nothing tells where the {size} bytes of the result are");
+            Err(refused(column, why))
+        }
+    }
 }
 
 /// A value of a fixed size, which is shown as `shape`.
@@ -175,6 +196,7 @@ fn place(column: usize, chain: Chain, size: u32, returns: bool) -> Result<From, 
         },
         (Start::Base(base), false) => From::Hit(fetched(base, chain.pointers, Read::Bytes(len()?))),
         (Start::Two(first, second), true) => registers(vec![first, second], returns),
+        (Start::Result, true) => registers(vec![Gpr::Rax, Gpr::Rdx], false),
         (Start::Parameter(word), true) => {
             let item = match len()? {
                 ..=8 => Item::Stack(word),
@@ -190,7 +212,8 @@ fn place(column: usize, chain: Chain, size: u32, returns: bool) -> Result<From, 
             }
         }
         (Start::Common(common), true) => From::Event(Source::Common(common)),
-        (Start::Two(..) | Start::Parameter(_) | Start::Common(_), false) | (Start::Text(_), _) => {
+        (Start::Two(..) | Start::Result | Start::Parameter(_) | Start::Common(_), false)
+        | (Start::Text(_), _) => {
             return Err(refused(column, words::BAD_FETCH_ARG));
         }
     })

@@ -232,6 +232,38 @@ fn a_return_shows_the_arguments_of_the_entry_and_the_typed_result() {
 }
 
 #[test]
+fn a_result_beyond_one_register_is_whole() {
+    let mut rig = Rig::live();
+    let ids = rig.register(&[
+        defaults("r filler_014"),
+        spec("r filler_014 r=$retval first=$retval:x64"),
+        defaults("r filler_016"),
+        spec("r filler_016 $retval"),
+    ]);
+    let shown = |probe: usize, at: usize| {
+        let argument = rig.info(ids[probe]).shown.arguments[at].clone();
+        let size = argument.shape.size;
+        (argument.shape.name, size, argument.source)
+    };
+    let both = Source::Registers {
+        registers: vec![Gpr::Rax, Gpr::Rdx],
+        entry: false,
+    };
+    let whole = || ("struct path".to_owned(), 16, both.clone());
+    assert_eq!([shown(0, 1), shown(1, 0)], [whole(), whole()]);
+    let recorded = rig.info(ids[0]).actions.registers;
+    assert!(recorded.iter().any(|it| it == Gpr::Rdx), "{recorded:?}");
+    // As the kernel has it, RAX.
+    let rax = || ("x64".to_owned(), 8, Source::Common(Common::Retval));
+    assert_eq!(shown(1, 1), rax());
+    // Memory is read only where that is asked for.
+    assert_eq!(shown(2, 1), rax());
+    let read = ("struct dentry".to_owned(), 48, Source::Item(0));
+    assert_eq!(shown(3, 0), read);
+    assert_eq!(rig.info(ids[3]).actions.capture_at_return.len(), 1);
+}
+
+#[test]
 fn registers_numbers_and_texts_of_the_definition_are_shown() {
     let told = hit(
         r#"p vfs_read+9 a=%si:u16 b=$stack c=$comm d=\5 e=\"five" f=%ip g=%flags h=%cs %ss:x8"#,

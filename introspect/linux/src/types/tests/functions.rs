@@ -4,7 +4,7 @@ use hvprobe_arch::regs::Gpr;
 use hvprobe_fixtures::btf::{Btf, sample};
 
 use super::{BIT_FIELDS, BOOL, SIGNED, STRUCT, UNION, parsed};
-use crate::types::{Place, PrototypeError, TypeId};
+use crate::types::{Place, PrototypeError, Returned, TypeId};
 
 #[test]
 fn prototypes_are_told_and_not_guessed() {
@@ -156,5 +156,40 @@ fn parameters_are_where_the_calling_convention_has_them() {
     for (name, expected) in cases {
         let prototype = types.function(&name).unwrap();
         assert_eq!(types.places(&prototype), expected, "{name}");
+    }
+}
+
+#[test]
+fn results_are_where_the_calling_convention_has_them() {
+    let mut btf = Btf::default();
+    let int = btf.int("int", 4, SIGNED);
+    let long = btf.int("long int", 8, SIGNED);
+    let huge = btf.int("__int128", 16, SIGNED);
+    let pointer = btf.pointer(0);
+    let small = btf.structure("small", 8, &[("a", int, 0), ("b", int, 32)]);
+    let time = btf.structure(
+        "timespec64",
+        16,
+        &[("tv_sec", long, 0), ("tv_nsec", long, 64)],
+    );
+    let name = btf.refer(8, "time_t", time);
+    let packed = btf.structure("packed", 12, &[("a", int, 0), ("b", long, 32)]);
+    let big = btf.structure("big", 24, &[("a", time, 0), ("b", long, 128)]);
+    let empty = btf.structure("empty", 0, &[]);
+    let unknown = btf.refer(7, "unknown", 0);
+    let types = parsed(&btf);
+    for (ty, expected) in [
+        (int, Returned::Register),
+        (pointer, Returned::Register),
+        (small, Returned::Register),
+        (huge, Returned::Registers),
+        (time, Returned::Registers),
+        (name, Returned::Registers),
+        (packed, Returned::Memory),
+        (big, Returned::Memory),
+        (empty, Returned::Unknown),
+        (unknown, Returned::Unknown),
+    ] {
+        assert_eq!(types.returned(TypeId(ty)), expected, "{ty}");
     }
 }
