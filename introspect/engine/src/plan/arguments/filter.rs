@@ -222,7 +222,12 @@ fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, Pa
     for it in named {
         any.push(match it.mask {
             // A field of several bits, of which one value is meant: that is how it is shown, too.
-            Some(mask) if mask.count_ones() > 1 => within(field, mask, it.value),
+            Some(mask) if mask.count_ones() > 1 => {
+                within(field, mask, it.value).ok_or_else(|| {
+                    let why = format!("`{}` has not the bits that tell it", test.field);
+                    wrong(test.value_column.0, &why)
+                })?
+            }
             _ if it.value == 0 => {
                 let why = "it has no bit that could be set: compare with ==";
                 return Err(wrong(test.value_column.0, why));
@@ -236,18 +241,23 @@ fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, Pa
     })
 }
 
-/// Whether the bits of `field` that are in `mask` are those of `value`: a comparison for each row of them.
-fn within(field: &Field, mask: u64, value: u64) -> Predicate {
+/// Whether the bits of `field` that are in `mask` are those of `value`: a comparison for each row of them. `None` of a
+/// field that has none of them, or not those of `value`.
+fn within(field: &Field, mask: u64, value: u64) -> Option<Predicate> {
     let Field::Number {
         source, size, bits, ..
     } = field
     else {
         // Nothing else is shown by names of bits.
-        return Predicate::Any(Vec::new());
+        return None;
     };
     let (first, width) = bits.map_or((0, size * 8), |bits| (bits.offset, bits.width));
+    let there = u64::MAX >> (64 - u32::from(width.clamp(1, 64)));
+    let mut rest = mask & there;
+    if rest == 0 || value & mask & !there != 0 {
+        return None;
+    }
     let mut rows = Vec::new();
-    let mut rest = mask & (u64::MAX >> (64 - u32::from(width.clamp(1, 64))));
     while rest != 0 {
         let at = rest.trailing_zeros();
         let len = (rest >> at).trailing_ones();
@@ -265,7 +275,7 @@ fn within(field: &Field, mask: u64, value: u64) -> Predicate {
         rows.push(compare(&these, Operator::Equal, (value & row) >> at));
         rest &= !row;
     }
-    Predicate::All(rows)
+    Some(Predicate::All(rows))
 }
 
 /// What is left of `value` in a number of the size and sign of `field`, as the kernel compares it
@@ -399,4 +409,41 @@ fn condition(predicate: &Predicate) -> Option<Condition> {
         comparison,
         value,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_that_has_not_the_bits_of_a_name_is_not_compared_with_it() {
+        let field = |size, bits| Field::Number {
+            source: Source::Common(Common::Flags),
+            size,
+            bits,
+            signed: false,
+        };
+        let narrow = Some(Bits {
+            offset: 4,
+            width: 2,
+        });
+        for (field, mask, value, rows) in [
+            (field(4, None), 0x3, 1, Some(1)),
+            (field(4, None), 0x5, 4, Some(2)),
+            (field(8, None), 0xc << 60, 4 << 60, Some(1)),
+            (field(4, None), u64::MAX, 0, Some(1)),
+            (field(1, None), 0x300, 0, None),
+            (field(1, None), 0x180, 0x80, Some(1)),
+            (field(1, None), 0x180, 0x100, None),
+            (field(8, narrow), 0x3, 2, Some(1)),
+            (field(8, narrow), 0xc, 0, None),
+            (Field::Cpu, 0x3, 1, None),
+        ] {
+            let found = within(&field, mask, value).map(|found| match found {
+                Predicate::All(rows) => rows.len(),
+                other => panic!("{other:?}"),
+            });
+            assert_eq!(found, rows, "{field:?} {mask:#x}");
+        }
+    }
 }
