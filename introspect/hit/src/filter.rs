@@ -1,7 +1,7 @@
 //! Whether a hit counts, by its probe's filter.
 //!
 //! Invariant: nothing is allocated, and the work is bounded by the filter, what was captured and, for texts that it does
-//! not decide, [`TEXT_MAX`]. Of a value
+//! not decide, [`TEXT_MAX`]; that of one pattern by [`LOOKS`], whatever it is matched with. Of a value
 //! that could not be read nothing holds. A text that goes on behind what was captured is never taken for that: what
 //! its beginning does not decide is decided by all of it, or not at all.
 
@@ -27,6 +27,10 @@ pub(crate) struct Seen<'a> {
 
 /// The longest text that is looked at, as in the kernel (`MAX_STRING_SIZE` in kernel/trace/trace_probe.h).
 const TEXT_MAX: usize = 4096;
+
+/// How many characters of a pattern are looked at for one text: some for each that the longest text has. One that begins
+/// to match at each of a thousand places, and fails far behind it, would take many times as long.
+const LOOKS: usize = 32 * TEXT_MAX;
 
 /// Reads all of the text that the captured item at a position has the beginning of; nothing where it is not to be had.
 pub(crate) type Whole<'a> = dyn Fn(usize, &mut [u8]) -> Option<TextHeader> + 'a;
@@ -237,13 +241,21 @@ fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) ->
 }
 
 /// Whether all of `text` matches `pattern`: `*`, `?`, `[...]` and `\` as the kernel has them
-/// (`glob_match` in lib/glob.c). Only the last `*` is ever gone back to, so that the work is at most the
-/// product of both lengths. If `text` is the beginning of one that `goes_on`, that is told only where it is the same
-/// whatever follows.
+/// (`glob_match` in lib/glob.c). Only the last `*` is ever gone back to; `None` after [`LOOKS`]. If `text` is the
+/// beginning of one that `goes_on`, that is told only where it is the same whatever follows.
 fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     let (mut at, mut read) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
+    let mut left = LOOKS;
     loop {
+        let part = pattern.get(at..).unwrap_or_default();
+        // A set may be looked through to its end.
+        let looks = if part.first() == Some(&b'[') {
+            part.len()
+        } else {
+            1
+        };
+        left = left.checked_sub(looks)?;
         let step = match (pattern.get(at), text.get(read)) {
             (Some(b'*'), _) => {
                 at += 1;
@@ -351,6 +363,18 @@ mod tests {
         for (pattern, text, expected) in cases {
             let found = glob(pattern.as_bytes(), text.as_bytes(), false);
             assert_eq!(found, Some(expected), "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_is_tried_without_end_is_not_decided() {
+        let text = [b'a'; TEXT_MAX];
+        for pattern in ["*a?b", "*[ab]b", "a*a*a*ab"] {
+            assert_eq!(glob(pattern.as_bytes(), &text, false), Some(false));
+        }
+        let [letters, set] = ["a", "[ab]"].map(|part| format!("*{}c", part.repeat(60)));
+        for pattern in [letters, set] {
+            assert_eq!(glob(pattern.as_bytes(), &text, false), None, "{pattern}");
         }
     }
 
