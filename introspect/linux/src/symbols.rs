@@ -13,6 +13,8 @@ use hvprobe_arch::Gva;
 
 /// How many names [`LookupError::Unknown`] offers at most.
 const NEAR_MATCHES: usize = 5;
+/// Longer names are not typed by hand, and the edit distance is quadratic.
+const LONGEST: usize = 128;
 
 /// What a symbol names, from its `nm` letter or ELF type and the section it lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,9 +99,12 @@ impl fmt::Display for Offer<'_> {
 }
 
 /// Those of `names` that look like `name`, best first, five at most: of other letters in small and capital, few edits
-/// away, or containing it.
+/// away, or containing it. None is like a name that is longer than any that is typed by hand.
 #[must_use]
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    if name.len() > LONGEST {
+        return Vec::new();
+    }
     let limit = (name.len() / 3).clamp(1, 4);
     let scored = names.filter_map(|candidate| {
         let is_close = candidate.len().abs_diff(name.len()) <= limit;
@@ -370,9 +375,6 @@ impl Symbols {
     /// wrappers have (`sys_read` finds `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
     #[must_use]
     pub fn near(&self, name: &str) -> Vec<String> {
-        /// Longer names are not typed by hand, and the edit distance is quadratic.
-        const LONGEST: usize = 128;
-
         if name.is_empty() || name.len() > LONGEST {
             return Vec::new();
         }

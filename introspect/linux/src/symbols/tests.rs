@@ -56,6 +56,15 @@ fn code_goes_before_data_of_the_same_name() {
 }
 
 #[test]
+fn no_name_is_like_one_that_is_longer_than_any_typed_by_hand() {
+    let long = "a".repeat(LONGEST);
+    let names = [long.clone() + "b", long.clone()];
+    let near = |name: &str| nearest(name, names.iter().map(String::as_str));
+    assert_eq!(near(&long), [long.clone(), long.clone() + "b"]);
+    assert!(near(&(long + "c")).is_empty());
+}
+
+#[test]
 fn size_is_what_the_image_says_or_up_to_the_next_address() {
     check("alias_a", expect!["0xffffffff81000500 256 Text"]);
     check("alias_b", expect!["0xffffffff81000500 256 Text"]);
