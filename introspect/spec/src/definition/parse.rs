@@ -180,13 +180,15 @@ fn of_function(
         Some(name) if name.contains('/') => return Ok(name),
         Some(name) => return Ok(format!("{FUNCTIONS}/{name}")),
     };
-    match is_event_name(made.rsplit('/').next().unwrap_or(&made)) {
-        true => Ok(made),
-        false => error(
-            column + head.len(),
-            "the function's name is too long for that of an event: give one, as in `f:NAME`",
-        ),
-    }
+    // The kernel makes `_` of dots only (`sanitize_event_name` in kernel/trace/trace_probe.h).
+    let strange = symbol.find(|c: char| !(c == '_' || c == '.' || c.is_ascii_alphanumeric()));
+    let (at, why) = match strange {
+        _ if is_event_name(made.rsplit('/').next().unwrap_or(&made)) => return Ok(made),
+        Some(strange) => (marks.place.0 + strange, "has what no name of an event has"),
+        None => (column + head.len(), "is too long for that of an event"),
+    };
+    let message = format!("the function's name {why}: give one, as in `f:NAME`");
+    error(at, message)
 }
 
 /// The group of function probes that name none (`FPROBE_EVENT_SYSTEM` in kernel/trace/trace_fprobe.c).

@@ -82,7 +82,11 @@ fn function_probes_are_probes_at_entries_and_returns() {
     ] {
         assert_eq!(parse(text).unwrap().to_string(), expected, "{text}");
     }
+    let long = format!("f {}", "a".repeat(60));
     for (text, column) in [
+        ("f foo$bar", 5),
+        ("f:g/ ext4:foo$bar", 13),
+        (&*long, 1),
         ("f vfs_read+4", 11),
         ("f vfs_*", 2),
         ("f 0xffffffff81000000", 2),
