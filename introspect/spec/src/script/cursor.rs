@@ -70,6 +70,13 @@ impl Cursor {
         found
     }
 
+    /// Goes behind the word `what`, if it is here and no longer word is.
+    pub(super) fn eat_word(&mut self, what: &str) -> bool {
+        let behind = self.text.get(self.at + what.chars().count());
+        let is_whole = !behind.is_some_and(|c| *c == '_' || c.is_ascii_alphanumeric());
+        is_whole && self.eat(what)
+    }
+
     /// Goes behind `what`, which has to be here.
     pub(super) fn expect(&mut self, what: &str, message: &str) -> Result<(), ParseError> {
         match self.eat(what) {
@@ -91,15 +98,15 @@ impl Cursor {
         self.take(|c| c == '_' || c.is_ascii_alphanumeric())
     }
 
-    /// Goes behind blanks, line breaks and comments.
+    /// Goes behind blanks, line breaks, comments, and lines for the preprocessor, as types are known without headers.
     pub(super) fn blanks(&mut self) -> Result<(), ParseError> {
         loop {
             self.take(char::is_whitespace);
             let start = self.at;
             let begins = self.at == 0 || self.text.get(self.at - 1) == Some(&'\n');
-            // Files that are read together have such a line each.
-            if self.sees("//") || begins && self.sees("#!") {
-                self.take(|c| c != '\n');
+            // Files that are read together have such a line each, with `#!`.
+            if self.sees("//") || begins && self.sees("#") {
+                self.line();
             } else if self.eat("/*") {
                 while !self.eat("*/") {
                     if self.peek().is_none() {
@@ -110,6 +117,17 @@ impl Cursor {
             } else {
                 return Ok(());
             }
+        }
+    }
+
+    /// Goes to the end of the line, and of those that a `\` adds to it.
+    fn line(&mut self) {
+        loop {
+            let line = self.take(|c| c != '\n');
+            if !line.ends_with('\\') || self.peek().is_none() {
+                return;
+            }
+            self.at += 1;
         }
     }
 

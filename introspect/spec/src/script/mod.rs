@@ -1,9 +1,9 @@
 //! Scripts: what is done at hits, in the language of bpftrace.
 //!
 //! ```text
-//! script    = clause {clause}
+//! script    = {["config = {" {SETTING "=" VALUE ";"} "}"] clause}
 //! clause    = probe {"," probe} ["/" condition "/"] "{" {statement ";"} "}"
-//! probe     = "BEGIN" | "END" | "interval:" ("s" | "ms") ":" N | ("kprobe" | "kretprobe") ":" TARGET
+//! probe     = "BEGIN" | "END" | "interval:" (("s" | "ms") ":" N | N ("s" | "ms")) | ("kprobe" | "kretprobe") ":" TARGET
 //! condition = part {"||" part}, part = term {"&&" term}
 //! term      = "!" term | "(" condition ")" | value [("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") value]
 //! statement = "@" [NAME] ["[" value {"," value} "]"] "=" gathered
@@ -30,6 +30,7 @@ mod format;
 mod print;
 mod program;
 mod read;
+mod read_config;
 mod read_operand;
 mod syntax;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::cursor::Cursor;
 use super::format::{Conversion, Directive, read_format};
+use super::read_config::read_config;
 use super::read_operand::{read_condition, read_map, read_thread, read_value};
 use super::syntax::{
     Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
@@ -10,6 +11,7 @@ use super::syntax::{
 use crate::column::Column;
 use crate::definition::FileError;
 use crate::histogram::KEYS_MAX;
+use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 
 /// The longest script, in bytes.
@@ -25,6 +27,8 @@ const STEPS_MAX: u64 = 1000;
 
 /// What can be assigned to a map.
 const GATHERED: &str = "a map is assigned count(), sum(x), avg(x), min(x), max(x), hist(x) or lhist(x, MIN, MAX, STEP)";
+/// Why a map has no text.
+const KEPT: &str = "not supported: texts, names and stacks in a map, which has numbers; make it a key: @[func] = count()";
 /// What can be done.
 const STATEMENTS: &str =
     "there are `@MAP[KEYS] = count()` and the like, printf, print, clear, delete, time and exit";
@@ -72,6 +76,7 @@ fn read(text: &str) -> Result<Script, ParseError> {
         if script.clauses.len() == MANY {
             return cursor.error(format!("a script has at most {MANY} clauses"));
         }
+        read_config(&mut cursor)?;
         script.clauses.push(read_clause(&mut cursor)?);
         cursor.blanks()?;
     }
@@ -171,6 +176,12 @@ fn read_point(cursor: &mut Cursor) -> Result<Point, ParseError> {
                 "a probe belongs here: BEGIN, END, interval:s:N, kprobe:FUNC or kretprobe:FUNC",
             );
         }
+        "struct" | "union" | "enum" | "typedef" => {
+            let message = format!(
+                "not supported: `{word}`; leave it out, the types of the guest's kernel are known: args.NAME->MEMBER"
+            );
+            return error(start, message);
+        }
         other => {
             let instead = match other {
                 "fentry" | "kfunc" | "f" => "write kprobe:FUNC, where args.NAME can be had, too",
@@ -192,17 +203,25 @@ fn read_point(cursor: &mut Cursor) -> Result<Point, ParseError> {
 }
 
 fn read_interval(cursor: &mut Cursor) -> Result<PointKind, ParseError> {
+    const LENGTH: &str = "length of the interval";
+
     cursor.expect(":", "`:s:N` or `:ms:N` belongs here")?;
     let start = cursor.at();
-    let unit = cursor.word();
-    let scale = match unit.as_str() {
+    let word = cursor.word();
+    let unit = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    let scale = match unit {
         "s" => 1000,
         "ms" => 1,
         _ => return error(start, "an interval is s:N or ms:N: seconds or milliseconds"),
     };
-    cursor.expect(":", "`:N` belongs here")?;
-    let at = cursor.at();
-    let number = cursor.number("length of the interval")?;
+    // Newer ones write `5s` for `s:5`.
+    let (at, number) = match word.strip_suffix(unit).filter(|digits| !digits.is_empty()) {
+        Some(digits) => (start, number_in(start, digits, LENGTH, String::new)?),
+        None => {
+            cursor.expect(":", "`:N` belongs here")?;
+            (cursor.at(), cursor.number(LENGTH)?)
+        }
+    };
     let length = number.saturating_mul(scale);
     match (1..=INTERVAL_MAX).contains(&length) {
         true => Ok(PointKind::Interval(length)),
@@ -246,6 +265,9 @@ fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
     }
     cursor.blanks()?;
     let start = cursor.at();
+    if cursor.sees("\"") {
+        return error(start, KEPT);
+    }
     let word = cursor.word();
     cursor.blanks()?;
     let is_thread = |keys: &[Operand]| {
@@ -263,6 +285,7 @@ fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
                  `duration` in kretprobe:FUNC { ... }"
                     .to_owned()
             }
+            "comm" | "func" | "probe" | "kstack" | "str" | "ksym" => KEPT.to_owned(),
             "stats" => "not supported: stats(); write count() and avg() of two maps".to_owned(),
             _ => GATHERED.to_owned(),
         };

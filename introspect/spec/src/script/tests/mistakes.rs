@@ -277,6 +277,80 @@ fn what_bpftrace_has_and_this_has_not_is_refused_by_name() {
 }
 
 #[test]
+fn what_comes_before_the_clauses_of_a_script_is_refused_by_name() {
+    refused(
+        &[
+            "struct foo { int a; } kprobe:a { }",
+            "config = { stack_mode = perf } kprobe:a { }",
+            "config { }",
+            "config = { log_size 5 }",
+            "config = { log_size = 5",
+            "config = { = 5 }",
+            "configs = { }",
+            "interval:5 { }",
+            "interval:5us { }",
+            "interval:0s { }",
+            "kprobe:a { @[pid] = \"text\"; }",
+            "kprobe:a { @[pid] = kstack; }",
+            "kprobe:a { @[pid] = nsecs; }",
+        ],
+        expect![[r#"
+            line 1: not supported: `struct`; leave it out, the types of the guest's kernel are known: args.NAME->MEMBER
+            struct foo { int a; } kprobe:a { }
+            ^
+
+            line 1: not supported: the setting `stack_mode`; leave it out
+            config = { stack_mode = perf } kprobe:a { }
+                       ^
+
+            line 1: `=` and `{` belong here: config = { NAME = VALUE; }
+            config { }
+                   ^
+
+            line 1: `=` and a value belong here
+            config = { log_size 5 }
+                                ^
+
+            line 1: these settings have no end: missing `}`
+            config = { log_size = 5
+                     ^
+
+            line 1: the name of a setting belongs here
+            config = { = 5 }
+                       ^
+
+            line 1: not supported: probes of `configs`; there are BEGIN, END, interval, kprobe and kretprobe
+            configs = { }
+            ^
+
+            line 1: an interval is s:N or ms:N: seconds or milliseconds
+            interval:5 { }
+                     ^
+
+            line 1: an interval is s:N or ms:N: seconds or milliseconds
+            interval:5us { }
+                     ^
+
+            line 1: an interval is between 1 ms and a day
+            interval:0s { }
+                     ^
+
+            line 1: not supported: texts, names and stacks in a map, which has numbers; make it a key: @[func] = count()
+            kprobe:a { @[pid] = "text"; }
+                                ^
+
+            line 1: not supported: texts, names and stacks in a map, which has numbers; make it a key: @[func] = count()
+            kprobe:a { @[pid] = kstack; }
+                                ^
+
+            line 1: not supported: keeping times but as @NAME[tid] = nsecs; how long a call took is `duration` in kretprobe:FUNC { ... }
+            kprobe:a { @[pid] = nsecs; }
+                                ^
+        "#]],
+    );
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_where_it_stands() {
     refused(
         &[

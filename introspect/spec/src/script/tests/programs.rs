@@ -28,6 +28,45 @@ fn conditions_keys_and_values_become_a_definition_and_a_histogram() {
 }
 
 #[test]
+fn what_only_bpftrace_needs_is_passed_over() {
+    check(
+        "#!/usr/bin/env bpftrace
+#ifndef BPFTRACE_HAVE_BTF
+#include <linux/fs.h>
+#define TWO \\
+    kprobe:none { }
+#endif
+config = { max_map_keys = 2; log_size = 1000000 }
+interval:5s, interval:100ms { time(); }
+config = { }
+kprobe:vfs_read {
+# pragma once
+    @ = count();
+}",
+        expect![[r#"
+            p vfs_read script_0=\0:u32
+            @ Hits
+              keys=probe:size=131072 of [0]: []
+            every 5000 ms: [Time("%H:%M:%S\n")]
+            every 100 ms: [Time("%H:%M:%S\n")]
+        "#]],
+    );
+}
+
+#[test]
+fn the_kernel_is_a_module_of_its_own() {
+    check(
+        "kprobe:vmlinux:vfs_read, kretprobe:vmlinux:vfs_rea* { @[func] = count(); }",
+        expect![[r#"
+            p vmlinux:vfs_read script_0=\0:u32
+            r vmlinux:vfs_rea* script_1=\1:u32
+            @ Hits
+              keys=probe:size=131072 of [0, 1]: [Function(0)]
+        "#]],
+    );
+}
+
+#[test]
 fn several_probes_count_in_one_map() {
     check(
         "kprobe:vfs_read, kprobe:vfs_write, kretprobe:ext4:ext4_* { @[func, probe] = count(); }

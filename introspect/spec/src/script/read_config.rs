@@ -1,0 +1,61 @@
+//! Reading the block of settings that a script may begin with.
+//!
+//! What is kept true: a setting that is passed over changes nothing of what a script does here; any other is refused by
+//! name.
+
+use super::cursor::Cursor;
+use crate::parse_error::{ParseError, error};
+
+/// What bpftrace is told about itself only: how much memory it takes, how it loads programs, and which symbols of
+/// processes it keeps.
+const HARMLESS: [&str; 13] = [
+    "cache_user_symbols",
+    "cpp_demangle",
+    "lazy_symbolication",
+    "license",
+    "log_size",
+    "max_ast_nodes",
+    "max_bpf_progs",
+    "max_map_keys",
+    "max_probes",
+    "max_strlen",
+    "max_type_res_iterations",
+    "on_stack_limit",
+    "perf_rb_pages",
+];
+
+/// Goes behind `config = { NAME = VALUE; ... }`, if it is here.
+pub(super) fn read_config(cursor: &mut Cursor) -> Result<(), ParseError> {
+    if !cursor.eat_word("config") {
+        return Ok(());
+    }
+    cursor.blanks()?;
+    cursor.expect("=", "`=` and `{` belong here: config = { NAME = VALUE; }")?;
+    cursor.blanks()?;
+    let opened = cursor.at();
+    cursor.expect("{", "`{` belongs here: config = { NAME = VALUE; }")?;
+    loop {
+        cursor.blanks()?;
+        if cursor.eat("}") {
+            return cursor.blanks();
+        }
+        if cursor.eat(";") {
+            continue;
+        }
+        if cursor.peek().is_none() {
+            return error(opened, "these settings have no end: missing `}`");
+        }
+        let start = cursor.at();
+        let name = cursor.word();
+        if name.is_empty() {
+            return error(start, "the name of a setting belongs here");
+        }
+        if !HARMLESS.contains(&name.to_ascii_lowercase().as_str()) {
+            let message = format!("not supported: the setting `{name}`; leave it out");
+            return error(start, message);
+        }
+        cursor.blanks()?;
+        cursor.expect("=", "`=` and a value belong here")?;
+        cursor.take(|c| !matches!(c, ';' | '}' | '\n'));
+    }
+}
