@@ -178,10 +178,10 @@ fn what_there_is_not_is_refused_with_what_there_is() {
         "#]],
     );
     refused(
-        &["vars", "vfs_test:"],
+        &["vars", "vfs_test:x"],
         &expect![[r#"
-        hvprobe: bad probe point: missing line after `:`
-          vfs_test:
+        hvprobe: bad probe point: `x` is no digit of the line
+          vfs_test:x
                    ^
     "#]],
     );

@@ -1,16 +1,20 @@
 //! Points in a kernel's sources, as `perf probe` names them.
 //!
 //! ```text
-//! point = FUNC ["@" SRC] [":" LINE | "+" OFFSET | "%return" | ";" TEXT] | SRC (":" LINE | ";" TEXT)
+//! point = FUNC ["@" SRC] [":" [LINE] | "+" [OFFSET] | "%return" | ";" TEXT] | SRC (":" LINE | ";" TEXT) | "0x" HEX
 //! ```
 //!
 //! LINE counts from the function's first line, which is 0, or from that of a source file, which is line 1. As
-//! for perf, a name with a period before a colon or semicolon is that of a file. What is kept true: the printed form of a
+//! for perf, a name with a period before a colon or semicolon is that of a file, FUNC may be a pattern that stands for
+//! many functions, and a number that is missing behind it is 0. What is kept true: the printed form of a
 //! [`Point`] that was read is read as that same point.
 
 use std::fmt;
 
-use crate::number::number_in;
+use hvprobe_arch::Gva;
+
+use crate::definition::{is_pattern, read_pattern};
+use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 use crate::symbol::symbol_length;
 
@@ -19,7 +23,7 @@ use crate::symbol::symbol_length;
 pub enum Point {
     /// In a function, wherever there is code of it.
     Function {
-        /// Its name in the sources.
+        /// Its name in the sources, or a shell-style pattern for the names of several.
         name: String,
         /// The end of the path of the file it is in, if that was said.
         file: Option<String>,
@@ -40,6 +44,8 @@ pub enum Point {
         /// The text.
         text: String,
     },
+    /// At an address.
+    Address(Gva),
 }
 
 /// Where in a function.
@@ -67,6 +73,10 @@ impl Point {
         if let Some((column, c)) = text.chars().enumerate().find(|(_, c)| odd(c)) {
             return error(column, format!("{c:?} cannot be part of a probe point"));
         }
+        if strip_hex(text).is_some() {
+            let address = number_in(0, text, "address", || "missing address".to_owned())?;
+            return Ok(Self::Address(Gva(address)));
+        }
         let end = text.find(['@', ':', '+', '%', ';']).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         if rest.starts_with([':', ';']) && name.contains('.') {
@@ -81,7 +91,10 @@ impl Point {
             }
             return Ok(Self::Line { file, line });
         }
-        let length = symbol_length(name);
+        let length = match is_pattern(name) {
+            true => read_pattern(0, name)?.len(),
+            false => symbol_length(name),
+        };
         if length == 0 || name.starts_with(|c: char| c.is_ascii_digit()) {
             return error(
                 0,
@@ -104,7 +117,9 @@ impl Point {
         };
         let at = match rest.split_at_checked(1) {
             None => At::Entry,
+            Some((":", "")) => At::Line(0),
             Some((":", digits)) => At::Line(line(at + 1, digits)?),
+            Some(("+", "")) => At::Offset(0),
             Some(("+", digits)) => At::Offset(number_in(at + 1, digits, "offset", || {
                 "missing offset after `+`".to_owned()
             })?),
@@ -115,6 +130,15 @@ impl Point {
         };
         let name = name.to_owned();
         Ok(Self::Function { name, file, at })
+    }
+
+    /// The pattern of the functions that it is in, if it is one for several.
+    #[must_use]
+    pub fn pattern(&self) -> Option<&str> {
+        match self {
+            Self::Function { name, .. } => Some(name.as_str()).filter(|name| is_pattern(name)),
+            Self::Line { .. } | Self::Text { .. } | Self::Address(_) => None,
+        }
     }
 }
 
@@ -137,6 +161,7 @@ impl fmt::Display for Point {
         match self {
             Self::Line { file, line } => write!(f, "{file}:{line}"),
             Self::Text { file, text } => write!(f, "{file};{text}"),
+            Self::Address(at) => write!(f, "{at}"),
             Self::Function { name, file, at } => {
                 f.write_str(name)?;
                 if let Some(file) = file {
@@ -179,7 +204,13 @@ mod tests {
             ("vfs_read", function(None, At::Entry)),
             ("vfs_read:3", function(None, At::Line(3))),
             ("vfs_read:0", function(None, At::Line(0))),
+            ("vfs_read:", function(None, At::Line(0))),
             ("vfs_read+0x10", function(None, At::Offset(16))),
+            ("vfs_read+", function(None, At::Offset(0))),
+            (
+                "0xffffffff81000000",
+                Point::Address(Gva(0xffff_ffff_8100_0000)),
+            ),
             ("vfs_read%return", function(None, At::Return)),
             (
                 "vfs_read;ret=*",
@@ -205,14 +236,27 @@ mod tests {
     }
 
     #[test]
+    fn patterns_stand_for_functions() {
+        for text in ["vfs_*", "vfs_[rw]*@fs/read_write.c:1", "vfs_rea?%return"] {
+            let point = Point::parse(text).unwrap();
+            assert!(point.pattern().is_some(), "{text}");
+            assert_eq!(point.to_string(), text);
+        }
+        assert_eq!(Point::parse("vfs_read;a*").unwrap().pattern(), None);
+    }
+
+    #[test]
     fn mistakes_are_told_where_they_are() {
         for (text, column) in [
             ("", 0),
             ("1f:2", 0),
             ("vfs read", 3),
-            ("vfs_read:", 9),
             ("vfs_read:x", 9),
-            ("vfs_read+", 9),
+            ("vfs_[:1", 4),
+            ("vfs_*-1", 5),
+            ("0x10+4", 4),
+            ("0xg", 2),
+            ("a.c:", 4),
             ("vfs_read%exit", 8),
             ("vfs_read@:3", 9),
             ("vfs-read", 3),

@@ -27,6 +27,9 @@ use self::source_text::{Pattern, Source};
 use crate::sources::{OF_MODULE, Sources, SourcesError};
 
 const NO_SOURCE: &str = "a text is looked for in the sources: give --source";
+/// The most functions that a pattern may stand for: as many as perf takes unless it is told otherwise
+/// (`MAX_PROBES` in tools/perf/util/probe-finder.h).
+const MOST_FUNCTIONS: usize = 128;
 
 /// What a probe of perf's comes to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +38,32 @@ pub struct Definitions {
     pub lines: Vec<String>,
     /// What was left out, and why: places, or variables of `$vars` and `$params`.
     pub left_out: Vec<String>,
+}
+
+/// Definitions as they are made.
+#[derive(Debug, Default)]
+struct Making {
+    made: Definitions,
+    /// Names of events that are taken.
+    events: BTreeSet<String>,
+    /// Why the first place that was left out was.
+    refused: Option<ParseError>,
+}
+
+impl Making {
+    /// Leaves out `what`.
+    fn leave_out(&mut self, what: &str, why: ParseError) {
+        self.made.left_out.push(format!("{what}: {why}"));
+        self.refused.get_or_insert(why);
+    }
+
+    /// What was made; why there is nothing, if there is not.
+    fn finish(self) -> Result<Definitions, SourcesError> {
+        match self.refused {
+            Some(why) if self.made.lines.is_empty() => Err(SourcesError::Definition(why)),
+            _ => Ok(self.made),
+        }
+    }
 }
 
 impl Sources {
@@ -49,14 +78,61 @@ impl Sources {
         source: Option<&Path>,
     ) -> Result<Definitions, SourcesError> {
         let info = self.info()?;
+        let mut making = Making::default();
+        let (Some(pattern), Point::Function { file, at, .. }) =
+            (probe.point.pattern(), &probe.point)
+        else {
+            self.of_point(&info, probe, source, &mut making)?;
+            return making.finish();
+        };
+        let functions: BTreeSet<&str> = self.matching(pattern).collect();
+        let column = probe.column.0;
+        match functions.len() {
+            0 => return Err(refused(column, format!("no function matches `{pattern}`"))),
+            1..=MOST_FUNCTIONS => {}
+            many => {
+                let message = format!(
+                    "`{pattern}` matches {many} functions; at most {MOST_FUNCTIONS} are possible here"
+                );
+                return Err(refused(column, message));
+            }
+        }
+        for function in functions {
+            let point = Point::Function {
+                name: function.to_owned(),
+                file: file.clone(),
+                at: at.clone(),
+            };
+            let one = PerfProbe {
+                point,
+                ..probe.clone()
+            };
+            match self.of_point(&info, &one, source, &mut making) {
+                Ok(()) => {}
+                // Not every one has what was asked for.
+                Err(SourcesError::Definition(why)) => making.leave_out(function, why),
+                Err(error) => return Err(error),
+            }
+        }
+        making.finish()
+    }
+
+    /// Makes definitions of the places of one function, or of what is in none.
+    fn of_point(
+        &self,
+        info: &DebugInfo<'_>,
+        probe: &PerfProbe,
+        source: Option<&Path>,
+        making: &mut Making,
+    ) -> Result<(), SourcesError> {
         let found = match &probe.point {
             Point::Function {
                 name,
                 file,
                 at: At::Text(text),
-            } => text_in_function(&info, name, file.as_deref(), text, source)
+            } => text_in_function(info, name, file.as_deref(), text, source)
                 .map_err(|why| wrong(probe.column.0, &*why))?,
-            Point::Text { file, text } => text_in_file(&info, file, text, source)
+            Point::Text { file, text } => text_in_file(info, file, text, source)
                 .map_err(|why| wrong(probe.column.0, &*why))?,
             point => match info.places(point) {
                 Ok(places) => places,
@@ -68,23 +144,16 @@ impl Sources {
                 }
             },
         };
-        let mut made = Definitions::default();
-        let mut first_refused = None;
         for place in &found {
-            match self.definition(&info, probe, place, &mut made) {
-                Ok(line) => made.lines.push(line),
+            match self.definition(info, probe, place, making) {
+                Ok(line) => making.made.lines.push(line),
                 Err(SourcesError::Definition(why)) => {
-                    made.left_out
-                        .push(format!("{}: {why}", self.named(place.at)));
-                    first_refused.get_or_insert(SourcesError::Definition(why));
+                    making.leave_out(&self.named(place.at), why);
                 }
                 Err(error) => return Err(error),
             }
         }
-        match (made.lines.is_empty(), first_refused) {
-            (true, Some(refused)) => Err(refused),
-            _ => Ok(made),
-        }
+        Ok(())
     }
 
     /// The place of a symbol that the debug information has no function of, such as a function's second name.
@@ -112,24 +181,28 @@ impl Sources {
         info: &DebugInfo<'_>,
         probe: &PerfProbe,
         place: &PointPlace,
-        made: &mut Definitions,
+        making: &mut Making,
     ) -> Result<String, SourcesError> {
         let is_return = matches!(&probe.point, Point::Function { at: At::Return, .. });
         let probepoint = self.address(place.at);
         let probepoint = probepoint.map_err(|why| wrong(probe.column.0, &why))?;
-        let kind = if is_return { 'r' } else { 'p' };
-        let group = probe.group.as_deref().unwrap_or("probe");
-        let event = event(probe, place, made.lines.len());
-        let mut line = format!("{kind}:{group}/{event} {probepoint}");
+        let mut words = Vec::new();
         let variables = match is_return || probe.arguments.is_empty() {
             true => Vec::new(),
             false => info.variables(place)?,
         };
         for argument in &probe.arguments {
-            for word in self.argument(info, argument, &variables, is_return, &mut made.left_out)? {
-                line.push(' ');
-                line.push_str(&word);
-            }
+            let left_out = &mut making.made.left_out;
+            words.extend(self.argument(info, argument, &variables, is_return, left_out)?);
+        }
+        let kind = if is_return { 'r' } else { 'p' };
+        let group = probe.group.as_deref().unwrap_or("probe");
+        let event = event(probe, place, &making.events);
+        let mut line = format!("{kind}:{group}/{event} {probepoint}");
+        making.events.insert(event);
+        for word in words {
+            line.push(' ');
+            line.push_str(&word);
         }
         if let Some(filter) = &probe.filter {
             line.push_str(&format!(" if {filter}"));
@@ -187,13 +260,14 @@ impl Sources {
             .select(variable, path)
             .map_err(|error| wrong(column, &error))?;
         let fetched = self.fetched(&selected, ty, argument.user);
-        let fetched =
-            fetched.map_err(|why| refused(column, format!("`{name}` cannot be shown: {why}")))?;
-        let own = path.iter().rev().find_map(|step| match step {
-            Step::Member(name) | Step::Pointed(name) => Some(name),
-            Step::Element(_) => None,
-        });
-        let shown = argument.name.as_ref().or(own).unwrap_or(name);
+        let fetched = fetched.map_err(|why| {
+            let way: String = path.iter().map(Step::to_string).collect();
+            refused(column, format!("`{name}{way}` cannot be shown: {why}"))
+        })?;
+        let shown = match &argument.name {
+            Some(given) => given.clone(),
+            None => field(name, path, ty),
+        };
         Ok(vec![format!("{shown}={fetched}")])
     }
 
@@ -270,7 +344,8 @@ impl Sources {
                 Some(rest) => format!("+u{rest}"),
                 None => match place.strip_prefix('-') {
                     Some(rest) => format!("-u{rest}"),
-                    None => return Err("it is in no memory, so not in the user's".to_owned()),
+                    // Of what is in no memory it says nothing, as for perf.
+                    None => place,
                 },
             },
         };
@@ -339,38 +414,59 @@ fn each_once(
     }
 }
 
-/// The name of the event at the place with that number: perf's, which newer ones give.
-fn event(probe: &PerfProbe, place: &PointPlace, number: usize) -> String {
-    let line = match &probe.point {
-        Point::Line { line, .. } => Some(line),
-        Point::Function {
-            at: At::Line(line), ..
-        } => Some(line),
-        Point::Function { .. } | Point::Text { .. } => None,
-    };
+/// The name of the event at `place`, which is none of those that are `taken`: perf's
+/// (`parse_perf_probe_command`, `probe_trace_event__set_name` and `get_new_event_name` in
+/// tools/perf/util/probe-event.c).
+fn event(probe: &PerfProbe, place: &PointPlace, taken: &BTreeSet<String>) -> String {
+    let of_place = || place.inlined.as_ref().unwrap_or(&place.function).clone();
     let function = match &probe.point {
-        Point::Function { name, .. } => name,
-        Point::Line { .. } | Point::Text { .. } => {
-            place.inlined.as_ref().unwrap_or(&place.function)
-        }
+        Point::Function { name, .. } => name.clone(),
+        Point::Line { .. } | Point::Text { .. } => of_place(),
+        Point::Address(at) => format!("abs_{:x}", at.0),
     };
-    let mut event = match (&probe.event, line) {
+    // Without the compiler's suffixes, as in `foo.isra.0`.
+    let whole = function.split('.').next().filter(|it| !it.is_empty());
+    let function = whole.unwrap_or(&function);
+    let event = match (&probe.event, &probe.point) {
         (Some(event), _) => event.clone(),
-        (None, Some(line)) => format!("{function}_L{line}"),
-        (None, None) => function.clone(),
+        (
+            None,
+            Point::Function {
+                at: At::Line(line @ 1..),
+                ..
+            },
+        ) => format!("{function}_L{line}"),
+        (None, _) => function.to_owned(),
     };
-    let is_return = matches!(&probe.point, Point::Function { at: At::Return, .. });
-    if probe.event.is_none() && is_return {
-        event.push_str("__return");
-    }
-    if number > 0 {
-        event.push_str(&format!("_{number}"));
-    }
-    event = event.replace('.', "_");
-    match is_event_name(&event) {
+    let event = match is_event_name(&event) {
         true => event,
-        false => format!("probe_{number}"),
-    }
+        false => "probe".to_owned(),
+    };
+    let first = match &probe.point {
+        Point::Function { at: At::Return, .. } => format!("{event}__return"),
+        _ => event.clone(),
+    };
+    // One more than there are has one that is free, unless they are too long.
+    let numbered = (1..=taken.len() + 1).map(|number| format!("{event}_{number}"));
+    let mut names = std::iter::once(first).chain(numbered);
+    let is_free = |name: &String| is_event_name(name) && !taken.contains(name);
+    let found = names.find(is_free);
+    found.unwrap_or_else(|| format!("probe_{}", taken.len()))
+}
+
+/// The name of the field that shows `path` from `variable`, as a `ty` if that is given: perf's
+/// (`parse_perf_probe_arg` in tools/perf/util/probe-event.c, `find_variable` in probe-finder.c).
+fn field(variable: &str, path: &[Step], ty: Option<&str>) -> String {
+    let member = path.iter().rev().find_map(|step| match step {
+        Step::Member(name) | Step::Pointed(name) => Some(name.clone()),
+        Step::Element(_) => None,
+    });
+    let typed = || {
+        ty.filter(|_| path.is_empty())
+            .map(|ty| format!("{variable}_{ty}"))
+    };
+    let found = member.or_else(typed).filter(|name| is_event_name(name));
+    found.unwrap_or_else(|| variable.to_owned())
 }
 
 fn refused(column: usize, message: impl Into<String>) -> SourcesError {

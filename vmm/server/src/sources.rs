@@ -11,7 +11,7 @@ use hvprobe_linux::debug_info::{
     DebugError, DebugFile, DebugInfo, Index, Line, Location, ModuleFile, Variable, is_module_name,
 };
 use hvprobe_linux::image::{ImageError, KernelImage};
-use hvprobe_linux::symbols::Symbols;
+use hvprobe_linux::symbols::{SymbolKind, Symbols};
 use hvprobe_machine::Kernel;
 use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
@@ -188,7 +188,11 @@ impl Sources {
     /// When the debug information is damaged.
     pub fn knows(&self, point: &Point) -> Result<bool, SourcesError> {
         let info = self.info()?;
+        if let Some(pattern) = point.pattern() {
+            return Ok(self.matching(pattern).next().is_some());
+        }
         let found = match point {
+            Point::Address(at) => return Ok(self.symbols().containing(*at).is_some()),
             Point::Function { name, file, .. } => info.lines(name, file.as_deref()).map(drop),
             Point::Line { file, .. } | Point::Text { file, .. } => info.files(file).map(drop),
         };
@@ -198,6 +202,16 @@ impl Sources {
             Err(DebugError::NoFile(_)) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The functions whose names match `pattern`, without the parts and clones that the compiler has made of them unless
+    /// the pattern has a dot.
+    pub(crate) fn matching(&self, pattern: &str) -> impl Iterator<Item = &str> {
+        let with_parts = pattern.contains('.');
+        // What was read as a point is a good pattern.
+        let all = self.symbols().glob(pattern).into_iter().flatten();
+        all.filter(move |it| it.kind == SymbolKind::Text && (with_parts || !it.name.contains('.')))
+            .map(|it| it.name)
     }
 
     /// Those of the lines that take a probe.

@@ -67,6 +67,7 @@ impl<'f> DebugInfo<'f> {
         let mut places = match point {
             Point::Line { file, line } => self.of_source(file, *line)?,
             Point::Text { .. } => return Err(DebugError::Pattern),
+            Point::Address(at) => vec![PointPlace::of_symbol(*at, "")],
             Point::Function { name, file, at } => self.of_function(name, file.as_deref(), at)?,
         };
         in_order(&mut places);

@@ -34,3 +34,4 @@ pub use line::{BEGINNINGS, Definition, Kind, Marks, Target, event_path};
 pub use names::{KERNEL, is_event_name, is_symbol_name};
 pub(crate) use parse::begins_filter;
 pub use parse::parse;
+pub(crate) use pattern::{is_pattern, read_pattern};

@@ -9,14 +9,14 @@ use super::names::LONGEST_SYMBOL;
 use crate::parse_error::{ParseError, error};
 
 /// Whether `place` is meant as a pattern.
-pub(super) fn is_pattern(place: &str) -> bool {
+pub(crate) fn is_pattern(place: &str) -> bool {
     // After the offset's sign it cannot be one.
     let name = place.split('+').next().unwrap_or_default();
     name.contains(['*', '?', '['])
 }
 
 /// The pattern in `word`, which begins at `column`.
-pub(super) fn read_pattern(column: usize, word: &str) -> Result<String, ParseError> {
+pub(crate) fn read_pattern(column: usize, word: &str) -> Result<String, ParseError> {
     if word.len() > LONGEST_SYMBOL {
         return error(
             column + LONGEST_SYMBOL,

@@ -84,7 +84,7 @@ fn probes_become_definitions_of_all_their_places() {
             vfs_test@test.c:5 ret if ret > 3
               p:probe/vfs_test_L5 vfs_test+0x50 ret=+16(+8(%bx)):s32 if ret > 3
             fs/test.c:14
-              p:probe/vfs_test_L14 vfs_test+0x30
+              p:probe/vfs_test vfs_test+0x30
             fs/test.c:13 given
                          ^
               no variable `given` here; there is file, count, flags, gone
@@ -119,6 +119,63 @@ fn probes_become_definitions_of_all_their_places() {
               r:probe/vfs_test__return vfs_test $retval
             vfs_test%return r=$retval:s32 %ax
               r:probe/vfs_test__return vfs_test r=$retval:s32 %ax
+        "#]],
+    );
+}
+
+#[test]
+fn events_and_fields_have_the_names_that_perf_gives() {
+    check(
+        &[
+            "vfs_test:0 count:x32",
+            "vfs_test: file->mode:x8 file:u64",
+            "vfs_test+ count:x8[2]",
+            "vfs_test file->next:x64@user file:x64@user",
+            "0xffffffff81000120 %di",
+        ],
+        &expect![[r#"
+            vfs_test:0 count:x32
+              p:probe/vfs_test vfs_test count_x32=-16(%sp):x32
+            vfs_test: file->mode:x8 file:u64
+              p:probe/vfs_test vfs_test mode=+0(%di):x8 file_u64=%di:u64
+            vfs_test+ count:x8[2]
+              p:probe/vfs_test vfs_test count=-16(%sp):x8[2]
+            vfs_test file->next:x64@user file:x64@user
+              p:probe/vfs_test vfs_test next=+u24(%di):x64 file_x64=%di:x64
+            0xffffffff81000120 %di
+              p:probe/abs_ffffffff81000120 vfs_test+0x20 %di
+        "#]],
+    );
+}
+
+#[test]
+fn a_pattern_stands_for_functions_that_have_what_is_asked_for() {
+    check(
+        &[
+            "vfs_te* $params",
+            "vfs_*:1 count",
+            "my:ev=vfs_te?t%return",
+            "vfs_* nosuch",
+            "nosuch*",
+            "vfs_t* file->mode:string",
+        ],
+        &expect![[r#"
+            vfs_te* $params
+              p:probe/vfs_test vfs_test file=%di:x64 count=-16(%sp):s32
+            vfs_*:1 count
+              p:probe/vfs_test_L1 vfs_test+0x4 count=+8(%sp):s32
+              p:probe/vfs_test_L1_1 vfs_test+0x38 count=+8(%sp):s32
+            my:ev=vfs_te?t%return
+              r:my/ev__return vfs_test
+            vfs_* nosuch
+                  ^
+              no variable `nosuch` here; there is file, count, flags, gone
+            nosuch*
+            ^
+              no function matches `nosuch*`
+            vfs_t* file->mode:string
+                   ^
+              `file->mode` cannot be shown: no text is there for `string`: it is no pointer to characters
         "#]],
     );
 }
@@ -207,8 +264,7 @@ fn what_is_not_there_is_refused_where_it_stands() {
             vfs_test count@user %di
               p:probe/vfs_test vfs_test count=-u16(%sp):s32 %di
             vfs_test flags@user
-                     ^
-              `flags` cannot be shown: it is in no memory, so not in the user's
+              p:probe/vfs_test vfs_test flags=\-7:s32
             vfs_test:5 table
                        ^
               `table` cannot be shown: it has several values: name a member or an element of it

@@ -105,7 +105,7 @@ fn what_there_is_not_is_told_with_what_there_is() {
     let (code, kind, detail, _) = told(failed(&none.unwrap_err()));
     assert_eq!((code, kind), (Code::NotFound, ErrorKind::NotInSources));
     assert_eq!(detail.candidates, ["line 5"]);
-    for bad in [point("vfs_test:").map(drop), range("vfs_test:").map(drop)] {
+    for bad in [point("vfs_test:x").map(drop), range("vfs_test:").map(drop)] {
         let bad = bad.unwrap_err();
         assert_eq!(bad.code(), Code::InvalidArgument);
         assert_eq!(crate::status::tests::detail(&bad).column, Some(9));
