@@ -4,11 +4,19 @@ use std::time::Duration;
 
 use hvprobe_proto::v1::{ListSymbolsRequest, Symbol, SymbolKind};
 
+use tokio::time::timeout;
+
 use crate::client::Client;
+use crate::output;
 use crate::output::names::Names;
 
 /// How long printing may wait for names. What has none by then is printed as a number.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it is waited for the names of all functions before that is said.
+const SOON: Duration = Duration::from_secs(2);
+/// How long after that. A host whose processors the guest has for itself may take minutes for them, during which no hit
+/// would be printed.
+const LATE: Duration = Duration::from_secs(20);
 
 /// Makes the names of `addresses` known, as far as the server tells them.
 pub(crate) async fn look_up(
@@ -28,19 +36,44 @@ pub(crate) async fn look_up(
         }
     };
     // Without an answer they stay numbers.
-    let _in_time = tokio::time::timeout(PATIENCE, asked).await;
+    let _in_time = timeout(PATIENCE, asked).await;
 }
 
-/// Makes all functions of the kernel known to `names`, if they are not, as far as the server tells them, and the
-/// lines of their sources, if there are any.
+/// Makes all functions of the kernel known to `names`, if they are not, as far as the server tells them in time, and
+/// the lines of their sources, if there are any.
 pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machine: &str) {
     names.set_lines(client.lines.clone());
     if names.has_functions() {
         return;
     }
     // What is not known is asked for address by address.
-    if let Ok(functions) = functions(client, machine).await {
+    if let Some(functions) = in_time(functions(client, machine), SOON, LATE).await {
         names.know(functions);
+    }
+}
+
+/// What `names` comes to, if it is not an error. What they are waited for is said after `soon`, and that they are not any
+/// more `late` after that.
+async fn in_time<T>(
+    names: impl Future<Output = Result<T, tonic::Status>>,
+    soon: Duration,
+    late: Duration,
+) -> Option<T> {
+    tokio::pin!(names);
+    if let Ok(names) = timeout(soon, &mut names).await {
+        return names.ok();
+    }
+    output::tell(format_args!(
+        "waiting for the names of the kernel's functions, by which stacks are printed"
+    ));
+    match timeout(late, names).await {
+        Ok(names) => names.ok(),
+        Err(_) => {
+            output::tell(format_args!(
+                "the names of the kernel's functions take too long: what has no name in time is printed as a number"
+            ));
+            None
+        }
     }
 }
 
@@ -168,12 +201,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn names_of_all_functions_are_not_waited_for_without_end() {
+        let at_once = Duration::ZERO;
+        let never = std::future::pending::<Result<u8, Status>>();
+        assert_eq!(in_time(never, at_once, at_once).await, None);
+        let late = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok(3)
+        };
+        assert_eq!(in_time(late, at_once, 60 * PATIENCE).await, Some(3));
+        let refused = std::future::ready(Err::<u8, _>(Status::unimplemented("")));
+        assert_eq!(in_time(refused, 60 * PATIENCE, at_once).await, None);
+    }
+
+    #[tokio::test]
     async fn server_that_does_not_answer_is_not_waited_for_long() {
         let mut client = client(Server::default()).await;
         let mut names = Names::default();
         let asked = look_up(&mut names, &mut client, "vm0", vec![READ, SILENT]);
-        let in_time = tokio::time::timeout(60 * PATIENCE, asked).await;
-        assert!(in_time.is_ok(), "still waiting after {:?}", 60 * PATIENCE);
+        let answered = timeout(60 * PATIENCE, asked).await;
+        assert!(answered.is_ok(), "still waiting after {:?}", 60 * PATIENCE);
         assert_eq!(names.of(SILENT), "0x7");
     }
 }

@@ -107,7 +107,11 @@ async fn trace_probes(
 
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
     probes.retain(is_chosen);
-    printer.prepare(&mut client, machine, &probes).await;
+    tokio::select! {
+        () = printer.prepare(&mut client, machine, &probes) => {}
+        // Which is looked at once more, below.
+        () = interrupt.asked() => {}
+    }
 
     let status = loop {
         let batch = tokio::select! {
