@@ -29,7 +29,7 @@ use crate::histogram::{self, HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
 use crate::never::or_never;
-use crate::output::{skipped, table};
+use crate::output::{skipped, table, waiting};
 use crate::progress::Progress;
 use crate::script::{Running, Script};
 use crate::signals::Interrupt;
@@ -341,6 +341,9 @@ impl Session {
         Ok(())
     }
 
+        for line in waiting::lines(&probes) {
+            output::tell(format_args!("{line}"));
+        }
     /// Prints what the guest left on its console.
     async fn print_last_words(&mut self) {
         let last = async {

@@ -13,7 +13,7 @@ use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, Histograms};
 use crate::never::or_never;
-use crate::output::{self, json, summary, table};
+use crate::output::{self, json, summary, table, waiting};
 use crate::plant::{self, Planted};
 use crate::script::{Running, Script};
 use crate::signals::Interrupt;
@@ -87,6 +87,9 @@ async fn trace_probes(
     let is_chosen = |probe: &Probe| chosen.is_empty() || chosen.contains(&probe.id);
     probes.retain(is_chosen);
     let printed = histogram::printed(&probes, counted, in_files);
+    if printed.is_none() {
+        tell_awaited(&probes);
+    }
     let mut histograms =
         Histograms::begin(&mut client, machine, &probes, counted, in_files, format).await?;
     let Some(printed) = printed else {
@@ -107,6 +110,7 @@ async fn trace_probes(
 
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
     probes.retain(is_chosen);
+    tell_awaited(&probes);
     tokio::select! {
         () = printer.prepare(&mut client, machine, &probes) => {}
         // Which is looked at once more, below.
@@ -170,6 +174,7 @@ async fn follow_script(
 ) -> anyhow::Result<ExitCode> {
     let mut probes = client.list_probes(machine).await?;
     probes.retain(|probe| ids.contains(&probe.id));
+    tell_awaited(&probes);
     let mut running = Running::begin(&mut client, machine, &probes, script).await?;
     let wanted = running.wanted();
     let mut stream = match wanted.is_empty() {
@@ -209,6 +214,13 @@ async fn follow_script(
     plant::turn_off(&mut client, machine, ids).await;
     running.end(&mut client).await?;
     Ok(status)
+}
+
+/// Tells what some of `probes` wait for, if any does.
+fn tell_awaited(probes: &[Probe]) {
+    for line in waiting::lines(probes) {
+        output::tell(format_args!("{line}"));
+    }
 }
 
 /// Counts hits instead of printing them.

@@ -31,6 +31,7 @@ mod value_json;
 mod value_text;
 mod valued;
 pub(crate) mod values;
+pub(crate) mod waiting;
 
 use std::fmt;
 use std::io::{self, Write as _};

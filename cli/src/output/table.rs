@@ -4,6 +4,7 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hvprobe_proto::v1;
 
+use super::waiting::{Awaited, awaited};
 use super::{asked, harmless};
 use crate::size;
 
@@ -175,7 +176,10 @@ fn actions(probe: &v1::Probe) -> Option<String> {
 fn flags(probe: &v1::Probe) -> String {
     let mut flags = Vec::new();
     match probe.state() {
-        v1::ProbeState::Pending => flags.push("[PENDING]".to_owned()),
+        v1::ProbeState::Pending => flags.push(match awaited(probe) {
+            Some(Awaited::Module(name)) => format!("[PENDING: module {name}]"),
+            Some(Awaited::Kernel) | None => "[PENDING]".to_owned(),
+        }),
         v1::ProbeState::Gone => flags.push("[GONE]".to_owned()),
         v1::ProbeState::Refused => {
             flags.push(format!("[REFUSED: {}]", harmless(probe.refusal.as_bytes())));
@@ -463,6 +467,11 @@ mod tests {
             refusal: "mid-instruction".into(),
             ..pending.clone()
         };
+        let of_module = v1::Probe {
+            definition: "p:w dummy:dummy_setup".into(),
+            ..pending.clone()
+        };
+        assert_eq!(flags(&of_module), "[PENDING: module dummy]");
         check(
             &probes(&[placed.clone(), pending.clone()]),
             expect![[r#"
