@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use hvprobe_proto::v1::ErrorKind;
 use hvprobe_server::{ExplainError, explain};
+use hvprobe_spec::definition::parse;
 
 use crate::definition;
 use crate::explain_args::Explain;
@@ -49,8 +50,29 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
 fn told(definition: &str, refused: &tonic::Status, sent: &[String]) -> String {
     let is_read = detail(refused).is_some_and(|it| it.kind() != ErrorKind::Definition);
     let refused = Refused::of_probes(refused.clone(), sent);
-    match is_read {
-        true => format!("{definition}: {refused}"),
-        false => format!("bad definition: {refused}"),
+    // A function of a pattern's has a definition of its own, which nobody has typed.
+    let mut typed = sent.iter().filter_map(|text| parse(text).ok());
+    let is_typed = typed.any(|it| it.to_string() == definition);
+    match (is_read, is_typed) {
+        (true, _) => format!("{definition}: {refused}"),
+        (false, true) => format!("bad definition: {refused}"),
+        (false, false) => format!("{definition}: bad definition: {refused}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_of_a_pattern_is_named_where_its_arguments_are_refused() {
+        let refused = tonic::Status::invalid_argument("no such variable");
+        let sent = ["p  vfs_read x", "p vfs_* x"].map(str::to_owned);
+        let told = |definition: &str| told(definition, &refused, &sent);
+        assert_eq!(told("p vfs_read x"), "bad definition: no such variable");
+        assert_eq!(
+            told("p vfs_write x"),
+            "p vfs_write x: bad definition: no such variable"
+        );
     }
 }
