@@ -11,6 +11,7 @@ use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
 use crate::events_file::{self, FileHistogram};
 use crate::failure::WrongUsage;
 use crate::hit_args::{HitArgs, HoldArgs};
+use crate::origins::Origins;
 use crate::typed::bad;
 
 /// Definitions, as they are sent.
@@ -19,12 +20,16 @@ pub(crate) struct Definitions {
     pub(crate) texts: Vec<String>,
     /// Of those that were made for one build of a module, its build id.
     pub(crate) builds: HashMap<String, Vec<u8>>,
+    /// What was typed for those that were made of something else.
+    pub(crate) origins: Origins,
 }
 
 impl From<Vec<String>> for Definitions {
     fn from(texts: Vec<String>) -> Self {
-        let builds = HashMap::new();
-        Self { texts, builds }
+        Self {
+            texts,
+            ..Self::default()
+        }
     }
 }
 
@@ -39,7 +44,8 @@ pub(crate) fn specs(
 ) -> Result<(Vec<ProbeSpec>, Vec<FileHistogram>), WrongUsage> {
     let (mut wanted, mut histograms) = (Vec::new(), Vec::new());
     for text in &definitions.texts {
-        let read = definition::parse(text).map_err(|error| bad_definition(text, &error))?;
+        let read = definition::parse(text);
+        let read = read.map_err(|error| bad_definition(text, &error, &definitions.origins))?;
         wanted.push((text.clone(), read));
     }
     for file in files {
@@ -65,7 +71,11 @@ pub(crate) fn specs(
 }
 
 /// What is wrong with a definition; of one that perf would take, what is missing.
-fn bad_definition(text: &str, error: &ParseError) -> WrongUsage {
+fn bad_definition(text: &str, error: &ParseError, origins: &Origins) -> WrongUsage {
+    if origins.has(text) {
+        let picture = origins.render(text, error).replace('\n', "\n  ");
+        return WrongUsage(format!("bad definition: {error}\n  {picture}"));
+    }
     let wrong = bad("definition", text, error);
     match is_perf_probe(text) && PerfProbe::parse(text).is_ok() {
         true => WrongUsage(format!(

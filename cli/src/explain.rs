@@ -8,7 +8,7 @@ use hvprobe_spec::definition::parse;
 
 use crate::definition;
 use crate::explain_args::Explain;
-use crate::failure::{DONE, FAILED, Refused, as_sent, detail};
+use crate::failure::{DONE, FAILED, Refused, Sent, as_sent, detail};
 use crate::output::{self, explained, json};
 use crate::perf_probe::open_kernel;
 use crate::{events_file, guest};
@@ -22,7 +22,7 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
         definition::specs(&definitions, &args.events, false, &args.hit, &args.hold)?;
     events_file::refuse(&histograms, "`hvprobe explain`")?;
     let kernel = open_kernel(&path)?;
-    let sent = as_sent(&probes);
+    let sent = as_sent(&probes, &definitions.origins);
     let all = match explain(&kernel, probes) {
         Ok(all) => all,
         Err(ExplainError::Request(status)) => return Err(Refused::from(status).into()),
@@ -47,11 +47,11 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
 }
 
 /// Why `definition`, which comes of one of those that were `sent`, is refused, and where it is wrong if that is known.
-fn told(definition: &str, refused: &tonic::Status, sent: &[String]) -> String {
+fn told(definition: &str, refused: &tonic::Status, sent: &Sent) -> String {
     let is_read = detail(refused).is_some_and(|it| it.kind() != ErrorKind::Definition);
     let refused = Refused::of_probes(refused.clone(), sent);
     // A function of a pattern's has a definition of its own, which nobody has typed.
-    let mut typed = sent.iter().filter_map(|text| parse(text).ok());
+    let mut typed = sent.definitions.iter().filter_map(|text| parse(text).ok());
     let is_typed = typed.any(|it| it.to_string() == definition);
     match (is_read, is_typed) {
         (true, _) => format!("{definition}: {refused}"),
@@ -62,12 +62,19 @@ fn told(definition: &str, refused: &tonic::Status, sent: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hvprobe_proto::v1::ProbeSpec;
+
     use super::*;
+    use crate::origins::Origins;
 
     #[test]
     fn a_function_of_a_pattern_is_named_where_its_arguments_are_refused() {
         let refused = tonic::Status::invalid_argument("no such variable");
-        let sent = ["p  vfs_read x", "p vfs_* x"].map(str::to_owned);
+        let specs = ["p  vfs_read x", "p vfs_* x"].map(|definition| ProbeSpec {
+            definition: definition.to_owned(),
+            ..Default::default()
+        });
+        let sent = as_sent(&specs, &Origins::default());
         let told = |definition: &str| told(definition, &refused, &sent);
         assert_eq!(told("p vfs_read x"), "bad definition: no such variable");
         assert_eq!(

@@ -7,6 +7,7 @@ use hvprobe_proto::v1::{ErrorDetail, ProbeSpec};
 use hvprobe_spec::ParseError;
 use prost::Message as _;
 
+use crate::origins::Origins;
 use crate::output::remedy::can;
 
 /// Everything went as asked.
@@ -55,14 +56,16 @@ impl From<tonic::Status> for Refused {
 }
 
 impl Refused {
-    /// Why a server does not take `probes`, with a caret under what is wrong with one of them if it says where.
-    pub(crate) fn of_probes(status: tonic::Status, probes: &[String]) -> Self {
+    /// Why a server does not take the probes that were `sent`, with what was typed for the one that is to blame, and a
+    /// caret under what is wrong with it, if it says where.
+    pub(crate) fn of_probes(status: tonic::Status, sent: &Sent) -> Self {
         let index = detail(&status).and_then(|it| it.index);
         let index = index.and_then(|index| usize::try_from(index).ok());
-        let text = index.and_then(|index| probes.get(index));
+        let text = index.and_then(|index| sent.definitions.get(index));
         let picture = match (text, mistake(&status)) {
             (Some(text), Some(error)) => {
-                format!("\n  {}", error.render(text).replace('\n', "\n  "))
+                let picture = sent.origins.render(text, &error);
+                format!("\n  {}", picture.replace('\n', "\n  "))
             }
             _ => String::new(),
         };
@@ -70,10 +73,20 @@ impl Refused {
     }
 }
 
-/// The definitions of `probes`, as they are sent.
-pub(crate) fn as_sent(probes: &[ProbeSpec]) -> Vec<String> {
+/// Definitions, as they are sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) definitions: Vec<String>,
+    origins: Origins,
+}
+
+/// The definitions of `probes`, as they are sent, with what was typed for them.
+pub(crate) fn as_sent(probes: &[ProbeSpec], origins: &Origins) -> Sent {
     let definitions = probes.iter().map(|probe| probe.definition.clone());
-    definitions.collect()
+    Sent {
+        definitions: definitions.collect(),
+        origins: origins.clone(),
+    }
 }
 
 /// What an answer amounts to that says nothing but that it is done.
@@ -143,11 +156,19 @@ mod tests {
             "unknown symbol `x`",
             packed.encode_to_vec().into(),
         );
-        let probes = ["p a", "p  x"].map(str::to_owned);
-        let refused = Refused::of_probes(status.clone(), &probes);
+        let mut sent = Sent {
+            definitions: ["p a", "p  x"].map(str::to_owned).into(),
+            origins: Origins::default(),
+        };
+        let refused = Refused::of_probes(status.clone(), &sent);
         assert_eq!(refused.to_string(), "unknown symbol `x`\n  p  x\n     ^");
+        // What was made of something else is shown as that.
+        sent.origins.add("p  x".to_owned(), "ev=x:1".to_owned());
+        let refused = Refused::of_probes(status.clone(), &sent);
+        assert_eq!(refused.to_string(), "unknown symbol `x`\n  ev=x:1");
         // A probe that it was not asked for.
-        let refused = Refused::of_probes(status, &probes[..1]);
+        sent.definitions.truncate(1);
+        let refused = Refused::of_probes(status, &sent);
         assert_eq!(refused.to_string(), "unknown symbol `x`");
     }
 

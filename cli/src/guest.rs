@@ -11,6 +11,7 @@ use crate::definition;
 use crate::events_file::FileHistogram;
 use crate::hit_args::HoldArgs;
 use crate::label::Label;
+use crate::origins::Origins;
 use crate::output::lines::Lines;
 
 /// What boots a guest, and what is known of it before.
@@ -19,6 +20,8 @@ pub(crate) struct Requested {
     pub(crate) request: BootRequest,
     /// What files of definitions have counted.
     pub(crate) histograms: Vec<FileHistogram>,
+    /// What was typed for its probes.
+    pub(crate) origins: Origins,
     /// The lines of its kernel's and modules' sources, if there is debug information.
     pub(crate) lines: Option<Lines>,
 }
@@ -61,6 +64,7 @@ pub(crate) fn request(
     Ok(Requested {
         request,
         histograms,
+        origins: definitions.origins,
         lines,
     })
 }

@@ -27,6 +27,7 @@ mod label;
 mod log;
 mod logs;
 mod never;
+mod origins;
 mod output;
 mod perf_probe;
 mod plant;

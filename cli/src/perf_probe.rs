@@ -116,6 +116,7 @@ impl DebugArgs {
                     let build_id = sources.build_id().to_owned();
                     all.builds.insert(line.clone(), build_id);
                 }
+                all.origins.add(line.clone(), text.clone());
             }
             all.texts.extend(made.lines);
         }

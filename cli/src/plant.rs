@@ -10,9 +10,10 @@ use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
 use crate::client::Client;
 use crate::definition;
 use crate::events_file::FileHistogram;
-use crate::failure::{WrongUsage, as_sent};
+use crate::failure::{Sent, WrongUsage, as_sent};
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{ActArgs, HoldArgs};
+use crate::origins::Origins;
 use crate::output::{self, skipped};
 use crate::perf_probe::{DebugArgs, Made, Theirs};
 use crate::script::Script;
@@ -59,6 +60,8 @@ pub(crate) struct PlantArgs {
 #[derive(Debug)]
 pub(crate) struct ToPlant {
     probes: Vec<ProbeSpec>,
+    /// What was typed for them.
+    origins: Origins,
     /// What is counted of them.
     pub(crate) histograms: Vec<FileHistogram>,
     skip_refused: bool,
@@ -86,6 +89,7 @@ impl PlantArgs {
         let Made { theirs, .. } = self.debug.of_any(Vec::new())?;
         let to_plant = ToPlant {
             probes: script.specs(&self.acts.into(), &self.hold)?,
+            origins: Origins::default(),
             histograms: Vec::new(),
             skip_refused: self.skip_refused || script.has_patterns(),
             owner: self.owner.unwrap_or_else(owner),
@@ -132,6 +136,7 @@ impl PlantArgs {
         })?;
         let to_plant = ToPlant {
             probes,
+            origins: definitions.origins,
             histograms,
             skip_refused,
             owner: owner.unwrap_or_else(self::owner),
@@ -151,10 +156,10 @@ impl ToPlant {
         self,
         client: &mut Client,
         machine: &str,
-        refused: impl Fn(tonic::Status, &[String]) -> anyhow::Error,
+        refused: impl Fn(tonic::Status, &Sent) -> anyhow::Error,
     ) -> anyhow::Result<Planted> {
         let session = Session::open(client, self.owner).await?;
-        let definitions = as_sent(&self.probes);
+        let definitions = as_sent(&self.probes, &self.origins);
         let request = RegisterRequest {
             machine: machine.to_owned(),
             probes: self.probes,

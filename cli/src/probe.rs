@@ -42,7 +42,7 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             events_file::refuse(&histograms, "`hvprobe probe add`")?;
             let (mut client, machine) = Client::on_machine(&on).await?;
             theirs.give(&mut client, &machine).await?;
-            let sent = as_sent(&probes);
+            let sent = as_sent(&probes, &definitions.origins);
             let request = RegisterRequest {
                 machine: machine.clone(),
                 probes,

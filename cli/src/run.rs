@@ -29,6 +29,7 @@ use crate::histogram::{self, HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
 use crate::never::or_never;
+use crate::origins::Origins;
 use crate::output::{skipped, table, waiting};
 use crate::progress::Progress;
 use crate::script::{Running, Script};
@@ -70,6 +71,7 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
         with_command,
         histograms: args.histograms,
         in_files,
+        origins: guest.origins,
         script,
     };
     let mut timings = Timings::new(started);
@@ -94,6 +96,8 @@ struct Options {
     histograms: HistogramArgs,
     /// What files of definitions have counted.
     in_files: Vec<FileHistogram>,
+    /// What was typed for the probes.
+    origins: Origins,
     /// What is done instead of printing hits.
     script: Option<Script>,
 }
@@ -119,7 +123,7 @@ async fn boot_and_follow(
 ) -> anyhow::Result<ExitCode> {
     let plain = options.format == Format::Aside;
     let progress = Progress::begin(what_boots(&request), plain);
-    let definitions = as_sent(&request.probes);
+    let definitions = as_sent(&request.probes, &options.origins);
     let booted = tokio::select! {
         booted = client.machines.boot(request) => booted.map_err(|status| match &options.script {
             Some(script) => script.refused(status),
@@ -338,12 +342,12 @@ impl Session {
                 output::tell(format_args!("`{definition}` cannot be planted: {why}"));
             }
         }
-        Ok(())
-    }
-
         for line in waiting::lines(&probes) {
             output::tell(format_args!("{line}"));
         }
+        Ok(())
+    }
+
     /// Prints what the guest left on its console.
     async fn print_last_words(&mut self) {
         let last = async {

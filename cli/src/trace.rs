@@ -9,7 +9,7 @@ use crate::args::Trace;
 use crate::client::{self, Client};
 use crate::event_args::WantedArgs;
 use crate::events_file::FileHistogram;
-use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::failure::{DONE, INTERRUPTED, Refused, Sent};
 use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, Histograms};
 use crate::never::or_never;
@@ -42,7 +42,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     theirs.give(&mut client, &machine).await?;
     let planted = match to_plant {
         Some(probes) => {
-            let refused = |status, sent: &[String]| Refused::of_probes(status, sent).into();
+            let refused = |status, sent: &Sent| Refused::of_probes(status, sent).into();
             Some(probes.plant(&mut client, &machine, refused).await?)
         }
         None => None,
@@ -155,7 +155,7 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
     let planted = match script.program.probes.is_empty() {
         true => None,
         false => {
-            let refused = |status, _: &[String]| script.refused(status);
+            let refused = |status, _: &Sent| script.refused(status);
             Some(to_plant.plant(&mut client, &machine, refused).await?)
         }
     };

@@ -31,11 +31,12 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let Requested {
                 request,
                 histograms,
+                origins,
                 ..
             } = guest::request(name, labels, guest, &hold)?;
             events_file::refuse(&histograms, "`hvprobe vm boot`")?;
             let mut client = Client::connect(&server).await?;
-            let definitions = as_sent(&request.probes);
+            let definitions = as_sent(&request.probes, &origins);
             let answer = client.machines.boot(request).await;
             let answer = answer.map_err(|status| Refused::of_probes(status, &definitions))?;
             let machine = answer.into_inner();
