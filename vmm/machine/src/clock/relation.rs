@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use hvprobe_arch::Gpa;
@@ -186,6 +186,8 @@ pub(crate) struct Relation {
     stalls: AtomicBool,
     /// [`Told::noted`] of the newest; 0 if there is none.
     noted: AtomicU64,
+    /// The version that KVM was waited for in vain to be done with.
+    in_vain: AtomicU32,
     /// The newest offset.
     offset: AtomicU64,
     /// Locked by the collector, and tried by the virtual CPU.
@@ -213,6 +215,7 @@ impl Relation {
             told_at: AtomicU64::new(0),
             stalls: AtomicBool::new(false),
             noted: AtomicU64::new(0),
+            in_vain: AtomicU32::new(0),
             offset: AtomicU64::new(0),
             offsets: Mutex::default(),
         }
@@ -335,7 +338,7 @@ impl Relation {
     /// The offset for a reading of `tsc` that was made not long ago.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
         let told = self.told_at();
-        let told = told.and_then(|at| Told::read_soon(&*self.ram, at));
+        let told = told.and_then(|at| Told::read_soon(&*self.ram, at, &self.in_vain));
         let news = told.and_then(|told| Some((told, self.news(told, kvmclock)?)));
         let mut offsets = self.lock();
         if let Some((told, offset)) = news {
