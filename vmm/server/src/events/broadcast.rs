@@ -1,6 +1,7 @@
 //! One machine's events on their way to its clients.
 //!
-//! Invariants: the collector waits for no client, and does for one no more than its lists cost; a batch is encoded
+//! Invariants: the collector waits for no client, and does for one no more than its lists cost and a short filter, of
+//! which it takes no more than [`SHORT_OF_ALL`] together; a batch is encoded
 //! once for all clients, and not at all if there has been none for [`LINGER`]; what waits for one client never takes
 //! more than [`WAITING`] bytes, and what waits for all clients of a server no more than their pool has; what a client
 //! loses is counted for it alone; a client that comes back finds what is held, and no event twice.
@@ -17,11 +18,15 @@ use super::encoded::{Encoded, Encoder, OVERHEAD};
 use super::held::{HELD_OF_ENDED, Held};
 use super::position::{Lost, Position};
 use super::subscription::{PASSING, Subscription};
-use super::wanted::{Facts, Wanted};
+use super::wanted::Wanted;
 
 /// Bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
 /// registers.
 const WAITING: usize = 8 << 20;
+/// The comparisons of a filter that the collector may evaluate, so that what it leaves out takes no room in its client's
+/// queue, and those of all such filters.
+const SHORT: usize = 4;
+const SHORT_OF_ALL: usize = 32;
 /// How long batches are held for clients that come back when there is none.
 const LINGER: Duration = Duration::from_secs(60);
 
@@ -56,6 +61,8 @@ struct Client {
     /// Its subscription has it.
     wanted: Weak<Wanted>,
     queue: Entrance<Encoded, Lost>,
+    /// The comparisons of its filter, if the collector evaluates it.
+    filters: usize,
     /// When it was told last where its stream is.
     told: Instant,
     /// Which events of a batch it wants.
@@ -98,9 +105,13 @@ impl Broadcast {
         if !state.closed {
             // Those that have left are not noticed while there are no events.
             state.clients.retain(|client| !client.queue.is_abandoned());
+            let others: usize = state.clients.iter().map(|client| client.filters).sum();
+            let filters = wanted.comparisons();
+            let is_short = filters <= SHORT && others + filters <= SHORT_OF_ALL;
             state.clients.push(Client {
                 wanted: Arc::downgrade(&wanted),
                 queue: into,
+                filters: if is_short { filters } else { 0 },
                 told: now,
                 picked: Vec::new(),
             });
@@ -179,18 +190,23 @@ impl Client {
         self.queue.lose(Lost { count, until });
     }
 
-    /// Takes up what its lists want of `events`, which `encoder` has just made `all` of.
+    /// Takes up what its lists, and a short filter, want of `events`, which `encoder` has just made `all` of.
     fn hear(&mut self, events: &[Event], all: &Encoded, encoder: &mut Encoder, now: Instant) {
         let Some(wanted) = self.wanted.upgrade() else {
             return;
         };
-        let lists_all = wanted.lists_all();
-        let encoded = if lists_all {
+        let is_filtered = self.filters > 0;
+        let takes_all = wanted.lists_all() && !is_filtered;
+        let encoded = if takes_all {
             all.clone()
         } else {
             self.picked.clear();
             let listed = events.iter().enumerate();
-            let listed = listed.filter(|(_, event)| wanted.lists(&Facts::from(*event)));
+            let takes = |event: &Event| match is_filtered {
+                true => wanted.has(&event.into()),
+                false => wanted.lists(&event.into()),
+            };
+            let listed = listed.filter(|(_, event)| takes(event));
             self.picked.extend(listed.map(|(index, _)| index));
             if self.picked.is_empty() {
                 return self.pass_by(all.end, now);
@@ -200,7 +216,7 @@ impl Client {
             }
             encoder.some(events, &self.picked, all.end)
         };
-        let count = match lists_all {
+        let count = match takes_all {
             true => events.len(),
             false => self.picked.len(),
         };

@@ -2,8 +2,8 @@
 //!
 //! Invariant: that is told by the [`Facts`] of an event alone, which are the same whether it was just made
 //! or is read from its encoding. So a client that goes on from a position gets what it would have got. Lists
-//! cost the same however long they are, and are looked at by the collector; a filter costs what it says, and is
-//! evaluated where its own client's events are taken.
+//! cost the same however long they are, and are looked at by the collector, as are a few short filters; any other
+//! costs what it says, and is evaluated where its own client's events are taken.
 
 use std::collections::HashSet;
 use std::mem::size_of;
@@ -73,6 +73,11 @@ impl Wanted {
             && self.kinds.is_empty()
     }
 
+    /// How many comparisons its filter has.
+    pub(crate) fn comparisons(&self) -> usize {
+        self.filter.as_ref().map_or(0, comparisons)
+    }
+
     /// The memory that it takes, about.
     pub(crate) fn weight(&self) -> usize {
         let numbers = [
@@ -120,6 +125,14 @@ impl Wanted {
             && (self.pids.is_empty() || of_task(|it, task| it.pids.contains(&task.pid)))
             && (self.tgids.is_empty() || of_task(|it, task| it.tgids.contains(&task.tgid)))
             && (self.comms.is_empty() || of_task(|it, task| it.comms.contains(convert::comm(task))))
+    }
+}
+
+fn comparisons(filter: &Predicate) -> usize {
+    match filter {
+        Predicate::Check(_) => 1,
+        Predicate::Not(of) => comparisons(of),
+        Predicate::All(of) | Predicate::Any(of) => of.iter().map(comparisons).sum(),
     }
 }
 

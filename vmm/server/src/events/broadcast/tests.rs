@@ -285,6 +285,39 @@ async fn a_filter_is_paid_for_by_who_takes_its_events_and_not_by_the_collector()
 }
 
 #[tokio::test]
+async fn a_few_short_filters_leave_nothing_in_the_queues_that_nobody_wants() {
+    let broadcast = Broadcast::default();
+    let mut listener = broadcast.listener();
+    let short = || {
+        let mut request = SubscribeRequest {
+            filter: "cpu == 1".to_owned(),
+            ..SubscribeRequest::default()
+        };
+        wanted(&mut request).expect("a filter")
+    };
+    let clients = SHORT_OF_ALL + 3;
+    let mut filtered: Vec<_> = (0..clients)
+        .map(|_| broadcast.subscribe(short(), None).expect("one"))
+        .collect();
+    listener.hear(&of_two(0, 1000), 0);
+    let waiting: Vec<_> = { broadcast.state() }
+        .clients
+        .iter()
+        .map(|client| client.queue.waiting())
+        .collect();
+    let (few, all) = (waiting[0], waiting[clients - 1]);
+    assert!(few < all / 5, "{few} of {all}");
+    let expected = [vec![few; SHORT_OF_ALL], vec![all; 3]].concat();
+    assert_eq!(waiting, expected);
+    for client in &mut filtered {
+        let taken = client.next().await.expect("a batch");
+        let encoded = taken.item.expect("events");
+        let message = SubscribeResponse::decode(encoded.events).expect("a message");
+        assert_eq!(message.events.len(), 100);
+    }
+}
+
+#[tokio::test]
 async fn what_a_filter_is_too_slow_for_is_lost_to_its_own_client_alone() {
     const BATCHES: u64 = 200;
     let broadcast = Broadcast::default();
