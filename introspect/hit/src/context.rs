@@ -122,7 +122,10 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         /// mapped, or nothing that is looked for.
         const STACK: u64 = 32 << 10;
         const PIECE: usize = 512;
-        let mut at = from.0.next_multiple_of(8);
+        // The guest says where its stack is.
+        let Some(mut at) = from.0.checked_next_multiple_of(8) else {
+            return;
+        };
         let Some(end) = (at | (STACK - 1)).checked_add(1) else {
             return;
         };

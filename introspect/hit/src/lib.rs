@@ -34,7 +34,6 @@ mod sample;
 mod stack_trace;
 mod state;
 mod step;
-mod stubs;
 pub mod table;
 mod vacated;
 mod view;

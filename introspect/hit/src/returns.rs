@@ -18,11 +18,11 @@ use super::context::Scene;
 use super::outcome::Outcome;
 use super::sample::{Seen, Taken, apply, capture, passes};
 use super::state::HitState;
-use super::table::{Following, Member, Returning};
+use super::table::{Following, Member, ProbeTable, Returning};
 use crate::calls::{Call as InFlight, DATA_MAX, Ended, Entry, Pool};
 use crate::clock::Clock;
 use crate::event::{Call, Captured, EventKind};
-use crate::record::RecordSource;
+use crate::record::{NESTED_MAX, RecordSource};
 use crate::region::KERNEL_WINDOW;
 
 /// Bytes before the entry's capture in the private data of a call: which items were unreadable.
@@ -227,7 +227,8 @@ impl HitState {
 
     /// `task`, which is current and whose stack is at `stack` by now, is about to run for the last time. Calls that
     /// stubs follow are looked for where they are, on that stack: so it takes no longer when there are more probes. Only
-    /// where the kernel has left a stack that was broken, which it has written to since, all are asked.
+    /// where the kernel has left a stack that was broken, which it has written to since, or keeps return addresses itself,
+    /// all are asked.
     pub(super) fn task_dies<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -235,16 +236,12 @@ impl HitState {
         stack: Gva,
     ) {
         let (table, mem) = (scene.table, scene.around.mem);
-        let mut is_left = false;
+        let mut asks_all = false;
         scene.words_above(stack, |slot, word| {
-            is_left |= table.rewinds(word);
-            if KERNEL_WINDOW.contains(word)
-                && let Some((source, _)) = table.followed().whose(word)
-            {
-                source.call_dead((slot, word), task, mem);
-            }
+            asks_all |= table.asks_all(word);
+            calls_dead(table, (slot, word), task, mem);
         });
-        if is_left {
+        if asks_all {
             self.task_dead(scene, task);
         } else {
             self.discard_calls(scene, task);
@@ -271,8 +268,34 @@ impl HitState {
                 if let Some(probe) = scene.table.returning(call.probe()) {
                     probe.counters.orphan(self.vcpu);
                 }
+                let before = (call.slot(), call.ret());
+                calls_dead(scene.table, before, task, scene.around.mem);
             });
         }
+    }
+}
+
+/// Accounts for the call of `task` whose stub stands, or stood, at a slot, both of these given, and for those that it was
+/// to go on to the stubs of: of other probes of the same function, or of one that it was jumped to from.
+fn calls_dead<M: PhysMemory + ?Sized>(
+    table: &ProbeTable,
+    (slot, mut stub): (Gva, Gva),
+    task: Gva,
+    mem: &M,
+) {
+    for _ in 0..NESTED_MAX {
+        if !KERNEL_WINDOW.contains(stub) {
+            return;
+        }
+        let Some((source, calls)) = table.followed().whose(stub) else {
+            return;
+        };
+        let before = calls.return_address(stub, mem);
+        if !source.call_dead((slot, stub), task, mem) {
+            return;
+        }
+        let Some(before) = before else { return };
+        stub = before;
     }
 }
 

@@ -18,9 +18,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::counters::Counters;
 use super::vacated::Vacated;
 use crate::calls::{Calls, Found, Pool};
-use crate::record::{NESTED_MAX, RecordSource};
+use crate::record::{NESTED_MAX, RecordSource, Stubs};
 use crate::region::{Fixtures, KERNEL_WINDOW};
-use crate::stubs::Stubs;
 
 /// What the engine itself wants of a hit, for all of its hooks at one function together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,7 +167,7 @@ pub struct ProbeTable {
     vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     followed: Stubs,
-    rewinds: Option<Range<Gva>>,
+    ask_all: Vec<Range<Gva>>,
     unwinder: Option<Unwinder>,
     /// Whether an instruction is stepped.
     steps: bool,
@@ -195,8 +194,9 @@ pub struct Parts {
     pub vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     pub followed: Vec<Arc<RecordSource>>,
-    /// The function that the kernel leaves a broken stack by, and ends the task.
-    pub rewinds: Option<Range<Gva>>,
+    /// Return addresses that say that not all of a task's calls can be found on its stack: behind the beginning of
+    /// each, and as far as its end.
+    pub ask_all: Vec<Range<Gva>>,
     /// The int3s of detours without a site, and where to go on from each.
     pub ghosts: Vec<(Gva, Gva)>,
     /// What follows stacks, if the kernel has tables for that.
@@ -261,7 +261,7 @@ impl ProbeTable {
             returns: Some(parts.returns),
             vacated: parts.vacated,
             followed: Stubs::of(parts.followed),
-            rewinds: parts.rewinds,
+            ask_all: parts.ask_all,
             unwinder: parts.unwinder,
             steps,
             reaches_process,
@@ -370,11 +370,10 @@ impl ProbeTable {
         &self.followed
     }
 
-    /// Whether `at`, a return address, says that the kernel has left a broken stack as it was.
-    pub(crate) fn rewinds(&self, at: Gva) -> bool {
-        // The call is the last that the function does, so it would return to its end.
-        let is_of = |function: &Range<Gva>| function.start < at && at <= function.end;
-        self.rewinds.as_ref().is_some_and(is_of)
+    /// Whether `at`, a return address, says that not all of its task's calls can be found on the stack.
+    pub(crate) fn asks_all(&self, at: Gva) -> bool {
+        let is_of = |places: &Range<Gva>| places.start < at && at <= places.end;
+        self.ask_all.iter().any(is_of)
     }
 
     /// What follows stacks.

@@ -33,6 +33,8 @@ pub(crate) struct OurCode {
     pub(crate) ghost_sources: Vec<Arc<RecordSource>>,
     /// The number that the next one's records get, if it is free.
     pub(crate) next_number: u32,
+    /// Whether all numbers have been given once.
+    has_wrapped: bool,
     /// How much of that may come together.
     pub(crate) keep: Keep,
     /// How much had when it was last looked who may still come there.
@@ -48,6 +50,7 @@ impl OurCode {
             sources: RecordSources::default(),
             ghost_sources: Vec::new(),
             next_number: 0,
+            has_wrapped: false,
             keep: Keep::default(),
             kept: Keep::NOTHING,
         }
@@ -65,9 +68,11 @@ impl OurCode {
         loop {
             let number = self.next_number;
             self.next_number = (number + 1) % Header::SOURCES;
+            self.has_wrapped |= self.next_number == 0;
             let mut ghosts = self.ghost_sources.iter();
-            let is_free = !self.sources.has_number(number);
-            if is_free && ghosts.all(|ghost| ghost.number() != number) {
+            let is_free = || !self.sources.has_number(number);
+            // The first time none was given before.
+            if !self.has_wrapped || is_free() && ghosts.all(|ghost| ghost.number() != number) {
                 return number;
             }
         }

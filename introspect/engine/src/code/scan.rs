@@ -31,6 +31,8 @@ pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
 pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
 /// The same for what nobody waits for.
 pub(crate) const EVER_MAX: u64 = 64 << 30;
+/// In how many times as much memory it is looked for what was touched.
+const SPARSE: u64 = 16;
 /// The most pages that are looked through while the guest stands still: 32 MiB, some 10 ms, and in an
 /// emulated machine, where that is slower, within the 200 ms that a stop may take.
 pub(crate) const STOPPED_MAX: usize = 8192;
@@ -150,7 +152,11 @@ impl<'w> Look<'w> {
     /// bytes. `None` if that is not possible.
     pub(crate) fn begin(points: BTreeSet<Gva>, most: u64, world: &'w dyn World) -> Option<Self> {
         let mem = world.memory();
-        if mem.ranges().is_empty() || !world.note_writes(true) {
+        let size = |ranges: Vec<(Gpa, u64)>| ranges.iter().map(|(_, len)| len).sum::<u64>();
+        let all = size(mem.ranges());
+        // Noting what is written is not for nothing: it costs the guest something.
+        let is_too_much = || all > most && (all / SPARSE > most || size(mem.touched()) > most);
+        if all == 0 || is_too_much() || !world.note_writes(true) {
             return None;
         }
         let mut look = Self {

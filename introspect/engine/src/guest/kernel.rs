@@ -91,13 +91,26 @@ impl GuestKernel {
         }
     }
 
-    /// The function with which it leaves the stack of a task that has gone wrong, and ends the task
-    /// (arch/x86/entry/entry_64.S; the latter is the name before 5.17).
-    pub(crate) fn rewinds(&self) -> Option<Range<Gva>> {
-        let names = ["rewind_stack_and_make_dead", "rewind_stack_do_exit"];
+    /// Return addresses, behind the beginning of each range and as far as its end, that say that not all calls of a task
+    /// can be found on its stack: of the function with which the kernel leaves the stack of a task that has gone wrong, to
+    /// end the task, and what its own tracers put there (arch/x86/entry/entry_64.S, where the second is the name before
+    /// 5.17, and [`hvprobe_linux::unwind`]).
+    pub(crate) fn ask_all(&self) -> Vec<Range<Gva>> {
         let symbols = self.image.symbols();
-        let symbol = names.iter().find_map(|name| symbols.lookup(name).ok())?;
-        Some(symbol.addr..symbol.addr.wrapping_add(symbol.size))
+        // The call is the last that it does: it would return to its end.
+        let left = ["rewind_stack_and_make_dead", "rewind_stack_do_exit"].into_iter();
+        let left = left.filter_map(|name| symbols.lookup(name).ok());
+        let left = left.map(|it| it.addr..it.addr.wrapping_add(it.size));
+        let taken = [
+            "return_to_handler",
+            "arch_rethook_trampoline",
+            "__kretprobe_trampoline",
+            "kretprobe_trampoline",
+        ];
+        let taken = taken
+            .into_iter()
+            .filter_map(|name| symbols.address_of(name));
+        left.chain(taken.map(|at| at.wrapping_sub(1)..at)).collect()
     }
 
     /// What follows its stacks, if it has tables for that.

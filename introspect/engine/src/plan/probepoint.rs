@@ -170,7 +170,12 @@ const NEVER_RETURN: [&str; 8] = [
 /// What is returned to, with nothing of a caller's on the stack, and what finds the function it is called for by its return
 /// address (arch/x86/kernel/ftrace_64.S).
 const RETURNED_TO: [&str; 1] = ["return_to_handler"];
-const KNOWS_CALLER: [&str; 3] = ["__fentry__", "ftrace_caller", "ftrace_regs_caller"];
+const KNOWS_CALLER: [&str; 4] = [
+    "__fentry__",
+    "ftrace_caller",
+    "ftrace_regs_caller",
+    "ftrace_graph_caller",
+];
 
 /// [R7]: refuses functions whose return would not be that of the call.
 fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {

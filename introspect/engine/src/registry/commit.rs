@@ -364,6 +364,9 @@ impl Registry {
                 fate
             },
         );
+        if let Some(since) = &mut self.sent_since {
+            since.extend(&sent_to);
+        }
         sent_to
     }
 
@@ -438,7 +441,7 @@ impl Registry {
                 .iter()
                 .filter(|source| source.followed().is_some())
                 .collect(),
-            rewinds: self.kernel.rewinds(),
+            ask_all: self.kernel.ask_all(),
             unwinder: self.kernel.unwinder(),
             ghosts: self
                 .code

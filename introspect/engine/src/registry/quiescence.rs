@@ -123,6 +123,8 @@ impl Registry {
     /// left of probes that have gone, if it is time to look. Meant to be called once a second; there is something
     /// less and less often when nothing changes.
     pub fn retry(&mut self) -> Option<Retry> {
+        // Whatever look there was is over.
+        self.sent_since = None;
         let waits = |site: &SiteState| {
             let why = site.unprepared.as_ref();
             why.is_some_and(Unoptimized::may_pass)
@@ -145,8 +147,10 @@ impl Registry {
         let unproven = self.sites.iter().filter(|(_, site)| waits(site));
         let unproven = unproven.filter_map(|(at, site)| self.unproven(*at, site));
         let points: BTreeSet<Gva> = unproven.flat_map(|it| it.points).collect();
+        let is_look = is_crowded || self.lacks_slots() || !points.is_empty();
+        self.sent_since = is_look.then(Vec::new);
         Some(Retry {
-            is_look: is_crowded || self.lacks_slots() || !points.is_empty(),
+            is_look,
             points,
             changes: self.changes,
         })
@@ -156,21 +160,24 @@ impl Registry {
     ///
     /// Something may have been changed since that was begun: a large guest is looked through for longer than some leave
     /// its probes alone. To instructions under jumps the host itself may have sent somebody for a probe that was there in
-    /// between, which no look sees: no jump is written then. Of our code what was seen holds whatever was there when: the
-    /// host sends nobody to what is about to leave, and who was on the way there when it left was sent past it.
+    /// between, which no look sees: no jump is written then. Of our code what was seen holds whatever was there when, together
+    /// with where calls were sent to meanwhile: stubs of what leaves are taken off the stacks.
     pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
         if self.live.is_none() {
             return;
         }
-        let jumps: BTreeMap<_, _> = match looked.changes == self.changes {
+        let is_same = looked.changes == self.changes;
+        let jumps: BTreeMap<_, _> = match is_same {
             true => self.prepare_jumps(world.memory()).into_iter().collect(),
             false => BTreeMap::new(),
         };
-        if jumps.is_empty() && looked.look.is_none() {
+        let is_of_use = is_same || self.is_crowded() || self.lacks_slots();
+        if jumps.is_empty() && (looked.look.is_none() || !is_of_use) {
             return;
         }
         // What cannot be changed now is tried again later.
         let _ = self.commit_jumps(jumps, looked.look, world);
+        self.sent_since = None;
     }
 
     /// As once a second, all at once.

@@ -92,8 +92,10 @@ impl Registry {
         if !self.is_crowded() {
             return;
         }
+        // A look does not see what the host writes.
         let Some(seen) = still.seen else { return };
-        let mut roots: Vec<Lead> = sent_to.iter().copied().map(Lead::Address).collect();
+        let sent_to = sent_to.iter().chain(self.sent_since.iter().flatten());
+        let mut roots: Vec<Lead> = sent_to.copied().map(Lead::Address).collect();
         self.shared
             .returns
             .calls

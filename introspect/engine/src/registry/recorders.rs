@@ -101,12 +101,15 @@ impl Registry {
         if let Some(source) = self.code.sources.get(id) {
             return Ok(source);
         }
-        let number = self.code.source_number();
         let (Some(probe), Some(detours)) = (self.probes.get(id), &mut self.code.region.detours)
         else {
             return Err(Unoptimized::NoRoom);
         };
         let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
+        let number = self.code.source_number();
+        let Some(detours) = &mut self.code.region.detours else {
+            return Err(Unoptimized::NoRoom);
+        };
         let capture = capture(probe, around);
         let mut calls = None;
         let mut make = || {

@@ -71,6 +71,8 @@ pub struct Registry {
     pub(crate) changes: u64,
     /// When to look again whether somebody is under a jump.
     pub(crate) patience: Patience,
+    /// Where calls were sent to, by writing to their frames, since a look has begun that does not see that.
+    pub(crate) sent_since: Option<Vec<Gva>>,
     /// What is to be told of probes that have left.
     pub(crate) last_throttled: Vec<Throttled>,
     /// The guest runs another kernel than the one it was booted with.
@@ -112,6 +114,7 @@ impl Registry {
             can_scan: false,
             changes: 0,
             patience: Patience::default(),
+            sent_since: None,
             last_throttled: Vec::new(),
             replaced: false,
             shared: Shared {

@@ -10,6 +10,7 @@ mod room;
 mod source;
 mod sources;
 mod stack;
+mod stubs;
 #[cfg(test)]
 mod tests;
 
@@ -18,3 +19,4 @@ pub use reader::Reader;
 pub use source::{RecordSource, Stamp, Tallies, What, When};
 pub use sources::{NESTED_MAX, RecordSources};
 pub use stack::Follower;
+pub(crate) use stubs::Stubs;

@@ -23,7 +23,7 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use super::room::Room;
 use super::source::{Around, Stamp, When};
 use super::sources::{Map, RecordSources};
-use crate::event::{Drained, Event};
+use crate::event::{Drained, Event, EventKind};
 use crate::region::RingPlace;
 
 /// How long the reader waits for a record before it steps over it.
@@ -390,6 +390,12 @@ impl Reader {
             match &mut event.host_ns {
                 0 => event.seq = event.seq.max(*ns),
                 told => {
+                    // What had to be moved does not say how long a call took.
+                    if *told < *ns
+                        && let EventKind::Return(call) = &mut event.kind
+                    {
+                        call.entry_ns = 0;
+                    }
                     *told = (*told).max(*ns);
                     (*tsc, *ns) = (event.guest_tsc, *told);
                 }

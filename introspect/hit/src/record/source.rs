@@ -186,12 +186,19 @@ impl RecordSource {
     }
 
     /// Accounts for the call whose stub stands at a slot, both of these given, if `task` made it, which will not return
-    /// from it.
-    pub(crate) fn call_dead(&self, call: (Gva, Gva), task: Gva, mem: &(impl PhysMemory + ?Sized)) {
+    /// from it; whether it did.
+    pub(crate) fn call_dead(
+        &self,
+        call: (Gva, Gva),
+        task: Gva,
+        mem: &(impl PhysMemory + ?Sized),
+    ) -> bool {
         let calls = self.followed();
-        if calls.is_some_and(|calls| calls.reclaim_at(call, task, mem)) {
+        let is_dead = calls.is_some_and(|calls| calls.reclaim_at(call, task, mem));
+        if is_dead {
             self.counters.add_orphans(1);
         }
+        is_dead
     }
 
     /// Accounts for all calls of a task that will not run again.

@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 
 use super::source::RecordSource;
 use super::stack::Follower;
+use super::stubs::Stubs;
 use crate::followed::Begun;
 use crate::region::KERNEL_WINDOW;
-use crate::stubs::Stubs;
 
 /// How many return probes one call can be followed by.
 pub const NESTED_MAX: usize = 16;

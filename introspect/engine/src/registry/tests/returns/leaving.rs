@@ -1,6 +1,6 @@
 //! Calls that never return, and return probes that leave or rest while calls are in flight.
 
-use super::half::trapped;
+use super::half::{reading, trapped};
 use super::*;
 
 #[test]
@@ -111,6 +111,75 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
     let calls = calls.followed().expect("a return probe");
     let to = calls.return_address(rig.word(slot), &rig.guest.mem);
     assert_eq!(to, Some(caller(&rig, 2)));
+}
+
+#[test]
+fn calls_of_a_dead_task_that_lead_to_one_another_are_all_orphans() {
+    let mut rig = Rig::optimizing();
+    // Two of one function, and of one that it is jumped to from; the last comes back to the trampoline.
+    let ids = rig.register(&[
+        trapped("r2:first filler_000"),
+        trapped("r2:second filler_000"),
+        trapped("r2:third filler_002"),
+        reading("r2:last filler_004"),
+    ]);
+    let entries = [0, 2, 3].map(|n| rig.addr(ids[n]));
+    let dead = rig.at("do_task_dead", 0);
+    let mut cpu = Cpu::new(&rig);
+    for time in 1..5 {
+        cpu.call(&rig, entries[0], frame(0), caller(&rig, 0));
+        cpu.jump(entries[1], frame(0));
+        if time % 2 == 0 {
+            cpu.jump(entries[2], frame(0));
+        }
+        cpu.regs.rsp = frame(1).0;
+        assert_eq!(cpu.hit(dead), RESUME);
+        let counts: Vec<_> = ids.iter().map(|id| rig.counts(*id)).collect();
+        let orphans: Vec<_> = counts.iter().map(|it| (it.orphans, it.missed)).collect();
+        assert_eq!(orphans, [(time, 0), (time, 0), (time, 0), (time / 2, 0)]);
+    }
+}
+
+#[test]
+fn a_call_that_is_sent_on_while_memory_is_looked_through_keeps_what_it_is_sent_to() {
+    let mut rig = Rig::optimizing();
+    // No change looks itself.
+    rig.guest.forget_writes(true);
+    let followed = rig.register(&[trapped("r2 filler_000")])[0];
+    let last = rig.register(&[reading("r2 filler_002")])[0];
+    let mut cpu = Cpu::new(&rig);
+    let entries = [followed, last].map(|id| rig.addr(id));
+    cpu.call(&rig, entries[0], frame(0), caller(&rig, 0));
+    let stub = rig.word(frame(0));
+    cpu.jump(entries[1], frame(0));
+    assert_eq!(rig.word(frame(0)), rig.trampoline());
+    rig.unregister(&[followed]).unwrap();
+    rig.registry.code.keep.sources = 1;
+    let retry = loop {
+        if let Some(retry) = rig.registry.retry() {
+            break retry;
+        }
+    };
+    rig.guest.forget_writes(false);
+    let guest = Rc::clone(&rig.guest);
+    let looked = retry.look(&*guest);
+    // It is seen on no stack until now.
+    rig.unregister(&[last]).unwrap();
+    assert_eq!(rig.word(frame(0)), stub);
+    rig.registry.end_retry(looked, &*guest);
+    assert_eq!(rig.registry.usage().left_behind, 1);
+    assert_ne!(rig.byte(stub), INT3);
+    // Nor is it given back by a look that sees it there; but once the call has come home.
+    rig.registry.code.kept.sources = 0;
+    for word in [stub, Gva(0)] {
+        rig.guest.write(frame(0), &word.0.to_le_bytes());
+        for _ in 0..8 {
+            rig.registry.retry_jumps(&*guest);
+        }
+        let left = u64::from(word == stub);
+        assert_eq!(rig.registry.usage().left_behind, left);
+        rig.registry.code.kept.sources = 0;
+    }
 }
 
 #[test]

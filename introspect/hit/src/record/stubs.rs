@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 
+use super::source::RecordSource;
 use crate::followed::Followed;
-use crate::record::RecordSource;
 
 /// The return probes that follow calls without exits.
 #[derive(Clone, Debug, Default)]
