@@ -1,7 +1,7 @@
 //! How much work one question is worth.
 //!
 //! Invariant: whatever the file says, the steps taken for one question are bounded by the size of its debug
-//! information, and end soon after nobody waits for the answer any more. Damaged tables can refer to each other over
+//! information, and end soon after nobody waits for the answer any more, but for those of the index. Damaged tables can refer to each other over
 //! and over; sound ones never need as much.
 
 use std::cell::Cell;
@@ -33,6 +33,11 @@ impl Budget {
             left: Cell::new(most),
             abandoned: Arc::clone(abandoned),
         }
+    }
+
+    /// Whether anybody waits does not matter.
+    pub(super) fn never_abandoned(&mut self) {
+        self.abandoned = Arc::default();
     }
 
     /// Begins a question.

@@ -139,7 +139,8 @@ impl DebugFile {
         Self::read(bytes, len, &fetch, None)
     }
 
-    /// The same, of which questions end with [`DebugError::Abandoned`] once `abandoned` is set.
+    /// The same, of which questions end with [`DebugError::Abandoned`] once `abandoned` is set. An
+    /// [index](Self::index) that was begun before is completed.
     #[must_use]
     pub fn until(self, abandoned: &Arc<AtomicBool>) -> Self {
         Self {

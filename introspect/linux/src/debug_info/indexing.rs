@@ -4,6 +4,7 @@
 //! some. Of the units' bytes nothing stays.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use gimli::{EndianSlice, LittleEndian, UnitType};
 
@@ -16,12 +17,19 @@ use super::rows::file_names;
 use super::scopes::Scopes;
 
 impl DebugFile {
-    /// Which units say what; all of them are read for that, unless it was [adopted](Self::adopt).
+    /// Which units say what; all of them are read for that, unless it was [adopted](Self::adopt). What is begun is
+    /// completed, though nobody waits for it any more: or else those that wait for less time than it takes would have
+    /// it begun over and over, and nobody would have it.
     ///
     /// # Errors
-    /// When the debug information is damaged.
+    /// When the debug information is damaged, or nobody waits for it when it is to begin.
     pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
-        once(&self.index, || build(self).map(Arc::new))
+        once(&self.index, || {
+            if self.abandoned.load(Ordering::Relaxed) {
+                return Err(DebugError::Abandoned);
+            }
+            build(self).map(Arc::new)
+        })
     }
 }
 
@@ -46,7 +54,7 @@ impl<'f> DebugInfo<'f> {
 }
 
 /// Reads all of `file`.
-fn build(file: &DebugFile) -> Result<Index, DebugError> {
+pub(super) fn build(file: &DebugFile) -> Result<Index, DebugError> {
     let read;
     let bytes = match file.info.read_already() {
         Some(bytes) => bytes,
@@ -60,7 +68,8 @@ fn build(file: &DebugFile) -> Result<Index, DebugError> {
         units: units(bytes)?,
         ..Index::default()
     };
-    let info = DebugInfo::over(file, &index.units, None, Some(bytes))?;
+    let mut info = DebugInfo::over(file, &index.units, None, Some(bytes))?;
+    info.budget.never_abandoned();
     info.budget.begin();
     let mut functions = Gathered::default();
     let mut files = Gathered::default();

@@ -55,6 +55,11 @@ fn questions_end_when_nobody_waits_for_their_answers() {
     let abandoned = Arc::new(AtomicBool::new(true));
     let file = DebugFile::parse(&file()).unwrap().until(&abandoned);
     assert!(matches!(file.index(), Err(DebugError::Abandoned)));
+    // One that was begun before is completed, and the others have it.
+    let begun = super::indexing::build(&file).unwrap();
+    let again = DebugFile::parse(&self::file()).unwrap().until(&abandoned);
+    again.adopt(Arc::new(begun));
+    again.index().unwrap();
     // What was not made is made for the next one.
     abandoned.store(false, Ordering::Relaxed);
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
